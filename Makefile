@@ -1,0 +1,79 @@
+# All set-up happens inside this tree: .venv, .venv-bench and .cache are made on demand and ignored by git.
+PYTHON ?= python3
+BIN := .venv/bin
+BENCH ?=
+QUICK ?=
+PYTEST_ARGS ?=
+
+export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
+export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench bench-peers .venv-bench docs clean
+.NOTPARALLEL:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: .venv/.core ## set up the core in .venv and publish a bundled series with error bars and its ledger
+	@echo "demo: publishing a bundled series under differential privacy"
+	@$(BIN)/dpstream demo
+
+test: .venv/.dev ## set up .venv and run every test whose components are present; the rest is listed at the end
+	@echo "test: running every test whose components are present"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: .venv/.dev ## check style, types and who imports whom
+	@echo "lint: ruff, mypy --strict, import-linter"
+	@$(BIN)/ruff check
+	@$(BIN)/ruff check --quiet --config .ci/ruff-everywhere.toml
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: .venv/.dev ## rewrite the code in the project's style
+	@$(BIN)/ruff check --fix-only --quiet
+	@$(BIN)/ruff format
+
+bench: .venv/.dev .venv-bench/.stamp ## measure against the peers (BENCH=name for one bench, QUICK=1 for a short run)
+	@echo "bench: measuring $(or $(BENCH),everything)$(if $(QUICK), in a short run)"
+	@$(BIN)/dpstream bench $(BENCH) $(if $(QUICK),--quick)
+
+bench-peers: .venv-bench/.stamp ## set up .venv-bench, the environment of the libraries the benches compare with
+.venv-bench: .venv-bench/.stamp
+
+docs: .venv/.dev ## build the documentation into site/
+	@echo "docs: building site/"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+clean: ## remove environments, caches and everything built
+	@echo "clean: removing environments, caches and everything built"
+	@rm -rf .venv .venv-bench .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist site
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(call make_venv,folder): make the environment unless it is there.
+define make_venv
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	echo "dpstream needs Python 3.11 or newer, but PYTHON=$(PYTHON) is $$($(PYTHON) --version 2>&1 || true);" \
+	"name another one: make PYTHON=python3.11 ..." >&2; exit 1; }
+@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+endef
+
+.venv/.core: pyproject.toml constraints.txt
+	@echo "setting up .venv (core)"
+	$(call make_venv,.venv)
+	@$(BIN)/python -m pip install -q -c constraints.txt -e .
+	@touch $@
+
+.venv/.dev: pyproject.toml constraints.txt
+	@echo "setting up .venv (core and development tools)"
+	$(call make_venv,.venv)
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch .venv/.core $@
+
+.venv-bench/.stamp: constraints-bench.txt
+	@echo "setting up .venv-bench (the peers)"
+	$(call make_venv,.venv-bench)
+	@.venv-bench/bin/python -m pip install -q -c constraints-bench.txt 'opendp[polars]' diffprivlib pipeline-dp
+	@touch $@

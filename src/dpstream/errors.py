@@ -1,0 +1,62 @@
+"""Every error dpstream raises on purpose, in one tree.
+
+    DpstreamError
+    |- InvalidParameter      a parameter cannot be used (also a ValueError)
+    |- InvalidInput          the data cannot be used (also a ValueError)
+    |- BudgetExceeded        the ledger refuses: the charge does not fit
+    |- LedgerError           the ledger file is damaged, foreign, or contradicts a charge
+    |- NoiseReuse            the same noise would meet other data, or be drawn twice
+    |- NoiseExhausted        a draw used up its counter range
+    |- StateError            a state directory or file is damaged, foreign, or in use
+    |- SecretError           a secret file is missing, malformed, or readable by others
+    |- MissingDependency     an optional package is needed (also an ImportError)
+    `- UnknownPrivacyEvent   an accountant met a kind of event it has no rule for (also a TypeError)
+
+Messages say what was asked, what was found and what to do.
+"""
+
+from __future__ import annotations
+
+
+class DpstreamError(Exception):
+    """The root: catch this to catch everything dpstream raises on purpose."""
+
+
+class InvalidParameter(DpstreamError, ValueError):
+    """A parameter cannot be used."""
+
+
+class InvalidInput(DpstreamError, ValueError):
+    """The data cannot be used."""
+
+
+class BudgetExceeded(DpstreamError):
+    """The ledger refuses a charge that does not fit; nothing was drawn."""
+
+
+class LedgerError(DpstreamError):
+    """The ledger file is damaged, foreign, or contradicts a charge."""
+
+
+class NoiseReuse(DpstreamError):
+    """The same noise would meet other data, or be drawn twice; nothing was published."""
+
+
+class NoiseExhausted(DpstreamError):
+    """A draw used up its counter range (its probability is negligible; the run must stop)."""
+
+
+class StateError(DpstreamError):
+    """A state directory or file is damaged, foreign, or in use by another process."""
+
+
+class SecretError(DpstreamError):
+    """A secret file is missing, malformed, or readable by others."""
+
+
+class MissingDependency(DpstreamError, ImportError):
+    """An optional package is needed for what was asked."""
+
+
+class UnknownPrivacyEvent(DpstreamError, TypeError):
+    """An accountant met a kind of event that it has no rule for, and refuses to guess."""

@@ -1,0 +1,47 @@
+"""Mechanisms by name. A new one is a file, a test and a line here."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from dpstream.errors import InvalidParameter
+from dpstream.mechanisms.base import Mechanism
+
+REGISTRY = {
+    "uniform": "dpstream.mechanisms.w_event.uniform:Uniform",
+    "sample": "dpstream.mechanisms.w_event.sample:Sample",
+    "naive": "dpstream.mechanisms.delayed.naive:Naive",
+}
+
+
+def find(name: str) -> type[Mechanism]:
+    """The class registered under `name`."""
+    if name not in REGISTRY:
+        raise InvalidParameter(
+            f"there is no mechanism {name!r}; choose one of {', '.join(sorted(REGISTRY))}"
+        )
+    module, _, attribute = REGISTRY[name].partition(":")
+    found: type[Mechanism] = getattr(import_module(module), attribute)
+    return found
+
+
+def name_of(mechanism: Mechanism) -> str:
+    """The name a mechanism is registered under."""
+    target = f"{type(mechanism).__module__}:{type(mechanism).__qualname__}"
+    for name, path in REGISTRY.items():
+        if path == target:
+            return name
+    raise InvalidParameter(f"{type(mechanism).__name__} is not registered in mechanisms.REGISTRY")
+
+
+def __getattr__(attribute: str) -> Any:
+    """`mechanisms.Sample` without importing every mechanism at start."""
+    for name, path in REGISTRY.items():
+        if path.endswith(f":{attribute}"):
+            return find(name)
+    raise AttributeError(f"dpstream.mechanisms has no {attribute!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *(path.partition(":")[2] for path in REGISTRY.values())]

@@ -1,0 +1,63 @@
+"""Compiled loops over keys. No randomness, no fast-math: the same bytes on every replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compiled(function: F) -> F:
+    """Compile without the GIL and keep the machine code on disk."""
+    return cast(F, numba.njit(nogil=True, cache=True)(function))
+
+
+@compiled
+def advance_modes(
+    state: Array, factors: Array, weights: Array, z: Array, base: Array, noise: Array
+) -> None:
+    """state[k, j] = factors[j] state[k, j] + z[k]; noise[k] = base[k] + weights . state[k].
+
+    Only the first `len(factors)` columns of `state` are touched.
+    """
+    for k in range(state.shape[0]):
+        total = base[k]
+        for j in range(factors.shape[0]):
+            value = factors[j] * state[k, j] + z[k]
+            state[k, j] = value
+            total += weights[j] * value
+        noise[k] = total
+
+
+@compiled
+def push_node(state: Array, level: int, carry: Array, scale: float, z: Array, noise: Array) -> None:
+    """Close a node at `level`: it absorbs the lower levels, state[k, level] = scale z + carry.
+
+    noise[k] is the sum of the live levels, added from the highest down.
+    """
+    for k in range(state.shape[0]):
+        value = scale * z[k]
+        for j in range(level):
+            value += carry[j] * state[k, j]
+            state[k, j] = 0.0
+        state[k, level] = value
+        total = 0.0
+        for j in range(state.shape[1] - 1, level - 1, -1):
+            total += state[k, j]
+        noise[k] = total
+
+
+@compiled
+def weigh_history(state: Array, weights: Array, noise: Array) -> None:
+    """noise[k] = weights . state[k, :len(weights)], in the order of the columns."""
+    for k in range(state.shape[0]):
+        total = 0.0
+        for j in range(weights.shape[0]):
+            total += weights[j] * state[k, j]
+        noise[k] = total

@@ -1,0 +1,143 @@
+"""What every continual counter offers: a factorisation A = B C and the noise process B z.
+
+A is the lower-triangular all-ones matrix (prefix sums). A counter releases B (C x + z), which is
+A x + B z: the exact running sums plus a noise process. Everything here is linear algebra; the
+standard normals `z` are always handed in.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpstream.errors import InvalidParameter
+
+Array = NDArray[np.float64]
+
+
+class NoiseProcess(Protocol):
+    """The noise B z as a stream: a small state per key, one standard normal per key and step.
+
+    Steps count from 1; the state at step 0 is all zeros. States are rows: `[keys, width]`.
+    """
+
+    @property
+    def width(self) -> int:
+        """Floats of state per key."""
+
+    def advance(self, state: Array, step: int, z: Array) -> Array:
+        """Move `state` in place from `step - 1` to `step`; return the noise of `step`, `[keys]`."""
+
+    def readout(self, step: int) -> Array:
+        """The vector r with noise = state @ r at `step`."""
+
+    def jump(self, start: int, stop: int) -> tuple[Array, Array]:
+        """(F, R) such that state_stop has the law of state_start @ F + z @ R, z standard normal.
+
+        `R` has one row per normal needed and R.T @ R is the covariance of the increment.
+        """
+
+    def covariance(self, step: int) -> Array:
+        """Exact covariance of the state at `step`, `[width, width]`, in closed form."""
+
+    def row_norm(self, step: int) -> float:
+        """L2 norm of row `step` of B: the noise's standard deviation for sigma = 1."""
+
+    def column_norm(self) -> float:
+        """Largest L2 norm of a column of C: the sensitivity of a unit impulse, at any step."""
+
+
+class Strategy(NoiseProcess, Protocol):
+    """A counter for a known number of steps."""
+
+    @property
+    def steps(self) -> int:
+        """T, the number of steps."""
+
+    def error(self) -> Array:
+        """L2 norms of all rows of B, `[steps]`."""
+
+    def encode(self, changes: Array) -> Array:
+        """C @ changes, for `changes` of shape `[steps]`."""
+
+    def dense(self) -> tuple[Array, Array]:
+        """(B, C) written out, for small T."""
+
+
+def begin(process: NoiseProcess, keys: int) -> Array:
+    """The state of `keys` streams before step 1."""
+    return np.zeros((keys, process.width))
+
+
+def late_start(process: NoiseProcess, step: int, z: Array) -> tuple[Array, Array]:
+    """(state, noise) at `step` of streams that join there, as if begun at step 1.
+
+    Guarantee: the joint law of this and all later noise equals that of a stream begun at step 1.
+    `z` holds `late_normals(process, step)` standard normals per key.
+    """
+    _, root = process.jump(0, step)
+    if z.ndim != 2 or z.shape[1] != root.shape[0]:
+        raise InvalidParameter(
+            f"a late start at step {step} needs {root.shape[0]} normals per key; got an array of "
+            f"shape {z.shape}; draw late_normals(process, step) per key"
+        )
+    state = np.zeros((z.shape[0], process.width))
+    for row in range(root.shape[0]):  # fixed order of addition, the same on every machine
+        state += z[:, row, None] * root[row]
+    readout = process.readout(step)
+    noise = np.zeros(z.shape[0])
+    for column in range(process.width):
+        noise += state[:, column] * readout[column]
+    return state, noise
+
+
+def late_normals(process: NoiseProcess, step: int) -> int:
+    """How many standard normals per key a late start at `step` takes."""
+    return int(process.jump(0, step)[1].shape[0])
+
+
+def noise_paths(process: NoiseProcess, z: Array) -> Array:
+    """B @ z for many keys: `z` is `[steps, keys]`, and so is the result."""
+    state = begin(process, z.shape[1])
+    return np.stack([process.advance(state, step, row) for step, row in enumerate(z, start=1)])
+
+
+def sensitivity(strategy: Strategy, changes: Array) -> float:
+    """Exact L2 sensitivity ||C changes|| of a unit that changes step t by `changes[t - 1]`.
+
+    Guarantee: every C of this package has nonnegative entries, so changing the sign of an entry
+    of a nonnegative `changes` never raises the norm; and the result is at most
+    sum |changes| * column_norm().
+    """
+    changes = np.asarray(changes, dtype=np.float64)
+    if changes.shape != (strategy.steps,):
+        raise InvalidParameter(
+            f"changes must have one entry per step ({strategy.steps}); got shape {changes.shape}"
+        )
+    return float(np.linalg.norm(strategy.encode(changes)))
+
+
+def standard_deviation(strategy: Strategy, *, rho: float, unit: float = 1.0) -> Array:
+    """Noise standard deviation per step for rho-zCDP and impulses of size `unit`."""
+    if not rho > 0:
+        raise InvalidParameter(f"rho must be positive; got {rho}")
+    return strategy.error() * (unit * strategy.column_norm() / math.sqrt(2 * rho))
+
+
+def check_whole(name: str, value: Any, low: int, high: int) -> None:
+    """Refuse anything but an integer in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InvalidParameter(f"{name} must be an integer; got {value!r}")
+    if not low <= value <= high:
+        raise InvalidParameter(f"{name} must lie between {low} and {high}; got {value}")
+
+
+def check_advance(state: Array, width: int, z: Array) -> None:
+    """Refuse states and normals that do not fit together."""
+    if state.ndim != 2 or state.shape[1] != width or z.shape != (state.shape[0],):
+        raise InvalidParameter(
+            f"state must be [keys, {width}] and z [keys]; got {state.shape} and {z.shape}"
+        )

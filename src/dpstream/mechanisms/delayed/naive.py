@@ -1,0 +1,47 @@
+"""Publish every value at once with noise as wide as the public range."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from dpstream.mechanisms.base import SeriesMechanism, Spender
+from dpstream.privacy.sensitivity import range_change
+from dpstream.privacy.spend import laplace_stddev
+from dpstream.privacy.state.serial import storable
+from dpstream.records import Integers, Release
+
+
+@storable("naive")
+@dataclass(frozen=True, kw_only=True)
+class Naive(SeriesMechanism):
+    """Laplace noise of scale (hi - lo) / epsilon on every value.
+
+    Guarantee: event-level epsilon-DP: each value is read once.
+    Unit: one value, replaced by any other in [`lo`, `hi`]. Several bins are one value each, so one
+        event changes one bin of one step.
+    Delay: none.
+    Paper: Li, Qin, Ren, Gong, Feng, Hong, Wang, "Delay-allowed Differentially Private Data Stream
+        Release", 2025 (its baseline).
+
+    >>> from dpstream import release
+    >>> series = release(Naive(epsilon=1, lo=0, hi=100), [10, 20, 500], secret=bytes(32))
+    >>> series.values.shape, round(float(series.stddev[0, 0]), 1)
+    ((3, 1), 141.4)
+    """
+
+    steady: ClassVar[bool] = True
+
+    def start(self) -> None:
+        """No memory is needed."""
+
+    def step(self, state: None, x: Integers, spend: Spender) -> tuple[None, list[Release]]:
+        """Noise on every value, at once."""
+        sensitivity = range_change(*self.range)
+        noisy = spend.laplace(x, sensitivity=sensitivity, epsilon=self.budget, purpose="publish")
+        quantum = float(self.range[2])
+        stddev = np.full(x.shape, laplace_stddev(sensitivity, self.budget) * quantum)
+        values = noisy * quantum
+        return None, [Release(step=spend.step, values=values, paid=True, stddev=stddev)]

@@ -1,0 +1,133 @@
+"""Release a whole series in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpstream.errors import InvalidInput
+from dpstream.mechanisms.base import Mechanism, as_block
+from dpstream.mechanisms.runner import Runner
+from dpstream.mechanisms.series import Series
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.state import Secret
+from dpstream.records import Reals
+
+
+def release(
+    mechanism: Mechanism,
+    data: Any,
+    *,
+    time: str | None = None,
+    secret: Secret | bytes | str | Path | None = None,
+    run_id: bytes | None = None,
+    ledger: Ledger | str | Path | None = None,
+    dataset: str = "stream",
+    query: str = "",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Series:
+    """Publish `data` (steps x bins) through a mechanism.
+
+    `data` is an array, nested lists, a pandas or Polars frame, or an Arrow table; of a table the
+    numeric columns are the bins, and `time` names the column that orders the steps (checked, not
+    published). Without `secret` a fresh one is drawn and forgotten: nothing can be replayed.
+    `ledger` makes the release share its dataset's budget with every other release; `run_id` is
+    for tests. `progress` is called with the steps done and their total.
+
+    >>> from dpstream.mechanisms import Sample
+    >>> release(Sample(epsilon=1, window=2), [5, 7, 9]).paid
+    [True, False, True]
+    """
+    block, names, times = as_steps(data, time=time)
+    runner = Runner(
+        mechanism, secret=secret, run_id=run_id, ledger=ledger, dataset=dataset, query=query
+    )
+    releases = []
+    for done, batch in enumerate(runner.feed(block), start=1):
+        releases += batch
+        progress(done, len(block))
+    releases += runner.finish()
+    return Series.of(releases, run=runner.run_id.hex(), names=names, times=times)
+
+
+def as_steps(
+    data: Any, *, time: str | None = None
+) -> tuple[Reals, list[str] | None, list[Any] | None]:
+    """Rows of numbers, column names and times (where there are any), in checked time order."""
+    columns = _columns(data)
+    if columns is None:
+        if time is not None:
+            raise InvalidInput("time= names a column; pass a frame or an Arrow table")
+        return as_block(data), None, None
+    if time is None:
+        time = next((name for name, column in columns.items() if column.dtype.kind == "M"), None)
+    if time is not None and time not in columns:
+        raise InvalidInput(f"there is no column {time!r}; the columns are {', '.join(columns)}")
+    bins = {name: column for name, column in columns.items() if name != time}
+    for name, column in bins.items():
+        if column.dtype.kind not in "biuf":
+            raise InvalidInput(
+                f"column {name!r} is not numeric ({column.dtype}); "
+                "leave it out, or name it as time="
+            )
+    if not bins:
+        raise InvalidInput("the table has no numeric column to publish")
+    if time is None:
+        return as_block(np.column_stack(list(bins.values()))), list(bins), None
+    check_times(columns[time], time)
+    return as_block(np.column_stack(list(bins.values()))), list(bins), list(columns[time])
+
+
+def check_times(values: Iterable[Any], name: str) -> None:
+    """Steps must come in order and evenly: a missing step would shift the protected window.
+
+    Even means the same number of seconds, or of calendar months, between any two steps.
+    """
+    try:
+        stamps = np.asarray(list(values), dtype="datetime64[s]")
+    except ValueError as problem:
+        raise InvalidInput(f"column {name!r} is not a time: {problem}") from None
+    if np.isnat(stamps).any():
+        raise InvalidInput(f"column {name!r} has no time in row {int(np.isnat(stamps).argmax())}")
+    gaps = np.diff(stamps).astype(np.int64)
+    if (gaps <= 0).any():
+        row = int((gaps <= 0).argmax()) + 1
+        raise InvalidInput(
+            f"time must increase from row to row; row {row} has {stamps[row]} after "
+            f"{stamps[row - 1]}; sort the rows and merge those of the same step"
+        )
+    months = stamps.astype("datetime64[M]")
+    within_month = (stamps - months.astype("datetime64[s]")).astype(np.int64)
+    if len(set(within_month)) == 1:
+        month_gaps = np.diff(months).astype(np.int64)
+        if len(set(month_gaps)) <= 1:
+            return
+        gaps = month_gaps
+    if len(set(gaps)) > 1:
+        usual = int(np.bincount(np.unique(gaps, return_inverse=True)[1]).argmax())
+        step = np.unique(gaps)[usual]
+        row = int((gaps != step).argmax()) + 1
+        raise InvalidInput(
+            f"steps must be evenly spaced; row {row} ({stamps[row]}) does not follow "
+            f"{stamps[row - 1]} by the usual step; add the missing steps with a public constant "
+            "(for counts: 0)"
+        )
+
+
+def _columns(data: Any) -> dict[str, np.ndarray[Any, Any]] | None:
+    """A table's columns as arrays; None if `data` is not a table."""
+    if hasattr(data, "column_names") and hasattr(data, "column"):  # Arrow
+        return {name: data.column(name).to_numpy() for name in data.column_names}
+    if hasattr(data, "columns") and hasattr(data, "__getitem__"):  # pandas, Polars
+        table = {str(name): data[name].to_numpy() for name in data.columns}
+        index = getattr(data, "index", None)
+        if index is not None and getattr(index, "dtype", None) is not None:
+            if np.dtype(getattr(index.dtype, "str", "O")).kind == "M":
+                table = {"time": index.to_numpy(), **table}
+        return table
+    return None
+
+

@@ -1,0 +1,1 @@
+"""Histograms under w-event privacy: any events within w successive steps are protected."""

@@ -1,0 +1,61 @@
+"""Publish once per window with the whole budget; repeat in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dpstream.mechanisms.base import HistogramMechanism, Spender
+from dpstream.privacy.sensitivity import histogram_change
+from dpstream.privacy.spend import laplace_stddev
+from dpstream.privacy.state.serial import storable
+from dpstream.records import Integers, Reals, Release
+
+
+@storable("sample state")
+@dataclass(frozen=True, kw_only=True)
+class SampleState:
+    """The release that is being repeated."""
+
+    held: Reals | None = None
+
+
+@storable("sample")
+@dataclass(frozen=True, kw_only=True)
+class Sample(HistogramMechanism):
+    """Spend all of epsilon on one step per window and hold the answer.
+
+    Guarantee: w-event epsilon-DP, w = `window`: two paid steps are never closer than `window`.
+    Unit: one event per step, L1 change at most 1.
+    Delay: none.
+    Paper: Kellaris, Papadopoulos, Xiao, Papadias, "Differentially Private Event Sequences over
+        Infinite Streams", 2014.
+
+    >>> from dpstream import release
+    >>> series = release(Sample(epsilon=1, window=3), [[10], [99], [98], [97]], secret=bytes(32))
+    >>> series.paid, bool((series.values[0] == series.values[1]).all())
+    ([True, False, False, True], True)
+    """
+
+    def start(self) -> SampleState:
+        """Nothing published yet."""
+        return SampleState()
+
+    def step(
+        self, state: SampleState, x: Integers, spend: Spender
+    ) -> tuple[SampleState, list[Release]]:
+        """Pay at steps 0, window, 2 window, ...; hold at the others."""
+        sensitivity = histogram_change()
+        paid = spend.step % self.window == 0 or state.held is None
+        if paid:
+            noisy = spend.laplace(
+                x, sensitivity=sensitivity, epsilon=self.budget, purpose="publish"
+            )
+            state = replace(state, held=noisy.astype(np.float64))
+        assert state.held is not None
+        stddev = np.full(x.shape, laplace_stddev(sensitivity, self.budget))
+        release = Release(
+            step=spend.step, values=state.held, paid=paid, held=not paid, stddev=stddev
+        )
+        return state, [release]

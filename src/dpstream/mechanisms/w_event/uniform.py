@@ -1,0 +1,45 @@
+"""Publish every step with an equal share of the budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from dpstream.mechanisms.base import HistogramMechanism, Spender
+from dpstream.privacy.sensitivity import histogram_change
+from dpstream.privacy.spend import laplace_stddev
+from dpstream.privacy.state.serial import storable
+from dpstream.records import Integers, Release
+
+
+@storable("uniform")
+@dataclass(frozen=True, kw_only=True)
+class Uniform(HistogramMechanism):
+    """Spend epsilon / window on every step.
+
+    Guarantee: w-event epsilon-DP, w = `window`: any `window` successive steps cost epsilon in all.
+    Unit: one event per step, L1 change at most 1.
+    Delay: none.
+    Paper: Kellaris, Papadopoulos, Xiao, Papadias, "Differentially Private Event Sequences over
+        Infinite Streams", 2014.
+
+    >>> from dpstream import release
+    >>> series = release(Uniform(epsilon=1, window=4), [[10], [12], [11]], secret=bytes(32))
+    >>> series.paid, series.values.shape
+    ([True, True, True], (3, 1))
+    """
+
+    steady: ClassVar[bool] = True
+
+    def start(self) -> None:
+        """No memory is needed."""
+
+    def step(self, state: None, x: Integers, spend: Spender) -> tuple[None, list[Release]]:
+        """Noise on every count, at once."""
+        share, sensitivity = self.budget / self.window, histogram_change()
+        noisy = spend.laplace(x, sensitivity=sensitivity, epsilon=share, purpose="publish")
+        stddev = np.full(x.shape, laplace_stddev(sensitivity, share))
+        values = noisy.astype(np.float64)
+        return None, [Release(step=spend.step, values=values, paid=True, stddev=stddev)]

@@ -1,0 +1,1 @@
+"""Randomness, budgets and durable state: everything the promise rests on."""

@@ -1,0 +1,206 @@
+"""The arithmetic of a book: what the protected units have lost, cell by cell.
+
+One rule serves every unit. A unit touches at most `width` successive steps (1 for an event, w for
+w-event, all steps for a user) and one bin in each, so its loss is at most
+
+    max over windows of `width` steps of
+        sum over the window's steps of (max over bins of what was charged to that step and bin)
+      + sum over the intervals that overlap the window of what each of them costs
+
+Charges at the newest step, the ordinary case, are checked in O(1); any other place is allowed and
+costs a scan of the windows that it touches.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from dpstream.errors import LedgerError
+from dpstream.privacy.amounts import GRID, units
+from dpstream.privacy.charges import Charge, Terms
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+class StepLoss:
+    """What was charged to one step: everywhere, and to some bins on top."""
+
+    __slots__ = ("everywhere", "pieces", "top")
+
+    def __init__(self) -> None:
+        self.everywhere = 0
+        self.pieces: list[tuple[Ranges, int]] = []
+        self.top = 0
+
+    def with_charge(self, amount: int, bins: Ranges | None) -> int:
+        """The largest loss of any bin if `amount` were charged to `bins` too."""
+        if bins is None:
+            return self.top + amount
+        return self.everywhere + _highest([*self.pieces, (bins, amount)])
+
+    def add(self, amount: int, bins: Ranges | None) -> None:
+        """Charge `amount` to `bins`."""
+        self.top = self.with_charge(amount, bins)
+        if bins is None:
+            self.everywhere += amount
+        else:
+            self.pieces.append((bins, amount))
+
+
+def _highest(pieces: list[tuple[Ranges, int]]) -> int:
+    """Maximum of a sum of step functions over bins."""
+    edges: dict[int, int] = {}
+    for ranges, amount in pieces:
+        for start, stop in ranges:
+            edges[start] = edges.get(start, 0) + amount
+            edges[stop] = edges.get(stop, 0) - amount
+    height = highest = 0
+    for edge in sorted(edges):
+        height += edges[edge]
+        highest = max(highest, height)
+    return highest
+
+
+class Account:
+    """Charges of one book added up, from step `since` on (older ones are settled)."""
+
+    def __init__(self, terms: Terms, *, since: int = 0) -> None:
+        self.terms, self.since = terms, since
+        self.total = units(terms.total)
+        self.peak = 0
+        self._steps: dict[int, StepLoss] = {}
+        self._intervals: dict[tuple[str, str, str, int], tuple[int, int | None, int]] = {}
+        self._end = -1  # the newest step charged
+        self._sum = 0  # losses of the `width` steps that end there
+
+    def loss_with(self, charge: Charge) -> int:
+        """The largest loss of any unit that the charge touches, if it were made, in grid units."""
+        amount = units(charge.amount)
+        if charge.kind == "close":
+            return self.peak
+        first, last = charge.cells.first, charge.cells.last + charge.repeat - 1
+        if charge.kind == "open":
+            last = max(first, self._end)
+        if first < self.since:
+            raise LedgerError(f"step {first} is older than what this account still holds")
+        if first == last and first >= self._end:
+            loss = self._sum_at(first) + self._overlapping(first)
+            if charge.kind == "open":
+                return loss + amount
+            step = self._steps.get(first) or StepLoss()
+            return loss - step.top + step.with_charge(amount, charge.cells.bins)
+        return self._scan(charge, amount, first, last)
+
+    def add(self, charge: Charge, loss: int | None = None) -> None:
+        """Make the charge; `loss` is what `loss_with` said of it."""
+        amount = units(charge.amount)
+        key = (charge.run, charge.query, charge.purpose, charge.cells.first)
+        self.peak = max(self.peak, self.loss_with(charge) if loss is None else loss)
+        if charge.kind == "open":
+            self._intervals[key] = (charge.cells.first, None, amount)
+            self._advance(charge.cells.first)
+            return
+        if charge.kind == "close":
+            if key in self._intervals:
+                start, _, cost = self._intervals[key]
+                self._intervals[key] = (start, charge.cells.last, cost)
+            return
+        for offset in range(charge.repeat):
+            for number in range(charge.cells.first + offset, charge.cells.last + offset + 1):
+                step = self._steps.setdefault(number, StepLoss())
+                before = step.top
+                step.add(amount, charge.cells.bins)
+                self._advance(number)
+                if self._inside(number):
+                    self._sum += step.top - before
+
+    def loss_at(self, step: int) -> int:
+        """Loss of the window that ends at `step`, in grid units."""
+        if step >= self._end:
+            return self._sum_at(step) + self._overlapping(step)
+        width = self.terms.width
+        low = self.since if width is None else max(self.since, step - width + 1)
+        tops = sum(self._steps[s].top for s in range(low, step + 1) if s in self._steps)
+        return tops + self._overlapping(step)
+
+    def left(self, step: int) -> Fraction:
+        """What the window that ends at `step` may still spend."""
+        return Fraction(self.total - self.loss_at(step), GRID)
+
+    def forget_before(self, step: int) -> None:
+        """Settle old steps: they can no longer share a window with a new one."""
+        if step <= self.since or self.terms.width is None:
+            return
+        self._steps = {s: loss for s, loss in self._steps.items() if s >= step}
+        self._intervals = {
+            key: value
+            for key, value in self._intervals.items()
+            if value[1] is None or value[1] >= step
+        }
+        self.since = step
+
+    @property
+    def newest(self) -> int:
+        """The newest step that was charged, or -1."""
+        return self._end
+
+    def _inside(self, step: int) -> bool:
+        return self.terms.width is None or step > self._end - self.terms.width
+
+    def _sum_at(self, step: int) -> int:
+        """Losses of the `width` steps that end at `step`, for `step` at or after the newest."""
+        width = self.terms.width
+        if width is None or step == self._end:
+            return self._sum
+        if step - self._end >= width:
+            return 0
+        leaving = range(self._end - width + 1, step - width + 1)
+        steps = self._steps
+        return self._sum - sum(steps[s].top for s in leaving if s in steps)
+
+    def _advance(self, step: int) -> None:
+        if step > self._end:
+            self._sum = self._sum_at(step)
+            self._end = step
+
+    def _overlapping(self, end: int) -> int:
+        """Cost of the intervals that overlap the window ending at `end`."""
+        if not self._intervals:
+            return 0
+        width = self.terms.width
+        start = 0 if width is None else end - width + 1
+        return sum(
+            cost
+            for first, last, cost in self._intervals.values()
+            if first <= end and (last is None or last >= start)
+        )
+
+    def _scan(self, charge: Charge, amount: int, first: int, last: int) -> int:
+        """The worst window among all that touch steps `first` to `last`."""
+        width = self.terms.width
+        extra: dict[int, int] = {}
+        if charge.kind == "cells":
+            for offset in range(charge.repeat):
+                for s in range(charge.cells.first + offset, charge.cells.last + offset + 1):
+                    extra[s] = extra.get(s, 0) + amount
+        fixed = amount if charge.kind == "open" else 0
+        bins = charge.cells.bins
+
+        def top(s: int) -> int:
+            step = self._steps.get(s)
+            if s in extra:
+                return (step or StepLoss()).with_charge(extra[s], bins)
+            return step.top if step else 0
+
+        if width is None:
+            everywhere = self._steps.keys() | extra.keys()
+            end = max(last, self._end)
+            return sum(map(top, everywhere)) + self._overlapping(end) + fixed
+        start = max(self.since, first - width + 1)
+        tops = [top(s) for s in range(start, last + width)]
+        worst = running = 0
+        for index, value in enumerate(tops):
+            running += value - (tops[index - width] if index >= width else 0)
+            if start + index >= first:
+                worst = max(worst, running + self._overlapping(start + index))
+        return worst + fixed

@@ -1,0 +1,149 @@
+"""What a ledger writes down: the terms of a book, and charges with the cells they read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+from dpstream.errors import InvalidParameter, LedgerError
+from dpstream.privacy.amounts import exact, positive, show
+
+Measure = Literal["epsilon", "rho"]
+Unit = Literal["event", "w_event", "user"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What one dataset's book protects, and how much may ever be spent.
+
+    `unit`: one event (`event`), any events within `window` successive steps (`w_event`), or all
+    rows of a user for ever or within a `period` (`user`). `measure`: what `total` and every
+    charge count, pure-DP epsilon or zCDP rho. `clock`: what one step is, in words.
+    """
+
+    unit: Unit
+    total: Fraction
+    window: int | None = None
+    measure: Measure = "epsilon"
+    period: str = "forever"
+    time_zone: str = "UTC"
+    clock: str = "steps"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total", positive(self.total, f"the book's {self.measure}"))
+        if self.unit not in ("event", "w_event", "user"):
+            raise InvalidParameter(f"unit must be event, w_event or user; got {self.unit!r}")
+        if self.measure not in ("epsilon", "rho"):
+            raise InvalidParameter(f"measure must be epsilon or rho; got {self.measure!r}")
+        if (self.unit == "w_event") != (self.window is not None):
+            raise InvalidParameter("window (w) goes with unit 'w_event', and only with it")
+        if self.window is not None and self.window < 1:
+            raise InvalidParameter(f"window must be at least 1 step; got {self.window}")
+
+    @property
+    def width(self) -> int | None:
+        """Steps that one protected unit can touch; None means all of them."""
+        return {"event": 1, "w_event": self.window, "user": None}[self.unit]
+
+    def describe(self) -> str:
+        """The promise in words."""
+        what = {
+            "event": "one event",
+            "w_event": f"any events within {self.window} successive steps",
+            "user": f"all rows of one user ({self.period})",
+        }[self.unit]
+        return f"{self.measure} = {show(self.total)} for {what}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As stored."""
+        return {**self.__dict__, "total": str(self.total)}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Terms:
+        """As read."""
+        return cls(**{**record, "total": exact(record["total"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """A block of the stream: steps `first` to `last`, all bins or some half-open ranges of them."""
+
+    first: int
+    last: int
+    bins: tuple[tuple[int, int], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.last:
+            raise LedgerError(f"cells need 0 <= first <= last; got {self.first} to {self.last}")
+        if self.bins is not None and not all(0 <= a < b for a, b in self.bins):
+            raise LedgerError(f"bins must be ranges (a, b) with 0 <= a < b; got {self.bins}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charge:
+    """`amount` for having read `cells` at `step`; the same again at the next `repeat - 1` steps.
+
+    A charge is known by (run, query, purpose, step): made twice it counts once, made again with
+    another amount, other cells or another input digest it is refused.
+    `kind`: "cells" costs every cell it read; "open" starts an interval that costs `amount` once to
+    every window that it overlaps; "close" ends that interval with this step.
+    """
+
+    run: str
+    query: str
+    purpose: str
+    step: int
+    amount: Fraction
+    cells: Cells
+    repeat: int = 1
+    digest: str = ""
+    kind: Literal["cells", "open", "close"] = "cells"
+
+    @property
+    def last_step(self) -> int:
+        """The last step at which this charge is made."""
+        return self.step + self.repeat - 1
+
+    @property
+    def source(self) -> tuple[str, str, str, str]:
+        """What is charging: one charge per source and step."""
+        return self.run, self.query, self.purpose, self.kind
+
+    def to_json(self) -> dict[str, Any]:
+        """As stored; defaults are left out."""
+        record: dict[str, Any] = {
+            "run": self.run,
+            "query": self.query,
+            "purpose": self.purpose,
+            "step": self.step,
+            "amount": str(self.amount),
+            "cells": [self.cells.first, self.cells.last],
+        }
+        if self.cells.bins is not None:
+            record["bins"] = [list(pair) for pair in self.cells.bins]
+        if self.repeat > 1:
+            record["repeat"] = self.repeat
+        if self.digest:
+            record["digest"] = self.digest
+        if self.kind != "cells":
+            record["kind"] = self.kind
+        return record
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Charge:
+        """As read."""
+        bins = record.get("bins")
+        first, last = record["cells"]
+        cells = Cells(first=first, last=last, bins=bins and tuple((a, b) for a, b in bins))
+        return cls(
+            run=record["run"],
+            query=record["query"],
+            purpose=record["purpose"],
+            step=record["step"],
+            amount=Fraction(record["amount"]),
+            cells=cells,
+            repeat=record.get("repeat", 1),
+            digest=record.get("digest", ""),
+            kind=record.get("kind", "cells"),
+        )

@@ -1,0 +1,341 @@
+"""The budget book: durable, append-only, shared by every query on a dataset; it refuses overspend.
+
+A ledger file holds one book per dataset. Each charge is checked against the book under the file's
+lock and fsynced before the caller may draw noise. Several processes may charge at once; a kill
+leaves either the whole charge or none. Without a path the book lives in memory, for a release that
+nothing else shares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from dpstream.errors import BudgetExceeded, LedgerError, NoiseReuse
+from dpstream.privacy.account import Account
+from dpstream.privacy.amounts import GRID, show
+from dpstream.privacy.charges import Charge, Terms
+from dpstream.privacy.state.journal import Journal, Record
+
+DigestAt = Callable[[int], str]
+"""The digest of a run's input up to a step, or "" where it is not at hand."""
+
+_KEEP = 1 << 14  # steps held in memory beyond the window; older ones are read back if asked for
+
+
+class Book:
+    """One dataset's terms, its account, and which charges are known."""
+
+    def __init__(self, terms: Terms, *, since: int = 0) -> None:
+        self.terms = terms
+        self.account = Account(terms, since=since)
+        self.spent_on: dict[tuple[str, str, str], list[Any]] = {}
+        self.runs: dict[str, str] = {}
+        self._known: dict[tuple[str, str, str, str], list[Charge]] = {}
+
+    def missing(self, charge: Charge, digest_at: DigestAt) -> list[Charge]:
+        """The parts of a charge that were not made yet; a contradiction raises."""
+        known = self._known.get(charge.source, [])
+        if not known or known[-1].last_step < charge.step:
+            return [_part(charge, charge.step, charge.last_step, digest_at)]
+        parts, step = [], charge.step
+        index = max(bisect_right(known, charge.step, key=lambda c: c.step) - 1, 0)
+        for old in known[index:]:
+            if old.last_step < step or old.step > charge.last_step:
+                continue
+            _agree(old, charge, digest_at)
+            if old.step > step:
+                parts.append(_part(charge, step, old.step - 1, digest_at))
+            step = old.last_step + 1
+        if step <= charge.last_step:
+            parts.append(_part(charge, step, charge.last_step, digest_at))
+        return parts
+
+    def add(self, charge: Charge, loss: int | None = None) -> None:
+        """Apply a charge that is durable; `loss` is what the account said it leads to."""
+        if charge.cells.first >= self.account.since:
+            self.account.add(charge, loss)
+            known = self._known.setdefault(charge.source, [])
+            known.insert(bisect_right(known, charge.step, key=lambda c: c.step), charge)
+        line = self.spent_on.setdefault((charge.run, charge.query, charge.purpose), [0, 0, -1, -1])
+        if charge.kind != "close":
+            line[0] += charge.repeat
+            line[1] += charge.amount * charge.repeat
+            line[2] = charge.step if line[2] < 0 else min(line[2], charge.step)
+            line[3] = max(line[3], charge.last_step)
+
+    def charges(self) -> list[Charge]:
+        """The charges still held, oldest first."""
+        return sorted((c for known in self._known.values() for c in known), key=lambda c: c.step)
+
+    def forget_before(self, step: int) -> None:
+        """Keep memory bounded on a stream that never ends."""
+        self.account.forget_before(step)
+        for source, charges in self._known.items():
+            self._known[source] = [c for c in charges if c.last_step >= step]
+
+
+class Ledger:
+    """Books by dataset, in a file or (path None) in memory."""
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.path = None if path is None else Path(path)
+        self._journal = (
+            None if path is None else Journal(Path(path), kind="ledger", error=LedgerError)
+        )
+        self._books: dict[str, Book] = {}
+
+    def open(self, dataset: str, terms: Terms) -> None:
+        """Create the dataset's book, or check that it has these very terms."""
+        with self._current():
+            book = self._books.get(dataset)
+            if book is None:
+                self._append([{"book": dataset, "terms": terms.to_json(), "at": _now()}])
+                self._books[dataset] = Book(terms)
+            elif book.terms != terms:
+                raise LedgerError(
+                    f"the book of dataset {dataset!r} promises {book.terms.describe()} "
+                    f"(clock {book.terms.clock!r}, time zone {book.terms.time_zone}); this query "
+                    f"asks for {terms.describe()} (clock {terms.clock!r}, time zone "
+                    f"{terms.time_zone}); use the book's terms or another dataset name"
+                )
+
+    def terms(self, dataset: str) -> Terms | None:
+        """The terms of a dataset's book, if there is one."""
+        with self._current():
+            book = self._books.get(dataset)
+            return book.terms if book else None
+
+    def register(self, dataset: str, run: str, fingerprint: str) -> None:
+        """Tie a run id to everything that fixes its releases; another fingerprint is refused."""
+        with self._current():
+            book = self._book(dataset)
+            known = book.runs.get(run)
+            if known is None:
+                record = {"dataset": dataset, "run": run, "fingerprint": fingerprint}
+                self._append([record | {"at": _now()}])
+                book.runs[run] = fingerprint
+            elif known != fingerprint:
+                raise NoiseReuse(
+                    f"run {run[:8]} was started with other parameters or data; the same noise "
+                    "must not serve both; start a new run"
+                )
+
+    def charge(self, dataset: str, charge: Charge, digest_at: DigestAt = lambda step: "") -> bool:
+        """Write the charge down, or raise BudgetExceeded; False if it was there already."""
+        with self._current(oldest=charge.cells.first, dataset=dataset):
+            book = self._book(dataset)
+            parts = book.missing(charge, digest_at)
+            for part in parts:
+                loss = self._refuse_overspend(book, part)
+                if self._journal is not None:
+                    self._journal.append([{"dataset": dataset, "at": _now()} | part.to_json()])
+                book.add(part, loss)
+            self._trim(book)
+            return bool(parts)
+
+    def left(self, dataset: str, step: int | None = None) -> Fraction:
+        """What the window ending at `step` (default: the newest) may still spend."""
+        with self._current():
+            account = self._book(dataset).account
+            return account.left(account.newest if step is None else step)
+
+    def newest_step(self, dataset: str, run: str) -> int:
+        """The newest step that a run was charged for, or -1."""
+        with self._current():
+            lines = self._book(dataset).spent_on.items()
+            return max((line[3] for key, line in lines if key[0] == run), default=-1)
+
+    def report(self) -> list[dict[str, Any]]:
+        """What was spent, on what, what is left: one entry per dataset, ready for JSON."""
+        with self._current():
+            return [_report(name, book) for name, book in sorted(self._books.items())]
+
+    def history(self, dataset: str | None = None) -> Iterator[Record]:
+        """Every record of the file, oldest first."""
+        if self._journal is None:
+            return
+        for record in self._reread():
+            if dataset is None or dataset in (record.get("dataset"), record.get("book")):
+                yield record
+
+    def persist(self, path: Path) -> Ledger:
+        """Write a book kept in memory to a new file, and go on there."""
+        if path.exists():
+            raise LedgerError(f"{path} exists already; a ledger is never overwritten")
+        durable = Ledger(path)
+        assert durable._journal is not None
+        records: list[Record] = []
+        for name, book in self._books.items():
+            since = book.account.since
+            records.append({"book": name, "terms": book.terms.to_json(), "at": _now()})
+            records += [
+                {"dataset": name, "run": run, "fingerprint": fingerprint, "at": _now()}
+                for run, fingerprint in book.runs.items()
+            ]
+            records += [{"dataset": name, "at": _now()} | c.to_json() for c in book.charges()]
+            if since:
+                records.append({"dataset": name, "settled_before": since, "at": _now()})
+        with durable._journal.locked():
+            durable._journal.append(records)
+            for record in records:
+                durable._apply(record)
+        return durable
+
+    def identity(self) -> str:
+        """Which file this is on this machine ("" in memory): a copy has another identity."""
+        return "" if self._journal is None else self._journal.identity()
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._journal is not None:
+            self._journal.close()
+
+    @contextmanager
+    def _current(self, *, oldest: int | None = None, dataset: str = "") -> Iterator[None]:
+        """Hold the file's lock with every charge of every process applied."""
+        if self._journal is None:
+            yield
+            return
+        with self._journal.locked():
+            for record in self._journal.read_new():
+                self._apply(record)
+            book = self._books.get(dataset)
+            if book is not None and oldest is not None and oldest < book.account.since:
+                self._reload(dataset, oldest)
+            yield
+
+    def _reload(self, dataset: str, oldest: int) -> None:
+        """Read a book again with more of its past, for a charge to a step long gone."""
+        terms = self._books[dataset].terms
+        self._books[dataset] = Book(terms, since=max(0, oldest - (terms.width or oldest)))
+        for record in self._reread():
+            if record.get("dataset") == dataset:
+                self._apply(record)
+
+    def _reread(self) -> list[Record]:
+        assert self._journal is not None
+        fresh = Journal(self._journal.path, kind="ledger", error=LedgerError)
+        try:
+            return fresh.read_new()
+        finally:
+            fresh.close()
+
+    def _apply(self, record: Record) -> None:
+        if "book" in record:
+            self._books.setdefault(record["book"], Book(Terms.from_json(record["terms"])))
+        elif "fingerprint" in record:
+            self._books[record["dataset"]].runs[record["run"]] = record["fingerprint"]
+        elif "settled_before" in record:
+            self._books[record["dataset"]].forget_before(record["settled_before"])
+        else:
+            self._books[record["dataset"]].add(Charge.from_json(record))
+
+    def _append(self, records: list[Record]) -> None:
+        if self._journal is not None:
+            self._journal.append(records)
+
+    def _book(self, dataset: str) -> Book:
+        if dataset not in self._books:
+            raise LedgerError(f"there is no book for dataset {dataset!r}; open it with its terms")
+        return self._books[dataset]
+
+    def _trim(self, book: Book) -> None:
+        width = book.terms.width
+        if width is None:
+            return
+        horizon = book.account.newest - width - _KEEP
+        if horizon > book.account.since + _KEEP:
+            book.forget_before(horizon)
+
+    def _refuse_overspend(self, book: Book, charge: Charge) -> int:
+        loss = book.account.loss_with(charge)
+        if loss <= book.account.total:
+            return loss
+        terms, asked = book.terms, charge.amount
+        left = max(Fraction(0), asked - Fraction(loss - book.account.total, GRID))
+        where = {
+            "event": f"at step {charge.step}",
+            "w_event": f"in the {terms.window} steps around step {charge.step}",
+            "user": "for this dataset",
+        }[terms.unit]
+        remedy = {
+            "event": f"lower {terms.measure}",
+            "w_event": f"lower {terms.measure} or wait for an older step to leave the window",
+            "user": f"lower {terms.measure}, or agree on a larger book",
+        }[terms.unit]
+        raise BudgetExceeded(
+            f"{charge.purpose!r} asks for {terms.measure}={show(asked)} but only {show(left)} of "
+            f"{show(terms.total)} is left {where}; {remedy}"
+        )
+
+
+def _agree(old: Charge, new: Charge, digest_at: DigestAt) -> None:
+    """A charge made again must be the same charge over the same input."""
+    shift = old.step - new.step
+    same_cells = (old.cells.first - shift, old.cells.last - shift, old.cells.bins) == (
+        new.cells.first,
+        new.cells.last,
+        new.cells.bins,
+    )
+    if old.amount != new.amount or not same_cells:
+        raise LedgerError(
+            f"run {new.run[:8]} already charged {show(old.amount)} for {new.purpose!r} at step "
+            f"{old.step}; a replay now asks for {show(new.amount)}; a replay must be identical"
+        )
+    digest = digest_at(old.last_step)
+    if old.digest and digest and old.digest != digest:
+        raise NoiseReuse(
+            f"run {new.run[:8]} already published step {old.last_step} from other data; nothing "
+            "was published; feed the same data to replay, or start a new run"
+        )
+
+
+def _part(charge: Charge, first: int, last: int, digest_at: DigestAt) -> Charge:
+    """The share of a repeated charge that falls on steps `first` to `last`."""
+    digest = digest_at(last) or charge.digest
+    if (first, last) == (charge.step, charge.last_step):
+        return charge if charge.digest == digest else dataclasses.replace(charge, digest=digest)
+    shift = first - charge.step
+    cells = dataclasses.replace(
+        charge.cells, first=charge.cells.first + shift, last=charge.cells.last + shift
+    )
+    return dataclasses.replace(
+        charge, step=first, repeat=last - first + 1, cells=cells, digest=digest
+    )
+
+
+def _report(name: str, book: Book) -> dict[str, Any]:
+    account = book.account
+    return {
+        "dataset": name,
+        "promise": book.terms.describe(),
+        "terms": book.terms.to_json(),
+        "newest_step": account.newest,
+        "spent": str(Fraction(account.peak, GRID)),
+        "left": str(account.left(max(account.newest, 0))),
+        "left_next_step": str(account.left(account.newest + 1)),
+        "runs": len({key[0] for key in book.spent_on} | set(book.runs)),
+        "spent_on": [
+            {
+                "run": run,
+                "query": query,
+                "purpose": purpose,
+                "charges": line[0],
+                "amount": str(line[1]),
+                "first_step": line[2],
+                "last_step": line[3],
+            }
+            for (run, query, purpose), line in sorted(book.spent_on.items())
+        ],
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,29 @@
+"""Exact noise on keyed, addressed AES: the only randomness there is.
+
+Nothing outside `privacy.spend` (and the benchmark of the samplers) may import this package.
+"""
+
+from dpstream.privacy.noise.samplers import (
+    bernoulli_exp,
+    choose,
+    discrete_gaussian,
+    discrete_laplace,
+    geometric,
+    respond,
+    uniform,
+)
+from dpstream.privacy.noise.streams import NOISE_VERSION, Address, Draws, Stream
+
+__all__ = [
+    "NOISE_VERSION",
+    "Address",
+    "Draws",
+    "Stream",
+    "bernoulli_exp",
+    "choose",
+    "discrete_gaussian",
+    "discrete_laplace",
+    "geometric",
+    "respond",
+    "uniform",
+]

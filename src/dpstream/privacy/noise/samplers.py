@@ -1,0 +1,222 @@
+"""Exact samplers over addressed draws: integers in, integers out, no float decides a law.
+
+Each takes `Draws` (one private block range per draw) and returns one value per draw. A compiled
+kernel makes the attempts; draws that it rejects go to their next attempt, draws that float64
+cannot decide are settled by `exact.py` on the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from dpstream.errors import InvalidParameter
+from dpstream.privacy.noise import kernels
+from dpstream.privacy.noise.exact import LazyUniform
+from dpstream.privacy.noise.kernels import ACCEPTED, MARGIN, MAX_SCALE, REJECTED, UNSURE
+from dpstream.privacy.noise.streams import Draws, Words, counter
+
+Integers = npt.NDArray[np.int64]
+Status = npt.NDArray[np.int8]
+Kernel = Callable[[Words, Integers, Status, Integers], None]
+Settle = Callable[[int, LazyUniform, LazyUniform, int], tuple[int, int]]
+
+MAX_CANDIDATES = 1 << 14
+"""Rejection keeps at least one attempt in 2^14; 2^20 attempts then fail with chance e^-64."""
+
+_CHUNK = 1 << 15  # draws in flight: their blocks and values stay in the cache
+
+
+def discrete_laplace(draws: Draws, scale: Fraction, *, margin: float = MARGIN) -> Integers:
+    """P[X = x] proportional to exp(-|x| / scale)."""
+    real = _checked_scale(scale)
+
+    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> None:
+        kernels.laplace(words, real, margin, status, values)
+
+    def settle(word: int, first: LazyUniform, _: LazyUniform, __: int) -> tuple[int, int]:
+        return _signed(word, first.floor_minus_log(scale))
+
+    return _sample(draws, attempt, settle)
+
+
+def discrete_gaussian(draws: Draws, variance: Fraction, *, margin: float = MARGIN) -> Integers:
+    """P[X = x] proportional to exp(-x^2 / (2 variance)).
+
+    Paper: Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy", 2020.
+    """
+    if variance <= 0:
+        raise InvalidParameter(f"a noise variance must be positive; got {variance}")
+    proposal = math.isqrt(variance.numerator // variance.denominator) + 1
+    _checked_scale(Fraction(proposal))
+    real = float(variance)
+
+    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> None:
+        kernels.gaussian(words, float(proposal), real, margin, status, values)
+
+    def settle(
+        word: int, first: LazyUniform, second: LazyUniform, _: int
+    ) -> tuple[int, int]:
+        status, value = _signed(word, first.floor_minus_log(Fraction(proposal)))
+        rate = (abs(value) - variance / proposal) ** 2 / (2 * variance)
+        if status == ACCEPTED and not second.below_exp(rate):
+            status = REJECTED
+        return status, value
+
+    return _sample(draws, attempt, settle)
+
+
+def geometric(draws: Draws, scale: Fraction, *, margin: float = MARGIN) -> Integers:
+    """P[X >= k] = exp(-k / scale), k = 0, 1, ..."""
+    real = _checked_scale(scale)
+
+    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> None:
+        kernels.geometric(words, real, margin, status, values)
+
+    def settle(word: int, first: LazyUniform, _: LazyUniform, __: int) -> tuple[int, int]:
+        return ACCEPTED, first.floor_minus_log(scale)
+
+    return _sample(draws, attempt, settle)
+
+
+def bernoulli_exp(draws: Draws, rate: Fraction, *, margin: float = MARGIN) -> Integers:
+    """1 with probability exp(-rate), else 0."""
+    if rate < 0:
+        raise InvalidParameter(f"the rate of exp(-rate) must not be negative; got {rate}")
+    real = float(rate)
+
+    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> None:
+        kernels.bernoulli_exp(words, real, margin, status)
+        values[:] = status == ACCEPTED
+        status[status == REJECTED] = ACCEPTED
+
+    def settle(_: int, __: LazyUniform, second: LazyUniform, ___: int) -> tuple[int, int]:
+        return ACCEPTED, int(second.below_exp(rate))
+
+    return _sample(draws, attempt, settle)
+
+
+def uniform(draws: Draws, count: int) -> Integers:
+    """0 .. count - 1, all equally likely."""
+    if not 1 <= count < 1 << 63:
+        raise InvalidParameter(f"a uniform draw needs 1 <= count < 2^63; got {count}")
+    limit = np.uint64((1 << 64) // count * count % (1 << 64))
+
+    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> None:
+        kernels.uniform(words, np.uint64(count), limit, status, values)
+
+    return _sample(draws, attempt, _never)
+
+
+def respond(
+    draws: Draws, truth: Integers, *, buckets: int, epsilon: Fraction, margin: float = MARGIN
+) -> Integers:
+    """Generalised randomised response: the truth with weight 1, each other bucket exp(-epsilon)."""
+    _check_candidates(buckets)
+    rate = float(epsilon)
+    rates = np.full((buckets, buckets), rate)
+    np.fill_diagonal(rates, 0.0)
+    exact = [epsilon, Fraction(0)]
+    return _weighted(draws, rates, truth, lambda row, j: exact[j == truth[row]], margin)
+
+
+def choose(draws: Draws, rates: Sequence[Fraction], *, margin: float = MARGIN) -> int:
+    """Candidate j with probability proportional to exp(-rates[j]); the smallest rate must be 0."""
+    _check_candidates(len(rates))
+    if min(rates) != 0:
+        raise InvalidParameter("the best candidate must have rate 0 (subtract the smallest rate)")
+    real = np.array([[float(rate) for rate in rates]])
+    row_of = np.zeros(1, dtype=np.int64)
+    return int(_weighted(draws, real, row_of, lambda _, j: rates[j], margin)[0])
+
+
+def _weighted(
+    draws: Draws,
+    rates: npt.NDArray[np.float64],
+    row_of: Integers,
+    exact_rate: Callable[[int, int], Fraction],
+    margin: float,
+) -> Integers:
+    count = rates.shape[1]
+    limit = np.uint64((1 << 64) // count * count % (1 << 64))
+
+    def attempt(words: Words, which: Integers, status: Status, values: Integers) -> None:
+        kernels.weighted(words, rates, row_of[which], limit, margin, status, values)
+
+    def settle(word: int, _: LazyUniform, second: LazyUniform, draw: int) -> tuple[int, int]:
+        j = word % count
+        return (ACCEPTED if second.below_exp(exact_rate(draw, j)) else REJECTED), j
+
+    return _sample(draws, attempt, settle)
+
+
+def _sample(draws: Draws, kernel: Kernel, settle: Settle) -> Integers:
+    """Attempt 0 for every draw, attempt 1 for those rejected, and so on."""
+    out = np.empty(draws.size, dtype=np.int64)
+    for start in range(0, draws.size, _CHUNK):
+        pending = np.arange(start, min(start + _CHUNK, draws.size))
+        attempt, ahead = 0, 1
+        while len(pending):
+            if len(pending) * ahead <= 64:  # few draws left: several attempts at a time
+                ahead = min(2 * ahead, 64)
+            which = np.repeat(pending, ahead)
+            counters = np.tile(
+                np.array([counter(attempt + i) for i in range(ahead)]), len(pending)
+            )
+            words = draws.blocks(which, counters)
+            status = np.empty(len(which), dtype=np.int8)
+            values = np.empty(len(which), dtype=np.int64)
+            kernel(words, which, status, values)
+            for row in np.flatnonzero(status == UNSURE):
+                status[row], values[row] = _settle(
+                    draws, int(which[row]), attempt + int(row) % ahead, words[row], settle
+                )
+            done = (status == ACCEPTED).reshape(-1, ahead)
+            first, found = done.argmax(axis=1), done.any(axis=1)
+            picked = np.arange(len(pending)) * ahead + first
+            out[pending[found]] = values[picked[found]]
+            pending = pending[~found]
+            attempt += ahead
+    return out
+
+
+def _settle(
+    draws: Draws, draw: int, attempt: int, words: Words, settle: Settle
+) -> tuple[int, int]:
+    def more(lane: int) -> Callable[[int], int]:
+        return lambda number: draws.extension(draw, attempt, lane, number)
+
+    first = LazyUniform(int(words[0]) >> 1, 63, more(0))
+    second = LazyUniform(int(words[1]), 64, more(1))
+    return settle(int(words[0]), first, second, draw)
+
+
+def _signed(word: int, magnitude: int) -> tuple[int, int]:
+    """The sign is the word's lowest bit; minus zero is rejected."""
+    if word & 1:
+        return (REJECTED if magnitude == 0 else ACCEPTED), -magnitude
+    return ACCEPTED, magnitude
+
+
+def _never(*_: object) -> tuple[int, int]:
+    raise AssertionError("a uniform draw is never undecided")
+
+
+def _checked_scale(scale: Fraction) -> float:
+    if not 0 < scale <= MAX_SCALE:
+        raise InvalidParameter(
+            f"a noise scale must be positive and at most 2^44 grid steps; got {float(scale):g}; "
+            "use a coarser quantum"
+        )
+    return float(scale)
+
+
+def _check_candidates(count: int) -> None:
+    if not 2 <= count <= MAX_CANDIDATES:
+        raise InvalidParameter(
+            f"a private choice needs 2 to {MAX_CANDIDATES} candidates; got {count}"
+        )

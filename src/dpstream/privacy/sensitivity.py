@@ -1,0 +1,35 @@
+"""From bounds to numbers: how far one protected change can move a quantity.
+
+No number is written where noise is drawn; it is computed here, in grid steps, with its reason.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from dpstream.errors import InvalidParameter
+
+
+def histogram_change() -> Fraction:
+    """L1 change of a step's histogram under one event.
+
+    At most one row per unit and step enters it, so one bin moves by one.
+    """
+    return Fraction(1)
+
+
+def range_change(lo: Fraction, hi: Fraction, quantum: Fraction) -> Fraction:
+    """Grid steps by which one value can move when it is replaced by any other in [lo, hi].
+
+    >>> range_change(Fraction(0), Fraction(10), Fraction(1, 2))
+    Fraction(20, 1)
+    """
+    if lo >= hi:
+        raise InvalidParameter(f"the public range needs lo < hi; got lo={lo}, hi={hi}")
+    for name, bound in (("lo", lo), ("hi", hi)):
+        if bound % quantum != 0:
+            raise InvalidParameter(
+                f"{name}={bound} must be a multiple of quantum={quantum}; "
+                "choose bounds on the grid or a finer quantum"
+            )
+    return (hi - lo) / quantum

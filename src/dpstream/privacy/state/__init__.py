@@ -1,0 +1,21 @@
+"""What survives the process: secrets, run ids, window keys, snapshots and logs."""
+
+from dpstream.privacy.state.inputs import InputLog, chain_digest
+from dpstream.privacy.state.journal import Journal
+from dpstream.privacy.state.secret import Secret, mint_run_id
+from dpstream.privacy.state.serial import pack, read_packed, storable, unpack, write_packed
+from dpstream.privacy.state.window_keys import WindowKeys
+
+__all__ = [
+    "InputLog",
+    "Journal",
+    "Secret",
+    "WindowKeys",
+    "chain_digest",
+    "mint_run_id",
+    "pack",
+    "read_packed",
+    "storable",
+    "unpack",
+    "write_packed",
+]

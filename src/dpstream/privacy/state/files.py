@@ -1,0 +1,57 @@
+"""Files that survive a kill: exclusive creation, atomic replacement, directory fsync."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def sync_directory(path: Path) -> None:
+    """Make creations, renames and removals in `path` durable."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def create_exclusive(path: Path, content: bytes) -> None:
+    """Write a new private file (0600) durably; FileExistsError if somebody else was first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    _write_synced(temporary, content)
+    try:
+        os.link(temporary, path)  # the file appears whole or not at all
+    finally:
+        temporary.unlink()
+    sync_directory(path.parent)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Put new content under `path` atomically and durably (0600)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    _write_synced(temporary, content)
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def erase(path: Path) -> None:
+    """Overwrite with zeros, then remove, each durably.
+
+    A copy-on-write or wear-levelling medium may keep the old bytes; the threat model says so.
+    """
+    with path.open("r+b") as file:
+        file.write(b"\0" * path.stat().st_size)
+        file.flush()
+        os.fsync(file.fileno())
+    path.unlink()
+    sync_directory(path.parent)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,69 @@
+"""The input log: what each step was about to read, durable before its noise is drawn.
+
+A replay brings the same digests and may draw the same noise again. Other data under an old
+address would let a reader subtract two releases and cancel the noise: refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpstream.errors import NoiseReuse, StateError
+from dpstream.privacy.state.journal import Journal
+
+
+def chain_digest(key: bytes, previous: bytes, content: bytes) -> bytes:
+    """Keyed digest of a step's input, chained to everything before it."""
+    return hashlib.blake2b(previous + content, digest_size=16, key=key).digest()
+
+
+class InputLog:
+    """One digest per step, in order, by one writer. Holds the file's lock until closed."""
+
+    def __init__(self, path: Path, *, run: bytes) -> None:
+        self._journal = Journal(path, kind="input log")
+        self._journal.acquire(wait=False)
+        records = self._journal.read_new()
+        if not records:
+            self._journal.append([{"run": run.hex()}])
+            records = [{"run": run.hex()}]
+        if records[0].get("run") != run.hex():
+            raise StateError(
+                f"{path} belongs to another run; a log serves one run, use a new state directory"
+            )
+        self._digests: dict[int, bytes] = {}
+        for record in records[1:]:
+            self._digests[record["step"]] = bytes.fromhex(record["digest"])
+        self.identity = self._journal.identity()
+
+    @property
+    def last(self) -> int:
+        """The newest logged step, or -1."""
+        return max(self._digests, default=-1)
+
+    def record(self, step: int, digests: Sequence[bytes]) -> None:
+        """Log the digests of `step`, `step + 1`, ...; return when they are durable."""
+        new = []
+        for number, digest in enumerate(digests, start=step):
+            known = self._digests.get(number)
+            if known is None and number > self.last:
+                new.append({"step": number, "digest": digest.hex()})
+            elif known != digest:
+                raise NoiseReuse(
+                    f"step {number} was already published from other data; the same noise over "
+                    "other data would reveal the difference, so nothing was published; feed the "
+                    "same data to replay, or start a new run"
+                )
+        if new:
+            self._journal.append(new)
+            self._digests |= {entry["step"]: bytes.fromhex(entry["digest"]) for entry in new}
+
+    def forget_before(self, step: int) -> None:
+        """Drop digests from memory (not from the file) that no replay can reach any more."""
+        self._digests = {s: d for s, d in self._digests.items() if s >= step or s == self.last}
+
+    def close(self) -> None:
+        """Release the log to another process."""
+        self._journal.close()

@@ -1,0 +1,98 @@
+"""The operator's secret: 32 random bytes that every key comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from secrets import token_bytes
+
+from dpstream.errors import SecretError
+from dpstream.privacy.keys import derive
+from dpstream.privacy.state.files import create_exclusive
+
+_PREFIX = "dpstream-secret-1 "
+
+
+def mint_run_id() -> bytes:
+    """128 random bits: a run draws noise that no other run sees."""
+    return token_bytes(16)
+
+
+class Secret:
+    """32 bytes that never print themselves."""
+
+    def __init__(self, value: bytes, *, path: Path | None = None) -> None:
+        if not isinstance(value, bytes) or len(value) != 32:
+            found = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
+            raise SecretError(
+                f"a secret must be 32 bytes; got {found}; "
+                "did you forget that a path must be a str or Path?"
+            )
+        self._value, self.path = value, path
+
+    @classmethod
+    def of(cls, given: Secret | bytes | str | Path | None) -> Secret:
+        """Bytes as they are, a path read (and created on first use), None a fresh one."""
+        if given is None:
+            return cls(token_bytes(32))
+        if isinstance(given, Secret):
+            return given
+        if isinstance(given, bytes):
+            return cls(given)
+        path = Path(given)
+        return cls.load(path) if path.exists() else cls.create(path)
+
+    @classmethod
+    def create(cls, path: str | Path, *, value: bytes | None = None) -> Secret:
+        """Write a new secret file, mode 0600; an existing one is never overwritten."""
+        secret = cls(value or token_bytes(32), path=Path(path))
+        try:
+            create_exclusive(Path(path), f"{_PREFIX}{secret._value.hex()}\n".encode())
+        except FileExistsError:
+            raise SecretError(f"{path} exists already; a secret is never overwritten") from None
+        return secret
+
+    @classmethod
+    def load(cls, path: str | Path) -> Secret:
+        """Read a secret file; one that others may read is refused."""
+        path = Path(path)
+        try:
+            mode = path.stat().st_mode & 0o777
+            text = path.read_bytes()
+        except FileNotFoundError:
+            raise SecretError(
+                f"there is no secret at {path}; restore it from your backup, "
+                "or name a new path to create one"
+            ) from None
+        if mode & 0o077:
+            raise SecretError(
+                f"{path} has mode {mode:04o}: others may read it; run chmod 600 {path}, "
+                "and replace the secret if it may have been read"
+            )
+        body = text.removeprefix(_PREFIX.encode()).removesuffix(b"\n")
+        try:
+            value = bytes.fromhex(body.decode("ascii"))
+        except ValueError:
+            value = b""
+        if not text.startswith(_PREFIX.encode()) or len(value) != 32:
+            raise SecretError(f"{path} is not a dpstream secret file, or it is truncated")
+        return cls(value, path=path)
+
+    def write(self, path: Path) -> None:
+        """Keep a secret that lived in memory in a new file."""
+        self.path = type(self).create(path, value=self._value).path
+
+    def key(self, use: str, context: bytes = b"") -> bytes:
+        """A 32-byte key for one use; uses share nothing."""
+        label = use.encode()
+        return derive(self._value, bytes([len(label)]) + label + context)
+
+    def __repr__(self) -> str:
+        return f"Secret({str(self.path) if self.path else 'in memory'})"
+
+    def __reduce__(self) -> str:
+        raise SecretError("a secret is not serialised; pass its path or bytes instead")
+
+
+def beside(state: Path) -> Path:
+    """Where the secret of a state directory is kept: next to it, not in it."""
+    return state.with_name(state.name + ".secret")

@@ -1,0 +1,160 @@
+"""Values to bytes and back, versioned and checksummed, without running code from the file.
+
+    "dpstream" | format: 2 bytes | kind length: 1 | kind | SHA-256 of the body: 32 | body
+    body = JSON length: 8 | JSON | raw arrays, one after another
+
+JSON holds plain values; what JSON lacks is tagged: {"$": "fraction", ...}. Classes are written by
+the name that `storable` gave them and are rebuilt through their constructors, which check.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dpstream.errors import StateError
+from dpstream.privacy.state.files import replace
+
+FORMAT = 1
+_MAGIC = b"dpstream"
+_T = TypeVar("_T")
+_CLASSES: dict[str, type] = {}
+_NAMES: dict[type, str] = {}
+
+
+def storable(name: str) -> Callable[[type[_T]], type[_T]]:
+    """Let instances of a dataclass be packed, under a name that outlives refactoring."""
+
+    def register(cls: type[_T]) -> type[_T]:
+        if _CLASSES.setdefault(name, cls) is not cls:
+            raise AssertionError(f"two classes are stored as {name!r}")
+        _NAMES[cls] = name
+        return cls
+
+    return register
+
+
+def pack(value: object, *, kind: str) -> bytes:
+    """Serialise `value` as a file body of this kind."""
+    arrays: list[bytes] = []
+    text = json.dumps(_encode(value, arrays), separators=(",", ":"), allow_nan=False).encode()
+    body = len(text).to_bytes(8, "big") + text + b"".join(arrays)
+    name = kind.encode()
+    head = _MAGIC + FORMAT.to_bytes(2, "big") + bytes([len(name)]) + name
+    return head + hashlib.sha256(body).digest() + body
+
+
+def unpack(data: bytes, *, kind: str, origin: str = "these bytes") -> Any:
+    """Read what `pack` wrote; anything else is refused with the reason.
+
+    >>> unpack(pack({"left": Fraction(1, 3)}, kind="example"), kind="example")
+    {'left': Fraction(1, 3)}
+    """
+    name = kind.encode()
+    head = len(_MAGIC) + 3
+    if data[: len(_MAGIC)] != _MAGIC or len(data) < head:
+        raise StateError(f"{origin} is not a dpstream file (foreign or truncated)")
+    version = int.from_bytes(data[8:10], "big")
+    if version != FORMAT:
+        raise StateError(
+            f"{origin} has format {version}; this version of dpstream reads format {FORMAT}"
+        )
+    found = data[head : head + data[10]]
+    if found != name:
+        raise StateError(f"{origin} holds a {found.decode(errors='replace')!r}, not a {kind!r}")
+    start = head + len(name) + 32
+    body = data[start:]
+    if hashlib.sha256(body).digest() != data[start - 32 : start]:
+        raise StateError(f"{origin} is truncated or damaged: its checksum does not match")
+    length = int.from_bytes(body[:8], "big")
+    return _decode(json.loads(body[8 : 8 + length]), memoryview(body)[8 + length :], origin)
+
+
+def write_packed(path: Path, value: object, *, kind: str) -> None:
+    """Pack to a file, atomically and durably."""
+    replace(path, pack(value, kind=kind))
+
+
+def read_packed(path: Path, *, kind: str) -> Any:
+    """Unpack a file."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise StateError(f"there is no {kind} at {path}") from None
+    return unpack(data, kind=kind, origin=str(path))
+
+
+def _encode(value: object, arrays: list[bytes]) -> object:
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case np.integer():
+            return int(value)
+        case float() | np.floating():
+            return {"$": "float", "is": float(value).hex()}
+        case Fraction():
+            return {"$": "fraction", "is": str(value)}
+        case bytes():
+            return {"$": "bytes", "is": value.hex()}
+        case list():
+            return [_encode(item, arrays) for item in value]
+        case tuple():
+            return {"$": "tuple", "is": [_encode(item, arrays) for item in value]}
+        case dict():
+            pairs = [[_encode(k, arrays), _encode(v, arrays)] for k, v in value.items()]
+            return {"$": "dict", "is": pairs}
+        case np.ndarray():
+            if value.dtype.kind not in "biuf":
+                raise StateError(f"an array of dtype {value.dtype} cannot be stored")
+            flat = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
+            at = sum(map(len, arrays))
+            arrays.append(flat.tobytes())
+            return {"$": "array", "dtype": flat.dtype.str, "shape": list(value.shape), "at": at}
+        case _ if type(value) in _NAMES and dataclasses.is_dataclass(value):
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            items = {name: _encode(item, arrays) for name, item in fields.items()}
+            return {"$": "object", "class": _NAMES[type(value)], "is": items}
+    raise StateError(f"a {type(value).__name__} cannot be stored; mark its class with @storable")
+
+
+def _decode(value: Any, raw: memoryview, origin: str) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, raw, origin) for item in value]
+    if not isinstance(value, dict):
+        return value
+    match value["$"]:
+        case "float":
+            return float.fromhex(value["is"])
+        case "fraction":
+            return Fraction(value["is"])
+        case "bytes":
+            return bytes.fromhex(value["is"])
+        case "tuple":
+            return tuple(_decode(item, raw, origin) for item in value["is"])
+        case "dict":
+            return {_decode(k, raw, origin): _decode(v, raw, origin) for k, v in value["is"]}
+        case "array":
+            dtype, shape = np.dtype(value["dtype"]), tuple(value["shape"])
+            count = int(np.prod(shape))
+            flat = np.frombuffer(raw, dtype=dtype, count=count, offset=value["at"])
+            return flat.reshape(shape).astype(dtype.newbyteorder("="))
+        case "object":
+            cls = _CLASSES.get(value["class"])
+            if cls is None:
+                raise StateError(
+                    f"{origin} holds a {value['class']!r}, which this version does not know"
+                )
+            fields = {name: _decode(item, raw, origin) for name, item in value["is"].items()}
+            known = {f.name for f in dataclasses.fields(cls)}
+            if set(fields) - known:
+                raise StateError(f"{origin}: {value['class']!r} has unknown fields "
+                                 f"{sorted(set(fields) - known)}; it comes from another version")
+            return cls(**fields)
+    raise StateError(f"{origin} holds an unknown kind of value {value['$']!r}")

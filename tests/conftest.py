@@ -1,0 +1,128 @@
+"""Set-up shared by all tests: reproducible examples, and tests that need a real component.
+
+A test marked with a component (`@pytest.mark.spark`) runs where that component is found. Elsewhere
+it is skipped and the end of the run lists what was left out; with DPSTREAM_REQUIRE_ALL=1 any skip,
+whatever its reason, is a failure.
+"""
+
+import importlib.util
+import os
+import shutil
+import socket
+from collections import Counter
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / "numba"))
+os.environ.setdefault("MPLBACKEND", "agg")
+
+settings.register_profile("ci", derandomize=True, deadline=None, database=None)
+settings.load_profile("ci")
+
+
+def _module(name: str) -> str | None:
+    return None if importlib.util.find_spec(name) else f"the Python package {name} is not installed"
+
+
+def _program(*names: str) -> str | None:
+    if any(shutil.which(name) for name in names):
+        return None
+    return f"no program {' or '.join(names)} on PATH"
+
+
+def _server(variable: str) -> str | None:
+    """Look for a server at the `host:port` that the environment variable names."""
+    address = os.environ.get(variable)
+    if not address:
+        return f"{variable} names no server (host:port)"
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=2).close()
+    except (OSError, ValueError) as error:
+        return f"no server answers at {variable}={address}: {error}"
+    return None
+
+
+def _bench_peers() -> str | None:
+    found = (ROOT / ".venv-bench" / ".stamp").exists()
+    return None if found else "no .venv-bench; make it with `make bench-peers`"
+
+
+# Marker -> probe; a probe returns None when the component is there, otherwise why it is not.
+COMPONENTS: dict[str, Callable[[], str | None]] = {
+    "spark": lambda: _module("pyspark") or _program("java"),
+    "kafka": lambda: _module("confluent_kafka") or _server("DPSTREAM_TEST_KAFKA"),
+    "nats": lambda: _program("nats-server"),
+    "postgres": lambda: _program("postgres", "pg_ctl", "pg_ctlcluster"),
+    "browser": lambda: _program("chromium", "chromium-browser", "google-chrome"),
+    "bench": _bench_peers,
+}
+
+
+class ComponentGate:
+    """Skip tests whose component is absent, or fail them when everything is required.
+
+    Registered as a plugin of its own, so that it also sees the doctests outside this folder.
+    """
+
+    def __init__(self) -> None:
+        self.require_all = os.environ.get("DPSTREAM_REQUIRE_ALL") == "1"
+        self.left_out: Counter[str] = Counter()
+        self.reasons: dict[str, str | None] = {}
+
+    def absence(self, component: str) -> str | None:
+        """Why the component is absent, or None; each is probed once, and only when a test asks."""
+        if component not in self.reasons:
+            self.reasons[component] = COMPONENTS[component]()
+        return self.reasons[component]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        for component in COMPONENTS:
+            if item.get_closest_marker(component) and (reason := self.absence(component)):
+                self.left_out[component] += 1
+                pytest.skip(f"{component} is absent: {reason}")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self.fail_if_all_required(report)
+        return report
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        report = yield
+        if report.skipped:
+            self.fail_if_all_required(report)
+        return report
+
+    def fail_if_all_required(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if self.require_all:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+            report.outcome = "failed"
+            report.longrepr = f"DPSTREAM_REQUIRE_ALL=1 allows no skip, but got: {reason}"
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.left_out:
+            terminalreporter.section("absent components")
+        for component, tests in sorted(self.left_out.items()):
+            verb = "failed" if self.require_all else "left out"
+            noun = "test" if tests == 1 else "tests"
+            terminalreporter.line(f"{component}: {tests} {noun} {verb}; {self.reasons[component]}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the component markers and the gate."""
+    for component in COMPONENTS:
+        config.addinivalue_line("markers", f"{component}: needs the real component `{component}`")
+    config.pluginmanager.register(ComponentGate(), "component-gate")
