@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -114,7 +115,7 @@ class HistogramMechanism:
         object.__setattr__(self, "epsilon", positive(self.epsilon, "epsilon"))
         object.__setattr__(self, "window", whole(self.window, "window", at_least=1))
 
-    @property
+    @cached_property
     def budget(self) -> Fraction:
         """epsilon, exactly."""
         return Fraction(self.epsilon)
@@ -152,12 +153,12 @@ class SeriesMechanism:
             object.__setattr__(self, name, exact(getattr(self, name), name))
         range_change(*self.range)
 
-    @property
+    @cached_property
     def budget(self) -> Fraction:
         """epsilon, exactly."""
         return Fraction(self.epsilon)
 
-    @property
+    @cached_property
     def range(self) -> tuple[Fraction, Fraction, Fraction]:
         """lo, hi and quantum, exactly."""
         return Fraction(self.lo), Fraction(self.hi), Fraction(self.quantum)

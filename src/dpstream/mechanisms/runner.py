@@ -65,6 +65,7 @@ class Runner:
         self._log: InputLog | None = None
         self._folder: Path | None = None
         self._finished = False
+        self._logged_from = 0
         if self._ledger.terms(dataset) is None:
             self._ledger.open(dataset, mechanism.terms())
         self._connect()
@@ -118,6 +119,7 @@ class Runner:
             "chain": self._chain,
             "finished": self._finished,
             "log": self._log.identity,
+            "logged from": self._logged_from,
             "own ledger": self._own_ledger(folder) and self._ledger.identity(),
             "run": self.run_id,
         }
@@ -143,7 +145,7 @@ class Runner:
         folder = Path(path)
         about = read_packed(folder / "run.dps", kind="run")
         find(about["name"])  # its module knows the classes that the snapshot holds
-        snapshot = read_packed(folder / "snapshot.dps", kind="snapshot")
+        snapshot = _newest_snapshot(folder)
         known_secret = Secret.of(secret) if secret is not None else Secret.load(beside(folder))
         if known_secret.key("check", about["run"]) != about["secret check"]:
             raise StateError(
@@ -167,6 +169,45 @@ class Runner:
             query=about["query"],
         )
         runner._restore(folder, snapshot)
+        return runner
+
+    @classmethod
+    def resume(
+        cls,
+        path: str | Path,
+        mechanism: Mechanism,
+        *,
+        secret: Secret | bytes | str | Path | None = None,
+        ledger: Ledger | str | Path | None = None,
+        dataset: str = "stream",
+        query: str = "",
+    ) -> Runner:
+        """A run that is fed from its first step each time, such as a file that grows.
+
+        On first use it makes the state directory; later it replays: the same data publish the
+        same values and charge nothing, appended steps are new, changed data raise NoiseReuse.
+        """
+        folder = Path(path)
+        if not (folder / "run.dps").exists():
+            keep = secret if secret is not None or not beside(folder).exists() else beside(folder)
+            runner = cls(mechanism, secret=keep, ledger=ledger, dataset=dataset, query=query)
+            runner.save(folder)
+            return runner
+        runner = cls.load(folder, secret=secret, ledger=ledger)
+        asked, kept = (mechanism, dataset, query), (runner.mechanism, runner.dataset, runner.query)
+        if asked != kept:
+            runner.close()
+            raise StateError(
+                f"{folder} was made for {kept}; asked for {asked}; use the same parameters, or a "
+                "new state directory (a new run, charged anew)"
+            )
+        if runner._logged_from > 0:
+            raise StateError(
+                f"{folder} is logged from step {runner._logged_from} on only, so it cannot start "
+                "again from step 0; use Runner.load and feed the steps that follow its snapshot"
+            )
+        runner.steps_done, runner._chain, runner._finished = 0, b"", False
+        runner._state = mechanism.start()
         return runner
 
     def close(self) -> None:
@@ -263,12 +304,14 @@ class Runner:
         }
         write_packed(folder / "run.dps", about, kind="run")
         self._log, self._folder = InputLog(self._log_path(folder), run=self.run_id), folder
+        self._logged_from = self.steps_done
 
     def _restore(self, folder: Path, snapshot: dict[str, Any]) -> None:
         """Take over a snapshot; if its log is not the one it was taken with, as a new run."""
         self._state = unpack(snapshot["state"], kind="mechanism state")
         self.steps_done, self._bins = snapshot["steps"], snapshot["bins"]
         self._chain, self._finished, self._folder = snapshot["chain"], snapshot["finished"], folder
+        self._logged_from = snapshot["logged from"]
         path = self._log_path(folder)
         if path.exists():
             log = InputLog(path, run=self.run_id)
@@ -286,6 +329,7 @@ class Runner:
         self.run_id = mint_run_id()
         self._connect()
         self._log = InputLog(self._log_path(folder), run=self.run_id)
+        self._logged_from = self.steps_done
         about = read_packed(folder / "run.dps", kind="run")
         about |= {"run": self.run_id, "secret check": self._secret.key("check", self.run_id)}
         write_packed(folder / "run.dps", about, kind="run")
@@ -297,3 +341,14 @@ class Runner:
     def _own_ledger(self, folder: Path) -> bool:
         own = self._ledger.path is not None and self._ledger.path.parent.resolve()
         return own == folder.resolve()
+
+
+def _newest_snapshot(folder: Path) -> dict[str, Any]:
+    """The last whole snapshot: writing one is atomic, an older generation covers a bad medium."""
+    try:
+        snapshot: dict[str, Any] = read_packed(folder / "snapshot.dps", kind="snapshot")
+    except StateError:
+        if not (folder / "snapshot.1.dps").exists():
+            raise
+        snapshot = read_packed(folder / "snapshot.1.dps", kind="snapshot")
+    return snapshot

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from dpstream.privacy import curves, events, mixtures
-from dpstream.privacy.composition import Total, group_size, total
+from dpstream.privacy.composition import Total, total
 from dpstream.privacy.curves import ROUND, Number, number, probability
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def group_privacy(*, epsilon: Number, delta: Number, size: int) -> tuple[float, 
     (3.0, 0.0)
     """
     budget, failure = number("epsilon", epsilon), number("delta", delta)
-    size = group_size(size)
+    events.whole("size", size, least=1)
     if failure == 0:
         return size * budget, 0.0
     growth = sum(_exp(step * budget) for step in range(size))

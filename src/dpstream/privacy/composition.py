@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import partial, singledispatch
 from typing import Any
 
-from dpstream.errors import InvalidParameter, UnknownPrivacyEvent
+from dpstream.errors import UnknownPrivacyEvent
 from dpstream.privacy import events
 
 
@@ -100,12 +100,6 @@ def _(event: events.Composed) -> Total:
     return sum(map(total, event.events), Total())
 
 
-def group_size(size: int) -> int:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise InvalidParameter(f"size must be an integer, one or more; got {size!r}")
-    return size
-
-
 def group(event: events.Event, *, size: int) -> events.Event:
     """The event seen by `size` units together: epsilon grows by size, rho and mu^2 by size^2.
 
@@ -114,7 +108,7 @@ def group(event: events.Event, *, size: int) -> events.Event:
     >>> group(events.Concentrated(rho=Fraction(1, 2)), size=3)
     Concentrated(rho=Fraction(9, 2))
     """
-    grown = partial(group, size=group_size(size))
+    grown = partial(group, size=events.whole("size", size, least=1))
     match event:
         case events.Pure():
             return events.Pure(epsilon=event.epsilon * size)

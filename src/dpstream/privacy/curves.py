@@ -143,8 +143,9 @@ def _order(log_less_one: float) -> tuple[float, float, float]:
 def zcdp_delta(*, rho: Number, epsilon: Number) -> float:
     """The delta of rho-zCDP at epsilon.
 
-    The least e^(b (a rho - epsilon)) (1 - 1/a)^a / b over the orders a = 1 + b > 1. Every order a gives a true bound, so the search for the best one cannot hurt.
-    The logarithm is convex in a; its slope is (2a - 1) rho - epsilon + log(1 - 1/a).
+    The least e^(b (a rho - epsilon)) (1 - 1/a)^a / b over the orders a = 1 + b > 1. Every order
+    gives a true bound, so the search for the best one cannot hurt. The logarithm is convex in a;
+    its slope is (2a - 1) rho - epsilon + log(1 - 1/a).
     Paper: Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy", 2020.
 
     >>> f"{zcdp_delta(rho=0.1, epsilon=3):.3e}"

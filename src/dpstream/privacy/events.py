@@ -40,6 +40,13 @@ def _probability(name: str, value: object) -> Fraction:
     return exact
 
 
+def whole(name: str, value: object, *, least: int) -> int:
+    """Check that a number of things is an integer, `least` or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidParameter(f"{name} must be an integer, {least} or more; got {value!r}")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pure:
     """An epsilon-DP release.
@@ -120,8 +127,7 @@ class Repeated:
     count: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 0:
-            raise InvalidParameter(f"count must be an integer, zero or more; got {self.count!r}")
+        whole("count", self.count, least=0)
 
 
 @dataclass(frozen=True, kw_only=True)

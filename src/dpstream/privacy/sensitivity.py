@@ -6,10 +6,12 @@ No number is written where noise is drawn; it is computed here, in grid steps, w
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
 
 from dpstream.errors import InvalidParameter
 
 
+@cache
 def histogram_change() -> Fraction:
     """L1 change of a step's histogram under one event.
 
@@ -18,6 +20,7 @@ def histogram_change() -> Fraction:
     return Fraction(1)
 
 
+@cache
 def range_change(lo: Fraction, hi: Fraction, quantum: Fraction) -> Fraction:
     """Grid steps by which one value can move when it is replaced by any other in [lo, hi].
 

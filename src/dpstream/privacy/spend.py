@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -66,13 +67,10 @@ class Spend:
         interval: Interval | None = None,
     ) -> Integers:
         """`value` plus discrete Laplace noise of scale sensitivity / epsilon."""
-        exact, epsilon = _integers(value), _positive(epsilon, "epsilon")
+        exact, (epsilon, scale) = _integers(value), _laplace(sensitivity, epsilon)
         if interval is None:
             self._charge(epsilon, purpose, cells)
-        drawn = noise.discrete_laplace(
-            self._draws("L:" + purpose, exact.size), Fraction(sensitivity) / epsilon
-        )
-        return _added(exact, drawn)
+        return _added(exact, noise.discrete_laplace(self._draws("L:" + purpose, exact.size), scale))
 
     def gaussian(
         self,
@@ -149,7 +147,9 @@ class Spend:
     ) -> None:
         prepaid_to, prepaid = self._prepaid.get(purpose, (-1, None))
         ahead = kind == "cells" and cells is None and self._ahead > self.step
-        if cells is None and kind == "cells" and self.step <= prepaid_to and amount == prepaid:
+        if cells is None and kind == "cells" and self.step <= prepaid_to and (
+            amount is prepaid or amount == prepaid
+        ):
             return
         charge = Charge(
             run=self._run.hex(),
@@ -174,6 +174,14 @@ class Spend:
         return stream.at(self.step, size)
 
 
+@lru_cache(maxsize=1024)
+def _laplace(sensitivity: Fraction, epsilon: Fraction) -> tuple[Fraction, Fraction]:
+    """What is charged, and the scale that it buys."""
+    charged = _positive(epsilon, "epsilon")
+    return charged, Fraction(sensitivity) / charged
+
+
+@lru_cache(maxsize=1024)
 def laplace_stddev(sensitivity: Fraction, epsilon: Fraction) -> float:
     """Standard deviation of discrete Laplace noise, in grid steps.
 
@@ -191,7 +199,9 @@ def noise_versions() -> Sequence[int]:
 
 def _integers(value: npt.ArrayLike) -> Integers:
     array = np.asarray(value)
-    if array.dtype.kind not in "iu" or (array.size and int(np.abs(array).max()) >= _LIMIT):
+    if array.dtype.kind not in "iu" or (
+        array.size and not (-_LIMIT < array.min() and array.max() < _LIMIT)
+    ):
         raise InvalidInput(
             f"noise is added to integers below 2^62 on the mechanism's grid; got {array.dtype}"
         )
@@ -206,7 +216,7 @@ def _positive(amount: Fraction, name: str) -> Fraction:
 
 
 def _added(exact: Integers, drawn: Integers) -> Integers:
-    if drawn.size and int(np.abs(drawn).max()) >= _LIMIT:
+    if drawn.size and not (-_LIMIT < drawn.min() and drawn.max() < _LIMIT):
         raise InvalidInput("the noise left the 62-bit grid; use a coarser quantum")
     total: Integers = exact + drawn.reshape(exact.shape)
     return total

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -33,13 +35,18 @@ class Uniform(HistogramMechanism):
 
     steady: ClassVar[bool] = True
 
+    @cached_property
+    def share(self) -> Fraction:
+        """What one step may spend."""
+        return self.budget / self.window
+
     def start(self) -> None:
         """No memory is needed."""
 
     def step(self, state: None, x: Integers, spend: Spender) -> tuple[None, list[Release]]:
         """Noise on every count, at once."""
-        share, sensitivity = self.budget / self.window, histogram_change()
-        noisy = spend.laplace(x, sensitivity=sensitivity, epsilon=share, purpose="publish")
-        stddev = np.full(x.shape, laplace_stddev(sensitivity, share))
+        sensitivity = histogram_change()
+        noisy = spend.laplace(x, sensitivity=sensitivity, epsilon=self.share, purpose="publish")
+        stddev = np.full(x.shape, laplace_stddev(sensitivity, self.share))
         values = noisy.astype(np.float64)
         return None, [Release(step=spend.step, values=values, paid=True, stddev=stddev)]

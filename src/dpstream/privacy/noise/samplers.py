@@ -161,27 +161,38 @@ def _sample(draws: Draws, kernel: Kernel, settle: Settle) -> Integers:
         pending = np.arange(start, min(start + _CHUNK, draws.size))
         attempt, ahead = 0, 1
         while len(pending):
-            if len(pending) * ahead <= 64:  # few draws left: several attempts at a time
-                ahead = min(2 * ahead, 64)
-            which = np.repeat(pending, ahead)
-            counters = np.tile(
-                np.array([counter(attempt + i) for i in range(ahead)]), len(pending)
-            )
-            words = draws.blocks(which, counters)
-            status = np.empty(len(which), dtype=np.int8)
-            values = np.empty(len(which), dtype=np.int64)
-            kernel(words, which, status, values)
-            for row in np.flatnonzero(status == UNSURE):
-                status[row], values[row] = _settle(
-                    draws, int(which[row]), attempt + int(row) % ahead, words[row], settle
-                )
-            done = (status == ACCEPTED).reshape(-1, ahead)
-            first, found = done.argmax(axis=1), done.any(axis=1)
-            picked = np.arange(len(pending)) * ahead + first
-            out[pending[found]] = values[picked[found]]
-            pending = pending[~found]
+            done, values = _attempts(draws, pending, attempt, ahead, kernel, settle)
             attempt += ahead
+            out[pending] = values
+            if done.all():
+                break
+            pending = pending[~done]
+            if len(pending) * ahead <= 64:  # few draws left: several attempts at a time
+                ahead = min(4 * ahead, 64)
     return out
+
+
+def _attempts(
+    draws: Draws, pending: Integers, attempt: int, ahead: int, kernel: Kernel, settle: Settle
+) -> tuple[npt.NDArray[np.bool_], Integers]:
+    """`ahead` attempts for each pending draw; the first accepted one counts."""
+    numbers = [counter(attempt + i) for i in range(ahead)]
+    which = pending if ahead == 1 else np.repeat(pending, ahead)
+    words = draws.blocks(which, np.array(numbers * len(pending) if ahead > 1 else numbers))
+    status = np.empty(len(which), dtype=np.int8)
+    values = np.empty(len(which), dtype=np.int64)
+    kernel(words, which, status, values)
+    if status.max() == UNSURE:
+        for row in np.flatnonzero(status == UNSURE):
+            status[row], values[row] = _settle(
+                draws, int(which[row]), attempt + int(row) % ahead, words[row], settle
+            )
+    done = status == ACCEPTED
+    if ahead == 1:
+        return done, values
+    table = done.reshape(-1, ahead)
+    first = table.argmax(axis=1)
+    return table.any(axis=1), values.reshape(-1, ahead)[np.arange(len(pending)), first]
 
 
 def _settle(

@@ -127,7 +127,7 @@ class Draws:
         self.stream, self.step, self.size = stream, step, size
 
     def blocks(self, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]) -> Words:
-        """Row i: the two words of draw which[i] at counters[i]."""
+        """Row i: the two words of draw which[i] at counters[i] (or at the one counter given)."""
         out = np.empty((len(which), 2), dtype="<u8")
         self._fill(out, which, counters)
         return self.stream.encrypt(out)

@@ -1,0 +1,182 @@
+"""Record a run, then replay its noisy answers over neighbouring data.
+
+With every noisy answer frozen, a sound mechanism must ask the same questions in the same order
+(no control flow depends on raw data), and no question's exact value may differ between the
+neighbours by more than the sensitivity it declared. What the differences cost, added up, is the
+privacy loss along this path; it must stay within the promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpstream.mechanisms.base import Mechanism
+from dpstream.privacy.charges import Cells
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.spend import Interval, Spend
+from dpstream.privacy.state import Secret
+from dpstream.records import Integers, Release
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Call:
+    """One question to `spend`: what was asked, the exact value, the noisy answer."""
+
+    kind: str
+    step: int
+    purpose: str
+    value: Integers
+    sensitivity: Fraction
+    amount: Fraction
+    cells: Cells | None
+    interval: Interval | None
+    answer: Any
+
+    def question(self) -> tuple[Any, ...]:
+        """What must not depend on raw data: everything but the value and the answer."""
+        return (
+            *(self.kind, self.step, self.purpose, self.value.shape, self.sensitivity),
+            *(self.amount, self.cells, self.interval),
+        )
+
+
+class Changed(AssertionError):
+    """The neighbour made the mechanism ask something else: raw data steer its control flow."""
+
+
+class Recorder:
+    """A Spend that remembers; given `script`, one that repeats the script's answers instead."""
+
+    def __init__(self, spend: Spend | None = None, script: Sequence[Call] | None = None) -> None:
+        self.step = -1
+        self.calls: list[Call] = []
+        self._spend, self._script = spend, script
+
+    def begin(self, step: int) -> None:
+        """Move to `step`."""
+        self.step = step
+        if self._spend is not None:
+            self._spend.begin(step, lambda _: "")
+
+    def laplace(self, value: npt.ArrayLike, **asked: Any) -> Integers:
+        """Recorded `Spend.laplace`."""
+        answer: Integers = self._ask("laplace", value, **asked)
+        return answer
+
+    def gaussian(self, value: npt.ArrayLike, **asked: Any) -> Integers:
+        """Recorded `Spend.gaussian`."""
+        answer: Integers = self._ask("gaussian", value, **asked)
+        return answer
+
+    def choose(self, scores: npt.ArrayLike, **asked: Any) -> int:
+        """Recorded `Spend.choose`."""
+        return int(self._ask("choose", scores, **asked))
+
+    def respond(self, bucket: npt.ArrayLike, **asked: Any) -> Integers:
+        """Recorded `Spend.respond`."""
+        answer: Integers = self._ask("respond", bucket, **asked)
+        return answer
+
+    def open_interval(self, epsilon: Fraction, *, purpose: str = "interval") -> Interval:
+        """Recorded `Spend.open_interval`."""
+        interval: Interval = self._ask("open_interval", epsilon=epsilon, purpose=purpose)
+        return interval
+
+    def close_interval(self, interval: Interval) -> None:
+        """Recorded `Spend.close_interval`."""
+        self._ask("close_interval", interval=interval)
+
+    def _ask(self, kind: str, value: npt.ArrayLike | None = None, **asked: Any) -> Any:
+        exact = np.zeros(0, np.int64) if value is None else np.asarray(value, dtype=np.int64)
+        call = Call(
+            kind=kind,
+            step=self.step,
+            purpose=asked.get("purpose", ""),
+            value=exact,
+            sensitivity=Fraction(asked.get("sensitivity", 1)),
+            amount=Fraction(asked.get("epsilon", asked.get("rho", 0))),
+            cells=asked.get("cells"),
+            interval=asked.get("interval"),
+            answer=None,
+        )
+        answer = self._answer(call, value, asked)
+        self.calls.append(Call(**{**call.__dict__, "answer": answer}))
+        return answer
+
+    def _answer(self, call: Call, value: npt.ArrayLike | None, asked: dict[str, Any]) -> Any:
+        if self._script is None:
+            return getattr(self._spend, call.kind)(*(() if value is None else (value,)), **asked)
+        position = len(self.calls)
+        if position >= len(self._script):
+            raise Changed(f"the neighbour asks one question more: {call.question()}")
+        old = self._script[position]
+        if old.question() != call.question():
+            raise Changed(f"asked {old.question()}, the neighbour {call.question()}")
+        return old.answer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Replay:
+    """What the neighbour changed: the loss along the path, and calls beyond their sensitivity."""
+
+    loss: Fraction
+    violations: list[str]
+
+
+def record(
+    mechanism: Mechanism, block: Integers, *, secret: bytes, run: bytes
+) -> tuple[list[Call], list[Release]]:
+    """Run a mechanism on its own book and keep every question and answer."""
+    ledger = Ledger()
+    ledger.open("audit", mechanism.terms())
+    key = Secret(secret).key("runner noise", run)
+    recorder = Recorder(Spend(run=run, key=key, ledger=ledger, dataset="audit"))
+    return recorder.calls, _drive(mechanism, block, recorder)
+
+
+def replay(mechanism: Mechanism, neighbour: Integers, calls: Sequence[Call]) -> Replay:
+    """Feed neighbouring data against the recorded answers; raises Changed if questions differ."""
+    twin = Recorder(script=calls)
+    _drive(mechanism, neighbour, twin)
+    if len(twin.calls) < len(calls):
+        raise Changed(f"the neighbour asks only {len(twin.calls)} of {len(calls)} questions")
+    loss, violations, moved = Fraction(0), [], set()
+    for old, new in zip(calls, twin.calls, strict=True):
+        change = Fraction(int(np.abs(old.value - new.value).sum()))
+        if old.kind == "gaussian":  # L2
+            squares = int(((old.value - new.value) ** 2).sum())
+            too_much = squares > old.sensitivity**2
+            cost = old.amount * Fraction(squares) / old.sensitivity**2
+        elif old.kind == "choose":
+            change = Fraction(int(np.abs(old.value - new.value).max(initial=0)))
+            too_much, cost = change > old.sensitivity, old.amount * change / old.sensitivity
+        elif old.kind == "respond":
+            moved_buckets = int((old.value != new.value).sum())
+            too_much, cost = False, old.amount * moved_buckets
+        else:
+            too_much, cost = change > old.sensitivity, old.amount * change / old.sensitivity
+        if too_much:
+            violations.append(f"step {old.step}, {old.purpose!r}: moved by {change}")
+        if old.interval is None:
+            loss += cost
+        elif change:
+            moved.add(old.interval)
+    opened = {call.answer: call.amount for call in calls if call.kind == "open_interval"}
+    loss += sum((opened[interval] for interval in moved), Fraction(0))
+    return Replay(loss=loss, violations=violations)
+
+
+def _drive(mechanism: Mechanism, block: Integers, recorder: Recorder) -> list[Release]:
+    state, releases = mechanism.start(), []
+    for step, row in enumerate(block):
+        recorder.begin(step)
+        state, new = mechanism.step(state, row, recorder)
+        releases += new
+    _, last = mechanism.finish(state, recorder)
+    return releases + last

@@ -1,0 +1,29 @@
+"""The `dpstream` command. Results go to stdout; notes, progress and errors to stderr."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+
+from dpstream.cli.app import app
+from dpstream.cli.exits import UsageError, code_of
+from dpstream.cli.output import note, report_error, set_json
+from dpstream.errors import DpstreamError
+
+__all__ = ["main"]
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run one command and leave with a documented exit code."""
+    given = list(sys.argv[1:] if args is None else args)
+    set_json("--json" in given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_, **__: note(str(message))
+        try:
+            code = app(given, prog_name="dpstream", standalone_mode=False)
+        except (DpstreamError, OSError, UsageError) as problem:
+            report_error(problem)
+            code = code_of(problem)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,86 @@
+"""Where the commands write: JSON or tables to stdout, notes and errors to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from dpstream.cli.exits import code_of
+
+_EVERY = 256  # steps between two updates of the progress bar
+
+_as_json = False
+
+
+def set_json(wanted: bool) -> None:
+    """Remember whether a program reads along; then stderr carries JSON lines too."""
+    global _as_json
+    _as_json = wanted
+
+
+def people() -> Console:
+    """Where tables for people go."""
+    return Console()
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def note(message: str) -> None:
+    """Tell the operator something that is not a result."""
+    _to_stderr({"note": message}, "note: ", "yellow", message)
+
+
+def report_error(problem: BaseException) -> None:
+    """One line that says what went wrong."""
+    message = _message(problem)
+    about = {"error": type(problem).__name__, "message": message, "exit_code": code_of(problem)}
+    _to_stderr(about, "error: ", "bold red", message)
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A callback (done, total) that draws a bar, where somebody watches."""
+    console = Console(stderr=True)
+    if _as_json or not console.is_terminal:
+        yield lambda done, total: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(label, total=None)
+
+        def update(done: int, total: int) -> None:
+            if done % _EVERY == 0 or done == total:
+                bar.update(task, completed=done, total=total)
+
+        yield update
+
+
+def _to_stderr(record: dict[str, Any], label: str, style: str, message: str) -> None:
+    if _as_json:
+        print(json.dumps(record), file=sys.stderr)
+    else:
+        text = Text.assemble((label, style), message)
+        Console(stderr=True, highlight=False).print(text, soft_wrap=True)
+
+
+def _message(problem: BaseException) -> str:
+    if hasattr(problem, "format_message"):  # a usage error
+        return f"{problem.format_message()} (see dpstream --help)"
+    if isinstance(problem, OSError) and problem.strerror:
+        return f"{problem.strerror}: {problem.filename}" if problem.filename else problem.strerror
+    return str(problem)

@@ -1,0 +1,194 @@
+"""`dpstream release`: publish a series from a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpstream.cli import results, tables
+from dpstream.cli.mechanisms import complete_mechanism
+from dpstream.cli.output import note, print_json, progress_bar
+from dpstream.cli.parameters import build
+from dpstream.errors import MissingDependency
+from dpstream.mechanisms import name_of
+from dpstream.mechanisms.base import Mechanism
+from dpstream.mechanisms.runner import Runner
+from dpstream.mechanisms.series import Series
+from dpstream.privacy.amounts import show
+from dpstream.privacy.state.secret import beside
+
+_PARAMETERS = "Parameters of the mechanism"
+_BUDGET = "Budget and repetition"
+
+
+def release(
+    source: Annotated[Path, typer.Argument(metavar="SERIES", help="A .csv or .parquet file.")],
+    mechanism: Annotated[
+        str,
+        typer.Option(
+            "--mechanism",
+            "-m",
+            autocompletion=complete_mechanism,
+            help="One of those that `dpstream mechanisms` lists.",
+        ),
+    ],
+    epsilon: Annotated[str | None, typer.Option(rich_help_panel=_PARAMETERS)] = None,
+    window: Annotated[
+        str | None, typer.Option(help="Steps protected together (w).", rich_help_panel=_PARAMETERS)
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option(help="Steps to wait.", rich_help_panel=_PARAMETERS)
+    ] = None,
+    lo: Annotated[
+        str | None, typer.Option(help="Lowest value (public).", rich_help_panel=_PARAMETERS)
+    ] = None,
+    hi: Annotated[
+        str | None, typer.Option(help="Highest value (public).", rich_help_panel=_PARAMETERS)
+    ] = None,
+    quantum: Annotated[
+        str | None, typer.Option(help="Grid of the values.", rich_help_panel=_PARAMETERS)
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any other parameter; may be repeated.",
+            rich_help_panel=_PARAMETERS,
+        ),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--column", help="Publish only this column; may be repeated."),
+    ] = None,
+    time: Annotated[str | None, typer.Option(help="Column that orders the steps.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A .csv, .parquet or .jsonl file instead of stdout.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the first column with its error band (.png, .svg).")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory that lets this release be repeated and extended.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None,
+    secret: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="DPSTREAM_SECRET_FILE",
+            help="Secret file, created on first use.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="DPSTREAM_LEDGER",
+            help="Ledger file that other releases share.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None,
+    dataset: Annotated[
+        str, typer.Option(help="Whose book in the ledger pays.", rich_help_panel=_BUDGET)
+    ] = "stream",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Publish a series under differential privacy, one row a step."""
+    flags = {"epsilon": epsilon, "window": window, "delay": delay}
+    flags |= {"lo": lo, "hi": hi, "quantum": quantum}
+    chosen = build(mechanism, flags, settings or [])
+    results.check_target(out)
+    results.check_target(plot, (".png", ".svg", ".pdf"))
+    if plot is not None:
+        _require_matplotlib()
+    rows = tables.read(source, columns=columns or [], time=time)
+    runner = _start(chosen, state=state, secret=secret, ledger=ledger, dataset=dataset)
+    try:
+        series = _publish(runner, rows)
+        book = next(b for b in runner.ledger.report() if b["dataset"] == dataset)
+    finally:
+        runner.close()
+    if out is not None:
+        results.write(series, out)
+    if plot is not None:
+        dataclasses.replace(series, times=rows.stamps).plot(path=str(plot))
+    about = _about(chosen, series, book)
+    if as_json:
+        print_json(about | ({"out": str(out)} if out else {"rows": [*results.records(series)]}))
+        return
+    if out is None:
+        sys.stdout.write(results.as_csv(series))
+    where = f" to {out}" if out else ""
+    note(
+        f"published {about['steps']} steps{where} ({about['paid_steps']} paid); the book "
+        f"{dataset!r} promises {about['promise']}, {about['left_shown']} is left at the next step"
+    )
+
+
+def _start(
+    mechanism: Mechanism,
+    *,
+    state: Path | None,
+    secret: Path | None,
+    ledger: Path | None,
+    dataset: str,
+) -> Runner:
+    """A new run, or (with a state directory) the same one again; tell what was created."""
+    kept = secret if secret is not None or state is None else beside(state)
+    existed = kept is None or kept.exists()
+    if ledger is None:
+        where = f"kept in {state / 'ledger'} and" if state else "forgotten afterwards,"
+        note(f"the budget of this release is {where} not shared with others; use --ledger")
+    query = name_of(mechanism)
+    if state is None:
+        runner = Runner(mechanism, secret=secret, ledger=ledger, dataset=dataset, query=query)
+    else:
+        runner = Runner.resume(
+            state, mechanism, secret=secret, ledger=ledger, dataset=dataset, query=query
+        )
+    if not existed:
+        note(f"created the secret {kept}; back it up: without it nothing can be repeated")
+    return runner
+
+
+def _publish(runner: Runner, rows: tables.Rows) -> Series:
+    releases = []
+    with progress_bar("publishing") as progress:
+        for done, batch in enumerate(runner.feed(rows.block), start=1):
+            releases += batch
+            progress(done, len(rows.block))
+        releases += runner.finish()
+    return Series.of(releases, run=runner.run_id.hex(), names=rows.names, times=rows.times)
+
+
+def _about(mechanism: Mechanism, series: Series, book: dict[str, Any]) -> dict[str, Any]:
+    fields = dataclasses.fields(mechanism)  # type: ignore[arg-type]
+    return {
+        "mechanism": name_of(mechanism),
+        "parameters": {field.name: str(getattr(mechanism, field.name)) for field in fields},
+        "run": series.run,
+        "dataset": book["dataset"],
+        "promise": book["promise"],
+        "left_next_step": book["left_next_step"],
+        "left_shown": show(Fraction(book["left_next_step"])),
+        "steps": len(series),
+        "paid_steps": sum(series.paid),
+        "columns": list(series.names),
+    }
+
+
+def _require_matplotlib() -> None:
+    try:
+        import matplotlib.pyplot  # noqa: F401
+    except ImportError:
+        raise MissingDependency(
+            "--plot needs matplotlib; install it with: pip install 'dpstream[plot]'"
+        ) from None

@@ -1,0 +1,196 @@
+"""Read a series from CSV or Parquet; what cannot be used is refused with its line."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpstream.errors import InvalidInput
+from dpstream.mechanisms.release import as_steps, check_times
+from dpstream.records import Reals
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Steps x bins, the bins' names, and each step's time: as written, and as a stamp."""
+
+    block: Reals
+    names: list[str]
+    times: list[Any] | None = None
+    stamps: list[Any] | None = None
+
+
+def read(path: Path, *, columns: Sequence[str] = (), time: str | None = None) -> Rows:
+    """The named columns of a .csv or .parquet file; by default all of them but the time."""
+    reader = {".csv": _read_csv, ".parquet": _read_parquet}.get(path.suffix.lower())
+    if reader is None:
+        raise InvalidInput(f"{path} must be a .csv or .parquet file")
+    if not path.is_file():
+        raise InvalidInput(f"there is no file {path}")
+    return reader(path, list(dict.fromkeys(columns)), time)
+
+
+def _read_parquet(path: Path, columns: list[str], time: str | None) -> Rows:
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
+        reason = str(problem).partition("\n")[0]
+        raise InvalidInput(f"{path} cannot be read as Parquet: {reason}") from None
+    _require(path, [*columns, *([time] if time else [])], table.column_names)
+    if columns:
+        stamps = [f.name for f in table.schema if pa.types.is_temporal(f.type)]
+        kept = [name for name in table.column_names if name in (*columns, time, *stamps[:1])]
+        table = table.select(kept)
+    if table.num_rows == 0:
+        raise InvalidInput(f"{path} has no rows")
+    block, names, times = as_steps(table, time=time)
+    shown = None if times is None else [_plain(value) for value in times]
+    return Rows(block=block, names=names or [], times=shown, stamps=times)
+
+
+def _read_csv(path: Path, columns: list[str], time: str | None) -> Rows:
+    header, lines, rows = _cells(path)
+    _require(path, [*columns, *([time] if time else [])], header)
+    if time is None:
+        first = dict(zip(header, rows[0], strict=True))
+        others = (name for name in header if name not in columns)
+        time = next((name for name in others if _is_date(first[name])), None)
+    names = columns or [name for name in header if name != time]
+    if not names:
+        raise InvalidInput(f"{path} has no column to publish besides its time {time!r}")
+    place = {name: header.index(name) for name in [*names, *([time] if time else [])]}
+    block = np.empty((len(rows), len(names)))
+    for j, name in enumerate(names):
+        cells = [row[place[name]] for row in rows]
+        block[:, j] = _numbers(cells, lines, path=path, name=name, time=time)
+    if time is None:
+        return Rows(block=block, names=names)
+    times = [row[place[time]].strip() for row in rows]
+    stamps = _stamps(times, lines, path=path, name=time)
+    try:
+        check_times(stamps, time)
+    except InvalidInput as problem:
+        raise InvalidInput(f"{path}: {problem} (row 0 is line {lines[0]})") from None
+    return Rows(block=block, names=names, times=times, stamps=stamps)
+
+
+def _cells(path: Path) -> tuple[list[str], list[int], list[list[str]]]:
+    """Header, and each row's cells with its line number; every row as wide as the header."""
+    lines: list[int] = []
+    rows: list[list[str]] = []
+    blank = 0
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            header = [name.strip() for name in next(reader, [])]
+            _check_header(path, header)
+            for row in reader:
+                if not row:
+                    blank = blank or reader.line_num
+                    continue
+                if blank:
+                    raise InvalidInput(f"{path}, line {blank} is empty; every step needs a row")
+                if len(row) != len(header):
+                    raise InvalidInput(
+                        f"{path}, line {reader.line_num} has {len(row)} cells but the header has "
+                        f"{len(header)}; write 0 for a bin without events"
+                    )
+                lines.append(reader.line_num)
+                rows.append(row)
+        except csv.Error as problem:
+            raise InvalidInput(f"{path}, line {reader.line_num}: {problem}") from None
+        except UnicodeDecodeError as problem:
+            raise InvalidInput(f"{path} is not UTF-8 text: {problem}") from None
+    if not rows:
+        raise InvalidInput(f"{path} has a header but no rows")
+    return header, lines, rows
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    if not any(header):
+        raise InvalidInput(f"{path} is empty; a header and at least one row are needed")
+    if any(_is_number(name) for name in header):
+        raise InvalidInput(
+            f"{path}, line 1 must be a header with column names; got {','.join(header)}"
+        )
+    if "" in header or len(set(header)) < len(header):
+        raise InvalidInput(f"{path}, line 1: column names must be there and differ; got {header}")
+
+
+def _require(path: Path, wanted: Sequence[str], found: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in found:
+            raise InvalidInput(
+                f"{path} has no column {name!r}; its columns are {', '.join(found)}"
+            )
+
+
+def _numbers(
+    cells: list[str], lines: list[int], *, path: Path, name: str, time: str | None
+) -> list[float]:
+    numbers = []
+    for cell, line in zip(cells, lines, strict=True):
+        if not _is_number(cell):
+            hint = "name the columns to publish with --column"
+            if time is None:
+                hint += ", the time column with --time"
+            shown = f"is {cell!r}, which is not a finite number" if cell.strip() else "is empty"
+            raise InvalidInput(f"{path}, line {line}, column {name!r} {shown}; {hint}")
+        numbers.append(float(cell))
+    return numbers
+
+
+def _stamps(cells: list[str], lines: list[int], *, path: Path, name: str) -> list[Any]:
+    """Whole numbers as they are, everything else as UTC time."""
+    if cells[0].isdecimal():
+        kind, convert = "a whole number as the first", int
+    else:
+        kind, convert = "a date or time such as 2024-01-31 or 2024-01-31T12:00:00", _stamp
+    stamps: list[Any] = []
+    for cell, line in zip(cells, lines, strict=True):
+        try:
+            stamps.append(convert(cell))
+        except ValueError:
+            raise InvalidInput(
+                f"{path}, line {line}, column {name!r} is {cell!r}; it must be {kind}"
+            ) from None
+    return stamps
+
+
+def _stamp(text: str) -> np.datetime64:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return np.datetime64(text, "s")  # such as 2024-01
+    if moment.tzinfo is not None:
+        moment = moment.astimezone(UTC).replace(tzinfo=None)
+    return np.datetime64(moment, "s")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return bool(np.isfinite(float(text)))
+    except ValueError:
+        return False
+
+
+def _is_date(text: str) -> bool:
+    if _is_number(text) or not text.strip():
+        return False
+    try:
+        return not np.isnat(_stamp(text.strip()))
+    except ValueError:
+        return False
+
+
+def _plain(value: Any) -> Any:
+    """A time of an Arrow column, ready for CSV and JSON."""
+    return str(value) if isinstance(value, np.datetime64) else value.item()

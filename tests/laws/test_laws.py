@@ -1,0 +1,295 @@
+"""Laws that every registered mechanism obeys. A new mechanism is tested here without a new line."""
+
+import math
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import dpstream as dps
+from dpstream.audit.replay import Changed, record, replay
+from dpstream.errors import NoiseReuse
+from dpstream.mechanisms import REGISTRY, find
+from dpstream.mechanisms.base import HistogramMechanism
+from dpstream.privacy.amounts import on_grid
+from dpstream.privacy.state import pack, unpack
+from tests.laws.cases import (
+    NAMES,
+    RUN,
+    SECRET,
+    bins_of,
+    example,
+    neighbours,
+    stream,
+    worst_loss,
+)
+
+Z = 4.9  # two-sided false-alarm rate below 1e-6
+
+every_mechanism = pytest.mark.parametrize("name", NAMES)
+
+
+def published(releases):
+    """What leaves the process, as comparable bytes."""
+    return [(r.step, r.values.tobytes(), r.paid, r.held) for r in releases]
+
+
+def all_releases(runner, data):
+    return [r for batch in runner.feed(data) for r in batch]
+
+
+@every_mechanism
+def test_a_restart_at_any_step_gives_the_same_releases(name, tmp_path):
+    """Saved, killed and loaded after any step, a run publishes what it would have published."""
+    mechanism, steps = example(name), 23
+    data = stream(mechanism, steps)
+    whole = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
+    expected = published(all_releases(whole, data) + whole.finish())
+
+    for cut in (0, 1, 6, 7, 15, steps):
+        folder = tmp_path / f"cut{cut}"
+        first = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
+        before = all_releases(first, data[:cut])
+        first.save(folder)
+        after_snapshot = all_releases(first, data[cut : cut + 3])  # lost with the process
+        first.close()
+        second = dps.Runner.load(folder, secret=SECRET)
+        after = all_releases(second, data[cut:]) + second.finish()
+        second.close()
+
+        assert published(before + after) == expected
+        assert published(after[: len(after_snapshot)]) == published(after_snapshot)
+
+
+@every_mechanism
+def test_state_survives_serialisation(name):
+    """State is a plain value: packing and unpacking it changes nothing."""
+    mechanism = example(name)
+    runner = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
+    all_releases(runner, stream(mechanism, 12))
+    blob = pack(runner._state, kind="mechanism state")
+
+    assert pack(unpack(blob, kind="mechanism state"), kind="mechanism state") == blob
+    assert unpack(pack(mechanism, kind="mechanism"), kind="mechanism") == mechanism
+
+
+@every_mechanism
+def test_another_run_sees_other_noise(name):
+    """Two runs over the same data share no noise."""
+    mechanism = example(name, epsilon=0.01)
+    data = stream(mechanism, 40)
+    one = dps.release(mechanism, data, secret=SECRET, run_id=RUN)
+    same = dps.release(mechanism, data, secret=SECRET, run_id=RUN)
+    other_run = dps.release(mechanism, data, secret=SECRET, run_id=RUN[::-1])
+    other_secret = dps.release(mechanism, data, secret=SECRET[::-1], run_id=RUN)
+
+    assert (one.values == same.values).all()
+    paid = np.array(one.paid)
+    for other in (other_run, other_secret):
+        both = paid & np.array(other.paid)
+        assert both.any() and (one.values[both] != other.values[both]).any()
+
+
+@every_mechanism
+def test_other_data_never_meets_the_same_noise(name, tmp_path):
+    """A run id brought back with other data is refused before anything is published."""
+    mechanism = example(name)
+    data = stream(mechanism, 12)
+    changed = data.copy()
+    changed[5] += 1
+    ledger = dps.Ledger(tmp_path / "ledger")
+    dps.release(mechanism, data, secret=SECRET, run_id=RUN, ledger=ledger)
+    spent = ledger.report()
+    dps.release(mechanism, data, secret=SECRET, run_id=RUN, ledger=ledger)
+
+    assert ledger.report() == spent
+    with pytest.raises(NoiseReuse):
+        dps.release(mechanism, changed, secret=SECRET, run_id=RUN, ledger=ledger)
+
+    runner = dps.Runner.resume(tmp_path / "state", mechanism, secret=SECRET)
+    all_releases(runner, data)
+    runner.close()
+    again = dps.Runner.resume(tmp_path / "state", mechanism, secret=SECRET)
+    seen = []
+    with pytest.raises(NoiseReuse):
+        for batch in again.feed(changed):
+            seen += batch
+    assert seen == []
+
+
+@every_mechanism
+def test_no_release_uses_later_data(name):
+    """What was published by step t is the same whatever comes after t."""
+    mechanism, cut = example(name), 13
+    data = stream(mechanism, 26)
+    other = data.copy()
+    other[cut:] = stream(mechanism, 26, seed=9)[cut:]
+
+    def by_cut(block):
+        runner = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
+        return published(all_releases(runner, block[:cut]))
+
+    assert by_cut(data) == by_cut(other)
+    runner = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
+    complete = all_releases(runner, other)
+    assert published(complete)[: len(by_cut(data))] == by_cut(data)
+
+
+@every_mechanism
+def test_every_step_is_released_once(name):
+    """After finish, each step has exactly one release."""
+    mechanism = example(name)
+    for steps in (1, 2, 11, 24):
+        runner = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
+        releases = all_releases(runner, stream(mechanism, steps)) + runner.finish()
+        assert sorted(r.step for r in releases) == list(range(steps))
+
+
+@every_mechanism
+@pytest.mark.parametrize("epsilon", [0.1, 1, 7])
+def test_an_independent_ledger_sees_no_overspend(name, epsilon):
+    """Charges added up by brute force stay within epsilon in every window."""
+    mechanism = example(name, epsilon=epsilon)
+    calls, _ = record(mechanism, stream(mechanism, 60), secret=SECRET, run=RUN)
+    closed = {c.interval: c.step for c in calls if c.kind == "close_interval"}
+    charges = []
+    for call in calls:
+        cells = call.cells
+        first, last = (call.step, call.step) if cells is None else (cells.first, cells.last)
+        if call.kind == "open_interval":
+            charges.append(("interval", first, closed.get(call.answer), None, call.amount))
+        elif call.kind != "close_interval" and call.interval is None:
+            bins = None if cells is None else cells.bins
+            charges.append(("cells", first, last, bins, on_grid(call.amount)))
+    terms = mechanism.terms()
+
+    assert 0 < worst_loss(charges, terms.width) <= terms.total
+
+
+@every_mechanism
+def test_each_coordinate_has_its_own_draw(name):
+    """Noise shared between bins would reveal their difference exactly."""
+    mechanism = example(name, epsilon=Fraction(1, 10**4))
+    block = np.full((30, max(2, bins_of(mechanism))), 7)
+    calls, _ = record(mechanism, block, secret=SECRET, run=RUN)
+    wide = [c for c in calls if c.kind in ("laplace", "gaussian") and c.value.size > 1]
+
+    # scales are 10^4 and more: one equal pair has chance below 1e-4, half of them below 1e-6
+    equal = [len(np.unique(c.answer - c.value)) < c.value.size for c in wide]
+    assert sum(equal) <= len(wide) / 2
+
+
+@every_mechanism
+@pytest.mark.parametrize(("off", "passes"), [(1.0, True), (1.2, False), (0.8, False)])
+def test_noise_has_the_declared_scale(name, off, passes):
+    """Mean |noise| matches the declared Laplace scale at a 1e-6 level; 20% off must fail."""
+    mechanism = example(name)
+    calls, draws = [], 0
+    for number in range(2000):
+        run = number.to_bytes(16, "big")
+        new, _ = record(mechanism, stream(mechanism, 30), secret=SECRET, run=run)
+        calls += [c for c in new if c.kind == "laplace"]
+        draws = sum(c.value.size for c in calls)
+        if draws >= 6000:
+            break
+    assert draws >= 6000
+    total = expected = variance = 0.0
+    for call in calls:
+        scale = off * float(call.sensitivity / on_grid(call.amount))
+        mean = 1 / math.sinh(1 / scale)  # E|X| of discrete Laplace
+        second = 0.5 / math.sinh(0.5 / scale) ** 2  # E X^2
+        total += float(np.abs(call.answer - call.value).sum()) / scale
+        expected += call.value.size * mean / scale
+        variance += call.value.size * (second - mean**2) / scale**2
+    z = (total - expected) / math.sqrt(variance)
+
+    assert (abs(z) < Z) == passes
+
+
+@every_mechanism
+def test_memory_is_bounded(name):
+    """The state of a long stream is no larger than that of a short one."""
+    mechanism = example(name)
+
+    def size(steps):
+        runner = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
+        all_releases(runner, stream(mechanism, steps))
+        return len(pack(runner._state, kind="mechanism state"))
+
+    assert size(1500) <= 1.5 * size(150) + 200
+
+
+@every_mechanism
+def test_replaying_the_answers_over_a_neighbour(name):
+    """With the answers frozen, one unit changes no question, no value beyond its sensitivity,
+    and the loss along the path stays within the promise."""
+    mechanism = example(name)
+    block = stream(mechanism, 40)
+    calls, _ = record(mechanism, block, secret=SECRET, run=RUN)
+    losses = []
+    for other in neighbours(mechanism, block, 60):
+        result = replay(mechanism, other, calls)
+        assert result.violations == []
+        losses.append(result.loss)
+
+    assert 0 < max(losses) <= mechanism.terms().total
+
+
+def test_the_replay_law_catches_a_peek():
+    """Control: a mechanism that looks at raw data to decide whether to pay is caught."""
+
+    class Peeking(type(example("sample"))):
+        def step(self, state, x, spend):
+            if x.sum() > 20:
+                return super().step(self.start(), x, spend)
+            return super().step(state, x, spend)
+
+    mechanism = Peeking(epsilon=100, window=5)
+    block = np.full((12, 3), 7)
+    block[3] = (7, 7, 6)
+    other = block.copy()
+    other[3, 2] = 7
+    with pytest.raises(Changed):
+        calls, _ = record_unchecked(mechanism, block)
+        replay(mechanism, other, calls)
+
+
+def record_unchecked(mechanism, block):
+    """Record with a book so large that only the replay can object."""
+
+    class Generous(type(mechanism)):
+        def terms(self):
+            return dps.privacy.charges.Terms(unit="user", total=10**6)
+
+    generous = Generous(epsilon=mechanism.epsilon, window=mechanism.window)
+    return record(generous, block, secret=SECRET, run=RUN)
+
+
+@every_mechanism
+def test_the_docstring_states_the_promise(name):
+    """Guarantee, unit, delay and paper (authors, title, year) are stated, with an example."""
+    text = find(name).__doc__ or ""
+
+    for part in ("Guarantee:", "Unit:", "Delay:", "Paper:"):
+        assert part in text
+    assert re.search(r'"[^"]+",\s+\d{4}', text)
+    assert ">>>" in text
+
+
+def test_every_registered_mechanism_is_reachable_by_name():
+    """`mechanisms.Sample` and REGISTRY name the same class."""
+    for name, path in REGISTRY.items():
+        assert getattr(dps.mechanisms, path.partition(":")[2]) is find(name)
+        assert dps.mechanisms.name_of(example(name)) == name
+
+
+def test_the_independent_ledger_catches_overspend():
+    """Control: one charge too many inside a window is seen, one step later it is not."""
+    half = Fraction(1, 2)
+    inside = [("cells", 0, 0, None, half), ("cells", 3, 3, None, half), ("cells", 4, 4, None, half)]
+    outside = [*inside[:2], ("cells", 5, 5, None, half)]
+
+    assert worst_loss(inside, 5) == Fraction(3, 2)
+    assert worst_loss(outside, 5) == 1
+    assert isinstance(example("sample"), HistogramMechanism)

@@ -1,0 +1,364 @@
+"""The budget book: what it adds, what it refuses, what survives a kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, NoiseReuse
+from dpstream.privacy.account import Account
+from dpstream.privacy.amounts import GRID, exact, on_grid, units
+from dpstream.privacy.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger import Ledger
+from tests.laws.cases import worst_loss
+
+
+def charge(step=0, amount="1/4", *, cells=None, **more):
+    defaults = {"run": "ab" * 16, "query": "q", "purpose": "publish"}
+    cells = cells or Cells(first=step, last=step)
+    return Charge(**defaults | {"step": step, "amount": Fraction(amount), "cells": cells} | more)
+
+
+def w_event(window=3, total=1, **more):
+    return Terms(unit="w_event", window=window, total=Fraction(total), **more)
+
+
+def opened(terms, path=None):
+    ledger = Ledger(path)
+    ledger.open("flu", terms)
+    return ledger
+
+
+bins = st.none() | st.lists(
+    st.tuples(st.integers(0, 4), st.integers(1, 3)).map(lambda t: (t[0], t[0] + t[1])),
+    min_size=1,
+    max_size=2,
+    unique_by=lambda pair: pair[0],
+).map(lambda pairs: tuple(sorted(pairs)[:1]))
+
+
+@st.composite
+def books(draw):
+    """Charges in any order of steps: cells, repeated ones, intervals opened and closed."""
+    made, open_at = [], {}
+    for number in range(draw(st.integers(1, 12))):
+        step, amount = draw(st.integers(0, 15)), Fraction(draw(st.integers(1, 5)), 7)
+        kind = draw(st.sampled_from(["cells", "cells", "repeat", "open", "close"]))
+        name = {"purpose": f"p{number}"}
+        if kind == "repeat":
+            made.append(charge(step, amount, repeat=draw(st.integers(1, 4)), **name))
+        elif kind == "open":
+            open_at[f"p{number}"] = step
+            made.append(charge(step, amount, kind="open", **name))
+        elif kind == "close" and open_at:
+            purpose, start = open_at.popitem()
+            end = start + draw(st.integers(0, 5))
+            cells = Cells(first=start, last=end)
+            made.append(charge(end, 0, kind="close", purpose=purpose, cells=cells))
+        else:
+            last = step + draw(st.integers(0, 3))
+            cells = Cells(first=step, last=last, bins=draw(bins))
+            made.append(charge(last, amount, cells=cells, **name))
+    return made
+
+
+def as_plain(charges):
+    """The same charges for the brute-force ledger."""
+    ends = {(c.purpose, c.cells.first): c.cells.last for c in charges if c.kind == "close"}
+    plain = []
+    for c in charges:
+        first, last = c.cells.first, c.cells.last
+        if c.kind == "open":
+            plain.append(("interval", first, ends.get((c.purpose, first)), None, c.amount))
+        elif c.kind == "cells":
+            plain += [
+                ("cells", first + i, last + i, c.cells.bins, c.amount) for i in range(c.repeat)
+            ]
+    return plain
+
+
+@given(books(), st.sampled_from([1, 2, 3, 7, None]))
+def test_the_account_agrees_with_brute_force(charges, width):
+    """After every charge, at whatever place, its loss equals an independent sum over all windows."""
+    unit = {1: "event", None: "user"}.get(width, "w_event")
+    terms = Terms(unit=unit, total=100, window=width if unit == "w_event" else None)
+    account, worst = Account(terms), Fraction(0)
+    for position, one in enumerate(charges, start=1):
+        account.add(one)
+        worst = max(worst, worst_loss(as_plain(charges[:position]), width))
+        assert abs(Fraction(account.peak, GRID) - worst) < Fraction(1, 10**40)
+
+
+def test_a_window_gives_budget_back():
+    """A charge returns when its step leaves the window, not before."""
+    ledger = opened(w_event(window=3, total=1))
+    for step in (0, 3, 6):
+        ledger.charge("flu", charge(step, 1))
+    with pytest.raises(BudgetExceeded):
+        ledger.charge("flu", charge(8, 1))
+    ledger.charge("flu", charge(9, 1))
+
+    assert ledger.left("flu") == 0
+    assert ledger.left("flu", 12) == 1
+
+
+def test_thirds_fill_a_budget_exactly():
+    """Rationals: three thirds fit one, and nothing fits after them."""
+    ledger = opened(Terms(unit="user", total=1))
+    for step in range(3):
+        ledger.charge("flu", charge(step, "1/3"))
+
+    assert ledger.left("flu") == 0
+    with pytest.raises(BudgetExceeded):
+        ledger.charge("flu", charge(3, Fraction(1, GRID)))
+
+
+def test_the_refusal_says_what_to_do():
+    """The error carries what was asked, what is left, and the remedy."""
+    ledger = opened(w_event(window=120, total=1))
+    ledger.charge("flu", charge(0, "3/4"))
+    with pytest.raises(BudgetExceeded) as refusal:
+        ledger.charge("flu", charge(1, 1))
+
+    for part in ("epsilon=1", "only 0.25 of 1", "120 steps", "wait for an older step"):
+        assert part in str(refusal.value)
+
+
+def test_a_refused_charge_leaves_no_trace():
+    """What was refused is not counted, in memory or in the file."""
+    ledger = opened(w_event())
+    ledger.charge("flu", charge(0, "3/4"))
+    before = ledger.report()
+    with pytest.raises(BudgetExceeded):
+        ledger.charge("flu", charge(1, "1/2"))
+
+    assert ledger.report() == before
+
+
+def test_groups_of_bins_cost_their_maximum():
+    """Disjoint bins of a step compose in parallel, overlapping ones add."""
+    ledger = opened(Terms(unit="event", total=1))
+    for number, ranges in enumerate([((0, 2),), ((2, 4),), ((4, 9),)]):
+        cells = Cells(first=0, last=0, bins=ranges)
+        ledger.charge("flu", charge(0, 1, cells=cells, purpose=f"group {number}"))
+    with pytest.raises(BudgetExceeded):
+        cells = Cells(first=0, last=0, bins=((3, 5),))
+        ledger.charge("flu", charge(0, "1/8", cells=cells, purpose="overlap"))
+
+
+def test_an_open_interval_is_held_until_its_end_leaves_the_window():
+    """A test over steps 1 to 4 costs every window that overlaps it, once."""
+    ledger = opened(w_event(window=3, total=1))
+    ledger.charge("flu", charge(1, "1/2", kind="open", purpose="svt"))
+    with pytest.raises(BudgetExceeded):
+        ledger.charge("flu", charge(50, "3/4"))
+    end = Cells(first=1, last=4)
+    ledger.charge("flu", charge(4, 0, kind="close", purpose="svt", cells=end))
+
+    with pytest.raises(BudgetExceeded):
+        ledger.charge("flu", charge(6, "3/4"))
+    ledger.charge("flu", charge(7, "3/4"))
+
+
+def test_the_same_charge_counts_once():
+    """A replay charges nothing; another amount, other cells or other data are refused."""
+    ledger = opened(w_event())
+    first = charge(5, "1/2", digest="aa")
+
+    assert ledger.charge("flu", first, lambda step: "aa")
+    assert not ledger.charge("flu", first, lambda step: "aa")
+    with pytest.raises(LedgerError):
+        ledger.charge("flu", charge(5, "1/3", digest="aa"), lambda step: "aa")
+    with pytest.raises(LedgerError):
+        other = charge(5, "1/2", cells=Cells(first=4, last=5))
+        ledger.charge("flu", other, lambda step: "aa")
+    with pytest.raises(NoiseReuse):
+        ledger.charge("flu", charge(5, "1/2", digest="bb"), lambda step: "bb")
+    assert ledger.left("flu", 5) == Fraction(1, 2)
+
+
+def test_a_repeated_charge_may_be_replayed_in_other_pieces():
+    """Steps 0-9 charged at once, then 5-12: only 10-12 are new."""
+    ledger = opened(w_event(window=3, total="3/4"))
+    ledger.charge("flu", charge(0, "1/4", repeat=10))
+
+    assert not ledger.charge("flu", charge(5, "1/4"))
+    assert ledger.charge("flu", charge(5, "1/4", repeat=8))
+    assert [line["charges"] for line in ledger.report()[0]["spent_on"]] == [13]
+
+
+def test_a_run_id_is_tied_to_what_it_publishes():
+    """The same run with another fingerprint is refused."""
+    ledger = opened(w_event())
+    ledger.register("flu", "ab", "plan 1")
+    ledger.register("flu", "ab", "plan 1")
+    with pytest.raises(NoiseReuse):
+        ledger.register("flu", "ab", "plan 2")
+
+
+def test_a_book_keeps_its_terms(tmp_path):
+    """Another neighbour relation, period, time zone or clock for the same dataset is refused."""
+    path = tmp_path / "ledger"
+    opened(w_event(), path).close()
+    opened(w_event(), path).close()
+    for other in (
+        w_event(window=4),
+        w_event(total=2),
+        w_event(clock="1 week"),
+        w_event(time_zone="Europe/Zurich"),
+        Terms(unit="event", total=1),
+    ):
+        with pytest.raises(LedgerError):
+            opened(other, path)
+
+
+def test_a_second_process_sees_the_first_ones_charges(tmp_path):
+    """Two open ledgers on one file share one budget."""
+    path = tmp_path / "ledger"
+    one, two = opened(w_event(), path), opened(w_event(), path)
+    one.charge("flu", charge(0, "3/4"))
+    with pytest.raises(BudgetExceeded):
+        two.charge("flu", charge(0, "1/2", purpose="other"))
+    two.charge("flu", charge(0, "1/4", purpose="other"))
+
+    assert one.left("flu") == two.left("flu") == 0
+    assert one.report() == two.report()
+
+
+def test_old_steps_are_forgotten_in_memory_and_read_back_when_asked(tmp_path, monkeypatch):
+    """Memory stays bounded, and a charge to a step long gone still meets its past."""
+    monkeypatch.setattr("dpstream.privacy.ledger._KEEP", 20)
+    ledger = opened(w_event(window=3), tmp_path / "ledger")
+    for step in range(0, 300, 3):
+        ledger.charge("flu", charge(step, "3/4"))
+    book = ledger._books["flu"]
+
+    assert len(book.account._steps) < 60 and len(book.charges()) < 60
+    with pytest.raises(BudgetExceeded):
+        ledger.charge("flu", charge(30, "1/2", purpose="late query"))
+    assert ledger.charge("flu", charge(31, "1/4", purpose="late query"))
+    assert not ledger.charge("flu", charge(0, "3/4"))
+
+
+def test_damage_is_found(tmp_path):
+    """An altered amount, a removed line and a foreign file are refused; a torn tail is cut."""
+    path = tmp_path / "ledger"
+    ledger = opened(w_event(), path)
+    for step in range(4):
+        ledger.charge("flu", charge(step, "1/4"))
+    ledger.close()
+    good = path.read_bytes()
+    lines = good.splitlines(keepends=True)
+
+    path.write_bytes(good.replace(b'"1/4"', b'"1/9"', 1))
+    with pytest.raises(LedgerError, match="damaged"):
+        Ledger(path).report()
+    path.write_bytes(b"".join(lines[:3] + lines[4:]))
+    with pytest.raises(LedgerError, match="damaged"):
+        Ledger(path).report()
+    path.write_bytes(b"some other file\n")
+    with pytest.raises(LedgerError, match="not a dpstream ledger"):
+        Ledger(path).report()
+    path.write_bytes(good[:-5])
+    torn = opened(w_event(), path)
+    assert torn.charge("flu", charge(3, "1/4"))
+    torn.close()
+    assert len(path.read_bytes().splitlines()) == len(lines)
+
+
+def test_the_report_is_json(tmp_path):
+    """What was spent, on what and what is left can be read by a program."""
+    ledger = opened(w_event(window=2, total=1), tmp_path / "ledger")
+    ledger.charge("flu", charge(0, "1/4"))
+    report = json.loads(json.dumps(ledger.report()))[0]
+    history = list(ledger.history("flu"))
+
+    assert (report["spent"], report["left"]) == ("1/4", "3/4")
+    assert report["spent_on"][0]["purpose"] == "publish"
+    assert [("book" in r, r.get("amount")) for r in history] == [(True, None), (False, "1/4")]
+    assert all("at" in r for r in history)
+
+
+CHARGER = """
+import sys
+from fractions import Fraction
+from dpstream.privacy.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger import Ledger
+path, name, start, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+ledger = Ledger(path)
+ledger.open("flu", Terms(unit="user", total=10**6))
+for step in range(start, start + count):
+    ledger.charge("flu", Charge(run=name, query="", purpose="p", step=step, amount=Fraction(1),
+                                cells=Cells(first=step, last=step)))
+    print(step, flush=True)
+"""
+
+
+def test_kill_nine_loses_and_doubles_nothing(tmp_path):
+    """Killed 50 times in the middle of charging: every acknowledged charge is there once."""
+    path, done, acknowledged = tmp_path / "ledger", 0, 0
+    for kill in range(50):
+        process = subprocess.Popen(
+            [sys.executable, "-c", CHARGER, str(path), "run", str(done), "100000"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        lines = [process.stdout.readline() for _ in range(1 + kill % 7)]
+        process.send_signal(signal.SIGKILL)
+        lines += process.stdout.readlines()
+        process.wait()
+        acknowledged = int([line for line in lines if line.endswith("\n")][-1])
+        report = Ledger(path).report()[0]
+        charged = int(report["spent_on"][0]["charges"])
+
+        assert charged - (acknowledged + 1) in (0, 1)  # at most the one in flight
+        assert Fraction(report["spent"]) == charged
+        done = max(0, charged - 2)  # start again a little earlier: replays are free
+    assert acknowledged >= 50
+
+
+def test_several_processes_share_one_budget(tmp_path):
+    """Four processes charging at once: no charge is lost, none is doubled."""
+    path = tmp_path / "ledger"
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHARGER, str(path), f"run{i}", "0", "50"],
+            stdout=subprocess.DEVNULL,
+        )
+        for i in range(4)
+    ]
+    assert [worker.wait() for worker in workers] == [0, 0, 0, 0]
+    report = Ledger(path).report()[0]
+
+    assert report["spent"] == "200"
+    assert [line["charges"] for line in report["spent_on"]] == [50] * 4
+
+
+def test_the_ledger_file_is_private(tmp_path):
+    """Only its owner may read a ledger."""
+    opened(w_event(), tmp_path / "ledger")
+
+    assert os.stat(tmp_path / "ledger").st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf"), "x", None, True])
+def test_a_book_needs_a_positive_budget(bad):
+    """Zero, negative, NaN, infinite and other kinds of value are refused."""
+    with pytest.raises(InvalidParameter):
+        Terms(unit="event", total=bad)
+
+
+def test_amounts_are_exact_decimals_and_shares():
+    """0.1 means one tenth; usual shares lie on the grid; the rest is rounded down, charged up."""
+    assert exact(0.1) == Fraction(1, 10)
+    for share in (exact(0.7) / 240, exact(0.9) / 200, Fraction(1, 3 * 17), Fraction(1, 2**64)):
+        assert on_grid(share) == share
+    odd = Fraction(1, 101)
+    assert 0 < odd - on_grid(odd) < Fraction(1, GRID)
+    assert units(odd) == units(on_grid(odd)) + 1
