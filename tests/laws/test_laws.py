@@ -6,14 +6,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-
-import dpstream as dps
-from dpstream.audit.replay import Changed, record, replay
-from dpstream.errors import NoiseReuse
-from dpstream.mechanisms import REGISTRY, find
-from dpstream.mechanisms.base import HistogramMechanism
-from dpstream.privacy.amounts import on_grid
-from dpstream.privacy.state import pack, unpack
 from tests.laws.cases import (
     NAMES,
     RUN,
@@ -24,6 +16,14 @@ from tests.laws.cases import (
     stream,
     worst_loss,
 )
+
+import dpstream as dps
+from dpstream.audit.replay import Changed, record, replay
+from dpstream.errors import NoiseReuse
+from dpstream.mechanisms import REGISTRY, find
+from dpstream.mechanisms.base import HistogramMechanism
+from dpstream.privacy.amounts import on_grid
+from dpstream.privacy.state import pack, unpack
 
 Z = 4.9  # two-sided false-alarm rate below 1e-6
 
@@ -260,7 +260,7 @@ def record_unchecked(mechanism, block):
 
     class Generous(type(mechanism)):
         def terms(self):
-            return dps.privacy.charges.Terms(unit="user", total=10**6)
+            return dps.Terms(unit="user", total=10**6)
 
     generous = Generous(epsilon=mechanism.epsilon, window=mechanism.window)
     return record(generous, block, secret=SECRET, run=RUN)

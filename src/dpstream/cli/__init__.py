@@ -10,6 +10,7 @@ from dpstream.cli.app import app
 from dpstream.cli.exits import UsageError, code_of
 from dpstream.cli.output import note, report_error, set_json
 from dpstream.errors import DpstreamError
+from dpstream.mechanisms.runner import NewRun
 
 __all__ = ["main"]
 
@@ -19,7 +20,7 @@ def main(args: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if args is None else args)
     set_json("--json" in given)
     with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
+        warnings.simplefilter("always", NewRun)
         warnings.showwarning = lambda message, *_, **__: note(str(message))
         try:
             code = app(given, prog_name="dpstream", standalone_mode=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -54,21 +55,17 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
             table.add_column(title, justify="right" if numeric else "left")
         for row in rows:
             table.add_row(*(_shown(row.get(title)) for title in titles))
-        console.print(table, highlight=False, markup=False)
+        console.print(table)
     for target in result.get("targets", []):
         verdict = "reached" if target["reached"] else "NOT reached"
         console.print(
             f"{target['name']}: {_shown(target['value'])} {target['op']} "
             f"{_shown(target['bound'])}: {verdict}",
-            highlight=False,
-            markup=False,
         )
 
 
 def _benches() -> ModuleType:
-    from dpstream import bench  # heavy, and needed by this command alone
-
-    return bench
+    return import_module("dpstream.bench")  # needed by this command alone
 
 
 def _shown(value: Any) -> str:

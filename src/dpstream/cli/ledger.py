@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 
+from dpstream.cli.books import dated, print_books, print_history
 from dpstream.cli.output import people, print_json
 from dpstream.errors import InvalidParameter, LedgerError
-from dpstream.privacy.amounts import exact, show
+from dpstream.privacy.amounts import exact
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
 
@@ -92,93 +89,8 @@ def history(
         book_file.close()
     if _wants_json(context, as_json):
         print_json(records)
-        return
-    table = Table(box=None, pad_edge=False)
-    for title in ("when", "dataset", "what", "amount", "steps"):
-        table.add_column(title)
-    for record in records:
-        table.add_row(*_entry(record))
-    people().print(table, highlight=False, markup=False)
-
-
-def dated(book_file: Ledger) -> list[dict[str, Any]]:
-    """The ledger's report, with the first and the last time that each line was charged."""
-    books = book_file.report()
-    times: dict[tuple[str, ...], list[str]] = {}
-    for record in book_file.history():
-        if "purpose" in record:
-            key = (record["dataset"], record["run"], record["query"], record["purpose"])
-            times.setdefault(key, []).append(record["at"])
-    for book in books:
-        for line in book["spent_on"]:
-            at = times.get((book["dataset"], line["run"], line["query"], line["purpose"]), [""])
-            line["first_at"], line["last_at"] = at[0], at[-1]
-    return books
-
-
-def print_books(console: Console, books: list[dict[str, Any]]) -> None:
-    """A bar and a table per book."""
-    if not books:
-        console.print("no book is open yet")
-    for book in books:
-        terms = book["terms"]
-        total, left = Fraction(terms["total"]), Fraction(book["left"])
-        where = {
-            "event": "on the newest step",
-            "w_event": f"in the last {terms['window']} steps",
-            "user": "in all",
-        }[terms["unit"]]
-        console.print(f"{book['dataset']}: {book['promise']}", style="bold", highlight=False)
-        bar = ProgressBar(total=1.0, completed=float((total - left) / total), width=40)
-        line = Table.grid(padding=(0, 1))
-        line.add_row(
-            bar,
-            f"{show(total - left)} of {show(total)} spent {where}, "
-            f"{show(Fraction(book['left_next_step']))} left at the next step",
-        )
-        console.print(line, highlight=False)
-        if book["spent_on"]:
-            console.print(_spent_on(book["spent_on"]), highlight=False, markup=False)
-        console.print()
-
-
-def _spent_on(lines: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for title in ("run", "query", "purpose", "steps"):
-        table.add_column(title)
-    for title in ("charges", "each"):
-        table.add_column(title, justify="right")
-    table.add_column("last charged")
-    for line in lines:
-        each = Fraction(line["amount"]) / max(line["charges"], 1)
-        table.add_row(
-            line["run"][:8],
-            line["query"] or "-",
-            line["purpose"],
-            f"{line['first_step']}..{line['last_step']}",
-            str(line["charges"]),
-            show(each),
-            line.get("last_at", "")[:19].replace("T", " ") or "-",
-        )
-    return table
-
-
-def _entry(record: dict[str, Any]) -> tuple[str, str, str, str, str]:
-    at = record["at"][:19].replace("T", " ")
-    if "book" in record:
-        return at, record["book"], f"opened: {Terms.from_json(record['terms']).describe()}", "", ""
-    dataset = record["dataset"]
-    if "fingerprint" in record:
-        return at, dataset, f"run {record['run'][:8]} started", "", ""
-    if "settled_before" in record:
-        return at, dataset, "older steps settled", "", f"..{record['settled_before'] - 1}"
-    what = f"{record['query'] or 'run'} {record['run'][:8]}: {record['purpose']}"
-    if record.get("kind", "cells") != "cells":
-        what += f" ({record['kind']})"
-    last = record["step"] + record.get("repeat", 1) - 1
-    steps = f"{record['step']}..{last}" if last > record["step"] else str(last)
-    each = " each" if last > record["step"] else ""
-    return at, dataset, what, show(Fraction(record["amount"])) + each, steps
+    else:
+        print_history(people(), records)
 
 
 def _path(context: typer.Context, file: Path | None) -> Path:

@@ -29,8 +29,8 @@ def mechanisms(as_json: AsJson = False) -> None:
         for key in ("summary", "guarantee", "unit", "delay", "parameters"):
             value = entry[key]
             table.add_row(key, value if isinstance(value, str) else parameter_line(value))
-        console.print(entry["name"], style="bold", highlight=False)
-        console.print(table, highlight=False, markup=False)
+        console.print(entry["name"], style="bold")
+        console.print(table)
         console.print()
 
 

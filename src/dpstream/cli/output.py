@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from dpstream.cli.exits import code_of
 
 _EVERY = 256  # steps between two updates of the progress bar
 
+_PIPE_WIDTH = 120
+
 _as_json = False
 
 
@@ -26,8 +29,11 @@ def set_json(wanted: bool) -> None:
 
 
 def people() -> Console:
-    """Where tables for people go."""
-    return Console()
+    """Where tables for people go; a pipe gets lines that do not wrap at 80 columns."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _PIPE_WIDTH
+    return console
 
 
 def print_json(value: Any) -> None:
@@ -80,7 +86,9 @@ def _to_stderr(record: dict[str, Any], label: str, style: str, message: str) -> 
 
 def _message(problem: BaseException) -> str:
     if hasattr(problem, "format_message"):  # a usage error
-        return f"{problem.format_message()} (see dpstream --help)"
+        context = getattr(problem, "ctx", None)
+        command = context.command_path if context else "dpstream"
+        return f"{problem.format_message()} (see {command} --help)"
     if isinstance(problem, OSError) and problem.strerror:
         return f"{problem.strerror}: {problem.filename}" if problem.filename else problem.strerror
     return str(problem)

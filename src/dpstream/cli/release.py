@@ -14,7 +14,7 @@ from dpstream.cli import results, tables
 from dpstream.cli.mechanisms import complete_mechanism
 from dpstream.cli.output import note, print_json, progress_bar
 from dpstream.cli.parameters import build
-from dpstream.errors import MissingDependency
+from dpstream.errors import InvalidInput, MissingDependency
 from dpstream.mechanisms import name_of
 from dpstream.mechanisms.base import Mechanism
 from dpstream.mechanisms.runner import Runner
@@ -110,9 +110,12 @@ def release(
     if plot is not None:
         _require_matplotlib()
     rows = tables.read(source, columns=columns or [], time=time)
+    _check(chosen, rows, source)
     runner = _start(chosen, state=state, secret=secret, ledger=ledger, dataset=dataset)
     try:
+        before = _charges(runner)
         series = _publish(runner, rows)
+        new_charges = _charges(runner) - before
         book = next(b for b in runner.ledger.report() if b["dataset"] == dataset)
     finally:
         runner.close()
@@ -120,16 +123,18 @@ def release(
         results.write(series, out)
     if plot is not None:
         dataclasses.replace(series, times=rows.stamps).plot(path=str(plot))
-    about = _about(chosen, series, book)
+    about = _about(chosen, series, book) | {"new_charges": new_charges}
     if as_json:
         print_json(about | ({"out": str(out)} if out else {"rows": [*results.records(series)]}))
         return
     if out is None:
         sys.stdout.write(results.as_csv(series))
+        sys.stdout.flush()
     where = f" to {out}" if out else ""
     note(
-        f"published {about['steps']} steps{where} ({about['paid_steps']} paid); the book "
-        f"{dataset!r} promises {about['promise']}, {about['left_shown']} is left at the next step"
+        f"published {about['steps']} steps{where}, {new_charges or 'no'} new charges; the book "
+        f"{dataset!r} promises {about['promise']}; {show(Fraction(about['left_next_step']))} is "
+        "left at the next step"
     )
 
 
@@ -159,6 +164,20 @@ def _start(
     return runner
 
 
+def _check(mechanism: Mechanism, rows: tables.Rows, source: Path) -> None:
+    """Refuse unusable data before a state directory, a book or a secret is made for them."""
+    try:
+        mechanism.check(rows.block)
+    except InvalidInput as problem:
+        raise InvalidInput(f"{rows.where(source)}: {problem}") from None
+
+
+def _charges(runner: Runner) -> int:
+    """How often the ledger has charged this run so far."""
+    lines = (line for book in runner.ledger.report() for line in book["spent_on"])
+    return sum(line["charges"] for line in lines if line["run"] == runner.run_id.hex())
+
+
 def _publish(runner: Runner, rows: tables.Rows) -> Series:
     releases = []
     with progress_bar("publishing") as progress:
@@ -178,7 +197,6 @@ def _about(mechanism: Mechanism, series: Series, book: dict[str, Any]) -> dict[s
         "dataset": book["dataset"],
         "promise": book["promise"],
         "left_next_step": book["left_next_step"],
-        "left_shown": show(Fraction(book["left_next_step"])),
         "steps": len(series),
         "paid_steps": sum(series.paid),
         "columns": list(series.names),

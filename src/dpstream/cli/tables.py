@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,11 @@ class Rows:
     names: list[str]
     times: list[Any] | None = None
     stamps: list[Any] | None = None
+    first_line: int | None = None
+
+    def where(self, path: Path) -> str:
+        """How a row number of an error translates to a line of the file."""
+        return f"{path} (row 0 is line {self.first_line})" if self.first_line else str(path)
 
 
 def read(path: Path, *, columns: Sequence[str] = (), time: str | None = None) -> Rows:
@@ -35,7 +40,14 @@ def read(path: Path, *, columns: Sequence[str] = (), time: str | None = None) ->
         raise InvalidInput(f"{path} must be a .csv or .parquet file")
     if not path.is_file():
         raise InvalidInput(f"there is no file {path}")
-    return reader(path, list(dict.fromkeys(columns)), time)
+    rows = reader(path, list(dict.fromkeys(columns)), time)
+    taken = {"step", "time", "paid", "held", *(f"{name}_stddev" for name in rows.names)}
+    if clash := taken.intersection(rows.names):
+        raise InvalidInput(
+            f"{path}: the result has its own column {min(clash)!r}; rename that of the input, "
+            "or leave it out with --column"
+        )
+    return rows
 
 
 def _read_parquet(path: Path, columns: list[str], time: str | None) -> Rows:
@@ -72,14 +84,15 @@ def _read_csv(path: Path, columns: list[str], time: str | None) -> Rows:
         cells = [row[place[name]] for row in rows]
         block[:, j] = _numbers(cells, lines, path=path, name=name, time=time)
     if time is None:
-        return Rows(block=block, names=names)
+        return Rows(block=block, names=names, first_line=lines[0])
     times = [row[place[time]].strip() for row in rows]
     stamps = _stamps(times, lines, path=path, name=time)
+    found = Rows(block=block, names=names, times=times, stamps=stamps, first_line=lines[0])
     try:
         check_times(stamps, time)
     except InvalidInput as problem:
-        raise InvalidInput(f"{path}: {problem} (row 0 is line {lines[0]})") from None
-    return Rows(block=block, names=names, times=times, stamps=stamps)
+        raise InvalidInput(f"{found.where(path)}: {problem}") from None
+    return found
 
 
 def _cells(path: Path) -> tuple[list[str], list[int], list[list[str]]]:
@@ -128,9 +141,7 @@ def _check_header(path: Path, header: list[str]) -> None:
 def _require(path: Path, wanted: Sequence[str], found: Sequence[str]) -> None:
     for name in wanted:
         if name not in found:
-            raise InvalidInput(
-                f"{path} has no column {name!r}; its columns are {', '.join(found)}"
-            )
+            raise InvalidInput(f"{path} has no column {name!r}; its columns are {', '.join(found)}")
 
 
 def _numbers(
@@ -150,17 +161,19 @@ def _numbers(
 
 def _stamps(cells: list[str], lines: list[int], *, path: Path, name: str) -> list[Any]:
     """Whole numbers as they are, everything else as UTC time."""
-    if cells[0].isdecimal():
-        kind, convert = "a whole number as the first", int
-    else:
-        kind, convert = "a date or time such as 2024-01-31 or 2024-01-31T12:00:00", _stamp
+    convert: Callable[[str], Any] = int if cells[0].isdecimal() else _stamp
+    wanted = (
+        "a whole number, as the first row"
+        if convert is int
+        else "a date or time such as 2024-01-31 or 2024-01-31T12:00:00"
+    )
     stamps: list[Any] = []
     for cell, line in zip(cells, lines, strict=True):
         try:
             stamps.append(convert(cell))
         except ValueError:
             raise InvalidInput(
-                f"{path}, line {line}, column {name!r} is {cell!r}; it must be {kind}"
+                f"{path}, line {line}, column {name!r} is {cell!r}; it must be {wanted}"
             ) from None
     return stamps
 

@@ -212,7 +212,9 @@ def whole(value: Any, name: str, *, at_least: int) -> int:
     except (TypeError, ValueError, OverflowError):
         number = at_least - 1
     if isinstance(value, bool) or number != value or number < at_least:
-        raise InvalidParameter(f"{name} must be a whole number of at least {at_least}; got {value!r}")
+        raise InvalidParameter(
+            f"{name} must be a whole number of at least {at_least}; got {value!r}"
+        )
     return number
 
 
@@ -226,7 +228,9 @@ def as_block(data: Any) -> Reals:
         widths = {len(row) if hasattr(row, "__len__") else 0 for row in data}
         if len(widths) > 1:
             first = len(data[0])
-            row = next(i for i, r in enumerate(data) if not hasattr(r, "__len__") or len(r) != first)
+            row = next(
+                i for i, r in enumerate(data) if not hasattr(r, "__len__") or len(r) != first
+            )
             raise InvalidInput(
                 f"rows must all have {first} bins; row {row} is {data[row]!r}; "
                 "write 0 for a bin without events"

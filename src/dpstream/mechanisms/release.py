@@ -129,5 +129,3 @@ def _columns(data: Any) -> dict[str, np.ndarray[Any, Any]] | None:
                 table = {"time": index.to_numpy(), **table}
         return table
     return None
-
-

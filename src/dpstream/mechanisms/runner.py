@@ -100,8 +100,8 @@ class Runner:
     def save(self, path: str | Path) -> None:
         """Write the state to a directory, and from now on log every step there before it draws.
 
-        A secret that lived in memory is written beside the directory (`<path>.secret`): back it
-        up, without it the state cannot go on.
+        A secret that this run drew for itself is written beside the directory (`<path>.secret`):
+        back it up, without it the state cannot go on.
         """
         folder = Path(path)
         if self._folder is None:
@@ -289,7 +289,7 @@ class Runner:
         if (folder / "run.dps").exists():
             raise StateError(f"{folder} holds another run; load it, or save to a new directory")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if self._secret.path is None and not beside(folder).exists():
+        if self._secret.fresh and self._secret.path is None:
             self._secret.write(beside(folder))
         if self._ledger.path is None:
             self._ledger = self._ledger.persist(folder / "ledger")

@@ -79,7 +79,9 @@ class Series:
         figure, axes = pyplot.subplots(figsize=(9, 4), layout="constrained")
         x = np.arange(len(self.paid)) if self.times is None else list(self.times)
         value, spread = self.values[:, bin], 2 * np.nan_to_num(self.stddev[:, bin])
-        axes.fill_between(x, value - spread, value + spread, alpha=0.25, label="± 2 stddev of noise")
+        axes.fill_between(
+            x, value - spread, value + spread, alpha=0.25, label="± 2 stddev of noise"
+        )
         axes.plot(x, value, linewidth=1.2, label=self.names[bin])
         axes.set_xlabel("step" if self.times is None else "time")
         axes.legend()

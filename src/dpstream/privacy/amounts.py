@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from typing import Any
 
 from dpstream.errors import InvalidParameter
 
@@ -18,26 +19,23 @@ Amount = int | float | str | Decimal | Fraction
 GRID = 2**64 * 3**8 * 5**12 * 7**4 * 11**2 * 13**2 * math.prod((17, 19, 23, 29, 31, 37, 41, 43, 47))
 
 
-def exact(value: Amount, name: str = "value") -> Fraction:
+def exact(value: Any, name: str = "value") -> Fraction:
     """The rational a number stands for; a float means the decimal that it prints as.
 
     >>> exact(0.1), exact("1/3"), exact(2)
     (Fraction(1, 10), Fraction(1, 3), Fraction(2, 1))
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal | Fraction):
-        try:
-            value = value.item()  # a NumPy scalar
-        except AttributeError:
-            raise InvalidParameter(
-                f"{name} must be a number; got {value!r} ({type(value).__name__})"
-            ) from None
+    if not isinstance(value, int | float | str | Decimal | Fraction):
+        value = getattr(value, "item", lambda: None)()  # a NumPy scalar
+    if value is None or isinstance(value, bool):
+        raise InvalidParameter(f"{name} must be a number; got {value!r}")
     try:
-        return Fraction(repr(value) if isinstance(value, float) else value)
+        return Fraction(repr(float(value)) if isinstance(value, float) else value)
     except (ValueError, InvalidOperation, OverflowError, ZeroDivisionError, TypeError):
         raise InvalidParameter(f"{name} must be a finite number; got {value!r}") from None
 
 
-def positive(value: Amount, name: str) -> Fraction:
+def positive(value: Any, name: str) -> Fraction:
     """`exact`, and above zero."""
     number = exact(value, name)
     if number <= 0:

@@ -90,7 +90,9 @@ class Spend:
             )
         self._charge_as(rho, purpose, cells)
         variance = Fraction(sensitivity) ** 2 / (2 * rho)
-        return _added(exact, noise.discrete_gaussian(self._draws("G:" + purpose, exact.size), variance))
+        return _added(
+            exact, noise.discrete_gaussian(self._draws("G:" + purpose, exact.size), variance)
+        )
 
     def choose(
         self,
@@ -119,7 +121,7 @@ class Spend:
     ) -> Integers:
         """Generalised randomised response: each bucket number kept with odds e^epsilon to 1."""
         exact, epsilon = _integers(bucket), _positive(epsilon, "epsilon")
-        if exact.size and not (0 <= exact.min() and exact.max() < buckets):
+        if exact.size and not (exact.min() >= 0 and exact.max() < buckets):
             raise InvalidInput(f"bucket numbers must be in [0, {buckets})")
         self._charge(epsilon, purpose, cells)
         draws = self._draws("R:" + purpose, exact.size)
@@ -147,8 +149,11 @@ class Spend:
     ) -> None:
         prepaid_to, prepaid = self._prepaid.get(purpose, (-1, None))
         ahead = kind == "cells" and cells is None and self._ahead > self.step
-        if cells is None and kind == "cells" and self.step <= prepaid_to and (
-            amount is prepaid or amount == prepaid
+        if (
+            cells is None
+            and kind == "cells"
+            and self.step <= prepaid_to
+            and (amount is prepaid or amount == prepaid)
         ):
             return
         charge = Charge(
@@ -200,7 +205,7 @@ def noise_versions() -> Sequence[int]:
 def _integers(value: npt.ArrayLike) -> Integers:
     array = np.asarray(value)
     if array.dtype.kind not in "iu" or (
-        array.size and not (-_LIMIT < array.min() and array.max() < _LIMIT)
+        array.size and not (array.min() > -_LIMIT and array.max() < _LIMIT)
     ):
         raise InvalidInput(
             f"noise is added to integers below 2^62 on the mechanism's grid; got {array.dtype}"
@@ -216,7 +221,7 @@ def _positive(amount: Fraction, name: str) -> Fraction:
 
 
 def _added(exact: Integers, drawn: Integers) -> Integers:
-    if drawn.size and not (-_LIMIT < drawn.min() and drawn.max() < _LIMIT):
+    if drawn.size and not (drawn.min() > -_LIMIT and drawn.max() < _LIMIT):
         raise InvalidInput("the noise left the 62-bit grid; use a coarser quantum")
     total: Integers = exact + drawn.reshape(exact.shape)
     return total

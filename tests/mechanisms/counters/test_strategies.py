@@ -15,10 +15,12 @@ from dpstream.mechanisms.counters import (
     BufferedLinearToeplitz,
     Honaker,
     Naive,
+    NoiseProcess,
     SmoothBinary,
     Strategy,
     Toeplitz,
     Tree,
+    Unbounded,
     begin,
     late_normals,
     late_start,
@@ -196,3 +198,18 @@ def test_steps_beyond_the_end_are_refused(name: str) -> None:
         counter.jump(0, 9)
     with pytest.raises(InvalidParameter, match="start"):
         counter.jump(5, 4)
+
+
+def test_every_counter_keeps_the_protocol() -> None:
+    """The type checker reads this list; at run time the state sizes are those promised."""
+    counters: list[Strategy] = [
+        Naive(steps=9),
+        Tree(steps=9),
+        Honaker(steps=9),
+        SmoothBinary(steps=9),
+        Toeplitz(steps=9),
+        BufferedLinearToeplitz(steps=9),
+    ]
+    endless: NoiseProcess = Unbounded()
+
+    assert [counter.width for counter in (*counters, endless)] == [1, 4, 4, 5, 9, 5, 6]

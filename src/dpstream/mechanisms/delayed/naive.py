@@ -43,5 +43,5 @@ class Naive(SeriesMechanism):
         noisy = spend.laplace(x, sensitivity=sensitivity, epsilon=self.budget, purpose="publish")
         quantum = float(self.range[2])
         stddev = np.full(x.shape, laplace_stddev(sensitivity, self.budget) * quantum)
-        values = noisy * quantum
+        values = noisy.astype(np.float64) * quantum
         return None, [Release(step=spend.step, values=values, paid=True, stddev=stddev)]

@@ -34,6 +34,10 @@ class LazyUniform:
         """Is U < exp(-rate)? exp(-rate) is irrational for rational rate > 0, so no tie lasts."""
         if rate == 0:
             return True
+        while rate > self.bits:  # exp(-rate) < 2^-bits: any known bit that is set decides
+            if self.value:
+                return False
+            self.extend()
         while True:
             low, high = exp_bounds(rate, digits=int(self.bits * 0.302) + 12)
             if Fraction(self.value + 1, 1 << self.bits) <= low:
@@ -44,7 +48,7 @@ class LazyUniform:
 
     def floor_minus_log(self, scale: Fraction) -> int:
         """floor(-scale ln U): the k with exp(-(k + 1)/scale) <= U < exp(-k/scale)."""
-        while self.value == 0:
+        while self.value < 1 << 53:  # fewer bits leave the guess far off at a large scale
             self.extend()
         guess = float(scale) * (self.bits * _LN2 - math.log(self.value))
         k = max(0, math.floor(guess))

@@ -58,9 +58,7 @@ def discrete_gaussian(draws: Draws, variance: Fraction, *, margin: float = MARGI
     def attempt(words: Words, _: Integers, status: Status, values: Integers) -> None:
         kernels.gaussian(words, float(proposal), real, margin, status, values)
 
-    def settle(
-        word: int, first: LazyUniform, second: LazyUniform, _: int
-    ) -> tuple[int, int]:
+    def settle(word: int, first: LazyUniform, second: LazyUniform, _: int) -> tuple[int, int]:
         status, value = _signed(word, first.floor_minus_log(Fraction(proposal)))
         rate = (abs(value) - variance / proposal) ** 2 / (2 * variance)
         if status == ACCEPTED and not second.below_exp(rate):
@@ -121,7 +119,7 @@ def respond(
     rates = np.full((buckets, buckets), rate)
     np.fill_diagonal(rates, 0.0)
     exact = [epsilon, Fraction(0)]
-    return _weighted(draws, rates, truth, lambda row, j: exact[j == truth[row]], margin)
+    return _weighted(draws, rates, truth, lambda row, j: exact[int(j == truth[row])], margin)
 
 
 def choose(draws: Draws, rates: Sequence[Fraction], *, margin: float = MARGIN) -> int:
@@ -195,9 +193,7 @@ def _attempts(
     return table.any(axis=1), values.reshape(-1, ahead)[np.arange(len(pending)), first]
 
 
-def _settle(
-    draws: Draws, draw: int, attempt: int, words: Words, settle: Settle
-) -> tuple[int, int]:
+def _settle(draws: Draws, draw: int, attempt: int, words: Words, settle: Settle) -> tuple[int, int]:
     def more(lane: int) -> Callable[[int], int]:
         return lambda number: draws.extension(draw, attempt, lane, number)
 

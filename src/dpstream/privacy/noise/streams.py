@@ -116,7 +116,7 @@ class Stream:
     def encrypt(self, blocks: Words) -> Words:
         """AES over rows of two little-endian words, in whatever order they come."""
         out = np.empty(blocks.nbytes + _BLOCK - 1, dtype=np.uint8)
-        self._aes.update_into(memoryview(blocks).cast("B"), out)
+        self._aes.update_into(blocks.reshape(-1).view(np.uint8), out)
         return out[: blocks.nbytes].view("<u8").reshape(-1, 2)
 
 

@@ -45,11 +45,12 @@ class InputLog:
 
     def record(self, step: int, digests: Sequence[bytes]) -> None:
         """Log the digests of `step`, `step + 1`, ...; return when they are durable."""
-        new = []
+        new: dict[int, bytes] = {}
+        last = self.last
         for number, digest in enumerate(digests, start=step):
             known = self._digests.get(number)
-            if known is None and number > self.last:
-                new.append({"step": number, "digest": digest.hex()})
+            if known is None and number > last:
+                new[number] = digest
             elif known != digest:
                 raise NoiseReuse(
                     f"step {number} was already published from other data; the same noise over "
@@ -57,8 +58,8 @@ class InputLog:
                     "same data to replay, or start a new run"
                 )
         if new:
-            self._journal.append(new)
-            self._digests |= {entry["step"]: bytes.fromhex(entry["digest"]) for entry in new}
+            self._journal.append([{"step": s, "digest": d.hex()} for s, d in new.items()])
+            self._digests |= new
 
     def forget_before(self, step: int) -> None:
         """Drop digests from memory (not from the file) that no replay can reach any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from secrets import token_bytes
+from typing import Any
 
 from dpstream.errors import SecretError
 from dpstream.privacy.keys import derive
@@ -20,20 +21,21 @@ def mint_run_id() -> bytes:
 class Secret:
     """32 bytes that never print themselves."""
 
-    def __init__(self, value: bytes, *, path: Path | None = None) -> None:
+    def __init__(self, value: Any, *, path: Path | None = None, fresh: bool = False) -> None:
         if not isinstance(value, bytes) or len(value) != 32:
             found = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
             raise SecretError(
                 f"a secret must be 32 bytes; got {found}; "
                 "did you forget that a path must be a str or Path?"
             )
-        self._value, self.path = value, path
+        self._value: bytes = value
+        self.path, self.fresh = path, fresh
 
     @classmethod
     def of(cls, given: Secret | bytes | str | Path | None) -> Secret:
         """Bytes as they are, a path read (and created on first use), None a fresh one."""
         if given is None:
-            return cls(token_bytes(32))
+            return cls(token_bytes(32), fresh=True)
         if isinstance(given, Secret):
             return given
         if isinstance(given, bytes):
@@ -44,7 +46,7 @@ class Secret:
     @classmethod
     def create(cls, path: str | Path, *, value: bytes | None = None) -> Secret:
         """Write a new secret file, mode 0600; an existing one is never overwritten."""
-        secret = cls(value or token_bytes(32), path=Path(path))
+        secret = cls(token_bytes(32) if value is None else value, path=Path(path))
         try:
             create_exclusive(Path(path), f"{_PREFIX}{secret._value.hex()}\n".encode())
         except FileExistsError:

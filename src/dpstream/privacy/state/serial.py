@@ -154,7 +154,9 @@ def _decode(value: Any, raw: memoryview, origin: str) -> Any:
             fields = {name: _decode(item, raw, origin) for name, item in value["is"].items()}
             known = {f.name for f in dataclasses.fields(cls)}
             if set(fields) - known:
-                raise StateError(f"{origin}: {value['class']!r} has unknown fields "
-                                 f"{sorted(set(fields) - known)}; it comes from another version")
+                raise StateError(
+                    f"{origin}: {value['class']!r} has unknown fields "
+                    f"{sorted(set(fields) - known)}; it comes from another version"
+                )
             return cls(**fields)
     raise StateError(f"{origin} holds an unknown kind of value {value['$']!r}")

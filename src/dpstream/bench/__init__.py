@@ -1,0 +1,11 @@
+"""Measurements against the peers and against the targets: one JSON, one table, one plot each.
+
+>>> sorted(BENCHES)
+['noise']
+"""
+
+from dpstream.bench.harness import BENCHES, Findings, Progress, run, target
+from dpstream.bench.page import report
+from dpstream.bench.tables import table
+
+__all__ = ["BENCHES", "Findings", "Progress", "report", "run", "table", "target"]

@@ -1,0 +1,109 @@
+"""Books of a ledger as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dpstream.privacy.amounts import show
+from dpstream.privacy.charges import Terms
+from dpstream.privacy.ledger import Ledger
+
+_BAR = 24  # characters
+
+
+def dated(book_file: Ledger) -> list[dict[str, Any]]:
+    """The ledger's report, with the first and the last time that each line was charged."""
+    books = book_file.report()
+    times: dict[tuple[str, ...], list[str]] = {}
+    for record in book_file.history():
+        if "purpose" in record:
+            key = (record["dataset"], record["run"], record["query"], record["purpose"])
+            times.setdefault(key, []).append(record["at"])
+    for book in books:
+        for line in book["spent_on"]:
+            at = times.get((book["dataset"], line["run"], line["query"], line["purpose"]), [""])
+            line["first_at"], line["last_at"] = at[0], at[-1]
+    return books
+
+
+def print_books(console: Console, books: list[dict[str, Any]]) -> None:
+    """A bar and a table per book."""
+    if not books:
+        console.print("no book is open yet")
+    for book in books:
+        terms = book["terms"]
+        total, left = Fraction(terms["total"]), Fraction(book["left"])
+        where = {
+            "event": "on the newest step",
+            "w_event": f"in the last {terms['window']} steps",
+            "user": "in all",
+        }[terms["unit"]]
+        console.print(f"{book['dataset']}: {book['promise']}", style="bold")
+        console.print(
+            f"{_bar(1 - left / total)} {show(total - left)} of {show(total)} spent {where}; "
+            f"{show(Fraction(book['left_next_step']))} left at the next step",
+            soft_wrap=True,
+        )
+        if book["spent_on"]:
+            console.print(_spent_on(book["spent_on"]))
+        console.print()
+
+
+def print_history(console: Console, records: Iterable[dict[str, Any]]) -> None:
+    """One line per entry, oldest first."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("when (UTC)", "dataset", "what", "amount", "steps"):
+        table.add_column(title)
+    for record in records:
+        table.add_row(*_entry(record))
+    console.print(table)
+
+
+def _bar(share: Fraction) -> str:
+    full = math.ceil(share * _BAR)
+    return "█" * full + "░" * (_BAR - full)
+
+
+def _spent_on(lines: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("run", "query", "purpose", "steps"):
+        table.add_column(title)
+    for title in ("charges", "each"):
+        table.add_column(title, justify="right")
+    when = any(line.get("last_at") for line in lines)
+    if when:
+        table.add_column("last charged (UTC)")
+    for line in lines:
+        each = Fraction(line["amount"]) / max(line["charges"], 1)
+        cells = [line["run"][:8], line["query"] or "-", line["purpose"]]
+        cells += [f"{line['first_step']}..{line['last_step']}", str(line["charges"]), show(each)]
+        table.add_row(*cells, *([_clock(line["last_at"])] if when else []))
+    return table
+
+
+def _entry(record: dict[str, Any]) -> tuple[str, str, str, str, str]:
+    at = _clock(record["at"])
+    if "book" in record:
+        return at, record["book"], f"opened: {Terms.from_json(record['terms']).describe()}", "", ""
+    dataset = record["dataset"]
+    if "fingerprint" in record:
+        return at, dataset, f"run {record['run'][:8]} started", "", ""
+    if "settled_before" in record:
+        return at, dataset, "older steps settled", "", f"..{record['settled_before'] - 1}"
+    what = f"{record['query'] or 'run'} {record['run'][:8]}: {record['purpose']}"
+    if record.get("kind", "cells") != "cells":
+        what += f" ({record['kind']})"
+    last = record["step"] + record.get("repeat", 1) - 1
+    steps = f"{record['step']}..{last}" if last > record["step"] else str(last)
+    each = " each" if last > record["step"] else ""
+    return at, dataset, what, show(Fraction(record["amount"])) + each, steps
+
+
+def _clock(at: str) -> str:
+    return at[:19].replace("T", " ")

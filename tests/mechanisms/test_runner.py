@@ -1,0 +1,275 @@
+"""Runs that are saved, killed, copied, rolled back and brought back."""
+
+import shutil
+import subprocess
+import sys
+import warnings
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from tests.laws.cases import RUN, SECRET
+
+import dpstream as dps
+from dpstream.errors import BudgetExceeded, InvalidInput, NoiseReuse, SecretError, StateError
+from dpstream.mechanisms import Sample, Uniform
+from dpstream.mechanisms.runner import NewRun
+
+DATA = np.arange(40).reshape(20, 2)
+
+
+def values(runner, block):
+    return [r.values.tolist() for batch in runner.feed(block) for r in batch]
+
+
+def saved(folder, steps=7):
+    """A run saved after `steps` steps, and the steps it published before."""
+    runner = dps.Runner(Sample(epsilon=1, window=3), secret=SECRET, run_id=RUN)
+    before = values(runner, DATA[:steps])
+    runner.save(folder)
+    return runner, before
+
+
+def test_two_processes_with_one_secret_and_run_publish_the_same(tmp_path):
+    """Noise is a function of secret, run and address; the process does not matter."""
+    script = (
+        "import dpstream as dps, sys; from dpstream.mechanisms import Uniform\n"
+        "s = dps.release(Uniform(epsilon=1, window=3), [[5, 5]] * 9,"
+        " secret=bytes(range(32)), run_id=bytes(range(16)))\n"
+        "print(s.values.tolist())"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    here = dps.release(Uniform(epsilon=1, window=3), [[5, 5]] * 9, secret=SECRET, run_id=RUN)
+
+    assert runs[0].stdout == runs[1].stdout == f"{here.values.tolist()}\n"
+
+
+def test_steps_one_by_one_or_all_at_once_publish_the_same():
+    """Batching is invisible in what is published and in what is spent."""
+    for mechanism in (Sample(epsilon=1, window=3), Uniform(epsilon=1, window=3)):
+        single = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
+        block = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
+        one_by_one = [r.values.tolist() for row in DATA for r in single.step(row)]
+
+        assert one_by_one == values(block, DATA)
+        assert single.left == block.left
+
+
+def test_a_steady_mechanism_writes_one_ledger_entry_per_batch(tmp_path):
+    """A thousand equal charges are one durable record, written before the first draw."""
+    ledger = dps.Ledger(tmp_path / "ledger")
+    dps.release(Uniform(epsilon=1, window=3), [[1]] * 2500, ledger=ledger)
+    charges = [r for r in ledger.history() if "amount" in r]
+
+    assert [r.get("repeat") for r in charges] == [1024, 1024, 452]
+
+
+def test_charges_are_durable_before_noise_is_drawn(tmp_path, monkeypatch):
+    """When a sampler is called, the ledger file already holds its charge."""
+    from dpstream.privacy import noise
+
+    path, seen, real = tmp_path / "ledger", [], noise.discrete_laplace
+
+    def spy(draws, scale):
+        seen.append(sum(r.get("repeat", 1) for r in dps.Ledger(path).history() if "amount" in r))
+        return real(draws, scale)
+
+    monkeypatch.setattr(noise, "discrete_laplace", spy)
+    dps.release(Sample(epsilon=1, window=3), [[1]] * 7, ledger=path)
+
+    assert seen == [1, 2, 3]
+
+
+def test_the_fixed_run_id_fixes_everything_else_too(tmp_path):
+    """One run id with other parameters is refused by the ledger."""
+    ledger = dps.Ledger(tmp_path / "ledger")
+    ledger.open("stream", dps.Terms(unit="w_event", window=3, total=10))
+    dps.release(Sample(epsilon=1, window=3), DATA, secret=SECRET, run_id=RUN, ledger=ledger)
+    with pytest.raises(NoiseReuse):
+        dps.release(Sample(epsilon=2, window=3), DATA, secret=SECRET, run_id=RUN, ledger=ledger)
+
+
+def test_every_release_of_a_dataset_counts(tmp_path):
+    """A second release of the same dataset does not fit a book made for one."""
+    ledger = dps.Ledger(tmp_path / "ledger")
+    dps.release(Sample(epsilon=1, window=3), DATA, ledger=ledger)
+    with pytest.raises(BudgetExceeded):
+        dps.release(Sample(epsilon=1, window=3), DATA, ledger=ledger)
+    dps.release(Sample(epsilon=1, window=3), DATA, ledger=ledger, dataset="another")
+
+
+def test_a_state_goes_on_where_it_was(tmp_path):
+    """Loaded, the run publishes the rest; steps fed twice replay and charge nothing."""
+    whole = values(dps.Runner(Sample(epsilon=1, window=3), secret=SECRET, run_id=RUN), DATA)
+    runner, before = saved(tmp_path / "state")
+    lost = values(runner, DATA[7:12])
+    runner.close()
+    again = dps.Runner.load(tmp_path / "state", secret=SECRET)
+    charged = again.ledger.report()
+    replayed = values(again, DATA[7:12])
+
+    assert before + lost == whole[:12]
+    assert replayed == lost
+    assert again.ledger.report() == charged
+    assert values(again, DATA[12:]) == whole[12:]
+
+
+def test_other_data_after_a_restart_publish_nothing(tmp_path):
+    """A step that was logged before the kill cannot come back with other data."""
+    runner, _ = saved(tmp_path / "state")
+    values(runner, DATA[7:12])
+    runner.close()
+    again = dps.Runner.load(tmp_path / "state", secret=SECRET)
+    published = []
+    with pytest.raises(NoiseReuse):
+        for batch in again.feed(DATA[7:12] + 1):
+            published += batch
+
+    assert published == []
+    assert again.steps_done == 7
+
+
+def test_a_copied_state_is_a_new_run(tmp_path):
+    """A copy would draw the noise that the original draws: it gets its own run, and pays."""
+    runner, _ = saved(tmp_path / "state")
+    original = values(runner, DATA[7:13])
+    runner.close()
+    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    with pytest.raises(StateError, match="copy"):
+        dps.Runner.load(tmp_path / "copy", secret=SECRET)
+    with pytest.warns(NewRun):
+        copy = dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=tmp_path / "book")
+
+    assert copy.run_id != RUN
+    assert values(copy, DATA[7:13]) != original
+    assert copy.ledger.report()[0]["spent_on"][0]["run"] == copy.run_id.hex()
+
+
+def test_a_lost_log_is_a_new_run(tmp_path):
+    """Without the log nothing says which steps were drawn already."""
+    runner, _ = saved(tmp_path / "state")
+    runner.close()
+    next((tmp_path / "state").glob("inputs-*.log")).unlink()
+    with pytest.warns(NewRun):
+        again = dps.Runner.load(tmp_path / "state", secret=SECRET)
+    again.close()
+
+    assert again.run_id != RUN
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dps.Runner.load(tmp_path / "state", secret=SECRET).run_id == again.run_id
+
+
+def test_a_log_behind_the_ledger_is_a_new_run(tmp_path):
+    """A log restored from a backup has forgotten steps that the ledger remembers."""
+    runner, _ = saved(tmp_path / "state")
+    log = next((tmp_path / "state").glob("inputs-*.log"))
+    old = log.read_bytes()
+    values(runner, DATA[7:12])
+    runner.close()
+    log.write_bytes(old)  # in place: the file stays the same file
+    with pytest.warns(NewRun):
+        again = dps.Runner.load(tmp_path / "state", secret=SECRET)
+
+    assert again.run_id != RUN
+
+
+def test_one_state_has_one_owner(tmp_path):
+    """A second process on the same state directory is refused."""
+    script = (
+        "import dpstream as dps, sys\n"
+        "try: dps.Runner.load(sys.argv[1], secret=bytes(range(32)))\n"
+        "except dps.errors.StateError as refusal: print(refusal)"
+    )
+    runner, _ = saved(tmp_path / "state")
+    argv = [sys.executable, "-c", script, str(tmp_path / "state")]
+    refused = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    runner.close()
+    allowed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    assert "in use by another process" in refused
+    assert allowed == ""
+
+
+def test_resume_replays_a_growing_file(tmp_path):
+    """The same rows publish the same values for nothing; appended rows are new."""
+    mechanism = Sample(epsilon=1, window=3)
+    first = dps.Runner.resume(tmp_path / "state", mechanism)
+    old = values(first, DATA[:8])
+    spent = first.ledger.report()
+    first.close()
+    second = dps.Runner.resume(tmp_path / "state", mechanism)
+    assert values(second, DATA[:8]) == old
+    assert second.ledger.report() == spent
+    values(second, DATA[8:])
+    second.close()
+
+    assert (tmp_path / "state.secret").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(StateError, match="same parameters"):
+        dps.Runner.resume(tmp_path / "state", Sample(epsilon=1, window=4))
+
+
+def test_the_wrong_secret_is_refused(tmp_path):
+    """Another secret would mean other noise over data already published."""
+    saved(tmp_path / "state")[0].close()
+    with pytest.raises(StateError, match="another secret"):
+        dps.Runner.load(tmp_path / "state", secret=SECRET[::-1])
+    with pytest.raises(SecretError, match="no secret"):
+        dps.Runner.load(tmp_path / "state")
+
+
+@pytest.mark.parametrize("name", ["run.dps", "snapshot.dps"])
+@pytest.mark.parametrize("content", [b"", b"dpstr", b"PK\x03\x04 something else entirely"])
+def test_a_truncated_or_foreign_state_is_refused(tmp_path, name, content):
+    """Nothing is guessed from a damaged state."""
+    saved(tmp_path / "state")[0].close()
+    (tmp_path / "state" / name).write_bytes(content)
+    with pytest.raises(StateError, match="not a dpstream file|truncated"):
+        dps.Runner.load(tmp_path / "state", secret=SECRET)
+
+
+def test_a_half_state_is_refused(tmp_path):
+    """A directory without a run says so."""
+    with pytest.raises(StateError, match="there is no run"):
+        dps.Runner.load(tmp_path, secret=SECRET)
+    saved(tmp_path / "state")[0].close()
+    blob = (tmp_path / "state" / "snapshot.dps").read_bytes()
+    (tmp_path / "state" / "snapshot.dps").write_bytes(blob[:-1])
+    with pytest.raises(StateError, match="checksum"):
+        dps.Runner.load(tmp_path / "state", secret=SECRET)
+
+
+def test_a_refused_step_can_be_tried_again(tmp_path):
+    """After BudgetExceeded the runner is where it was; with room in the book the step goes on."""
+    ledger = dps.Ledger(tmp_path / "ledger")
+    ledger.open("stream", dps.Terms(unit="w_event", window=3, total=1))
+    blocker = dps.Runner(Uniform(epsilon="1/2", window=1), ledger=ledger, dataset="stream")
+    blocker.step([1])
+    runner = dps.Runner(Sample(epsilon=1, window=3), ledger=ledger, dataset="stream")
+    with pytest.raises(BudgetExceeded):
+        runner.step([1])
+
+    assert runner.steps_done == 0
+
+
+def test_a_finished_stream_takes_no_more(tmp_path):
+    """Finish ends a run."""
+    runner = dps.Runner(Sample(epsilon=1, window=3))
+    runner.step([1])
+    runner.finish()
+    with pytest.raises(InvalidInput, match="finished"):
+        runner.step([1])
+
+
+def test_what_is_left_is_exact():
+    """Left is a rational: a third per step leaves nothing after three steps."""
+    runner = dps.Runner(Uniform(epsilon=1, window=3))
+    seen = []
+    for _ in range(3):
+        runner.step([1])
+        seen.append(runner.left)
+
+    assert seen == [Fraction(2, 3), Fraction(1, 3), 0]
