@@ -41,7 +41,7 @@ def stream(mechanism: Mechanism, steps: int, seed: int = 0) -> np.ndarray:
 
 
 def neighbours(mechanism: Mechanism, block: np.ndarray, count: int, seed: int = 0):
-    """Worst-case changes: one event in each step of a window, or one value moved across the range."""
+    """Worst-case changes: an event in each step of a window, or one value across the range."""
     rng = np.random.default_rng(seed)
     for number in range(count):
         other = block.copy()

@@ -123,12 +123,10 @@ def test_other_data_after_a_restart_publish_nothing(tmp_path):
     values(runner, DATA[7:12])
     runner.close()
     again = dps.Runner.load(tmp_path / "state", secret=SECRET)
-    published = []
+    feed = again.feed(DATA[7:12] + 1)
     with pytest.raises(NoiseReuse):
-        for batch in again.feed(DATA[7:12] + 1):
-            published += batch
+        next(feed)
 
-    assert published == []
     assert again.steps_done == 7
 
 
@@ -227,7 +225,7 @@ def test_a_truncated_or_foreign_state_is_refused(tmp_path, name, content):
     """Nothing is guessed from a damaged state."""
     saved(tmp_path / "state")[0].close()
     (tmp_path / "state" / name).write_bytes(content)
-    with pytest.raises(StateError, match="not a dpstream file|truncated"):
+    with pytest.raises(StateError, match=r"not a dpstream file|truncated"):
         dps.Runner.load(tmp_path / "state", secret=SECRET)
 
 

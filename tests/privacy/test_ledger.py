@@ -85,7 +85,7 @@ def as_plain(charges):
 
 @given(books(), st.sampled_from([1, 2, 3, 7, None]))
 def test_the_account_agrees_with_brute_force(charges, width):
-    """After every charge, at whatever place, its loss equals an independent sum over all windows."""
+    """After every charge, at whatever place, the loss equals a sum over all windows."""
     unit = {1: "event", None: "user"}.get(width, "w_event")
     terms = Terms(unit=unit, total=100, window=width if unit == "w_event" else None)
     account, worst = Account(terms), Fraction(0)
@@ -147,9 +147,9 @@ def test_groups_of_bins_cost_their_maximum():
     for number, ranges in enumerate([((0, 2),), ((2, 4),), ((4, 9),)]):
         cells = Cells(first=0, last=0, bins=ranges)
         ledger.charge("flu", charge(0, 1, cells=cells, purpose=f"group {number}"))
+    overlap = charge(0, "1/8", cells=Cells(first=0, last=0, bins=((3, 5),)), purpose="overlap")
     with pytest.raises(BudgetExceeded):
-        cells = Cells(first=0, last=0, bins=((3, 5),))
-        ledger.charge("flu", charge(0, "1/8", cells=cells, purpose="overlap"))
+        ledger.charge("flu", overlap)
 
 
 def test_an_open_interval_is_held_until_its_end_leaves_the_window():
@@ -175,9 +175,9 @@ def test_the_same_charge_counts_once():
     assert not ledger.charge("flu", first, lambda step: "aa")
     with pytest.raises(LedgerError):
         ledger.charge("flu", charge(5, "1/3", digest="aa"), lambda step: "aa")
+    other_cells = charge(5, "1/2", cells=Cells(first=4, last=5))
     with pytest.raises(LedgerError):
-        other = charge(5, "1/2", cells=Cells(first=4, last=5))
-        ledger.charge("flu", other, lambda step: "aa")
+        ledger.charge("flu", other_cells, lambda step: "aa")
     with pytest.raises(NoiseReuse):
         ledger.charge("flu", charge(5, "1/2", digest="bb"), lambda step: "bb")
     assert ledger.left("flu", 5) == Fraction(1, 2)
@@ -239,7 +239,8 @@ def test_old_steps_are_forgotten_in_memory_and_read_back_when_asked(tmp_path, mo
         ledger.charge("flu", charge(step, "3/4"))
     book = ledger._books["flu"]
 
-    assert len(book.account._steps) < 60 and len(book.charges()) < 60
+    assert len(book.account._steps) < 60
+    assert len(book.charges()) < 60
     with pytest.raises(BudgetExceeded):
         ledger.charge("flu", charge(30, "1/2", purpose="late query"))
     assert ledger.charge("flu", charge(31, "1/4", purpose="late query"))

@@ -81,7 +81,7 @@ def started(script: str) -> Iterator[Peers]:
     if python is None:
         yield Peers(None, _absence())
         return
-    command = [python, "-I", "-u", _SIDE / "serve.py", _SIDE / f"{script}.py"]
+    command = [str(python), "-I", "-u", str(_SIDE / "serve.py"), str(_SIDE / f"{script}.py")]
     with tempfile.TemporaryFile() as complaints:
         try:
             process = subprocess.Popen(

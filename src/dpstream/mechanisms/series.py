@@ -73,16 +73,16 @@ class Series:
         """A Polars DataFrame of `columns()`."""
         return _optional("polars", "frames").DataFrame(self.columns())
 
-    def plot(self, bin: int = 0, path: str | None = None) -> Any:
-        """A chart of one bin with a band of two standard deviations; saved if `path` is given."""
+    def plot(self, column: int = 0, path: str | None = None) -> Any:
+        """A chart of one column, ± two standard deviations; saved if `path` is given."""
         pyplot = _optional("matplotlib.pyplot", "plot")
         figure, axes = pyplot.subplots(figsize=(9, 4), layout="constrained")
         x = np.arange(len(self.paid)) if self.times is None else list(self.times)
-        value, spread = self.values[:, bin], 2 * np.nan_to_num(self.stddev[:, bin])
+        value, spread = self.values[:, column], 2 * np.nan_to_num(self.stddev[:, column])
         axes.fill_between(
             x, value - spread, value + spread, alpha=0.25, label="± 2 stddev of noise"
         )
-        axes.plot(x, value, linewidth=1.2, label=self.names[bin])
+        axes.plot(x, value, linewidth=1.2, label=self.names[column])
         axes.set_xlabel("step" if self.times is None else "time")
         axes.legend()
         if path is not None:
@@ -98,6 +98,7 @@ def _optional(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
+        package = module.partition(".")[0]
         raise MissingDependency(
-            f"this needs {module.partition('.')[0]}; install it with: pip install 'dpstream[{extra}]'"
+            f"this needs {package}; install it with: pip install 'dpstream[{extra}]'"
         ) from None

@@ -33,7 +33,7 @@ def main(script: str) -> None:
         request: dict[str, Any] = json.loads(line)
         try:
             if request.get("versions"):
-                reply = {"versions": versions(names["PACKAGES"])}
+                reply: dict[str, Any] = {"versions": versions(names["PACKAGES"])}
             else:
                 reply = names["answer"](request)
         except Exception as error:

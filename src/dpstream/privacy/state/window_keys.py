@@ -6,6 +6,7 @@ does not peel the noise off what was published: keys derived from the secret wou
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_bytes
 
@@ -34,10 +35,8 @@ class WindowKeys:
             raise StateError(f"window {window} is final: its key was erased and no noise is left")
         path = self._folder / f"{window}.key"
         if not path.exists():
-            try:
+            with suppress(FileExistsError):  # another process minted it first: use that one
                 create_exclusive(path, aes_key_wrap(self._wrapping_key(), self._mint(window)))
-            except FileExistsError:
-                pass  # another process minted it first: use that one
         try:
             return aes_key_unwrap(self._wrapping_key(), path.read_bytes())
         except (InvalidUnwrap, ValueError):

@@ -1,0 +1,204 @@
+"""The other commands: ledger, mechanisms, demo, bench, version, completion."""
+
+import sys
+from importlib.metadata import entry_points, version
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from dpstream.cli import chart
+from dpstream.cli.mechanisms import about
+from dpstream.mechanisms import REGISTRY
+
+SAMPLE = ("--mechanism", "sample", "--window", "3", "--epsilon", "1")
+BOOK = ("--ledger", "book", "--dataset", "clinics")
+OPEN = ("ledger", "open", *BOOK, "--unit", "w_event", "--window", "3", "--epsilon", "1.5")
+
+
+def test_version_and_help(run):
+    """Without a command there is help; exit codes stand below it."""
+    assert run("--version").out == f"dpstream {version('dpstream')}\n"
+    assert "Exit codes: 0 ok" in run("--help").out
+    assert run().code == 0
+
+
+def test_the_console_entry_is_main():
+    """What pip installs calls dpstream.cli:main."""
+    (entry,) = entry_points(group="console_scripts", name="dpstream")
+
+    assert entry.value == "dpstream.cli:main"
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_every_mechanism_describes_itself(name):
+    """A registered mechanism needs no line here to be listed in full."""
+    found = about(name)
+
+    assert all(found[key] for key in ("summary", "guarantee", "unit", "delay", "paper"))
+    assert any(p["name"] == "epsilon" and p["required"] for p in found["parameters"])
+
+
+def test_mechanisms_are_listed_for_people_and_scripts(run):
+    """Both forms name each of them."""
+    names = [entry["name"] for entry in run("mechanisms", "--json").json]
+
+    assert names == sorted(REGISTRY)
+    assert all(f"\n{name}\n" in "\n" + run("mechanisms").out for name in names)
+
+
+def test_the_ledger_tells_what_was_spent_on_what_and_when(run, visits):
+    """Opened, charged, shown: as a table and as JSON."""
+    assert "epsilon = 1.5" in run(*OPEN).out
+    run("release", str(visits), *SAMPLE, *BOOK)
+
+    (book,) = run("ledger", "show", "--ledger", "book", "--json").json
+    shown = run("ledger", "--ledger", "book").out
+
+    (line,) = book["spent_on"]
+    assert (book["left"], line["query"], line["charges"], line["amount"]) == (
+        "1/2",
+        "sample",
+        2,
+        "2",
+    )
+    assert line["last_at"] >= line["first_at"] > "2000"
+    assert "1 of 1.5 spent in the last 3 steps" in shown
+    assert "█" * 16 + "░" * 8 in shown
+
+
+def test_history_lists_every_entry(run, visits):
+    """The book, the run and its charges, oldest first; one dataset can be picked."""
+    run(*OPEN)
+    run("release", str(visits), *SAMPLE, *BOOK)
+
+    records = run("ledger", "history", "--ledger", "book", "--json").json
+    assert [r.get("step") for r in records] == [None, None, 0, 3]
+    assert "opened: epsilon = 1.5" in run("ledger", "history", "--ledger", "book").out
+    assert run("ledger", "history", "--ledger", "book", "--dataset", "x", "--json").json == []
+
+
+def test_options_may_stand_before_the_subcommand(run):
+    """`dpstream ledger --ledger book --json history` is the same."""
+    run(*OPEN)
+
+    assert len(run("ledger", "--ledger", "book", "--json", "history").json) == 1
+
+
+def test_opening_again_changes_nothing_and_other_terms_are_refused(run):
+    """A book's promise does not move."""
+    first, second = run(*OPEN, "--json"), run(*OPEN, "--json")
+    other = run(*OPEN[:-1], "2")
+
+    assert first.json == second.json
+    assert (other.code, "promises epsilon = 1.5" in other.err) == (4, True)
+
+
+@pytest.mark.parametrize("args", [("--ledger", "none"), ("show", "--ledger", "none")])
+def test_looking_at_a_missing_ledger_makes_none(run, folder, args):
+    """A typing error must not leave an empty book behind."""
+    done = run("ledger", *args)
+
+    assert (done.code, "there is no ledger at none" in done.err) == (4, True)
+    assert not (folder / "none").exists()
+
+
+def test_a_book_may_be_called_anything(run):
+    """Brackets and colons are names, not markup."""
+    args = ("ledger", "open", "--ledger", "book", "--unit", "event", "--epsilon", "1")
+    run(*args, "--dataset", "[/red] :smile:")
+
+    assert "[/red] :smile:: epsilon = 1" in run("ledger", "--ledger", "book").out
+    assert run("ledger", "show", "--ledger", "book", "--dataset", "x").code == 4
+
+
+def test_demo_shows_charts_errors_ledger_and_what_is_next(run):
+    """Both releases, the band, the truth marked as such, the refusal."""
+    out = run("demo").out
+
+    for part in ("uniform:", "sample:", "░", "truth (shown in this demo only)", "one thousand",
+                 "mean absolute error", "2 of 2 spent", "is refused", "Next:"):  # fmt: skip
+        assert part in out
+    assert max(map(len, out.splitlines())) < 200
+
+
+def test_demo_figures_are_right(run):
+    """Uniform noise has stddev near sqrt(2) * 12; sample pays once a year."""
+    found = run("demo", "--json").json
+    uniform, sample = found["releases"]
+
+    assert uniform["noise_stddev"] == pytest.approx(2**0.5 * 12, rel=0.01)
+    assert 0.5 < uniform["mean_absolute_error"] / 12 < 1.5
+    assert (uniform["paid_steps"], sample["paid_steps"]) == (622, 52)
+    assert found["ledger"][0]["left"] == "0"
+    assert "only 0 of 2 is left" in found["refused"]
+
+
+def test_chart_places_line_band_and_truth():
+    """Two steps at 0 and 10 in a chart of five rows."""
+    text = chart.draw(
+        np.array([0.0, 10.0]), np.array([0.0, 5.0]), np.array([5.0, 5.0]), height=5, first="a"
+    ).plain.splitlines()
+
+    assert len(text) == 7
+    assert text[4].endswith("▄ ")
+    assert text[1].endswith(" ▄")
+    assert text[0].endswith(" ░")
+    assert text[3].endswith("•" + "•")
+
+
+@pytest.fixture
+def benches(monkeypatch):
+    """A stand-in for the measurements."""
+    calls = []
+
+    def measure(name, *, quick, out):
+        calls.append((name, quick, str(out)))
+        targets = [{"name": "fast", "value": 3.0, "op": ">=", "bound": 2, "reached": True}]
+        return {"bench": name, "rows": [{"case": "x", "rate": 1234.5}], "targets": targets}
+
+    module = ModuleType("dpstream.bench")
+    module.BENCHES, module.run = {"noise": "samplers", "other": "more"}, measure
+    monkeypatch.setitem(sys.modules, "dpstream.bench", module)
+    return calls
+
+
+def test_bench_runs_one_or_all(run, benches):
+    """A name measures that one; none, or `all`, measures each."""
+    assert run("bench", "noise", "--quick", "--out", "r", "--json").json["bench"] == "noise"
+    assert benches == [("noise", True, "r")]
+
+    found = run("bench", "--json").json["benches"]
+    assert [each["bench"] for each in found] == ["noise", "other"]
+
+
+def test_bench_prints_rows_and_targets(run, benches):
+    """People see the table and whether the targets were reached."""
+    out = run("bench", "noise").out
+
+    assert "1,234" in out or "1,235" in out
+    assert "fast: 3 >= 2: reached" in out
+
+
+def test_an_unknown_bench_lists_the_known_ones(run, benches):
+    """With what each of them measures."""
+    done = run("bench", "none")
+
+    assert (done.code, "noise: samplers" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("dpstream release x.csv --mechanism sam", "sample"),
+        ("dpstream mech", "mechanisms"),
+        ("dpstream ledger hi", "history"),
+    ],
+)
+def test_the_shell_completes_commands_and_mechanisms(run, monkeypatch, words, expected):
+    """As bash asks for it."""
+    monkeypatch.setenv("_DPSTREAM_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+
+    assert run().out.split() == [expected]

@@ -1,0 +1,161 @@
+"""`dpstream release`: what it publishes, repeats and extends."""
+
+import csv
+import io
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+SAMPLE = ("--mechanism", "sample", "--window", "3", "--epsilon", "1")
+
+
+def test_stdout_carries_the_series_and_nothing_else(run, visits):
+    """A pipe reads clean CSV; notes are on stderr."""
+    done = run("release", str(visits), *SAMPLE)
+
+    rows = [*csv.DictReader(io.StringIO(done.out))]
+    assert done.code == 0
+    assert [row["paid"] for row in rows] == ["true", "false", "false"] * 2
+    assert [*rows[0]] == [
+        "step", "time", "north", "north_stddev", "south", "south_stddev", "paid", "held",
+    ]  # fmt: skip
+    assert rows[5]["time"] == "2024-03-06"
+    assert "not shared with others" in done.err
+
+
+def test_json_holds_parameters_budget_and_rows(run, visits):
+    """A script finds everything in one document."""
+    done = run("release", str(visits), *SAMPLE, "--json")
+
+    found = done.json
+    assert (found["steps"], found["paid_steps"], found["new_charges"]) == (6, 2, 2)
+    assert found["parameters"] == {"epsilon": "1", "window": "3"}
+    assert found["columns"] == ["north", "south"]
+    assert len(found["rows"]) == 6
+    assert all("note" in json.loads(line) for line in done.err.splitlines())
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_every_output_format_holds_the_same_values(run, visits, folder, suffix):
+    """The run is repeated from its state, so that all formats show one release."""
+    shown = run("release", str(visits), *SAMPLE, "--state", "state", "--json").json["rows"]
+    done = run("release", str(visits), *SAMPLE, "--state", "state", "--out", f"out.{suffix}")
+
+    path = folder / f"out.{suffix}"
+    if suffix == "csv":
+        north = [int(row["north"]) for row in csv.DictReader(path.open())]
+    elif suffix == "jsonl":
+        north = [json.loads(line)["north"] for line in path.open()]
+    else:
+        north = pq.read_table(path)["north"].to_pylist()
+    assert done.out == ""
+    assert north == [row["north"] for row in shown]
+
+
+def test_parquet_input_with_a_time_column(run, folder):
+    """Dates of an Arrow table are the time, not a bin."""
+    days = pa.array(["2024-03-01", "2024-03-02"]).cast(pa.date32())
+    pq.write_table(pa.table({"day": days, "visits": [12, 15]}), folder / "x.parquet")
+
+    rows = run("release", "x.parquet", *SAMPLE, "--json").json["rows"]
+
+    assert [row["time"] for row in rows] == ["2024-03-01", "2024-03-02"]
+    assert "visits" in rows[0]
+
+
+def test_columns_and_time_can_be_named(run, folder):
+    """Only what is named is published; whole numbers serve as time too."""
+    (folder / "x.csv").write_text("week,a,b,region\n7,1,2,west\n8,3,4,west\n")
+
+    done = run("release", "x.csv", *SAMPLE, "--column", "b", "--time", "week", "--json")
+
+    assert done.json["columns"] == ["b"]
+    assert [row["time"] for row in done.json["rows"]] == ["7", "8"]
+
+
+def test_event_level_parameters_and_settings(run, visits):
+    """Common flags and --set reach the same fields; fractions stay exact."""
+    flags = ("--lo", "0", "--hi", "50", "--set", "quantum=1/2", "--epsilon", "1/3")
+
+    done = run("release", str(visits), "--mechanism", "naive", *flags, "--json")
+
+    assert done.json["parameters"] == {"epsilon": "1/3", "lo": "0", "hi": "50", "quantum": "1/2"}
+
+
+def test_the_same_data_are_published_again_for_nothing(run, visits, folder):
+    """With a state directory the bytes are the same and no charge is added."""
+    run("release", str(visits), *SAMPLE, "--state", "state", "--out", "a.csv")
+    done = run("release", str(visits), *SAMPLE, "--state", "state", "--out", "b.csv", "--json")
+
+    assert (folder / "a.csv").read_bytes() == (folder / "b.csv").read_bytes()
+    assert done.json["new_charges"] == 0
+
+
+def test_appended_rows_are_new_and_the_old_ones_stay(run, visits, folder):
+    """Step 6 starts a new window: one new charge."""
+    run("release", str(visits), *SAMPLE, "--state", "state", "--out", "a.csv")
+    visits.write_text(visits.read_text() + "2024-03-07,10,30\n")
+    done = run("release", str(visits), *SAMPLE, "--state", "state", "--out", "b.csv", "--json")
+
+    assert (folder / "b.csv").read_text().startswith((folder / "a.csv").read_text())
+    assert (done.json["steps"], done.json["new_charges"]) == (7, 1)
+
+
+def test_changed_rows_are_refused_and_nothing_is_published(run, visits, folder):
+    """The same noise must not meet other data."""
+    run("release", str(visits), *SAMPLE, "--state", "state", "--out", "a.csv")
+    visits.write_text(visits.read_text().replace("11,35", "12,35"))
+    done = run("release", str(visits), *SAMPLE, "--state", "state", "--out", "b.csv", "--json")
+
+    assert (done.code, done.error["error"], done.out) == (4, "NoiseReuse", "")
+    assert not (folder / "b.csv").exists()
+
+
+def test_the_secret_is_announced_once(run, visits, folder):
+    """Its place is told when it is made, with the advice to back it up."""
+    first = run("release", str(visits), *SAMPLE, "--state", "state")
+    second = run("release", str(visits), *SAMPLE, "--state", "state")
+
+    assert "created the secret" in first.err
+    assert "back it up" in first.err
+    assert "secret" not in second.err
+    assert (folder / "state.secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_secret_and_ledger_default_to_the_environment(run, visits, folder, monkeypatch):
+    """Both files are made where the variables say."""
+    monkeypatch.setenv("DPSTREAM_SECRET_FILE", "key")
+    monkeypatch.setenv("DPSTREAM_LEDGER", "book")
+
+    done = run("release", str(visits), *SAMPLE)
+
+    assert "created the secret key" in done.err
+    assert "not shared" not in done.err
+    assert (folder / "book").exists()
+
+
+def test_a_copied_state_goes_on_as_a_new_run(run, visits, folder):
+    """The warning arrives as one note."""
+    command = ("release", str(visits), *SAMPLE, "--secret", "key", "--ledger", "book")
+    run("ledger", "open", "--ledger", "book", "--dataset", "stream", "--unit", "w_event",
+        "--window", "3", "--epsilon", "2")  # fmt: skip
+    run(*command, "--state", "state")
+    (folder / "copy").mkdir()
+    for file in (folder / "state").iterdir():
+        (folder / "copy" / file.name).write_bytes(file.read_bytes())
+
+    done = run(*command, "--state", "copy")
+
+    assert done.code == 0
+    assert "note: copy is a copy" in done.err
+    assert "2 new charges" in done.err
+
+
+def test_plot_draws_the_series(run, visits, folder):
+    """A picture of the first column."""
+    pytest.importorskip("matplotlib")
+
+    assert run("release", str(visits), *SAMPLE, "--plot", "p.png").code == 0
+    assert (folder / "p.png").read_bytes().startswith(b"\x89PNG")
