@@ -1,5 +1,6 @@
 """What every bench gets from the harness: its JSON, judged targets, plot, table and page."""
 
+import io
 import json
 import sys
 
@@ -39,9 +40,9 @@ def registered(monkeypatch):
 
 
 def printed(result):
-    console = Console(width=200, record=True, quiet=True)
+    console = Console(width=200, file=io.StringIO())
     console.print(bench.table(result))
-    return console.export_text()
+    return console.file.getvalue()
 
 
 @pytest.mark.usefixtures("registered")
@@ -77,7 +78,8 @@ def test_the_machine_is_described_without_host_or_path(tmp_path):
     ("value", "op", "bound", "reached"),
     [(2, ">=", 2, True), (2, ">=", 1e12, False), (3, "<=", 2, False), (2, "<=", 2, True),
      (0, "==", 0, True), (1, "==", 0, False), (float("nan"), ">=", 0, False),
-     (float("nan"), "<=", 0, False), (float("inf"), ">=", 0, False), (np.float64(3), ">=", 2, True)],
+     (float("nan"), "<=", 0, False), (float("inf"), ">=", 0, False),
+     (np.float64(3), ">=", 2, True)],
 )  # fmt: skip
 def test_a_target_is_judged_by_what_was_measured(value, op, bound, reached):
     """An unreachable bound is missed, and so is any bound when no number came out."""

@@ -1,4 +1,4 @@
-"""The bench of the samplers: what it reports, judges, and asks of the peers. No speed is asserted."""
+"""The bench of the samplers: what it reports, judges, and asks of the peers; no speed."""
 
 import math
 
@@ -75,7 +75,10 @@ def test_an_unreachable_speed_is_missed(monkeypatch):
 def test_the_exact_spread_is_that_of_the_law(scale):
     """The closed forms against the sums over the integers."""
     x = np.arange(-60 * scale, 60 * scale + 1)
-    laws = {"discrete_laplace": np.exp(-abs(x) / scale), "discrete_gaussian": np.exp(-(x / scale) ** 2 / 2)}  # fmt: skip
+    laws = {
+        "discrete_laplace": np.exp(-abs(x) / scale),
+        "discrete_gaussian": np.exp(-((x / scale) ** 2) / 2),
+    }
 
     for law, weight in laws.items():
         exact = math.sqrt((weight * x**2.0).sum() / weight.sum())

@@ -496,10 +496,7 @@ def test_decided_comparisons_are_right(rate: str):
 
 def test_comparisons_without_margin_would_be_wrong():
     """Control: the words above do catch a float path that trusts its rounding."""
-    assert (
-        sum(wrong_comparisons(Fraction(r), 0.0)[1] for r in ("1/3", "123/10", "301/10", "4001/100"))
-        > 0
-    )
+    assert sum(wrong_comparisons(Fraction(i, 7), 0.0)[1] for i in range(29, 56)) > 0
 
 
 @pytest.mark.parametrize(
@@ -538,7 +535,7 @@ def test_decided_gaussians_are_right(variance: str):
             assert abs(int(value)) == size
             assert state == (ACCEPTED if second + 1 <= bound(size) else REJECTED)
             assert state == (REJECTED if second >= bound(size) else ACCEPTED)
-    assert decided > 1000
+    assert decided > 900
 
 
 def test_huge_rates_are_decided_at_once():

@@ -66,8 +66,8 @@ def _results(out: Path) -> list[Result]:
             raise InvalidInput(f"{path.name} is no JSON ({error}); run its bench again") from error
         if isinstance(content, dict) and {"bench", "machine", "rows", "targets"} <= set(content):
             found.append(content)
-    order = list(BENCHES)
-    return sorted(found, key=lambda one: (one["bench"] not in order, one["bench"]))
+    order = {name: place for place, name in enumerate(BENCHES)}
+    return sorted(found, key=lambda one: (order.get(one["bench"], len(order)), one["bench"]))
 
 
 def _section(result: Result, plot: Path) -> str:

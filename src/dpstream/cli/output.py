@@ -17,7 +17,8 @@ from dpstream.cli.exits import code_of
 
 _EVERY = 256  # steps between two updates of the progress bar
 
-_PIPE_WIDTH = 120
+_FEW = 4096  # below it every one is drawn
+_PIPE_WIDTH = 160
 
 _as_json = False
 
@@ -70,7 +71,7 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
         task = bar.add_task(label, total=None)
 
         def update(done: int, total: int) -> None:
-            if done % _EVERY == 0 or done == total:
+            if done % _EVERY == 0 or done == total or total < _FEW:
                 bar.update(task, completed=done, total=total)
 
         yield update

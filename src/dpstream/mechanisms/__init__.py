@@ -11,6 +11,8 @@ from dpstream.mechanisms.base import Mechanism
 REGISTRY = {
     "uniform": "dpstream.mechanisms.w_event.uniform:Uniform",
     "sample": "dpstream.mechanisms.w_event.sample:Sample",
+    "budget_distribution": ("dpstream.mechanisms.w_event.budget_distribution:BudgetDistribution"),
+    "budget_absorption": "dpstream.mechanisms.w_event.budget_absorption:BudgetAbsorption",
     "naive": "dpstream.mechanisms.delayed.naive:Naive",
 }
 

@@ -123,7 +123,7 @@ def _columns(data: Any) -> dict[str, np.ndarray[Any, Any]] | None:
         return {name: data.column(name).to_numpy() for name in data.column_names}
     if hasattr(data, "columns") and hasattr(data, "__getitem__"):  # pandas, Polars
         table = {str(name): data[name].to_numpy() for name in data.columns}
-        index = getattr(data, "index", None)  # pandas: a time index orders the steps
+        index: Any = getattr(data, "index", None)  # pandas: a time index orders the steps
         if getattr(getattr(index, "dtype", None), "kind", "") == "M":
             table = {"time": index.to_numpy(), **table}
         return table

@@ -1,0 +1,1 @@
+"""Pieces that several mechanisms share, each with its guarantee."""

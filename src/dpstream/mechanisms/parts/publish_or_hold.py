@@ -1,0 +1,84 @@
+"""Compare with the last release, privately; publish with the step's budget where it pays.
+
+The common half of budget distribution and budget absorption (Kellaris, Papadopoulos, Xiao,
+Papadias, "Differentially Private Event Sequences over Infinite Streams", 2014, Figures 2 and 4):
+the two differ in how much a step may spend, and in nothing else.
+
+Guarantee: a step costs `test` for the comparison and, if anything is published, `budget`. The
+groups' distances are disjoint in their columns, so one event moves one of them by at most one, and
+the vector of all of them by one in L1; the same holds for the published counts. A step is thereby
+charged once, with the maximum over groups. (Independent instances per group, as the paper has them,
+overspend: their paid steps differ, and a trajectory through the groups meets all of them.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+
+from dpstream.mechanisms.base import Spender
+from dpstream.mechanisms.parts.groups import ColumnGroups
+from dpstream.privacy.sensitivity import histogram_change
+from dpstream.privacy.spend import laplace_stddev
+from dpstream.privacy.state.serial import storable
+from dpstream.records import Integers, Reals, Release
+
+
+@storable("published")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Published:
+    """The last release of every column, its error bar, and the columns' groups."""
+
+    values: Integers
+    stddev: Reals
+    groups: ColumnGroups
+
+    def release(self, step: int, *, paid: bool) -> Release:
+        """What is published at `step`."""
+        values = self.values.astype(np.float64)
+        return Release(step=step, values=values, paid=paid, held=not paid, stddev=self.stddev)
+
+
+def comparison_share(epsilon: Fraction, window: int, *, columns: int) -> Fraction:
+    """What one step's comparison may cost.
+
+    Half of epsilon per window; with many columns (d >= 2 w) epsilon / d is enough, because the
+    distance adds up over all of them while its noise does not (section 4.5 of the paper).
+    """
+    return epsilon / max(columns, 2 * window)
+
+
+def publish_all(x: Integers, spend: Spender, budget: Fraction, *, groups: int) -> Published:
+    """Publish every column: the first step, with nothing to hold."""
+    noisy = spend.laplace(x, sensitivity=histogram_change(), epsilon=budget, purpose="publish")
+    stddev = np.full(x.shape, laplace_stddev(histogram_change(), budget))
+    return Published(values=noisy, stddev=stddev, groups=ColumnGroups.of(len(x), groups))
+
+
+def compare(last: Published, x: Integers, spend: Spender, test: Fraction) -> Integers:
+    """Noisy L1 distance of the counts from the last release, per group of columns."""
+    distance = last.groups.sums(np.abs(last.values - x))
+    return spend.laplace(
+        distance, sensitivity=histogram_change(), epsilon=test, purpose="dissimilarity"
+    )
+
+
+def publish_groups(
+    last: Published, x: Integers, distances: Integers, spend: Spender, budget: Fraction
+) -> tuple[Published, bool]:
+    """Publish the groups whose mean distance exceeds the error 1 / budget of publishing them."""
+    sizes = last.groups.sizes()
+    worth = np.array([int(d) * budget > int(n) for d, n in zip(distances, sizes, strict=True)])
+    chosen = worth[last.groups.group]
+    if not chosen.any():
+        return last, False
+    noisy = spend.laplace(
+        x[chosen], sensitivity=histogram_change(), epsilon=budget, purpose="publish"
+    )
+    values, stddev = last.values.copy(), last.stddev.copy()
+    values[chosen] = noisy
+    stddev[chosen] = laplace_stddev(histogram_change(), budget)
+    groups = last.groups.moved(last.values, values) if last.groups.count > 1 else last.groups
+    return replace(last, values=values, stddev=stddev, groups=groups), True
