@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.counters import BufferedLinearToeplitz, Toeplitz, noise_paths
-from dpstream.mechanisms.counters.blt_parameters import (
+from dpstream.mechanisms.counters.toeplitz import Toeplitz, root_coefficients
+from dpstream.mechanisms.parts.counting.blt_parameters import (
     COMMON_STEPS,
     exact,
     optimise,
     parameters,
     table,
 )
-from dpstream.mechanisms.counters.toeplitz import root_coefficients
+from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
+from dpstream.mechanisms.parts.counting.strategy import noise_paths
 
 
 def largest(counter: BufferedLinearToeplitz | Toeplitz) -> float:

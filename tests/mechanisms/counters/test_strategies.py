@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.counters import (
-    BufferedLinearToeplitz,
-    Honaker,
-    Naive,
+from dpstream.mechanisms.counters.honaker import Honaker
+from dpstream.mechanisms.counters.naive import Naive
+from dpstream.mechanisms.counters.smooth_binary import SmoothBinary
+from dpstream.mechanisms.counters.toeplitz import Toeplitz
+from dpstream.mechanisms.counters.tree import Tree
+from dpstream.mechanisms.counters.unbounded import Unbounded
+from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
+from dpstream.mechanisms.parts.counting.strategy import (
     NoiseProcess,
-    SmoothBinary,
     Strategy,
-    Toeplitz,
-    Tree,
-    Unbounded,
     begin,
     late_normals,
     late_start,

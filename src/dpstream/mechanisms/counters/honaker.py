@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpstream.mechanisms.counters.stack import Node, Stack
-from dpstream.mechanisms.counters.strategy import Array, check_whole
+from dpstream.mechanisms.parts.counting.stack import Node, Stack
+from dpstream.mechanisms.parts.counting.strategy import Array, check_whole
 
 
 def node_variance(levels: int) -> float:

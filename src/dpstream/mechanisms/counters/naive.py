@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpstream.mechanisms.counters.strategy import Array, check_advance, check_whole
+from dpstream.mechanisms.parts.counting.strategy import Array, check_advance, check_whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from dpstream.mechanisms.counters.stack import Node, Stack
-from dpstream.mechanisms.counters.strategy import Array, check_whole
+from dpstream.mechanisms.parts.counting.stack import Node, Stack
+from dpstream.mechanisms.parts.counting.strategy import Array, check_whole
 
 
 @dataclass(frozen=True, kw_only=True)

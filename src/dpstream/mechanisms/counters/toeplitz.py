@@ -10,8 +10,8 @@ import numpy as np
 from scipy.linalg import toeplitz as toeplitz_matrix
 from scipy.signal import fftconvolve
 
-from dpstream.mechanisms.counters.kernels import weigh_history
-from dpstream.mechanisms.counters.strategy import Array, check_advance, check_whole
+from dpstream.mechanisms.parts.counting.kernels import weigh_history
+from dpstream.mechanisms.parts.counting.strategy import Array, check_advance, check_whole
 
 # Gamma(i + 1/2) / Gamma(i + 1) * sqrt(i) in powers of 1/i; below 1e-17 from i = 128 on
 SERIES = (1, -1 / 8, 1 / 128, 5 / 1024, -21 / 32768, -399 / 262144, 869 / 4194304)

@@ -10,11 +10,11 @@ import numpy as np
 from scipy.linalg import block_diag
 
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.counters import modes
-from dpstream.mechanisms.counters.blt import BufferedLinearToeplitz
-from dpstream.mechanisms.counters.blt_parameters import MOST_STEPS, parameters
-from dpstream.mechanisms.counters.kernels import advance_modes
-from dpstream.mechanisms.counters.strategy import Array, check_advance, check_whole
+from dpstream.mechanisms.parts.counting import modes
+from dpstream.mechanisms.parts.counting.blt_parameters import MOST_STEPS, parameters
+from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
+from dpstream.mechanisms.parts.counting.kernels import advance_modes
+from dpstream.mechanisms.parts.counting.strategy import Array, check_advance, check_whole
 
 
 @lru_cache(maxsize=256)

@@ -13,8 +13,8 @@ from importlib.resources import files
 import numpy as np
 from scipy.optimize import minimize
 
-from dpstream.mechanisms.counters.modes import gram
-from dpstream.mechanisms.counters.strategy import Array, check_whole
+from dpstream.mechanisms.parts.counting.modes import gram
+from dpstream.mechanisms.parts.counting.strategy import Array, check_whole
 
 MOST_BUFFERS = 6
 MOST_STEPS = 2**40
@@ -84,7 +84,7 @@ def optimise(steps: int, buffers: int) -> tuple[float, ...]:
 @lru_cache(maxsize=1)
 def table() -> dict[str, list[float]]:
     """The shipped parameters, by "steps/buffers"."""
-    text = files("dpstream.mechanisms.counters").joinpath("blt_table.json").read_text("ascii")
+    text = files("dpstream.mechanisms.parts.counting").joinpath("blt_table.json").read_text("ascii")
     loaded: dict[str, list[float]] = json.loads(text)
     return loaded
 

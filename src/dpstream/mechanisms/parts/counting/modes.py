@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpstream.mechanisms.counters.strategy import Array
+from dpstream.mechanisms.parts.counting.strategy import Array
 
 
 def powers(decays: Array, count: int) -> Array:

@@ -11,9 +11,9 @@ from scipy.linalg import toeplitz as toeplitz_matrix
 from scipy.signal import fftconvolve
 
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.counters import blt_parameters, modes
-from dpstream.mechanisms.counters.kernels import advance_modes
-from dpstream.mechanisms.counters.strategy import Array, check_advance, check_whole
+from dpstream.mechanisms.parts.counting import blt_parameters, modes
+from dpstream.mechanisms.parts.counting.kernels import advance_modes
+from dpstream.mechanisms.parts.counting.strategy import Array, check_advance, check_whole
 
 UNIT = 2.0**-53  # largest relative error of one rounded operation
 

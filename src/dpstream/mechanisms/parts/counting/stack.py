@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpstream.mechanisms.counters.kernels import push_node
-from dpstream.mechanisms.counters.strategy import Array, check_advance, check_whole
+from dpstream.mechanisms.parts.counting.kernels import push_node
+from dpstream.mechanisms.parts.counting.strategy import Array, check_advance, check_whole
 
 
 class Node(NamedTuple):

@@ -1,0 +1,1 @@
+"""Continual counting: factorisations, noise processes, and how they become mechanisms."""
