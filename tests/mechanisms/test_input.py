@@ -152,6 +152,13 @@ def test_a_text_column_is_not_a_bin():
         dps.release(SAMPLE, pd.DataFrame({"n": [1]}), time="when")
 
 
+@pytest.mark.parametrize("names", [("n", "step"), ("n", "paid"), ("n", "n_stddev")])
+def test_a_column_name_of_the_release_is_refused(names):
+    """A bin must not be overwritten by a column that the release adds."""
+    with pytest.raises(InvalidInput, match=f"column '{names[1]}' would collide"):
+        dps.release(SAMPLE, pd.DataFrame({name: [1, 2] for name in names}))
+
+
 def test_a_secret_that_others_may_read_is_refused(tmp_path):
     """Mode 0644 is refused with the command that mends it."""
     path = tmp_path / "secret"

@@ -363,3 +363,17 @@ def test_amounts_are_exact_decimals_and_shares():
     odd = Fraction(1, 101)
     assert 0 < odd - on_grid(odd) < Fraction(1, GRID)
     assert units(odd) == units(on_grid(odd)) + 1
+
+
+def test_a_long_replay_reads_the_file_back_once(tmp_path, monkeypatch):
+    """Replaying far behind the newest step must not re-read the whole file at every charge."""
+    monkeypatch.setattr("dpstream.privacy.ledger._KEEP", 20)
+    ledger = opened(w_event(window=3), tmp_path / "ledger")
+    for step in range(0, 300, 3):
+        ledger.charge("flu", charge(step, "3/4"))
+    reads, real = [], Ledger._reread
+    monkeypatch.setattr(Ledger, "_reread", lambda self: reads.append(1) or real(self))
+    for step in range(0, 300, 3):
+        assert not ledger.charge("flu", charge(step, "3/4"))
+
+    assert len(reads) <= 2

@@ -20,6 +20,7 @@ from dpstream.privacy.noise import (
     choose,
     discrete_gaussian,
     discrete_laplace,
+    geometric,
     respond,
     uniform,
 )
@@ -256,10 +257,17 @@ def test_running_out_of_attempts_raises(monkeypatch):
 
 def test_running_out_of_extensions_raises(monkeypatch):
     """A comparison that no bit decides stops at the end of its lane."""
-    monkeypatch.setattr(Stream, "encrypt", lambda _, blocks: np.zeros_like(blocks))
+    read: list[int] = []
 
+    def zeros(_: Stream, blocks: Words) -> Words:
+        read.extend((blocks[:, 1] & np.uint64(0xFFFFFFFF)).tolist())
+        return np.zeros_like(blocks)
+
+    monkeypatch.setattr(Stream, "encrypt", zeros)
     with pytest.raises(NoiseExhausted, match="too many bits"):
-        discrete_laplace(Stream(KEY, HOME).at(0, 1), Fraction(10))
+        geometric(Stream(KEY, HOME).at(0, 1), Fraction(10))
+    # the first block, looked at once per attempt made ahead, and its own lane to the end
+    assert max(c for c in read if c % (LANES * EXTENSIONS)) == EXTENSIONS - 1
 
 
 SCRIPT = """
@@ -318,3 +326,12 @@ def test_splitting_the_keys_into_parts_changes_nothing(parts):
         split[mine] = discrete_laplace(stream.at_keys(1, ids[mine], part), Fraction(1000))
 
     np.testing.assert_array_equal(split, whole)
+
+
+def test_draws_serve_one_sampler_once():
+    """Two samplers on the same draws would read the same bits: the second raises."""
+    draws = Stream(KEY, HOME).at(0, 5)
+    discrete_laplace(draws, Fraction(3))
+
+    with pytest.raises(NoiseReuse, match="already used"):
+        uniform(draws, 10)

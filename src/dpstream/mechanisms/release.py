@@ -11,7 +11,7 @@ import numpy as np
 from dpstream.errors import InvalidInput
 from dpstream.mechanisms.base import Mechanism, as_block
 from dpstream.mechanisms.runner import Runner
-from dpstream.mechanisms.series import Series
+from dpstream.mechanisms.series import RESERVED, Series
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import Secret
 from dpstream.records import Reals
@@ -75,6 +75,11 @@ def as_steps(
             )
     if not bins:
         raise InvalidInput("the table has no numeric column to publish")
+    for name in bins:
+        if name in RESERVED or name.removesuffix("_stddev") in bins.keys() - {name}:
+            raise InvalidInput(
+                f"column {name!r} would collide with a column of the release; rename it"
+            )
     if time is None:
         return as_block(np.column_stack(list(bins.values()))), list(bins), None
     check_times(columns[time], time)

@@ -12,6 +12,9 @@ import numpy as np
 from dpstream.errors import InvalidInput, MissingDependency
 from dpstream.records import Reals, Release
 
+RESERVED = frozenset({"step", "time", "paid", "held"})
+"""Columns that a released table adds to the bins and their `<bin>_stddev`."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Series:

@@ -83,6 +83,8 @@ class Account:
             last = max(first, self._end)
         if first < self.since:
             raise LedgerError(f"step {first} is older than what this account still holds")
+        if charge.kind == "cover":
+            return self._highest_between(first, last) + amount
         if first == last and first >= self._end:
             loss = self._sum_at(first) + self._overlapping(first)
             if charge.kind == "open":
@@ -95,9 +97,12 @@ class Account:
         """Make the charge; `loss` is what `loss_with` said of it."""
         amount = units(charge.amount)
         key = (charge.run, charge.query, charge.purpose, charge.cells.first)
+        if charge.cells.first < self.since:
+            loss = self.peak  # read back from before; it was within the total when it was made
         self.peak = max(self.peak, self.loss_with(charge) if loss is None else loss)
-        if charge.kind == "open":
-            self._intervals[key] = (charge.cells.first, None, amount)
+        if charge.kind in ("open", "cover"):
+            end = charge.cells.last if charge.kind == "cover" else None
+            self._intervals[key] = (charge.cells.first, end, amount)
             self._advance(charge.cells.first)
             return
         if charge.kind == "close":
@@ -106,7 +111,8 @@ class Account:
                 self._intervals[key] = (start, charge.cells.last, cost)
             return
         for offset in range(charge.repeat):
-            for number in range(charge.cells.first + offset, charge.cells.last + offset + 1):
+            first, last = charge.cells.first + offset, charge.cells.last + offset
+            for number in range(max(first, self.since), last + 1):
                 step = self._steps.setdefault(number, StepLoss())
                 before = step.top
                 step.add(amount, charge.cells.bins)
@@ -174,6 +180,15 @@ class Account:
             for first, last, cost in self._intervals.values()
             if first <= end and (last is None or last >= start)
         )
+
+    def _highest_between(self, first: int, last: int) -> int:
+        """The largest loss of any of these steps, however many; for books of single events.
+
+        Between the steps that were charged by themselves the loss only rises where a cover starts.
+        """
+        starts = (start for start, _, _ in self._intervals.values())
+        places = {first, *self._steps, *starts}
+        return max(self.loss_at(step) for step in places if first <= step <= last)
 
     def _scan(self, charge: Charge, amount: int, first: int, last: int) -> int:
         """The worst window among all that touch steps `first` to `last`."""

@@ -9,8 +9,9 @@ from typing import Any, Literal
 from dpstream.errors import InvalidParameter, LedgerError
 from dpstream.privacy.amounts import exact, positive, show
 
-Measure = Literal["epsilon", "rho"]
+Measure = Literal["epsilon", "rho", "mu_squared"]
 Unit = Literal["event", "w_event", "user"]
+Kind = Literal["cells", "open", "close", "cover"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class Terms:
 
     `unit`: one event (`event`), any events within `window` successive steps (`w_event`), or all
     rows of a user for ever or within a `period` (`user`). `measure`: what `total` and every
-    charge count, pure-DP epsilon or zCDP rho. `clock`: what one step is, in words.
+    charge count, pure-DP epsilon, zCDP rho or GDP mu^2. `clock`: what one step is, in words.
     """
 
     unit: Unit
@@ -34,8 +35,10 @@ class Terms:
         object.__setattr__(self, "total", positive(self.total, f"the book's {self.measure}"))
         if self.unit not in ("event", "w_event", "user"):
             raise InvalidParameter(f"unit must be event, w_event or user; got {self.unit!r}")
-        if self.measure not in ("epsilon", "rho"):
-            raise InvalidParameter(f"measure must be epsilon or rho; got {self.measure!r}")
+        if self.measure not in ("epsilon", "rho", "mu_squared"):
+            raise InvalidParameter(
+                f"measure must be epsilon, rho or mu_squared; got {self.measure!r}"
+            )
         if (self.unit == "w_event") != (self.window is not None):
             raise InvalidParameter("window (w) goes with unit 'w_event', and only with it")
         if self.window is not None and self.window < 1:
@@ -45,6 +48,14 @@ class Terms:
     def width(self) -> int | None:
         """Steps that one protected unit can touch; None means all of them."""
         return {"event": 1, "w_event": self.window, "user": None}[self.unit]
+
+    def joins(self, kind: Kind) -> bool:
+        """May one charge stand for a block of steps that were measured together?
+
+        Where a unit touches one step, yes. Where it touches k, each cell costs the amount: their
+        epsilons add up, but rho and mu^2 grow with k^2, and a cover counts once whatever k is.
+        """
+        return self.width == 1 or (kind == "cells" and self.measure == "epsilon")
 
     def describe(self) -> str:
         """The promise in words."""
@@ -87,7 +98,8 @@ class Charge:
     A charge is known by (run, query, purpose, step): made twice it counts once, made again with
     another amount, other cells or another input digest it is refused.
     `kind`: "cells" costs every cell it read; "open" starts an interval that costs `amount` once to
-    every window that it overlaps; "close" ends that interval with this step.
+    every window that it overlaps; "close" ends that interval with this step; "cover" costs every
+    window that it overlaps `amount` once, for all noise that one mechanism adds to its cells.
     """
 
     run: str
@@ -98,7 +110,7 @@ class Charge:
     cells: Cells
     repeat: int = 1
     digest: str = ""
-    kind: Literal["cells", "open", "close"] = "cells"
+    kind: Kind = "cells"
 
     @property
     def last_step(self) -> int:

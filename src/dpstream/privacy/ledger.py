@@ -59,7 +59,8 @@ class Book:
 
     def add(self, charge: Charge, loss: int | None = None) -> None:
         """Apply a charge that is durable; `loss` is what the account said it leads to."""
-        if charge.cells.first >= self.account.since:
+        reaches = charge.cells.last + charge.repeat > self.account.since
+        if reaches or charge.kind in ("open", "close"):
             self.account.add(charge, loss)
             known = self._known.setdefault(charge.source, [])
             known.insert(bisect_right(known, charge.step, key=lambda c: c.step), charge)
@@ -133,11 +134,11 @@ class Ledger:
             book = self._book(dataset)
             parts = book.missing(charge, digest_at)
             for part in parts:
-                loss = self._refuse_overspend(book, part)
+                loss = self._refuse_overspend(dataset, book, part)
                 if self._journal is not None:
                     self._journal.append([{"dataset": dataset, "at": _now()} | part.to_json()])
                 book.add(part, loss)
-            self._trim(book)
+            self._trim(book, charge.cells.first)
             return bool(parts)
 
     def left(self, dataset: str, step: int | None = None) -> Fraction:
@@ -246,15 +247,24 @@ class Ledger:
             raise LedgerError(f"there is no book for dataset {dataset!r}; open it with its terms")
         return self._books[dataset]
 
-    def _trim(self, book: Book) -> None:
+    def _trim(self, book: Book, charged: int) -> None:
+        """Forget what is far behind both the newest step and the one being charged (a replay)."""
         width = book.terms.width
         if width is None:
             return
-        horizon = book.account.newest - width - _KEEP
+        horizon = min(book.account.newest, charged) - width - _KEEP
         if horizon > book.account.since + _KEEP:
             book.forget_before(horizon)
 
-    def _refuse_overspend(self, book: Book, charge: Charge) -> int:
+    def _refuse_overspend(self, dataset: str, book: Book, charge: Charge) -> int:
+        several = charge.cells.last > charge.cells.first and charge.kind in ("cells", "cover")
+        if several and not book.terms.joins(charge.kind):
+            raise LedgerError(
+                f"{charge.purpose!r} charges steps {charge.cells.first} to {charge.cells.last} at "
+                f"once, but this book promises {book.terms.describe()}: a unit that changes k of "
+                f"them would cost up to k^2 times as much; charge step by step, or use a book of "
+                "single events (unit='event')"
+            )
         loss = book.account.loss_with(charge)
         if loss <= book.account.total:
             return loss
@@ -271,7 +281,7 @@ class Ledger:
             "user": f"lower {terms.measure}, or agree on a larger book",
         }[terms.unit]
         raise BudgetExceeded(
-            f"{charge.purpose!r} asks for {terms.measure}={show(asked)} but only {show(left)} of "
+            f"dataset {dataset!r}: {charge.purpose!r} asks for {terms.measure}={show(asked)} but only {show(left)} of "
             f"{show(terms.total)} is left {where}; {remedy}"
         )
 
@@ -321,7 +331,7 @@ def _report(name: str, book: Book) -> dict[str, Any]:
         "spent": str(Fraction(account.peak, GRID)),
         "left": str(account.left(max(account.newest, 0))),
         "left_next_step": str(account.left(account.newest + 1)),
-        "runs": len({key[0] for key in book.spent_on} | set(book.runs)),
+        "runs": len({key[0] for key in book.spent_on}),
         "spent_on": [
             {
                 "run": run,

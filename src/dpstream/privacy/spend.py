@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.privacy import noise
-from dpstream.privacy.amounts import on_grid
-from dpstream.privacy.charges import Cells, Charge
+from dpstream.privacy.amounts import on_grid, show
+from dpstream.privacy.charges import Cells, Charge, Kind
+from dpstream.privacy.curves import pure_rho_above
 from dpstream.privacy.ledger import DigestAt, Ledger
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers
@@ -33,6 +34,21 @@ class Interval:
 
     purpose: str
     start: int
+
+
+@storable("cover")
+@dataclass(frozen=True, kw_only=True)
+class Cover:
+    """One charge for all Gaussian noise of a mechanism over steps `first` to `last`.
+
+    Noise drawn under it must be such that, whatever one event changes, the squared changes of all
+    values together, each over its own noise, cost at most `amount`.
+    """
+
+    purpose: str
+    first: int
+    last: int
+    amount: Fraction
 
 
 class Spend:
@@ -80,19 +96,55 @@ class Spend:
         rho: Fraction,
         purpose: str,
         cells: Cells | None = None,
+        cover: Cover | None = None,
     ) -> Integers:
         """`value` plus discrete Gaussian noise of variance sensitivity^2 / (2 rho)."""
         exact, rho = _integers(value), _positive(rho, "rho")
-        if self._measure != "rho":
-            raise InvalidParameter(
-                f"this book counts {self._measure}; Gaussian noise has no pure epsilon; "
-                "open a book with measure='rho'"
-            )
-        self._charge_as(rho, purpose, cells)
+        self._require("rho", "discrete Gaussian noise is zCDP and nothing better")
+        if cover is None:
+            self._charge_as(rho, purpose, cells)
+        else:
+            self._check_cover(cover, rho)
+            self._charge_as(Fraction(0), purpose, None)  # ties the draw to the input's digest
         variance = Fraction(sensitivity) ** 2 / (2 * rho)
         return _added(
             exact, noise.discrete_gaussian(self._draws("G:" + purpose, exact.size), variance)
         )
+
+    def normals(
+        self,
+        size: int | noise.Words,
+        *,
+        each: int = 1,
+        purpose: str,
+        cover: Cover,
+        part: int = 0,
+    ) -> noise.Reals:
+        """Standard normals for a mechanism that combines them itself: rows x `each`.
+
+        `size` rows, or one row for each 128-bit key id. `cover` has paid for them; `part` names
+        a disjoint share of the keys, which draws by itself.
+        """
+        self._require("mu_squared", "rounded normals are GDP")
+        self._check_cover(cover, cover.amount)
+        self._charge_as(Fraction(0), purpose, None)
+        if isinstance(size, int):
+            draws = self._draws("N:" + purpose, size)
+        else:
+            draws = self._stream("K:" + purpose, "keyed").at_keys(self.step, size, part)
+        return noise.normals(draws, each)
+
+    def cover(self, amount: Fraction, *, last: int, purpose: str = "cover") -> Cover:
+        """Charge `amount` of the book's measure once to every step from now to `last`."""
+        amount = _positive(amount, self._measure)
+        if self._measure == "epsilon":
+            raise InvalidParameter(
+                "a cover is for Gaussian noise, this book counts epsilon; open a book with "
+                "measure='rho' or measure='mu_squared'"
+            )
+        cells = Cells(first=self.step, last=last)
+        self._charge_as(amount, purpose, cells, kind="cover")
+        return Cover(purpose=purpose, first=self.step, last=last, amount=amount)
 
     def choose(
         self,
@@ -131,7 +183,8 @@ class Spend:
 
     def open_interval(self, epsilon: Fraction, *, purpose: str = "interval") -> Interval:
         """Charge `epsilon` once to every window that overlaps the steps until it is closed."""
-        self._charge_as(_positive(epsilon, "epsilon"), purpose, None, kind="open")
+        amount = self._pure(_positive(epsilon, "epsilon"))
+        self._charge_as(amount, purpose, None, kind="open")
         return Interval(purpose=purpose, start=self.step)
 
     def close_interval(self, interval: Interval) -> None:
@@ -140,12 +193,32 @@ class Spend:
         self._charge_as(Fraction(0), interval.purpose, cells, kind="close")
 
     def _charge(self, epsilon: Fraction, purpose: str, cells: Cells | None) -> None:
-        """A pure-DP charge; in a zCDP book epsilon-DP costs epsilon^2 / 2."""
-        amount = epsilon if self._measure == "epsilon" else epsilon**2 / 2
-        self._charge_as(amount, purpose, cells)
+        """A pure-DP charge, in the book's measure."""
+        self._charge_as(self._pure(epsilon), purpose, cells)
+
+    def _pure(self, epsilon: Fraction) -> Fraction:
+        if self._measure == "mu_squared":
+            raise InvalidParameter(
+                "this book counts GDP, which pure noise does not fit; open a book with "
+                "measure='epsilon' or measure='rho'"
+            )
+        return epsilon if self._measure == "epsilon" else pure_rho_above(epsilon)
+
+    def _require(self, measure: str, reason: str) -> None:
+        if self._measure != measure:
+            raise InvalidParameter(
+                f"this book counts {self._measure}; {reason}; open a book with measure={measure!r}"
+            )
+
+    def _check_cover(self, cover: Cover, amount: Fraction) -> None:
+        """The charge is there, holds at this step, and is as large as the noise asks."""
+        if not cover.first <= self.step <= cover.last or amount > cover.amount:
+            raise InvalidParameter(
+                f"{cover} does not pay for {self._measure}={show(amount)} at step {self.step}"
+            )
 
     def _charge_as(
-        self, amount: Fraction, purpose: str, cells: Cells | None, kind: str = "cells"
+        self, amount: Fraction, purpose: str, cells: Cells | None, kind: Kind = "cells"
     ) -> None:
         prepaid_to, prepaid = self._prepaid.get(purpose, (-1, None))
         ahead = kind == "cells" and cells is None and self._ahead > self.step
@@ -165,18 +238,21 @@ class Spend:
             cells=cells or Cells(first=self.step, last=self.step),
             repeat=self._ahead - self.step + 1 if ahead else 1,
             digest=self._digest_at(self._ahead if ahead else self.step),
-            kind=kind,  # type: ignore[arg-type]
+            kind=kind,
         )
         self._ledger.charge(self._dataset, charge, self._digest_at)
         if ahead:
             self._prepaid[purpose] = (self._ahead, amount)
 
     def _draws(self, purpose: str, size: int) -> noise.Draws:
+        return self._stream(purpose, "vector").at(self.step, size)
+
+    def _stream(self, purpose: str, mode: noise.Mode) -> noise.Stream:
         stream = self._streams.get(purpose)
         if stream is None:
             address = noise.Address(run=self._run, query=self._query, purpose=purpose)
-            stream = self._streams[purpose] = noise.Stream(self._key, address)
-        return stream.at(self.step, size)
+            stream = self._streams[purpose] = noise.Stream(self._key, address, mode)
+        return stream
 
 
 @lru_cache(maxsize=1024)

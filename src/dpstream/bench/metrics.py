@@ -1,0 +1,81 @@
+"""How far a released stream is from the true one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpstream.records import Reals
+
+Numbers = npt.NDArray[Any]
+
+_QUERIES = 1_000
+_QUERY_SEED = 1
+
+
+def absolute_errors(released: Numbers, truth: Numbers) -> Reals:
+    """Mean absolute error over the bins, by step; its mean over the steps is the MAE.
+
+    >>> absolute_errors(np.array([[3, 0], [5, 5]]), np.array([[1, 0], [4, 8]])).tolist()
+    [1.0, 2.0]
+    """
+    return np.abs(released - truth).mean(axis=1, dtype=np.float64)
+
+
+def relative_errors(released: Numbers, truth: Numbers) -> Reals:
+    """Mean of |o - x| / max(x, 1) over the bins, by step; its mean over the steps is the MRE.
+
+    >>> relative_errors(np.array([[3, 1], [5, 5]]), np.array([[1, 0], [4, 10]])).tolist()
+    [1.5, 0.375]
+    """
+    return (np.abs(released - truth) / np.maximum(truth, 1)).mean(axis=1)
+
+
+def delta_mre(errors: Mapping[str, float], among: Sequence[str] | None = None) -> dict[str, float]:
+    """Each MRE over the smallest one of `among` (default: of all).
+
+    >>> delta_mre({"a": 0.3, "b": 0.2, "zeros": 0.1}, among=["a", "b"])
+    {'a': 1.4999999999999998, 'b': 1.0, 'zeros': 0.5}
+    """
+    known = [errors[name] for name in (errors if among is None else among) if name in errors]
+    best = min((error for error in known if not math.isnan(error)), default=math.nan)
+    return {name: 1.0 if error == best else _over(error, best) for name, error in errors.items()}
+
+
+def range_error(released: Numbers, truth: Numbers) -> float:
+    """Mean relative error of range queries: how many steps have a value in [a, b)?
+
+    1,000 ranges with a < b up to the largest true value, the same for every mechanism; an answer
+    of 0 counts as 1 in the denominator.
+    """
+    top = int(truth.max()) + 1
+    ends = np.random.default_rng(_QUERY_SEED).integers(0, top + 1, (_QUERIES, 2))
+    low, high = ends.min(axis=1), np.maximum(ends.max(axis=1), ends.min(axis=1) + 1)
+    right, given = (_counts(values, low, high) for values in (truth, released))
+    return float((np.abs(given - right) / np.maximum(right, 1)).mean())
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and its standard error; NaN where there are too few values.
+
+    >>> mean_and_error([1.0, 3.0])
+    (2.0, 1.0)
+    """
+    if not values:
+        return math.nan, math.nan
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return float(np.mean(values)), spread / math.sqrt(len(values))
+
+
+def _counts(values: Numbers, low: Numbers, high: Numbers) -> Numbers:
+    """How many values lie in each [low, high)."""
+    ordered = np.sort(values.ravel())
+    return np.searchsorted(ordered, high) - np.searchsorted(ordered, low)
+
+
+def _over(error: float, best: float) -> float:
+    return error / best if best else math.inf

@@ -1,0 +1,133 @@
+"""The streams of counts that w-event mechanisms are measured on.
+
+Real ones come from the folder that DPSTREAM_DATA names; one of them is bundled. Synthetic 1 to 3
+follow section 5.1 of "SPAS: Continuous Release of Data Streams under w-Event Differential Privacy".
+Streams keep their own length: repeated segments would show a mechanism its own past.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from dpstream.errors import InvalidInput
+from dpstream.records import Integers
+
+VARIABLE: Final = "DPSTREAM_DATA"
+SYNTHETIC_STEPS: Final = 10_000
+ROME: Final = (1_442, 25_936)  # ten days of ten-minute steps, one bin per road
+STEPS_PER_DAY: Final = 144
+
+# Stream -> its file, and the column that is published (None: all of them).
+_FILES: Final[dict[str, tuple[str, str | None]]] = {
+    "unemployment": ("unemployment_lnu03000018.csv", "level_thousands"),
+    "flu outpatients": ("ilinet_weekly_1997_2022.csv", "ili_total"),
+    "flu deaths": ("nchs_pic_deaths_weekly_2014_2022.csv", "influenza"),
+    "state flu": ("state_flu_55.csv", None),
+    "t-drive": ("tdrive_64.csv", None),
+    "world cup": ("worldcup98_10_spas.csv", None),
+}
+_BUNDLED: Final = "unemployment"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """Steps x bins of counts and where they come from; without them, why they are absent."""
+
+    name: str
+    source: str
+    block: Integers | None = None
+    absence: str = ""
+
+
+def streams(*, steps: int | None = None) -> list[Stream]:
+    """All nine, cut to their first `steps` (the synthetic ones are generated shorter instead)."""
+    found = [_real(name, steps) for name in _FILES]
+    for name, generate in SYNTHETIC.items():
+        block = generate(min(steps or SYNTHETIC_STEPS, SYNTHETIC_STEPS))
+        found.append(Stream(name=name, source="generated", block=block))
+    return found
+
+
+def _real(name: str, steps: int | None) -> Stream:
+    file, column = _FILES[name]
+    folder = os.environ.get(VARIABLE)
+    if folder and (path := Path(folder) / file).is_file():
+        return Stream(name=name, source=VARIABLE, block=_read(path, column)[:steps])
+    if name == _BUNDLED:
+        with as_file(files("dpstream") / "data" / file) as path:
+            return Stream(name=name, source="bundled", block=_read(path, column)[:steps])
+    why = f"the folder {VARIABLE} names has no {file}" if folder else f"{VARIABLE} is not set"
+    return Stream(name=name, source="absent", absence=why)
+
+
+def _read(path: Path, column: str | None) -> Integers:
+    """The column, or all of them, as whole counts."""
+    with path.open(encoding="utf-8") as file:
+        header = file.readline().strip().split(",")
+        if column is not None and column not in header:
+            raise InvalidInput(
+                f"{path.name} must have a column {column!r}; got {', '.join(header)}"
+            )
+        wanted = range(len(header)) if column is None else [header.index(column)]
+        counts = np.loadtxt(file, delimiter=",", usecols=wanted, ndmin=2)
+    if (counts < 0).any() or (counts != np.rint(counts)).any():
+        raise InvalidInput(f"{path.name} must hold whole counts from 0 on")
+    return counts.astype(np.int64)
+
+
+def synthetic_1(steps: int) -> Integers:
+    """Uniform on 0 to 200.
+
+    >>> synthetic_1(500).shape, int(synthetic_1(5_000).max())
+    ((500, 1), 200)
+    """
+    return np.random.default_rng(1).integers(0, 201, (steps, 1))
+
+
+def synthetic_2(steps: int) -> Integers:
+    """Uniform on 0 to 1,000, then normal around 1,000 with variance 10."""
+    return _changing(2, steps, top=1_000, bins=1)
+
+
+def synthetic_3(steps: int) -> Integers:
+    """Ten bins: uniform on 0 to 10,000, then normal around 10,000 with variance 10."""
+    return _changing(3, steps, top=10_000, bins=10)
+
+
+def _changing(seed: int, steps: int, *, top: int, bins: int) -> Integers:
+    rng, half = np.random.default_rng(seed), steps // 2
+    early = rng.integers(0, top + 1, (half, bins))
+    late = np.rint(rng.normal(top, np.sqrt(10), (steps - half, bins))).astype(np.int64)
+    return np.concatenate([early, late])
+
+
+SYNTHETIC: Final[dict[str, Callable[[int], Integers]]] = {
+    "synthetic 1": synthetic_1,
+    "synthetic 2": synthetic_2,
+    "synthetic 3": synthetic_3,
+}
+
+
+def rome(*, bins: int, level: float, swing: float, steps: int = ROME[0]) -> Integers:
+    """Roads of log-normal size around `level` whose traffic swings daily by `swing` x its level.
+
+    The shape of the traffic stream in Kellaris et al. 2014, whose counts were never published.
+
+    >>> rome(bins=3, level=148, swing=0.9, steps=10).shape
+    (10, 3)
+    """
+    rng = np.random.default_rng(4)
+    levels = level * np.exp(rng.normal(0, 1, bins))
+    phases = rng.normal(0, 0.3, bins)
+    block = np.empty((steps, bins), dtype=np.int64)
+    for step in range(steps):  # a row at a time: the whole in floats would be another 300 MB
+        daily = np.sin(2 * np.pi * step / STEPS_PER_DAY + phases)
+        block[step] = rng.poisson(levels * (1 + swing * daily))
+    return block

@@ -1,0 +1,175 @@
+"""Predict how often to publish from past releases; publish where a private test sees a change."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from dpstream.errors import InvalidParameter
+from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
+from dpstream.mechanisms.parts.above_threshold import AboveThreshold
+from dpstream.mechanisms.parts.budget_window import BudgetWindow
+from dpstream.mechanisms.parts.release_changes import ReleaseChanges, Update, release_changes
+from dpstream.privacy.amounts import on_grid
+from dpstream.privacy.sensitivity import histogram_change
+from dpstream.privacy.spend import laplace_stddev
+from dpstream.privacy.state.serial import storable
+from dpstream.records import Integers, Release
+
+
+@storable("spas state")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SpasState:
+    """The last publication, both budgets in the window, the open run, and C*."""
+
+    published: BudgetWindow
+    runs: BudgetWindow  # closed runs, at their last step
+    changes: ReleaseChanges
+    run: AboveThreshold | None = None
+    count: int = 1  # C*: publications per window that the past suggests
+    values: Integers | None = None
+    stddev: float = 0.0
+
+
+@storable("spas")
+@dataclass(frozen=True, kw_only=True)
+class Spas(HistogramMechanism):
+    """Publish with epsilon_p / C*, C* the sampling count that past releases make optimal.
+
+    epsilon_p is 3/4 of epsilon; the tests' runs share the rest. The first window publishes every
+    `warm_up` steps. `update` names how C* looks back: over two windows, over everything ("all"),
+    or with "decay". Values are those of the last publication: counts plus noise, not clamped.
+
+    Guarantee: w-event epsilon-DP, w = `window`: publications in a window cost at most epsilon_p;
+        the runs that overlap it, at most epsilon_s. Nothing is tested unless what a "yes" would
+        lead to can be paid. Each "yes" is followed by a fresh run.
+    Unit: one event per step, L1 change at most 1.
+    Delay: none.
+    Paper: "SPAS: Continuous Release of Data Streams under w-Event Differential Privacy", 2025;
+        its noise is drawn once for the whole stream, which its proof does not cover, so the runs,
+        their scales and their budgets are dpstream's.
+
+    >>> from dpstream import release
+    >>> series = release(Spas(epsilon=1, window=3), [[5, 80]] * 4, secret=bytes(32))
+    >>> series.paid[:3], series.values.shape
+    ([True, False, False], (4, 2))
+    """
+
+    update: Update = "two_windows"
+    warm_up: int = field(default=20, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "warm_up", whole(self.warm_up, "warm_up", at_least=1))
+        if self.update not in ("two_windows", "all", "decay"):
+            raise InvalidParameter(
+                f"update must be two_windows, all or decay; got {self.update!r}"
+            )
+
+    @cached_property
+    def testing(self) -> Fraction:
+        """epsilon_s, for the tests."""
+        return on_grid(self.budget / 4)
+
+    @cached_property
+    def publishing(self) -> Fraction:
+        """epsilon_p, for the publications."""
+        return self.budget - self.testing
+
+    def start(self) -> SpasState:
+        """Nothing published, nothing spent."""
+        return SpasState(
+            published=BudgetWindow(width=self.window),
+            runs=BudgetWindow(width=self.window),
+            changes=release_changes(self.update, self.window),
+        )
+
+    def step(
+        self, state: SpasState, x: Integers, spend: Spender
+    ) -> tuple[SpasState, list[Release]]:
+        """Publish, hold, or let a test decide."""
+        now = spend.step
+        if now < self.window:
+            amount, paid = self._warm_up_share(), now % self._warm_up_interval() == 0
+        else:
+            amount = on_grid(self.publishing / state.count)
+            state, paid = self._decide(state, x, amount, spend)
+        if paid:
+            state = self._publish(state, x, amount, spend)
+        assert state.values is not None
+        release = Release(
+            step=now,
+            values=state.values.astype(np.float64),
+            paid=paid,
+            held=not paid,
+            stddev=np.full(x.shape, state.stddev),
+        )
+        return state, [release]
+
+    def _warm_up_interval(self) -> int:
+        return min(self.warm_up, self.window)
+
+    def _warm_up_share(self) -> Fraction:
+        return on_grid(self.publishing / -(-self.window // self._warm_up_interval()))
+
+    def _decide(
+        self, state: SpasState, x: Integers, amount: Fraction, spend: Spender
+    ) -> tuple[SpasState, bool]:
+        """After the warm-up. Only the test's answer depends on `x`."""
+        now, spent = spend.step, state.published.before(spend.step)
+        if spent + amount > self.publishing:
+            return state, False
+        if self._covers_the_rest(state, spent, amount, now):
+            return state, True
+        if state.run is None:
+            budget = on_grid(self.testing / (state.count + 1))
+            if state.runs.before(now) + budget > self.testing:
+                return state, False
+            run = AboveThreshold.open(spend, epsilon=budget, sensitivity=histogram_change())
+            state = replace(state, run=run)
+        assert state.run is not None
+        distance = int(np.abs(state.values - x).sum())  # moves by at most 1
+        threshold = len(x) * state.count / self.publishing  # the mean error of publishing, summed
+        if not state.run.exceeded(distance, threshold, spend):
+            return state, False
+        closed = state.runs.paid(now, state.run.epsilon)
+        return replace(state, run=None, runs=closed), True
+
+    def _covers_the_rest(
+        self, state: SpasState, spent: Fraction, amount: Fraction, now: int
+    ) -> bool:
+        """Enough is left to publish every step until the window's oldest publication leaves it."""
+        if state.count >= self.window:
+            return True
+        oldest = state.published.oldest(now)
+        if oldest is None:
+            return False
+        return spent + (oldest + self.window - now) * amount <= self.publishing
+
+    def _publish(
+        self, state: SpasState, x: Integers, amount: Fraction, spend: Spender
+    ) -> SpasState:
+        noisy = spend.laplace(
+            x, sensitivity=histogram_change(), epsilon=amount, purpose="publish"
+        )
+        changes, count = state.changes, state.count
+        if state.values is not None:
+            changes = changes.changed(spend.step, state.values, noisy)
+            count = self._count(changes.variance())
+        return replace(
+            state,
+            published=state.published.paid(spend.step, amount),
+            changes=changes,
+            count=count,
+            values=noisy,
+            stddev=laplace_stddev(histogram_change(), amount),
+        )
+
+    def _count(self, variance: float) -> int:
+        """C* = epsilon_p sqrt(3 Var) / 6 (Theorem 1), between 1 and w."""
+        best = float(self.publishing) / 6 * math.sqrt(3 * variance)
+        return max(1, min(self.window, round(min(best, float(self.window)))))
