@@ -281,7 +281,7 @@ class Ledger:
             "user": f"lower {terms.measure}, or agree on a larger book",
         }[terms.unit]
         raise BudgetExceeded(
-            f"dataset {dataset!r}: {charge.purpose!r} asks for {terms.measure}={show(asked)} but only {show(left)} of "
+            f"{dataset}: {charge.purpose!r} asks for {terms.measure}={show(asked)} but only {show(left)} of "
             f"{show(terms.total)} is left {where}; {remedy}"
         )
 
