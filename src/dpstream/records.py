@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 Reals = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+"""128-bit key ids, two words a row."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -19,9 +19,11 @@ import numpy.typing as npt
 from dpstream.mechanisms.base import Mechanism
 from dpstream.privacy.charges import Cells
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.spend import Interval, Spend
+from dpstream.privacy.spend import Cover, Interval, Spend
 from dpstream.privacy.state import Secret
-from dpstream.records import Integers, Release
+from dpstream.records import Integers, Reals, Release, Words
+
+_AMOUNTS = ("epsilon", "rho", "amount")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,13 +38,14 @@ class Call:
     amount: Fraction
     cells: Cells | None
     interval: Interval | None
+    cover: Cover | None
     answer: Any
 
     def question(self) -> tuple[Any, ...]:
         """What must not depend on raw data: everything but the value and the answer."""
         return (
             *(self.kind, self.step, self.purpose, self.value.shape, self.sensitivity),
-            *(self.amount, self.cells, self.interval),
+            *(self.amount, self.cells, self.interval, self.cover),
         )
 
 
@@ -74,6 +77,16 @@ class Recorder:
         answer: Integers = self._ask("gaussian", value, **asked)
         return answer
 
+    def normals(self, size: int | Words, **asked: Any) -> Reals:
+        """Recorded `Spend.normals`; who is asked for must not depend on raw data."""
+        answer: Reals = self._ask("normals", size, **asked)
+        return answer
+
+    def cover(self, amount: Fraction, **asked: Any) -> Cover:
+        """Recorded `Spend.cover`."""
+        cover: Cover = self._ask("cover", amount=amount, **asked)
+        return cover
+
     def choose(self, scores: npt.ArrayLike, **asked: Any) -> int:
         """Recorded `Spend.choose`."""
         return int(self._ask("choose", scores, **asked))
@@ -94,15 +107,17 @@ class Recorder:
 
     def _ask(self, kind: str, value: npt.ArrayLike | None = None, **asked: Any) -> Any:
         exact = np.zeros(0, np.int64) if value is None else np.asarray(value, dtype=np.int64)
+        cells = asked.get("cells")
         call = Call(
             kind=kind,
             step=self.step,
             purpose=asked.get("purpose", ""),
             value=exact,
             sensitivity=Fraction(asked.get("sensitivity", 1)),
-            amount=Fraction(asked.get("epsilon", asked.get("rho", 0))),
-            cells=asked.get("cells"),
+            amount=next((Fraction(asked[name]) for name in _AMOUNTS if name in asked), Fraction(0)),
+            cells=Cells(first=self.step, last=asked["last"]) if "last" in asked else cells,
             interval=asked.get("interval"),
+            cover=asked.get("cover"),
             answer=None,
         )
         answer = self._answer(call, value, asked)
@@ -149,7 +164,9 @@ def replay(mechanism: Mechanism, neighbour: Integers, calls: Sequence[Call]) -> 
     loss, violations, moved = Fraction(0), [], set()
     for old, new in zip(calls, twin.calls, strict=True):
         change = Fraction(int(np.abs(old.value - new.value).sum()))
-        if old.kind == "gaussian":  # L2
+        if old.kind in ("normals", "cover"):
+            too_much, cost = bool(change), Fraction(0)
+        elif old.kind == "gaussian":  # L2; under a cover the squares of all its calls add up
             squares = int(((old.value - new.value) ** 2).sum())
             too_much = squares > old.sensitivity**2
             cost = old.amount * Fraction(squares) / old.sensitivity**2

@@ -30,6 +30,10 @@ _REGISTRY: Final = {
         "dpstream.bench.noise:measure",
         "exact samples per second on one core, against opendp, diffprivlib and numpy",
     ),
+    "w_event": (
+        "dpstream.bench.w_event:measure",
+        "errors of the w-event mechanisms on real and synthetic streams",
+    ),
 }
 BENCHES: Final[dict[str, str]] = {name: line for name, (_, line) in _REGISTRY.items()}
 

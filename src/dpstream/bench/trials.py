@@ -62,7 +62,8 @@ class Trials:
 
     def by_step(self) -> Reals:
         """Absolute error at each step, mean over the runs."""
-        return np.mean([score.absolute for score in self.scores], axis=0)
+        mean: Reals = np.mean([score.absolute for score in self.scores], axis=0)
+        return mean
 
 
 def w_event_mechanisms() -> list[str]:

@@ -13,6 +13,7 @@ REGISTRY = {
     "sample": "dpstream.mechanisms.w_event.sample:Sample",
     "budget_distribution": ("dpstream.mechanisms.w_event.budget_distribution:BudgetDistribution"),
     "budget_absorption": "dpstream.mechanisms.w_event.budget_absorption:BudgetAbsorption",
+    "spas": "dpstream.mechanisms.w_event.spas:Spas",
     "naive": "dpstream.mechanisms.delayed.naive:Naive",
 }
 

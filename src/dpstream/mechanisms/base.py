@@ -15,8 +15,8 @@ from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.privacy.amounts import Amount, exact, positive
 from dpstream.privacy.charges import Cells, Terms
 from dpstream.privacy.sensitivity import range_change
-from dpstream.privacy.spend import Interval
-from dpstream.records import Integers, Reals, Release
+from dpstream.privacy.spend import Cover, Interval
+from dpstream.records import Integers, Reals, Release, Words
 
 _LARGEST = 1 << 53  # beyond it float64, in which releases leave, has no exact integers
 
@@ -46,8 +46,17 @@ class Spender(Protocol):
         rho: Fraction,
         purpose: str,
         cells: Cells | None = None,
+        cover: Cover | None = None,
     ) -> Integers:
         """`value` plus discrete Gaussian noise."""
+
+    def normals(
+        self, size: int | Words, *, each: int = 1, purpose: str, cover: Cover, part: int = 0
+    ) -> Reals:
+        """Standard normals, rows x `each`."""
+
+    def cover(self, amount: Fraction, *, last: int, purpose: str = "cover") -> Cover:
+        """One charge for all Gaussian noise up to step `last`."""
 
     def choose(
         self,

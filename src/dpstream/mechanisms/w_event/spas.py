@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
@@ -60,15 +60,13 @@ class Spas(HistogramMechanism):
     """
 
     update: Update = "two_windows"
-    warm_up: int = field(default=20, kw_only=True)
+    warm_up: int = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "warm_up", whole(self.warm_up, "warm_up", at_least=1))
         if self.update not in ("two_windows", "all", "decay"):
-            raise InvalidParameter(
-                f"update must be two_windows, all or decay; got {self.update!r}"
-            )
+            raise InvalidParameter(f"update must be two_windows, all or decay; got {self.update!r}")
 
     @cached_property
     def testing(self) -> Fraction:
@@ -131,7 +129,7 @@ class Spas(HistogramMechanism):
                 return state, False
             run = AboveThreshold.open(spend, epsilon=budget, sensitivity=histogram_change())
             state = replace(state, run=run)
-        assert state.run is not None
+        assert state.run is not None and state.values is not None
         distance = int(np.abs(state.values - x).sum())  # moves by at most 1
         threshold = len(x) * state.count / self.publishing  # the mean error of publishing, summed
         if not state.run.exceeded(distance, threshold, spend):
@@ -145,17 +143,16 @@ class Spas(HistogramMechanism):
         """Enough is left to publish every step until the window's oldest publication leaves it."""
         if state.count >= self.window:
             return True
-        oldest = state.published.oldest(now)
-        if oldest is None:
+        inside = [step for step, _ in state.published.entries if step > now - self.window]
+        if not inside:
             return False
+        oldest = inside[0]
         return spent + (oldest + self.window - now) * amount <= self.publishing
 
     def _publish(
         self, state: SpasState, x: Integers, amount: Fraction, spend: Spender
     ) -> SpasState:
-        noisy = spend.laplace(
-            x, sensitivity=histogram_change(), epsilon=amount, purpose="publish"
-        )
+        noisy = spend.laplace(x, sensitivity=histogram_change(), epsilon=amount, purpose="publish")
         changes, count = state.changes, state.count
         if state.values is not None:
             changes = changes.changed(spend.step, state.values, noisy)

@@ -3,6 +3,7 @@
 Nothing outside `privacy.spend` (and the benchmark of the samplers) may import this package.
 """
 
+from dpstream.privacy.noise.normals import LARGEST, LOST, PRECISION, Reals, normals
 from dpstream.privacy.noise.samplers import (
     bernoulli_exp,
     choose,
@@ -12,18 +13,25 @@ from dpstream.privacy.noise.samplers import (
     respond,
     uniform,
 )
-from dpstream.privacy.noise.streams import NOISE_VERSION, Address, Draws, Stream
+from dpstream.privacy.noise.streams import NOISE_VERSION, Address, Draws, Mode, Stream, Words
 
 __all__ = [
+    "LARGEST",
+    "LOST",
     "NOISE_VERSION",
+    "PRECISION",
     "Address",
     "Draws",
+    "Mode",
+    "Reals",
     "Stream",
+    "Words",
     "bernoulli_exp",
     "choose",
     "discrete_gaussian",
     "discrete_laplace",
     "geometric",
+    "normals",
     "respond",
     "uniform",
 ]

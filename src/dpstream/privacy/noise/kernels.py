@@ -73,6 +73,15 @@ def _below_exp(word, rate, rate_error, margin):  # type: ignore[no-untyped-def]
     return UNSURE
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _undone(status):  # type: ignore[no-untyped-def]
+    """Rows that were not accepted: 0, the usual answer for a few draws, saves the bookkeeping."""
+    count = 0
+    for row in range(status.shape[0]):
+        count += status[row] != ACCEPTED
+    return count
+
+
 @njit(cache=True, nogil=True)
 def geometric(words, scale, margin, status, values):  # type: ignore[no-untyped-def]
     """P[X >= k] = exp(-k / scale)."""
@@ -80,6 +89,7 @@ def geometric(words, scale, margin, status, values):  # type: ignore[no-untyped-
         magnitude = _magnitude(words[row, 0], scale, margin)
         status[row] = UNSURE if magnitude < 0 else ACCEPTED
         values[row] = magnitude
+    return _undone(status)
 
 
 @njit(cache=True, nogil=True)
@@ -95,6 +105,7 @@ def laplace(words, scale, margin, status, values):  # type: ignore[no-untyped-de
         else:
             status[row] = ACCEPTED
             values[row] = -magnitude if negative else magnitude
+    return _undone(status)
 
 
 @njit(cache=True, nogil=True)
@@ -112,6 +123,7 @@ def gaussian(words, scale, variance, margin, status, values):  # type: ignore[no
         status[row] = (
             _below_exp(words[row, 1], rate, rate_error, margin) if rate_error < 0.25 else UNSURE
         )
+    return _undone(status)
 
 
 @njit(cache=True, nogil=True)
@@ -122,6 +134,7 @@ def bernoulli_exp(words, rate, margin, status):  # type: ignore[no-untyped-def]
         status[row] = (
             _below_exp(words[row, 1], rate, rate_error, margin) if rate_error < 0.25 else UNSURE
         )
+    return _undone(status)
 
 
 @njit(cache=True, nogil=True)
@@ -131,6 +144,7 @@ def uniform(words, count, limit, status, values):  # type: ignore[no-untyped-def
         word = words[row, 0]
         status[row] = ACCEPTED if limit == np.uint64(0) or word < limit else REJECTED
         values[row] = np.int64(word % count)
+    return _undone(status)
 
 
 @njit(cache=True, nogil=True)
@@ -146,3 +160,4 @@ def weighted(words, rates, row_of, limit, margin, status, values):  # type: igno
         status[row] = (
             _below_exp(words[row, 1], rate, rate_error, margin) if rate_error < 0.25 else UNSURE
         )
+    return _undone(status)

@@ -22,12 +22,13 @@ from dpstream.privacy.noise.streams import Draws, Words, counter
 
 Integers = npt.NDArray[np.int64]
 Status = npt.NDArray[np.int8]
-Kernel = Callable[[Words, Integers, Status, Integers], None]
+Kernel = Callable[[Words, Integers, Status, Integers], int]
 Settle = Callable[[int, LazyUniform, LazyUniform, int], tuple[int, int]]
 
 MAX_CANDIDATES = 1 << 14
 """Rejection keeps at least one attempt in 2^14; 2^20 attempts then fail with chance e^-64."""
 
+_NONE = np.zeros(0, dtype=np.int64)
 _CHUNK = 1 << 15  # draws in flight: their blocks and values stay in the cache
 
 
@@ -35,8 +36,8 @@ def discrete_laplace(draws: Draws, scale: Fraction, *, margin: float = MARGIN) -
     """P[X = x] proportional to exp(-|x| / scale)."""
     real = _checked_scale(scale)
 
-    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> None:
-        kernels.laplace(words, real, margin, status, values)
+    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
+        return int(kernels.laplace(words, real, margin, status, values))
 
     def settle(word: int, first: LazyUniform, _: LazyUniform, __: int) -> tuple[int, int]:
         return _signed(word, first.floor_minus_log(scale))
@@ -55,8 +56,8 @@ def discrete_gaussian(draws: Draws, variance: Fraction, *, margin: float = MARGI
     _checked_scale(Fraction(proposal))
     real = float(variance)
 
-    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> None:
-        kernels.gaussian(words, float(proposal), real, margin, status, values)
+    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
+        return int(kernels.gaussian(words, float(proposal), real, margin, status, values))
 
     def settle(word: int, first: LazyUniform, second: LazyUniform, _: int) -> tuple[int, int]:
         status, value = _signed(word, first.floor_minus_log(Fraction(proposal)))
@@ -72,8 +73,8 @@ def geometric(draws: Draws, scale: Fraction, *, margin: float = MARGIN) -> Integ
     """P[X >= k] = exp(-k / scale), k = 0, 1, ..."""
     real = _checked_scale(scale)
 
-    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> None:
-        kernels.geometric(words, real, margin, status, values)
+    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
+        return int(kernels.geometric(words, real, margin, status, values))
 
     def settle(word: int, first: LazyUniform, _: LazyUniform, __: int) -> tuple[int, int]:
         return ACCEPTED, first.floor_minus_log(scale)
@@ -87,10 +88,11 @@ def bernoulli_exp(draws: Draws, rate: Fraction, *, margin: float = MARGIN) -> In
         raise InvalidParameter(f"the rate of exp(-rate) must not be negative; got {rate}")
     real = float(rate)
 
-    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> None:
+    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
         kernels.bernoulli_exp(words, real, margin, status)
         values[:] = status == ACCEPTED
         status[status == REJECTED] = ACCEPTED
+        return int((status == UNSURE).sum())
 
     def settle(_: int, __: LazyUniform, second: LazyUniform, ___: int) -> tuple[int, int]:
         return ACCEPTED, int(second.below_exp(rate))
@@ -104,8 +106,8 @@ def uniform(draws: Draws, count: int) -> Integers:
         raise InvalidParameter(f"a uniform draw needs 1 <= count < 2^63; got {count}")
     limit = np.uint64((1 << 64) // count * count % (1 << 64))
 
-    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> None:
-        kernels.uniform(words, np.uint64(count), limit, status, values)
+    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
+        return int(kernels.uniform(words, np.uint64(count), limit, status, values))
 
     return _sample(draws, attempt, _never)
 
@@ -142,8 +144,8 @@ def _weighted(
     count = rates.shape[1]
     limit = np.uint64((1 << 64) // count * count % (1 << 64))
 
-    def attempt(words: Words, which: Integers, status: Status, values: Integers) -> None:
-        kernels.weighted(words, rates, row_of[which], limit, margin, status, values)
+    def attempt(words: Words, which: Integers, status: Status, values: Integers) -> int:
+        return int(kernels.weighted(words, rates, row_of[which], limit, margin, status, values))
 
     def settle(word: int, _: LazyUniform, second: LazyUniform, draw: int) -> tuple[int, int]:
         j = word % count
@@ -154,43 +156,46 @@ def _weighted(
 
 def _sample(draws: Draws, kernel: Kernel, settle: Settle) -> Integers:
     """Attempt 0 for every draw, attempt 1 for those rejected, and so on."""
+    if draws.size <= _CHUNK:
+        return _sample_chunk(draws, np.arange(draws.size), kernel, settle)
     out = np.empty(draws.size, dtype=np.int64)
     for start in range(0, draws.size, _CHUNK):
-        pending = np.arange(start, min(start + _CHUNK, draws.size))
-        attempt, ahead = 0, 1
-        while len(pending):
-            done, values = _attempts(draws, pending, attempt, ahead, kernel, settle)
-            attempt += ahead
-            out[pending] = values
-            if done.all():
-                break
-            pending = pending[~done]
-            if len(pending) * ahead <= 64:  # few draws left: several attempts at a time
-                ahead = min(4 * ahead, 64)
+        which = np.arange(start, min(start + _CHUNK, draws.size))
+        out[which] = _sample_chunk(draws, which, kernel, settle)
+    return out
+
+
+def _sample_chunk(draws: Draws, which: Integers, kernel: Kernel, settle: Settle) -> Integers:
+    undone, out = _attempts(draws, which, 0, 1, kernel, settle)
+    attempt, ahead = 1, 1
+    while len(undone):
+        if len(undone) * ahead <= 64:  # few draws left: several attempts at a time
+            ahead = min(4 * ahead, 64)
+        left, values = _attempts(draws, which[undone], attempt, ahead, kernel, settle)
+        out[undone] = values
+        undone, attempt = undone[left], attempt + ahead
     return out
 
 
 def _attempts(
     draws: Draws, pending: Integers, attempt: int, ahead: int, kernel: Kernel, settle: Settle
-) -> tuple[npt.NDArray[np.bool_], Integers]:
-    """`ahead` attempts for each pending draw; the first accepted one counts."""
+) -> tuple[Integers, Integers]:
+    """`ahead` attempts for each pending draw: which are still undone, and the first accepted."""
     numbers = [counter(attempt + i) for i in range(ahead)]
     which = pending if ahead == 1 else np.repeat(pending, ahead)
     words = draws.blocks(which, np.array(numbers * len(pending) if ahead > 1 else numbers))
     status = np.empty(len(which), dtype=np.int8)
     values = np.empty(len(which), dtype=np.int64)
-    kernel(words, which, status, values)
-    if status.max() == UNSURE:
-        for row in np.flatnonzero(status == UNSURE):
-            status[row], values[row] = _settle(
-                draws, int(which[row]), attempt + int(row) % ahead, words[row], settle
-            )
-    done = status == ACCEPTED
-    if ahead == 1:
-        return done, values
-    table = done.reshape(-1, ahead)
+    if kernel(words, which, status, values) == 0 and ahead == 1:
+        return _NONE, values
+    for row in np.flatnonzero(status == UNSURE):
+        status[row], values[row] = _settle(
+            draws, int(which[row]), attempt + int(row) % ahead, words[row], settle
+        )
+    table = (status == ACCEPTED).reshape(-1, ahead)
     first = table.argmax(axis=1)
-    return table.any(axis=1), values.reshape(-1, ahead)[np.arange(len(pending)), first]
+    undone = np.flatnonzero(~table.any(axis=1))
+    return undone, values.reshape(-1, ahead)[np.arange(len(pending)), first]
 
 
 def _settle(draws: Draws, draw: int, attempt: int, words: Words, settle: Settle) -> tuple[int, int]:

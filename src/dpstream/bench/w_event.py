@@ -1,0 +1,179 @@
+"""w-event mechanisms on real and synthetic streams: relative and absolute error, budget, time.
+
+Every registered mechanism over counts runs with its default parameters. Noise is fixed by name, so
+a run gives the same errors again; times differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dpstream.bench.harness import Findings, Progress, Row
+from dpstream.bench.metrics import delta_mre
+from dpstream.bench.streams import ROME, Stream, rome, streams
+from dpstream.bench.trials import ZEROS, Trials, trials, w_event_mechanisms, zeros
+from dpstream.bench.w_event_plot import Curves, draw
+from dpstream.bench.w_event_targets import SHOWN, summaries, targets
+from dpstream.records import Integers
+
+OLDER: Final = ("uniform", "sample", "budget_distribution", "budget_absorption")
+TIMED: Final = "budget_absorption"
+_TICKS: Final = 1_000  # of the progress bar
+_ROME_WINDOW, _ROME_EPSILON = 120, 1.0
+
+# What the roads do: median level, and daily swing as a share of it. The first is judged.
+REGIMES: Final[dict[str, tuple[float, float]]] = {
+    "swing of the order of w / epsilon": (148, 0.9),
+    "swing far below w / epsilon": (33, 0.3),
+    "swing far above w / epsilon": (1_808, 0.9),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much is measured."""
+
+    epsilons: Sequence[float]
+    windows: Sequence[int]
+    runs: int
+    steps: int | None
+    rome_bins: int  # in the regime that is judged
+    other_bins: int  # in the others
+
+
+FULL: Final = Plan(
+    epsilons=(0.1, 0.3, 0.5, 0.7, 0.9),
+    windows=(80, 120, 200),
+    runs=20,
+    steps=None,
+    rome_bins=ROME[1],
+    other_bins=5_000,
+)
+QUICK: Final = Plan(
+    epsilons=(0.1, 0.5, 0.9), windows=(120,), runs=3, steps=360, rome_bins=500, other_bins=500
+)
+
+
+def measure(*, quick: bool, progress: Progress) -> Findings:
+    """Every mechanism on every stream at every epsilon and window; then the wide stream."""
+    plan = QUICK if quick else FULL
+    names, found = w_event_mechanisms(), streams(steps=plan.steps)
+    present = [one for one in found if one.block is not None]
+    cells = [
+        (one, window, eps) for one in present for window in plan.windows for eps in plan.epsilons
+    ]
+    tick = _ticker(progress, sum(len(_block(one)) for one, _, _ in cells) * len(names))
+    rows: list[Row] = [_absent(one) for one in found if one.block is None]
+    curves: Curves = {}
+    for stream, window, epsilon in cells:
+        block = _block(stream)
+        all_trials = []
+        for name in names:
+            tick(0, f"{name} on {stream.name}, epsilon {epsilon}, w {window}")
+            what = f"{stream.name}, epsilon {epsilon}, w {window}, {name}"
+            all_trials.append(
+                trials(name, block, epsilon=epsilon, window=window, runs=plan.runs, fixed=what)
+            )
+            tick(len(block), "")
+        rows += _rows(stream, epsilon, window, [*all_trials, zeros(block)])
+        if (epsilon, window) == SHOWN:
+            curves[stream.name] = {one.mechanism: one.by_step() for one in all_trials if one.scores}
+    rows += _wide(plan, names, progress)
+    progress(_TICKS, _TICKS, "done")
+    return Findings(
+        rows=[*rows, *summaries(rows)],
+        targets=targets(rows),
+        notes=_notes(plan, found),
+        draw=lambda figure: draw(figure, rows, curves),
+    )
+
+
+def _rows(stream: Stream, epsilon: float, window: int, all_trials: list[Trials]) -> list[Row]:
+    """One row per mechanism of a cell; what needs no data is shown, and not in the minimum."""
+    means = {one.mechanism: one.mean("relative") for one in all_trials}
+    errors = {name: mean for name, (mean, _) in means.items()}
+    deltas = delta_mre(errors, among=[name for name in errors if name != ZEROS])
+    return [
+        {"stream": stream.name, "source": stream.source, "epsilon": epsilon, "window": window}
+        | _figures(one)
+        | {"delta_mre": deltas[one.mechanism]}
+        for one in all_trials
+    ]
+
+
+def _figures(one: Trials) -> Row:
+    (mre, mre_se), (mae, mae_se) = one.mean("relative"), one.mean("absolute")
+    private = one.mechanism != ZEROS
+    return {
+        "mechanism": one.mechanism,
+        "runs": len(one.scores),
+        "mre": mre,
+        "mre_se": mre_se,
+        "mae": mae,
+        "mae_se": mae_se,
+        "mre_clamped": one.mean("clamped")[0],
+        "range_mre": one.mean("range_error")[0],
+        "paid_share": one.mean("paid")[0],
+        "budget_used": one.mean("spent")[0],
+        "seconds": one.mean("seconds")[0] if private else None,
+        "refused": len(one.refusals) if private else None,
+        "note": f"the ledger refused: {one.refusals[0]}" if one.refusals else "",
+    }
+
+
+def _wide(plan: Plan, names: Sequence[str], progress: Progress) -> list[Row]:
+    """The four older mechanisms on a stream of the Rome shape, one run each."""
+    rows: list[Row] = []
+    for number, (regime, (level, swing)) in enumerate(REGIMES.items()):
+        bins = plan.other_bins if number else plan.rome_bins
+        progress(_TICKS - 1, _TICKS, f"{bins:,} roads, {regime}")
+        block = rome(bins=bins, level=level, swing=swing)
+        for name in (name for name in OLDER if name in names):
+            one = trials(
+                name, block, epsilon=_ROME_EPSILON, window=_ROME_WINDOW, runs=1, fixed=regime
+            )
+            about = f"one run; {regime}: median level {level:g}, daily swing {swing:g} x level"
+            figures = _figures(one)
+            rows.append(
+                {"stream": f"rome shape, {len(block):,} x {bins:,}", "source": "generated"}
+                | {"epsilon": _ROME_EPSILON, "window": _ROME_WINDOW, "regime": regime}
+                | figures
+                | {"note": figures["note"] or about}
+            )
+    return rows
+
+
+def _absent(stream: Stream) -> Row:
+    return {"stream": stream.name, "source": stream.source, "note": stream.absence}
+
+
+def _block(stream: Stream) -> Integers:
+    assert stream.block is not None
+    return stream.block
+
+
+def _ticker(progress: Progress, total: int) -> Callable[[int, str], None]:
+    """A progress callback that counts steps, so that long streams count for more."""
+    done, shown = 0, ""
+
+    def tick(steps: int, what: str) -> None:
+        nonlocal done, shown
+        done, shown = done + steps, what or shown
+        progress(min((_TICKS - 1) * done // max(total, 1), _TICKS - 1), _TICKS, shown)
+
+    return tick
+
+
+def _notes(plan: Plan, found: Sequence[Stream]) -> list[str]:
+    notes = []
+    if plan.steps is not None:
+        notes.append(f"a short run: streams of {plan.steps} steps, {plan.runs} runs; no verdict")
+    if absent := [one.name for one in found if one.block is None]:
+        notes.append(f"absent streams: {', '.join(absent)}; {found[1].absence}")
+    notes.append(
+        "budget absorption is ahead only where the daily swing is of the order of w / epsilon; "
+        "choosing that stream is choosing the result: see the other regimes in the rows"
+    )
+    return notes
