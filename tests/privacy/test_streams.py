@@ -328,7 +328,13 @@ def test_splitting_the_keys_into_parts_changes_nothing(parts):
     np.testing.assert_array_equal(split, whole)
 
 
-@pytest.mark.xfail(reason="not yet kept")
+def test_equal_key_ids_are_refused():
+    """Two rows with one id would share their noise."""
+    ids = key_ids(5)
+    with pytest.raises(NoiseReuse, match="same id"):
+        Stream(KEY, HOME, "keyed").at_keys(0, ids[[0, 1, 2, 1]])
+
+
 def test_draws_serve_one_sampler_once():
     """Two samplers on the same draws would read the same bits: the second raises."""
     draws = Stream(KEY, HOME).at(0, 5)

@@ -107,15 +107,15 @@ class Recorder:
 
     def _ask(self, kind: str, value: npt.ArrayLike | None = None, **asked: Any) -> Any:
         exact = np.zeros(0, np.int64) if value is None else np.asarray(value, dtype=np.int64)
-        cells = asked.get("cells")
+        cells = Cells(first=self.step, last=asked["last"]) if "last" in asked else None
         call = Call(
             kind=kind,
             step=self.step,
             purpose=asked.get("purpose", ""),
             value=exact,
             sensitivity=Fraction(asked.get("sensitivity", 1)),
-            amount=next((Fraction(asked[name]) for name in _AMOUNTS if name in asked), Fraction(0)),
-            cells=Cells(first=self.step, last=asked["last"]) if "last" in asked else cells,
+            amount=Fraction(next((asked[name] for name in _AMOUNTS if name in asked), 0)),
+            cells=asked.get("cells", cells),
             interval=asked.get("interval"),
             cover=asked.get("cover"),
             answer=None,
@@ -167,7 +167,7 @@ def replay(mechanism: Mechanism, neighbour: Integers, calls: Sequence[Call]) -> 
         if old.kind in ("normals", "cover"):
             too_much, cost = bool(change), Fraction(0)
         elif old.kind == "gaussian":  # L2; under a cover the squares of all its calls add up
-            squares = int(((old.value - new.value) ** 2).sum())
+            squares = sum(int(moved_by) ** 2 for moved_by in (old.value - new.value).flat)
             too_much = squares > old.sensitivity**2
             cost = old.amount * Fraction(squares) / old.sensitivity**2
         elif old.kind == "choose":

@@ -19,7 +19,6 @@ from dpstream.bench.w_event_targets import SHOWN, summaries, targets
 from dpstream.records import Integers
 
 OLDER: Final = ("uniform", "sample", "budget_distribution", "budget_absorption")
-TIMED: Final = "budget_absorption"
 _TICKS: Final = 1_000  # of the progress bar
 _ROME_WINDOW, _ROME_EPSILON = 120, 1.0
 
@@ -80,12 +79,12 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
         rows += _rows(stream, epsilon, window, [*all_trials, zeros(block)])
         if (epsilon, window) == SHOWN:
             curves[stream.name] = {one.mechanism: one.by_step() for one in all_trials if one.scores}
-    rows += _wide(plan, names, progress)
+    wide = _wide(plan, names, progress)
     progress(_TICKS, _TICKS, "done")
     return Findings(
-        rows=[*rows, *summaries(rows)],
-        targets=targets(rows),
-        notes=_notes(plan, found),
+        rows=[*rows, *(row for part in wide for row in part)],
+        targets=targets(rows, wide[0]),
+        notes=[*_notes(plan, found), *summaries(rows)],
         draw=lambda figure: draw(figure, rows, curves),
     )
 
@@ -96,19 +95,17 @@ def _rows(stream: Stream, epsilon: float, window: int, all_trials: list[Trials])
     errors = {name: mean for name, (mean, _) in means.items()}
     deltas = delta_mre(errors, among=[name for name in errors if name != ZEROS])
     return [
-        {"stream": stream.name, "source": stream.source, "epsilon": epsilon, "window": window}
-        | _figures(one)
+        {"stream": stream.name, "epsilon": epsilon, "window": window, "mechanism": one.mechanism}
         | {"delta_mre": deltas[one.mechanism]}
+        | _figures(one, note=stream.source)
         for one in all_trials
     ]
 
 
-def _figures(one: Trials) -> Row:
+def _figures(one: Trials, *, note: str) -> Row:
     (mre, mre_se), (mae, mae_se) = one.mean("relative"), one.mean("absolute")
-    private = one.mechanism != ZEROS
+    refusal = f"the ledger refused {len(one.refusals)} runs: " + "".join(one.refusals[:1])
     return {
-        "mechanism": one.mechanism,
-        "runs": len(one.scores),
         "mre": mre,
         "mre_se": mre_se,
         "mae": mae,
@@ -116,37 +113,36 @@ def _figures(one: Trials) -> Row:
         "mre_clamped": one.mean("clamped")[0],
         "range_mre": one.mean("range_error")[0],
         "paid_share": one.mean("paid")[0],
-        "budget_used": one.mean("spent")[0],
-        "seconds": one.mean("seconds")[0] if private else None,
-        "refused": len(one.refusals) if private else None,
-        "note": f"the ledger refused: {one.refusals[0]}" if one.refusals else "",
+        "seconds": one.mean("seconds")[0],
+        "refused": len(one.refusals) or None,
+        "note": refusal if one.refusals else note,
     }
 
 
-def _wide(plan: Plan, names: Sequence[str], progress: Progress) -> list[Row]:
-    """The four older mechanisms on a stream of the Rome shape, one run each."""
-    rows: list[Row] = []
+def _wide(plan: Plan, names: Sequence[str], progress: Progress) -> list[list[Row]]:
+    """The four older mechanisms on streams of the Rome shape, one run each; judged rows first."""
+    parts = []
     for number, (regime, (level, swing)) in enumerate(REGIMES.items()):
         bins = plan.other_bins if number else plan.rome_bins
         progress(_TICKS - 1, _TICKS, f"{bins:,} roads, {regime}")
         block = rome(bins=bins, level=level, swing=swing)
+        about = f"generated; median level {level:g}, {regime}; one run"
+        rows: list[Row] = []
         for name in (name for name in OLDER if name in names):
             one = trials(
                 name, block, epsilon=_ROME_EPSILON, window=_ROME_WINDOW, runs=1, fixed=regime
             )
-            about = f"one run; {regime}: median level {level:g}, daily swing {swing:g} x level"
-            figures = _figures(one)
             rows.append(
-                {"stream": f"rome shape, {len(block):,} x {bins:,}", "source": "generated"}
-                | {"epsilon": _ROME_EPSILON, "window": _ROME_WINDOW, "regime": regime}
-                | figures
-                | {"note": figures["note"] or about}
+                {"stream": f"rome shape, {len(block):,} x {bins:,}", "epsilon": _ROME_EPSILON}
+                | {"window": _ROME_WINDOW, "mechanism": name}
+                | _figures(one, note=about)
             )
-    return rows
+        parts.append(rows)
+    return parts
 
 
 def _absent(stream: Stream) -> Row:
-    return {"stream": stream.name, "source": stream.source, "note": stream.absence}
+    return {"stream": stream.name, "note": stream.absence}
 
 
 def _block(stream: Stream) -> Integers:
@@ -169,7 +165,9 @@ def _ticker(progress: Progress, total: int) -> Callable[[int, str], None]:
 def _notes(plan: Plan, found: Sequence[Stream]) -> list[str]:
     notes = []
     if plan.steps is not None:
-        notes.append(f"a short run: streams of {plan.steps} steps, {plan.runs} runs; no verdict")
+        notes.append(
+            f"a short run: streams of {plan.steps} steps, {plan.runs} runs each; judge by a full one"
+        )
     if absent := [one.name for one in found if one.block is None]:
         notes.append(f"absent streams: {', '.join(absent)}; {found[1].absence}")
     notes.append(

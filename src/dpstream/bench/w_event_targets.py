@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 from dpstream.bench.harness import Row, target
@@ -20,10 +21,10 @@ TOP, TOP_STREAMS, ALL_STREAMS = 3, 7, 9
 SECONDS = 30
 
 
-def targets(rows: Sequence[Row]) -> list[Row]:
-    """Every judged figure; what was not measured says why."""
-    cells, wide = cells_of(rows), [row for row in rows if row.get("regime")]
-    return [*_pacer(cells), _ledger(cells + wide), _spas(cells), *_absorption(wide)]
+def targets(rows: Sequence[Row], wide: Sequence[Row]) -> list[Row]:
+    """Every judged figure; what was not measured says why. `wide`: the rows of the Rome shape."""
+    cells = cells_of(rows)
+    return [*_pacer(cells), _ledger([*cells, *wide]), _spas(cells), *_absorption(wide)]
 
 
 def cells_of(rows: Sequence[Row]) -> list[Row]:
@@ -31,29 +32,25 @@ def cells_of(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if "delta_mre" in row and row["mechanism"] != ZEROS]
 
 
-def summaries(rows: Sequence[Row]) -> list[Row]:
-    """Figures that are no target, one row each."""
-    cells = cells_of(rows)
-    found = [
-        _summary(
-            "spas",
-            f"streams in the top {TOP} when every scheme is clamped at 0",
-            _top_streams(cells, "mre_clamped"),
+def summaries(rows: Sequence[Row]) -> list[str]:
+    """What the rows say together and no target asks, in sentences."""
+    cells, found = cells_of(rows), []
+    if (count := _top_streams(cells, "mre_clamped")) is not None:
+        found.append(
+            f"with every scheme clamped at 0, spas is in the top {TOP} on {count} of "
+            f"{ALL_STREAMS} streams"
         )
-    ]
     pacer = {_cell(row): row for row in cells if row["mechanism"] == "pacer"}
     if pacer:
-        baseline = {_cell(row): row for row in rows if row.get("mechanism") == ZEROS}
-        worse = [key for key, row in pacer.items() if not row["mre"] <= baseline[key]["mre"]]
+        baseline = {_cell(row): row["mre"] for row in rows if row.get("mechanism") == ZEROS}
+        above = sum(not row["mre"] <= baseline[key] for key, row in pacer.items())
+        clamped, absolute = (_within(cells, pacer, key) for key in ("mre_clamped", "mae"))
         found.append(
-            _share("pacer", "share of cells whose MRE is above that of zeros", worse, pacer)
+            f"pacer is within {WITHIN} of the best in {clamped:.0%} of cells when every mechanism "
+            f"is clamped at 0, and in {absolute:.0%} by MAE; its MRE is above that of zeros, "
+            f"which need no data, in {above / len(pacer):.0%}"
         )
-        clamped = _within(cells, pacer, lambda row: row["mre_clamped"])
-        what = f"share of cells within {WITHIN} of the best when every scheme is clamped at 0"
-        found.append(_share("pacer", what, clamped, pacer))
-        absolute = _within(cells, pacer, lambda row: row["mae"])
-        found.append(_share("pacer", f"share of cells within {WITHIN} in MAE", absolute, pacer))
-    return [row for row in found if row["value"] is not None]
+    return found
 
 
 def _pacer(cells: Sequence[Row]) -> list[Row]:
@@ -68,7 +65,7 @@ def _pacer(cells: Sequence[Row]) -> list[Row]:
 
 
 def _ledger(measured: Sequence[Row]) -> Row:
-    refused = sum(row["refused"] for row in measured)
+    refused = sum(row["refused"] or 0 for row in measured)
     return target("runs that the ledger refused", refused, "==", 0)
 
 
@@ -82,9 +79,8 @@ def _spas(cells: Sequence[Row]) -> Row:
 
 
 def _absorption(wide: Sequence[Row]) -> list[Row]:
-    judged = [row for row in wide if row["regime"] == wide[0]["regime"]]
-    ours = next((row for row in judged if row["mechanism"] == "budget_absorption"), None)
-    others = [_number(row["mae"]) for row in judged if row is not ours]
+    ours = next((row for row in wide if row["mechanism"] == "budget_absorption"), None)
+    others = [_number(row["mae"]) for row in wide if row is not ours]
     why, ratio, seconds = "budget_absorption is not registered", None, None
     if ours and others:
         ratio = _number(ours["mae"]) / min(others)
@@ -122,14 +118,13 @@ def _top_streams(cells: Sequence[Row], figure: str) -> int | None:
     return count
 
 
-def _within(
-    cells: Sequence[Row], ours: dict[Any, Row], figure: Callable[[Row], float]
-) -> list[Any]:
-    """The cells where ours is within the factor of the best, by another figure."""
+def _within(cells: Sequence[Row], ours: dict[Any, Row], figure: str) -> float:
+    """In which share of the cells ours is within the factor of the best, by another figure."""
     best: dict[Any, float] = {}
     for row in cells:
-        best[_cell(row)] = min(best.get(_cell(row), float("inf")), _number(figure(row)))
-    return [key for key, row in ours.items() if _number(figure(row)) <= WITHIN * best[key]]
+        best[_cell(row)] = min(best.get(_cell(row), math.inf), _number(row[figure]))
+    near = sum(_number(row[figure]) <= WITHIN * best[key] for key, row in ours.items())
+    return near / len(ours)
 
 
 def _cell(row: Row) -> tuple[str, float, int]:
@@ -138,12 +133,4 @@ def _cell(row: Row) -> tuple[str, float, int]:
 
 def _number(value: float) -> float:
     """A figure that was not measured (a refused mechanism's) is worse than any other."""
-    return value if value == value else float("inf")
-
-
-def _share(mechanism: str, what: str, part: Sequence[Any], whole: dict[Any, Row]) -> Row:
-    return _summary(mechanism, what, len(part) / len(whole))
-
-
-def _summary(mechanism: str, what: str, value: float | None) -> Row:
-    return {"stream": "all", "mechanism": mechanism, "summary": what, "value": value}
+    return math.inf if math.isnan(value) else value

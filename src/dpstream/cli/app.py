@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import dpstream
-from dpstream.cli import bench, demo, ledger, mechanisms, release
+from dpstream.cli import bench, compare, demo, ledger, mechanisms, release
 from dpstream.cli.exits import epilog
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("release")(release.release)
+app.command("compare")(compare.compare)
 app.command("mechanisms")(mechanisms.mechanisms)
 app.add_typer(ledger.app, name="ledger")
 app.command("demo")(demo.demo)

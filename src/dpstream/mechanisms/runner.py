@@ -61,7 +61,7 @@ class Runner:
         self._ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         self._state = mechanism.start()
         self._bins: int | None = None
-        self._chain = b""
+        self._chain = bytes(16)
         self._log: InputLog | None = None
         self._folder: Path | None = None
         self._finished = False
@@ -206,7 +206,7 @@ class Runner:
                 f"{folder} is logged from step {runner._logged_from} on only, so it cannot start "
                 "again from step 0; use Runner.load and feed the steps that follow its snapshot"
             )
-        runner.steps_done, runner._chain, runner._finished = 0, b"", False
+        runner.steps_done, runner._chain, runner._finished = 0, bytes(16), False
         runner._state = mechanism.start()
         return runner
 

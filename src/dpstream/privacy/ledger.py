@@ -281,8 +281,8 @@ class Ledger:
             "user": f"lower {terms.measure}, or agree on a larger book",
         }[terms.unit]
         raise BudgetExceeded(
-            f"{dataset}: {charge.purpose!r} asks for {terms.measure}={show(asked)} but only {show(left)} of "
-            f"{show(terms.total)} is left {where}; {remedy}"
+            f"{dataset}: {charge.purpose!r} asks for {terms.measure}={show(asked)} but only "
+            f"{show(left)} of {show(terms.total)} is left {where}; {remedy}"
         )
 
 

@@ -5,6 +5,7 @@ No number is written where noise is drawn; it is computed here, in grid steps, w
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from functools import cache
 
@@ -36,3 +37,24 @@ def range_change(lo: Fraction, hi: Fraction, quantum: Fraction) -> Fraction:
                 "choose bounds on the grid or a finer quantum"
             )
     return (hi - lo) / quantum
+
+
+def root_above(square: Fraction, bits: int = 40) -> Fraction:
+    """A rational not below the square root, within 2^-bits of it.
+
+    >>> float(root_above(Fraction(2)))
+    1.414213562373...
+    """
+    scaled = math.ceil(square * 4**bits)
+    root = math.isqrt(scaled)
+    return Fraction(root + (root * root < scaled), 2**bits)
+
+
+@cache
+def encoded_change(norm: Fraction, change: Fraction, *, slack: Fraction = Fraction(0)) -> Fraction:
+    """L2 change of everything that a counter measures, when one step's value moves by `change`.
+
+    `norm` bounds the norms of the encoder's columns; `slack` what rounding the measured values
+    to integers adds to that, over all steps together.
+    """
+    return norm * change + slack

@@ -148,12 +148,11 @@ def uniform(words, count, limit, status, values):  # type: ignore[no-untyped-def
 
 
 @njit(cache=True, nogil=True)
-def weighted(words, rates, row_of, limit, margin, status, values):  # type: ignore[no-untyped-def]
-    """A uniform candidate j, kept with probability exp(-rates[row_of[row], j])."""
-    count = np.uint64(rates.shape[1])
-    uniform(words, count, limit, status, values)
+def weighted(words, rates, limit, margin, status, values):  # type: ignore[no-untyped-def]
+    """A uniform candidate j, kept with probability exp(-rates[j])."""
+    uniform(words, np.uint64(rates.shape[0]), limit, status, values)
     for row in range(words.shape[0]):
-        rate = rates[row_of[row], values[row]]
+        rate = rates[values[row]]
         if status[row] == REJECTED or rate == 0.0:
             continue
         rate_error = margin * (rate + 1.0)

@@ -23,7 +23,7 @@ from dpstream.privacy.noise.streams import Draws, Words, counter
 Integers = npt.NDArray[np.int64]
 Status = npt.NDArray[np.int8]
 Kernel = Callable[[Words, Integers, Status, Integers], int]
-Settle = Callable[[int, LazyUniform, LazyUniform, int], tuple[int, int]]
+Settle = Callable[[int, LazyUniform, LazyUniform], tuple[int, int]]
 
 MAX_CANDIDATES = 1 << 14
 """Rejection keeps at least one attempt in 2^14; 2^20 attempts then fail with chance e^-64."""
@@ -39,7 +39,7 @@ def discrete_laplace(draws: Draws, scale: Fraction, *, margin: float = MARGIN) -
     def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
         return int(kernels.laplace(words, real, margin, status, values))
 
-    def settle(word: int, first: LazyUniform, _: LazyUniform, __: int) -> tuple[int, int]:
+    def settle(word: int, first: LazyUniform, _: LazyUniform) -> tuple[int, int]:
         return _signed(word, first.floor_minus_log(scale))
 
     return _sample(draws, attempt, settle)
@@ -50,8 +50,8 @@ def discrete_gaussian(draws: Draws, variance: Fraction, *, margin: float = MARGI
 
     Paper: Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy", 2020.
     """
-    if variance <= 0:
-        raise InvalidParameter(f"a noise variance must be positive; got {variance}")
+    if float(variance) <= 0:
+        raise InvalidParameter(f"a noise variance must be positive; got {float(variance):g}")
     proposal = math.isqrt(variance.numerator // variance.denominator) + 1
     _checked_scale(Fraction(proposal))
     real = float(variance)
@@ -59,7 +59,7 @@ def discrete_gaussian(draws: Draws, variance: Fraction, *, margin: float = MARGI
     def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
         return int(kernels.gaussian(words, float(proposal), real, margin, status, values))
 
-    def settle(word: int, first: LazyUniform, second: LazyUniform, _: int) -> tuple[int, int]:
+    def settle(word: int, first: LazyUniform, second: LazyUniform) -> tuple[int, int]:
         status, value = _signed(word, first.floor_minus_log(Fraction(proposal)))
         rate = (abs(value) - variance / proposal) ** 2 / (2 * variance)
         if status == ACCEPTED and not second.below_exp(rate):
@@ -76,7 +76,7 @@ def geometric(draws: Draws, scale: Fraction, *, margin: float = MARGIN) -> Integ
     def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
         return int(kernels.geometric(words, real, margin, status, values))
 
-    def settle(word: int, first: LazyUniform, _: LazyUniform, __: int) -> tuple[int, int]:
+    def settle(word: int, first: LazyUniform, _: LazyUniform) -> tuple[int, int]:
         return ACCEPTED, first.floor_minus_log(scale)
 
     return _sample(draws, attempt, settle)
@@ -94,7 +94,7 @@ def bernoulli_exp(draws: Draws, rate: Fraction, *, margin: float = MARGIN) -> In
         status[status == REJECTED] = ACCEPTED
         return int((status == UNSURE).sum())
 
-    def settle(_: int, __: LazyUniform, second: LazyUniform, ___: int) -> tuple[int, int]:
+    def settle(_: int, __: LazyUniform, second: LazyUniform) -> tuple[int, int]:
         return ACCEPTED, int(second.below_exp(rate))
 
     return _sample(draws, attempt, settle)
@@ -117,11 +117,8 @@ def respond(
 ) -> Integers:
     """Generalised randomised response: the truth with weight 1, each other bucket exp(-epsilon)."""
     _check_candidates(buckets)
-    rate = float(epsilon)
-    rates = np.full((buckets, buckets), rate)
-    np.fill_diagonal(rates, 0.0)
-    exact = [epsilon, Fraction(0)]
-    return _weighted(draws, rates, truth, lambda row, j: exact[int(j == truth[row])], margin)
+    rates = [Fraction(0)] + [epsilon] * (buckets - 1)  # by distance from the truth, round the ring
+    return (truth + _weighted(draws, rates, margin)) % buckets
 
 
 def choose(draws: Draws, rates: Sequence[Fraction], *, margin: float = MARGIN) -> int:
@@ -129,33 +126,27 @@ def choose(draws: Draws, rates: Sequence[Fraction], *, margin: float = MARGIN) -
     _check_candidates(len(rates))
     if min(rates) != 0:
         raise InvalidParameter("the best candidate must have rate 0 (subtract the smallest rate)")
-    real = np.array([[float(rate) for rate in rates]])
-    row_of = np.zeros(1, dtype=np.int64)
-    return int(_weighted(draws, real, row_of, lambda _, j: rates[j], margin)[0])
+    return int(_weighted(draws, rates, margin)[0])
 
 
-def _weighted(
-    draws: Draws,
-    rates: npt.NDArray[np.float64],
-    row_of: Integers,
-    exact_rate: Callable[[int, int], Fraction],
-    margin: float,
-) -> Integers:
-    count = rates.shape[1]
+def _weighted(draws: Draws, rates: Sequence[Fraction], margin: float) -> Integers:
+    """Candidate j with probability proportional to exp(-rates[j]), for every draw."""
+    real, count = np.array([float(rate) for rate in rates]), len(rates)
     limit = np.uint64((1 << 64) // count * count % (1 << 64))
 
-    def attempt(words: Words, which: Integers, status: Status, values: Integers) -> int:
-        return int(kernels.weighted(words, rates, row_of[which], limit, margin, status, values))
+    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
+        return int(kernels.weighted(words, real, limit, margin, status, values))
 
-    def settle(word: int, _: LazyUniform, second: LazyUniform, draw: int) -> tuple[int, int]:
+    def settle(word: int, _: LazyUniform, second: LazyUniform) -> tuple[int, int]:
         j = word % count
-        return (ACCEPTED if second.below_exp(exact_rate(draw, j)) else REJECTED), j
+        return (ACCEPTED if second.below_exp(rates[j]) else REJECTED), j
 
     return _sample(draws, attempt, settle)
 
 
 def _sample(draws: Draws, kernel: Kernel, settle: Settle) -> Integers:
     """Attempt 0 for every draw, attempt 1 for those rejected, and so on."""
+    draws.use()
     if draws.size <= _CHUNK:
         return _sample_chunk(draws, np.arange(draws.size), kernel, settle)
     out = np.empty(draws.size, dtype=np.int64)
@@ -204,7 +195,7 @@ def _settle(draws: Draws, draw: int, attempt: int, words: Words, settle: Settle)
 
     first = LazyUniform(int(words[0]) >> 1, 63, more(0))
     second = LazyUniform(int(words[1]), 64, more(1))
-    return settle(int(words[0]), first, second, draw)
+    return settle(int(words[0]), first, second)
 
 
 def _signed(word: int, magnitude: int) -> tuple[int, int]:

@@ -92,13 +92,17 @@ class Stream:
         self._claim(step, 0)
         return VectorDraws(self, step, size)
 
-    def at_keys(self, step: int, ids: Words, part: int = 0) -> Draws:
+    def at_keys(self, step: int, ids: Words, part: int = 0, *, distinct: bool = False) -> Draws:
         """One draw per 128-bit key id (rows of two words) at `step`.
 
         `part` names a disjoint share of the keys (a hash bucket): each share draws once a step.
+        Equal ids would share noise and are refused; `distinct` skips that check for tables whose
+        ids cannot repeat.
         """
         if self.mode != "keyed":
             raise InvalidParameter("this noise stream is a vector stream; use at(step, size)")
+        if not distinct and len(np.unique(np.asarray(ids), axis=0)) < len(ids):
+            raise NoiseReuse("two keys of a draw have the same id and would share their noise")
         self._claim(step, part)
         return KeyedDraws(self, step, ids)
 
@@ -125,6 +129,13 @@ class Draws:
 
     def __init__(self, stream: Stream, step: int, size: int) -> None:
         self.stream, self.step, self.size = stream, step, size
+        self._used = False
+
+    def use(self) -> None:
+        """Each sampler calls this once: two samplers on the same bits would be dependent."""
+        if self._used:
+            raise NoiseReuse(f"the draws of step {self.step} were already used by a sampler")
+        self._used = True
 
     def blocks(self, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]) -> Words:
         """Row i: the two words of draw which[i] at counters[i] (or at the one counter given)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from secrets import token_hex
 
 
 def sync_directory(path: Path) -> None:
@@ -15,10 +16,19 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def make_directory(path: Path, mode: int = 0o777) -> None:
+    """Create a directory and its parents durably: each new name is synced in its parent."""
+    if path.is_dir():
+        return
+    make_directory(path.parent, mode)
+    path.mkdir(mode=mode, exist_ok=True)
+    sync_directory(path.parent)
+
+
 def create_exclusive(path: Path, content: bytes) -> None:
     """Write a new private file (0600) durably; FileExistsError if somebody else was first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    make_directory(path.parent)
+    temporary = path.with_name(f".{path.name}.{token_hex(8)}.new")
     _write_synced(temporary, content)
     try:
         os.link(temporary, path)  # the file appears whole or not at all
@@ -29,8 +39,8 @@ def create_exclusive(path: Path, content: bytes) -> None:
 
 def replace(path: Path, content: bytes) -> None:
     """Put new content under `path` atomically and durably (0600)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    make_directory(path.parent)
+    temporary = path.with_name(f".{path.name}.{token_hex(8)}.new")
     _write_synced(temporary, content)
     os.replace(temporary, path)
     sync_directory(path.parent)
@@ -50,7 +60,7 @@ def erase(path: Path) -> None:
 
 
 def _write_synced(path: Path, content: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(content)
         file.flush()

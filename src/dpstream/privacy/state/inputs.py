@@ -24,6 +24,13 @@ class InputLog:
 
     def __init__(self, path: Path, *, run: bytes) -> None:
         self._journal = Journal(path, kind="input log")
+        try:
+            self._open(path, run)
+        except BaseException:
+            self._journal.close()  # a refused log must not stay locked
+            raise
+
+    def _open(self, path: Path, run: bytes) -> None:
         self._journal.acquire(wait=False)
         records = self._journal.read_new()
         if not records:
@@ -36,20 +43,15 @@ class InputLog:
         self._digests: dict[int, bytes] = {}
         for record in records[1:]:
             self._digests[record["step"]] = bytes.fromhex(record["digest"])
+        self.last = max(self._digests, default=-1)  # the newest logged step
         self.identity = self._journal.identity()
-
-    @property
-    def last(self) -> int:
-        """The newest logged step, or -1."""
-        return max(self._digests, default=-1)
 
     def record(self, step: int, digests: Sequence[bytes]) -> None:
         """Log the digests of `step`, `step + 1`, ...; return when they are durable."""
         new: dict[int, bytes] = {}
-        last = self.last
         for number, digest in enumerate(digests, start=step):
             known = self._digests.get(number)
-            if known is None and number > last:
+            if known is None and number > self.last:
                 new[number] = digest
             elif known != digest:
                 raise NoiseReuse(
@@ -60,6 +62,7 @@ class InputLog:
         if new:
             self._journal.append([{"step": s, "digest": d.hex()} for s, d in new.items()])
             self._digests |= new
+            self.last = max(new)
 
     def forget_before(self, step: int) -> None:
         """Drop digests from memory (not from the file) that no replay can reach any more."""

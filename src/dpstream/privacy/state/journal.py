@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.errors import DpstreamError, StateError
-from dpstream.privacy.state.files import sync_directory
+from dpstream.privacy.state.files import make_directory, sync_directory
 
 Record = dict[str, Any]
 
@@ -33,20 +33,24 @@ class Journal:
 
     def __init__(self, path: Path, *, kind: str, error: type[DpstreamError] = StateError) -> None:
         self.path, self.kind, self._error = Path(path), kind, error
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self.path.parent)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._thread_lock = threading.RLock()
+        self._thread_lock, self._depth = threading.RLock(), 0
         self._offset, self._tag = 0, "0" * 16
 
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[None]:
         """Hold the file against other processes and threads."""
         with self._thread_lock:
-            self.acquire(wait=wait)
+            if not self._depth:
+                self.acquire(wait=wait)
+            self._depth += 1
             try:
                 yield
             finally:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                self._depth -= 1
+                if not self._depth:
+                    fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def acquire(self, *, wait: bool = True) -> None:
         """Take the file's lock; without `wait`, refuse if another process has it."""
@@ -63,8 +67,9 @@ class Journal:
         size = os.fstat(self._fd).st_size
         if size < self._offset:
             raise self._error(f"{self.path} became shorter while it was in use; restore it")
-        data = os.pread(self._fd, size - self._offset, self._offset)
-        lines = data.split(b"\n")[:-1]  # what follows the last newline is a torn line
+        *lines, torn = self._read(size).split(b"\n")
+        if self._offset == 0 and not lines and not self._header().startswith(torn):
+            raise self._foreign()  # cutting this as a torn line would destroy somebody's file
         records: list[Record] = []
         for line in lines:
             record = self._parse(line)
@@ -82,11 +87,13 @@ class Journal:
         batch: list[Record] = [*records]
         if new_file:
             batch.insert(0, {"dpstream": self.kind, "format": FORMAT})
+        if b"\n" in self._read(os.fstat(self._fd).st_size):
+            raise self._error(f"{self.path} grew since it was read; read it before appending")
         chunk, tag = [], self._tag
         for record in batch:
-            body = json.dumps(record, separators=(",", ":"), sort_keys=True).encode()
-            tag = _tag(tag, body)
-            chunk.append(tag.encode() + b" " + body + b"\n")
+            line = _line(tag, record)
+            tag = line[:16].decode()
+            chunk.append(line)
         data = b"".join(chunk)
         os.ftruncate(self._fd, self._offset)  # cut a torn tail
         written = 0
@@ -112,14 +119,28 @@ class Journal:
             os.close(self._fd)
             self._fd = -1
 
+    def _read(self, size: int) -> bytes:
+        """Everything from the offset to `size`; one call may return less (2 GiB at most)."""
+        parts, at = [], self._offset
+        while at < size and (part := os.pread(self._fd, size - at, at)):
+            parts.append(part)
+            at += len(part)
+        return b"".join(parts)
+
+    def _header(self) -> bytes:
+        return _line("0" * 16, {"dpstream": self.kind, "format": FORMAT})
+
+    def _foreign(self) -> DpstreamError:
+        return self._error(
+            f"{self.path} is not a dpstream {self.kind} file, or its first line was "
+            "altered; name another file or restore this one"
+        )
+
     def _parse(self, line: bytes) -> Record:
         tag, _, body = line.partition(b" ")
         if tag.decode("ascii", "replace") != _tag(self._tag, body):
             if self._offset == 0:
-                raise self._error(
-                    f"{self.path} is not a dpstream {self.kind} file, or its first line was "
-                    "altered; name another file or restore this one"
-                )
+                raise self._foreign()
             raise self._error(
                 f"{self.path} is damaged after byte {self._offset}: a record does not match its "
                 "checksum; restore the file from a backup"
@@ -138,6 +159,11 @@ class Journal:
                 f"{self.path} has format {record.get('format')}; this version reads {FORMAT}; "
                 "use the version of dpstream that wrote it"
             )
+
+
+def _line(previous: str, record: Record) -> bytes:
+    body = json.dumps(record, separators=(",", ":"), sort_keys=True).encode()
+    return _tag(previous, body).encode() + b" " + body + b"\n"
 
 
 def _tag(previous: str, body: bytes) -> str:

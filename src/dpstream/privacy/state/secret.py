@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_bytes
 from typing import Any
@@ -41,7 +43,10 @@ class Secret:
         if isinstance(given, bytes):
             return cls(given)
         path = Path(given)
-        return cls.load(path) if path.exists() else cls.create(path)
+        if not path.exists():
+            with suppress(SecretError):  # another process may create it first: read that one
+                return cls.create(path)
+        return cls.load(path)
 
     @classmethod
     def create(cls, path: str | Path, *, value: bytes | None = None) -> Secret:
@@ -58,13 +63,16 @@ class Secret:
         """Read a secret file; one that others may read is refused."""
         path = Path(path)
         try:
-            mode = path.stat().st_mode & 0o777
-            text = path.read_bytes()
+            with path.open("rb") as file:  # mode and content of one and the same file
+                mode = os.fstat(file.fileno()).st_mode & 0o777
+                text = file.read(1024)
         except FileNotFoundError:
             raise SecretError(
                 f"there is no secret at {path}; restore it from your backup, "
                 "or name a new path to create one"
             ) from None
+        except OSError as error:
+            raise SecretError(f"the secret at {path} cannot be read: {error.strerror}") from None
         if mode & 0o077:
             raise SecretError(
                 f"{path} has mode {mode:04o}: others may read it; run chmod 600 {path}, "

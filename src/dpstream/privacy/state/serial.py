@@ -74,7 +74,13 @@ def unpack(data: bytes, *, kind: str, origin: str = "these bytes") -> Any:
     if hashlib.sha256(body).digest() != data[start - 32 : start]:
         raise StateError(f"{origin} is truncated or damaged: its checksum does not match")
     length = int.from_bytes(body[:8], "big")
-    return _decode(json.loads(body[8 : 8 + length]), memoryview(body)[8 + length :], origin)
+    try:
+        return _decode(json.loads(body[8 : 8 + length]), memoryview(body)[8 + length :], origin)
+    except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise StateError(
+            f"{origin} holds values that this version cannot rebuild ({error}); "
+            "use the version of dpstream that wrote it"
+        ) from error
 
 
 def write_packed(path: Path, value: object, *, kind: str) -> None:

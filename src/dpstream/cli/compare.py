@@ -1,0 +1,195 @@
+"""`dpstream compare`: which w-event mechanism suits a stream that is no secret?"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.table import Table
+
+from dpstream.cli import results, tables
+from dpstream.cli.mechanisms import complete_mechanism
+from dpstream.cli.output import note, people, print_json, progress_bar
+from dpstream.cli.parameters import build
+from dpstream.errors import InvalidInput, InvalidParameter, MissingDependency
+
+WARNING: Final = (
+    "THIS COMPARISON IS NOT PRIVATE: its errors, and the choice that they lead to, come from the "
+    "true values and spend no budget. Compare on data that are public or already released, and say "
+    "so with --public; do not publish these figures otherwise"
+)
+_TIE: Final = 2.0  # standard errors within which a mechanism is as good as the best
+
+
+def compare(
+    source: Annotated[Path, typer.Argument(metavar="SERIES", help="A .csv or .parquet file.")],
+    window: Annotated[int, typer.Option(help="Steps protected together (w).")],
+    epsilons: Annotated[
+        list[str], typer.Option("--epsilon", help="Budget per window; may be repeated.")
+    ],
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mechanism",
+            "-m",
+            autocompletion=complete_mechanism,
+            help="A candidate; may be repeated. By default every w-event mechanism.",
+        ),
+    ] = None,
+    runs: Annotated[int, typer.Option(min=2, help="Runs of each candidate.")] = 20,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--column", help="Compare on this column only; may be repeated."),
+    ] = None,
+    time: Annotated[str | None, typer.Option(help="Column that orders the steps.")] = None,
+    public: Annotated[
+        bool,
+        typer.Option(
+            "--public/--not-private",
+            help="The data are public or already released; or: they are not, and you know that "
+            "this comparison does not protect them.",
+        ),
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the errors (.png, .svg).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Rank w-event mechanisms on data that are public or already released."""
+    trials = import_module("dpstream.bench.trials")  # needed by this command alone
+    candidates = _candidates(names or [], trials.w_event_mechanisms())
+    budgets = list(dict.fromkeys(epsilons))
+    results.check_target(plot, (".png", ".svg", ".pdf"))
+    figure = _figure() if plot else None
+    rows = tables.read(source, columns=columns or [], time=time)
+    block = _counts(candidates[0], budgets, window, rows, source)
+    if not public:
+        note(WARNING)
+    found = []
+    with progress_bar("comparing") as progress:
+        for budget in budgets:
+            tried = []
+            for name in candidates:
+                tried.append(trials.trials(name, block, epsilon=budget, window=window, runs=runs))
+                progress(len(found) * len(candidates) + len(tried), len(budgets) * len(candidates))
+            ranking = _ranking(tried) + [_row(trials.zeros(block))]
+            chosen = ranking[0]["mechanism"] if ranking[0]["rank"] else None
+            command = chosen and _command(chosen, source, window, budget, columns, time)
+            found.append({"epsilon": budget, "ranking": ranking, "command": command})
+    if figure is not None and plot is not None:
+        _draw(figure, found)
+        figure.savefig(plot)
+    if as_json:
+        about = {"private": False, "declared_public": public, "window": window, "runs": runs}
+        warning = {} if public else {"warning": WARNING}
+        shape = {"steps": block.shape[0], "columns": rows.names}
+        print_json(about | warning | shape | {"comparisons": found})
+        return
+    for one in found:
+        _show(one, window=window, runs=runs)
+
+
+def _candidates(asked: Sequence[str], known: Sequence[str]) -> list[str]:
+    for name in asked:
+        if name not in known:
+            raise InvalidParameter(
+                f"{name!r} is no w-event mechanism; choose among {', '.join(known)}"
+            )
+    return list(dict.fromkeys(asked)) or list(known)
+
+
+def _counts(name: str, budgets: Sequence[str], window: int, rows: tables.Rows, source: Path) -> Any:
+    """The steps as whole counts; parameters and data are checked before any run."""
+    checked = [build(name, {"epsilon": one, "window": str(window)}, []) for one in budgets]
+    try:
+        return checked[0].check(rows.block)
+    except InvalidInput as problem:
+        raise InvalidInput(f"{rows.where(source)}: {problem}") from None
+
+
+def _ranking(tried: Sequence[Any]) -> list[dict[str, Any]]:
+    """Best mean relative error first; refused mechanisms last, without a rank."""
+    rows = [_row(one) for one in tried]
+    ranked = sorted((r for r in rows if not r["refused"]), key=lambda r: (r["mre"], r["mae"]))
+    for rank, row in enumerate(ranked, start=1):
+        distance = _TIE * math.hypot(row["mre_se"], ranked[0]["mre_se"])
+        row |= {"rank": rank, "tied": rank > 1 and row["mre"] - ranked[0]["mre"] <= distance}
+    return [*ranked, *(row for row in rows if row["refused"])]
+
+
+def _row(one: Any) -> dict[str, Any]:
+    (mre, mre_se), (mae, mae_se) = one.mean("relative"), one.mean("absolute")
+    figures = {"mre": mre, "mre_se": mre_se, "mae": mae, "mae_se": mae_se}
+    plain = {key: None if math.isnan(value) else value for key, value in figures.items()}
+    paid = one.mean("paid")[0] if one.scores and not one.refusals else None
+    row = {"rank": None, "mechanism": one.mechanism} | plain | {"paid_share": paid, "tied": False}
+    return row | {"refused": "".join(one.refusals[:1])}
+
+
+def _command(
+    name: str, source: Path, window: int, epsilon: str, columns: list[str] | None, time: str | None
+) -> str:
+    """How to publish with the winner."""
+    words = ["dpstream", "release", str(source), "--mechanism", name]
+    words += ["--window", str(window), "--epsilon", epsilon]
+    words += [word for column in columns or [] for word in ("--column", column)]
+    return shlex.join([*words, *(["--time", time] if time else [])])
+
+
+def _show(one: dict[str, Any], *, window: int, runs: int) -> None:
+    table = Table(
+        title=f"epsilon = {one['epsilon']}, window = {window}: mean of {runs} runs ± standard error",
+        title_justify="left",
+    )
+    for heading in ("rank", "mechanism", "relative error", "absolute error", "steps paid", ""):
+        table.add_column(heading, justify="left" if heading in ("mechanism", "") else "right")
+    for row in one["ranking"]:
+        remark = "as good as the first" if row["tied"] else ""
+        if row["refused"]:
+            remark = f"refused by the ledger: {row['refused']}"
+        table.add_row(
+            str(row["rank"] or "–"),
+            row["mechanism"],
+            _figure_text(row["mre"], row["mre_se"]),
+            _figure_text(row["mae"], row["mae_se"]),
+            "–" if row["paid_share"] is None else f"{row['paid_share']:.1%}",
+            remark,
+        )
+    people().print(table)
+    print(f"publish with the first: {one['command']}\n" if one["command"] else "")
+
+
+def _figure_text(mean: float | None, error: float | None) -> str:
+    if mean is None:
+        return "–"
+    return f"{mean:.4g}" if error is None else f"{mean:.4g} ± {error:.2g}"
+
+
+def _figure() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingDependency(
+            "--plot needs matplotlib; install it with: pip install 'dpstream[plot]'"
+        ) from None
+    return Figure(figsize=(9, 4), dpi=144, layout="constrained")
+
+
+def _draw(figure: Any, found: Sequence[dict[str, Any]]) -> None:
+    """One panel per epsilon: the relative error of each candidate, with its error bar."""
+    panels = figure.subplots(1, len(found), sharey=False, squeeze=False)[0]
+    for panel, one in zip(panels, found, strict=True):
+        rows = [row for row in one["ranking"] if row["mre"] is not None][::-1]
+        errors = [2 * (row["mre_se"] or 0) for row in rows]
+        panel.barh(
+            [row["mechanism"] for row in rows],
+            [row["mre"] for row in rows],
+            xerr=errors,
+            color=["#0b6e99" if row["rank"] == 1 else "#a9b4c2" for row in rows],
+        )
+        panel.set(xscale="log", title=f"epsilon = {one['epsilon']}")
+        panel.set_xlabel("mean relative error, ± 2 standard errors")
+        panel.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,82 @@
+"""Learn from one noisy count: the exact update of a Gaussian belief by Laplace noise.
+
+Guarantee: post-processing; only released values are read.
+
+Before: x ~ N(mean, variance). Seen: z = x + Laplace(scale). The density of x given z is a Gaussian
+cut in two at z, each half tilted by exp(-+x / scale): its mass, mean and variance are in closed
+form. With sd = sqrt(variance), h = sd / scale and e = z - mean, the half x < z is a Gaussian of
+mean `mean + sd h`, cut off above at a = e / sd - h standard deviations, with mass
+exp(h^2 / 2 - e h / sd) Phi(a); the other half is its mirror image.
+"""
+
+from __future__ import annotations
+
+import math
+
+from numba import njit
+
+_SQRT2, _SQRT_PI = math.sqrt(2.0), math.sqrt(math.pi)
+_NEGLIGIBLE = 30.0  # sd / scale from which the noise is a correction, and h^2 / 2 would overflow
+
+
+@njit(cache=True, nogil=True)
+def erfcx(x: float) -> float:
+    """exp(x^2) erfc(x) for x >= 0, without overflow."""
+    if x < 20.0:
+        return math.exp(x * x) * math.erfc(x)
+    return (1.0 - 0.5 / (x * x) + 0.75 / (x * x * x * x)) / (x * _SQRT_PI)
+
+
+@njit(cache=True, nogil=True)
+def half(e: float, sd: float, h: float) -> tuple[float, float, float]:
+    """The half below z: log mass, shift of its mean, its variance."""
+    a = e / sd - h
+    if a < 0:
+        c = erfcx(-a / _SQRT2)
+        log_mass = -0.5 * (e / sd) ** 2 + math.log(0.5 * c)
+        hazard = math.sqrt(2.0 / math.pi) / c
+    else:
+        below = 0.5 * math.erfc(-a / _SQRT2)
+        log_mass = 0.5 * h * h - e * h / sd + math.log(below)
+        hazard = math.exp(-0.5 * a * a) / (_SQRT2 * _SQRT_PI * below)
+    # variance of a Gaussian cut off at a; far out the difference loses its digits, 1/a^2 does not
+    unit = 1.0 - a * hazard - hazard * hazard if a > -15.0 else 1.0 / (a * a)
+    return log_mass, sd * (h - hazard), max(unit, 1e-9) * sd * sd
+
+
+@njit(cache=True, nogil=True)
+def laplace_update(
+    mean: float, variance: float, z: float, scale: float
+) -> tuple[float, float, float]:
+    """Log density of z, then mean and variance of x given z.
+
+    >>> log_density, mean, variance = laplace_update(100.0, 25.0, 130.0, 10.0)
+    >>> round(mean, 3), round(variance, 3)  # the pull is at most variance / scale
+    (102.5, 25.0)
+    """
+    sd = math.sqrt(variance)
+    h, e = sd / scale, z - mean
+    if h > _NEGLIGIBLE:
+        return gaussian_update(mean, variance, z, 2.0 * scale * scale)
+    log_low, low, low_variance = half(e, sd, h)
+    log_high, high, high_variance = half(-e, sd, h)
+    high = -high
+    top = max(log_low, log_high)
+    p_low, p_high = math.exp(log_low - top), math.exp(log_high - top)
+    total = p_low + p_high
+    p_low, p_high = p_low / total, p_high / total
+    shift = p_low * low + p_high * high
+    spread = p_low * (low_variance + (low - shift) ** 2)
+    spread += p_high * (high_variance + (high - shift) ** 2)
+    return top + math.log(total) - math.log(2.0 * scale), mean + shift, spread
+
+
+@njit(cache=True, nogil=True)
+def gaussian_update(
+    mean: float, variance: float, z: float, noise: float
+) -> tuple[float, float, float]:
+    """The same for Gaussian noise of variance `noise`."""
+    total = variance + noise
+    e = z - mean
+    log_density = -0.5 * e * e / total - 0.5 * math.log(2.0 * math.pi * total)
+    return log_density, mean + variance / total * e, variance * noise / total
