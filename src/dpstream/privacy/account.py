@@ -75,7 +75,7 @@ class Account:
 
     def loss_with(self, charge: Charge) -> int:
         """The largest loss of any unit that the charge touches, if it were made, in grid units."""
-        amount = units(charge.amount)
+        amount = charge.units
         if charge.kind == "close":
             return self.peak
         first, last = charge.cells.first, charge.cells.last + charge.repeat - 1
@@ -95,7 +95,7 @@ class Account:
 
     def add(self, charge: Charge, loss: int | None = None) -> None:
         """Make the charge; `loss` is what `loss_with` said of it."""
-        amount = units(charge.amount)
+        amount = charge.units
         key = (charge.run, charge.query, charge.purpose, charge.cells.first)
         if charge.cells.first < self.since:
             loss = self.peak  # read back from before; it was within the total when it was made

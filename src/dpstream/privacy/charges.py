@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Literal
 
 from dpstream.errors import InvalidParameter, LedgerError
-from dpstream.privacy.amounts import exact, positive, show
+from dpstream.privacy.amounts import exact, positive, show, units
 
 Measure = Literal["epsilon", "rho", "mu_squared"]
 Unit = Literal["event", "w_event", "user"]
@@ -111,6 +112,11 @@ class Charge:
     repeat: int = 1
     digest: str = ""
     kind: Kind = "cells"
+
+    @cached_property
+    def units(self) -> int:
+        """The amount in grid steps, rounded up."""
+        return units(self.amount)
 
     @property
     def last_step(self) -> int:

@@ -63,11 +63,14 @@ class Book:
         if reaches or charge.kind in ("open", "close"):
             self.account.add(charge, loss)
             known = self._known.setdefault(charge.source, [])
-            known.insert(bisect_right(known, charge.step, key=lambda c: c.step), charge)
+            if not known or known[-1].step <= charge.step:
+                known.append(charge)
+            else:
+                known.insert(bisect_right(known, charge.step, key=lambda c: c.step), charge)
         line = self.spent_on.setdefault((charge.run, charge.query, charge.purpose), [0, 0, -1, -1])
         if charge.kind != "close":
             line[0] += charge.repeat
-            line[1] += charge.amount * charge.repeat
+            line[1] += charge.units * charge.repeat
             line[2] = charge.step if line[2] < 0 else min(line[2], charge.step)
             line[3] = max(line[3], charge.last_step)
 
@@ -338,7 +341,7 @@ def _report(name: str, book: Book) -> dict[str, Any]:
                 "query": query,
                 "purpose": purpose,
                 "charges": line[0],
-                "amount": str(line[1]),
+                "amount": str(Fraction(line[1], GRID)),
                 "first_step": line[2],
                 "last_step": line[3],
             }

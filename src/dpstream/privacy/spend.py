@@ -62,6 +62,7 @@ class Spend:
             raise InvalidParameter(f"dataset {dataset!r} has no book in this ledger")
         self.step = -1
         self._run, self._key, self._query = run, key, query
+        self._run_name = run.hex()
         self._ledger, self._dataset, self._measure = ledger, dataset, terms.measure
         self._streams: dict[str, noise.Stream] = {}
         self._prepaid: dict[str, tuple[int, Fraction]] = {}
@@ -230,7 +231,7 @@ class Spend:
         ):
             return
         charge = Charge(
-            run=self._run.hex(),
+            run=self._run_name,
             query=self._query,
             purpose=purpose,
             step=self.step,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from dpstream.privacy.amounts import GRID, units
 from dpstream.privacy.state.serial import storable
 
 
@@ -22,15 +23,15 @@ class BudgetWindow:
     """
 
     width: int
-    entries: tuple[tuple[int, Fraction], ...] = ()
+    entries: tuple[tuple[int, int], ...] = ()  # (step, amount in grid units)
 
     def before(self, step: int) -> Fraction:
         """Spent in the steps that share a window of `width` with `step`, `step` itself excluded."""
         oldest = step - self.width + 1
-        return sum((amount for at, amount in self.entries if at >= oldest), Fraction(0))
+        return Fraction(sum(amount for at, amount in self.entries if at >= oldest), GRID)
 
     def paid(self, step: int, amount: Fraction) -> BudgetWindow:
         """The record after paying `amount` at `step`."""
         oldest = step - self.width + 2  # what can still matter at the next step
         kept = tuple(entry for entry in self.entries if entry[0] >= oldest)
-        return BudgetWindow(width=self.width, entries=(*kept, (step, amount)))
+        return BudgetWindow(width=self.width, entries=(*kept, (step, units(amount))))
