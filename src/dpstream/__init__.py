@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpstream import errors, mechanisms
     from dpstream.errors import BudgetExceeded, DpstreamError, NoiseReuse
+    from dpstream.mechanisms.counter import Counter
     from dpstream.mechanisms.release import release
     from dpstream.mechanisms.runner import Runner
     from dpstream.mechanisms.series import Series
@@ -18,6 +19,7 @@ __version__ = version("dpstream")
 
 __all__ = [
     "BudgetExceeded",
+    "Counter",
     "DpstreamError",
     "Ledger",
     "NoiseReuse",
@@ -34,6 +36,7 @@ __all__ = [
 # Public names are imported on first use: the command line and the ledger start without Numba.
 _HOMES = {
     "BudgetExceeded": "dpstream.errors",
+    "Counter": "dpstream.mechanisms.counter",
     "DpstreamError": "dpstream.errors",
     "Ledger": "dpstream.privacy.ledger",
     "NoiseReuse": "dpstream.errors",

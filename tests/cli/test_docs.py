@@ -16,7 +16,7 @@ from dpstream.cli.app import app
 from dpstream.cli.exits import CODES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/getting-started.md", "docs/cli.md")
+PAGES = ("README.md", "docs/getting-started.md", "docs/cli.md", "docs/w-event.md")
 LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

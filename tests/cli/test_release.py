@@ -159,3 +159,12 @@ def test_plot_draws_the_series(run, visits, folder):
 
     assert run("release", str(visits), *SAMPLE, "--plot", "p.png").code == 0
     assert (folder / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_window_alone_asks_for_pacer(run, visits):
+    """The default is named; other parameters are those of any mechanism."""
+    done = run("release", str(visits), "--window", "3", "--epsilon", "1", "--json")
+
+    assert done.code == 0
+    assert done.json["mechanism"] == "pacer"
+    assert "with --window it is pacer" in done.err

@@ -7,11 +7,14 @@ import numpy as np
 
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
+from dpstream.mechanisms.parts.counting.budget import CountingParameters
+from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
 
 SECRET = bytes(range(32))
 RUN = bytes(range(16))
 WINDOW = 5
 LO, HI = 0, 20
+LONGEST = 1500  # steps of the longest stream that a law feeds
 
 # A mechanism that needs more than its family's parameters names them here.
 EXTRA: dict[str, dict[str, object]] = {}
@@ -25,12 +28,16 @@ def example(name: str, epsilon: Fraction | float = 1) -> Mechanism:
         family = {"epsilon": epsilon, "window": WINDOW}
     elif issubclass(cls, SeriesMechanism):
         family = {"epsilon": epsilon, "lo": LO, "hi": HI}
+    elif issubclass(cls, CountingParameters):
+        family = {"rho": Fraction(str(epsilon)) ** 2 / 2}
+        if issubclass(cls, CounterMechanism):
+            family["steps"] = LONGEST
     return cls(**(family | EXTRA.get(name, {})))
 
 
 def bins_of(mechanism: Mechanism) -> int:
-    """Several bins for histograms, one for series."""
-    return 3 if isinstance(mechanism, HistogramMechanism) else 1
+    """Several bins for histograms and counts, one for series."""
+    return 3 if isinstance(mechanism, HistogramMechanism | CountingParameters) else 1
 
 
 def stream(mechanism: Mechanism, steps: int, seed: int = 0) -> np.ndarray:
@@ -51,6 +58,10 @@ def neighbours(mechanism: Mechanism, block: np.ndarray, count: int, seed: int = 
                 bin_ = int(rng.integers(0, block.shape[1]))
                 sign = (1, -1, int(rng.choice((-1, 1))))[number % 3]
                 other[step, bin_] += sign if other[step, bin_] + sign >= 0 else 1
+        elif isinstance(mechanism, CountingParameters):
+            step, bin_ = (int(rng.integers(0, size)) for size in block.shape)
+            step = 0 if number < 2 else step  # the worst step of every counter
+            other[step, bin_] += 1 if number % 2 or other[step, bin_] == 0 else -1
         else:
             step = int(rng.integers(0, len(block)))
             other[step, 0] = (LO, HI)[number % 2]

@@ -8,12 +8,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from tests.laws.cases import RUN, SECRET
 
 import dpstream as dps
 from dpstream.errors import BudgetExceeded, InvalidInput, NoiseReuse, SecretError, StateError
 from dpstream.mechanisms import Sample, Uniform
 from dpstream.mechanisms.runner import NewRun
+from tests.laws.cases import RUN, SECRET
 
 DATA = np.arange(40).reshape(20, 2)
 

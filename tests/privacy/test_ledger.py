@@ -10,13 +10,13 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.laws.cases import worst_loss
 
 from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, NoiseReuse
 from dpstream.privacy.account import Account
 from dpstream.privacy.amounts import GRID, exact, on_grid, units
 from dpstream.privacy.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger import Ledger
+from tests.laws.cases import worst_loss
 
 
 def charge(step=0, amount="1/4", *, cells=None, **more):

@@ -30,6 +30,10 @@ _REGISTRY: Final = {
         "dpstream.bench.noise:measure",
         "exact samples per second on one core, against opendp, diffprivlib and numpy",
     ),
+    "counters": (
+        "dpstream.bench.counters:measure",
+        "errors, state and speed of the continual counters, and of accounting",
+    ),
     "w_event": (
         "dpstream.bench.w_event:measure",
         "errors of the w-event mechanisms on real and synthetic streams",

@@ -23,7 +23,8 @@ def absolute_errors(released: Numbers, truth: Numbers) -> Reals:
     >>> absolute_errors(np.array([[3, 0], [5, 5]]), np.array([[1, 0], [4, 8]])).tolist()
     [1.0, 2.0]
     """
-    return np.abs(released - truth).mean(axis=1, dtype=np.float64)
+    errors: Reals = np.abs(released - truth).mean(axis=1, dtype=np.float64)
+    return errors
 
 
 def relative_errors(released: Numbers, truth: Numbers) -> Reals:
@@ -32,7 +33,8 @@ def relative_errors(released: Numbers, truth: Numbers) -> Reals:
     >>> relative_errors(np.array([[3, 1], [5, 5]]), np.array([[1, 0], [4, 10]])).tolist()
     [1.5, 0.375]
     """
-    return (np.abs(released - truth) / np.maximum(truth, 1)).mean(axis=1)
+    errors: Reals = (np.abs(released - truth) / np.maximum(truth, 1)).mean(axis=1)
+    return errors
 
 
 def delta_mre(errors: Mapping[str, float], among: Sequence[str] | None = None) -> dict[str, float]:
@@ -51,10 +53,13 @@ def range_error(released: Numbers, truth: Numbers) -> float:
 
     1,000 ranges with a < b up to the largest true value, the same for every mechanism; an answer
     of 0 counts as 1 in the denominator.
+
+    >>> range_error(np.array([[0], [0], [-9], [99]]), np.zeros((4, 1)))
+    0.5
     """
-    top = int(truth.max()) + 1
-    ends = np.random.default_rng(_QUERY_SEED).integers(0, top + 1, (_QUERIES, 2))
-    low, high = ends.min(axis=1), np.maximum(ends.max(axis=1), ends.min(axis=1) + 1)
+    domain = int(truth.max()) + 1
+    ends = np.random.default_rng(_QUERY_SEED).integers(0, domain, (_QUERIES, 2))
+    low, high = ends.min(axis=1), ends.max(axis=1) + 1
     right, given = (_counts(values, low, high) for values in (truth, released))
     return float((np.abs(given - right) / np.maximum(right, 1)).mean())
 

@@ -25,7 +25,7 @@ from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
 from dpstream.records import Integers, Reals
 
-ZEROS: Final = "zeros (no data)"
+ZEROS: Final = "zeros"
 """What needs no data and no budget: the answer 0, always."""
 
 _DATASET: Final = "stream"

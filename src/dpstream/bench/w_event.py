@@ -12,7 +12,7 @@ from typing import Final
 
 from dpstream.bench.harness import Findings, Progress, Row
 from dpstream.bench.metrics import delta_mre
-from dpstream.bench.streams import ROME, Stream, rome, streams
+from dpstream.bench.streams import ROME, VARIABLE, Stream, rome, streams
 from dpstream.bench.trials import ZEROS, Trials, trials, w_event_mechanisms, zeros
 from dpstream.bench.w_event_plot import Curves, draw
 from dpstream.bench.w_event_targets import SHOWN, summaries, targets
@@ -24,9 +24,9 @@ _ROME_WINDOW, _ROME_EPSILON = 120, 1.0
 
 # What the roads do: median level, and daily swing as a share of it. The first is judged.
 REGIMES: Final[dict[str, tuple[float, float]]] = {
-    "swing of the order of w / epsilon": (148, 0.9),
-    "swing far below w / epsilon": (33, 0.3),
-    "swing far above w / epsilon": (1_808, 0.9),
+    "swing ~ w/eps": (148, 0.9),
+    "swing << w/eps": (33, 0.3),
+    "swing >> w/eps": (1_808, 0.9),
 }
 
 
@@ -76,7 +76,7 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
                 trials(name, block, epsilon=epsilon, window=window, runs=plan.runs, fixed=what)
             )
             tick(len(block), "")
-        rows += _rows(stream, epsilon, window, [*all_trials, zeros(block)])
+        rows += cell_rows(stream, epsilon, window, [*all_trials, zeros(block)])
         if (epsilon, window) == SHOWN:
             curves[stream.name] = {one.mechanism: one.by_step() for one in all_trials if one.scores}
     wide = _wide(plan, names, progress)
@@ -89,7 +89,7 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     )
 
 
-def _rows(stream: Stream, epsilon: float, window: int, all_trials: list[Trials]) -> list[Row]:
+def cell_rows(stream: Stream, epsilon: float, window: int, all_trials: list[Trials]) -> list[Row]:
     """One row per mechanism of a cell; what needs no data is shown, and not in the minimum."""
     means = {one.mechanism: one.mean("relative") for one in all_trials}
     errors = {name: mean for name, (mean, _) in means.items()}
@@ -97,7 +97,7 @@ def _rows(stream: Stream, epsilon: float, window: int, all_trials: list[Trials])
     return [
         {"stream": stream.name, "epsilon": epsilon, "window": window, "mechanism": one.mechanism}
         | {"delta_mre": deltas[one.mechanism]}
-        | _figures(one, note=stream.source)
+        | _figures(one, note="" if stream.source == VARIABLE else stream.source)
         for one in all_trials
     ]
 
@@ -110,9 +110,9 @@ def _figures(one: Trials, *, note: str) -> Row:
         "mre_se": mre_se,
         "mae": mae,
         "mae_se": mae_se,
-        "mre_clamped": one.mean("clamped")[0],
-        "range_mre": one.mean("range_error")[0],
-        "paid_share": one.mean("paid")[0],
+        "clamped": one.mean("clamped")[0],
+        "range": one.mean("range_error")[0],
+        "paid": one.mean("paid")[0],
         "seconds": one.mean("seconds")[0],
         "refused": len(one.refusals) or None,
         "note": refusal if one.refusals else note,
@@ -126,16 +126,15 @@ def _wide(plan: Plan, names: Sequence[str], progress: Progress) -> list[list[Row
         bins = plan.other_bins if number else plan.rome_bins
         progress(_TICKS - 1, _TICKS, f"{bins:,} roads, {regime}")
         block = rome(bins=bins, level=level, swing=swing)
-        about = f"generated; median level {level:g}, {regime}; one run"
         rows: list[Row] = []
         for name in (name for name in OLDER if name in names):
             one = trials(
                 name, block, epsilon=_ROME_EPSILON, window=_ROME_WINDOW, runs=1, fixed=regime
             )
             rows.append(
-                {"stream": f"rome shape, {len(block):,} x {bins:,}", "epsilon": _ROME_EPSILON}
+                {"stream": f"rome {len(block):,} x {bins:,}", "epsilon": _ROME_EPSILON}
                 | {"window": _ROME_WINDOW, "mechanism": name}
-                | _figures(one, note=about)
+                | _figures(one, note=regime)
             )
         parts.append(rows)
     return parts
@@ -165,13 +164,11 @@ def _ticker(progress: Progress, total: int) -> Callable[[int, str], None]:
 def _notes(plan: Plan, found: Sequence[Stream]) -> list[str]:
     notes = []
     if plan.steps is not None:
-        notes.append(
-            f"a short run: streams of {plan.steps} steps, {plan.runs} runs each; judge by a full one"
-        )
+        notes.append(f"a short run: {plan.steps} steps, {plan.runs} runs each; judge by a full one")
     if absent := [one.name for one in found if one.block is None]:
         notes.append(f"absent streams: {', '.join(absent)}; {found[1].absence}")
     notes.append(
-        "budget absorption is ahead only where the daily swing is of the order of w / epsilon; "
-        "choosing that stream is choosing the result: see the other regimes in the rows"
+        "rome shape: budget absorption is ahead only where the daily swing is of the order of "
+        "w / epsilon; choosing that stream is choosing the result: the rows show other regimes too"
     )
     return notes

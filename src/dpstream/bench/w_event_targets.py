@@ -35,7 +35,7 @@ def cells_of(rows: Sequence[Row]) -> list[Row]:
 def summaries(rows: Sequence[Row]) -> list[str]:
     """What the rows say together and no target asks, in sentences."""
     cells, found = cells_of(rows), []
-    if (count := _top_streams(cells, "mre_clamped")) is not None:
+    if (count := _top_streams(cells, "clamped")) is not None:
         found.append(
             f"with every scheme clamped at 0, spas is in the top {TOP} on {count} of "
             f"{ALL_STREAMS} streams"
@@ -44,7 +44,7 @@ def summaries(rows: Sequence[Row]) -> list[str]:
     if pacer:
         baseline = {_cell(row): row["mre"] for row in rows if row.get("mechanism") == ZEROS}
         above = sum(not row["mre"] <= baseline[key] for key, row in pacer.items())
-        clamped, absolute = (_within(cells, pacer, key) for key in ("mre_clamped", "mae"))
+        clamped, absolute = (_within(cells, pacer, key) for key in ("clamped", "mae"))
         found.append(
             f"pacer is within {WITHIN} of the best in {clamped:.0%} of cells when every mechanism "
             f"is clamped at 0, and in {absolute:.0%} by MAE; its MRE is above that of zeros, "

@@ -68,14 +68,14 @@ def compare(
     block = _counts(candidates[0], budgets, window, rows, source)
     if not public:
         note(WARNING)
-    found = []
+    found: list[dict[str, Any]] = []
     with progress_bar("comparing") as progress:
         for budget in budgets:
             tried = []
             for name in candidates:
                 tried.append(trials.trials(name, block, epsilon=budget, window=window, runs=runs))
                 progress(len(found) * len(candidates) + len(tried), len(budgets) * len(candidates))
-            ranking = _ranking(tried) + [_row(trials.zeros(block))]
+            ranking = [*_ranking(tried), _row(trials.zeros(block))]
             chosen = ranking[0]["mechanism"] if ranking[0]["rank"] else None
             command = chosen and _command(chosen, source, window, budget, columns, time)
             found.append({"epsilon": budget, "ranking": ranking, "command": command})
@@ -89,7 +89,7 @@ def compare(
         print_json(about | warning | shape | {"comparisons": found})
         return
     for one in found:
-        _show(one, window=window, runs=runs)
+        _show(one, window=window, runs=runs, zeros=trials.ZEROS)
 
 
 def _candidates(asked: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -139,15 +139,17 @@ def _command(
     return shlex.join([*words, *(["--time", time] if time else [])])
 
 
-def _show(one: dict[str, Any], *, window: int, runs: int) -> None:
+def _show(one: dict[str, Any], *, window: int, runs: int, zeros: str) -> None:
     table = Table(
-        title=f"epsilon = {one['epsilon']}, window = {window}: mean of {runs} runs ± standard error",
+        title=f"epsilon = {one['epsilon']}, window = {window}; mean of {runs} runs ± its error",
         title_justify="left",
     )
     for heading in ("rank", "mechanism", "relative error", "absolute error", "steps paid", ""):
         table.add_column(heading, justify="left" if heading in ("mechanism", "") else "right")
     for row in one["ranking"]:
         remark = "as good as the first" if row["tied"] else ""
+        if row["mechanism"] == zeros:
+            remark = "needs no data"
         if row["refused"]:
             remark = f"refused by the ledger: {row['refused']}"
         table.add_row(
@@ -180,16 +182,18 @@ def _figure() -> Any:
 
 def _draw(figure: Any, found: Sequence[dict[str, Any]]) -> None:
     """One panel per epsilon: the relative error of each candidate, with its error bar."""
-    panels = figure.subplots(1, len(found), sharey=False, squeeze=False)[0]
+    panels = figure.subplots(1, len(found), squeeze=False)[0]
     for panel, one in zip(panels, found, strict=True):
-        rows = [row for row in one["ranking"] if row["mre"] is not None][::-1]
-        errors = [2 * (row["mre_se"] or 0) for row in rows]
-        panel.barh(
-            [row["mechanism"] for row in rows],
-            [row["mre"] for row in rows],
-            xerr=errors,
-            color=["#0b6e99" if row["rank"] == 1 else "#a9b4c2" for row in rows],
-        )
-        panel.set(xscale="log", title=f"epsilon = {one['epsilon']}")
+        for place, row in enumerate(row for row in one["ranking"] if row["mre"] is not None):
+            colour = "#0b6e99" if row["rank"] == 1 else "#5d6675"
+            spread = 2 * (row["mre_se"] or 0)
+            panel.errorbar(row["mre"], place, xerr=spread, fmt="o", capsize=3, color=colour)
+            label = f"{row['mechanism']}  {row['mre']:.3g}"
+            panel.annotate(label, (row["mre"], place), (0, 6), textcoords="offset points",
+                           ha="center", fontsize=8, color=colour)  # fmt: skip
+        panel.set(xscale="log", title=f"epsilon = {one['epsilon']}", yticks=[])
         panel.set_xlabel("mean relative error, ± 2 standard errors")
-        panel.spines[["top", "right"]].set_visible(False)
+        panel.tick_params(axis="x", which="minor", labelbottom=False)
+        panel.margins(x=0.25, y=0.15)
+        panel.invert_yaxis()
+        panel.spines[["top", "right", "left"]].set_visible(False)

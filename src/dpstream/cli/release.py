@@ -14,7 +14,7 @@ from dpstream.cli import results, tables
 from dpstream.cli.mechanisms import complete_mechanism
 from dpstream.cli.output import note, print_json, progress_bar
 from dpstream.cli.parameters import build
-from dpstream.errors import InvalidInput, MissingDependency
+from dpstream.errors import InvalidInput, InvalidParameter, MissingDependency
 from dpstream.mechanisms import name_of
 from dpstream.mechanisms.base import Mechanism
 from dpstream.mechanisms.runner import Runner
@@ -24,19 +24,20 @@ from dpstream.privacy.state.secret import beside
 
 _PARAMETERS = "Parameters of the mechanism"
 _BUDGET = "Budget and repetition"
+_DEFAULT = "pacer"  # the w-event mechanism that is nowhere far from the best
 
 
 def release(
     source: Annotated[Path, typer.Argument(metavar="SERIES", help="A .csv or .parquet file.")],
     mechanism: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--mechanism",
             "-m",
             autocompletion=complete_mechanism,
-            help="One of those that `dpstream mechanisms` lists.",
+            help=f"One of those that `dpstream mechanisms` lists; with --window, {_DEFAULT}.",
         ),
-    ],
+    ] = None,
     epsilon: Annotated[str | None, typer.Option(rich_help_panel=_PARAMETERS)] = None,
     window: Annotated[
         str | None, typer.Option(help="Steps protected together (w).", rich_help_panel=_PARAMETERS)
@@ -104,7 +105,7 @@ def release(
     """Publish a series under differential privacy, one row a step."""
     flags = {"epsilon": epsilon, "window": window, "delay": delay}
     flags |= {"lo": lo, "hi": hi, "quantum": quantum}
-    chosen = build(mechanism, flags, settings or [])
+    chosen = build(mechanism or _default(window), flags, settings or [])
     results.check_target(out)
     results.check_target(plot, (".png", ".svg", ".pdf"))
     if plot is not None:
@@ -136,6 +137,17 @@ def release(
         f"{dataset!r} promises {about['promise']}; {show(Fraction(about['left_next_step']))} is "
         "left at the next step"
     )
+
+
+def _default(window: str | None) -> str:
+    """The mechanism when none is named: a window asks for w-event privacy."""
+    if window is None:
+        raise InvalidParameter(
+            "release needs --mechanism (`dpstream mechanisms` lists them), or --window: then it "
+            f"uses {_DEFAULT}"
+        )
+    note(f"--mechanism is not given: with --window it is {_DEFAULT}")
+    return _DEFAULT
 
 
 def _start(

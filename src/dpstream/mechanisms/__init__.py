@@ -14,7 +14,18 @@ REGISTRY = {
     "budget_distribution": ("dpstream.mechanisms.w_event.budget_distribution:BudgetDistribution"),
     "budget_absorption": "dpstream.mechanisms.w_event.budget_absorption:BudgetAbsorption",
     "spas": "dpstream.mechanisms.w_event.spas:Spas",
+    "pacer": "dpstream.mechanisms.w_event.pacer:Pacer",
+    "fast_w": "dpstream.mechanisms.w_event.fast:FastW",
+    "dsat": "dpstream.mechanisms.w_event.dsat:Dsat",
+    "dsft": "dpstream.mechanisms.w_event.dsat:Dsft",
     "naive": "dpstream.mechanisms.delayed.naive:Naive",
+    "naive_counter": "dpstream.mechanisms.counters.naive:NaiveCounter",
+    "tree": "dpstream.mechanisms.counters.tree:TreeCounter",
+    "honaker": "dpstream.mechanisms.counters.honaker:HonakerCounter",
+    "smooth_binary": "dpstream.mechanisms.counters.smooth_binary:SmoothBinaryCounter",
+    "toeplitz": "dpstream.mechanisms.counters.toeplitz:ToeplitzCounter",
+    "blt": "dpstream.mechanisms.counters.blt:BltCounter",
+    "unbounded_counter": "dpstream.mechanisms.counters.unbounded:UnboundedCounter",
 }
 
 

@@ -51,7 +51,14 @@ class Spender(Protocol):
         """`value` plus discrete Gaussian noise."""
 
     def normals(
-        self, size: int | Words, *, each: int = 1, purpose: str, cover: Cover, part: int = 0
+        self,
+        size: int | Words,
+        *,
+        each: int = 1,
+        purpose: str,
+        cover: Cover,
+        part: int = 0,
+        distinct: bool = False,
     ) -> Reals:
         """Standard normals, rows x `each`."""
 

@@ -260,8 +260,8 @@ class Ledger:
             book.forget_before(horizon)
 
     def _refuse_overspend(self, dataset: str, book: Book, charge: Charge) -> int:
-        several = charge.cells.last > charge.cells.first and charge.kind in ("cells", "cover")
-        if several and not book.terms.joins(charge.kind):
+        several = charge.kind == "cells" and charge.cells.last > charge.cells.first
+        if (several or charge.kind == "cover") and not book.terms.joins(charge.kind):
             raise LedgerError(
                 f"{charge.purpose!r} charges steps {charge.cells.first} to {charge.cells.last} at "
                 f"once, but this book promises {book.terms.describe()}: a unit that changes k of "

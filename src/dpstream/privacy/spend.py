@@ -24,6 +24,9 @@ from dpstream.privacy.ledger import DigestAt, Ledger
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers
 
+NORMAL_PRECISION, NORMAL_LARGEST, NORMAL_LOST = noise.PRECISION, noise.LARGEST, noise.LOST
+"""How close `Spend.normals` are to ideal ones, their largest size, and how likely that fails."""
+
 _LIMIT = 1 << 62  # noisy values stay clear of the ends of int64
 
 
@@ -120,11 +123,13 @@ class Spend:
         purpose: str,
         cover: Cover,
         part: int = 0,
+        distinct: bool = False,
     ) -> noise.Reals:
         """Standard normals for a mechanism that combines them itself: rows x `each`.
 
         `size` rows, or one row for each 128-bit key id. `cover` has paid for them; `part` names
-        a disjoint share of the keys, which draws by itself.
+        a disjoint share of the keys, which draws by itself; `distinct` says that the caller has
+        made sure that no id comes twice.
         """
         self._require("mu_squared", "rounded normals are GDP")
         self._check_cover(cover, cover.amount)
@@ -132,7 +137,8 @@ class Spend:
         if isinstance(size, int):
             draws = self._draws("N:" + purpose, size)
         else:
-            draws = self._stream("K:" + purpose, "keyed").at_keys(self.step, size, part)
+            stream = self._stream("K:" + purpose, "keyed")
+            draws = stream.at_keys(self.step, size, part, distinct=distinct)
         return noise.normals(draws, each)
 
     def cover(self, amount: Fraction, *, last: int, purpose: str = "cover") -> Cover:

@@ -16,8 +16,8 @@ from dpstream.mechanisms.counters.naive import Naive
 from dpstream.mechanisms.counters.smooth_binary import SmoothBinary
 from dpstream.mechanisms.counters.toeplitz import Toeplitz
 from dpstream.mechanisms.counters.tree import Tree
-from dpstream.mechanisms.counters.unbounded import Unbounded
 from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
+from dpstream.mechanisms.parts.counting.epochs import Unbounded
 from dpstream.mechanisms.parts.counting.strategy import (
     NoiseProcess,
     Strategy,

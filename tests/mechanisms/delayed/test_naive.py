@@ -1,10 +1,10 @@
 """Naive: noise as wide as the public range on every value."""
 
 import numpy as np
-from tests.laws.cases import RUN, SECRET
 
 import dpstream as dps
 from dpstream.mechanisms import Naive
+from tests.laws.cases import RUN, SECRET
 
 
 def test_values_are_clamped_to_the_public_range():

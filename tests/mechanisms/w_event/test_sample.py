@@ -1,10 +1,10 @@
 """Sample: all of the budget once per window."""
 
 import numpy as np
-from tests.laws.cases import RUN, SECRET
 
 import dpstream as dps
 from dpstream.mechanisms import Sample
+from tests.laws.cases import RUN, SECRET
 
 
 def test_it_pays_once_per_window_and_holds():

@@ -3,10 +3,10 @@
 from fractions import Fraction
 
 import numpy as np
-from tests.laws.cases import RUN, SECRET
 
 import dpstream as dps
 from dpstream.mechanisms import Uniform
+from tests.laws.cases import RUN, SECRET
 
 
 def test_every_step_pays_its_share():

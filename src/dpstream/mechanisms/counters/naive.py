@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
+from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
 from dpstream.mechanisms.parts.counting.strategy import Array, check_advance, check_whole
+from dpstream.privacy.state.serial import storable
+from dpstream.records import Integers, Reals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,3 +84,57 @@ class Naive:
     def dense(self) -> tuple[Array, Array]:
         """(A, I)."""
         return np.tri(self.steps), np.eye(self.steps)
+
+
+class IncrementCoder:
+    """C is the identity: increments are measured as they are, and added up."""
+
+    bits = 0
+
+    def begin(self, bins: int) -> Reals:
+        """The running sums."""
+        return np.zeros(bins)
+
+    def encode(self, state: Reals, step: int, x: Integers) -> tuple[Reals, Integers]:
+        """The increment itself."""
+        return state, x
+
+    def decode(self, state: Reals, step: int, noisy: Integers) -> tuple[Reals, Reals]:
+        """Add it up."""
+        sums = state + noisy
+        return sums, sums
+
+    def norm(self) -> Fraction:
+        """One entry per column."""
+        return Fraction(1)
+
+    def slack(self) -> Fraction:
+        """Increments are integers already."""
+        return Fraction(0)
+
+
+@storable("naive counter")
+@dataclass(frozen=True, kw_only=True)
+class NaiveCounter(CounterMechanism):
+    """Running sums of noisy increments: the error grows with the root of the number of steps.
+
+    Guarantee: event-level rho-zCDP: one event moves one increment by `sensitivity`.
+    Unit: one event, which moves one bin of one step by at most `sensitivity`.
+    Delay: none.
+    Paper: Dwork, Naor, Pitassi, Rothblum, "Differential Privacy under Continual Observation", 2010.
+
+    >>> from dpstream import release
+    >>> counter = NaiveCounter(rho=0.5, steps=9)
+    >>> series = release(counter, [[10], [12], [11]], secret=bytes(32))
+    >>> series.values.shape, counter.stddev(9)
+    ((3, 1), 3.0)
+    """
+
+    @cached_property
+    def process(self) -> Naive:
+        """The scheme's matrices."""
+        return Naive(steps=self.steps)
+
+    def coder(self, bits: int) -> IncrementCoder:
+        """Increments are integers; they need no finer grid."""
+        return IncrementCoder()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from scipy.linalg import toeplitz as toeplitz_matrix
 from scipy.signal import fftconvolve
 
+from dpstream.mechanisms.parts.counting.history_coder import HistoryCoder
 from dpstream.mechanisms.parts.counting.kernels import weigh_history
+from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
 from dpstream.mechanisms.parts.counting.strategy import Array, check_advance, check_whole
+from dpstream.privacy.state.serial import storable
 
 # Gamma(i + 1/2) / Gamma(i + 1) * sqrt(i) in powers of 1/i; below 1e-17 from i = 128 on
 SERIES = (1, -1 / 8, 1 / 128, 5 / 1024, -21 / 32768, -399 / 262144, 869 / 4194304)
@@ -114,3 +117,35 @@ class Toeplitz:
         """The same lower-triangular Toeplitz matrix twice."""
         root = np.tril(toeplitz_matrix(self.coefficients()))
         return root, root.copy()
+
+
+@storable("toeplitz")
+@dataclass(frozen=True, kw_only=True)
+class ToeplitzCounter(CounterMechanism):
+    """Running sums through the square root of the prefix-sum matrix: the least error known.
+
+    Every past value stays in the state: for `steps` up to some thousands. `blt` is as good and
+    small.
+
+    Guarantee: event-level rho-zCDP: one event moves what is measured by `sensitivity` times the
+        norm of the coefficients, rounded down to a dyadic grid.
+    Unit: one event, which moves one bin of one step by at most `sensitivity`.
+    Delay: none.
+    Paper: Henzinger, Upadhyay, Upadhyay, "Almost Tight Error Bounds on Differentially Private
+        Continual Counting", 2023.
+
+    >>> from dpstream import release
+    >>> counter = ToeplitzCounter(rho=1, steps=128)
+    >>> series = release(counter, [[10], [12], [11]], secret=bytes(32))
+    >>> series.values.shape, round(counter.stddev(128), 3)
+    ((3, 1), 1.846)
+    """
+
+    @cached_property
+    def process(self) -> Toeplitz:
+        """The scheme's matrices."""
+        return Toeplitz(steps=self.steps)
+
+    def coder(self, bits: int) -> HistoryCoder:
+        """All coefficients at once."""
+        return HistoryCoder(coefficients=self.process.coefficients(), bits=bits)

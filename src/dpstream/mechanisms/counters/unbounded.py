@@ -1,48 +1,63 @@
-"""A counter for streams without a known end: epochs that grow, each with the full budget."""
+"""A counter for streams without a known end."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
-from scipy.linalg import block_diag
 
-from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.parts.counting import modes
-from dpstream.mechanisms.parts.counting.blt_parameters import MOST_STEPS, parameters
-from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
-from dpstream.mechanisms.parts.counting.kernels import advance_modes
-from dpstream.mechanisms.parts.counting.strategy import Array, check_advance, check_whole
+from dpstream.mechanisms.base import Spender
+from dpstream.mechanisms.parts.counting.budget import CountingParameters
+from dpstream.mechanisms.parts.counting.buffered_coder import BufferedCoder
+from dpstream.mechanisms.parts.counting.epochs import Unbounded, inside_counter
+from dpstream.mechanisms.parts.counting.mechanism import CounterState, grid_bits
+from dpstream.privacy.sensitivity import encoded_change
+from dpstream.privacy.state.serial import storable
+from dpstream.records import Integers, Reals, Release
 
 
 @lru_cache(maxsize=256)
-def _inside(length: int, buffers: int) -> BufferedLinearToeplitz:
-    """Counter of an epoch's steps but the last, tuned for the whole epoch."""
-    tuned = parameters(length, buffers)
-    return BufferedLinearToeplitz(steps=length - 1, buffers=buffers, decays=tuned)
+def _epoch_coder(
+    length: int, buffers: int, change: Fraction, rho: Fraction
+) -> tuple[BufferedCoder, Fraction]:
+    """The coder of an epoch's steps, and how far one event moves what it measures."""
+    process = inside_counter(length, buffers)
+    norm = BufferedCoder(process=process, bits=0).norm()
+    bits = grid_bits(norm, change, rho)
+    coder = BufferedCoder(process=process, bits=bits)
+    return coder, encoded_change(norm, change * 2**bits, slack=coder.slack())
 
 
+@storable("epoch code")
 @dataclass(frozen=True, kw_only=True)
-class Unbounded:
-    """Epochs of `first`, `first * growth`, ... steps; totals of closed epochs are added.
+class EpochCode:
+    """The open epoch's exact total and counter, and the noisy total of all closed epochs."""
 
-    An impulse lies in one epoch, so every epoch spends the whole budget. Within an epoch of n steps
-    the steps before the last use a buffered linear Toeplitz counter and the last step publishes
-    the epoch's total with noise of its own; the total takes the part `share` of the squared
-    sensitivity. Without that measurement each closed epoch would leave noise of variance
-    O(log^2 n), log^3 t in all (with doubling epochs 2.8 times the best fixed counter at 2^20);
-    with it a closed epoch leaves a constant. C is scaled so that its column norm is 1.
+    total: Integers
+    code: Any
+    closed: Integers
 
-    Guarantee: an impulse has L2 sensitivity at most 1, at every step, for ever; noise at step t is
-    sigma * row_norm(t), within a factor 2 of the best counter for exactly t steps.
+
+@storable("unbounded counter")
+@dataclass(frozen=True, kw_only=True)
+class UnboundedCounter(CountingParameters):
+    """Running sums of a stream without a known end.
+
+    Guarantee: event-level rho-zCDP, for ever: an event lies in one epoch; what the epoch's counter
+        measures costs the part 1 - share of rho, its total the part share.
+    Unit: one event, which moves one bin of one step by at most `sensitivity`.
+    Delay: none.
     Paper: Chan, Shi, Song, "Private and Continual Release of Statistics", 2011 (its hybrid
-    mechanism, with Gaussian noise and Toeplitz epochs).
+        mechanism, with Gaussian noise and Toeplitz epochs).
 
-    >>> counter = Unbounded()
-    >>> counter.width, [counter.epoch(t) for t in (1, 8, 9, 73)]
-    (6, [(0, 1, 8), (0, 8, 8), (1, 1, 64), (2, 1, 512)])
+    >>> from dpstream import release
+    >>> series = release(UnboundedCounter(rho=1), [[10], [12], [11]], secret=bytes(32))
+    >>> series.values.shape
+    (3, 1)
     """
 
     buffers: int = 4
@@ -51,121 +66,72 @@ class Unbounded:
     share: float = 0.3
 
     def __post_init__(self) -> None:
-        check_whole("buffers", self.buffers, 1, 5)
-        check_whole("first", self.first, 2, 2**20)
-        check_whole("growth", self.growth, 2, 64)
-        if not 0 < self.share < 1:
-            raise InvalidParameter(f"share must lie between 0 and 1; got {self.share}")
+        super().__post_init__()
+        _ = self.process  # refuses what the scheme cannot do
 
-    @property
-    def width(self) -> int:
-        """Buffers and plain sum of the open epoch, then the noise of all closed epochs."""
-        return self.buffers + 2
+    @cached_property
+    def process(self) -> Unbounded:
+        """The scheme's matrices."""
+        return Unbounded(
+            buffers=self.buffers, first=self.first, growth=self.growth, share=self.share
+        )
 
-    def epoch(self, step: int) -> tuple[int, int, int]:
-        """(number of closed epochs before, step within the epoch, length of the epoch)."""
-        check_whole("step", step, 1, MOST_STEPS)
-        closed, offset, length = 0, int(step), self.first
-        while offset > length:
-            closed, offset, length = closed + 1, offset - length, length * self.growth
-        return closed, offset, length
+    @cached_property
+    def _shares(self) -> tuple[Fraction, Fraction]:
+        """Rho of an epoch's steps, and of its total."""
+        share = Fraction(self.share)
+        return self.budget * (1 - share), self.budget * share
 
-    def column_norm(self) -> float:
-        """1, attained at the first step of every epoch."""
-        return 1.0
+    def _inner(self, length: int) -> tuple[BufferedCoder, Fraction]:
+        return _epoch_coder(length, self.buffers, self.change, self._shares[0])
 
-    def _scale(self, length: int) -> float:
-        return _inside(length, self.buffers).column_norm() / math.sqrt(1 - self.share)
+    def stddev(self, step: int) -> float:
+        """Standard deviation of the noise in step `step` (from 1), in units of the values."""
+        closed, offset, length = self.process.epoch(step)
+        inside, total = (2 * float(rho) for rho in self._shares)
+        square = (closed + (offset == length)) * float(self.change) ** 2 / total
+        if offset < length:
+            coder, moved = self._inner(length)
+            spread = coder.process.row_norm(offset) * float(moved / 2**coder.bits)
+            square += spread**2 / inside
+        return math.sqrt(square) * float(Fraction(self.quantum))
 
-    def row_norm(self, step: int) -> float:
-        """Closed epochs leave 1 / share each; the open one has its own counter's error."""
-        closed, offset, length = self.epoch(step)
+    def start(self) -> CounterState:
+        """Nothing measured yet."""
+        return CounterState()
+
+    def step(
+        self, state: CounterState, x: Integers, spend: Spender
+    ) -> tuple[CounterState, list[Release]]:
+        """Measure with the open epoch's counter, or close the epoch with its total."""
+        _, offset, length = self.process.epoch(spend.step + 1)
+        cover, code = state.cover, state.code
+        coder, moved = self._inner(length)
+        if code is None or offset == 1:
+            closed = np.zeros(len(x), np.int64) if code is None else code.closed
+            code = EpochCode(
+                total=np.zeros(len(x), np.int64), code=coder.begin(len(x)), closed=closed
+            )
+            cover = spend.cover(self.budget, last=spend.step + length - 1)
+        inside, whole = self._shares
+        code = replace(code, total=code.total + x)
         if offset == length:
-            return math.sqrt((closed + 1) / self.share)
-        inside = self._scale(length) * _inside(length, self.buffers).row_norm(offset)
-        return math.hypot(math.sqrt(closed / self.share), inside)
-
-    def error(self, steps: int) -> Array:
-        """Row norms of the first `steps` steps."""
-        squares = np.empty(steps)
-        start = 0
-        while start < steps:
-            closed, _, length = self.epoch(start + 1)
-            inside = _inside(length, self.buffers)
-            counts = np.arange(1, min(length, steps - start) + 1, dtype=np.float64)
-            norms = modes.weighted_norms(inside.mode_decays, inside.weights, counts)
-            block = squares[start : start + length]
-            block[:] = closed / self.share + (self._scale(length) * norms) ** 2
-            if len(block) == length:
-                block[-1] = (closed + 1) / self.share
-            start += length
-        return np.sqrt(squares)
-
-    def advance(self, state: Array, step: int, z: Array) -> Array:
-        """Advance the open epoch, or close it with a total of its own."""
-        check_advance(state, self.width, z)
-        _, offset, length = self.epoch(step)
-        if offset == length:
-            state[:, :-1] = 0.0
-            state[:, -1] += z / math.sqrt(self.share)
-            return state[:, -1].copy()
-        inside = _inside(length, self.buffers)
-        noise = np.empty(len(z))
-        weights = self._scale(length) * inside.weights
-        advance_modes(state, 1 - inside.mode_decays, weights, z, state[:, -1].copy(), noise)
-        return noise
-
-    def readout(self, step: int) -> Array:
-        """Scaled weights of the open epoch, and 1 for the closed ones."""
-        if step == 0:
-            return np.append(np.zeros(self.width - 1), 1.0)
-        length = self.epoch(step)[2]
-        return np.append(self._scale(length) * _inside(length, self.buffers).weights, 1.0)
-
-    def jump(self, start: int, stop: int) -> tuple[Array, Array]:
-        """Within an epoch as its counter; across epochs the old buffers die, totals are drawn."""
-        check_whole("start", start, 0, stop)
-        before, after = self._position(start), self._position(stop)
-        kept, fresh = np.zeros((self.width - 1,) * 2), np.zeros((0, self.width - 1))
-        if after[1]:
-            inside = _inside(after[2], self.buffers)
-            if before[0] == after[0]:
-                kept, fresh = inside.jump(before[1], after[1])
-            else:
-                _, fresh = inside.jump(0, after[1])
-        closed = after[0] - before[0]
-        totals = np.full((1 if closed else 0, 1), math.sqrt(closed / self.share))
-        return block_diag(kept, np.ones((1, 1))), block_diag(fresh, totals)
-
-    def covariance(self, step: int) -> Array:
-        """The open epoch's covariance, and 1 / share per closed epoch."""
-        closed, offset, length = self._position(step)
-        inside = modes.gram(_inside(length, self.buffers).mode_decays, offset)
-        return np.asarray(block_diag(inside, [[closed / self.share]]))
-
-    def _position(self, step: int) -> tuple[int, int, int]:
-        """(closed epochs, steps taken in the open one, its length) once `step` is over."""
-        if step == 0:
-            return 0, 0, self.first
-        closed, offset, length = self.epoch(step)
-        if offset == length:
-            return closed + 1, 0, length * self.growth
-        return closed, offset, length
-
-    def dense(self, steps: int) -> tuple[Array, Array]:
-        """(B, C) of the first `steps` steps."""
-        decoder, encoder = np.zeros((steps, steps)), np.zeros((steps, steps))
-        start = 0
-        while start < steps:
-            length = self.epoch(start + 1)[2]
-            decode, encode = _inside(length, self.buffers).dense()
-            last = start + length - 1
-            count = min(length - 1, steps - start)
-            block = slice(start, start + count)
-            decoder[block, block] = self._scale(length) * decode[:count, :count]
-            encoder[block, block] = encode[:count, :count] / self._scale(length)
-            if last < steps:
-                encoder[last, start : last + 1] = math.sqrt(self.share)
-                decoder[last:, last] = 1 / math.sqrt(self.share)
-            start += length
-        return decoder, encoder
+            total = spend.gaussian(
+                code.total, sensitivity=self.change, rho=whole, purpose="total", cover=cover
+            )
+            code = replace(code, closed=code.closed + total)
+            sums: Reals = code.closed.astype(np.float64)
+        else:
+            inner, values = coder.encode(code.code, offset, x)
+            noisy = spend.gaussian(
+                values, sensitivity=moved, rho=inside, purpose="count", cover=cover
+            )
+            inner, open_sums = coder.decode(inner, offset, noisy)
+            code, sums = replace(code, code=inner), code.closed + open_sums
+        release = Release(
+            step=spend.step,
+            values=sums * float(Fraction(self.quantum)),
+            paid=True,
+            stddev=np.full(len(x), self.stddev(spend.step + 1)),
+        )
+        return CounterState(cover=cover, code=code), [release]

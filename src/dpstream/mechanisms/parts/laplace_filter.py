@@ -39,8 +39,11 @@ def half(e: float, sd: float, h: float) -> tuple[float, float, float]:
         below = 0.5 * math.erfc(-a / _SQRT2)
         log_mass = 0.5 * h * h - e * h / sd + math.log(below)
         hazard = math.exp(-0.5 * a * a) / (_SQRT2 * _SQRT_PI * below)
-    # variance of a Gaussian cut off at a; far out the difference loses its digits, 1/a^2 does not
-    unit = 1.0 - a * hazard - hazard * hazard if a > -15.0 else 1.0 / (a * a)
+    # variance of a unit Gaussian cut off at a; far out the difference loses its digits
+    if a > -15.0:
+        unit = 1.0 - a * hazard - hazard * hazard
+    else:
+        unit = (1.0 - (6.0 - 50.0 / (a * a)) / (a * a)) / (a * a)
     return log_mass, sd * (h - hazard), max(unit, 1e-9) * sd * sd
 
 

@@ -5,72 +5,28 @@ Guarantee: post-processing; only released values are read.
 Model g says: level_t = level_{t-1} + N(0, drift_g), x_t = level_t + N(0, white_g). Each bin keeps,
 per model, a Gaussian belief about its level and a weight. After a publication a small share of the
 weight returns to a prior that is relative to the bin's level and half pooled over the bins, so
-that a stream may change its nature. The state is three numbers per bin and model, in float64:
-3.2 kB per bin at w = 120 (135 models), 1.1 kB beyond FULL_BINS bins (a thinner grid).
+that a stream may change its nature.
+
+The state is three float64 per bin and model: at w = 120, 3.2 kB per bin with the full grid of 135
+models, 1.3 kB with the thin one of 54.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numba import njit
 
 from dpstream.mechanisms.parts.laplace_filter import laplace_update
+from dpstream.mechanisms.parts.model_grid import Models, priors
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Reals
 
-FULL_BINS = 300  # up to here every bin has the full grid of models
 _SHARE = 0.02  # weight that returns to the prior at a publication
-_STILL = 0.2  # prior weight of the stillest model
 _POOLED = 0.5  # part of the prior that comes from the other bins
-_NO_WHITE = 0.5  # prior weight of no white noise
-_DRIFT = (math.log(0.03), 1.8)  # log(drift sd / level): centre, spread
-_WHITE = (math.log(0.05), 1.5)
 _TINY = 1e-8  # weights below this are left out of averages
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Models:
-    """The public grid: all pairs of a drift and a white variance (`drift[i // n]`, `white[i % n]`)."""
-
-    drift: Reals
-    white: Reals
-    log_drift_sd: Reals  # one per row of the grid
-    log_white_sd: Reals  # one per column; minus infinity first
-
-    @property
-    def size(self) -> int:
-        """Number of models."""
-        return len(self.drift)
-
-
-@lru_cache(maxsize=64)
-def models(epsilon: float, window: int, *, thin: bool) -> Models:
-    """Standard deviations from a fraction of 1/epsilon to far beyond the noise of w releases.
-
-    The few huge ones let a filter follow jumps at once.
-    """
-    unit = 1.0 / epsilon
-    drift_ratio, white_ratio = (9.0, 16.0) if thin else (3.0, 4.0)
-    drift = [*_geometric(unit / 729.0, 4.0 * window * unit, drift_ratio)]
-    drift += [unit * window * jump for jump in (32.0, 256.0, 4096.0)]
-    white = [0.0, *_geometric(unit / 4.0, 4.0 * window * unit, white_ratio)]
-    white += [unit * window * jump for jump in (32.0, 512.0)]
-    with np.errstate(divide="ignore"):
-        return Models(
-            drift=np.repeat(np.square(drift), len(white)),
-            white=np.tile(np.square(white), len(drift)),
-            log_drift_sd=np.log(drift),
-            log_white_sd=np.log(white),
-        )
-
-
-def _geometric(first: float, last: float, ratio: float) -> list[float]:
-    count = math.floor(math.log(last / first) / math.log(ratio) + 1e-9) + 1
-    return [first * ratio**i for i in range(count)]
 
 
 @storable("model bank")
@@ -100,7 +56,7 @@ def first_belief(z: Reals, scale: float, grid: Models) -> tuple[Bank, Belief]:
     bins, size = len(z), grid.size
     level = np.maximum(z, 0.5 * scale)
     weight, none = np.empty((bins, size)), np.zeros(size)
-    _priors(level, grid.log_drift_sd, grid.log_white_sd, none, 0.0, weight)
+    priors(level, grid.log_drift_sd, grid.log_white_sd, none, 0.0, weight)
     noise = np.full(bins, 2.0 * scale * scale)
     bank = Bank(
         weight=weight,
@@ -129,11 +85,13 @@ def learn(bank: Bank, z: Reals, scale: float, gap: int, grid: Models) -> tuple[B
         disagreement=np.empty(bins),
     )
     pooled = _POOLED if bins > 1 else 0.0
-    _priors(bank.level, grid.log_drift_sd, grid.log_white_sd, bank.pool, pooled, new.weight)
+    priors(bank.level, grid.log_drift_sd, grid.log_white_sd, bank.pool, pooled, new.weight)
     _learn(
-        *(z, scale, float(gap), grid.drift, grid.white, bank.weight),
-        *(new.weight, new.mean, new.variance, new.level, new.pool),
-        *(belief.count, belief.count_variance, belief.level, belief.disagreement),
+        (z, scale, float(gap)),
+        (grid.drift, grid.white),
+        bank.weight,
+        (new.weight, new.mean, new.variance, new.level, new.pool),
+        (belief.count, belief.count_variance, belief.level, belief.disagreement),
     )
     return new, belief
 
@@ -149,37 +107,18 @@ def later_variance(bank: Bank, belief: Belief, after: float, grid: Models) -> Re
 
 
 @njit(cache=True, nogil=True)
-def _priors(
-    level: Reals, drift: Reals, white: Reals, pool: Reals, pooled: float, out: Reals
-) -> None:
-    """Weights that models have before they are tried: near the usual ratios to the bin's level."""
-    n_drift, n_white = len(drift), len(white)
-    by_drift, by_white = np.empty(n_drift), np.empty(n_white)
-    spacing = white[2] - white[1]  # the point mass at no white noise, against a density
-    for j in range(len(level)):
-        log_level = math.log(max(level[j], 1.0))
-        for i in range(n_drift):
-            by_drift[i] = math.exp(-0.5 * ((drift[i] - log_level - _DRIFT[0]) / _DRIFT[1]) ** 2)
-        by_white[0] = _NO_WHITE * math.sqrt(2.0 * math.pi) * _WHITE[1] / spacing
-        for i in range(1, n_white):
-            near = math.exp(-0.5 * ((white[i] - log_level - _WHITE[0]) / _WHITE[1]) ** 2)
-            by_white[i] = (1.0 - _NO_WHITE) * near
-        total = by_drift.sum() * by_white.sum()
-        for a in range(n_drift):
-            for b in range(n_white):
-                g = a * n_white + b
-                own = (1.0 - _STILL) * by_drift[a] * by_white[b] / total
-                if g == 0:
-                    own += _STILL
-                out[j, g] = (1.0 - pooled) * own + pooled * pool[g]
-
-
-@njit(cache=True, nogil=True)
 def _learn(
-    z, scale, gap, drift, white, old_weight,  # fmt: skip
-    weight, mean, variance, level, pool, count, count_variance, level_mean, disagreement,  # fmt: skip
-):  # type: ignore[no-untyped-def]
+    seen_at: tuple[Reals, float, float],
+    grid: tuple[Reals, Reals],
+    old_weight: Reals,
+    bank: tuple[Reals, Reals, Reals, Reals, Reals],
+    belief: tuple[Reals, Reals, Reals, Reals],
+) -> None:
     """`weight` comes as the prior and leaves as the posterior; the others are filled in."""
+    z, scale, gap = seen_at
+    drift, white = grid
+    weight, mean, variance, level, pool = bank
+    count, count_variance, level_mean, disagreement = belief
     bins, size = weight.shape
     seen, seen_variance, log_density = np.empty(size), np.empty(size), np.empty(size)
     for j in range(bins):

@@ -129,7 +129,8 @@ class Spas(HistogramMechanism):
                 return state, False
             run = AboveThreshold.open(spend, epsilon=budget, sensitivity=histogram_change())
             state = replace(state, run=run)
-        assert state.run is not None and state.values is not None
+        assert state.run is not None
+        assert state.values is not None
         distance = int(np.abs(state.values - x).sum())  # moves by at most 1
         threshold = len(x) * state.count / self.publishing  # the mean error of publishing, summed
         if not state.run.exceeded(distance, threshold, spend):

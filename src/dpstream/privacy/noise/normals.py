@@ -36,6 +36,7 @@ _TWO_63, _TWO_64 = 2.0**-63, 2.0**-64
 
 def normals(draws: Draws, each: int = 1) -> Reals:
     """`each` independent standard normals per draw, `[draws, each]`."""
+    draws.use()
     out = np.empty((draws.size, each))
     for number in range(each):
         block = np.array([counter(number)])

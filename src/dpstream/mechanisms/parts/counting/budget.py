@@ -58,7 +58,9 @@ class CountingParameters:
                 f"a public range needs both lo and hi; got lo={self.lo}, hi={self.hi}"
             )
         if self.lo is not None and self.sensitivity != 1:
-            raise InvalidParameter("the range lo to hi fixes the sensitivity; leave one of them out")
+            raise InvalidParameter(
+                "the range lo to hi fixes the sensitivity; leave one of them out"
+            )
         if self.change.denominator != 1:
             raise InvalidParameter(
                 f"sensitivity={self.sensitivity} must be a multiple of quantum={self.quantum}"
@@ -93,8 +95,9 @@ class CountingParameters:
         quantum = float(Fraction(self.quantum))
         if self.lo is not None and self.hi is not None:
             refuse_nan(block)
-            ends = Fraction(self.lo) / Fraction(self.quantum), Fraction(self.hi) / Fraction(
-                self.quantum
+            ends = (
+                Fraction(self.lo) / Fraction(self.quantum),
+                Fraction(self.hi) / Fraction(self.quantum),
             )
             clipped = np.clip(block, float(Fraction(self.lo)), float(Fraction(self.hi)))
             grid = np.rint(clipped / quantum).astype(np.int64)

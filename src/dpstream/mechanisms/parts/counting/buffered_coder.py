@@ -58,7 +58,7 @@ class BufferedCoder:
         )
 
     def encode(self, state: BufferCode, step: int, x: Integers) -> tuple[BufferCode, Integers]:
-        """x and the weighted buffers; then the buffers decay and take x in."""
+        """X and the weighted buffers; then the buffers decay and take x in."""
         new = [int(value) for value in x]
         total = [value << (_FINE + _FACTOR) for value in new]
         buffers = []
@@ -66,7 +66,7 @@ class BufferedCoder:
             total = [sum_ + weight * u for sum_, u in zip(total, buffer, strict=True)]
             buffers.append(
                 [
-                    (value << _FINE) + u - (-(-decay * u >> _FACTOR))
+                    (value << _FINE) + u + (-decay * u >> _FACTOR)
                     for value, u in zip(new, buffer, strict=True)
                 ]
             )

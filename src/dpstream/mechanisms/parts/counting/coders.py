@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from dpstream.mechanisms.parts.counting.stack import Stack
 from dpstream.privacy.sensitivity import root_above
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
+
+Levels = TypeVar("Levels", Integers, Reals)
 
 _NODE_LIMIT = 1 << 55  # sums of all live nodes then stay clear of the ends of int64
 
@@ -40,6 +43,7 @@ class NodeCoder:
 
     stack: Stack
     squared_norm: int
+    bits: int = 0
 
     def begin(self, bins: int) -> NodeCode:
         """No node is live."""
@@ -66,7 +70,7 @@ class NodeCoder:
         return Fraction(0)
 
 
-def _closed(levels, level, node):  # type: ignore[no-untyped-def]
+def _closed(levels: Levels, level: int, node: Integers | Reals) -> Levels:
     """The node of `level` takes the place of all live ones below."""
     changed = levels.copy()
     changed[:level] = 0

@@ -32,6 +32,10 @@ _WIDEST = 40  # the noise scale stays below 2^40 grid steps
 class Coder(Protocol):
     """Encoder and decoder of one scheme, in integers. Steps count from 1; states are values."""
 
+    @property
+    def bits(self) -> int:
+        """C x is measured in units of 2^-bits."""
+
     def begin(self, bins: int) -> Any:
         """The state before step 1."""
 
@@ -39,7 +43,7 @@ class Coder(Protocol):
         """The values measured at `step`: rows of C x, times 2^bits."""
 
     def decode(self, state: Any, step: int, noisy: Integers) -> tuple[Any, Reals]:
-        """The running sums, from noisy values alone."""
+        """The running sums in grid steps of the input, from noisy values alone."""
 
     def norm(self) -> Fraction:
         """Not below the norm of any column of C."""
@@ -80,25 +84,21 @@ class CounterMechanism(CountingParameters):
         raise NotImplementedError
 
     def coder(self, bits: int) -> Coder:
-        """The scheme in integers."""
+        """The scheme in integers, on a grid of 2^-`bits` where it has use for one."""
         raise NotImplementedError
 
     @cached_property
-    def _bits(self) -> int:
-        return grid_bits(self.coder(0).norm(), self.change, self.budget)
-
-    @cached_property
     def _coder(self) -> Coder:
-        return self.coder(self._bits)
+        return self.coder(grid_bits(self.coder(0).norm(), self.change, self.budget))
 
     @cached_property
     def _measured_change(self) -> Fraction:
-        change = self.change * 2**self._bits
+        change = self.change * 2**self._coder.bits
         return encoded_change(self._coder.norm(), change, slack=self._coder.slack())
 
     def stddev(self, step: int) -> float:
         """Standard deviation of the noise in step `step` (from 1), in units of the values."""
-        scale = float(self._measured_change * Fraction(self.quantum) / 2**self._bits)
+        scale = float(self._measured_change * Fraction(self.quantum) / 2**self._coder.bits)
         return self.process.row_norm(step) * scale / math.sqrt(2 * float(self.budget))
 
     def start(self) -> CounterState:

@@ -48,6 +48,10 @@ class Stack(ABC):
         """Levels of the live nodes, from the highest down."""
         return [level for level in range(self.width - 1, -1, -1) if word >> level & 1]
 
+    def level(self, step: int) -> int:
+        """The level of the node that ends at `step`."""
+        return (self.word(step - 1) ^ self.word(step)).bit_length() - 1
+
     def variance(self, level: int) -> float:
         """Variance of a live node at `level`."""
         return 1.0

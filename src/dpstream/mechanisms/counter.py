@@ -1,0 +1,180 @@
+"""A running private count or sum, in a few lines."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.mechanisms.base import as_block
+from dpstream.mechanisms.counters.blt import BltCounter
+from dpstream.mechanisms.counters.unbounded import UnboundedCounter
+from dpstream.mechanisms.parts.counting.keyed import KeyedCounting
+from dpstream.mechanisms.runner import Runner
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.spend import Cover, Spend
+from dpstream.privacy.state import Secret, chain_digest, mint_run_id
+from dpstream.records import Release, Words
+
+
+class Counter:
+    """A running count or sum of a stream, published after every step with its error.
+
+    Give `epsilon` and `delta` (or `rho`), and `steps` if the number of steps is known: the error is
+    smaller then. One event moves one value of one step by at most `sensitivity`; with `lo` and `hi`
+    values are clamped to that public range and one of them may be replaced by any other.
+
+    >>> counter = Counter(epsilon=1, delta=1e-9, steps=1000)
+    >>> first, second = counter.add(120), counter.add(95)
+    >>> second.step, second.values.shape, bool(abs(second.values[0] - 215) < 10 * second.stddev[0])
+    (1, (1,), True)
+
+    With `keys=True` each key has a sum of its own, and keys may join at any step. Which keys there
+    are, and when they join, must be public; what is counted for them is protected.
+
+    >>> visits = Counter(epsilon=1, delta=1e-9, steps=365, keys=True)
+    >>> day = visits.add({"north": 30, "south": 12})
+    >>> day = visits.add({"south": 15, "west": 4})
+    >>> visits.keys, day.values.shape
+    (['north', 'south', 'west'], (3,))
+    """
+
+    def __init__(
+        self,
+        *,
+        steps: int | None = None,
+        keys: bool = False,
+        secret: Secret | bytes | str | Path | None = None,
+        run_id: bytes | None = None,
+        ledger: Ledger | str | Path | None = None,
+        dataset: str = "stream",
+        **parameters: Any,
+    ) -> None:
+        if keys and steps is None:
+            raise InvalidParameter("a counter with keys needs steps: how many there will be")
+        self._counting: _Exact | _Keyed
+        if keys:
+            keyed = KeyedCounting(steps=steps or 0, **parameters)
+            self._counting = _Keyed(keyed, secret, run_id, ledger, dataset)
+        else:
+            exact = (
+                UnboundedCounter(**parameters)
+                if steps is None
+                else BltCounter(steps=steps, **parameters)
+            )
+            runner = Runner(exact, secret=secret, run_id=run_id, ledger=ledger, dataset=dataset)
+            self._counting = _Exact(runner)
+
+    def add(self, counts: Any, *, keys: Iterable[Any] | None = None) -> Release:
+        """Take one step's counts; publish the running sums.
+
+        Without keys: a number, or one number per bin. With keys: a mapping from key to count, or
+        counts with `keys` in the same order; a key that is not named adds 0. `values` and `stddev`
+        are in the order of `keys`.
+        """
+        return self._counting.add(counts, keys)
+
+    @property
+    def keys(self) -> list[Any]:
+        """Every key so far, in the order of joining."""
+        return list(self._counting.rows)
+
+    @property
+    def steps_done(self) -> int:
+        """How many steps were published."""
+        return self._counting.steps_done
+
+
+class _Exact:
+    """Integers throughout: a Runner over an exact counter."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.rows = runner, dict[Any, int]()
+
+    @property
+    def steps_done(self) -> int:
+        return self.runner.steps_done
+
+    def add(self, counts: Any, keys: Iterable[Any] | None) -> Release:
+        if keys is not None or isinstance(counts, Mapping):
+            raise InvalidInput("this counter has no keys; make it with Counter(keys=True, ...)")
+        return self.runner.step(counts)[0]
+
+
+class _Keyed:
+    """Many keys: exact integer sums, float noise rounded to the grid."""
+
+    def __init__(
+        self,
+        mechanism: KeyedCounting,
+        secret: Secret | bytes | str | Path | None,
+        run_id: bytes | None,
+        ledger: Ledger | str | Path | None,
+        dataset: str,
+    ) -> None:
+        self.mechanism, self.steps_done, self.rows = mechanism, 0, dict[Any, int]()
+        book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+        run, known = mint_run_id() if run_id is None else run_id, Secret.of(secret)
+        if book.terms(dataset) is None:
+            book.open(dataset, mechanism.terms())
+        book.register(dataset, run.hex(), hashlib.sha256(repr(mechanism).encode()).hexdigest())
+        self._spend = Spend(
+            run=run, key=known.key("counter noise", run), ledger=book, dataset=dataset
+        )
+        self._digest_key, self._chain = known.key("input digest", run), b""
+        self._noise = mechanism.start()
+        self._cover: Cover | None = None
+        self._sums = np.zeros(0, np.int64)
+
+    def add(self, counts: Any, keys: Iterable[Any] | None) -> Release:
+        step, mechanism = self.steps_done, self.mechanism
+        if step >= mechanism.steps:
+            raise InvalidInput(f"this counter was made for steps={mechanism.steps}; they are over")
+        names, values = _named(counts, keys)
+        grid = mechanism.check(as_block(values)[:, 0][None])[0] if names else np.zeros(0, np.int64)
+        rows = dict(self.rows)
+        places = np.array([rows.setdefault(name, len(rows)) for name in names], np.int64)
+        sums = np.concatenate([self._sums, np.zeros(len(rows) - len(self._sums), np.int64)])
+        np.add.at(sums, places, grid)
+        joining = key_ids(list(rows)[len(self.rows) :])
+        content = joining.tobytes() + sums.astype("<i8").tobytes()
+        chain = chain_digest(self._digest_key, self._chain, content)
+        self._spend.begin(step, lambda _: chain.hex())
+        if self._cover is None:
+            self._cover = self._spend.cover(mechanism.calibrated[0], last=mechanism.steps - 1)
+        self._noise, noise = mechanism.step(
+            self._noise, joining, step + 1, self._spend, self._cover
+        )
+        self.rows, self._sums, self._chain, self.steps_done = rows, sums, chain, step + 1
+        published = (sums + noise).astype(np.float64) * float(mechanism.quantum)
+        stddev = np.full(len(sums), mechanism.stddev(step + 1))
+        return Release(step=step, values=published, paid=True, stddev=stddev)
+
+
+def _named(counts: Any, keys: Iterable[Any] | None) -> tuple[list[Any], Any]:
+    """Names and their counts; each name once."""
+    if isinstance(counts, Mapping):
+        if keys is not None:
+            raise InvalidInput("give keys in the mapping or beside it, not both")
+        return list(counts), list(counts.values())
+    names = [] if keys is None else list(keys)
+    values: npt.NDArray[Any] = np.atleast_1d(np.asarray(counts))
+    if keys is None or values.shape != (len(names),):
+        raise InvalidInput(
+            f"a step needs one count per key; got {values.size} counts and {len(names)} keys"
+        )
+    if len(set(names)) < len(names):
+        raise InvalidInput("each key may be named once in a step; add its counts up first")
+    return names, values
+
+
+def key_ids(names: list[Any]) -> Words:
+    """128 bits for each key; different keys have different ids."""
+    digests = [hashlib.blake2b(repr(name).encode(), digest_size=16).digest() for name in names]
+    ids: Words = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2).astype(np.uint64)
+    return ids

@@ -1,0 +1,101 @@
+"""How far float arithmetic can take a streamed noise path from the ideal one, as a privacy event.
+
+A path of integers is published: sums plus the noise rounded to the quantum. If every noise value is
+within eta of the ideal one, each rounding box grows or shrinks by eta on every side, and on paths
+of probability all but tau the law of the published path is within a factor e^xi of the ideal law:
+
+    xi = T eta (2 / quantum + 2 L / sigma),   L the largest |z|
+
+(`docs/soundness/counters.md` has the proof). T counts one key's steps: another key's noise has the
+same law under both neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+from dpstream.errors import InvalidParameter
+from dpstream.mechanisms.parts.counting import modes
+from dpstream.mechanisms.parts.counting.buffered import UNIT, BufferedLinearToeplitz
+from dpstream.privacy.accounting import delta_of
+from dpstream.privacy.calibration import mu_squared_for, round_up
+from dpstream.privacy.events import Composed, FloatError, Gaussian
+from dpstream.privacy.sensitivity import root_above
+from dpstream.privacy.spend import NORMAL_LARGEST, NORMAL_LOST, NORMAL_PRECISION
+
+_ROOM = 1.05  # for second-order terms, and for the float error of this very bound
+NEGLIGIBLE = Fraction(1, 100)
+"""The part of epsilon, and of delta, that float error may take at most."""
+
+
+def path_error(process: BufferedLinearToeplitz) -> float:
+    """Bound on |streamed - ideal| noise at any step, for sigma = 1, outside a mass of `tail`.
+
+    Mode j is a Gaussian of variance gram_jj, so it stays within L of its standard deviations; each
+    step rounds a product and a sum of that size and adds the normal's own error, and errors decay
+    with the mode. A late start errs by some units in the last place of each mode.
+    """
+    steps, decays = process.steps, process.mode_decays
+    spread = NORMAL_LARGEST * np.sqrt(np.diag(modes.gram(decays, steps)))
+    spans = modes.spans(decays, steps)
+    streamed = (2 * UNIT * spread + NORMAL_PRECISION) * spans
+    joined = (process.width * (2 + math.log2(steps + 1)) * 64) * UNIT * spread
+    joined = joined + NORMAL_PRECISION * process.width * spread
+    weighing = (process.width + 2) * UNIT * spread
+    return float(_ROOM * (process.weights @ (streamed + joined + weighing)))
+
+
+def float_error(process: BufferedLinearToeplitz, *, sigma: float, quantum: float) -> FloatError:
+    """The event that the accountant composes with the Gaussian one."""
+    steps = process.steps
+    noise = NORMAL_LARGEST * process.row_norm(steps)
+    eta = sigma * (path_error(process) + 2 * UNIT * noise)
+    if eta > quantum / 1000:
+        return FloatError(xi=Fraction(1), tau=Fraction(1))
+    xi = _ROOM * steps * eta * (2 / quantum + 2 * NORMAL_LARGEST / sigma)
+    # lost normals, and modes or noise beyond L standard deviations, at any step
+    tau = (steps + process.width + (process.width + 1) * steps) * NORMAL_LOST
+    return FloatError(xi=round_up(xi), tau=round_up(tau))
+
+
+def weight_error(process: BufferedLinearToeplitz) -> Fraction:
+    """Relative change of the sensitivity because the weights of B are floats."""
+    total = float(process.weights @ modes.spans(process.mode_decays, process.steps))
+    return round_up(_ROOM * 16 * process.buffers * UNIT * total)
+
+
+def calibrate(
+    process: BufferedLinearToeplitz, *, change: Fraction, epsilon: Fraction, delta: Fraction
+) -> tuple[Fraction, Fraction, FloatError]:
+    """mu^2, sigma in grid steps and float error with which streamed noise keeps (epsilon, delta).
+
+    Float error gets the part of epsilon that it needs; where that is more than NEGLIGIBLE the
+    stream is too long for floats and is refused.
+    """
+    norm = Fraction(process.column_norm()) * (1 + Fraction(1, 10**12) + weight_error(process))
+    spare = Fraction(0)
+    while True:
+        mu_squared = mu_squared_for(
+            epsilon=epsilon - 2 * spare, delta=delta * (1 - NEGLIGIBLE - spare)
+        )
+        if mu_squared <= 0:
+            raise InvalidParameter(
+                f"no finite noise keeps epsilon={float(epsilon):g}, delta={float(delta):g}; raise "
+                "one of them"
+            )
+        ratio = root_above(norm**2 * change**2 / mu_squared)
+        sigma = round_up(ratio)
+        event = float_error(process, sigma=float(sigma), quantum=1.0)
+        both = Composed(events=(Gaussian(mu_squared=mu_squared), event))
+        if delta_of(both, epsilon=epsilon) <= delta:
+            return mu_squared, sigma, event
+        if spare or 2 * event.xi > NEGLIGIBLE * epsilon:
+            raise InvalidParameter(
+                f"float noise over steps={process.steps} cannot be shown to keep epsilon="
+                f"{float(epsilon):g}, delta={float(delta):g} (xi = {float(event.xi):.2g}); use "
+                "fewer steps, a coarser quantum, or the exact counter (without keys)"
+            )
+        spare = event.xi * Fraction(11, 10)

@@ -1,0 +1,111 @@
+"""Noise for many keys at once: normals of full precision, combined in floats, then rounded.
+
+Each key has a buffered linear Toeplitz process of its own, begun at step 1. A key that joins later
+draws its state from the exact law that the process has by then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.mechanisms.base import Spender, whole
+from dpstream.mechanisms.parts.counting.budget import CountingParameters
+from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
+from dpstream.mechanisms.parts.counting.float_error import calibrate
+from dpstream.mechanisms.parts.counting.strategy import late_normals, late_start
+from dpstream.privacy.charges import Terms
+from dpstream.privacy.events import FloatError
+from dpstream.privacy.spend import Cover
+from dpstream.privacy.state.serial import storable
+from dpstream.records import Integers, Reals, Words
+
+
+@storable("keyed noise")
+@dataclass(frozen=True, kw_only=True)
+class KeyedNoise:
+    """Who has joined, 128 bits each, and their processes, keys x floats."""
+
+    ids: Words
+    state: Reals
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyedCounting(CountingParameters):
+    """Parameters of running sums per key, in GDP; they need `epsilon` and `delta`."""
+
+    steps: int
+    buffers: int = 4
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", whole(self.steps, "steps", at_least=1))
+        if self.epsilon is None or self.delta is None:
+            raise InvalidParameter(
+                f"a counter with keys needs epsilon and delta; got epsilon={self.epsilon}, "
+                f"delta={self.delta}"
+            )
+        super().__post_init__()
+        _ = self.calibrated  # refuses streams that are too long for floats
+
+    @cached_property
+    def process(self) -> BufferedLinearToeplitz:
+        """The scheme's matrices."""
+        return BufferedLinearToeplitz(steps=self.steps, buffers=self.buffers)
+
+    @cached_property
+    def calibrated(self) -> tuple[Fraction, Fraction, FloatError]:
+        """mu^2, sigma in grid steps, and what floats add to the promise."""
+        assert self.epsilon is not None
+        assert self.delta is not None
+        return calibrate(
+            self.process,
+            change=self.change,
+            epsilon=Fraction(self.epsilon),
+            delta=Fraction(self.delta),
+        )
+
+    def terms(self) -> Terms:
+        """Event-level GDP."""
+        return Terms(unit="event", total=self.calibrated[0], measure="mu_squared")
+
+    def stddev(self, step: int) -> float:
+        """Standard deviation of the noise in step `step` (from 1), rounding included."""
+        sigma, quantum = float(self.calibrated[1]), float(Fraction(self.quantum))
+        return quantum * float(np.hypot(sigma * self.process.row_norm(step), 12**-0.5))
+
+    def start(self) -> KeyedNoise:
+        """Nobody has joined."""
+        return KeyedNoise(ids=np.zeros((0, 2), np.uint64), state=np.zeros((0, self.process.width)))
+
+    def step(
+        self, noise: KeyedNoise, joining: Words, step: int, spend: Spender, cover: Cover
+    ) -> tuple[KeyedNoise, Integers]:
+        """Move everybody to `step` (from 1) and let `joining` in; noise in grid steps, per key.
+
+        The arrays of `noise` are used up: they become those of the answer.
+        """
+        ids, state, path = noise.ids, noise.state, np.zeros(0)
+        if len(ids):
+            z = spend.normals(ids, purpose="step", cover=cover, distinct=True)[:, 0]
+            path = self.process.advance(state, step, z)
+        if len(joining):
+            _refuse_known(ids, joining)
+            each = late_normals(self.process, step)
+            z = spend.normals(joining, each=each, purpose="join", cover=cover)
+            new_state, new_path = late_start(self.process, step, z)
+            state, path = np.concatenate([state, new_state]), np.concatenate([path, new_path])
+            ids = np.concatenate([ids, joining])
+        path *= float(self.calibrated[1])
+        return KeyedNoise(ids=ids, state=state), np.rint(path, out=path).astype(np.int64)
+
+
+def _refuse_known(known: Words, joining: Words) -> None:
+    """A key that joined twice would have two processes on the same normals."""
+    pair = np.dtype([("high", "<u8"), ("low", "<u8")])
+    before, new = (np.ascontiguousarray(ids, "<u8").view(pair)[:, 0] for ids in (known, joining))
+    if np.isin(new, before).any():
+        raise InvalidInput("a key joins once; one of these has joined before")

@@ -1,0 +1,138 @@
+"""Spas: a predicted sampling count, and private tests that are paid before they are made."""
+
+from fractions import Fraction as F
+
+import numpy as np
+import pytest
+
+import dpstream as dps
+from dpstream.errors import InvalidParameter
+from dpstream.mechanisms import Spas
+from dpstream.mechanisms.parts.release_changes import AllHistory, Decayed, TwoWindows
+from tests.laws.cases import RUN, SECRET
+from tests.mechanisms.steering import Steering, drive
+
+
+def steered(publish_at):
+    return Steering(publish_at=publish_at, looks=("test",))
+
+
+def opened(steering):
+    """(step, what) of the runs' openings and closings."""
+    return [(step, what.split()[0]) for step, what, _ in steering.charges if "above" in what]
+
+
+def test_the_warm_up_publishes_at_fixed_steps():
+    """W = 50: steps 0, 20, 40, each a third of 3/4 epsilon; nothing is tested."""
+    steering = steered(())
+    drive(Spas(epsilon=1, window=50), np.zeros((50, 2), int), steering)
+
+    assert [(step, paid) for step, paid in enumerate(steering.paid(50)) if paid] == [
+        (0, F(1, 4)),
+        (20, F(1, 4)),
+        (40, F(1, 4)),
+    ]
+    assert opened(steering) == []
+
+
+def test_a_run_stays_open_until_the_first_yes():
+    """Opened with epsilon_s / (C* + 1) at the first test; closed by a yes, which publishes."""
+    steering = steered({9})
+    drive(Spas(epsilon=1, window=5), np.full((14, 1), 7), steering)
+
+    assert opened(steering) == [(5, "open"), (9, "close")]
+    assert (5, "open above threshold", F(1, 8)) in steering.charges
+    assert [step for step, paid in enumerate(steering.paid(14)) if paid] == [0, 9]
+    assert steering.paid(14)[9] == F(3, 4)
+
+
+def test_it_holds_without_a_test_while_nothing_fits():
+    """After a publication with all of epsilon_p, a full window passes without a question."""
+    steering = steered({9, 14})
+    drive(Spas(epsilon=1, window=5), np.full((15, 1), 7), steering)
+
+    asked = sorted({step for step, _, _ in steering.charges})
+    assert asked == [0, 5, 9, 14]  # a new run at 14, when the publication of 9 has left
+    assert opened(steering) == [(5, "open"), (9, "close"), (14, "open"), (14, "close")]
+
+
+def test_direct_publication_needs_no_test():
+    """A stream that moves far raises C* to w; then every step publishes with epsilon_p / w."""
+    block = 10_000 * (np.arange(40)[:, None] % 2) + 5
+    steering = steered(())
+    drive(Spas(epsilon=1, window=6, warm_up=1, update="all"), block, steering)
+
+    assert steering.paid(40) == [F(3, 4) / 6] * 40
+    assert opened(steering) == []
+
+
+def test_a_direct_publication_leaves_the_open_run_alone():
+    """With a small C* left over, what the window cannot use otherwise is published directly."""
+    steering = steered(())
+    block = np.array([[0], [60], [0], [60]] + [[0]] * 20)
+    drive(Spas(epsilon=1, window=4, warm_up=1), block, steering)
+    closes = [what for _, what in opened(steering) if what == "close"]
+
+    assert closes == []
+    assert len(opened(steering)) <= 1
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 0.9, 2, 7])
+@pytest.mark.parametrize("update", ["two_windows", "all", "decay"])
+def test_every_window_is_within_epsilon(epsilon, update):
+    """The ledger, which refuses any overspend, admits every charge on calm and wild streams."""
+    rng = np.random.default_rng(3)
+    steps = 160
+    streams = [
+        np.full((steps, 1), 50),
+        rng.integers(0, 3000, (steps, 2)),
+        np.where(np.arange(steps) // 25 % 2, 900, 20)[:, None],
+        rng.poisson(5, (steps, 30)),
+    ]
+    for number, block in enumerate(streams):
+        for window in (1, 7, 40):
+            mechanism = Spas(epsilon=epsilon, window=window, update=update)
+            run = bytes([number, window, *bytes(14)])
+            series = dps.release(mechanism, block, secret=SECRET, run_id=run)
+            assert series.paid[0]
+
+
+def test_it_follows_a_stream_that_moves():
+    """Jumps far beyond the noise are published; without them little is."""
+    calm, jumps = np.full((400, 1), 500), np.full((400, 1), 500)
+    jumps[np.arange(400) // 40 % 2 == 1] = 20_000
+    mechanism = Spas(epsilon=5, window=40, update="all")
+    error = {}
+    for name, block in (("calm", calm), ("jumps", jumps)):
+        values = dps.release(mechanism, block, secret=SECRET, run_id=RUN).values
+        error[name] = np.abs(values - block)[40:].mean()
+
+    assert error["calm"] < 20
+    assert error["jumps"] < 5000
+
+
+def test_the_three_ways_to_look_back():
+    """Hand-computed variances of the changes 3, 5 and 1 at steps 2, 4 and 9 (w = 4)."""
+    rows = [np.array([v]) for v in (0, 3, 8, 7)]
+    two, everything = TwoWindows(window=4), AllHistory()
+    decayed = Decayed(phases=np.zeros(4))
+    for step, old, new in zip((2, 4, 9), rows, rows[1:], strict=False):
+        two, everything, decayed = (r.changed(step, old, new) for r in (two, everything, decayed))
+
+    assert two.variance() == pytest.approx((9 + 25 + 1) / 3 - 9)
+    assert everything.variance() == pytest.approx(35 / 3)
+    assert decayed.variance() == pytest.approx((9 / 2**2 + 25 / 2**2 + 1) / 3)
+
+
+def test_two_windows_forget():
+    """A change older than two windows no longer counts."""
+    record = TwoWindows(window=4).changed(0, np.array([0]), np.array([100]))
+    record = record.changed(8, np.array([100]), np.array([101]))
+
+    assert [step for step, _, _ in record.entries] == [8]
+
+
+def test_unknown_updates_are_refused():
+    """The error names the choices."""
+    with pytest.raises(InvalidParameter, match="two_windows, all or decay"):
+        Spas(epsilon=1, window=5, update="latest")
