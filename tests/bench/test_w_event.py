@@ -204,6 +204,8 @@ def test_a_refused_pacer_does_not_count_as_good():
 
     assert (share["value"], share["reached"]) == (0.5, False)
     assert (worst["reached"], ledger["reached"]) == (False, False)
+    elsewhere = w_event_targets.targets([], [], [row("rome", "uniform", math.nan, refused=1)])
+    assert elsewhere[2]["value"] == 1
 
 
 @pytest.mark.parametrize(("good", "reached"), [(9, True), (7, True), (6, False)])

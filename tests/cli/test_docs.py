@@ -16,7 +16,13 @@ from dpstream.cli.app import app
 from dpstream.cli.exits import CODES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/getting-started.md", "docs/cli.md", "docs/w-event.md")
+PAGES = (
+    "README.md",
+    "docs/getting-started.md",
+    "docs/cli.md",
+    "docs/w-event.md",
+    "docs/counters.md",
+)
 LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -17,7 +17,7 @@ LO, HI = 0, 20
 LONGEST = 1500  # steps of the longest stream that a law feeds
 
 # A mechanism that needs more than its family's parameters names them here.
-EXTRA: dict[str, dict[str, object]] = {}
+EXTRA: dict[str, dict[str, object]] = {"adapub": {"pivots": 2}}
 
 
 def example(name: str, epsilon: Fraction | float = 1) -> Mechanism:

@@ -68,7 +68,7 @@ def test_state_survives_serialisation(name):
     mechanism = example(name)
     runner = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
     all_releases(runner, stream(mechanism, 12))
-    blob = pack(runner._state, kind="mechanism state")
+    blob = pack(runner._progress.state, kind="mechanism state")
 
     assert pack(unpack(blob, kind="mechanism state"), kind="mechanism state") == blob
     assert unpack(pack(mechanism, kind="mechanism"), kind="mechanism") == mechanism
@@ -226,7 +226,7 @@ def test_memory_is_bounded(name):
     def size(steps):
         runner = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
         all_releases(runner, stream(mechanism, steps))
-        return len(pack(runner._state, kind="mechanism state"))
+        return len(pack(runner._progress.state, kind="mechanism state"))
 
     assert size(1500) <= 1.5 * size(150) + 200
 

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpstream.privacy.spend import Interval
+from dpstream.privacy.spend import Interval, Paid
 
 
 class Steering:
@@ -24,6 +24,10 @@ class Steering:
         if purpose in self.looks:
             return np.full(value.shape, 10**12 if self.step in self.publish_at else -(10**12))
         return value
+
+    def pay(self, value, *, epsilon, purpose, **_):
+        self.charges.append((self.step, purpose, Fraction(epsilon)))
+        return Paid(purpose=purpose)
 
     def open_interval(self, epsilon, *, purpose="interval"):
         self.charges.append((self.step, "open " + purpose, Fraction(epsilon)))

@@ -54,12 +54,11 @@ def test_keys_keep_their_order_and_sums():
     assert (last.values == np.rint(last.values)).all()
 
 
-def late_errors(join, steps, keys, off=1.0, started=True):
+def late_errors(join, steps, keys, off=1.0):
     """Errors from `join` on of keys that join there."""
     counter = keyed(steps=steps)
-    if started:
-        for _ in range(join - 1):
-            counter.add({"early": 1})
+    for _ in range(join - 1):
+        counter.add({"early": 1})
     names = [f"k{i}" for i in range(keys)]
     path = [counter.add([3] * keys, keys=names).values[-keys:]]
     path += [counter.add({}).values[-keys:] for _ in range(steps - join)]
@@ -76,9 +75,11 @@ def test_late_keys_have_the_law_of_early_ones(join, off, passes):
     """Whitened by the covariance of a process begun at step 1, at a 1e-6 level."""
     errors, claimed = late_errors(join, 12, 400, off)
     white = np.linalg.solve(np.linalg.cholesky(claimed), errors)
-    ends = chi2.isf([1 - FALSE_ALARM / 2, FALSE_ALARM / 2], white.size)
+    squares = (white**2).sum(axis=1)  # of each step given the earlier ones
+    level = FALSE_ALARM / len(squares)
+    low, high = chi2.isf([1 - level / 2, level / 2], white.shape[1])
 
-    assert (ends[0] < (white**2).sum() < ends[1]) == passes
+    assert bool(((low < squares) & (squares < high)).all()) == passes
 
 
 def test_a_process_begun_when_the_key_joins_would_be_seen():

@@ -138,8 +138,11 @@ def test_a_copied_state_is_a_new_run(tmp_path):
     shutil.copytree(tmp_path / "state", tmp_path / "copy")
     with pytest.raises(StateError, match="copy"):
         dps.Runner.load(tmp_path / "copy", secret=SECRET)
+    book = tmp_path / "book"
+    with pytest.raises(StateError, match="knows nothing of this run"):
+        dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=book)
     with pytest.warns(NewRun):
-        copy = dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=tmp_path / "book")
+        copy = dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=book, new_run=True)
 
     assert copy.run_id != RUN
     assert values(copy, DATA[7:13]) != original

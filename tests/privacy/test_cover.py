@@ -140,9 +140,9 @@ def test_each_book_has_its_own_noise():
         pure.cover(Fraction(1), last=3)
 
 
-def test_normals_are_drawn_after_the_ledger_and_once():
+def test_normals_are_drawn_after_the_ledger_and_once(tmp_path):
     """Rows for a size or for key ids; a second draw at a step is refused."""
-    spend, ledger = door(GDP)
+    spend, ledger = door(GDP, ledger=Ledger(tmp_path / "ledger"))
     cover = spend.cover(Fraction(1), last=3)
     ids = np.arange(8, dtype=np.uint64).reshape(-1, 2)
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dpstream.mechanisms.base import Mechanism
 from dpstream.privacy.charges import Cells
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.spend import Cover, Interval, Spend
+from dpstream.privacy.spend import Cover, Interval, Paid, Spend
 from dpstream.privacy.state import Secret
 from dpstream.records import Integers, Reals, Release, Words
 
@@ -37,7 +37,7 @@ class Call:
     sensitivity: Fraction
     amount: Fraction
     cells: Cells | None
-    interval: Interval | None
+    interval: Interval | Paid | None
     cover: Cover | None
     answer: Any
 
@@ -95,6 +95,11 @@ class Recorder:
         """Recorded `Spend.respond`."""
         answer: Integers = self._ask("respond", bucket, **asked)
         return answer
+
+    def pay(self, value: npt.ArrayLike, **asked: Any) -> Paid:
+        """Recorded `Spend.pay`."""
+        paid: Paid = self._ask("pay", value, **asked)
+        return paid
 
     def open_interval(self, epsilon: Fraction, *, purpose: str = "interval") -> Interval:
         """Recorded `Spend.open_interval`."""
@@ -162,6 +167,7 @@ def replay(mechanism: Mechanism, neighbour: Integers, calls: Sequence[Call]) -> 
     if len(twin.calls) < len(calls):
         raise Changed(f"the neighbour asks only {len(twin.calls)} of {len(calls)} questions")
     loss, violations, moved = Fraction(0), [], set()
+    paid: dict[str, Fraction] = {}  # by purpose: what has changed, in sensitivities
     for old, new in zip(calls, twin.calls, strict=True):
         change = Fraction(int(np.abs(old.value - new.value).sum()))
         if old.kind in ("normals", "cover"):
@@ -176,11 +182,16 @@ def replay(mechanism: Mechanism, neighbour: Integers, calls: Sequence[Call]) -> 
         elif old.kind == "respond":
             moved_buckets = int((old.value != new.value).sum())
             too_much, cost = False, old.amount * moved_buckets
+        elif isinstance(old.interval, Paid):  # paid for with the values that it reads
+            allowed = old.sensitivity * paid.get(old.interval.purpose, 0)
+            too_much, cost = change > allowed, Fraction(0)
         else:
             too_much, cost = change > old.sensitivity, old.amount * change / old.sensitivity
         if too_much:
             violations.append(f"step {old.step}, {old.purpose!r}: moved by {change}")
-        if old.interval is None:
+        if old.kind == "pay":
+            paid[old.purpose] = paid.get(old.purpose, Fraction(0)) + change / old.sensitivity
+        if old.interval is None or isinstance(old.interval, Paid):
             loss += cost
         elif change:
             moved.add(old.interval)

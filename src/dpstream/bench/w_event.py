@@ -51,7 +51,7 @@ FULL: Final = Plan(
     other_bins=5_000,
 )
 QUICK: Final = Plan(
-    epsilons=(0.1, 0.5, 0.9), windows=(120,), runs=3, steps=360, rome_bins=500, other_bins=500
+    epsilons=(0.1, 0.5, 0.9), windows=(120,), runs=3, steps=240, rome_bins=500, other_bins=500
 )
 
 
@@ -83,7 +83,7 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     progress(_TICKS, _TICKS, "done")
     return Findings(
         rows=[*rows, *(row for part in wide for row in part)],
-        targets=targets(rows, wide[0]),
+        targets=targets(rows, wide[0], [row for part in wide[1:] for row in part]),
         notes=[*_notes(plan, found), *summaries(rows)],
         draw=lambda figure: draw(figure, rows, curves),
     )

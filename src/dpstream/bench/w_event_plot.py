@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,8 @@ Curves = dict[str, dict[str, Reals]]
 
 _DARK = 3.0  # a delta_MRE from here on has the darkest colour
 _PANELS = 3
-_COLOURS = ("#0b6e99", "#d1495b", "#8f6bb3", "#3a7d44", "#c77d1e", "#8a8f98", "#5b3a29", "#111111")
+_COLOURS = ("#0b6e99", "#d1495b", "#8f6bb3", "#3a7d44", "#c77d1e", "#8a8f98")
+_LINES = [(colour, line) for line in ("-", "--", ":") for colour in _COLOURS]
 
 
 def draw(figure: Any, rows: Sequence[Row], curves: Curves) -> None:
@@ -26,8 +28,8 @@ def draw(figure: Any, rows: Sequence[Row], curves: Curves) -> None:
     epsilons = sorted({row["epsilon"] for row in cells})
     if not epsilons:
         return
-    figure.set_size_inches(4.2 * max(len(epsilons), _PANELS), 9)
-    above, below = figure.subfigures(2, 1, height_ratios=(1.25, 1))
+    figure.set_size_inches(4.6 * max(len(epsilons), _PANELS), 10)
+    above, below = figure.subfigures(2, 1, height_ratios=(1.3, 1))
     panels = above.subplots(1, len(epsilons), sharey=True, squeeze=False)[0]
     for panel, epsilon in zip(panels, epsilons, strict=True):
         _heat(panel, [row for row in cells if row["epsilon"] == epsilon], epsilon)
@@ -48,8 +50,7 @@ def _heat(panel: Any, cells: Sequence[Row], epsilon: float) -> None:
         panel.text(
             j, i, text, ha="center", va="center", fontsize=7, color="white" if light else "black"
         )
-    labels = [name.replace("_", "\n") for name in names]
-    panel.set_xticks(range(len(names)), labels, fontsize=7)
+    panel.set_xticks(range(len(names)), names, fontsize=7, rotation=50, ha="right")
     panel.set_yticks(range(len(streams)), streams, fontsize=8)
     panel.set_title(f"epsilon = {epsilon}", fontsize=9)
 
@@ -59,10 +60,12 @@ def _over_time(figure: Any, curves: Curves) -> None:
     chosen = _spread_out(list(curves))
     panels = figure.subplots(1, max(len(chosen), 1), squeeze=False)[0]
     for panel, stream in zip(panels, chosen, strict=False):
-        for (name, errors), colour in zip(curves[stream].items(), _COLOURS, strict=False):
+        looks = itertools.cycle(_LINES)
+        for (name, errors), (colour, line) in zip(curves[stream].items(), looks, strict=False):
             smooth = min(max(SHOWN[1] // 5, 1), len(errors))
-            line = np.convolve(errors, np.ones(smooth) / smooth, mode="valid")
-            panel.plot(np.arange(len(line)) + smooth, line, color=colour, linewidth=1, label=name)
+            means = np.convolve(errors, np.ones(smooth) / smooth, mode="valid")
+            steps = np.arange(len(means)) + smooth
+            panel.plot(steps, means, line, color=colour, linewidth=1, label=name)
         panel.set_yscale("log")
         panel.set_title(stream, fontsize=9)
         panel.set_xlabel("step")
@@ -72,7 +75,9 @@ def _over_time(figure: Any, curves: Curves) -> None:
     figure.suptitle(f"error over time (epsilon = {SHOWN[0]}, w = {SHOWN[1]})")
     handles, labels = panels[0].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=(len(labels) + 1) // 2, frameon=False
+        )
 
 
 def _spread_out(streams: Sequence[str]) -> list[str]:

@@ -21,10 +21,13 @@ TOP, TOP_STREAMS, ALL_STREAMS = 3, 7, 9
 SECONDS = 30
 
 
-def targets(rows: Sequence[Row], wide: Sequence[Row]) -> list[Row]:
-    """Every judged figure; what was not measured says why. `wide`: the rows of the Rome shape."""
+def targets(rows: Sequence[Row], wide: Sequence[Row], also: Sequence[Row] = ()) -> list[Row]:
+    """Every judged figure; what was not measured says why.
+
+    `wide`: the judged rows of the Rome shape; `also`: others that the ledger must not have refused.
+    """
     cells = cells_of(rows)
-    return [*_pacer(cells), _ledger([*cells, *wide]), _spas(cells), *_absorption(wide)]
+    return [*_pacer(cells), _ledger([*cells, *wide, *also]), _spas(cells), *_absorption(wide)]
 
 
 def cells_of(rows: Sequence[Row]) -> list[Row]:

@@ -18,6 +18,8 @@ REGISTRY = {
     "fast_w": "dpstream.mechanisms.w_event.fast:FastW",
     "dsat": "dpstream.mechanisms.w_event.dsat:Dsat",
     "dsft": "dpstream.mechanisms.w_event.dsat:Dsft",
+    "pegasus_w": "dpstream.mechanisms.w_event.pegasus:PegasusW",
+    "adapub": "dpstream.mechanisms.w_event.adapub:AdaPub",
     "naive": "dpstream.mechanisms.delayed.naive:Naive",
     "naive_counter": "dpstream.mechanisms.counters.naive:NaiveCounter",
     "tree": "dpstream.mechanisms.counters.tree:TreeCounter",

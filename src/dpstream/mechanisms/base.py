@@ -15,7 +15,7 @@ from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.privacy.amounts import Amount, exact, positive
 from dpstream.privacy.charges import Cells, Terms
 from dpstream.privacy.sensitivity import range_change
-from dpstream.privacy.spend import Cover, Interval
+from dpstream.privacy.spend import Cover, Interval, Paid
 from dpstream.records import Integers, Reals, Release, Words
 
 _LARGEST = 1 << 53  # beyond it float64, in which releases leave, has no exact integers
@@ -34,7 +34,7 @@ class Spender(Protocol):
         epsilon: Fraction,
         purpose: str,
         cells: Cells | None = None,
-        interval: Interval | None = None,
+        interval: Interval | Paid | None = None,
     ) -> Integers:
         """`value` plus discrete Laplace noise."""
 
@@ -86,6 +86,17 @@ class Spender(Protocol):
         cells: Cells | None = None,
     ) -> Integers:
         """Randomised bucket numbers."""
+
+    def pay(
+        self,
+        value: npt.ArrayLike,
+        *,
+        sensitivity: Fraction,
+        epsilon: Fraction,
+        purpose: str,
+        cells: Cells | None = None,
+    ) -> Paid:
+        """A charge for values that later draws read; draws nothing."""
 
     def open_interval(self, epsilon: Fraction, *, purpose: str = "interval") -> Interval:
         """Start a test that stays open."""
@@ -181,7 +192,8 @@ class SeriesMechanism:
 
     def terms(self) -> Terms:
         """Event-level epsilon-DP."""
-        return Terms(unit="event", total=self.budget)
+        change = f"one value within [{self.lo}, {self.hi}]"
+        return Terms(unit="event", total=self.budget, change=change)
 
     def check(self, block: Reals) -> Integers:
         """Clamp to the public range and round to the grid."""

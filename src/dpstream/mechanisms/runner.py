@@ -7,37 +7,46 @@ import warnings
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpstream.errors import InvalidInput, StateError
+from dpstream.errors import InvalidInput, LedgerError, StateError
 from dpstream.mechanisms import find, name_of
 from dpstream.mechanisms.base import Mechanism, as_block
+from dpstream.mechanisms.saved_run import SavedRun, log_path, write_about, write_snapshot
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.spend import Spend, noise_versions
+from dpstream.privacy.spend import Cover, Interval, Paid, Spend, noise_versions
 from dpstream.privacy.state import (
     InputLog,
     Secret,
     chain_digest,
     mint_run_id,
     pack,
-    read_packed,
+    rebuild,
     unpack,
-    write_packed,
 )
 from dpstream.privacy.state.secret import beside
-from dpstream.records import Integers, Release
+from dpstream.records import Integers, Reals, Release
 
 _BATCH = 1024  # steps whose digests, and steady charges, become durable together
+_NO_INPUT = bytes(16)  # the digest chain before the first step
 
 
 class NewRun(UserWarning):
     """A state was copied or lost its log: it goes on as a new run, with new charges."""
 
 
+class Progress(NamedTuple):
+    """Where a run stands; replaced as a whole, so that an interrupt never leaves half a step."""
+
+    state: Any
+    steps: int = 0
+    chain: bytes = _NO_INPUT
+
+
 class Runner:
-    """A mechanism, its state and its budget, one step at a time.
+    """A mechanism, its state and its budget, one step at a time, in one thread of one process.
 
     Without `secret` a fresh one lives in memory. `ledger` is a Ledger, a path, or None for a book
     in memory that this run does not share. `run_id` is for tests: a run id is otherwise minted, so
@@ -56,18 +65,15 @@ class Runner:
     ) -> None:
         self.mechanism, self.dataset, self.query = mechanism, dataset, query
         self.run_id = mint_run_id() if run_id is None else run_id
-        self.steps_done = 0
         self._secret = Secret.of(secret)
         self._ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-        self._state = mechanism.start()
+        self._progress = Progress(mechanism.start())
         self._bins: int | None = None
-        self._chain = bytes(16)
         self._log: InputLog | None = None
+        self._logged_from = 0
         self._folder: Path | None = None
         self._finished = False
-        self._logged_from = 0
-        if self._ledger.terms(dataset) is None:
-            self._ledger.open(dataset, mechanism.terms())
+        self._open_book()
         self._connect()
 
     def step(self, x: Any) -> list[Release]:
@@ -91,10 +97,11 @@ class Runner:
         """The stream has ended: return what a delay still held back."""
         if self._finished:
             return []
-        step = max(self.steps_done - 1, 0)
-        self._spend.begin(step, lambda _: self._chain.hex())
-        self._state, releases = self.mechanism.finish(self._state, self._spend)
-        self._finished = True
+        state, steps, chain = self._progress
+        verified = self._log is not None
+        self._spend.begin(max(steps - 1, 0), lambda _: chain.hex(), verified=verified)
+        state, releases = self.mechanism.finish(state, self._spend)
+        self._progress, self._finished = Progress(state, steps, chain), True
         return releases
 
     def save(self, path: str | Path) -> None:
@@ -113,20 +120,18 @@ class Runner:
             )
         assert self._log is not None
         snapshot = {
-            "state": pack(self._state, kind="mechanism state"),
-            "steps": self.steps_done,
+            "state": pack(self._progress.state, kind="mechanism state"),
+            "steps": self._progress.steps,
+            "chain": self._progress.chain,
             "bins": self._bins,
-            "chain": self._chain,
             "finished": self._finished,
             "log": self._log.identity,
             "logged from": self._logged_from,
-            "own ledger": self._own_ledger(folder) and self._ledger.identity(),
+            "ledger": self._ledger.identity(),
+            "ledger head": self._ledger.head(),
             "run": self.run_id,
         }
-        current, older = folder / "snapshot.dps", folder / "snapshot.1.dps"
-        if current.exists():
-            write_packed(older, read_packed(current, kind="snapshot"), kind="snapshot")
-        write_packed(current, snapshot, kind="snapshot")
+        write_snapshot(folder, snapshot)
         self._log.forget_before(self.steps_done)
 
     @classmethod
@@ -136,39 +141,33 @@ class Runner:
         *,
         secret: Secret | bytes | str | Path | None = None,
         ledger: Ledger | str | Path | None = None,
+        new_run: bool = False,
     ) -> Runner:
         """Go on from a saved state; steps fed again after the snapshot replay their releases.
 
         A copied state, or one whose log is missing or behind the ledger, goes on as a new run:
-        new noise, new charges, and a NewRun warning.
+        new noise, new charges, and a NewRun warning. A ledger that is not the one the run was
+        charged to, or was rolled back, is refused; `new_run=True` starts a new run under it.
         """
-        folder = Path(path)
-        about = read_packed(folder / "run.dps", kind="run")
-        find(about["name"])  # its module knows the classes that the snapshot holds
-        snapshot = _newest_snapshot(folder)
-        known_secret = Secret.of(secret) if secret is not None else Secret.load(beside(folder))
-        if known_secret.key("check", about["run"]) != about["secret check"]:
+        saved = SavedRun.read(Path(path))
+        find(saved.about["name"])  # its module knows the classes that the snapshot holds
+        known_secret, book = saved.secret(secret), saved.ledger(ledger)
+        mismatch = saved.mismatch(book)
+        if mismatch and not new_run:
             raise StateError(
-                f"{folder} was made with another secret; name the right one, or start a new run"
+                f"the ledger {book.path} {mismatch}; name the right one, or start a new run that "
+                "is charged anew (new_run=True)"
             )
-        if ledger is None:
-            if not (folder / "ledger").exists():
-                raise StateError(f"{folder} keeps its budget in another ledger; pass ledger=")
-            ledger = Ledger(folder / "ledger")
-            if ledger.identity() != snapshot["own ledger"]:
-                raise StateError(
-                    f"{folder} is a copy, its ledger too; two copies of a book cannot keep one "
-                    "budget; pass ledger= with the book that counts"
-                )
+        log = None if mismatch or new_run else saved.open_log(book)
         runner = cls(
-            unpack(about["mechanism"], kind="mechanism"),
+            unpack(saved.about["mechanism"], kind="mechanism"),
             secret=known_secret,
-            run_id=snapshot["run"],
-            ledger=ledger,
-            dataset=about["dataset"],
-            query=about["query"],
+            run_id=None if log is None else saved.snapshot["run"],
+            ledger=book,
+            dataset=saved.about["dataset"],
+            query=saved.about["query"],
         )
-        runner._restore(folder, snapshot)
+        runner._take_over(saved, log)
         return runner
 
     @classmethod
@@ -195,19 +194,16 @@ class Runner:
             return runner
         runner = cls.load(folder, secret=secret, ledger=ledger)
         asked, kept = (mechanism, dataset, query), (runner.mechanism, runner.dataset, runner.query)
-        if asked != kept:
+        if asked != kept or runner._logged_from > 0:
             runner.close()
             raise StateError(
                 f"{folder} was made for {kept}; asked for {asked}; use the same parameters, or a "
                 "new state directory (a new run, charged anew)"
+                if asked != kept
+                else f"{folder} is logged from step {runner._logged_from} on only, so it cannot "
+                "start again from step 0; use Runner.load and feed what follows its snapshot"
             )
-        if runner._logged_from > 0:
-            raise StateError(
-                f"{folder} is logged from step {runner._logged_from} on only, so it cannot start "
-                "again from step 0; use Runner.load and feed the steps that follow its snapshot"
-            )
-        runner.steps_done, runner._chain, runner._finished = 0, bytes(16), False
-        runner._state = mechanism.start()
+        runner._progress, runner._finished = Progress(mechanism.start()), False
         return runner
 
     def close(self) -> None:
@@ -215,6 +211,11 @@ class Runner:
         if self._log is not None:
             self._log.close()
         self._ledger.close()
+
+    @property
+    def steps_done(self) -> int:
+        """How many steps were taken."""
+        return self._progress.steps
 
     @property
     def left(self) -> Fraction:
@@ -234,34 +235,41 @@ class Runner:
             self.dataset,
             self.query,
             tuple(noise_versions()),
+            self._secret.key("check", self.run_id).hex(),
         )
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def _batch(self, block: Integers) -> Iterator[list[Release]]:
         """Steps of one batch: log all digests, then charge and draw step by step."""
-        first, chain, digests = self.steps_done, self._chain, []
+        first, chain, digests = self.steps_done, self._progress.chain, []
         for row in block:
             content = len(row).to_bytes(8, "little") + row.astype("<i8").tobytes()
             chain = chain_digest(self._digest_key, chain, content)
             digests.append(chain)
-        if self._log is not None:
-            self._log.record(first, digests)
 
         def digest_at(step: int) -> str:
             return digests[step - first].hex() if 0 <= step - first < len(digests) else ""
 
+        self._spend.new_batch()
         ahead = first + len(block) - 1 if self.mechanism.steady else -1
+        log: InputLog | None = None
         for offset, row in enumerate(block):
-            self._spend.begin(first + offset, digest_at, ahead=ahead)
+            step = first + offset
+            if self.steps_done != step:
+                raise InvalidInput("this run has moved on since this feed was begun; begin again")
+            if self._log is not log and self._log is not None:  # also if saved in the meantime
+                self._log.record(step, digests[offset:], ledger=self._ledger.head())
+                log = self._log
+            self._spend.begin(step, digest_at, ahead=ahead, verified=log is not None)
             try:
-                self._state, releases = self.mechanism.step(self._state, row, self._spend)
+                state, releases = self.mechanism.step(self._progress.state, row, self._spend)
             except BaseException:
                 self._connect()  # a second try may replay what this one has already drawn
                 raise
-            self.steps_done, self._chain = first + offset + 1, digests[offset]
+            self._progress = Progress(state, step + 1, digests[offset])
             yield releases
 
-    def _checked(self, block: np.ndarray[Any, np.dtype[np.float64]]) -> Integers:
+    def _checked(self, block: Reals) -> Integers:
         if self._finished:
             raise InvalidInput("this stream was finished; start a new run for a new stream")
         if self._bins is not None and block.shape[1] != self._bins:
@@ -272,13 +280,26 @@ class Runner:
         self._bins = block.shape[1]
         return checked
 
+    def _open_book(self) -> None:
+        """Make the dataset's book, or see that it counts what this mechanism spends."""
+        asked, book = self.mechanism.terms(), self._ledger.terms(self.dataset)
+        if book is None:
+            self._ledger.open(self.dataset, asked)
+        elif (book.measure, book.change) != (asked.measure, asked.change):
+            raise LedgerError(
+                f"the book of {self.dataset!r} counts {book.measure} for events that change "
+                f"{book.change}; {type(self.mechanism).__name__} spends {asked.measure} for events "
+                f"that change {asked.change}; open another book for it"
+            )
+
     def _connect(self) -> None:
         """(Re)open the door to noise for this run."""
-        self._ledger.register(self.dataset, self.run_id.hex(), self.fingerprint())
+        fingerprint = self.fingerprint()
+        self._ledger.register(self.dataset, self.run_id.hex(), fingerprint)
         self._digest_key = self._secret.key("input digest", self.run_id)
         self._spend = Spend(
             run=self.run_id,
-            key=self._secret.key("runner noise", self.run_id),
+            key=self._secret.key("runner noise", self.run_id + bytes.fromhex(fingerprint)),
             ledger=self._ledger,
             dataset=self.dataset,
             query=self.query,
@@ -294,6 +315,11 @@ class Runner:
         if self._ledger.path is None:
             self._ledger = self._ledger.persist(folder / "ledger")
             self._connect()
+        self._sign(folder)
+        self._log, self._folder = InputLog(log_path(folder, self.run_id), run=self.run_id), folder
+        self._logged_from = self.steps_done
+
+    def _sign(self, folder: Path) -> None:
         about = {
             "name": name_of(self.mechanism),
             "mechanism": pack(self.mechanism, kind="mechanism"),
@@ -302,53 +328,36 @@ class Runner:
             "run": self.run_id,
             "secret check": self._secret.key("check", self.run_id),
         }
-        write_packed(folder / "run.dps", about, kind="run")
-        self._log, self._folder = InputLog(self._log_path(folder), run=self.run_id), folder
-        self._logged_from = self.steps_done
+        write_about(folder, about)
 
-    def _restore(self, folder: Path, snapshot: dict[str, Any]) -> None:
-        """Take over a snapshot; if its log is not the one it was taken with, as a new run."""
-        self._state = unpack(snapshot["state"], kind="mechanism state")
-        self.steps_done, self._bins = snapshot["steps"], snapshot["bins"]
-        self._chain, self._finished, self._folder = snapshot["chain"], snapshot["finished"], folder
-        self._logged_from = snapshot["logged from"]
-        path = self._log_path(folder)
-        if path.exists():
-            log = InputLog(path, run=self.run_id)
-            charged = self._ledger.newest_step(self.dataset, self.run_id.hex())
-            if log.identity == snapshot["log"] and charged <= max(log.last, self.steps_done - 1):
-                self._log = log
-                return
-            log.close()
+    def _take_over(self, saved: SavedRun, log: InputLog | None) -> None:
+        """Go on from a snapshot; without its log, as the new run that this runner is."""
+        snapshot = saved.snapshot
+        state = unpack(snapshot["state"], kind="mechanism state")
+        self._bins, self._finished = snapshot["bins"], snapshot["finished"]
+        self._folder, self._log = saved.folder, log
+        if log is not None:
+            self._logged_from = snapshot["logged from"]
+            self._progress = Progress(state, snapshot["steps"], snapshot["chain"])
+            return
         warnings.warn(
-            f"{folder} is a copy, or its log is missing or older than the ledger: it goes on as a "
-            "new run with new noise and new charges",
+            f"{saved.folder} is a copy, or its log or ledger is not the one it was saved with: it "
+            "goes on as a new run with new noise and new charges",
             NewRun,
             stacklevel=3,
         )
-        self.run_id = mint_run_id()
-        self._connect()
-        self._log = InputLog(self._log_path(folder), run=self.run_id)
+        self._spend.begin(snapshot["steps"], lambda _: snapshot["chain"].hex())
+        state = rebuild(state, self._pay_again)
+        self._progress = Progress(state, snapshot["steps"], snapshot["chain"])
+        self._sign(saved.folder)
+        self._log = InputLog(log_path(saved.folder, self.run_id), run=self.run_id)
         self._logged_from = self.steps_done
-        about = read_packed(folder / "run.dps", kind="run")
-        about |= {"run": self.run_id, "secret check": self._secret.key("check", self.run_id)}
-        write_packed(folder / "run.dps", about, kind="run")
-        self.save(folder)
+        self.save(saved.folder)
 
-    def _log_path(self, folder: Path) -> Path:
-        return folder / f"inputs-{self.run_id.hex()[:16]}.log"
-
-    def _own_ledger(self, folder: Path) -> bool:
-        own = self._ledger.path is not None and self._ledger.path.parent.resolve()
-        return own == folder.resolve()
-
-
-def _newest_snapshot(folder: Path) -> dict[str, Any]:
-    """The last whole snapshot: writing one is atomic, an older generation covers a bad medium."""
-    try:
-        snapshot: dict[str, Any] = read_packed(folder / "snapshot.dps", kind="snapshot")
-    except StateError:
-        if not (folder / "snapshot.1.dps").exists():
-            raise
-        snapshot = read_packed(folder / "snapshot.1.dps", kind="snapshot")
-    return snapshot
+    def _pay_again(self, item: Any) -> Any:
+        """What another run has paid for and this one would draw under, it pays in full."""
+        if isinstance(item, Paid):
+            raise StateError(
+                "this state holds values that another run has paid for; start a new run instead"
+            )
+        return self._spend.adopt(item) if isinstance(item, Interval | Cover) else item

@@ -16,7 +16,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from dpstream.errors import LedgerError
-from dpstream.privacy.amounts import GRID, units
+from dpstream.privacy.amounts import GRID, floor_units
 from dpstream.privacy.charges import Charge, Terms
 
 Ranges = tuple[tuple[int, int], ...]
@@ -62,11 +62,14 @@ def _highest(pieces: list[tuple[Ranges, int]]) -> int:
 
 
 class Account:
-    """Charges of one book added up, from step `since` on (older ones are settled)."""
+    """Charges of one book added up, for new charges to step `since` and later.
+
+    Steps that share a window with `since` are kept too, from `kept` on; older ones are settled.
+    """
 
     def __init__(self, terms: Terms, *, since: int = 0) -> None:
         self.terms, self.since = terms, since
-        self.total = units(terms.total)
+        self.total = floor_units(terms.total)
         self.peak = 0
         self._steps: dict[int, StepLoss] = {}
         self._intervals: dict[tuple[str, str, str, int], tuple[int, int | None, int]] = {}
@@ -77,6 +80,7 @@ class Account:
         """The largest loss of any unit that the charge touches, if it were made, in grid units."""
         amount = charge.units
         if charge.kind == "close":
+            self._refuse_second_close(charge)
             return self.peak
         first, last = charge.cells.first, charge.cells.last + charge.repeat - 1
         if charge.kind == "open":
@@ -112,7 +116,7 @@ class Account:
             return
         for offset in range(charge.repeat):
             first, last = charge.cells.first + offset, charge.cells.last + offset
-            for number in range(max(first, self.since), last + 1):
+            for number in range(max(first, self.kept), last + 1):
                 step = self._steps.setdefault(number, StepLoss())
                 before = step.top
                 step.add(amount, charge.cells.bins)
@@ -125,7 +129,7 @@ class Account:
         if step >= self._end:
             return self._sum_at(step) + self._overlapping(step)
         width = self.terms.width
-        low = self.since if width is None else max(self.since, step - width + 1)
+        low = 0 if width is None else max(self.kept, step - width + 1)
         tops = sum(self._steps[s].top for s in range(low, step + 1) if s in self._steps)
         return tops + self._overlapping(step)
 
@@ -137,18 +141,35 @@ class Account:
         """Settle old steps: they can no longer share a window with a new one."""
         if step <= self.since or self.terms.width is None:
             return
-        self._steps = {s: loss for s, loss in self._steps.items() if s >= step}
+        self.since = step
+        self._steps = {s: loss for s, loss in self._steps.items() if s >= self.kept}
         self._intervals = {
             key: value
             for key, value in self._intervals.items()
-            if value[1] is None or value[1] >= step
+            if value[1] is None or value[1] >= self.kept
         }
-        self.since = step
+
+    def interval(self, key: tuple[str, str, str, int]) -> tuple[int, int | None, int] | None:
+        """First step, last step (None while open) and cost of an interval or cover, if known."""
+        return self._intervals.get(key)
+
+    @property
+    def kept(self) -> int:
+        """The oldest step that still shares a window with one that may be charged."""
+        return 0 if self.terms.width is None else max(0, self.since - self.terms.width + 1)
 
     @property
     def newest(self) -> int:
         """The newest step that was charged, or -1."""
         return self._end
+
+    def _refuse_second_close(self, charge: Charge) -> None:
+        key = (charge.run, charge.query, charge.purpose, charge.cells.first)
+        _, end, _ = self._intervals.get(key, (0, None, 0))
+        if end not in (None, charge.cells.last):
+            raise LedgerError(
+                f"{charge.purpose!r}, open from step {charge.cells.first}, was closed at step {end}"
+            )
 
     def _inside(self, step: int) -> bool:
         return self.terms.width is None or step > self._end - self.terms.width
@@ -211,7 +232,7 @@ class Account:
             everywhere = self._steps.keys() | extra.keys()
             end = max(last, self._end)
             return sum(map(top, everywhere)) + self._overlapping(end) + fixed
-        start = max(self.since, first - width + 1)
+        start = max(self.kept, first - width + 1)
         tops = [top(s) for s in range(start, last + width)]
         worst = running = 0
         for index, value in enumerate(tops):

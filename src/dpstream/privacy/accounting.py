@@ -9,7 +9,7 @@ the least delta is taken; all of them are sound, also for adaptively chosen mech
     mixture    pure and GDP parts by their joint privacy loss (`mixtures`); not with zCDP parts,
                which have no dominating pair
 
-Proofs: `docs/soundness.md`.
+Proofs: `docs/soundness/accounting.md`.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ class Terms:
     `unit`: one event (`event`), any events within `window` successive steps (`w_event`), or all
     rows of a user for ever or within a `period` (`user`). `measure`: what `total` and every
     charge count, pure-DP epsilon, zCDP rho or GDP mu^2. `clock`: what one step is, in words.
+    `change`: how far one event may move the data, in words; a mechanism with another is refused.
     """
 
     unit: Unit
@@ -31,6 +32,7 @@ class Terms:
     period: str = "forever"
     time_zone: str = "UTC"
     clock: str = "steps"
+    change: str = "a count by 1"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "total", positive(self.total, f"the book's {self.measure}"))
@@ -65,7 +67,10 @@ class Terms:
             "w_event": f"any events within {self.window} successive steps",
             "user": f"all rows of one user ({self.period})",
         }[self.unit]
-        return f"{self.measure} = {show(self.total)} for {what}"
+        return f"{self.measure} = {show(self.total)} for {what}{self._how()}"
+
+    def _how(self) -> str:
+        return "" if self.change == "a count by 1" else f", each changing {self.change}"
 
     def to_json(self) -> dict[str, Any]:
         """As stored."""
@@ -88,7 +93,7 @@ class Cells:
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last:
             raise LedgerError(f"cells need 0 <= first <= last; got {self.first} to {self.last}")
-        if self.bins is not None and not all(0 <= a < b for a, b in self.bins):
+        if self.bins is not None and not (self.bins and all(0 <= a < b for a, b in self.bins)):
             raise LedgerError(f"bins must be ranges (a, b) with 0 <= a < b; got {self.bins}")
 
 
@@ -112,6 +117,10 @@ class Charge:
     repeat: int = 1
     digest: str = ""
     kind: Kind = "cells"
+
+    def __post_init__(self) -> None:
+        if self.amount < 0 or self.repeat < 1 or self.step < 0:
+            raise LedgerError(f"a charge needs amount, step >= 0 and repeat >= 1; got {self}")
 
     @cached_property
     def units(self) -> int:

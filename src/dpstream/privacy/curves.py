@@ -1,7 +1,8 @@
 """Closed forms between mu (GDP), rho (zCDP) and (epsilon, delta).
 
 Every answer is an upper bound on the true epsilon or delta: the float error of each formula is
-estimated term by term, with room to spare, and added. Formulas and proofs: `docs/soundness.md`.
+estimated term by term, with room to spare, and added. Formulas and proofs:
+`docs/soundness/accounting.md`.
 """
 
 from __future__ import annotations

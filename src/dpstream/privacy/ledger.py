@@ -9,9 +9,10 @@ nothing else shares.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
@@ -36,10 +37,11 @@ class Book:
         self.terms = terms
         self.account = Account(terms, since=since)
         self.spent_on: dict[tuple[str, str, str], list[Any]] = {}
-        self.runs: dict[str, str] = {}
         self._known: dict[tuple[str, str, str, str], list[Charge]] = {}
 
-    def missing(self, charge: Charge, digest_at: DigestAt) -> list[Charge]:
+    def missing(
+        self, charge: Charge, digest_at: DigestAt, *, verified: bool = False
+    ) -> list[Charge]:
         """The parts of a charge that were not made yet; a contradiction raises."""
         known = self._known.get(charge.source, [])
         if not known or known[-1].last_step < charge.step:
@@ -49,7 +51,7 @@ class Book:
         for old in known[index:]:
             if old.last_step < step or old.step > charge.last_step:
                 continue
-            _agree(old, charge, digest_at)
+            _agree(old, charge, digest_at, verified)
             if old.step > step:
                 parts.append(_part(charge, step, old.step - 1, digest_at))
             step = old.last_step + 1
@@ -59,7 +61,7 @@ class Book:
 
     def add(self, charge: Charge, loss: int | None = None) -> None:
         """Apply a charge that is durable; `loss` is what the account said it leads to."""
-        reaches = charge.cells.last + charge.repeat > self.account.since
+        reaches = charge.cells.last + charge.repeat > self.account.kept
         if reaches or charge.kind in ("open", "close"):
             self.account.add(charge, loss)
             known = self._known.setdefault(charge.source, [])
@@ -81,8 +83,9 @@ class Book:
     def forget_before(self, step: int) -> None:
         """Keep memory bounded on a stream that never ends."""
         self.account.forget_before(step)
+        kept = self.account.kept
         for source, charges in self._known.items():
-            self._known[source] = [c for c in charges if c.last_step >= step]
+            self._known[source] = [c for c in charges if max(c.last_step, c.cells.last) >= kept]
 
 
 class Ledger:
@@ -94,6 +97,8 @@ class Ledger:
             None if path is None else Journal(Path(path), kind="ledger", error=LedgerError)
         )
         self._books: dict[str, Book] = {}
+        self._runs: dict[str, tuple[str, str]] = {}  # run -> dataset and fingerprint
+        self._lock, self._broken = threading.RLock(), False
 
     def open(self, dataset: str, terms: Terms) -> None:
         """Create the dataset's book, or check that it has these very terms."""
@@ -119,23 +124,39 @@ class Ledger:
     def register(self, dataset: str, run: str, fingerprint: str) -> None:
         """Tie a run id to everything that fixes its releases; another fingerprint is refused."""
         with self._current():
-            book = self._book(dataset)
-            known = book.runs.get(run)
+            self._book(dataset)
+            known = self._runs.get(run)
             if known is None:
                 record = {"dataset": dataset, "run": run, "fingerprint": fingerprint}
                 self._append([record | {"at": _now()}])
-                book.runs[run] = fingerprint
-            elif known != fingerprint:
+                self._apply(record)
+            elif known != (dataset, fingerprint):
                 raise NoiseReuse(
                     f"run {run[:8]} was started with other parameters or data; the same noise "
                     "must not serve both; start a new run"
                 )
 
-    def charge(self, dataset: str, charge: Charge, digest_at: DigestAt = lambda step: "") -> bool:
-        """Write the charge down, or raise BudgetExceeded; False if it was there already."""
+    def knows(self, dataset: str, run: str) -> bool:
+        """Was this run started under this dataset's book?"""
+        with self._current():
+            return self._runs.get(run, ("", ""))[0] == dataset
+
+    def charge(
+        self,
+        dataset: str,
+        charge: Charge,
+        digest_at: DigestAt = lambda step: "",
+        *,
+        verified: bool = False,
+    ) -> bool:
+        """Write the charge down, or raise BudgetExceeded; False if it was there already.
+
+        A charge made before must have read the same input. `verified` says that the caller's own
+        log has just shown that, for a replay whose digests do not reach the recorded ones.
+        """
         with self._current(oldest=charge.cells.first, dataset=dataset):
             book = self._book(dataset)
-            parts = book.missing(charge, digest_at)
+            parts = book.missing(charge, digest_at, verified=verified)
             for part in parts:
                 loss = self._refuse_overspend(dataset, book, part)
                 if self._journal is not None:
@@ -181,7 +202,8 @@ class Ledger:
             records.append({"book": name, "terms": book.terms.to_json(), "at": _now()})
             records += [
                 {"dataset": name, "run": run, "fingerprint": fingerprint, "at": _now()}
-                for run, fingerprint in book.runs.items()
+                for run, (dataset, fingerprint) in self._runs.items()
+                if dataset == name
             ]
             records += [{"dataset": name, "at": _now()} | c.to_json() for c in book.charges()]
             if since:
@@ -201,19 +223,62 @@ class Ledger:
         if self._journal is not None:
             self._journal.close()
 
+    def interval_end(
+        self, dataset: str, run: str, query: str, purpose: str, first: int
+    ) -> int | None:
+        """The last step that an interval or cover pays for; -1 if there is none."""
+        with self._current():
+            found = self._book(dataset).account.interval((run, query, purpose, first))
+            return -1 if found is None else found[1]
+
+    def head(self) -> tuple[int, str]:
+        """Where the file ends now, to recognise it later; (0, "") in memory."""
+        with self._current():
+            return (0, "") if self._journal is None else self._journal.head()
+
+    def has(self, head: tuple[int, str]) -> bool:
+        """Is this the file that once ended at `head`, with all it held then?"""
+        return self._journal is None or self._journal.has(head)
+
     @contextmanager
     def _current(self, *, oldest: int | None = None, dataset: str = "") -> Iterator[None]:
-        """Hold the file's lock with every charge of every process applied."""
-        if self._journal is None:
-            yield
-            return
-        with self._journal.locked():
+        """Hold the lock, with every charge of every process applied.
+
+        If anything but a refusal cuts a change short (an interrupt, a full disk), what is in
+        memory is dropped and read again from the file; without a file, nothing more is admitted.
+        """
+        with self._lock, self._journal.locked() if self._journal else nullcontext():
+            if self._broken:
+                raise LedgerError("a charge to this book was cut short; start a new one")
+            try:
+                if self._journal is not None:
+                    self._catch_up(oldest, dataset)
+                yield
+            except (BudgetExceeded, NoiseReuse, LedgerError):
+                raise
+            except BaseException:
+                self._start_over()
+                raise
+
+    def _catch_up(self, oldest: int | None, dataset: str) -> None:
+        assert self._journal is not None
+        try:
             for record in self._journal.read_new():
                 self._apply(record)
             book = self._books.get(dataset)
             if book is not None and oldest is not None and oldest < book.account.since:
                 self._reload(dataset, oldest)
-            yield
+        except BaseException:
+            self._start_over()
+            raise
+
+    def _start_over(self) -> None:
+        if self._journal is None:
+            self._broken = True
+            return
+        self._books.clear()
+        self._runs.clear()
+        self._journal.rewind()
 
     def _reload(self, dataset: str, oldest: int) -> None:
         """Read a book again with more of its past, for a charge to a step long gone."""
@@ -235,7 +300,7 @@ class Ledger:
         if "book" in record:
             self._books.setdefault(record["book"], Book(Terms.from_json(record["terms"])))
         elif "fingerprint" in record:
-            self._books[record["dataset"]].runs[record["run"]] = record["fingerprint"]
+            self._runs[record["run"]] = (record["dataset"], record["fingerprint"])
         elif "settled_before" in record:
             self._books[record["dataset"]].forget_before(record["settled_before"])
         else:
@@ -289,7 +354,7 @@ class Ledger:
         )
 
 
-def _agree(old: Charge, new: Charge, digest_at: DigestAt) -> None:
+def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> None:
     """A charge made again must be the same charge over the same input."""
     shift = old.step - new.step
     same_cells = (old.cells.first - shift, old.cells.last - shift, old.cells.bins) == (
@@ -303,9 +368,10 @@ def _agree(old: Charge, new: Charge, digest_at: DigestAt) -> None:
             f"{old.step}; a replay now asks for {show(new.amount)}; a replay must be identical"
         )
     digest = digest_at(old.last_step)
-    if old.digest and digest and old.digest != digest:
+    if old.digest and digest != old.digest and not (verified and not digest):
+        found = "other data" if digest else "data of which this replay brings only a part"
         raise NoiseReuse(
-            f"run {new.run[:8]} already published step {old.last_step} from other data; nothing "
+            f"run {new.run[:8]} already published step {old.last_step} from {found}; nothing "
             "was published; feed the same data to replay, or start a new run"
         )
 

@@ -26,7 +26,7 @@ _GRID_POINTS = 200_000
 _FFT_ROUND = 1e-11
 _FFT_ROUND_PER_COPY = 1e-15
 """Room for the absolute error of the transforms: against exact expectations they fell short by
-up to 4e-12 for 10^5 copies, 4e-17 per copy."""
+up to 6e-12 for 10^5 copies, 6e-17 per copy."""
 
 Floats: TypeAlias = NDArray[np.float64]
 

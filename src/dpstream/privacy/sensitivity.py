@@ -39,6 +39,20 @@ def range_change(lo: Fraction, hi: Fraction, quantum: Fraction) -> Fraction:
     return (hi - lo) / quantum
 
 
+@cache
+def deviation_change(change: Fraction, *, grid: int) -> Fraction:
+    """How far floor(grid * sum_i |c_i - mean|) moves when one c_i moves by `change`.
+
+    The value's own term moves by change (1 - 1/n), the n - 1 others by change / n each: together
+    2 change (1 - 1/n), for every n less than 2 change. Rounded down, a number that moves by at
+    most a whole number of steps still does.
+
+    >>> deviation_change(Fraction(1), grid=1024)
+    Fraction(2048, 1)
+    """
+    return Fraction(math.ceil(2 * change * grid))
+
+
 def root_above(square: Fraction, bits: int = 40) -> Fraction:
     """A rational not below the square root, within 2^-bits of it.
 

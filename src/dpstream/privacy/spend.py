@@ -7,15 +7,16 @@ and one independent draw per coordinate.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.errors import InvalidInput, InvalidParameter, StateError
 from dpstream.privacy import noise
 from dpstream.privacy.amounts import on_grid, show
 from dpstream.privacy.charges import Cells, Charge, Kind
@@ -37,6 +38,21 @@ class Interval:
 
     purpose: str
     start: int
+    amount: Fraction = Fraction(0)
+    run: str = ""
+
+
+@storable("paid")
+@dataclass(frozen=True, kw_only=True)
+class Paid:
+    """Values that were paid for when they came, with all that later draws will read of them.
+
+    Draws under it must be such that, however many of the values change, all draws together cost at
+    most what was paid for the changed ones.
+    """
+
+    purpose: str
+    run: str = ""
 
 
 @storable("cover")
@@ -52,6 +68,7 @@ class Cover:
     first: int
     last: int
     amount: Fraction
+    run: str = ""
 
 
 class Spend:
@@ -69,12 +86,36 @@ class Spend:
         self._ledger, self._dataset, self._measure = ledger, dataset, terms.measure
         self._streams: dict[str, noise.Stream] = {}
         self._prepaid: dict[str, tuple[int, Fraction]] = {}
+        self._asked: dict[str, tuple[int, str]] = {}
         self._digest_at: DigestAt = lambda step: ""
-        self._ahead = -1
+        self._ahead, self._verified = -1, False
+        self._process = os.getpid()
 
-    def begin(self, step: int, digest_at: DigestAt, *, ahead: int = -1) -> None:
-        """Move to `step`; up to `ahead`, charges that come every step are written in one go."""
+    def begin(
+        self, step: int, digest_at: DigestAt, *, ahead: int = -1, verified: bool = False
+    ) -> None:
+        """Move to `step`; up to `ahead`, charges that come every step are written in one go.
+
+        `verified`: a durable log has shown that this step's input is not another one than before.
+        """
+        if os.getpid() != self._process:
+            raise StateError("this run was started before a fork; start or load it in each process")
         self.step, self._digest_at, self._ahead = step, digest_at, ahead
+        self._verified = verified
+
+    def new_batch(self) -> None:
+        """Other input may follow: what was paid ahead must be looked up in the ledger again."""
+        self._prepaid.clear()
+
+    def adopt(self, token: Interval | Cover) -> Interval | Cover:
+        """Pay again, in full, for what a copied state holds of another run, and go on with it."""
+        if isinstance(token, Cover):
+            cells = Cells(first=token.first, last=token.last)
+            self._charge_as(token.amount, token.purpose, cells, kind="cover")
+        else:
+            cells = Cells(first=token.start, last=max(token.start, self.step))
+            self._charge_as(token.amount, token.purpose, cells, kind="open")
+        return replace(token, run=self._run_name)
 
     def laplace(
         self,
@@ -84,12 +125,15 @@ class Spend:
         epsilon: Fraction,
         purpose: str,
         cells: Cells | None = None,
-        interval: Interval | None = None,
+        interval: Interval | Paid | None = None,
     ) -> Integers:
         """`value` plus discrete Laplace noise of scale sensitivity / epsilon."""
         exact, (epsilon, scale) = _integers(value), _laplace(sensitivity, epsilon)
         if interval is None:
             self._charge(epsilon, purpose, cells)
+        else:
+            self._check_open(interval, epsilon)
+            self._tie(purpose)
         return _added(exact, noise.discrete_laplace(self._draws("L:" + purpose, exact.size), scale))
 
     def gaussian(
@@ -109,7 +153,7 @@ class Spend:
             self._charge_as(rho, purpose, cells)
         else:
             self._check_cover(cover, rho)
-            self._charge_as(Fraction(0), purpose, None)  # ties the draw to the input's digest
+            self._tie(purpose)
         variance = Fraction(sensitivity) ** 2 / (2 * rho)
         return _added(
             exact, noise.discrete_gaussian(self._draws("G:" + purpose, exact.size), variance)
@@ -133,7 +177,7 @@ class Spend:
         """
         self._require("mu_squared", "rounded normals are GDP")
         self._check_cover(cover, cover.amount)
-        self._charge_as(Fraction(0), purpose, None)
+        self._tie(purpose)
         if isinstance(size, int):
             draws = self._draws("N:" + purpose, size)
         else:
@@ -151,7 +195,7 @@ class Spend:
             )
         cells = Cells(first=self.step, last=last)
         self._charge_as(amount, purpose, cells, kind="cover")
-        return Cover(purpose=purpose, first=self.step, last=last, amount=amount)
+        return Cover(purpose=purpose, first=self.step, last=last, amount=amount, run=self._run_name)
 
     def choose(
         self,
@@ -188,14 +232,28 @@ class Spend:
             exact.shape
         )
 
+    def pay(
+        self,
+        value: npt.ArrayLike,
+        *,
+        sensitivity: Fraction,
+        epsilon: Fraction,
+        purpose: str,
+        cells: Cells | None = None,
+    ) -> Paid:
+        """Charge `epsilon` for all that draws under the answer read of `value`; draw nothing."""
+        self._charge(_laplace(sensitivity, epsilon)[0], purpose, cells)
+        return Paid(purpose=purpose, run=self._run_name)
+
     def open_interval(self, epsilon: Fraction, *, purpose: str = "interval") -> Interval:
         """Charge `epsilon` once to every window that overlaps the steps until it is closed."""
         amount = self._pure(_positive(epsilon, "epsilon"))
         self._charge_as(amount, purpose, None, kind="open")
-        return Interval(purpose=purpose, start=self.step)
+        return Interval(purpose=purpose, start=self.step, amount=amount, run=self._run_name)
 
     def close_interval(self, interval: Interval) -> None:
         """End an interval with the current step."""
+        self._check_open(interval, Fraction(0))
         cells = Cells(first=interval.start, last=self.step)
         self._charge_as(Fraction(0), interval.purpose, cells, kind="close")
 
@@ -219,10 +277,45 @@ class Spend:
 
     def _check_cover(self, cover: Cover, amount: Fraction) -> None:
         """The charge is there, holds at this step, and is as large as the noise asks."""
-        if not cover.first <= self.step <= cover.last or amount > cover.amount:
+        end = self._end_of(cover.run, cover.purpose, cover.first)
+        if end is None or not cover.first <= self.step <= end or amount > cover.amount:
             raise InvalidParameter(
                 f"{cover} does not pay for {self._measure}={show(amount)} at step {self.step}"
             )
+
+    def _check_open(self, token: Interval | Paid, epsilon: Fraction) -> None:
+        """This run paid for it, for as much at least, and it is not over."""
+        if isinstance(token, Paid):
+            if token.run != self._run_name:
+                raise InvalidParameter(f"{token} was paid for by another run")
+            return
+        end = self._end_of(token.run, token.purpose, token.start)
+        if end is not None and end < self.step:
+            raise InvalidParameter(f"{token} was never opened by this run, or is over")
+        if epsilon and self._pure(epsilon) > token.amount:
+            raise InvalidParameter(f"{token} does not pay for epsilon={show(epsilon)}")
+
+    def _end_of(self, run: str, purpose: str, first: int) -> int | None:
+        """The last step that this run's interval or cover pays for; None: open; -1: not there."""
+        if run != self._run_name:
+            return -1
+        return self._ledger.interval_end(self._dataset, run, self._query, purpose, first)
+
+    def _tie(self, purpose: str) -> None:
+        """A draw that is paid for already: write its input's digest down where no log does."""
+        if not self._verified and self._ledger.path is not None:
+            self._charge_as(Fraction(0), purpose, None)
+
+    def _once(self, purpose: str) -> None:
+        """One purpose is one question: two kinds of noise under it would be charged as one."""
+        name = purpose[2:]
+        step, kind = self._asked.get(name, (-1, ""))
+        if step == self.step and kind != purpose[:2]:
+            raise InvalidParameter(
+                f"{name!r} was already asked at step {step} for another kind of noise; "
+                "give each question its own purpose"
+            )
+        self._asked[name] = (self.step, purpose[:2])
 
     def _charge_as(
         self, amount: Fraction, purpose: str, cells: Cells | None, kind: Kind = "cells"
@@ -247,11 +340,12 @@ class Spend:
             digest=self._digest_at(self._ahead if ahead else self.step),
             kind=kind,
         )
-        self._ledger.charge(self._dataset, charge, self._digest_at)
+        self._ledger.charge(self._dataset, charge, self._digest_at, verified=self._verified)
         if ahead:
             self._prepaid[purpose] = (self._ahead, amount)
 
     def _draws(self, purpose: str, size: int) -> noise.Draws:
+        self._once(purpose)
         return self._stream(purpose, "vector").at(self.step, size)
 
     def _stream(self, purpose: str, mode: noise.Mode) -> noise.Stream:
@@ -278,6 +372,23 @@ def laplace_stddev(sensitivity: Fraction, epsilon: Fraction) -> float:
     """
     rate = float(on_grid(epsilon) / sensitivity)
     return math.sqrt(0.5) / math.sinh(rate / 2)
+
+
+@lru_cache(maxsize=1024)
+def gaussian_stddev(sensitivity: Fraction, rho: Fraction) -> float:
+    """Standard deviation of discrete Gaussian noise, in grid steps.
+
+    >>> round(gaussian_stddev(Fraction(10), Fraction(1, 2)), 6)
+    10.0
+    >>> round(gaussian_stddev(Fraction(1), Fraction(2)), 6)  # narrower than the continuous one
+    0.463695
+    """
+    sigma = float(sensitivity) / math.sqrt(2 * float(on_grid(rho)))
+    if sigma > 4:  # sums and integrals agree to all digits
+        return sigma
+    x = np.arange(-60.0, 61.0)
+    weights = np.exp(-(x**2) / (2 * sigma**2))
+    return math.sqrt(float(weights @ x**2) / float(weights.sum()))
 
 
 def noise_versions() -> Sequence[int]:

@@ -32,13 +32,15 @@ def counter(name, steps=40, **more):
 
 def covariance(mechanism, steps):
     """B B^T of the scheme, at the mechanism's own noise."""
-    if isinstance(mechanism, UnboundedCounter):
-        decoder = Unbounded(first=4, growth=2).dense(steps)[0]
-    else:
+    if not isinstance(mechanism, UnboundedCounter):
         decoder = mechanism.process.dense()[0][:steps]
-    product = decoder @ decoder.T
-    scale = mechanism.stddev(steps) ** 2 / product[-1, -1]
-    return product * scale
+        product = decoder @ decoder.T
+        return product * mechanism.stddev(steps) ** 2 / product[-1, -1]
+    decoder = Unbounded(first=4, growth=2).dense(steps)[0]
+    totals = np.isin(np.arange(1, steps + 1), (4, 12, 28))  # columns of the epochs' totals
+    total = mechanism.stddev(4) ** 2 * mechanism.share  # their noise, for column norm 1
+    inside = (mechanism.stddev(1) / decoder[0, 0]) ** 2
+    return decoder @ np.diag(np.where(totals, total, inside)) @ decoder.T
 
 
 @every_counter
@@ -108,9 +110,9 @@ def test_sums_are_exact_but_for_the_noise(name):
 
 
 @every_counter
-def test_one_cover_per_stream_or_epoch(name):
+def test_one_cover_per_stream_or_epoch(name, tmp_path):
     """The ledger holds rho once for every step, whatever the number of draws."""
-    ledger = dps.Ledger()
+    ledger = dps.Ledger(tmp_path / "ledger")
     dps.release(counter(name), [[1]] * 40, ledger=ledger)
     lines = {line["purpose"]: line for line in ledger.report()[0]["spent_on"]}
 
@@ -181,6 +183,13 @@ def test_a_public_range_is_clamped_and_fixes_the_noise():
 
     np.testing.assert_allclose(series.values[:, 0], [4, 3, 4.5], atol=0.01)
     assert mechanism.change == 10
+
+
+def test_a_book_says_what_an_event_changes():
+    """A counter of sums does not fit a book of counts."""
+    assert counter("blt").terms().change == "a count by 1"
+    assert counter("blt", rho=1, sensitivity=20).terms().change == "a sum by 20"
+    assert counter("blt", rho=1, lo=0, hi=5).terms().change == "one value within [0, 5]"
 
 
 def test_the_unbounded_counter_keeps_its_budget_over_epochs():

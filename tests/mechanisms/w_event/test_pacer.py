@@ -119,11 +119,13 @@ def test_decisions_follow_from_releases_alone():
 def test_many_bins_pass():
     """Beyond a few hundred bins the grid of models is thinner; the state is as documented."""
     block = np.random.default_rng(5).poisson(20, (25, 3000))
-    runner = dps.Runner(Pacer(epsilon=1, window=50), secret=SECRET, run_id=RUN)
-    for _ in runner.feed(block):
-        pass
+    mechanism, steering = Pacer(epsilon=1, window=50), Steering(publish_at=())
+    state = mechanism.start()
+    for step, row in enumerate(block):
+        steering.step = step
+        state, _ = mechanism.step(state, row, steering)
 
-    assert len(pack(runner._state, kind="mechanism state")) < 1500 * 3000
+    assert len(pack(state, kind="mechanism state")) < 1500 * 3000
 
 
 def test_gamma_is_checked():

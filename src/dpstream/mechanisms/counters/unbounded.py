@@ -16,6 +16,7 @@ from dpstream.mechanisms.parts.counting.buffered_coder import BufferedCoder
 from dpstream.mechanisms.parts.counting.epochs import Unbounded, inside_counter
 from dpstream.mechanisms.parts.counting.mechanism import CounterState, grid_bits
 from dpstream.privacy.sensitivity import encoded_change
+from dpstream.privacy.spend import gaussian_stddev
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 
@@ -88,12 +89,12 @@ class UnboundedCounter(CountingParameters):
     def stddev(self, step: int) -> float:
         """Standard deviation of the noise in step `step` (from 1), in units of the values."""
         closed, offset, length = self.process.epoch(step)
-        inside, total = (2 * float(rho) for rho in self._shares)
-        square = (closed + (offset == length)) * float(self.change) ** 2 / total
+        inside, total = self._shares
+        square = (closed + (offset == length)) * gaussian_stddev(self.change, total) ** 2
         if offset < length:
             coder, moved = self._inner(length)
-            spread = coder.process.row_norm(offset) * float(moved / 2**coder.bits)
-            square += spread**2 / inside
+            noise = gaussian_stddev(moved, inside) / 2**coder.bits
+            square += (coder.process.row_norm(offset) * noise) ** 2
         return math.sqrt(square) * float(Fraction(self.quantum))
 
     def start(self) -> CounterState:

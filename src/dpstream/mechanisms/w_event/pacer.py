@@ -172,7 +172,7 @@ class Pacer(HistogramMechanism):
             clear = float(np.maximum(belief.count, 0.0).mean()) >= _CLEAR * scale
             if not clear and state.count > 2:
                 return replace(state, count=max(2, state.count // 2), due=now + 1)
-        elif state.bank is not None:
+        else:
             slowest = np.searchsorted(choices.counts, state.count / _SLOWING)
             position = max(position, int(slowest))
         count = int(choices.counts[position])

@@ -3,7 +3,14 @@
 from dpstream.privacy.state.inputs import InputLog, chain_digest
 from dpstream.privacy.state.journal import Journal
 from dpstream.privacy.state.secret import Secret, mint_run_id
-from dpstream.privacy.state.serial import pack, read_packed, storable, unpack, write_packed
+from dpstream.privacy.state.serial import (
+    pack,
+    read_packed,
+    rebuild,
+    storable,
+    unpack,
+    write_packed,
+)
 from dpstream.privacy.state.window_keys import WindowKeys
 
 __all__ = [
@@ -15,6 +22,7 @@ __all__ = [
     "mint_run_id",
     "pack",
     "read_packed",
+    "rebuild",
     "storable",
     "unpack",
     "write_packed",

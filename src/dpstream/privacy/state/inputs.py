@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpstream.errors import NoiseReuse, StateError
-from dpstream.privacy.state.journal import Journal
+from dpstream.privacy.state.journal import Journal, Record
 
 
 def chain_digest(key: bytes, previous: bytes, content: bytes) -> bytes:
@@ -41,13 +41,21 @@ class InputLog:
                 f"{path} belongs to another run; a log serves one run, use a new state directory"
             )
         self._digests: dict[int, bytes] = {}
+        self.ledger_head: tuple[int, str] | None = None
         for record in records[1:]:
             self._digests[record["step"]] = bytes.fromhex(record["digest"])
+            if "ledger" in record:
+                self.ledger_head = (record["ledger"][0], record["ledger"][1])
         self.last = max(self._digests, default=-1)  # the newest logged step
         self.identity = self._journal.identity()
 
-    def record(self, step: int, digests: Sequence[bytes]) -> None:
-        """Log the digests of `step`, `step + 1`, ...; return when they are durable."""
+    def record(
+        self, step: int, digests: Sequence[bytes], *, ledger: tuple[int, str] | None = None
+    ) -> None:
+        """Log the digests of `step`, `step + 1`, ...; return when they are durable.
+
+        `ledger`: where the ledger's file ended by then, to notice later if it was rolled back.
+        """
         new: dict[int, bytes] = {}
         for number, digest in enumerate(digests, start=step):
             known = self._digests.get(number)
@@ -60,7 +68,11 @@ class InputLog:
                     "same data to replay, or start a new run"
                 )
         if new:
-            self._journal.append([{"step": s, "digest": d.hex()} for s, d in new.items()])
+            records: list[Record] = [{"step": s, "digest": d.hex()} for s, d in new.items()]
+            if ledger is not None:
+                records[-1]["ledger"] = list(ledger)
+                self.ledger_head = ledger
+            self._journal.append(records)
             self._digests |= new
             self.last = max(new)
 

@@ -36,6 +36,7 @@ class Journal:
         make_directory(self.path.parent)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._thread_lock, self._depth = threading.RLock(), 0
+        self._process = os.getpid()
         self._offset, self._tag = 0, "0" * 16
 
     @contextmanager
@@ -54,6 +55,8 @@ class Journal:
 
     def acquire(self, *, wait: bool = True) -> None:
         """Take the file's lock; without `wait`, refuse if another process has it."""
+        if os.getpid() != self._process:
+            raise self._error(f"{self.path} was opened before a fork; open it in each process")
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -61,6 +64,14 @@ class Journal:
                 f"{self.path} is in use by another process; stop that process first, "
                 "or give this one its own state directory"
             ) from None
+        try:
+            current = os.stat(self.path)
+        except FileNotFoundError:
+            current = None
+        held = os.fstat(self._fd)
+        if current is None or (current.st_dev, current.st_ino) != (held.st_dev, held.st_ino):
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            raise self._error(f"{self.path} was replaced or removed while in use; restore it")
 
     def read_new(self) -> list[Record]:
         """Records appended since the last call, by anyone; the header is checked and left out."""
@@ -71,14 +82,15 @@ class Journal:
         if self._offset == 0 and not lines and not self._header().startswith(torn):
             raise self._foreign()  # cutting this as a torn line would destroy somebody's file
         records: list[Record] = []
+        offset, tag = self._offset, self._tag
         for line in lines:
-            record = self._parse(line)
-            if self._offset == 0:
+            record = self._parse(line, offset, tag)
+            if offset == 0:
                 self._check_header(record)
             else:
                 records.append(record)
-            self._offset += len(line) + 1
-            self._tag = line[:16].decode()
+            offset, tag = offset + len(line) + 1, line[:16].decode()
+        self._offset, self._tag = offset, tag
         return records
 
     def append(self, records: Iterable[Record]) -> None:
@@ -108,6 +120,17 @@ class Journal:
         """Forget what was read, so that `read_new` starts from the first record again."""
         self._offset, self._tag = 0, "0" * 16
 
+    def head(self) -> tuple[int, str]:
+        """How far the file was read or written, and the tag of its last record."""
+        return self._offset, self._tag
+
+    def has(self, head: tuple[int, str]) -> bool:
+        """Does the file begin with what it held at `head`? Not if it was rolled back or swapped."""
+        offset, tag = head
+        before = os.pread(self._fd, offset, 0)
+        last = before[before.rfind(b"\n", 0, max(offset - 1, 0)) + 1 :]
+        return offset == 0 or (len(before) == offset and last[:16] == tag.encode())
+
     def identity(self) -> str:
         """Which file this is on this machine: a copy has another identity."""
         stat = os.fstat(self._fd)
@@ -136,13 +159,13 @@ class Journal:
             "altered; name another file or restore this one"
         )
 
-    def _parse(self, line: bytes) -> Record:
+    def _parse(self, line: bytes, offset: int, previous: str) -> Record:
         tag, _, body = line.partition(b" ")
-        if tag.decode("ascii", "replace") != _tag(self._tag, body):
-            if self._offset == 0:
+        if tag.decode("ascii", "replace") != _tag(previous, body):
+            if offset == 0:
                 raise self._foreign()
             raise self._error(
-                f"{self.path} is damaged after byte {self._offset}: a record does not match its "
+                f"{self.path} is damaged after byte {offset}: a record does not match its "
                 "checksum; restore the file from a backup"
             )
         record: Record = json.loads(body)

@@ -83,6 +83,23 @@ def unpack(data: bytes, *, kind: str, origin: str = "these bytes") -> Any:
         ) from error
 
 
+def rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with `change` applied to every storable object in it, innermost first.
+
+    >>> rebuild((1, [Fraction(1, 2)], {"a": None}), lambda item: item)
+    (1, [Fraction(1, 2)], {'a': None})
+    """
+    if isinstance(value, list | tuple):
+        return type(value)(rebuild(item, change) for item in value)
+    if isinstance(value, dict):
+        return {key: rebuild(item, change) for key, item in value.items()}
+    if type(value) in _NAMES and dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        rebuilt = {name: rebuild(item, change) for name, item in fields.items()}
+        return change(dataclasses.replace(value, **rebuilt))
+    return value
+
+
 def write_packed(path: Path, value: object, *, kind: str) -> None:
     """Pack to a file, atomically and durably."""
     replace(path, pack(value, kind=kind))

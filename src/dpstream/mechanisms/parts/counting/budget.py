@@ -88,7 +88,13 @@ class CountingParameters:
 
     def terms(self) -> Terms:
         """Event-level zCDP."""
-        return Terms(unit="event", total=self.budget, measure="rho")
+        return Terms(unit="event", total=self.budget, measure="rho", change=self.change_in_words())
+
+    def change_in_words(self) -> str:
+        """What one event changes, as a book states it."""
+        if self.lo is not None:
+            return f"one value within [{self.lo}, {self.hi}]"
+        return f"a {'count' if self.sensitivity == 1 else 'sum'} by {self.sensitivity}"
 
     def check(self, block: Reals) -> Integers:
         """Counts, sums on the grid, or numbers clamped to the public range."""

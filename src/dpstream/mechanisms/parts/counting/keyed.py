@@ -70,7 +70,8 @@ class KeyedCounting(CountingParameters):
 
     def terms(self) -> Terms:
         """Event-level GDP."""
-        return Terms(unit="event", total=self.calibrated[0], measure="mu_squared")
+        mu_squared, change = self.calibrated[0], self.change_in_words()
+        return Terms(unit="event", total=mu_squared, measure="mu_squared", change=change)
 
     def stddev(self, step: int) -> float:
         """Standard deviation of the noise in step `step` (from 1), rounding included."""

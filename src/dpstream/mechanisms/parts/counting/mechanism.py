@@ -19,7 +19,7 @@ from dpstream.mechanisms.base import Spender, whole
 from dpstream.mechanisms.parts.counting.budget import CountingParameters
 from dpstream.mechanisms.parts.counting.strategy import NoiseProcess
 from dpstream.privacy.sensitivity import encoded_change
-from dpstream.privacy.spend import Cover
+from dpstream.privacy.spend import Cover, gaussian_stddev
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 
@@ -98,8 +98,9 @@ class CounterMechanism(CountingParameters):
 
     def stddev(self, step: int) -> float:
         """Standard deviation of the noise in step `step` (from 1), in units of the values."""
-        scale = float(self._measured_change * Fraction(self.quantum) / 2**self._coder.bits)
-        return self.process.row_norm(step) * scale / math.sqrt(2 * float(self.budget))
+        scale = float(Fraction(self.quantum) / 2**self._coder.bits)
+        noise = gaussian_stddev(self._measured_change, self.budget)
+        return self.process.row_norm(step) * noise * scale
 
     def start(self) -> CounterState:
         """Nothing measured yet."""

@@ -1,0 +1,170 @@
+"""Successive values that stay close together, grouped bin by bin as they come.
+
+A group c_1 ... c_n may take in the next value as long as dev = sum_i |c_i - mean| stays below a
+noisy threshold:
+
+    dev + nu < theta + rho,    rho ~ Lap(4 Delta / e) per group,  nu ~ Lap(8 Delta / e) per test.
+
+A value that fails is a closed group of its own, and the next value starts a new group. So every
+value takes part in exactly one run of tests, as a member or as the one that ends it.
+
+Guarantee: e for every value that changes by at most Delta, whatever else is published from its own
+budget in between. A changed value moves dev by at most 2 Delta (1 - 1/n), hence k changed values
+of one run move every dev of that run by at most D = 2 k Delta. Then rho -> rho + D keeps all who
+joined (cost k e / 2) and nu -> nu + 2 D in the last test keeps the failure (cost k e / 2): k e for
+the run. The runs of different bins and times have no value in common, so the costs add up to e
+per changed value, which is paid at the step of that value, and not by the run.
+Unlike `above_threshold`, whose distances move by Delta however many steps change, an interval of
+a fixed price would not do here: dev reads all values of the group.
+
+theta may be any function of releases; rho and the values stay in the state. A group is closed
+without a test when it is `longest` values long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+from numba import njit
+
+from dpstream.mechanisms.base import Spender
+from dpstream.mechanisms.parts.history import History
+from dpstream.privacy.sensitivity import deviation_change
+from dpstream.privacy.state.serial import storable
+from dpstream.records import Integers
+
+GRID = 1024
+"""dev is measured in steps of 1 / GRID, rounded down."""
+
+_NONE = np.zeros(0, np.int64)
+
+
+@storable("time groups")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TimeGroups:
+    """The open group of every bin."""
+
+    values: History  # exact ones
+    length: Integers  # 0: the next value starts a new group
+    rho: Integers  # the group's threshold noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouping:
+    """How groups grow: `epsilon` per value that changes by at most `change`."""
+
+    epsilon: Fraction
+    change: Fraction
+    longest: int
+
+    @cached_property
+    def sensitivity(self) -> Fraction:
+        """By how much one changed value moves dev, on its grid."""
+        return deviation_change(self.change, grid=GRID)
+
+    @cached_property
+    def for_threshold(self) -> Fraction:
+        """Half of e: with a sensitivity of 2 Delta, rho ~ Lap(4 Delta / e)."""
+        return self.epsilon / 2
+
+    @cached_property
+    def for_test(self) -> Fraction:
+        """A quarter of e: nu ~ Lap(8 Delta / e)."""
+        return self.epsilon / 4
+
+    @cached_property
+    def largest(self) -> int:
+        """Larger deviations count as this one, which keeps all sums within 62 bits."""
+        return min(1 << 40, (1 << 62) // self.longest**2)
+
+    def start(self, bins: int) -> TimeGroups:
+        """No group is open."""
+        return TimeGroups(
+            values=History.of(bins=bins, longest=self.longest, dtype=np.int64),
+            length=np.zeros(bins, np.int64),
+            rho=np.zeros(bins, np.int64),
+        )
+
+    def grow(
+        self, groups: TimeGroups, x: Integers, theta: Integers, spend: Spender
+    ) -> tuple[TimeGroups, Integers]:
+        """The groups with the values `x`, and the size of the group that each value is in.
+
+        `theta` is per bin, or one for all, in steps of 1 / GRID, rounded up: for whole numbers
+        "below theta" then means what it does for the exact one.
+        """
+        paid = spend.pay(x, sensitivity=self.change, epsilon=self.epsilon, purpose="group")
+        dev = deviations(groups.values.block, groups.values.end, groups.length, x, self.largest)
+        rho = noisy = _NONE
+        if len(dev) < len(x):
+            rho = spend.laplace(
+                np.zeros(len(x) - len(dev), np.int64),
+                sensitivity=self.sensitivity,
+                epsilon=self.for_threshold,
+                purpose="threshold",
+                interval=paid,
+            )
+        if len(dev):
+            noisy = spend.laplace(
+                dev,
+                sensitivity=self.sensitivity,
+                epsilon=self.for_test,
+                purpose="test",
+                interval=paid,
+            )
+        size, length, rho = _settle(groups.length, groups.rho, rho, noisy, theta, self.longest)
+        return TimeGroups(values=groups.values.append(x), length=length, rho=rho), size
+
+
+@njit(cache=True, nogil=True)
+def deviations(block: Integers, end: int, length: Integers, x: Integers, largest: int) -> Integers:
+    """floor(GRID dev) of every open group with its candidate `x`, in the order of the bins.
+
+    n dev = sum_i |n c_i - sum c| is an integer, and is taken of c - min c. dev is at least
+    max c - min c, so from a range of `largest` on the answer is known: GRID largest.
+    """
+    out, opened = np.empty(len(x), np.int64), 0
+    for j in range(len(x)):
+        n = length[j] + 1
+        if n == 1:
+            continue
+        low = high = x[j]
+        for i in range(end - n + 1, end):
+            low, high = min(low, block[j, i]), max(high, block[j, i])
+        dev = GRID * largest
+        if high - low < largest:
+            total = x[j] - low
+            for i in range(end - n + 1, end):
+                total += block[j, i] - low
+            times_n = abs(n * (x[j] - low) - total)
+            for i in range(end - n + 1, end):
+                times_n += abs(n * (block[j, i] - low) - total)
+            dev = min(dev, GRID * (times_n // n) + GRID * (times_n % n) // n)
+        out[opened] = dev
+        opened += 1
+    return out[:opened]
+
+
+@njit(cache=True, nogil=True)
+def _settle(
+    length: Integers, rho: Integers, fresh: Integers, noisy: Integers, theta: Integers, longest: int
+) -> tuple[Integers, Integers, Integers]:
+    """Who starts, joins or fails: size of each value's group, length of the open groups, rho."""
+    size, after, rho = np.ones_like(length), np.ones_like(length), rho.copy()
+    started = tested = 0
+    for j in range(len(length)):
+        if length[j] == 0:
+            rho[j] = fresh[started]
+            started += 1
+        elif noisy[tested] - rho[j] < theta[j % len(theta)]:
+            size[j] = after[j] = length[j] + 1
+            tested += 1
+        else:
+            after[j] = 0
+            tested += 1
+        if after[j] == longest:
+            after[j] = 0
+    return size, after, rho
