@@ -27,6 +27,11 @@ def at(spend, step):
     spend.begin(step, lambda _: "")
 
 
+def charge(**changed):
+    fields = {"run": "a", "query": "", "purpose": "p", "step": 0, "amount": F(1)}
+    return Charge(**fields | {"cells": Cells(first=0, last=0)} | changed)
+
+
 def spent(ledger):
     return F(ledger.report()[0]["spent"])
 
@@ -47,7 +52,7 @@ def test_a_purpose_is_asked_once_a_step():
     with pytest.raises(NoiseReuse):
         spend.laplace([7], purpose="p", **ONE)
     for ask in (
-        lambda: spend.respond([1], buckets=4, epsilon=F(1), purpose="p"),
+        lambda: spend.respond([1], buckets=4, epsilon=F(1, 2), purpose="p"),
         lambda: spend.choose([1, 2], purpose="p", **ONE),
     ):
         with pytest.raises(InvalidParameter, match="another kind of noise"):
@@ -110,18 +115,9 @@ def test_a_copied_token_is_paid_for_in_full():
     [
         lambda: Cells(first=0, last=0, bins=()),
         lambda: Cells(first=3, last=2),
-        lambda: Charge(
-            run="a", query="", purpose="p", step=0, amount=F(-1), cells=Cells(first=0, last=0)
-        ),
-        lambda: Charge(
-            run="a",
-            query="",
-            purpose="p",
-            step=0,
-            amount=F(1),
-            cells=Cells(first=0, last=0),
-            repeat=0,
-        ),
+        lambda: charge(amount=F(-1)),
+        lambda: charge(repeat=0),
+        lambda: charge(step=-1),
     ],
 )
 def test_charges_that_would_cost_nothing_are_refused(bad):
