@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from dpstream.errors import DpstreamError
+from dpstream.errors import MissingDependency
 
 _SIDE = Path(__file__).with_name("peer_side")
 _VARIABLE = "DPSTREAM_BENCH_PYTHON"
 _PATIENCE = 120.0  # seconds for one answer
 
 
-class PeerError(DpstreamError):
+class PeerError(MissingDependency):
     """A peer is absent, or could not do what was asked."""
 
 
