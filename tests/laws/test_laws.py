@@ -240,7 +240,7 @@ def test_replaying_the_answers_over_a_neighbour(name):
     calls, _ = record(mechanism, block, secret=SECRET, run=RUN)
     losses = []
     for other in neighbours(mechanism, block, 60):
-        result = replay(mechanism, other, calls)
+        result = replay(mechanism, other, calls, original=block)
         assert result.violations == []
         losses.append(result.loss)
 
@@ -264,6 +264,27 @@ def test_the_replay_law_catches_a_peek():
     calls, _ = record_unchecked(mechanism, block)
     with pytest.raises(Changed):
         replay(mechanism, other, calls)
+
+
+def test_the_replay_law_catches_cells_not_named():
+    """Control: a mechanism that reads the step before but charges its own step is caught."""
+
+    class Late(type(example("uniform"))):
+        def start(self):
+            return np.zeros(3, np.int64)
+
+        def step(self, state, x, spend):
+            _, releases = super().step(None, state, spend)
+            return x, releases
+
+    mechanism = Late(epsilon=1, window=5)
+    block = np.full((12, 3), 7)
+    other = block.copy()
+    other[3, 2] = 8
+    calls, _ = record(mechanism, block, secret=SECRET, run=RUN)
+
+    assert replay(mechanism, other, calls).violations == []
+    assert replay(mechanism, other, calls, original=block).violations != []
 
 
 def record_unchecked(mechanism, block):

@@ -160,8 +160,17 @@ def record(
     return recorder.calls, _drive(mechanism, block, recorder)
 
 
-def replay(mechanism: Mechanism, neighbour: Integers, calls: Sequence[Call]) -> Replay:
-    """Feed neighbouring data against the recorded answers; raises Changed if questions differ."""
+def replay(
+    mechanism: Mechanism,
+    neighbour: Integers,
+    calls: Sequence[Call],
+    *,
+    original: Integers | None = None,
+) -> Replay:
+    """Feed neighbouring data against the recorded answers; raises Changed if questions differ.
+
+    Given the `original` data, a call must also have named the cells whose change has moved it.
+    """
     twin = Recorder(script=calls)
     _drive(mechanism, neighbour, twin)
     if len(twin.calls) < len(calls):
@@ -187,6 +196,10 @@ def replay(mechanism: Mechanism, neighbour: Integers, calls: Sequence[Call]) -> 
             too_much, cost = change > allowed, Fraction(0)
         else:
             too_much, cost = change > old.sensitivity, old.amount * change / old.sensitivity
+        if original is not None and old.interval is None and old.kind not in _JOINT:
+            declared = _changed_cells(old, original, neighbour)
+            if cost > old.amount * declared:
+                violations.append(f"step {old.step}, {old.purpose!r}: moved by cells not named")
         if too_much:
             violations.append(f"step {old.step}, {old.purpose!r}: moved by {change}")
         if old.kind == "pay":
@@ -198,6 +211,19 @@ def replay(mechanism: Mechanism, neighbour: Integers, calls: Sequence[Call]) -> 
     opened = {call.answer: call.amount for call in calls if call.kind == "open_interval"}
     loss += sum((opened[interval] for interval in moved), Fraction(0))
     return Replay(loss=loss, violations=violations)
+
+
+_JOINT = ("normals", "cover", "open_interval", "close_interval", "gaussian")
+"""Calls that are charged for whole blocks of steps: their cover or interval names the cells."""
+
+
+def _changed_cells(call: Call, original: Integers, neighbour: Integers) -> int:
+    """How many of the cells that a call named differ between the neighbours, in events."""
+    cells = call.cells or Cells(first=call.step, last=call.step)
+    moved = np.abs(original - neighbour)[cells.first : cells.last + 1]
+    if cells.bins is not None:
+        moved = np.concatenate([moved[:, a:b] for a, b in cells.bins], axis=1)
+    return int((moved != 0).sum())
 
 
 def _drive(mechanism: Mechanism, block: Integers, recorder: Recorder) -> list[Release]:
