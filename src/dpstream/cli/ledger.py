@@ -56,15 +56,25 @@ def open_book(
     unit: Annotated[
         Literal["event", "w_event", "user"], typer.Option(help="What one promise protects.")
     ],
-    epsilon: Annotated[str, typer.Option(help="What may be spent on one protected unit.")],
+    epsilon: Annotated[
+        str, typer.Option(help="What may be spent on one protected unit, in the book's measure.")
+    ],
     window: Annotated[
         int | None, typer.Option(help="Steps protected together, for w_event.")
     ] = None,
+    measure: Annotated[
+        Literal["epsilon", "rho", "mu_squared"],
+        typer.Option(help="What the book counts: pure epsilon, zCDP rho, or GDP mu squared."),
+    ] = "epsilon",
+    change: Annotated[
+        str, typer.Option(help="How far one event moves the data, as the mechanism says it.")
+    ] = "a count by 1",
     file: File = None,
     as_json: AsJson = False,
 ) -> None:
     """Open a dataset's book before its first release; opening it again changes nothing."""
-    terms = Terms(unit=unit, total=exact(epsilon, "epsilon"), window=window)
+    total = exact(epsilon, measure)
+    terms = Terms(unit=unit, total=total, window=window, measure=measure, change=change)
     book_file = Ledger(_path(context, file))
     try:
         book_file.open(dataset, terms)

@@ -6,7 +6,7 @@ from fractions import Fraction as F
 import numpy as np
 import pytest
 
-from dpstream.audit.replay import record, replay
+from dpstream.audit.replay import Recorder, record, replay
 from dpstream.mechanisms import AdaPub, PegasusW
 from dpstream.mechanisms.parts.grouping import GRID, Grouping, deviations
 from dpstream.privacy.sensitivity import deviation_change
@@ -146,7 +146,7 @@ def test_a_changed_value_is_read_by_one_run_only(mechanism):
         other = block.copy()
         other[step] += 1
         assert replay(mechanism, other, calls).violations == []
-        twin, _ = answered(mechanism, other, calls)
+        twin = answered(mechanism, other, calls)
         moved = [at for at, value in tests.items() if twin[at] != value]
         runs = {max(s for s in starts if s < at) for at in moved}
         longest = max(longest, len(moved))
@@ -158,11 +158,11 @@ def test_a_changed_value_is_read_by_one_run_only(mechanism):
 
 def answered(mechanism, block, calls):
     """The tested deviations of another stream under the same answers."""
-    from dpstream.audit import replay as audit
-
-    recorder = audit.Recorder(script=calls)
-    releases = audit._drive(mechanism, block, recorder)
-    return {c.step: int(c.value[0]) for c in recorder.calls if c.purpose == "test"}, releases
+    recorder, state = Recorder(script=calls), mechanism.start()
+    for step, row in enumerate(block):
+        recorder.begin(step)
+        state, _ = mechanism.step(state, row, recorder)
+    return {c.step: int(c.value[0]) for c in recorder.calls if c.purpose == "test"}
 
 
 # What the answers give away, in exact probabilities: rho is summed over, each test has a closed
@@ -196,8 +196,16 @@ def probability(stream, joins, theta, rho_scale, nu_scale):
 
 
 def worst_ratio(changed, noise, trials=250):
-    """The largest |log ratio| found between streams that differ in `changed` values, at e = 1."""
+    """The largest |log ratio| found between streams that differ in `changed` values, at e = 1.
+
+    `noise` times that of `Grouping`, on the coarse grid.
+    """
     rng, worst = np.random.default_rng(5), 0.0
+    grouping = Grouping(epsilon=F(1), change=F(1), longest=9)
+    rho_scale, nu_scale = (
+        noise * COARSE * float(grouping.sensitivity / epsilon / GRID)
+        for epsilon in (grouping.for_threshold, grouping.for_test)
+    )
     for number in range(trials):
         one = rng.integers(0, 4, 8)
         other = one.copy()
@@ -208,8 +216,8 @@ def worst_ratio(changed, noise, trials=250):
         theta = int(rng.integers(-200, 200)) if number else -106
         joins = [True] * 7 + [False] if number % 3 == 0 else (rng.random(8) < 0.7).tolist()
         odds = [
-            probability(s.tolist(), joins, theta, 4 * noise * COARSE, 8 * noise * COARSE)
-            for s in (one, other)
+            probability(stream.tolist(), joins, theta, rho_scale, nu_scale)
+            for stream in (one, other)
         ]
         worst = max(worst, abs(math.log(odds[0] / odds[1])))
     return worst

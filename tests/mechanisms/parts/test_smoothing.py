@@ -1,5 +1,7 @@
 """Smoothing a group, and the memory it reads."""
 
+import statistics
+
 import numpy as np
 import pytest
 
@@ -35,6 +37,17 @@ def test_smoothers_by_hand(smoother, expected):
 def test_medians_of_odd_groups():
     """The middle one, whatever the order."""
     assert smooth(history([[3], [-8], [90]]), np.array([3]), "median").tolist() == [3.0]
+
+
+def test_medians_of_groups_of_any_length():
+    """Short and long groups, with ties, as the textbook has them."""
+    rng = np.random.default_rng(7)
+    columns = rng.integers(-9, 9, (60, 5)).astype(float)
+    noisy = history(columns.tolist(), longest=60)
+    for _ in range(100):
+        size = rng.integers(1, 61, 5)
+        expected = [statistics.median(columns[60 - n :, j]) for j, n in enumerate(size)]
+        assert smooth(noisy, size, "median").tolist() == expected
 
 
 def test_an_unknown_smoother_is_refused():

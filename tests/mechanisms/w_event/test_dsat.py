@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import dpstream as dps
+from dpstream.audit.replay import record
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import Dsat, Dsft
 from tests.laws.cases import RUN, SECRET
@@ -69,10 +70,12 @@ def test_the_threshold_follows_the_sampling_share():
 def test_the_fixed_form_keeps_its_threshold():
     """Dsft is Dsat without the factor; parameters are checked."""
     block = np.random.default_rng(5).poisson(30, size=(120, 2))
-    fixed = dps.release(Dsft(epsilon=3, window=20), block, secret=SECRET, run_id=RUN)
-    same = dps.release(Dsat(epsilon=3, window=20, adaptive=False), block, secret=SECRET, run_id=RUN)
+    fixed, same = (
+        [release.values.tolist() for release in record(m, block, secret=SECRET, run=RUN)[1]]
+        for m in (Dsft(epsilon=3, window=20), Dsat(epsilon=3, window=20, adaptive=False))
+    )
 
-    assert (fixed.values == same.values).all()
+    assert fixed == same
     with pytest.raises(InvalidParameter, match="change must be greater than 0"):
         Dsat(epsilon=1, window=20, change=0)
     with pytest.raises(InvalidParameter, match="adaptive"):
