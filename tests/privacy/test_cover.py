@@ -9,8 +9,9 @@ from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, Noise
 from dpstream.privacy.charges import Cells, Charge, Terms
 from dpstream.privacy.curves import pure_rho, pure_rho_above
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.spend import Cover, Spend
+from dpstream.privacy.spend import Spend
 from dpstream.privacy.state import pack, unpack
+from dpstream.privacy.tokens import Cover
 
 EVENT = Terms(unit="event", total=Fraction(1), measure="rho")
 GDP = Terms(unit="event", total=Fraction(1), measure="mu_squared")

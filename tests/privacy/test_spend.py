@@ -9,7 +9,8 @@ import pytest
 import dpstream as dps
 from dpstream.errors import InvalidInput, InvalidParameter, LedgerError, NoiseReuse, StateError
 from dpstream.privacy.charges import Cells, Charge
-from dpstream.privacy.spend import Cover, Interval, Paid, Spend
+from dpstream.privacy.spend import Spend
+from dpstream.privacy.tokens import Cover, Interval, Paid
 
 ONE = {"sensitivity": F(1), "epsilon": F(1, 2)}
 

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from dpstream.mechanisms.base import Mechanism
 from dpstream.privacy.charges import Cells
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.spend import Cover, Interval, Paid, Spend
+from dpstream.privacy.spend import Spend
 from dpstream.privacy.state import Secret
+from dpstream.privacy.tokens import Cover, Interval, Paid
 from dpstream.records import Integers, Reals, Release, Words
 
 _AMOUNTS = ("epsilon", "rho", "amount")

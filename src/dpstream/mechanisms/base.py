@@ -15,7 +15,7 @@ from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.privacy.amounts import Amount, exact, positive
 from dpstream.privacy.charges import Cells, Terms
 from dpstream.privacy.sensitivity import range_change
-from dpstream.privacy.spend import Cover, Interval, Paid
+from dpstream.privacy.tokens import Cover, Interval, Paid
 from dpstream.records import Integers, Reals, Release, Words
 
 _LARGEST = 1 << 53  # beyond it float64, in which releases leave, has no exact integers

@@ -17,8 +17,9 @@ from dpstream.mechanisms.counters.unbounded import UnboundedCounter
 from dpstream.mechanisms.parts.counting.keyed import KeyedCounting
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.spend import Cover, Spend
+from dpstream.privacy.spend import Spend
 from dpstream.privacy.state import Secret, chain_digest, mint_run_id
+from dpstream.privacy.tokens import Cover
 from dpstream.records import Release, Words
 
 

@@ -16,7 +16,7 @@ from dpstream.mechanisms import find, name_of
 from dpstream.mechanisms.base import Mechanism, as_block
 from dpstream.mechanisms.saved_run import SavedRun, log_path, write_about, write_snapshot
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.spend import Cover, Interval, Paid, Spend, noise_versions
+from dpstream.privacy.spend import Spend, noise_versions
 from dpstream.privacy.state import (
     InputLog,
     Secret,
@@ -27,6 +27,7 @@ from dpstream.privacy.state import (
     unpack,
 )
 from dpstream.privacy.state.secret import beside
+from dpstream.privacy.tokens import Cover, Interval
 from dpstream.records import Integers, Reals, Release
 
 _BATCH = 1024  # steps whose digests, and steady charges, become durable together
@@ -355,9 +356,9 @@ class Runner:
         self.save(saved.folder)
 
     def _pay_again(self, item: Any) -> Any:
-        """What another run has paid for and this one would draw under, it pays in full."""
-        if isinstance(item, Paid):
-            raise StateError(
-                "this state holds values that another run has paid for; start a new run instead"
-            )
+        """What another run has paid for and this one would draw under, it pays in full.
+
+        (Values paid for one by one cannot be: the door refuses draws under another run's `Paid`,
+        and mechanisms that keep one begin afresh.)
+        """
         return self._spend.adopt(item) if isinstance(item, Interval | Cover) else item

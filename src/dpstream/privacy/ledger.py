@@ -8,10 +8,8 @@ nothing else shares.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -19,73 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.errors import BudgetExceeded, LedgerError, NoiseReuse
-from dpstream.privacy.account import Account
 from dpstream.privacy.amounts import GRID, show
+from dpstream.privacy.book import Book, DigestAt, report
 from dpstream.privacy.charges import Charge, Terms
 from dpstream.privacy.state.journal import Journal, Record
 
-DigestAt = Callable[[int], str]
-"""The digest of a run's input up to a step, or "" where it is not at hand."""
-
 _KEEP = 1 << 14  # steps held in memory beyond the window; older ones are read back if asked for
-
-
-class Book:
-    """One dataset's terms, its account, and which charges are known."""
-
-    def __init__(self, terms: Terms, *, since: int = 0) -> None:
-        self.terms = terms
-        self.account = Account(terms, since=since)
-        self.spent_on: dict[tuple[str, str, str], list[Any]] = {}
-        self._known: dict[tuple[str, str, str, str], list[Charge]] = {}
-
-    def missing(
-        self, charge: Charge, digest_at: DigestAt, *, verified: bool = False
-    ) -> list[Charge]:
-        """The parts of a charge that were not made yet; a contradiction raises."""
-        known = self._known.get(charge.source, [])
-        if not known or known[-1].last_step < charge.step:
-            return [_part(charge, charge.step, charge.last_step, digest_at)]
-        parts, step = [], charge.step
-        index = max(bisect_right(known, charge.step, key=lambda c: c.step) - 1, 0)
-        for old in known[index:]:
-            if old.last_step < step or old.step > charge.last_step:
-                continue
-            _agree(old, charge, digest_at, verified)
-            if old.step > step:
-                parts.append(_part(charge, step, old.step - 1, digest_at))
-            step = old.last_step + 1
-        if step <= charge.last_step:
-            parts.append(_part(charge, step, charge.last_step, digest_at))
-        return parts
-
-    def add(self, charge: Charge, loss: int | None = None) -> None:
-        """Apply a charge that is durable; `loss` is what the account said it leads to."""
-        reaches = charge.cells.last + charge.repeat > self.account.kept
-        if reaches or charge.kind in ("open", "close"):
-            self.account.add(charge, loss)
-            known = self._known.setdefault(charge.source, [])
-            if not known or known[-1].step <= charge.step:
-                known.append(charge)
-            else:
-                known.insert(bisect_right(known, charge.step, key=lambda c: c.step), charge)
-        line = self.spent_on.setdefault((charge.run, charge.query, charge.purpose), [0, 0, -1, -1])
-        if charge.kind != "close":
-            line[0] += charge.repeat
-            line[1] += charge.units * charge.repeat
-            line[2] = charge.step if line[2] < 0 else min(line[2], charge.step)
-            line[3] = max(line[3], charge.last_step)
-
-    def charges(self) -> list[Charge]:
-        """The charges still held, oldest first."""
-        return sorted((c for known in self._known.values() for c in known), key=lambda c: c.step)
-
-    def forget_before(self, step: int) -> None:
-        """Keep memory bounded on a stream that never ends."""
-        self.account.forget_before(step)
-        kept = self.account.kept
-        for source, charges in self._known.items():
-            self._known[source] = [c for c in charges if max(c.last_step, c.cells.last) >= kept]
 
 
 class Ledger:
@@ -180,7 +117,7 @@ class Ledger:
     def report(self) -> list[dict[str, Any]]:
         """What was spent, on what, what is left: one entry per dataset, ready for JSON."""
         with self._current():
-            return [_report(name, book) for name, book in sorted(self._books.items())]
+            return [report(name, book) for name, book in sorted(self._books.items())]
 
     def history(self, dataset: str | None = None) -> Iterator[Record]:
         """Every record of the file, oldest first."""
@@ -352,68 +289,6 @@ class Ledger:
             f"{dataset}: {charge.purpose!r} asks for {terms.measure}={show(asked)} but only "
             f"{show(left)} of {show(terms.total)} is left {where}; {remedy}"
         )
-
-
-def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> None:
-    """A charge made again must be the same charge over the same input."""
-    shift = old.step - new.step
-    same_cells = (old.cells.first - shift, old.cells.last - shift, old.cells.bins) == (
-        new.cells.first,
-        new.cells.last,
-        new.cells.bins,
-    )
-    if old.amount != new.amount or not same_cells:
-        raise LedgerError(
-            f"run {new.run[:8]} already charged {show(old.amount)} for {new.purpose!r} at step "
-            f"{old.step}; a replay now asks for {show(new.amount)}; a replay must be identical"
-        )
-    digest = digest_at(old.last_step)
-    if old.digest and digest != old.digest and not (verified and not digest):
-        found = "other data" if digest else "data of which this replay brings only a part"
-        raise NoiseReuse(
-            f"run {new.run[:8]} already published step {old.last_step} from {found}; nothing "
-            "was published; feed the same data to replay, or start a new run"
-        )
-
-
-def _part(charge: Charge, first: int, last: int, digest_at: DigestAt) -> Charge:
-    """The share of a repeated charge that falls on steps `first` to `last`."""
-    digest = digest_at(last) or charge.digest
-    if (first, last) == (charge.step, charge.last_step):
-        return charge if charge.digest == digest else dataclasses.replace(charge, digest=digest)
-    shift = first - charge.step
-    cells = dataclasses.replace(
-        charge.cells, first=charge.cells.first + shift, last=charge.cells.last + shift
-    )
-    return dataclasses.replace(
-        charge, step=first, repeat=last - first + 1, cells=cells, digest=digest
-    )
-
-
-def _report(name: str, book: Book) -> dict[str, Any]:
-    account = book.account
-    return {
-        "dataset": name,
-        "promise": book.terms.describe(),
-        "terms": book.terms.to_json(),
-        "newest_step": account.newest,
-        "spent": str(Fraction(account.peak, GRID)),
-        "left": str(account.left(max(account.newest, 0))),
-        "left_next_step": str(account.left(account.newest + 1)),
-        "runs": len({key[0] for key in book.spent_on}),
-        "spent_on": [
-            {
-                "run": run,
-                "query": query,
-                "purpose": purpose,
-                "charges": line[0],
-                "amount": str(Fraction(line[1], GRID)),
-                "first_step": line[2],
-                "last_step": line[3],
-            }
-            for (run, query, purpose), line in sorted(book.spent_on.items())
-        ],
-    }
 
 
 def _now() -> str:

@@ -6,23 +6,19 @@ and one independent draw per coordinate.
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.errors import InvalidInput, InvalidParameter, StateError
+from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.privacy import noise
-from dpstream.privacy.amounts import on_grid, show
-from dpstream.privacy.charges import Cells, Charge, Kind
-from dpstream.privacy.curves import pure_rho_above
-from dpstream.privacy.ledger import DigestAt, Ledger
-from dpstream.privacy.state.serial import storable
+from dpstream.privacy.charges import Cells
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.payments import Payments, positive_amount
+from dpstream.privacy.tokens import Cover, Interval, Paid
 from dpstream.records import Integers
 
 NORMAL_PRECISION, NORMAL_LARGEST, NORMAL_LOST = noise.PRECISION, noise.LARGEST, noise.LOST
@@ -31,91 +27,16 @@ NORMAL_PRECISION, NORMAL_LARGEST, NORMAL_LOST = noise.PRECISION, noise.LARGEST, 
 _LIMIT = 1 << 62  # noisy values stay clear of the ends of int64
 
 
-@storable("interval")
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A test that stays open over several steps, charged once to every window it overlaps."""
-
-    purpose: str
-    start: int
-    amount: Fraction = Fraction(0)
-    run: str = ""
-
-
-@storable("paid")
-@dataclass(frozen=True, kw_only=True)
-class Paid:
-    """Values that were paid for when they came, with all that later draws will read of them.
-
-    Draws under it must be such that, however many of the values change, all draws together cost at
-    most what was paid for the changed ones.
-    """
-
-    purpose: str
-    run: str = ""
-
-
-@storable("cover")
-@dataclass(frozen=True, kw_only=True)
-class Cover:
-    """One charge for all Gaussian noise of a mechanism over steps `first` to `last`.
-
-    Noise drawn under it must be such that, whatever one event changes, the squared changes of all
-    values together, each over its own noise, cost at most `amount`.
-    """
-
-    purpose: str
-    first: int
-    last: int
-    amount: Fraction
-    run: str = ""
-
-
-class Spend:
+class Spend(Payments):
     """Charges one run's budget and draws its noise, step by step."""
 
     def __init__(
         self, *, run: bytes, key: bytes, ledger: Ledger, dataset: str, query: str = ""
     ) -> None:
-        terms = ledger.terms(dataset)
-        if terms is None:
-            raise InvalidParameter(f"dataset {dataset!r} has no book in this ledger")
-        self.step = -1
-        self._run, self._key, self._query = run, key, query
-        self._run_name = run.hex()
-        self._ledger, self._dataset, self._measure = ledger, dataset, terms.measure
+        super().__init__(run=run, ledger=ledger, dataset=dataset, query=query)
+        self._run, self._key = run, key
         self._streams: dict[str, noise.Stream] = {}
-        self._prepaid: dict[str, tuple[int, Fraction]] = {}
         self._asked: dict[str, tuple[int, str]] = {}
-        self._digest_at: DigestAt = lambda step: ""
-        self._ahead, self._verified = -1, False
-        self._process = os.getpid()
-
-    def begin(
-        self, step: int, digest_at: DigestAt, *, ahead: int = -1, verified: bool = False
-    ) -> None:
-        """Move to `step`; up to `ahead`, charges that come every step are written in one go.
-
-        `verified`: a durable log has shown that this step's input is not another one than before.
-        """
-        if os.getpid() != self._process:
-            raise StateError("this run was started before a fork; start or load it in each process")
-        self.step, self._digest_at, self._ahead = step, digest_at, ahead
-        self._verified = verified
-
-    def new_batch(self) -> None:
-        """Other input may follow: what was paid ahead must be looked up in the ledger again."""
-        self._prepaid.clear()
-
-    def adopt(self, token: Interval | Cover) -> Interval | Cover:
-        """Pay again, in full, for what a copied state holds of another run, and go on with it."""
-        if isinstance(token, Cover):
-            cells = Cells(first=token.first, last=token.last)
-            self._charge_as(token.amount, token.purpose, cells, kind="cover")
-        else:
-            cells = Cells(first=token.start, last=max(token.start, self.step))
-            self._charge_as(token.amount, token.purpose, cells, kind="open")
-        return replace(token, run=self._run_name)
 
     def laplace(
         self,
@@ -147,7 +68,7 @@ class Spend:
         cover: Cover | None = None,
     ) -> Integers:
         """`value` plus discrete Gaussian noise of variance sensitivity^2 / (2 rho)."""
-        exact, rho = _integers(value), _positive(rho, "rho")
+        exact, rho = _integers(value), positive_amount(rho, "rho")
         self._require("rho", "discrete Gaussian noise is zCDP and nothing better")
         if cover is None:
             self._charge_as(rho, purpose, cells)
@@ -185,18 +106,6 @@ class Spend:
             draws = stream.at_keys(self.step, size, part, distinct=distinct)
         return noise.normals(draws, each)
 
-    def cover(self, amount: Fraction, *, last: int, purpose: str = "cover") -> Cover:
-        """Charge `amount` of the book's measure once to every step from now to `last`."""
-        amount = _positive(amount, self._measure)
-        if self._measure == "epsilon":
-            raise InvalidParameter(
-                "a cover is for Gaussian noise, this book counts epsilon; open a book with "
-                "measure='rho' or measure='mu_squared'"
-            )
-        cells = Cells(first=self.step, last=last)
-        self._charge_as(amount, purpose, cells, kind="cover")
-        return Cover(purpose=purpose, first=self.step, last=last, amount=amount, run=self._run_name)
-
     def choose(
         self,
         scores: npt.ArrayLike,
@@ -207,7 +116,7 @@ class Spend:
         cells: Cells | None = None,
     ) -> int:
         """Index j with probability proportional to exp(epsilon * scores[j] / (2 sensitivity))."""
-        exact, epsilon = _integers(scores), _positive(epsilon, "epsilon")
+        exact, epsilon = _integers(scores), positive_amount(epsilon, "epsilon")
         self._charge(epsilon, purpose, cells)
         best, slope = int(exact.max()), epsilon / (2 * Fraction(sensitivity))
         rates = [(best - int(score)) * slope for score in exact]
@@ -223,7 +132,7 @@ class Spend:
         cells: Cells | None = None,
     ) -> Integers:
         """Generalised randomised response: each bucket number kept with odds e^epsilon to 1."""
-        exact, epsilon = _integers(bucket), _positive(epsilon, "epsilon")
+        exact, epsilon = _integers(bucket), positive_amount(epsilon, "epsilon")
         if exact.size and not (exact.min() >= 0 and exact.max() < buckets):
             raise InvalidInput(f"bucket numbers must be in [0, {buckets})")
         self._charge(epsilon, purpose, cells)
@@ -231,80 +140,6 @@ class Spend:
         return noise.respond(draws, exact.ravel(), buckets=buckets, epsilon=epsilon).reshape(
             exact.shape
         )
-
-    def pay(
-        self,
-        value: npt.ArrayLike,
-        *,
-        sensitivity: Fraction,
-        epsilon: Fraction,
-        purpose: str,
-        cells: Cells | None = None,
-    ) -> Paid:
-        """Charge `epsilon` for all that draws under the answer read of `value`; draw nothing."""
-        self._charge(_laplace(sensitivity, epsilon)[0], purpose, cells)
-        return Paid(purpose=purpose, run=self._run_name)
-
-    def open_interval(self, epsilon: Fraction, *, purpose: str = "interval") -> Interval:
-        """Charge `epsilon` once to every window that overlaps the steps until it is closed."""
-        amount = self._pure(_positive(epsilon, "epsilon"))
-        self._charge_as(amount, purpose, None, kind="open")
-        return Interval(purpose=purpose, start=self.step, amount=amount, run=self._run_name)
-
-    def close_interval(self, interval: Interval) -> None:
-        """End an interval with the current step."""
-        self._check_open(interval, Fraction(0))
-        cells = Cells(first=interval.start, last=self.step)
-        self._charge_as(Fraction(0), interval.purpose, cells, kind="close")
-
-    def _charge(self, epsilon: Fraction, purpose: str, cells: Cells | None) -> None:
-        """A pure-DP charge, in the book's measure."""
-        self._charge_as(self._pure(epsilon), purpose, cells)
-
-    def _pure(self, epsilon: Fraction) -> Fraction:
-        if self._measure == "mu_squared":
-            raise InvalidParameter(
-                "this book counts GDP, which pure noise does not fit; open a book with "
-                "measure='epsilon' or measure='rho'"
-            )
-        return epsilon if self._measure == "epsilon" else pure_rho_above(epsilon)
-
-    def _require(self, measure: str, reason: str) -> None:
-        if self._measure != measure:
-            raise InvalidParameter(
-                f"this book counts {self._measure}; {reason}; open a book with measure={measure!r}"
-            )
-
-    def _check_cover(self, cover: Cover, amount: Fraction) -> None:
-        """The charge is there, holds at this step, and is as large as the noise asks."""
-        end = self._end_of(cover.run, cover.purpose, cover.first)
-        if end is None or not cover.first <= self.step <= end or amount > cover.amount:
-            raise InvalidParameter(
-                f"{cover} does not pay for {self._measure}={show(amount)} at step {self.step}"
-            )
-
-    def _check_open(self, token: Interval | Paid, epsilon: Fraction) -> None:
-        """This run paid for it, for as much at least, and it is not over."""
-        if isinstance(token, Paid):
-            if token.run != self._run_name:
-                raise InvalidParameter(f"{token} was paid for by another run")
-            return
-        end = self._end_of(token.run, token.purpose, token.start)
-        if end is not None and end < self.step:
-            raise InvalidParameter(f"{token} was never opened by this run, or is over")
-        if epsilon and self._pure(epsilon) > token.amount:
-            raise InvalidParameter(f"{token} does not pay for epsilon={show(epsilon)}")
-
-    def _end_of(self, run: str, purpose: str, first: int) -> int | None:
-        """The last step that this run's interval or cover pays for; None: open; -1: not there."""
-        if run != self._run_name:
-            return -1
-        return self._ledger.interval_end(self._dataset, run, self._query, purpose, first)
-
-    def _tie(self, purpose: str) -> None:
-        """A draw that is paid for already: write its input's digest down where no log does."""
-        if not self._verified and self._ledger.path is not None:
-            self._charge_as(Fraction(0), purpose, None)
 
     def _once(self, purpose: str) -> None:
         """One purpose is one question: two kinds of noise under it would be charged as one."""
@@ -316,33 +151,6 @@ class Spend:
                 "give each question its own purpose"
             )
         self._asked[name] = (self.step, purpose[:2])
-
-    def _charge_as(
-        self, amount: Fraction, purpose: str, cells: Cells | None, kind: Kind = "cells"
-    ) -> None:
-        prepaid_to, prepaid = self._prepaid.get(purpose, (-1, None))
-        ahead = kind == "cells" and cells is None and self._ahead > self.step
-        if (
-            cells is None
-            and kind == "cells"
-            and self.step <= prepaid_to
-            and (amount is prepaid or amount == prepaid)
-        ):
-            return
-        charge = Charge(
-            run=self._run_name,
-            query=self._query,
-            purpose=purpose,
-            step=self.step,
-            amount=amount,
-            cells=cells or Cells(first=self.step, last=self.step),
-            repeat=self._ahead - self.step + 1 if ahead else 1,
-            digest=self._digest_at(self._ahead if ahead else self.step),
-            kind=kind,
-        )
-        self._ledger.charge(self._dataset, charge, self._digest_at, verified=self._verified)
-        if ahead:
-            self._prepaid[purpose] = (self._ahead, amount)
 
     def _draws(self, purpose: str, size: int) -> noise.Draws:
         self._once(purpose)
@@ -359,36 +167,8 @@ class Spend:
 @lru_cache(maxsize=1024)
 def _laplace(sensitivity: Fraction, epsilon: Fraction) -> tuple[Fraction, Fraction]:
     """What is charged, and the scale that it buys."""
-    charged = _positive(epsilon, "epsilon")
+    charged = positive_amount(epsilon, "epsilon")
     return charged, Fraction(sensitivity) / charged
-
-
-@lru_cache(maxsize=1024)
-def laplace_stddev(sensitivity: Fraction, epsilon: Fraction) -> float:
-    """Standard deviation of discrete Laplace noise, in grid steps.
-
-    >>> round(laplace_stddev(Fraction(1), Fraction(1, 100)), 2)
-    141.42
-    """
-    rate = float(on_grid(epsilon) / sensitivity)
-    return math.sqrt(0.5) / math.sinh(rate / 2)
-
-
-@lru_cache(maxsize=1024)
-def gaussian_stddev(sensitivity: Fraction, rho: Fraction) -> float:
-    """Standard deviation of discrete Gaussian noise, in grid steps.
-
-    >>> round(gaussian_stddev(Fraction(10), Fraction(1, 2)), 6)
-    10.0
-    >>> round(gaussian_stddev(Fraction(1), Fraction(2)), 6)  # narrower than the continuous one
-    0.463695
-    """
-    sigma = float(sensitivity) / math.sqrt(2 * float(on_grid(rho)))
-    if sigma > 4:  # sums and integrals agree to all digits
-        return sigma
-    x = np.arange(-60.0, 61.0)
-    weights = np.exp(-(x**2) / (2 * sigma**2))
-    return math.sqrt(float(weights @ x**2) / float(weights.sum()))
 
 
 def noise_versions() -> Sequence[int]:
@@ -405,13 +185,6 @@ def _integers(value: npt.ArrayLike) -> Integers:
             f"noise is added to integers below 2^62 on the mechanism's grid; got {array.dtype}"
         )
     return array.astype(np.int64, copy=False)
-
-
-def _positive(amount: Fraction, name: str) -> Fraction:
-    rounded = on_grid(Fraction(amount))
-    if rounded <= 0:
-        raise InvalidParameter(f"{name} must be greater than 0; got {amount}")
-    return rounded
 
 
 def _added(exact: Integers, drawn: Integers) -> Integers:

@@ -1,6 +1,7 @@
 """Groups in time: exact deviations, closing rules, and what a run of tests can give away."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction as F
 
 import numpy as np
@@ -116,6 +117,23 @@ def test_every_step_is_paid_once_whatever_the_tests_say():
     _, _, steering = grown(Grouping(epsilon=F(1, 7), change=F(1), longest=4), [5] * 9, {2, 5})
 
     assert steering.charges == [(step, "group", F(1, 7)) for step in range(9)]
+
+
+def test_another_run_does_not_read_what_it_has_not_paid_for():
+    """A state that goes on as a new run starts new groups, in every bin."""
+    grouping, steering = (
+        Grouping(epsilon=F(1), change=F(1), longest=9),
+        Steering((), looks=("test",)),
+    )
+    groups, theta = grouping.start(2), np.array([0])
+    for _ in range(3):
+        groups, size = grouping.grow(groups, np.array([5, 6]), theta, steering)
+    assert size.tolist() == [3, 3]
+    _, again = grouping.grow(groups, np.array([5, 6]), theta, steering)
+    _, other = grouping.grow(replace(groups, run="other"), np.array([5, 6]), theta, steering)
+
+    assert again.tolist() == [4, 4]
+    assert other.tolist() == [1, 1]
 
 
 def test_a_value_joins_strictly_below_the_threshold():

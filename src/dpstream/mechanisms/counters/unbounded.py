@@ -16,8 +16,8 @@ from dpstream.mechanisms.parts.counting.buffered_coder import BufferedCoder
 from dpstream.mechanisms.parts.counting.epochs import Unbounded, inside_counter
 from dpstream.mechanisms.parts.counting.mechanism import CounterState, grid_bits
 from dpstream.privacy.sensitivity import encoded_change
-from dpstream.privacy.spend import gaussian_stddev
 from dpstream.privacy.state.serial import storable
+from dpstream.privacy.stddev import gaussian_stddev
 from dpstream.records import Integers, Reals, Release
 
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from dpstream.mechanisms.base import Spender
 from dpstream.privacy.amounts import on_grid
-from dpstream.privacy.spend import Interval
 from dpstream.privacy.state.serial import storable
+from dpstream.privacy.tokens import Interval
 
 _THRESHOLD_SHARE = Fraction(1000, 2587)
 """e1 : e2 = 1 : 2^(2/3), which minimises Var(rho) + Var(nu); 2^(2/3) = 1.587..."""

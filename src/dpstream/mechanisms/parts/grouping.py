@@ -50,6 +50,7 @@ class TimeGroups:
     values: History  # exact ones
     length: Integers  # 0: the next value starts a new group
     rho: Integers  # the group's threshold noise
+    run: str = ""  # whose payments the open groups have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,10 @@ class Grouping:
         "below theta" then means what it does for the exact one.
         """
         paid = spend.pay(x, sensitivity=self.change, epsilon=self.epsilon, purpose="group")
-        dev = deviations(groups.values.block, groups.values.end, groups.length, x, self.largest)
+        length = groups.length
+        if groups.run != paid.run:  # a copied state: this run has not paid for the open groups
+            length = np.zeros_like(length)
+        dev = deviations(groups.values.block, groups.values.end, length, x, self.largest)
         rho = noisy = _NONE
         if len(dev) < len(x):
             rho = spend.laplace(
@@ -115,8 +119,9 @@ class Grouping:
                 purpose="test",
                 interval=paid,
             )
-        size, length, rho = _settle(groups.length, groups.rho, rho, noisy, theta, self.longest)
-        return TimeGroups(values=groups.values.append(x), length=length, rho=rho), size
+        size, length, rho = _settle(length, groups.rho, rho, noisy, theta, self.longest)
+        values = groups.values.append(x)
+        return TimeGroups(values=values, length=length, rho=rho, run=paid.run), size
 
 
 @njit(cache=True, nogil=True)

@@ -14,8 +14,8 @@ from dpstream.mechanisms.parts.above_threshold import AboveThreshold
 from dpstream.mechanisms.parts.budget_window import BudgetWindow
 from dpstream.privacy.amounts import Amount, on_grid, positive
 from dpstream.privacy.sensitivity import histogram_change
-from dpstream.privacy.spend import laplace_stddev
 from dpstream.privacy.state.serial import storable
+from dpstream.privacy.stddev import laplace_stddev
 from dpstream.records import Integers, Release
 
 _GAIN, _TOLERANCE = 0.5, 0.05

@@ -16,8 +16,8 @@ from dpstream.mechanisms.parts.budget_window import BudgetWindow
 from dpstream.mechanisms.parts.release_changes import ReleaseChanges, Update, release_changes
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.sensitivity import histogram_change
-from dpstream.privacy.spend import laplace_stddev
 from dpstream.privacy.state.serial import storable
+from dpstream.privacy.stddev import laplace_stddev
 from dpstream.records import Integers, Release
 
 

@@ -20,8 +20,8 @@ from dpstream.mechanisms.parts.counting.float_error import calibrate
 from dpstream.mechanisms.parts.counting.strategy import late_normals, late_start
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.events import FloatError
-from dpstream.privacy.spend import Cover
 from dpstream.privacy.state.serial import storable
+from dpstream.privacy.tokens import Cover
 from dpstream.records import Integers, Reals, Words
 
 

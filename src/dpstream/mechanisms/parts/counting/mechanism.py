@@ -19,8 +19,9 @@ from dpstream.mechanisms.base import Spender, whole
 from dpstream.mechanisms.parts.counting.budget import CountingParameters
 from dpstream.mechanisms.parts.counting.strategy import NoiseProcess
 from dpstream.privacy.sensitivity import encoded_change
-from dpstream.privacy.spend import Cover, gaussian_stddev
 from dpstream.privacy.state.serial import storable
+from dpstream.privacy.stddev import gaussian_stddev
+from dpstream.privacy.tokens import Cover
 from dpstream.records import Integers, Reals, Release
 
 FINEST = 24
