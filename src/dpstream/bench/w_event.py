@@ -13,7 +13,14 @@ from typing import Final
 from dpstream.bench.harness import Findings, Progress, Row
 from dpstream.bench.metrics import delta_mre
 from dpstream.bench.streams import ROME, VARIABLE, Stream, rome, streams
-from dpstream.bench.trials import ZEROS, Trials, trials, w_event_mechanisms, zeros
+from dpstream.bench.trials import (
+    NOT_JUDGED,
+    PUBLISHED,
+    Trials,
+    trials,
+    w_event_mechanisms,
+    zeros,
+)
 from dpstream.bench.w_event_plot import Curves, draw
 from dpstream.bench.w_event_targets import SHOWN, summaries, targets
 from dpstream.records import Integers
@@ -58,7 +65,8 @@ QUICK: Final = Plan(
 def measure(*, quick: bool, progress: Progress) -> Findings:
     """Every mechanism on every stream at every epsilon and window; then the wide stream."""
     plan = QUICK if quick else FULL
-    names, found = w_event_mechanisms(), streams(steps=plan.steps)
+    names = [*w_event_mechanisms(), *PUBLISHED]
+    found = streams(steps=plan.steps)
     present = [one for one in found if one.block is not None]
     cells = [
         (one, window, eps) for one in present for window in plan.windows for eps in plan.epsilons
@@ -90,10 +98,10 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
 
 
 def cell_rows(stream: Stream, epsilon: float, window: int, all_trials: list[Trials]) -> list[Row]:
-    """One row per mechanism of a cell; what needs no data is shown, and not in the minimum."""
+    """One row per mechanism of a cell; what is not judged is shown, and not in the minimum."""
     means = {one.mechanism: one.mean("relative") for one in all_trials}
     errors = {name: mean for name, (mean, _) in means.items()}
-    deltas = delta_mre(errors, among=[name for name in errors if name != ZEROS])
+    deltas = delta_mre(errors, among=[name for name in errors if name not in NOT_JUDGED])
     return [
         {"stream": stream.name, "epsilon": epsilon, "window": window, "mechanism": one.mechanism}
         | {"delta_mre": deltas[one.mechanism]}

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from dpstream.bench.harness import Row, target
 from dpstream.bench.streams import ROME
-from dpstream.bench.trials import ZEROS
+from dpstream.bench.trials import NOT_JUDGED, ZEROS
 
 OURS: Final = ("pacer",)
 """Mechanisms that no paper has: they are not among the published schemes."""
@@ -32,7 +32,7 @@ def targets(rows: Sequence[Row], wide: Sequence[Row], also: Sequence[Row] = ()) 
 
 def cells_of(rows: Sequence[Row]) -> list[Row]:
     """The rows that a mechanism has on one of the nine streams."""
-    return [row for row in rows if "delta_mre" in row and row["mechanism"] != ZEROS]
+    return [row for row in rows if "delta_mre" in row and row["mechanism"] not in NOT_JUDGED]
 
 
 def summaries(rows: Sequence[Row]) -> list[str]:
