@@ -37,6 +37,7 @@ class Spend(Payments):
         self._run, self._key = run, key
         self._streams: dict[str, noise.Stream] = {}
         self._asked: dict[str, tuple[int, str]] = {}
+        self._plans: dict[str, tuple[Fraction, Fraction, tuple[Fraction, Fraction]]] = {}
 
     def laplace(
         self,
@@ -49,7 +50,7 @@ class Spend(Payments):
         interval: Interval | Paid | None = None,
     ) -> Integers:
         """`value` plus discrete Laplace noise of scale sensitivity / epsilon."""
-        exact, (epsilon, scale) = _integers(value), _laplace(sensitivity, epsilon)
+        exact, (epsilon, scale) = _integers(value), self._plan(purpose, sensitivity, epsilon)
         if interval is None:
             self._charge(epsilon, purpose, cells)
         else:
@@ -141,6 +142,16 @@ class Spend(Payments):
             exact.shape
         )
 
+    def _plan(
+        self, purpose: str, sensitivity: Fraction, epsilon: Fraction
+    ) -> tuple[Fraction, Fraction]:
+        """What is charged and the scale it buys; the same question again is not worked out anew."""
+        known = self._plans.get(purpose)
+        if known is None or known[0] is not sensitivity or known[1] is not epsilon:
+            known = (sensitivity, epsilon, _laplace(sensitivity, epsilon))
+            self._plans[purpose] = known
+        return known[2]
+
     def _once(self, purpose: str) -> None:
         """One purpose is one question: two kinds of noise under it would be charged as one."""
         name = purpose[2:]
@@ -178,9 +189,9 @@ def noise_versions() -> Sequence[int]:
 
 def _integers(value: npt.ArrayLike) -> Integers:
     array = np.asarray(value)
-    if array.dtype.kind not in "iu" or (
-        array.size and not (array.min() > -_LIMIT and array.max() < _LIMIT)
-    ):
+    if array.dtype.kind == "u" and array.size and int(array.max()) >= _LIMIT:
+        array = array.astype(object)
+    if array.dtype.kind not in "iu" or not noise.within(array.ravel(), _LIMIT):
         raise InvalidInput(
             f"noise is added to integers below 2^62 on the mechanism's grid; got {array.dtype}"
         )
@@ -188,7 +199,7 @@ def _integers(value: npt.ArrayLike) -> Integers:
 
 
 def _added(exact: Integers, drawn: Integers) -> Integers:
-    if drawn.size and not (drawn.min() > -_LIMIT and drawn.max() < _LIMIT):
+    if not noise.within(drawn, _LIMIT):
         raise InvalidInput("the noise left the 62-bit grid; use a coarser quantum")
-    total: Integers = exact + drawn.reshape(exact.shape)
+    total: Integers = exact + (drawn if exact.ndim == 1 else drawn.reshape(exact.shape))
     return total

@@ -3,6 +3,7 @@
 Nothing outside `privacy.spend` (and the benchmark of the samplers) may import this package.
 """
 
+from dpstream.privacy.noise.kernels import within
 from dpstream.privacy.noise.normals import LARGEST, LOST, PRECISION, Reals, normals
 from dpstream.privacy.noise.samplers import (
     bernoulli_exp,
@@ -34,4 +35,5 @@ __all__ = [
     "normals",
     "respond",
     "uniform",
+    "within",
 ]

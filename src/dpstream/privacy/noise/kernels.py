@@ -73,6 +73,15 @@ def _below_exp(word, rate, rate_error, margin):  # type: ignore[no-untyped-def]
     return UNSURE
 
 
+@njit(cache=True, nogil=True)
+def within(values, limit):  # type: ignore[no-untyped-def]
+    """Is every value between -limit and limit?"""
+    inside = True
+    for row in range(values.shape[0]):
+        inside = inside and -limit < values[row] < limit
+    return inside
+
+
 @njit(cache=True, nogil=True, inline="always")
 def _undone(status):  # type: ignore[no-untyped-def]
     """Rows that were not accepted: 0, the usual answer for a few draws, saves the bookkeeping."""

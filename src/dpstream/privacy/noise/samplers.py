@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -209,6 +210,7 @@ def _never(*_: object) -> tuple[int, int]:
     raise AssertionError("a uniform draw is never undecided")
 
 
+@lru_cache(maxsize=1024)
 def _checked_scale(scale: Fraction) -> float:
     if not 0 < scale <= MAX_SCALE:
         raise InvalidParameter(
