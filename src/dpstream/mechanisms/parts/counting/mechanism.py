@@ -7,6 +7,7 @@ is published is computed from the noisy vector alone. One cover pays for all ste
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -69,7 +70,7 @@ def grid_bits(norm: Fraction, change: Fraction, rho: Fraction, finest: int = FIN
 
 
 @dataclass(frozen=True, kw_only=True)
-class CounterMechanism(CountingParameters):
+class CounterMechanism(CountingParameters, ABC):
     """A counter for a known number of `steps`: running sums of every bin, each with its noise."""
 
     steps: int
@@ -80,13 +81,13 @@ class CounterMechanism(CountingParameters):
         _ = self.process  # refuses what the scheme cannot do
 
     @property
+    @abstractmethod
     def process(self) -> NoiseProcess:
         """The scheme's matrices."""
-        raise NotImplementedError
 
+    @abstractmethod
     def coder(self, bits: int) -> Coder:
         """The scheme in integers, on a grid of 2^-`bits` where it has use for one."""
-        raise NotImplementedError
 
     @cached_property
     def _coder(self) -> Coder:
