@@ -20,6 +20,8 @@ from dpstream.privacy.amounts import GRID, floor_units
 from dpstream.privacy.charges import Charge, Terms
 
 Ranges = tuple[tuple[int, int], ...]
+Key = tuple[str, str, str, int]  # run, query, purpose and first step of an interval or cover
+Span = tuple[int, int | None, int]  # its first step, its last (None while open), its cost
 
 
 class StepLoss:
@@ -72,7 +74,8 @@ class Account:
         self.total = floor_units(terms.total)
         self.peak = 0
         self._steps: dict[int, StepLoss] = {}
-        self._intervals: dict[tuple[str, str, str, int], tuple[int, int | None, int]] = {}
+        self._intervals: dict[Key, Span] = {}
+        self._live: dict[Key, Span] = {}  # those that a window ending now or later can meet
         self._end = -1  # the newest step charged
         self._sum = 0  # losses of the `width` steps that end there
 
@@ -106,13 +109,13 @@ class Account:
         self.peak = max(self.peak, self.loss_with(charge) if loss is None else loss)
         if charge.kind in ("open", "cover"):
             end = charge.cells.last if charge.kind == "cover" else None
-            self._intervals[key] = (charge.cells.first, end, amount)
+            self._intervals[key] = self._live[key] = (charge.cells.first, end, amount)
             self._advance(charge.cells.first)
             return
         if charge.kind == "close":
             if key in self._intervals:
                 start, _, cost = self._intervals[key]
-                self._intervals[key] = (start, charge.cells.last, cost)
+                self._intervals[key] = self._live[key] = (start, charge.cells.last, cost)
             return
         for offset in range(charge.repeat):
             first, last = charge.cells.first + offset, charge.cells.last + offset
@@ -149,7 +152,7 @@ class Account:
             if value[1] is None or value[1] >= self.kept
         }
 
-    def interval(self, key: tuple[str, str, str, int]) -> tuple[int, int | None, int] | None:
+    def interval(self, key: Key) -> Span | None:
         """First step, last step (None while open) and cost of an interval or cover, if known."""
         return self._intervals.get(key)
 
@@ -189,16 +192,22 @@ class Account:
         if step > self._end:
             self._sum = self._sum_at(step)
             self._end = step
+            if self._live and self.terms.width is not None:
+                oldest = step - self.terms.width + 1
+                spans = self._live.items()
+                for key in [k for k, (_, last, _) in spans if last is not None and last < oldest]:
+                    del self._live[key]
 
     def _overlapping(self, end: int) -> int:
         """Cost of the intervals that overlap the window ending at `end`."""
-        if not self._intervals:
+        spans = self._live if end >= self._end else self._intervals
+        if not spans:
             return 0
         width = self.terms.width
         start = 0 if width is None else end - width + 1
         return sum(
             cost
-            for first, last, cost in self._intervals.values()
+            for first, last, cost in spans.values()
             if first <= end and (last is None or last >= start)
         )
 
