@@ -274,3 +274,21 @@ def test_what_is_left_is_exact():
         seen.append(runner.left)
 
     assert seen == [Fraction(2, 3), Fraction(1, 3), 0]
+
+
+def test_release_with_a_state_directory_repeats_and_extends(tmp_path):
+    """The same data again cost nothing; appended steps are new."""
+    sample = Sample(epsilon=1, window=3)
+    first = dps.release(sample, DATA[:8], state=tmp_path / "state")
+    again = dps.release(sample, DATA, state=tmp_path / "state")
+
+    assert (again.values[:8] == first.values).all()
+    assert len(again) == 20
+
+
+def test_a_closed_run_says_so(tmp_path):
+    """Leaving a `with` block closes the run; a step afterwards is refused in words."""
+    with dps.Runner(Sample(epsilon=1, window=3)) as runner:
+        runner.step([1])
+    with pytest.raises(StateError, match="closed"):
+        runner.step([1])

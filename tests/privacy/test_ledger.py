@@ -377,3 +377,12 @@ def test_a_long_replay_reads_the_file_back_once(tmp_path, monkeypatch):
         assert not ledger.charge("flu", charge(step, "3/4"))
 
     assert len(reads) <= 2
+
+
+def test_a_refused_batch_names_the_first_step_that_does_not_fit():
+    """A charge for many steps is refused with the figures of one of them."""
+    ledger = opened(w_event(window=3, total=1))
+    for step in (5, 6):
+        ledger.charge("flu", charge(step, "2/5", purpose="other"))
+    with pytest.raises(BudgetExceeded, match=r"epsilon=0.3 but only 0.2 of 1 is left in the 3"):
+        ledger.charge("flu", charge(0, "3/10", repeat=10))

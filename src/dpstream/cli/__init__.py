@@ -6,8 +6,10 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from typer import Abort
+
 from dpstream.cli.app import app
-from dpstream.cli.exits import UsageError, code_of
+from dpstream.cli.exits import INTERRUPTED, UsageError, code_of
 from dpstream.cli.output import note, report_error, set_json
 from dpstream.errors import DpstreamError
 from dpstream.mechanisms.runner import NewRun
@@ -27,4 +29,10 @@ def main(args: Sequence[str] | None = None) -> None:
         except (DpstreamError, OSError, UsageError) as problem:
             report_error(problem)
             code = code_of(problem)
+        except (KeyboardInterrupt, Abort):
+            note(
+                "interrupted; what was charged stays charged: with --state, the same command "
+                "again goes on where this one stopped"
+            )
+            code = INTERRUPTED
     sys.exit(code if isinstance(code, int) else 0)

@@ -76,7 +76,7 @@ def demo(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
         _show_release(console, rows, published[figures["mechanism"]], figures)
     _say(console, "The ledger, a book of epsilon = 2 that both releases share:\n")
     print_books(console, ledger.report())
-    _say(console, f"A third release is refused: {refusal}\n")
+    _say(console, f"A third release is refused: {refusal.partition(';')[0]}.\n")
     _say(console, NEXT)
 
 

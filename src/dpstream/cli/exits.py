@@ -13,7 +13,9 @@ CODES = {
     3: "budget exceeded: nothing was published",
     4: "noise reuse, or a problem with state, ledger or secret: nothing was published",
     5: "an optional dependency is missing",
+    130: "interrupted: with --state, the same command again goes on",
 }
+INTERRUPTED = 130
 
 # Typer exports only this leaf of its usage errors; its parent is what all of them share.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]

@@ -133,7 +133,8 @@ def release(
         sys.stdout.flush()
     where = f" to {out}" if out else ""
     note(
-        f"published {about['steps']} steps{where}, {new_charges or 'no'} new charges; the book "
+        f"published {about['steps']} steps{where}, {new_charges or 'no'} new "
+        f"charge{'s' * (new_charges != 1)}; the book "
         f"{dataset!r} promises {about['promise']}; {show(Fraction(about['left_next_step']))} is "
         "left at the next step"
     )
@@ -161,15 +162,20 @@ def _start(
     """A new run, or (with a state directory) the same one again; tell what was created."""
     kept = secret if secret is not None or state is None else beside(state)
     existed = kept is None or kept.exists()
-    if ledger is None:
-        where = f"kept in {state / 'ledger'} and" if state else "forgotten afterwards,"
-        note(f"the budget of this release is {where} not shared with others; use --ledger")
     query = name_of(mechanism)
     if state is None:
         runner = Runner(mechanism, secret=secret, ledger=ledger, dataset=dataset, query=query)
     else:
         runner = Runner.resume(
             state, mechanism, secret=secret, ledger=ledger, dataset=dataset, query=query
+        )
+    if ledger is None:
+        where = f"kept in {state / 'ledger'} and" if state else "forgotten afterwards,"
+        note(f"the budget of this release is {where} not shared with others; use --ledger")
+    elif state is None:
+        note(
+            "without --state this release cannot be repeated: if its output is lost, its budget "
+            "is spent all the same"
         )
     if not existed:
         note(f"created the secret {kept}; back it up: without it nothing can be repeated")

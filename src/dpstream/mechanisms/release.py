@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dpstream.errors import InvalidInput
+from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.mechanisms.base import Mechanism, as_block
 from dpstream.mechanisms.runner import Runner
 from dpstream.mechanisms.series import RESERVED, Series
@@ -25,6 +25,7 @@ def release(
     secret: Secret | bytes | str | Path | None = None,
     run_id: bytes | None = None,
     ledger: Ledger | str | Path | None = None,
+    state: str | Path | None = None,
     dataset: str = "stream",
     query: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -32,8 +33,10 @@ def release(
     """Publish `data` (steps x bins) through a mechanism.
 
     `data` is an array, nested lists, a pandas or Polars frame, or an Arrow table; of a table the
-    numeric columns are the bins, and `time` names the column that orders the steps (checked, not
-    published). Without `secret` a fresh one is drawn and forgotten: nothing can be replayed.
+    numeric columns are the bins, and `time` names the column that orders the steps (checked, and
+    published as it is). Without `secret` a fresh one is drawn and forgotten: nothing can be
+    replayed. `state` names a directory (see `Runner.resume`): the same data again publish the
+    same values and cost nothing, appended steps are new, changed data raise NoiseReuse.
     `ledger` makes the release share its dataset's budget with every other release; `run_id` is
     for tests. `progress` is called with the steps done and their total.
 
@@ -41,15 +44,28 @@ def release(
     >>> release(Sample(epsilon=1, window=2), [5, 7, 9]).paid
     [True, False, True]
     """
+    if not hasattr(mechanism, "step"):
+        raise InvalidParameter(
+            f"release takes a mechanism first, such as mechanisms.Sample(epsilon=1, window=12); "
+            f"got {mechanism!r}"
+        )
     block, names, times = as_steps(data, time=time)
-    runner = Runner(
-        mechanism, secret=secret, run_id=run_id, ledger=ledger, dataset=dataset, query=query
-    )
+    mechanism.check(block)  # before a state directory or a book is made for it
+    if state is None:
+        runner = Runner(
+            mechanism, secret=secret, run_id=run_id, ledger=ledger, dataset=dataset, query=query
+        )
+    else:
+        runner = Runner.resume(
+            state, mechanism, secret=secret, ledger=ledger, dataset=dataset, query=query
+        )
     releases = []
     for done, batch in enumerate(runner.feed(block), start=1):
         releases += batch
         progress(done, len(block))
     releases += runner.finish()
+    if state is not None:
+        runner.close()
     return Series.of(releases, run=runner.run_id.hex(), names=names, times=times)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import warnings
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -73,7 +74,7 @@ class Runner:
         self._log: InputLog | None = None
         self._logged_from = 0
         self._folder: Path | None = None
-        self._finished = False
+        self._finished = self._closed = False
         self._open_book()
         self._connect()
 
@@ -198,8 +199,8 @@ class Runner:
         if asked != kept or runner._logged_from > 0:
             runner.close()
             raise StateError(
-                f"{folder} was made for {kept}; asked for {asked}; use the same parameters, or a "
-                "new state directory (a new run, charged anew)"
+                f"{folder} was made for {_shown(*kept)}; asked for {_shown(*asked)}; use the same "
+                "parameters, or a new state directory (a new run, charged anew)"
                 if asked != kept
                 else f"{folder} is logged from step {runner._logged_from} on only, so it cannot "
                 "start again from step 0; use Runner.load and feed what follows its snapshot"
@@ -208,10 +209,17 @@ class Runner:
         return runner
 
     def close(self) -> None:
-        """Release the state directory and the ledger file."""
+        """Release the state directory and the ledger file; the run is loaded to go on."""
         if self._log is not None:
             self._log.close()
         self._ledger.close()
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def steps_done(self) -> int:
@@ -271,6 +279,8 @@ class Runner:
             yield releases
 
     def _checked(self, block: Reals) -> Integers:
+        if self._closed:
+            raise StateError("this run is closed; load it again to go on")
         if self._finished:
             raise InvalidInput("this stream was finished; start a new run for a new stream")
         if self._bins is not None and block.shape[1] != self._bins:
@@ -362,3 +372,11 @@ class Runner:
         and mechanisms that keep one begin afresh.)
         """
         return self._spend.adopt(item) if isinstance(item, Interval | Cover) else item
+
+
+def _shown(mechanism: Mechanism, dataset: str, query: str) -> str:
+    """A run's parameters, for people."""
+    values = vars(mechanism).items()
+    fields = {f.name for f in dataclasses.fields(mechanism)}  # type: ignore[arg-type]
+    given = ", ".join(f"{name}={value}" for name, value in values if name in fields)
+    return f"{type(mechanism).__name__}({given}) on dataset {dataset!r}, query {query!r}"

@@ -40,7 +40,10 @@ class SavedRun:
 
     def secret(self, given: Secret | bytes | str | Path | None) -> Secret:
         """The secret that the run was made with: the given one, or the one beside the directory."""
-        secret = Secret.load(beside(self.folder)) if given is None else Secret.of(given)
+        if given is None or isinstance(given, str | Path):
+            secret = Secret.load(beside(self.folder) if given is None else given)
+        else:
+            secret = Secret.of(given)
         if secret.key("check", self.about["run"]) != self.about["secret check"]:
             raise StateError(
                 f"{self.folder} was made with another secret; name the right one, "
@@ -53,7 +56,10 @@ class SavedRun:
         if given is not None:
             return given if isinstance(given, Ledger) else Ledger(given)
         if not (self.folder / "ledger").exists():
-            raise StateError(f"{self.folder} keeps its budget in another ledger; name that one")
+            raise StateError(
+                f"{self.folder} keeps its budget in another ledger; name that one "
+                "(--ledger, or ledger= in Python)"
+            )
         own = Ledger(self.folder / "ledger")
         if own.identity() != self.snapshot["ledger"]:
             raise StateError(

@@ -62,7 +62,7 @@ class Series:
         """step, time (where given), each bin with its `<bin>_stddev`, paid, held."""
         table: dict[str, Any] = {"step": np.arange(len(self.paid))}
         if self.times is not None:
-            table["time"] = list(self.times)[: len(self.paid)]
+            table["time"] = _times(self.times, len(self.paid))
         for j, name in enumerate(self.names):
             table[name] = self.values[:, j]
             table[f"{name}_stddev"] = self.stddev[:, j]
@@ -95,6 +95,15 @@ class Series:
 
     def __len__(self) -> int:
         return len(self.paid)
+
+
+def _times(times: Sequence[Any], count: int) -> Any:
+    """Times of a kind that every kind of table takes."""
+    array = np.asarray(list(times)[:count])
+    if array.dtype.kind != "M":
+        return list(times)[:count]
+    known = np.datetime_data(array.dtype)[0] in ("D", "ms", "us", "ns")
+    return array if known else array.astype("datetime64[us]")
 
 
 def _optional(module: str, extra: str) -> Any:

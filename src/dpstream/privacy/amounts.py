@@ -39,7 +39,7 @@ def positive(value: Any, name: str) -> Fraction:
     """`exact`, and above zero."""
     number = exact(value, name)
     if number <= 0:
-        raise InvalidParameter(f"{name} must be greater than 0; got {value!r}")
+        raise InvalidParameter(f"{name} must be greater than 0; got {value}")
     return number
 
 

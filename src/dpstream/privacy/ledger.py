@@ -8,6 +8,7 @@ nothing else shares.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -273,6 +274,9 @@ class Ledger:
         loss = book.account.loss_with(charge)
         if loss <= book.account.total:
             return loss
+        if charge.repeat > 1:  # name the first step that does not fit by itself
+            charge = _first_refused(book, charge)
+            loss = book.account.loss_with(charge)
         terms, asked = book.terms, charge.amount
         left = max(Fraction(0), asked - Fraction(loss - book.account.total, GRID))
         where = {
@@ -281,14 +285,31 @@ class Ledger:
             "user": "for this dataset",
         }[terms.unit]
         remedy = {
-            "event": f"lower {terms.measure}",
-            "w_event": f"lower {terms.measure} or wait for an older step to leave the window",
+            "event": f"lower {terms.measure}; to repeat a release, use its state directory",
+            "w_event": f"lower {terms.measure} or wait for an older step to leave the window; "
+            "to repeat a release, use its state directory",
             "user": f"lower {terms.measure}, or agree on a larger book",
         }[terms.unit]
         raise BudgetExceeded(
             f"{dataset}: {charge.purpose!r} asks for {terms.measure}={show(asked)} but only "
             f"{show(left)} of {show(terms.total)} is left {where}; {remedy}"
         )
+
+
+def _first_refused(book: Book, charge: Charge) -> Charge:
+    """The step of a repeated charge to blame: the first that does not fit, or the first of all."""
+    steps = [
+        dataclasses.replace(
+            charge,
+            step=charge.step + offset,
+            repeat=1,
+            cells=dataclasses.replace(
+                charge.cells, first=charge.cells.first + offset, last=charge.cells.last + offset
+            ),
+        )
+        for offset in range(charge.repeat)
+    ]
+    return next((s for s in steps if book.account.loss_with(s) > book.account.total), charge)
 
 
 def _now() -> str:

@@ -61,7 +61,7 @@ class Journal:
             fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise self._error(
-                f"{self.path} is in use by another process; stop that process first, "
+                f"{self.path} is in use by another process or runner; stop or close that first, "
                 "or give this one its own state directory"
             ) from None
         try:

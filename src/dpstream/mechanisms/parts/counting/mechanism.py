@@ -80,6 +80,15 @@ class CounterMechanism(CountingParameters, ABC):
         super().__post_init__()
         _ = self.process  # refuses what the scheme cannot do
 
+    def check(self, block: Reals) -> Integers:
+        """As many steps as the counter was made for, at most; then as every counter."""
+        if len(block) > self.steps:
+            raise InvalidInput(
+                f"there are {len(block)} steps but the counter was made for steps={self.steps}; "
+                "give it more steps, or use unbounded_counter; nothing was spent"
+            )
+        return super().check(block)
+
     @property
     @abstractmethod
     def process(self) -> NoiseProcess:
