@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -34,8 +35,10 @@ REGISTRY = {
 def find(name: str) -> type[Mechanism]:
     """The class registered under `name`."""
     if name not in REGISTRY:
+        near = get_close_matches(name, REGISTRY, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
         raise InvalidParameter(
-            f"there is no mechanism {name!r}; choose one of {', '.join(sorted(REGISTRY))}"
+            f"there is no mechanism {name!r}; {hint}choose one of {', '.join(sorted(REGISTRY))}"
         )
     module, _, attribute = REGISTRY[name].partition(":")
     found: type[Mechanism] = getattr(import_module(module), attribute)
