@@ -241,3 +241,36 @@ def test_forgotten_steps_still_fill_their_window(monkeypatch):
 def test_every_mechanism_can_be_found():
     """The names used here are those of the registry."""
     assert {find("sample"), find("spas")} == {Sample, Spas}
+
+
+KEYED = {"epsilon": 1, "delta": 1e-9, "steps": 9, "keys": True}
+
+
+def test_a_keyed_counter_shares_no_book_of_other_events(tmp_path):
+    """A sum of up to 1,000 per event is not paid from a book of counts."""
+    ledger = dps.Ledger(tmp_path / "ledger")
+    dps.Counter(ledger=ledger, **KEYED).add({"a": 1})
+    with pytest.raises(LedgerError, match="open another book"):
+        dps.Counter(ledger=ledger, sensitivity=1000, **KEYED)
+
+
+def test_a_keyed_run_is_tied_to_its_secret_and_its_data(tmp_path):
+    """Another secret would be a second noisy copy, other counts the same noise over other data."""
+    ledger = dps.Ledger(tmp_path / "ledger")
+    first = dps.Counter(ledger=ledger, **FIXED, **KEYED).add({"a": 5})
+    again = dps.Counter(ledger=ledger, **FIXED, **KEYED).add({"a": 5})
+    assert first.values == again.values
+    with pytest.raises(NoiseReuse):
+        dps.Counter(ledger=ledger, secret=SECRET[::-1], run_id=RUN, **KEYED)
+    other = dps.Counter(ledger=ledger, **FIXED, **KEYED)
+    with pytest.raises(NoiseReuse):
+        other.add({"a": 6})
+
+
+def test_a_keyed_sum_never_wraps():
+    """Sums near the end of the integers are refused, not turned negative."""
+    counter = dps.Counter(**{**KEYED, "steps": 2000})
+    counter.add({"a": 1})
+    counter._counting._sums[:] = 2**62 - 2**52
+    with pytest.raises(InvalidInput, match="62 bits"):
+        counter.add({"a": 2**53 - 1})

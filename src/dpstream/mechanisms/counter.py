@@ -17,10 +17,12 @@ from dpstream.mechanisms.counters.unbounded import UnboundedCounter
 from dpstream.mechanisms.parts.counting.keyed import KeyedCounting
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.spend import Spend
+from dpstream.privacy.spend import Spend, noise_versions
 from dpstream.privacy.state import Secret, chain_digest, mint_run_id
 from dpstream.privacy.tokens import Cover
 from dpstream.records import Release, Words
+
+_LARGEST_SUM = 1 << 62  # a step adds less than 2^53, so a sum is seen here before it could wrap
 
 
 class Counter:
@@ -121,13 +123,14 @@ class _Keyed:
         self.mechanism, self.steps_done, self.rows = mechanism, 0, dict[Any, int]()
         book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         run, known = mint_run_id() if run_id is None else run_id, Secret.of(secret)
-        if book.terms(dataset) is None:
-            book.open(dataset, mechanism.terms())
-        book.register(dataset, run.hex(), hashlib.sha256(repr(mechanism).encode()).hexdigest())
+        book.admit(dataset, mechanism.terms(), "a counter with keys")
+        facts = (repr(mechanism), "keyed counter", dataset, tuple(noise_versions()))
+        fingerprint = known.fingerprint(run, repr(facts))
+        book.register(dataset, run.hex(), fingerprint)
         self._spend = Spend(
-            run=run, key=known.key("counter noise", run), ledger=book, dataset=dataset
+            run=run, key=known.noise_key(run, fingerprint), ledger=book, dataset=dataset
         )
-        self._digest_key, self._chain = known.key("input digest", run), b""
+        self._digest_key, self._chain = known.key("input digest", run), bytes(16)
         self._noise = mechanism.start()
         self._cover: Cover | None = None
         self._sums = np.zeros(0, np.int64)
@@ -142,6 +145,8 @@ class _Keyed:
         places = np.array([rows.setdefault(name, len(rows)) for name in names], np.int64)
         sums = np.concatenate([self._sums, np.zeros(len(rows) - len(self._sums), np.int64)])
         np.add.at(sums, places, grid)
+        if sums.size and int(np.abs(sums).max()) >= _LARGEST_SUM:
+            raise InvalidInput("a running sum left the integers of 62 bits; use a coarser quantum")
         joining = key_ids(list(rows)[len(self.rows) :])
         content = joining.tobytes() + sums.astype("<i8").tobytes()
         chain = chain_digest(self._digest_key, self._chain, content)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import warnings
 from collections.abc import Iterator
 from fractions import Fraction
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from dpstream.errors import InvalidInput, LedgerError, StateError
+from dpstream.errors import InvalidInput, StateError
 from dpstream.mechanisms import find, name_of
 from dpstream.mechanisms.base import Mechanism, as_block
 from dpstream.mechanisms.saved_run import SavedRun, log_path, write_about, write_snapshot
@@ -75,7 +74,7 @@ class Runner:
         self._logged_from = 0
         self._folder: Path | None = None
         self._finished = self._closed = False
-        self._open_book()
+        self._ledger.admit(dataset, mechanism.terms(), type(mechanism).__name__)
         self._connect()
 
     def step(self, x: Any) -> list[Release]:
@@ -238,15 +237,9 @@ class Runner:
 
     def fingerprint(self) -> str:
         """Digest of everything that fixes the releases besides the data."""
-        facts = (
-            repr(self.mechanism),
-            type(self.mechanism).__qualname__,
-            self.dataset,
-            self.query,
-            tuple(noise_versions()),
-            self._secret.key("check", self.run_id).hex(),
-        )
-        return hashlib.sha256(repr(facts).encode()).hexdigest()
+        kind = type(self.mechanism).__qualname__
+        facts = (repr(self.mechanism), kind, self.dataset, self.query, tuple(noise_versions()))
+        return self._secret.fingerprint(self.run_id, repr(facts))
 
     def _batch(self, block: Integers) -> Iterator[list[Release]]:
         """Steps of one batch: log all digests, then charge and draw step by step."""
@@ -291,18 +284,6 @@ class Runner:
         self._bins = block.shape[1]
         return checked
 
-    def _open_book(self) -> None:
-        """Make the dataset's book, or see that it counts what this mechanism spends."""
-        asked, book = self.mechanism.terms(), self._ledger.terms(self.dataset)
-        if book is None:
-            self._ledger.open(self.dataset, asked)
-        elif (book.measure, book.change) != (asked.measure, asked.change):
-            raise LedgerError(
-                f"the book of {self.dataset!r} counts {book.measure} for events that change "
-                f"{book.change}; {type(self.mechanism).__name__} spends {asked.measure} for events "
-                f"that change {asked.change}; open another book for it"
-            )
-
     def _connect(self) -> None:
         """(Re)open the door to noise for this run."""
         fingerprint = self.fingerprint()
@@ -310,7 +291,7 @@ class Runner:
         self._digest_key = self._secret.key("input digest", self.run_id)
         self._spend = Spend(
             run=self.run_id,
-            key=self._secret.key("runner noise", self.run_id + bytes.fromhex(fingerprint)),
+            key=self._secret.noise_key(self.run_id, fingerprint),
             ledger=self._ledger,
             dataset=self.dataset,
             query=self.query,

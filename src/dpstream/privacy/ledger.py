@@ -53,6 +53,21 @@ class Ledger:
                     f"{terms.time_zone}); use the book's terms or another dataset name"
                 )
 
+    def admit(self, dataset: str, asked: Terms, who: str) -> None:
+        """Open a book with a mechanism's own terms, or see that the book counts what it spends.
+
+        Window and total may differ: every charge is judged by the book's.
+        """
+        book = self.terms(dataset)
+        if book is None:
+            self.open(dataset, asked)
+        elif (book.measure, book.change) != (asked.measure, asked.change):
+            raise LedgerError(
+                f"the book of {dataset!r} counts {book.measure} for events that change "
+                f"{book.change}; {who} spends {asked.measure} for events that change "
+                f"{asked.change}; open another book for it"
+            )
+
     def terms(self, dataset: str) -> Terms | None:
         """The terms of a dataset's book, if there is one."""
         with self._current():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -95,6 +96,15 @@ class Secret:
         """A 32-byte key for one use; uses share nothing."""
         label = use.encode()
         return derive(self._value, bytes([len(label)]) + label + context)
+
+    def fingerprint(self, run: bytes, facts: str) -> str:
+        """Digest of all that fixes a run's releases besides the data, this secret included."""
+        mark = self.key("check", run).hex()
+        return hashlib.sha256(f"{facts} {mark}".encode()).hexdigest()
+
+    def noise_key(self, run: bytes, fingerprint: str) -> bytes:
+        """The key of a run's noise: another run, or another fingerprint, shares none of it."""
+        return self.key("runner noise", run + bytes.fromhex(fingerprint))
 
     def __repr__(self) -> str:
         return f"Secret({str(self.path) if self.path else 'in memory'})"
