@@ -14,37 +14,54 @@ if TYPE_CHECKING:
     from dpstream.privacy.charges import Terms
     from dpstream.privacy.ledger import Ledger
     from dpstream.records import Release
+    from dpstream.session import run
+    from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
+    from dpstream.stages.query import Query, Tumble
 
 __version__ = version("dpstream")
 
 __all__ = [
+    "Avg",
     "BudgetExceeded",
+    "Count",
+    "CountUnits",
     "Counter",
     "DpstreamError",
     "Ledger",
     "NoiseReuse",
+    "Query",
     "Release",
     "Runner",
     "Series",
+    "Sum",
     "Terms",
+    "Tumble",
     "__version__",
     "errors",
     "mechanisms",
     "release",
+    "run",
 ]
 
 # Public names are imported on first use: the command line and the ledger start without Numba.
 _HOMES = {
+    "Avg": "dpstream.stages.aggregates",
     "BudgetExceeded": "dpstream.errors",
+    "Count": "dpstream.stages.aggregates",
+    "CountUnits": "dpstream.stages.aggregates",
     "Counter": "dpstream.mechanisms.counter",
     "DpstreamError": "dpstream.errors",
     "Ledger": "dpstream.privacy.ledger",
     "NoiseReuse": "dpstream.errors",
+    "Query": "dpstream.stages.query",
     "Release": "dpstream.records",
     "Runner": "dpstream.mechanisms.runner",
     "Series": "dpstream.mechanisms.series",
+    "Sum": "dpstream.stages.aggregates",
     "Terms": "dpstream.privacy.charges",
+    "Tumble": "dpstream.stages.query",
     "release": "dpstream.mechanisms.release",
+    "run": "dpstream.session",
 }
 
 

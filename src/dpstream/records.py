@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 Reals = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 """128-bit key ids, two words a row."""
+Position = Any
+"""Where a read goes on: whatever JSON can hold; None is the beginning of a partition."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,3 +32,73 @@ class Release:
     paid: bool
     held: bool = False
     stddev: Reals | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A line or row that could not be read at all.
+
+    `where`: such as "clicks.csv, line 17". `row`: its raw text, cut at 4,096 characters.
+    """
+
+    where: str
+    reason: str
+    row: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """One chunk of a partition.
+
+    `table`: the wanted columns. Those of CSV are strings (an empty field is ""), those of JSON
+    lines strings or null (JSON null, or an absent key), those of Parquet as the file types them.
+    `position`: where the next read goes on. `done`: nothing follows in this partition, or not yet.
+    """
+
+    table: pa.Table
+    position: Position
+    done: bool
+    rejected: list[Rejected] = field(default_factory=list)
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where rows come from: partitions with stable names, each read from a position on.
+
+    `bounded`: the partitions are fixed and end by themselves. `replayable`: reading again from a
+    position gives the same rows.
+    """
+
+    bounded: bool
+    replayable: bool
+
+    def partitions(self) -> list[str]:
+        """Their names, in order; a growing source may have more later."""
+        ...
+
+    def columns(self, partition: str) -> dict[str, pa.DataType] | None:
+        """The types that a typed format declares; None for text, whose columns are strings."""
+        ...
+
+    def read(
+        self, partition: str, position: Position, *, columns: Sequence[str] | None = None
+    ) -> Batch:
+        """One natural chunk from `position` on; `columns` projects, None takes all."""
+        ...
+
+    def close(self) -> None:
+        """Release files and threads."""
+        ...
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Where releases go."""
+
+    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Durable, and idempotent by (query, window, trigger): a second call does nothing."""
+        ...
+
+    def close(self) -> None:
+        """Release files and connections."""
+        ...

@@ -15,7 +15,9 @@ from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, Noise
 from dpstream.privacy.account import Account
 from dpstream.privacy.amounts import GRID, exact, on_grid, units
 from dpstream.privacy.charges import Cells, Charge, Terms
+from dpstream.privacy.events import FloatError
 from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.promises import delta_of_terms, folded, own_terms, promise
 from tests.laws.cases import worst_loss
 
 
@@ -386,3 +388,162 @@ def test_a_refused_batch_names_the_first_step_that_does_not_fit():
         ledger.charge("flu", charge(step, "2/5", purpose="other"))
     with pytest.raises(BudgetExceeded, match=r"epsilon=0.3 but only 0.2 of 1 is left in the 3"):
         ledger.charge("flu", charge(0, "3/10", repeat=10))
+
+
+# --- books of users: tails and drifts
+
+
+def users(**more):
+    amounts = {"total": 1, "tail": Fraction(1, 10**9), "drift": Fraction(1, 100), "epsilon": 1}
+    return Terms(unit="user", measure="mu_squared", **amounts | more)
+
+
+def query(number=0, amount="1/4", tail="1/4000000000", drift="1/400", **more):
+    allowances = {"tail": Fraction(tail), "drift": Fraction(drift)}
+    return charge(0, amount, query=f"query {number}", **allowances | more)
+
+
+def test_tails_and_drifts_add_up_over_all_queries():
+    """Four quarters fill a book; the report says what was spent and what is left of each."""
+    ledger = opened(users())
+    for number in range(4):
+        assert ledger.charge("flu", query(number))
+    (book,) = json.loads(json.dumps(ledger.report()))
+
+    assert book["left"] == book["tail"]["left"] == book["drift"]["left"] == "0"
+    assert (book["tail"]["spent"], book["drift"]["spent"]) == ("1/1000000000", "1/100")
+    assert {line["tail"] for line in book["spent_on"]} == {"1/4000000000"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"tail": "1/999999999", "drift": 0}, "tail=1e-09 but only 7.5e-10 of 1e-09"),
+        ({"tail": 0, "drift": "1/100"}, "drift=0.01 but only 0.0075 of 0.01"),
+        ({"amount": 1}, "mu_squared=1 but only 0.75 of 1"),
+    ],
+)
+def test_whichever_runs_out_is_named(asked, named):
+    """A charge beyond tail, drift or total is refused, and leaves no trace."""
+    ledger = opened(users())
+    ledger.charge("flu", query(0))
+    before = ledger.report()
+    with pytest.raises(BudgetExceeded, match=named):
+        ledger.charge("flu", query(1, **asked))
+
+    assert ledger.report() == before
+
+
+def test_a_book_without_allowances_takes_no_tail():
+    """The default of a book is none at all."""
+    ledger = opened(Terms(unit="user", total=1, measure="mu_squared"))
+    for asked in ({"tail": "1/10", "drift": 0}, {"tail": 0, "drift": "1/10"}):
+        with pytest.raises(BudgetExceeded):
+            ledger.charge("flu", query(0, **asked))
+
+
+def test_a_replay_has_the_same_tail_and_drift():
+    """The same charge counts once; with another tail or drift it is refused."""
+    ledger = opened(users())
+    ledger.charge("flu", query(0))
+
+    assert not ledger.charge("flu", query(0))
+    for other in ({"tail": "1/5000000000"}, {"drift": "1/500"}, {"tail": 0}):
+        with pytest.raises(LedgerError, match="a replay must be identical"):
+            ledger.charge("flu", query(0, **other))
+    assert ledger.report()[0]["tail"]["spent"] == "1/4000000000"
+
+
+def test_allowances_survive_the_file(tmp_path):
+    """Terms and charges read back as they were; where there are none, nothing is written."""
+    ledger = opened(users(), tmp_path / "ledger")
+    ledger.charge("flu", query(0))
+    again = Ledger(tmp_path / "ledger")
+
+    assert again.terms("flu") == users()
+    assert again.report() == ledger.report()
+    assert not again.charge("flu", query(0))
+    assert Charge.from_json(query(0).to_json()) == query(0)
+    memory = opened(users())
+    memory.charge("flu", query(0))
+    assert memory.persist(tmp_path / "kept").report() == memory.report()
+    for plain in (w_event().to_json(), charge().to_json()):
+        assert not {"tail", "drift", "epsilon"} & plain.keys()
+
+
+def test_old_books_read_as_before():
+    """Records without tail and drift have none."""
+    old = {"unit": "user", "total": "1/3", "window": None, "measure": "rho", "period": "1 day"}
+    old |= {"time_zone": "UTC", "clock": "steps", "change": "a count by 1"}
+
+    assert Terms.from_json(old) == Terms(
+        unit="user", total=Fraction(1, 3), measure="rho", period="1 day"
+    )
+    assert Terms.from_json(old).to_json() == old
+
+
+@pytest.mark.parametrize(
+    "bad", [{"tail": 1}, {"tail": -1}, {"drift": -1}, {"epsilon": 0}, {"tail": float("nan")}]
+)
+def test_allowances_are_checked(bad):
+    """Probabilities and log-ratios only, in books of users only, on single charges only."""
+    with pytest.raises(InvalidParameter):
+        users(**bad)
+    with pytest.raises(InvalidParameter, match="unit 'user'"):
+        Terms(unit="event", total=1, tail="1/10")
+    for wrong in ({"repeat": 2}, {"kind": "open"}, {"tail": "-1/10"}):
+        with pytest.raises(LedgerError):
+            query(0, **wrong)
+
+
+def test_a_users_book_admits_its_own_unit_alone():
+    """Another unit, period, time zone, measure or change would be counted for too little."""
+    ledger, book = Ledger(), promise(epsilon=1, delta=1e-6, period="1 day")
+    ledger.admit("clicks", book, "a query")
+    ledger.admit("clicks", promise(epsilon=2, delta=1e-5, period="1 day"), "another query")
+    for other in (
+        promise(epsilon=1, delta=1e-6),
+        promise(epsilon=1, delta=1e-6, period="1 day", time_zone="Europe/Zurich"),
+        promise(epsilon=1, delta=1e-6, period="1 day", change="one row"),
+        Terms(unit="user", total=1, measure="rho", period="1 day", change="all its rows"),
+        Terms(unit="event", total=1, measure="mu_squared", period="1 day", change="all its rows"),
+        w_event(),
+    ):
+        with pytest.raises(LedgerError, match="protects users"):
+            ledger.admit("clicks", other, "another query")
+    ledger.open("flu", w_event())
+    with pytest.raises(LedgerError, match="protects events in windows"):
+        ledger.admit("flu", book, "a query")
+
+    assert ledger.terms("clicks") == book
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.1, 1, 3, 6, 12, 30, 100])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9, 1e-12, 1e-15])
+def test_the_book_of_a_promise_keeps_it(epsilon, delta):
+    """All of mu^2, tail and drift spent stays within (epsilon, delta), and wastes little of it."""
+    terms = promise(epsilon=epsilon, delta=delta)
+
+    assert 0.97 * delta < delta_of_terms(terms) <= delta
+    assert terms.epsilon == exact(epsilon)
+    assert terms.tail > exact(delta) * Fraction(48, 100)
+
+
+def test_lost_float_mass_counts_with_the_books_epsilon():
+    """A query of epsilon 1 in a book of epsilon 12 loses e^12 times its mass, not e^1 times."""
+    error = FloatError(xi=Fraction(1, 10**6), tau=Fraction(1, 10**15))
+    small, large = (promise(epsilon=e, delta=1e-9) for e in (1, 12))
+    own = own_terms(
+        epsilon=Fraction(1),
+        mu_squared=Fraction(1, 50),
+        tail=Fraction(1, 10**10),
+        error=error,
+        period="forever",
+        time_zone="UTC",
+    )
+
+    assert folded(small, tail=Fraction(1, 10**10), error=error) == own.tail
+    assert float(own.tail) == pytest.approx(1e-10 + (1 + 2.718281828) * 1e-15, rel=1e-12)
+    assert float(folded(large, tail=Fraction(0), error=error)) == pytest.approx(162755.79e-15)
+    with pytest.raises(InvalidParameter, match="names its epsilon"):
+        folded(users(epsilon=None), tail=Fraction(0), error=error)

@@ -13,6 +13,7 @@ from rich.table import Table
 from dpstream.privacy.amounts import show
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.promises import delta_of_terms
 
 _BAR = 24  # characters
 
@@ -50,9 +51,25 @@ def print_books(console: Console, books: list[dict[str, Any]]) -> None:
             f"{show(Fraction(book['left_next_step']))} left at the next step",
             soft_wrap=True,
         )
+        _print_allowances(console, book)
         if book["spent_on"]:
             console.print(_spent_on(book["spent_on"]))
         console.print()
+
+
+def _print_allowances(console: Console, book: dict[str, Any]) -> None:
+    """What books of users allow for besides noise, and what it all comes to."""
+    for name in ("tail", "drift"):
+        if name in book:
+            spent, left = Fraction(book[name]["spent"]), Fraction(book[name]["left"])
+            console.print(f"{name}: {show(spent)} of {show(spent + left)} spent", soft_wrap=True)
+    terms = Terms.from_json(book["terms"])
+    if terms.epsilon is not None and terms.measure == "mu_squared":
+        delta = delta_of_terms(terms)
+        console.print(
+            f"once all is spent: epsilon = {show(terms.epsilon)}, delta = {delta:.3g}",
+            soft_wrap=True,
+        )
 
 
 def print_history(console: Console, records: Iterable[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from dpstream.errors import InvalidParameter, LedgerError
 from dpstream.privacy.amounts import exact
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.promises import promise
 
 app = typer.Typer(help="Show what was spent, on what, when, and what is left.")
 
@@ -67,14 +68,35 @@ def open_book(
         typer.Option(help="What the book counts: pure epsilon, zCDP rho, or GDP mu squared."),
     ] = "epsilon",
     change: Annotated[
-        str, typer.Option(help="How far one event moves the data, as the mechanism says it.")
-    ] = "a count by 1",
+        str | None, typer.Option(help="How far one event moves the data, as the mechanism says it.")
+    ] = None,
+    delta: Annotated[
+        str | None,
+        typer.Option(help="For user: open the book of an (epsilon, delta) promise to each user."),
+    ] = None,
+    period: Annotated[
+        str, typer.Option(help="For user: rows that are protected together, such as '1 day'.")
+    ] = "forever",
+    time_zone: Annotated[str, typer.Option(help="For user: where a period begins.")] = "UTC",
     file: File = None,
     as_json: AsJson = False,
 ) -> None:
     """Open a dataset's book before its first release; opening it again changes nothing."""
-    total = exact(epsilon, measure)
-    terms = Terms(unit=unit, total=total, window=window, measure=measure, change=change)
+    if delta is None:
+        terms = Terms(
+            unit=unit,
+            total=exact(epsilon, measure),
+            window=window,
+            measure=measure,
+            period=period,
+            time_zone=time_zone,
+            change=change or "a count by 1",
+        )
+    elif unit == "user" and window is None and measure != "rho":
+        words = {} if change is None else {"change": change}
+        terms = promise(epsilon=epsilon, delta=delta, period=period, time_zone=time_zone, **words)
+    else:
+        raise InvalidParameter("--delta goes with --unit user and mu_squared, and without --window")
     book_file = Ledger(_path(context, file))
     try:
         book_file.open(dataset, terms)

@@ -7,6 +7,7 @@ w-event, all steps for a user) and one bin in each, so its loss is at most
         sum over the window's steps of (max over bins of what was charged to that step and bin)
       + sum over the intervals that overlap the window of what each of them costs
 
+Tails and drifts, which books of users alone allow for, are plain sums over all charges.
 Charges at the newest step, the ordinary case, are checked in O(1); any other place is allowed and
 costs a scan of the windows that it touches.
 """
@@ -73,6 +74,7 @@ class Account:
         self.terms, self.since = terms, since
         self.total = floor_units(terms.total)
         self.peak = 0
+        self.tail, self.drift = Fraction(0), Fraction(0)
         self._steps: dict[int, StepLoss] = {}
         self._intervals: dict[Key, Span] = {}
         self._live: dict[Key, Span] = {}  # those that a window ending now or later can meet
@@ -104,6 +106,7 @@ class Account:
         """Make the charge; `loss` is what `loss_with` said of it."""
         amount = charge.units
         key = (charge.run, charge.query, charge.purpose, charge.cells.first)
+        self.tail, self.drift = self.tail + charge.tail, self.drift + charge.drift
         if charge.cells.first < self.since:
             loss = self.peak  # read back from before; it was within the total when it was made
         self.peak = max(self.peak, self.loss_with(charge) if loss is None else loss)

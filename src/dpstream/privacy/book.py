@@ -56,12 +56,15 @@ class Book:
                 known.append(charge)
             else:
                 known.insert(bisect_right(known, charge.step, key=lambda c: c.step), charge)
-        line = self.spent_on.setdefault((charge.run, charge.query, charge.purpose), [0, 0, -1, -1])
+        line = self.spent_on.setdefault(
+            (charge.run, charge.query, charge.purpose), [0, 0, -1, -1, Fraction(0), Fraction(0)]
+        )
         if charge.kind != "close":
             line[0] += charge.repeat
             line[1] += charge.units * charge.repeat
             line[2] = charge.step if line[2] < 0 else min(line[2], charge.step)
             line[3] = max(line[3], charge.last_step)
+            line[4], line[5] = line[4] + charge.tail, line[5] + charge.drift
 
     def charges(self) -> list[Charge]:
         """The charges still held, oldest first."""
@@ -83,10 +86,11 @@ def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> Non
         new.cells.last,
         new.cells.bins,
     )
-    if old.amount != new.amount or not same_cells:
+    spent, asked = ((c.amount, c.tail, c.drift) for c in (old, new))
+    if spent != asked or not same_cells:
         raise LedgerError(
-            f"run {new.run[:8]} already charged {show(old.amount)} for {new.purpose!r} at step "
-            f"{old.step}; a replay now asks for {show(new.amount)}; a replay must be identical"
+            f"run {new.run[:8]} already charged {_shown(old)} for {new.purpose!r} at step "
+            f"{old.step}; a replay now asks for {_shown(new)}; a replay must be identical"
         )
     digest = digest_at(old.last_step)
     if old.digest and digest != old.digest and not (verified and not digest):
@@ -95,6 +99,12 @@ def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> Non
             f"run {new.run[:8]} already published step {old.last_step} from {found}; nothing "
             "was published; feed the same data to replay, or start a new run"
         )
+
+
+def _shown(charge: Charge) -> str:
+    if not (charge.tail or charge.drift):
+        return show(charge.amount)
+    return f"{show(charge.amount)} (tail {show(charge.tail)}, drift {show(charge.drift)})"
 
 
 def _part(charge: Charge, first: int, last: int, digest_at: DigestAt) -> Charge:
@@ -113,7 +123,13 @@ def _part(charge: Charge, first: int, last: int, digest_at: DigestAt) -> Charge:
 
 def report(name: str, book: Book) -> dict[str, Any]:
     """What was spent, on what, and what is left, ready for JSON."""
-    account = book.account
+    account, terms = book.account, book.terms
+    also: dict[str, Any] = {}
+    if terms.tail or terms.drift:
+        also = {
+            "tail": {"spent": str(account.tail), "left": str(terms.tail - account.tail)},
+            "drift": {"spent": str(account.drift), "left": str(terms.drift - account.drift)},
+        }
     return {
         "dataset": name,
         "promise": book.terms.describe(),
@@ -122,6 +138,7 @@ def report(name: str, book: Book) -> dict[str, Any]:
         "spent": str(Fraction(account.peak, GRID)),
         "left": str(account.left(max(account.newest, 0))),
         "left_next_step": str(account.left(account.newest + 1)),
+        **also,
         "runs": len({key[0] for key in book.spent_on}),
         "spent_on": [
             {
@@ -133,6 +150,7 @@ def report(name: str, book: Book) -> dict[str, Any]:
                 "first_step": line[2],
                 "last_step": line[3],
             }
+            | ({"tail": str(line[4]), "drift": str(line[5])} if also else {})
             for (run, query, purpose), line in sorted(book.spent_on.items())
         ],
     }

@@ -23,6 +23,11 @@ class Terms:
     rows of a user for ever or within a `period` (`user`). `measure`: what `total` and every
     charge count, pure-DP epsilon, zCDP rho or GDP mu^2. `clock`: what one step is, in words.
     `change`: how far one event may move the data, in words; a mechanism with another is refused.
+
+    A book of users may also allow for what holds only nearly: `tail`, the probability that all the
+    rest fails (thresholds on keys, float error), and `drift`, the log-ratio (xi) between the laws
+    that are sampled in floats and the ideal ones. Both add up over all charges. `epsilon` is where
+    the promise is read: a lost float mass counts e^epsilon times (`promises.folded`).
     """
 
     unit: Unit
@@ -33,9 +38,25 @@ class Terms:
     time_zone: str = "UTC"
     clock: str = "steps"
     change: str = "a count by 1"
+    tail: Fraction = Fraction(0)
+    drift: Fraction = Fraction(0)
+    epsilon: Fraction | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "total", positive(self.total, f"the book's {self.measure}"))
+        object.__setattr__(self, "tail", exact(self.tail, "tail"))
+        object.__setattr__(self, "drift", exact(self.drift, "drift"))
+        if self.epsilon is not None:
+            object.__setattr__(self, "epsilon", positive(self.epsilon, "epsilon"))
+        if not 0 <= self.tail < 1 or self.drift < 0:
+            raise InvalidParameter(
+                f"a book needs 0 <= tail < 1 and drift >= 0; got {self.tail} and {self.drift}"
+            )
+        if self.unit != "user" and (self.tail or self.drift or self.epsilon is not None):
+            raise InvalidParameter(
+                f"tail, drift and epsilon go with unit 'user', whose charges all add up; got unit "
+                f"{self.unit!r}"
+            )
         if self.unit not in ("event", "w_event", "user"):
             raise InvalidParameter(f"unit must be event, w_event or user; got {self.unit!r}")
         if self.measure not in ("epsilon", "rho", "mu_squared"):
@@ -65,21 +86,36 @@ class Terms:
         what = {
             "event": "one event",
             "w_event": f"any events within {self.window} successive steps",
-            "user": f"all rows of one user ({self.period})",
+            "user": f"{self._rows()} ({self.period})",
         }[self.unit]
-        return f"{self.measure} = {show(self.total)} for {what}{self._how()}"
+        also = "".join(
+            f", {name} = {show(amount)}"
+            for name, amount in (("tail", self.tail), ("drift", self.drift))
+            if amount
+        )
+        return f"{self.measure} = {show(self.total)}{also} for {what}{self._how()}"
+
+    def _rows(self) -> str:
+        return self.change if self.change.startswith("all rows") else "all rows of one user"
 
     def _how(self) -> str:
-        return "" if self.change == "a count by 1" else f", each changing {self.change}"
+        if self.change == "a count by 1" or (self.unit == "user" and self.change[:4] == "all "):
+            return ""
+        return f", each changing {self.change}"
 
     def to_json(self) -> dict[str, Any]:
-        """As stored."""
-        return {**self.__dict__, "total": str(self.total)}
+        """As stored; tail, drift and epsilon only where they are given."""
+        record = {**self.__dict__, "total": str(self.total)}
+        for name in ("tail", "drift", "epsilon"):
+            amount = record.pop(name)
+            if amount:
+                record[name] = str(amount)
+        return record
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Terms:
         """As read."""
-        return cls(**{**record, "total": exact(record["total"])})
+        return cls(**record)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +142,8 @@ class Charge:
     `kind`: "cells" costs every cell it read; "open" starts an interval that costs `amount` once to
     every window that it overlaps; "close" ends that interval with this step; "cover" costs every
     window that it overlaps `amount` once, for all noise that one mechanism adds to its cells.
+    `tail` and `drift`: what is spent of the book's, once; lost float mass is in `tail`, with its
+    factor.
     """
 
     run: str
@@ -117,10 +155,16 @@ class Charge:
     repeat: int = 1
     digest: str = ""
     kind: Kind = "cells"
+    tail: Fraction = Fraction(0)
+    drift: Fraction = Fraction(0)
 
     def __post_init__(self) -> None:
         if self.amount < 0 or self.repeat < 1 or self.step < 0:
             raise LedgerError(f"a charge needs amount, step >= 0 and repeat >= 1; got {self}")
+        if self.tail < 0 or self.drift < 0:
+            raise LedgerError(f"a charge needs tail, drift >= 0; got {self}")
+        if (self.tail or self.drift) and (self.repeat, self.kind) != (1, "cells"):
+            raise LedgerError(f"tail and drift go with a single charge of kind cells; got {self}")
 
     @cached_property
     def units(self) -> int:
@@ -155,6 +199,10 @@ class Charge:
             record["digest"] = self.digest
         if self.kind != "cells":
             record["kind"] = self.kind
+        if self.tail:
+            record["tail"] = str(self.tail)
+        if self.drift:
+            record["drift"] = str(self.drift)
         return record
 
     @classmethod
@@ -173,4 +221,6 @@ class Charge:
             repeat=record.get("repeat", 1),
             digest=record.get("digest", ""),
             kind=record.get("kind", "cells"),
+            tail=Fraction(record.get("tail", 0)),
+            drift=Fraction(record.get("drift", 0)),
         )

@@ -56,11 +56,18 @@ class Ledger:
     def admit(self, dataset: str, asked: Terms, who: str) -> None:
         """Open a book with a mechanism's own terms, or see that the book counts what it spends.
 
-        Window and total may differ: every charge is judged by the book's.
+        Window and total may differ: every charge is judged by the book's. Where users are protected
+        the unit, its period and its time zone are the book's too: a charge counts once for each
+        unit, so a mechanism of single events, or of other periods, would be counted for too little.
         """
         book = self.terms(dataset)
         if book is None:
             self.open(dataset, asked)
+        elif "user" in (book.unit, asked.unit) and _protected(book) != _protected(asked):
+            raise LedgerError(
+                f"the book of {dataset!r} protects {_in_words(book)}; {who} protects "
+                f"{_in_words(asked)}; use the book's, or another dataset name"
+            )
         elif (book.measure, book.change) != (asked.measure, asked.change):
             raise LedgerError(
                 f"the book of {dataset!r} counts {book.measure} for events that change "
@@ -286,6 +293,7 @@ class Ledger:
                 f"them would cost up to k^2 times as much; charge step by step, or use a book of "
                 "single events (unit='event')"
             )
+        _refuse_allowance(dataset, book, charge)
         loss = book.account.loss_with(charge)
         if loss <= book.account.total:
             return loss
@@ -309,6 +317,34 @@ class Ledger:
             f"{dataset}: {charge.purpose!r} asks for {terms.measure}={show(asked)} but only "
             f"{show(left)} of {show(terms.total)} is left {where}; {remedy}"
         )
+
+
+def _refuse_allowance(dataset: str, book: Book, charge: Charge) -> None:
+    """Tails and drifts add up over all charges, exactly."""
+    terms, account = book.terms, book.account
+    for name, allowed, spent, asked in (
+        ("tail", terms.tail, account.tail, charge.tail),
+        ("drift", terms.drift, account.drift, charge.drift),
+    ):
+        if asked and spent + asked > allowed:
+            raise BudgetExceeded(
+                f"{dataset}: {charge.purpose!r} asks for {name}={show(asked)} but only "
+                f"{show(allowed - spent)} of {show(allowed)} is left for this dataset; lower "
+                f"{'delta' if name == 'tail' else 'the number of triggers'}, or agree on a larger "
+                "book"
+            )
+
+
+def _protected(terms: Terms) -> tuple[str, ...]:
+    return terms.unit, terms.period, terms.time_zone, terms.measure, terms.change
+
+
+def _in_words(terms: Terms) -> str:
+    unit = {"user": "users", "event": "single events", "w_event": "events in windows of steps"}
+    return (
+        f"{unit[terms.unit]} (period {terms.period!r}, time zone {terms.time_zone}, changing "
+        f"{terms.change}) in {terms.measure}"
+    )
 
 
 def _first_refused(book: Book, charge: Charge) -> Charge:

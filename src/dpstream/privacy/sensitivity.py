@@ -65,6 +65,46 @@ def root_above(square: Fraction, bits: int = 40) -> Fraction:
 
 
 @cache
+def group_by_change(*, rows: int, per_group: int, groups: int, largest: Fraction) -> Fraction:
+    """L2 change of one column over all groups, when all rows of a unit come or go.
+
+    The unit has at most C = min(rows, per_group * groups) rows, at most K = per_group of them in
+    one group, and each adds at most `largest` = L to its group. The sum of the groups' squares is
+    convex in their rows, so it is largest with q = C // K full groups and the rest r in one more:
+    L sqrt(q K^2 + r^2).
+
+    >>> group_by_change(rows=5, per_group=2, groups=9, largest=Fraction(10))
+    Fraction(30, 1)
+    """
+    _at_least_one(rows=rows, per_group=per_group, groups=groups)
+    if largest < 0:
+        raise InvalidParameter(f"the largest value must be 0 or more; got {largest}")
+    most = min(rows, per_group * groups)
+    full, rest = divmod(most, min(per_group, most))
+    return root_above(largest**2 * (full * min(per_group, most) ** 2 + rest**2))
+
+
+@cache
+def units_change(*, rows: int, groups: int) -> Fraction:
+    """L2 change of the distinct units of all groups, when one unit comes or goes.
+
+    It counts once in each of the groups that its rows reach, min(rows, groups) at most, however
+    many rows it has in each.
+
+    >>> units_change(rows=9, groups=4)
+    Fraction(2, 1)
+    """
+    _at_least_one(rows=rows, groups=groups)
+    return root_above(Fraction(min(rows, groups)))
+
+
+def _at_least_one(**bounds: int) -> None:
+    for name, bound in bounds.items():
+        if bound < 1:
+            raise InvalidParameter(f"{name} must be at least 1; got {bound}")
+
+
+@cache
 def encoded_change(norm: Fraction, change: Fraction, *, slack: Fraction = Fraction(0)) -> Fraction:
     """L2 change of everything that a counter measures, when one step's value moves by `change`.
 

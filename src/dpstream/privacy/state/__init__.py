@@ -2,6 +2,7 @@
 
 from dpstream.privacy.state.inputs import InputLog, chain_digest
 from dpstream.privacy.state.journal import Journal
+from dpstream.privacy.state.memory_keys import MemoryWindowKeys, WindowKeySource
 from dpstream.privacy.state.secret import Secret, mint_run_id
 from dpstream.privacy.state.serial import (
     pack,
@@ -16,7 +17,9 @@ from dpstream.privacy.state.window_keys import WindowKeys
 __all__ = [
     "InputLog",
     "Journal",
+    "MemoryWindowKeys",
     "Secret",
+    "WindowKeySource",
     "WindowKeys",
     "chain_digest",
     "mint_run_id",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dpstream.errors import NoiseReuse, StateError
 from dpstream.privacy.state.journal import Journal, Record
@@ -41,20 +42,29 @@ class InputLog:
                 f"{path} belongs to another run; a log serves one run, use a new state directory"
             )
         self._digests: dict[int, bytes] = {}
+        self.positions: dict[int, Any] = {}  # how far a step has read, where that was logged
         self.ledger_head: tuple[int, str] | None = None
         for record in records[1:]:
             self._digests[record["step"]] = bytes.fromhex(record["digest"])
+            if "positions" in record:
+                self.positions[record["step"]] = record["positions"]
             if "ledger" in record:
                 self.ledger_head = (record["ledger"][0], record["ledger"][1])
         self.last = max(self._digests, default=-1)  # the newest logged step
         self.identity = self._journal.identity()
 
     def record(
-        self, step: int, digests: Sequence[bytes], *, ledger: tuple[int, str] | None = None
+        self,
+        step: int,
+        digests: Sequence[bytes],
+        *,
+        ledger: tuple[int, str] | None = None,
+        positions: Any = None,
     ) -> None:
         """Log the digests of `step`, `step + 1`, ...; return when they are durable.
 
         `ledger`: where the ledger's file ended by then, to notice later if it was rolled back.
+        `positions`: how far the source was read by then, for one that grows.
         """
         new: dict[int, bytes] = {}
         for number, digest in enumerate(digests, start=step):
@@ -72,6 +82,9 @@ class InputLog:
             if ledger is not None:
                 records[-1]["ledger"] = list(ledger)
                 self.ledger_head = ledger
+            if positions is not None:
+                records[-1]["positions"] = positions
+                self.positions[max(new)] = positions
             self._journal.append(records)
             self._digests |= new
             self.last = max(new)
@@ -79,6 +92,7 @@ class InputLog:
     def forget_before(self, step: int) -> None:
         """Drop digests from memory (not from the file) that no replay can reach any more."""
         self._digests = {s: d for s, d in self._digests.items() if s >= step or s == self.last}
+        self.positions = {s: p for s, p in self.positions.items() if s >= step - 1}
 
     def close(self) -> None:
         """Release the log to another process."""

@@ -6,7 +6,10 @@ does not peel the noise off what was published: keys derived from the secret wou
 
 from __future__ import annotations
 
-from contextlib import suppress
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_bytes
 
@@ -17,31 +20,49 @@ from cryptography.hazmat.primitives.keywrap import (
 )
 
 from dpstream.errors import StateError
-from dpstream.privacy.state.files import create_exclusive, erase, make_directory
+from dpstream.privacy.state.files import create_exclusive, erase, make_directory, replace
 from dpstream.privacy.state.secret import Secret
 
 
 class WindowKeys:
-    """The keys of a state directory's open windows: `<window>.key`, then `<window>.erased`."""
+    """The keys of a state directory's windows: `<window>.key` while open.
 
-    def __init__(self, folder: Path, secret: Secret, *, derived_for_tests: bool = False) -> None:
+    An erased window leaves `<window>.erased`, or, where all windows before it are erased too, only
+    a larger number in the file `final`: windows 0 to final - 1 are gone.
+
+    `ordered` says that windows are opened from 0 on, those in between being minted with them. The
+    file `minted` then tells a key that is lost from one that never was, and `mint` refuses the
+    first: another key would publish a second noisy copy.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        secret: Secret,
+        *,
+        ordered: bool = False,
+        derived_for_tests: bool = False,
+    ) -> None:
         self._folder, self._secret = Path(folder), secret
-        self._derived = derived_for_tests
+        self._ordered, self._derived = ordered, derived_for_tests
         make_directory(self._folder, mode=0o700)
+        for window in self._key_files():
+            if self._is_erased(window):  # a kill came between the mark and the key
+                self.erase(window)
 
     def mint(self, window: int) -> bytes:
         """Make the window's key, durably, before its first draw; a second call returns it."""
         self._refuse_erased(window)
-        path = self._folder / f"{window}.key"
-        if not path.exists():
-            with suppress(FileExistsError):  # another process minted it first: use that one
-                create_exclusive(path, aes_key_wrap(self._wrapping_key(), self._draw(window)))
+        if self._ordered:
+            self._mint_up_to(window)
+        else:
+            self._create(window)
         return self.get(window)
 
     def get(self, window: int) -> bytes:
         """The key of a window that was minted; a lost one is never replaced by another."""
         self._refuse_erased(window)
-        path = self._folder / f"{window}.key"
+        path = self._key_file(window)
         try:
             key = aes_key_unwrap(self._wrapping_key(), path.read_bytes())
         except FileNotFoundError:
@@ -55,26 +76,96 @@ class WindowKeys:
                 f"{path} does not open with this secret, or is damaged; use the secret that the "
                 "state directory was made with"
             ) from None
-        if self._tombstone(window).exists():  # erased meanwhile: what was just minted goes too
+        if self._is_erased(window):  # erased meanwhile: what was just minted goes too
             self.erase(window)
             self._refuse_erased(window)
         return key
 
     def erase(self, window: int) -> None:
-        """Forget the window's key for good; a second call does nothing."""
-        if not self._tombstone(window).exists():
-            with suppress(FileExistsError):
-                create_exclusive(self._tombstone(window), b"")
-        with suppress(FileNotFoundError):
-            erase(self._folder / f"{window}.key")
+        """Forget the window's key for good; a second call does nothing.
+
+        The mark comes first: after a kill at any point the key is refused, and the next call, or
+        the next opening of the directory, removes what is left of it.
+        """
+        with self._locked():
+            if not self._is_erased(window):
+                if window == self._number("final"):
+                    replace(self._folder / "final", b"%d" % (window + 1))
+                else:
+                    create_exclusive(self._tombstone(window), b"")
+            with suppress(FileNotFoundError):
+                erase(self._key_file(window))
+            self._fold()
 
     def open_windows(self) -> list[int]:
         """Windows whose key still exists, in order."""
-        return sorted(int(path.stem) for path in self._folder.glob("*.key"))
+        return sorted(window for window in self._key_files() if not self._is_erased(window))
+
+    def _fold(self) -> None:
+        """Let `final` stand for the tombstones that have come next to it."""
+        final = first = self._number("final")
+        while self._tombstone(final).exists():
+            with suppress(FileNotFoundError):  # a kill left it
+                erase(self._key_file(final))
+            final += 1
+        if final > first:
+            replace(self._folder / "final", b"%d" % final)
+            for window in range(first, final):
+                self._tombstone(window).unlink(missing_ok=True)
+
+    def _mint_up_to(self, window: int) -> None:
+        """The keys first, then the mark, both before the caller may draw."""
+        if window < 0:
+            raise StateError(f"ordered windows are numbered from 0; got {window}")
+        with self._locked():
+            minted = self._number("minted")
+            if window < minted:
+                return  # the key is there, was erased, or is lost
+            for each in range(max(minted, self._number("final")), window + 1):
+                if not self._is_erased(each):
+                    self._create(each)
+            replace(self._folder / "minted", b"%d" % (window + 1))
+
+    def _create(self, window: int) -> None:
+        path = self._key_file(window)
+        if not path.exists():
+            with suppress(FileExistsError):  # another process minted it first: use that one
+                create_exclusive(path, aes_key_wrap(self._wrapping_key(), self._draw(window)))
+
+    def _number(self, name: str) -> int:
+        """What `final` or `minted` says; 0 without the file."""
+        path = self._folder / name
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            return 0
+        if not text.isdigit():
+            raise StateError(f"{path} is damaged: it must hold a number; restore it")
+        return int(text)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the folder against other processes and threads: its two numbers only grow."""
+        fd = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _is_erased(self, window: int) -> bool:
+        # a tombstone goes only after `final` covers it, so this order misses neither
+        return self._tombstone(window).exists() or 0 <= window < self._number("final")
 
     def _refuse_erased(self, window: int) -> None:
-        if self._tombstone(window).exists():
+        if self._is_erased(window):
             raise StateError(f"window {window} is final: its key was erased and no noise is left")
+
+    def _key_files(self) -> list[int]:
+        return [int(path.stem) for path in self._folder.glob("*.key")]
+
+    def _key_file(self, window: int) -> Path:
+        return self._folder / f"{window}.key"
 
     def _tombstone(self, window: int) -> Path:
         return self._folder / f"{window}.erased"

@@ -13,6 +13,8 @@ same law under both neighbours.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -21,8 +23,9 @@ from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.parts.counting import modes
 from dpstream.mechanisms.parts.counting.buffered import UNIT, BufferedLinearToeplitz
 from dpstream.privacy.accounting import delta_of
+from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.calibration import mu_squared_for, round_up
-from dpstream.privacy.events import Composed, FloatError, Gaussian
+from dpstream.privacy.events import Composed, FloatError, Gaussian, Tail
 from dpstream.privacy.sensitivity import root_above
 from dpstream.privacy.spend import NORMAL_LARGEST, NORMAL_LOST, NORMAL_PRECISION
 
@@ -67,6 +70,11 @@ def weight_error(process: BufferedLinearToeplitz) -> Fraction:
     return round_up(_ROOM * 16 * process.buffers * UNIT * total)
 
 
+def streamed_norm(process: BufferedLinearToeplitz) -> Fraction:
+    """The column norm of what is streamed, rounded up."""
+    return Fraction(process.column_norm()) * (1 + Fraction(1, 10**12) + weight_error(process))
+
+
 def calibrate(
     process: BufferedLinearToeplitz, *, change: Fraction, epsilon: Fraction, delta: Fraction
 ) -> tuple[Fraction, Fraction, FloatError]:
@@ -75,7 +83,7 @@ def calibrate(
     Float error gets the part of epsilon that it needs; where that is more than NEGLIGIBLE the
     stream is too long for floats and is refused.
     """
-    norm = Fraction(process.column_norm()) * (1 + Fraction(1, 10**12) + weight_error(process))
+    norm = streamed_norm(process)
     spare = Fraction(0)
     while True:
         mu_squared = mu_squared_for(
@@ -99,3 +107,108 @@ def calibrate(
                 "fewer steps, a coarser quantum, or the exact counter (without keys)"
             )
         spare = event.xi * Fraction(11, 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryCalibration:
+    """The noise of a query: mu^2 in all, sigma of each column in grid steps, and float error."""
+
+    mu_squared: Fraction
+    sigmas: tuple[Fraction, ...]
+    error: FloatError
+
+
+def query_sigma(
+    process: BufferedLinearToeplitz, *, sensitivity: Fraction, mu_squared: Fraction
+) -> Fraction:
+    """Sigma in grid steps of a column that may cost mu^2, in windows of this many steps.
+
+    A unit shifts what a window measures by `sensitivity` times its column norm at most, so every
+    window, long or short, is scaled by its own norm.
+    """
+    return round_up(root_above((streamed_norm(process) * sensitivity) ** 2 / mu_squared))
+
+
+def query_error(
+    *processes: BufferedLinearToeplitz,
+    sensitivities: Sequence[Fraction],
+    mu_squares: Sequence[Fraction],
+    groups: int,
+) -> FloatError:
+    """Float error of all that one unit influences: `groups` processes in each column.
+
+    They are independent, so log-ratios and lost masses add. Windows of several lengths each count
+    as the worst of them.
+    """
+    xi = tau = Fraction(0)
+    for sensitivity, share in zip(sensitivities, mu_squares, strict=True):
+        each = [
+            float_error(
+                process,
+                sigma=float(query_sigma(process, sensitivity=sensitivity, mu_squared=share)),
+                quantum=1.0,
+            )
+            for process in processes
+        ]
+        xi += groups * max(error.xi for error in each)
+        tau += groups * max(error.tau for error in each)
+    return FloatError(xi=round_up(xi), tau=min(round_up(tau), Fraction(1)))
+
+
+def calibrate_query(
+    process: BufferedLinearToeplitz,
+    *others: BufferedLinearToeplitz,
+    sensitivities: Sequence[Fraction],
+    shares: Sequence[Fraction],
+    groups: int,
+    epsilon: Fraction,
+    delta: Fraction,
+    tail: Fraction,
+) -> QueryCalibration:
+    """The largest mu^2 with which a continual GROUP BY keeps (epsilon, delta).
+
+    One unit reaches at most `groups` groups, over all windows; `sensitivities` are upper bounds on
+    what it changes in each column, in grid steps; `shares`, of sum 1, say how mu^2 is divided
+    among the columns; `tail` is the part of delta that selecting keys takes. `others` are the
+    processes of windows of other lengths; sigmas are those of `process`.
+    """
+    if not 0 < sum(shares) <= 1 or min(shares) <= 0 or groups < 1:
+        raise InvalidParameter(
+            f"shares must be above 0 with a sum of 1, groups at least 1; got {shares=}, {groups=}"
+        )
+    most = math.exp(min(float(epsilon), 700.0)) + 1
+    spare = FloatError(xi=Fraction(0), tau=Fraction(0))
+    for _ in range(3):
+        lost = round_up(most * 1.001) * spare.tau
+        room = (delta * (1 - Fraction(1, 10**9)) - lost) * (1 - spare.xi) - tail
+        if room <= 0:
+            raise InvalidParameter(
+                f"selecting keys takes {float(tail):g} of delta={float(delta):g}, and floats "
+                f"{float(lost):.2g}: nothing is left for noise; raise delta"
+            )
+        mu_squared = on_grid(mu_squared_for(epsilon=epsilon - 2 * spare.xi, delta=room))
+        if mu_squared <= 0:
+            raise InvalidParameter(
+                f"no finite noise keeps epsilon={float(epsilon):g}, delta={float(delta):g}; raise "
+                "one of them"
+            )
+        mu_squares = [mu_squared * share for share in shares]
+        error = query_error(
+            process, *others, sensitivities=sensitivities, mu_squares=mu_squares, groups=groups
+        )
+        event = Composed(events=(Gaussian(mu_squared=mu_squared), Tail(delta=tail), error))
+        if delta_of(event, epsilon=epsilon) <= delta:
+            sigmas = tuple(
+                query_sigma(process, sensitivity=sensitivity, mu_squared=share)
+                for sensitivity, share in zip(sensitivities, mu_squares, strict=True)
+            )
+            return QueryCalibration(mu_squared=mu_squared, sigmas=sigmas, error=error)
+        if 2 * error.xi > NEGLIGIBLE * epsilon or most * error.tau > NEGLIGIBLE * delta:
+            break
+        spare = FloatError(xi=error.xi * Fraction(11, 10), tau=error.tau)
+    raise InvalidParameter(
+        f"float noise over {process.steps} releases of a window cannot be shown to keep epsilon="
+        f"{float(epsilon):g}, delta={float(delta):g} for a unit in {groups} groups (xi = "
+        f"{float(error.xi):.2g}, tau = {float(error.tau):.2g}); use fewer releases or groups, or "
+        "coarser quanta"
+    )

@@ -6,13 +6,14 @@ draws its state from the exact law that the process has by then.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
 
-from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.errors import InvalidInput, InvalidParameter, StateError
 from dpstream.mechanisms.base import Spender, whole
 from dpstream.mechanisms.parts.counting.budget import CountingParameters
 from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
@@ -24,14 +25,18 @@ from dpstream.privacy.state.serial import storable
 from dpstream.privacy.tokens import Cover
 from dpstream.records import Integers, Reals, Words
 
+Draw = Callable[[Words, str, int], Reals]
+"""(ids, purpose, each): that many standard normals for each id; purpose is "step" or "join"."""
+
 
 @storable("keyed noise")
 @dataclass(frozen=True, kw_only=True)
 class KeyedNoise:
-    """Who has joined, 128 bits each, and their processes, keys x floats."""
+    """Who has joined, 128 bits each, and their processes, keys x floats, as of `step`."""
 
     ids: Words
     state: Reals
+    step: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +85,7 @@ class KeyedCounting(CountingParameters):
 
     def start(self) -> KeyedNoise:
         """Nobody has joined."""
-        return KeyedNoise(ids=np.zeros((0, 2), np.uint64), state=np.zeros((0, self.process.width)))
+        return nobody(self.process)
 
     def step(
         self, noise: KeyedNoise, joining: Words, step: int, spend: Spender, cover: Cover
@@ -89,19 +94,49 @@ class KeyedCounting(CountingParameters):
 
         The arrays of `noise` are used up: they become those of the answer.
         """
-        ids, state, path = noise.ids, noise.state, np.zeros(0)
-        if len(ids):
-            z = spend.normals(ids, purpose="step", cover=cover, distinct=True)[:, 0]
-            path = self.process.advance(state, step, z)
-        if len(joining):
-            _refuse_known(ids, joining)
-            each = late_normals(self.process, step)
-            z = spend.normals(joining, each=each, purpose="join", cover=cover)
-            new_state, new_path = late_start(self.process, step, z)
-            state, path = np.concatenate([state, new_state]), np.concatenate([path, new_path])
-            ids = np.concatenate([ids, joining])
-        path *= float(self.calibrated[1])
-        return KeyedNoise(ids=ids, state=state), np.rint(path, out=path).astype(np.int64)
+
+        def draw(ids: Words, purpose: str, each: int) -> Reals:
+            known = purpose == "step"  # whoever joins may be named twice, and is checked
+            return spend.normals(ids, each=each, purpose=purpose, cover=cover, distinct=known)
+
+        return move(self.process, noise, joining, step, float(self.calibrated[1]), draw)
+
+
+def move(
+    process: BufferedLinearToeplitz,
+    noise: KeyedNoise | None,
+    joining: Words,
+    step: int,
+    sigma: float,
+    draw: Draw,
+) -> tuple[KeyedNoise, Integers]:
+    """Move everybody's process to `step` (from 1) and let `joining` in, as if begun at step 1.
+
+    Answers who is in, in the order of joining, and the noise of each in grid steps. The arrays of
+    `noise` (None: nobody has joined) are used up: they become those of the answer.
+    """
+    known = nobody(process) if noise is None else noise
+    ids, state, path = known.ids, known.state, np.zeros(0)
+    if len(ids) and known.step not in (None, step - 1):
+        raise StateError(
+            f"noise is at step {known.step} and was asked for step {step}; a step that is left "
+            "out would lack its noise: move at every step, in order"
+        )
+    if len(ids):
+        path = process.advance(state, step, draw(ids, "step", 1)[:, 0])
+    if len(joining):
+        _refuse_known(ids, joining)
+        z = draw(joining, "join", late_normals(process, step))
+        new_state, new_path = late_start(process, step, z)
+        state, path = np.concatenate([state, new_state]), np.concatenate([path, new_path])
+        ids = np.concatenate([ids, joining])
+    path *= sigma
+    return KeyedNoise(ids=ids, state=state, step=step), np.rint(path, out=path).astype(np.int64)
+
+
+def nobody(process: BufferedLinearToeplitz) -> KeyedNoise:
+    """Nobody has joined."""
+    return KeyedNoise(ids=np.zeros((0, 2), np.uint64), state=np.zeros((0, process.width)))
 
 
 def _refuse_known(known: Words, joining: Words) -> None:

@@ -1,0 +1,84 @@
+"""Where releases go: directories of files, databases, standard output."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from dpstream.connectors.sinks.directory import DirectorySink
+from dpstream.connectors.sinks.duckdb import DuckdbSink
+from dpstream.connectors.sinks.encode import ENCODERS
+from dpstream.connectors.sinks.sqlite import SqliteSink
+from dpstream.connectors.sinks.stdout import StdoutSink
+from dpstream.errors import InvalidParameter
+from dpstream.records import Sink
+
+__all__ = ["AllSinks", "DirectorySink", "DuckdbSink", "SqliteSink", "StdoutSink", "open_sink"]
+
+_DATABASES: dict[str, Callable[[Path], Sink]] = {
+    ".sqlite": SqliteSink,
+    ".db": SqliteSink,
+    ".duckdb": DuckdbSink,
+}
+
+
+class AllSinks:
+    """Every release goes to each of several sinks, in order."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = list(sinks)
+
+    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Write to all; after a failure the next run writes again where it is missing."""
+        for sink in self._sinks:
+            sink.write(query, window, trigger, table)
+
+    def close(self) -> None:
+        """Close all."""
+        for sink in self._sinks:
+            sink.close()
+
+
+def open_sink(spec: Any, *, journal: Path | None = None) -> Sink | None:
+    """A sink for a directory, a database file, "-", an object with `write`, or a list of them.
+
+    "out/" is a directory of Parquet files; "csv:out/", "jsonl:out/" and "parquet:out/" name the
+    format. A path that ends in .sqlite, .db or .duckdb is a database. "-" is standard output,
+    which remembers what it wrote in the file `journal`. None is no sink.
+    """
+    if spec is None:
+        return None
+    if isinstance(spec, str) and spec == "-":
+        return StdoutSink(journal=journal)
+    if isinstance(spec, str | os.PathLike):
+        return _open_path(os.fspath(spec))
+    if callable(getattr(spec, "write", None)):
+        found: Sink = spec
+        return found
+    if isinstance(spec, Sequence):
+        opened = (open_sink(one, journal=journal) for one in spec)
+        return AllSinks([sink for sink in opened if sink is not None])
+    raise InvalidParameter(
+        "a sink must be a directory, a database file, '-' or have a method write; got "
+        f"{spec!r:.200}"
+    )
+
+
+def _open_path(text: str) -> Sink:
+    kind, colon, rest = text.partition(":")
+    if colon and kind in ENCODERS:
+        return DirectorySink(Path(rest), suffix=kind)
+    path = Path(text)
+    if path.suffix in _DATABASES and not text.endswith("/"):
+        return _DATABASES[path.suffix](path)
+    if path.suffix.removeprefix(".") in ENCODERS and not path.is_dir():
+        suffix = path.suffix.removeprefix(".")
+        raise InvalidParameter(
+            f"a sink writes one file per release into a directory, not the one file {path}; "
+            f"for {suffix} files write {suffix}:{path.with_suffix('')}/"
+        )
+    return DirectorySink(path)

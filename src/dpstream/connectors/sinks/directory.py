@@ -1,0 +1,41 @@
+"""Releases as files: one for each query, window and trigger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from dpstream.connectors.sinks.encode import ENCODERS
+from dpstream.connectors.storage import open_folder, put_new, remove_leftovers, safe_name, writing
+from dpstream.errors import InvalidParameter
+
+
+class DirectorySink:
+    """Files such as `clicks-w000003-t000017.parquet`; `suffix` is parquet, csv or jsonl.
+
+    A file appears whole or not at all, and stays as it is once it is there. One process at a time
+    writes to a directory: opening it removes the temporary files that a killed one left.
+    """
+
+    def __init__(self, folder: Path, *, suffix: str = "parquet") -> None:
+        if suffix not in ENCODERS:
+            raise InvalidParameter(f"suffix must be one of {', '.join(ENCODERS)}; got {suffix!r}")
+        self._folder, self._suffix = folder, suffix
+        open_folder(folder)
+        with writing(folder):
+            remove_leftovers(folder)
+
+    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Write the file, unless it is there."""
+        path = self._folder / file_name(query, window, trigger, self._suffix)
+        if not path.exists():
+            put_new(path, ENCODERS[self._suffix](table))
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def file_name(query: str, window: int, trigger: int, suffix: str) -> str:
+    """The name of a release's file; other releases have other names, whatever the query's name."""
+    return f"{safe_name(query)}-w{window:06d}-t{trigger:06d}.{suffix}"

@@ -1,0 +1,89 @@
+"""Releases as bytes. They are a function of the table alone, so a replay writes the same file."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+
+def parquet(table: pa.Table) -> bytes:
+    """A Parquet file; how the table was chunked does not matter."""
+    file = io.BytesIO()
+    pq.write_table(table.combine_chunks(), file, compression="zstd")
+    return file.getvalue()
+
+
+def csv(table: pa.Table) -> bytes:
+    """CSV with a header; times in ISO 8601, a null is an empty field."""
+    file = io.BytesIO()
+    columns = [plain(column) for column in table.combine_chunks().columns]
+    options = pyarrow.csv.WriteOptions(quoting_header="needed")
+    texts = pa.table(columns, names=table.column_names)
+    pyarrow.csv.write_csv(texts, file, write_options=options)
+    return file.getvalue()
+
+
+def jsonl(table: pa.Table) -> bytes:
+    """One JSON object a row; times in ISO 8601, what is no finite number is null."""
+    if table.num_rows == 0:
+        return b""
+    if table.num_columns == 0:
+        return b"{}\n" * table.num_rows
+    parts: list[pa.ChunkedArray | str] = []
+    for i, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        parts += [f"{', ' if i else '{'}{json.dumps(name, ensure_ascii=False)}: ", _json(column)]
+    lines = pc.binary_join_element_wise(*parts, "}", "")
+    texts: list[str] = lines.to_pylist()
+    return "\n".join([*texts, ""]).encode()
+
+
+ENCODERS: dict[str, Callable[[pa.Table], bytes]] = {"parquet": parquet, "csv": csv, "jsonl": jsonl}
+
+
+def _json(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Each value as JSON text."""
+    column = plain(column)
+    kind = column.type
+    if pa.types.is_floating(kind):
+        finite = pc.fill_null(pc.is_finite(column), False)
+        text = pc.if_else(finite, column.cast(pa.string()), "null")
+    elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        text = column.cast(pa.string())
+    elif pa.types.is_string(kind):
+        text = _quoted(column)
+    else:
+        encode = partial(json.dumps, ensure_ascii=False, default=str)
+        text = pa.chunked_array([pa.array(map(encode, column.to_pylist()), pa.string())])
+    return pc.fill_null(text, "null")
+
+
+def _quoted(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """JSON strings; only those with a character that needs an escape are looked at one by one."""
+    quoted = pc.binary_join_element_wise('"', column, '"', "")
+    special = pc.fill_null(pc.match_substring_regex(column, r'["\\\x00-\x1f\x7f]'), False)
+    if not pc.any(special).as_py():
+        return quoted
+    texts = [json.dumps(text, ensure_ascii=False) for text in column.filter(special).to_pylist()]
+    return pc.replace_with_mask(quoted, special.combine_chunks(), pa.array(texts, pa.string()))
+
+
+def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times as ISO 8601 text, dictionaries and large strings as plain strings."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_timestamp(column.type):
+        zone = column.type.tz
+        utc = column.cast(pa.timestamp(column.type.unit, "UTC" if zone else None))
+        return pc.strftime(utc, format="%Y-%m-%dT%H:%M:%SZ" if zone else "%Y-%m-%dT%H:%M:%S")
+    if pa.types.is_temporal(column.type) and not pa.types.is_duration(column.type):
+        return column.cast(pa.string())
+    if pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):
+        return column.cast(pa.string())
+    return column

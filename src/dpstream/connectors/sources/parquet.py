@@ -1,0 +1,138 @@
+"""Parquet: typed columns, one row group a read; a position is [row group, row offset].
+
+A string column that the file stores by dictionary comes as a dictionary array: reading it is two
+to six times as fast, and what follows has fewer strings to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpstream.connectors.sources.text import unreadable
+from dpstream.errors import InvalidInput
+from dpstream.records import Batch, Position
+
+ROWS = 1 << 20
+"""A larger row group is delivered in slices of this many rows."""
+
+_DICTIONARY_BYTES = 4
+"""Strings stored one by one take more than this many bytes each, indices into a dictionary less."""
+
+
+class ParquetFile:
+    """A reader of one Parquet file."""
+
+    def __init__(self, path: Path, *, name: str, rows: int = ROWS) -> None:
+        self._path, self._name, self._rows = path, name, rows
+        try:
+            self._file = pq.ParquetFile(path)
+            repeated = _repeated_strings(self._file)
+            if repeated:
+                self._file.close()
+                self._file = pq.ParquetFile(path, read_dictionary=repeated)
+        except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
+            raise _unreadable(path, problem) from problem
+        self._schema = self._file.schema_arrow
+        self._held: tuple[int, tuple[str, ...], pa.Table] | None = None
+
+    def columns(self) -> dict[str, pa.DataType]:
+        """The types; a string column may be delivered as a dictionary of strings."""
+        return {one.name: plain(one.type) for one in self._schema}
+
+    def read(self, position: Position, columns: Sequence[str] | None) -> Batch:
+        """The rest of a row group, or its next slice."""
+        names = self._names(columns)
+        groups = self._file.num_row_groups
+        group, offset = (0, 0) if position is None else position
+        if group >= groups:
+            empty = pa.schema([(name, self.columns()[name]) for name in names]).empty_table()
+            return Batch(table=empty, position=[groups, 0], done=True)
+        if not 0 <= offset < max(1, self._file.metadata.row_group(group).num_rows):
+            raise InvalidInput(
+                f"{self._name} has no row {offset} in row group {group}; it is not the file that "
+                "was read before: put that one back"
+            )
+        total = self._file.metadata.row_group(group).num_rows
+        table = self._row_group(group, names).slice(offset, self._rows)
+        after = offset + table.num_rows
+        if after >= total:
+            group, after = group + 1, 0
+            self._held = None
+        return Batch(table=table, position=[group, after], done=group >= groups)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._held = None
+        self._file.close()
+
+    def _names(self, columns: Sequence[str] | None) -> list[str]:
+        names = self._schema.names
+        if len(set(names)) < len(names):
+            raise InvalidInput(f"{self._name}: column names must differ; got {', '.join(names)}")
+        for name in columns or ():
+            if name not in names:
+                found = ", ".join(names)
+                raise InvalidInput(f"{self._name} has no column {name!r}; its columns are {found}")
+        return names if columns is None else [name for name in names if name in columns]
+
+    def _row_group(self, group: int, names: list[str]) -> pa.Table:
+        """The row group; a large one is kept until its last slice is read."""
+        wanted = (group, tuple(names))
+        if self._held is not None and self._held[:2] == wanted:
+            return self._held[2]
+        try:
+            table = self._file.read_row_group(group, columns=names, use_threads=False)
+        except (OSError, pa.ArrowException) as problem:
+            raise _unreadable(self._path, problem) from problem
+        # read_row_group takes a name with a dot for a path into a struct; the selection is exact
+        table = table.select(names)
+        table = table.cast(pa.schema([(one.name, _delivered(one.type)) for one in table.schema]))
+        table = table.unify_dictionaries()
+        if table.num_rows > self._rows:
+            self._held = (*wanted, table)
+        return table
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """Strings of every encoding as plain strings."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    return kind
+
+
+def _delivered(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind) and plain(kind) == pa.string():
+        return pa.dictionary(pa.int32(), pa.string())
+    return plain(kind)
+
+
+def _repeated_strings(file: pq.ParquetFile) -> list[str]:
+    """String columns that every row group stores as indices into a dictionary."""
+    found = []
+    groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+    for j in range(len(file.schema)):
+        name = file.schema.column(j).path
+        at = file.schema_arrow.get_field_index(name)
+        chunks = [group.column(j) for group in groups]
+        if (
+            at >= 0
+            and plain(file.schema_arrow.field(at).type) == pa.string()
+            and all(chunk.has_dictionary_page for chunk in chunks)
+            and sum(chunk.total_uncompressed_size for chunk in chunks)
+            <= _DICTIONARY_BYTES * sum(chunk.num_values for chunk in chunks)
+        ):
+            found.append(name)
+    return found
+
+
+def _unreadable(path: Path, problem: Exception) -> InvalidInput:
+    if isinstance(problem, FileNotFoundError | PermissionError):
+        return unreadable(path, problem)
+    reason = str(problem).partition("\n")[0]
+    return InvalidInput(f"{path} cannot be read as Parquet: {reason}; write the file again")

@@ -1,0 +1,68 @@
+"""A table in memory as a source: Arrow, pandas or Polars; a position is a row number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from dpstream.connectors.sources.parquet import plain
+from dpstream.errors import InvalidInput
+from dpstream.records import Batch, Position
+
+ROWS = 1 << 18
+
+
+def as_table(data: Any) -> pa.Table | None:
+    """Arrow, or anything that offers itself as an Arrow stream; None for something else."""
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if type(data).__module__.partition(".")[0] == "pandas":
+        return pa.Table.from_pandas(data, preserve_index=False)
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.table(data)
+    return None
+
+
+class TableSource:
+    """One partition, named "table"."""
+
+    bounded = True
+    replayable = True
+
+    def __init__(self, table: pa.Table, *, rows: int = ROWS) -> None:
+        names = table.column_names
+        if len(set(names)) < len(names):
+            raise InvalidInput(f"the columns of a table must differ; got {', '.join(names)}")
+        self._table = table.cast(pa.schema([(one.name, plain(one.type)) for one in table.schema]))
+        self._rows = rows
+
+    def partitions(self) -> list[str]:
+        """The table itself."""
+        return ["table"]
+
+    def columns(self, partition: str) -> dict[str, pa.DataType]:
+        """The table's types."""
+        return {one.name: one.type for one in self._table.schema}
+
+    def read(
+        self, partition: str, position: Position, *, columns: Sequence[str] | None = None
+    ) -> Batch:
+        """The next rows."""
+        names = self._table.column_names
+        for name in columns or ():
+            if name not in names:
+                raise InvalidInput(
+                    f"the table has no column {name!r}; its columns are {', '.join(names)}"
+                )
+        start = 0 if position is None else int(position)
+        wanted = names if columns is None else [name for name in names if name in columns]
+        table = self._table.slice(start, self._rows).select(wanted)
+        after = start + table.num_rows
+        return Batch(table=table, position=after, done=after >= self._table.num_rows)
+
+    def close(self) -> None:
+        """Nothing is held open."""

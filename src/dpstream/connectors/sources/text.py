@@ -1,0 +1,166 @@
+"""Text files read in blocks; a position is the byte offset of a line start (after decompression).
+
+A format is a parser that takes as many whole lines of a block as it can. What it cannot read it
+reports by byte range; the line number of a rejected row is counted only when one is needed.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Protocol, cast
+
+import pyarrow as pa
+
+from dpstream.errors import InvalidInput
+from dpstream.records import Batch, Position, Rejected
+
+BLOCK = 8 << 20
+LONGEST_LINE = 256 << 20
+SHOWN = 4096
+"""A rejected row is kept up to this many characters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bad:
+    """A byte range of a block that could not be read."""
+
+    start: int
+    stop: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parsed:
+    """The rows of the first `used` bytes of a block."""
+
+    table: pa.Table
+    used: int
+    bad: list[Bad] = field(default_factory=list)
+
+
+class Parser(Protocol):
+    """A line format; it may keep what the head of the text says."""
+
+    def head(self, block: bytes, *, final: bool) -> int | None:
+        """Take what comes before the rows: its bytes, or None if the block is too short."""
+        ...
+
+    def parse(self, block: bytes, *, final: bool, columns: Sequence[str] | None) -> Parsed:
+        """The whole rows of a block that begins at a row; all of it if `final`."""
+        ...
+
+
+class TextFile:
+    """A reader of one plain or gzipped text file."""
+
+    def __init__(self, path: Path, parser: Parser, *, name: str, block: int = BLOCK) -> None:
+        self._path, self._parser, self._name, self._block = path, parser, name, block
+        self._file = _open(path)
+        self._head: int | None = None
+        self._counter: BinaryIO | None = None
+        self._counted = (0, 1)  # a byte offset, and the number of the line that holds it
+
+    def columns(self) -> None:
+        """Text declares no types."""
+
+    def read(self, position: Position, columns: Sequence[str] | None) -> Batch:
+        """The whole lines of the next block."""
+        head = self._prepare()
+        offset = head if position is None else int(position)
+        size = self._block
+        while True:
+            block, final = self._read_at(offset, size)
+            parsed = self._parser.parse(block, final=final, columns=columns)
+            if parsed.used or final:
+                break
+            size *= 2
+            if size > LONGEST_LINE:
+                raise InvalidInput(
+                    f"{self._name}, byte {offset}: no line ends within {LONGEST_LINE >> 20} MiB; "
+                    "is this a text file with one row a line?"
+                )
+        return Batch(
+            table=parsed.table,
+            position=offset + parsed.used,
+            done=final,
+            rejected=self._rejected(block, parsed.bad, offset),
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        if self._counter is not None:
+            self._counter.close()
+
+    def _prepare(self) -> int:
+        """Let the parser see the head of the file, which a read from the middle needs too."""
+        size = 1 << 16
+        while self._head is None:
+            block, final = self._read_at(0, size)
+            self._head = self._parser.head(block, final=final)
+            size *= 4
+        return self._head
+
+    def _read_at(self, offset: int, size: int) -> tuple[bytes, bool]:
+        try:
+            if self._file.tell() != offset:
+                self._file.seek(offset)
+            block = self._file.read(size)
+        except (OSError, EOFError) as problem:
+            raise unreadable(self._path, problem) from problem
+        return block, len(block) < size
+
+    def _rejected(self, block: bytes, bad: list[Bad], offset: int) -> list[Rejected]:
+        if not bad:
+            return []
+        line = self._line(offset)
+        self._counted = (offset, line)
+        found, seen = [], 0
+        for one in bad:
+            line += block.count(b"\n", seen, one.start)
+            seen = one.start
+            found.append(rejected(f"{self._name}, line {line}", one, block))
+        return found
+
+    def _line(self, offset: int) -> int:
+        """The number of the line that begins at `offset`."""
+        start, line = self._counted
+        if start > offset:
+            start, line = 0, 1
+        if start < offset and self._counter is None:
+            self._counter = _open(self._path)
+        while start < offset:
+            assert self._counter is not None
+            self._counter.seek(start)
+            block = self._counter.read(min(BLOCK, offset - start))
+            line += block.count(b"\n")
+            start += len(block)
+        return line
+
+
+def rejected(where: str, bad: Bad, block: bytes) -> Rejected:
+    """The record of a row that could not be read, with as much of its text as is kept."""
+    raw = block[bad.start : min(bad.stop, bad.start + 4 * SHOWN)]
+    row = raw.decode(errors="replace").rstrip("\r\n")[:SHOWN]
+    return Rejected(where=where, reason=bad.reason, row=row)
+
+
+def unreadable(path: Path, problem: Exception) -> InvalidInput:
+    """What to say of a file that cannot be opened or read."""
+    if isinstance(problem, FileNotFoundError):
+        return InvalidInput(f"there is no file {path}; put it back, or leave it out of the source")
+    if isinstance(problem, PermissionError):
+        return InvalidInput(f"{path} may not be read by this user; grant read permission")
+    return InvalidInput(f"{path} cannot be read: {problem}")
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        if path.suffix == ".gz":
+            return cast(BinaryIO, gzip.open(path, "rb"))
+        return path.open("rb")
+    except OSError as problem:
+        raise unreadable(path, problem) from problem

@@ -1,0 +1,97 @@
+"""Durable files for connectors: whole or absent, and errors that say what to do."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from dpstream.errors import StateError
+from dpstream.privacy.state.files import create_exclusive, make_directory, replace, sync_directory
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def safe_name(text: str) -> str:
+    """A file name for any text; other texts get other names, and none is hidden."""
+    safe = quote(text, safe="").replace(".", "%2E")
+    return f"%5F{safe[1:]}" if safe.startswith("_") else safe
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a failure to write `path` into a StateError."""
+    try:
+        yield
+    except OSError as problem:
+        raise StateError(_explain(path, problem)) from problem
+
+
+def open_folder(folder: Path) -> None:
+    """Make the folder if it is not there; it must be one that files can be created in."""
+    with writing(folder):
+        if folder.exists() and not folder.is_dir():
+            raise StateError(f"{folder} must be a directory but is a file; name another place")
+        make_directory(folder)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def put_new(path: Path, content: bytes, *, private: bool = False) -> bool:
+    """Write a file that stays as it is; if it is already there, do nothing and say False.
+
+    Who may use the directory may use the file, unless it is `private` to this user.
+    """
+    if path.exists():
+        return False
+    with writing(path):
+        try:
+            create_exclusive(path, content)
+        except FileExistsError:
+            return False
+        except OSError:
+            remove_leftovers(path.parent, path.name)
+            raise
+        if not private:
+            os.chmod(path, path.parent.stat().st_mode & 0o666)
+    return True
+
+
+def put(path: Path, content: bytes) -> None:
+    """Put new content under `path`, atomically; the file is private to this user."""
+    with writing(path):
+        try:
+            replace(path, content)
+        except OSError:
+            remove_leftovers(path.parent, path.name)
+            raise
+
+
+def remove(path: Path) -> None:
+    """Remove a file durably; one that is already gone is no error."""
+    with writing(path):
+        path.unlink(missing_ok=True)
+        sync_directory(path.parent)
+
+
+def remove_leftovers(folder: Path, name: str = "*") -> None:
+    """Remove the temporary files that a killed process left of `name`, or of all files."""
+    pattern = name if name == "*" else glob.escape(name)
+    for path in folder.glob(f".{pattern}.{'[0-9a-f]' * 16}.new"):
+        path.unlink(missing_ok=True)
+
+
+def _explain(path: Path, problem: OSError) -> str:
+    if problem.errno in _FULL:
+        return (
+            f"there is no space left to write {path}; free some and run again: the file is not "
+            "there, and the run goes on where it stopped"
+        )
+    if problem.errno in _FORBIDDEN:
+        return f"{path} may not be written by this user; grant permission or name another place"
+    return f"{path} cannot be written: {problem.strerror or problem}; mend that and run again"

@@ -1,0 +1,137 @@
+"""Make a source that cannot be read twice replayable: keep what it delivers until it is not needed.
+
+Each chunk is a segment file, synced before the chunk is handed on: a line of magic, the SHA-256 of
+the rest, then an Arrow stream. The segments hold raw data and are for this user alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from hashlib import sha256
+from pathlib import Path
+
+import pyarrow as pa
+
+from dpstream.connectors.storage import open_folder, put_new, remove, remove_leftovers, safe_name
+from dpstream.errors import StateError
+from dpstream.records import Batch, Position, Rejected, Source
+
+_MAGIC = b"dpstream-write-ahead-1\n"
+_REJECTED = b"dpstream.rejected"
+
+
+class WriteAhead:
+    """A source whose positions are segment numbers.
+
+    A read at the last position takes the next chunk from the wrapped source; one at an earlier
+    position gives the chunk that was delivered there. `forget` frees what no recovery needs. The
+    columns that a chunk was read with are kept; a replay may ask for fewer.
+    """
+
+    replayable = True
+
+    def __init__(self, source: Source, folder: Path) -> None:
+        self._source, self._folder = source, folder
+        self.bounded = source.bounded
+        self._live: dict[str, Position] = {}
+        self._pending: dict[str, Batch] = {}  # read from the source, not yet on disk
+        open_folder(folder)
+        remove_leftovers(folder)
+
+    @property
+    def ended(self) -> bool:
+        """The wrapped source has ended, and all of it is on disk."""
+        return bool(getattr(self._source, "ended", False)) and not self._pending
+
+    def partitions(self) -> list[str]:
+        """Those of the wrapped source."""
+        return self._source.partitions()
+
+    def columns(self, partition: str) -> dict[str, pa.DataType] | None:
+        """The types of the wrapped source."""
+        return self._source.columns(partition)
+
+    def read(
+        self, partition: str, position: Position, *, columns: Sequence[str] | None = None
+    ) -> Batch:
+        """A kept chunk, or the next one of the source once it is kept."""
+        number = 0 if position is None else int(position)
+        path = self._path(partition, number)
+        if path.exists():
+            return replace(_load(path, columns), position=number + 1)
+        kept = self._numbers(partition)
+        if kept and number != kept[-1] + 1:
+            raise StateError(
+                f"{self._folder} keeps the chunks {kept[0]} to {kept[-1]} of {partition!r}, but "
+                f"chunk {number} is asked for; the folder and the checkpoint do not belong together"
+            )
+        batch = self._pending.pop(partition, None)
+        if batch is None:
+            batch = self._source.read(partition, self._live.get(partition), columns=columns)
+            self._live[partition] = batch.position
+        if batch.table.num_rows == 0 and not batch.rejected:
+            return replace(batch, position=position)
+        self._pending[partition] = batch  # a full disk must not lose what a pipe will not repeat
+        if not put_new(path, _dump(batch), private=True):
+            raise StateError(f"{path} was written by another process; only one may read the source")
+        del self._pending[partition]
+        return replace(batch, position=number + 1)
+
+    def forget(self, positions: Mapping[str, Position]) -> None:
+        """Delete the chunks of each partition that come before its position."""
+        for partition, position in positions.items():
+            for number in self._numbers(partition):
+                if number < (position or 0):
+                    remove(self._path(partition, number))
+
+    def close(self) -> None:
+        """Close the wrapped source; the segments stay."""
+        self._source.close()
+
+    def _path(self, partition: str, number: int) -> Path:
+        return self._folder / f"{safe_name(partition)}-{number:012d}.segment"
+
+    def _numbers(self, partition: str) -> list[int]:
+        pattern = re.compile(re.escape(safe_name(partition)) + r"-(\d{12})\.segment")
+        found = (pattern.fullmatch(path.name) for path in self._folder.iterdir())
+        return sorted(int(one[1]) for one in found if one)
+
+
+def _dump(batch: Batch) -> bytes:
+    rejected = json.dumps([asdict(one) for one in batch.rejected])
+    metadata = {**(batch.table.schema.metadata or {}), _REJECTED: rejected}
+    table = batch.table.replace_schema_metadata(metadata)
+    file = io.BytesIO()
+    with pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    content = file.getvalue()
+    return _MAGIC + sha256(content).digest() + content
+
+
+def _load(path: Path, columns: Sequence[str] | None) -> Batch:
+    """The chunk of a segment; the position is for the caller to set."""
+    whole = path.read_bytes()
+    start = len(_MAGIC) + 32
+    content = whole[start:]
+    if not whole.startswith(_MAGIC) or sha256(content).digest() != whole[len(_MAGIC) : start]:
+        raise StateError(
+            f"{path} is damaged; restore it from a copy, or start anew with another checkpoint "
+            "location"
+        )
+    table = pa.ipc.open_stream(content).read_all()
+    metadata = dict(table.schema.metadata)
+    rejected = [Rejected(**one) for one in json.loads(metadata.pop(_REJECTED))]
+    table = table.replace_schema_metadata(metadata or None)
+    if columns is not None:
+        missing = [name for name in columns if name not in table.column_names]
+        if missing:
+            raise StateError(
+                f"{path} was kept without the column {missing[0]!r}; go on with the query that the "
+                "chunk was read for, or start anew with another checkpoint location"
+            )
+        table = table.select([name for name in table.column_names if name in columns])
+    return Batch(table=table, position=None, done=False, rejected=rejected)

@@ -1,0 +1,1 @@
+"""Engines that run queries: in this process, or on a cluster."""

@@ -1,0 +1,185 @@
+"""A query's state directory: who it belongs to, its log, its keys, its snapshots.
+
+run.dps        the run id, the query, a check of the secret; written before the first charge
+inputs.log     digest and positions of every step, durable before its noise; locked by one process
+windows/       one key per open window, wrapped by the secret
+segments/, manifest-*.dps   snapshots, two generations
+ledger         the book, unless the run shares another
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpstream.errors import StateError
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.state import (
+    InputLog,
+    Secret,
+    WindowKeys,
+    mint_run_id,
+    read_packed,
+    write_packed,
+)
+from dpstream.privacy.state.files import make_directory
+from dpstream.privacy.state.secret import beside
+
+STATE_FORMAT = 1
+Facts = dict[str, str]
+
+
+@dataclass(kw_only=True)
+class StateDirectory:
+    """An open state directory; its log holds the lock."""
+
+    folder: Path
+    about: dict[str, Any]
+    secret: Secret
+    ledger: Ledger
+    log: InputLog
+    keys: WindowKeys
+    created: bool
+    made_secret: bool = False
+
+    @property
+    def run(self) -> bytes:
+        """The run's id."""
+        run: bytes = self.about["run"]
+        return run
+
+    def close(self) -> None:
+        """Release the lock."""
+        self.log.close()
+        self.ledger.close()
+
+    def discard(self) -> None:
+        """Take back a directory that was made just now and published nothing."""
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.made_secret:
+            beside(self.folder).unlink(missing_ok=True)
+
+
+def read_about(folder: Path) -> dict[str, Any] | None:
+    """What a directory says about its run; None if it holds none."""
+    path = folder / "run.dps"
+    if not path.exists():
+        return None
+    about: dict[str, Any] = read_packed(path, kind="query run")
+    if about["format"] != STATE_FORMAT:
+        raise StateError(
+            f"{folder} has state format {about['format']}; this version reads {STATE_FORMAT}; use "
+            "the version of dpstream that wrote it, or a new state directory"
+        )
+    return about
+
+
+def open_directory(
+    folder: Path,
+    *,
+    facts: Facts,
+    dataset: str,
+    buckets: int,
+    given_secret: Secret | bytes | str | Path | None,
+    given_ledger: Ledger | str | Path | None,
+    notes: dict[str, Any],
+    run_id: bytes | None = None,
+    derived_keys_for_tests: bool = False,
+) -> StateDirectory:
+    """Open a query's directory, or make it; another query, secret or ledger is refused."""
+    about = read_about(folder)
+    created, made_secret = about is None, False
+    if about is None:
+        _make(folder)
+        if given_secret is None and not beside(folder).exists():
+            made_secret = True
+        secret = Secret.of(beside(folder) if given_secret is None else given_secret)
+        ledger = _ledger(folder, given_ledger)
+        run = mint_run_id() if run_id is None else run_id
+        log = InputLog(folder / "inputs.log", run=run)
+        about = {
+            "format": STATE_FORMAT,
+            "run": run,
+            "facts": facts,
+            "dataset": dataset,
+            "buckets": buckets,
+            "secret check": secret.key("check", run),
+            "log": log.identity,
+            "ledger": ledger.identity(),
+            "own ledger": given_ledger is None,
+            "notes": notes,
+        }
+        write_packed(folder / "run.dps", about, kind="query run")
+    else:
+        secret = Secret.of(_existing(folder, given_secret))
+        _check(folder, about, facts, dataset, secret)
+        ledger = _ledger(folder, given_ledger)
+        if ledger.identity() != about["ledger"]:
+            ledger.close()
+            raise StateError(
+                f"the ledger {ledger.path} is not the one that {folder} is charged to; name that "
+                "one, or use a new state directory (a new run, charged anew)"
+            )
+        log = InputLog(folder / "inputs.log", run=about["run"])
+        if log.identity != about["log"]:
+            log.close()
+            raise StateError(
+                f"{folder} is a copy, or was moved here: two copies would put the same noise on "
+                "different data; use the original, or a new state directory (a new run)"
+            )
+        if log.ledger_head is not None and not ledger.has(log.ledger_head):
+            log.close()
+            raise StateError(
+                f"{ledger.path} lacks charges that {folder} has seen: it was rolled back; "
+                "restore it"
+            )
+    keys = WindowKeys(folder / "windows", secret, derived_for_tests=derived_keys_for_tests)
+    return StateDirectory(
+        folder=folder,
+        about=about,
+        secret=secret,
+        ledger=ledger,
+        log=log,
+        keys=keys,
+        created=created,
+        made_secret=made_secret,
+    )
+
+
+def _make(folder: Path) -> None:
+    try:
+        make_directory(folder, mode=0o700)
+    except OSError as error:
+        raise StateError(
+            f"the state directory {folder} cannot be made: {error.strerror}; name another place"
+        ) from None
+
+
+def _existing(folder: Path, given: Secret | bytes | str | Path | None) -> Secret | bytes:
+    if isinstance(given, Secret | bytes):
+        return given
+    return Secret.load(beside(folder) if given is None else given)
+
+
+def _ledger(folder: Path, given: Ledger | str | Path | None) -> Ledger:
+    if isinstance(given, Ledger):
+        return given
+    return Ledger(folder / "ledger" if given is None else given)
+
+
+def _check(folder: Path, about: dict[str, Any], facts: Facts, dataset: str, secret: Secret) -> None:
+    if secret.key("check", about["run"]) != about["secret check"]:
+        raise StateError(f"{folder} was made with another secret; name the right one")
+    asked = {**facts, "dataset": repr(dataset)}
+    kept = {**about["facts"], "dataset": repr(about["dataset"])}
+    other = [name for name in asked | kept if asked.get(name) != kept.get(name)]
+    if other:
+        name = other[0]
+        raise StateError(
+            f"{folder} belongs to another query: {name} was {kept.get(name)} and is now "
+            f"{asked.get(name)}; use the same query, or a new state directory (a new run, charged "
+            "anew)"
+        )

@@ -1,0 +1,208 @@
+"""A step's rows from a source: by event time from files, by the clock from a live source.
+
+Files may hold their rows in any order, so no step can be taken before it is known where its rows
+are: one pass over the time column finds each chunk's first and last step. Then chunks are read
+when their first step comes and dropped after their last one. (A step that began when a later row is
+seen, as watermarks taken from the data have it, would let one unit move other units' rows.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event
+from typing import Any, Protocol
+
+import numpy as np
+
+from dpstream.engines.clock import Clock
+from dpstream.errors import InvalidInput, NoiseReuse
+from dpstream.records import Batch, Position, Rejected, Source
+from dpstream.stages.flow import Piece
+from dpstream.stages.rows import RowReader, Rows
+
+Positions = dict[str, Position]
+_AHEAD = 2  # chunks that are read before they are needed
+
+
+class Aside(Protocol):
+    """Takes the rows that are set aside, for the operator alone."""
+
+    def rejected(self, chunk: str, rows: list[Rejected]) -> None:
+        """Rows that could not be used."""
+
+    def count(self, *, read: int, outside: int, late: int, other_keys: int) -> None:
+        """How many rows were read, and how many were dropped by the query's own rules."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Chunk:
+    """A piece of a partition and the steps that its rows belong to."""
+
+    partition: str
+    position: Position
+    first: int
+    last: int
+    rows: Future[Rows] | None = None
+
+
+class ChunkReader:
+    """Reads chunks and sets aside what cannot be used, always under the same names."""
+
+    def __init__(self, source: Source, reader: RowReader, aside: Aside) -> None:
+        self.source, self.reader, self._aside = source, reader, aside
+
+    def learn(self, partition: str) -> None:
+        """Fix the types of unit and keys by the first partition."""
+        if not self.reader.types:
+            self.reader.learn(self.source.columns(partition))
+
+    def read(self, partition: str, position: Position, arrived: int | None) -> tuple[Rows, Batch]:
+        """The rows of the chunk at a position."""
+        query = self.reader.query
+        self.learn(partition)
+        batch = self.source.read(partition, position, columns=query.columns)
+        where = partition if position is None else f"{partition} from {position}"
+        rows, setting = self.reader.read(batch.table, where, arrived=arrived)
+        rejected = [*batch.rejected, *setting.rejected]
+        self._aside.rejected(f"{partition} {position}", rejected)
+        self._aside.count(
+            read=len(batch.table) + len(batch.rejected),
+            outside=setting.outside,
+            late=setting.late,
+            other_keys=setting.other_keys,
+        )
+        return rows, batch
+
+
+class FileInput:
+    """Rows of partitions that are complete, by event time (or by their arrival column)."""
+
+    def __init__(self, chunks: ChunkReader, *, memory: int) -> None:
+        self._chunks, self._memory = chunks, memory
+        self._thread = ThreadPoolExecutor(1)  # all reading happens here
+        self._index: list[Chunk] | None = None
+
+    def take(self, step: int) -> list[Piece]:
+        """The rows of one step; steps are taken in order."""
+        index = self._index = self._indexed() if self._index is None else self._index
+        pieces: list[Piece] = []
+        needed = [chunk for chunk in index if chunk.first <= step <= chunk.last]
+        later = [chunk for chunk in index if chunk.first > step]
+        held = 0
+        for chunk in [*needed, *later[:_AHEAD]]:
+            if chunk.rows is None:
+                chunk.rows = self._thread.submit(self._rows, chunk)
+        for chunk in needed:
+            if chunk.rows is None:
+                chunk.rows = self._thread.submit(self._rows, chunk)
+            rows = chunk.rows.result()
+            pieces += [(rows, first, end) for at, *_, first, end in rows.runs if at == step]
+            held += rows.bytes
+            if chunk.last == step or held > self._memory:
+                chunk.rows = None  # its time is over, or it is read again when needed
+        return pieces
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _rows(self, chunk: Chunk) -> Rows:
+        return self._chunks.read(chunk.partition, chunk.position, None)[0]
+
+    def _indexed(self) -> list[Chunk]:
+        """Every chunk that has rows of some step, by its first step."""
+        found = []
+        for partition in self._chunks.source.partitions():
+            self._chunks.learn(partition)
+            position, done = None, False
+            while not done:
+                chunk, batch = self._thread.submit(self._looked_at, partition, position).result()
+                if chunk is None:  # nothing of use: set aside what is in it
+                    self._thread.submit(self._chunks.read, partition, position, None).result()
+                else:
+                    found.append(chunk)
+                position, done = batch.position, batch.done
+        return sorted(found, key=lambda chunk: chunk.first)
+
+    def _looked_at(self, partition: str, position: Position) -> tuple[Chunk | None, Batch]:
+        reader = self._chunks.reader
+        query = reader.query
+        if query.time is None:
+            wanted = [query.unit]
+        else:
+            wanted = [name for name in (query.time, query.arrival) if name is not None]
+        batch = self._chunks.source.read(partition, position, columns=wanted)
+        steps = reader.steps_of(batch.table)
+        last = query.schedule.steps
+        steps = steps[(steps >= 0) & (steps < last if last is not None else True)]
+        if not len(steps):
+            return None, batch
+        first, end = int(np.min(steps)), int(np.max(steps))
+        return Chunk(partition=partition, position=position, first=first, last=end), batch
+
+
+class LiveInput:
+    """Rows of a source that grows: those read before a trigger belong to it."""
+
+    def __init__(self, chunks: ChunkReader, clock: Clock, stop: Event) -> None:
+        self._chunks, self._clock, self._stop = chunks, clock, stop
+        self.positions: Positions = {}
+
+    def take(self, step: int) -> list[Piece] | None:
+        """Rows that come until the trigger's time; None if stopped before."""
+        time = self._chunks.reader.query.schedule.time_of(step)
+        assert time is not None
+        pieces: list[Piece] = []
+        before = dict(self.positions)
+        while self._clock.now() < time:
+            if self._stop.is_set():
+                self.positions = before  # what was read since the last step is read again
+                return None
+            for partition in self._chunks.source.partitions():
+                while self._clock.now() < time:
+                    rows, batch = self._read(partition, step)
+                    pieces += _pieces(rows)
+                    if batch.done:
+                        break
+            self._clock.wait(time, self._stop)
+        return pieces
+
+    def replay(self, step: int, logged: Positions) -> list[Piece]:
+        """The very rows that a step has read before."""
+        pieces: list[Piece] = []
+        for partition, target in logged.items():
+            while self.positions.get(partition) != target:
+                before = self.positions.get(partition)
+                rows, batch = self._read(partition, step)
+                pieces += _pieces(rows)
+                if batch.done and self.positions[partition] == before:
+                    raise NoiseReuse(
+                        f"step {step} has read {partition} up to {target}, which ends at {before} "
+                        "now; nothing was published; restore what was removed from the source"
+                    )
+        return pieces
+
+    def _read(self, partition: str, step: int) -> tuple[Rows, Batch]:
+        rows, batch = self._chunks.read(partition, self.positions.get(partition), step)
+        if batch.position is not None:
+            self.positions[partition] = batch.position
+        return rows, batch
+
+
+def _pieces(rows: Rows) -> Iterable[Piece]:
+    return [(rows, first, end) for *_, first, end in rows.runs]
+
+
+def check_columns(source: Source, wanted: list[str]) -> None:
+    """Refuse a source that declares other columns before anything is paid for."""
+    for partition in source.partitions():
+        declared: dict[str, Any] | None = source.columns(partition)
+        if declared is None:
+            return
+        missing = [name for name in wanted if name not in declared]
+        if missing:
+            raise InvalidInput(
+                f"{partition} has no column {missing[0]!r}; it has {', '.join(declared)}"
+            )

@@ -1,0 +1,126 @@
+"""A query's state in parts, one per window and one per period: whole, or what is new.
+
+A part is made of plain arrays, so it is a copy that a thread can write while the query goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.mechanisms.parts.counting.keyed import KeyedNoise
+from dpstream.stages.bounding import UnitBucket, pair_table, unit_table
+from dpstream.stages.flow import Flow
+from dpstream.stages.groups import GroupBucket
+from dpstream.stages.tables import Table
+
+Owner = tuple[str, int]
+"""("window", number) or ("period", number)."""
+Marks = dict[str, Any]
+"""How much of an owner's tables a snapshot has: rows in use."""
+
+
+def owners(flow: Flow) -> list[Owner]:
+    """Every window and period that has state."""
+    windows = {n for bucket in flow.state.units for n in bucket.windows} | set(flow.state.windows)
+    periods = {n for bucket in flow.state.units for n in bucket.periods}
+    return [("period", n) for n in sorted(periods)] + [("window", n) for n in sorted(windows)]
+
+
+def extract(flow: Flow, owner: Owner, marks: Marks | None) -> tuple[dict[str, Any], Marks]:
+    """What is new since `marks` (None: everything), and the marks to go on from."""
+    kind, number = owner
+    tables = [_table_of(bucket, kind, number) for bucket in flow.state.units]
+    since = [0] * len(tables) if marks is None else marks["tables"]
+    part: dict[str, Any] = {
+        "tables": [
+            table.delta(first, bucket.changed.pop(owner, []))
+            for bucket, table, first in zip(flow.state.units, tables, since, strict=True)
+        ]
+    }
+    new: Marks = {"tables": [table.used for table in tables]}
+    if kind == "window":
+        buckets = flow.groups(number)
+        known = [(0, 0)] * len(buckets) if marks is None else marks["groups"]
+        part["groups"] = [
+            _group(bucket, *seen) for bucket, seen in zip(buckets, known, strict=True)
+        ]
+        new["groups"] = [(bucket.table.used, len(bucket.active)) for bucket in buckets]
+    return part, new
+
+
+def restore(flow: Flow, owner: Owner, part: dict[str, Any]) -> Marks:
+    """Take a part in, after those before it."""
+    kind, number = owner
+    tables = [_table_of(bucket, kind, number) for bucket in flow.state.units]
+    for table, delta in zip(tables, part["tables"], strict=True):
+        table.apply(delta)
+    marks: Marks = {"tables": [table.used for table in tables]}
+    if kind == "window":
+        flow.state.windows.setdefault(
+            number, [GroupBucket(flow.query.measures) for _ in range(flow.buckets)]
+        )
+        buckets = flow.state.windows[number]
+        for bucket, group in zip(buckets, part["groups"], strict=True):
+            _restore_group(bucket, group)
+        marks["groups"] = [(bucket.table.used, len(bucket.active)) for bucket in buckets]
+    return marks
+
+
+def _table_of(bucket: UnitBucket, kind: str, number: int) -> Table:
+    if kind == "period":
+        return bucket.periods.setdefault(number, unit_table())
+    return bucket.windows.setdefault(number, pair_table(bucket.bounds))
+
+
+def _group(bucket: GroupBucket, rows: int, active: int) -> dict[str, Any]:
+    changed, bucket.changed = bucket.changed, []
+    shown = bucket.shown
+    return {
+        "table": bucket.table.delta(rows, changed),
+        "active since": active,
+        "active": bucket.active[active:].copy(),
+        "keys": _to_bytes(bucket.keys, active, len(bucket.active) - active),
+        "joined": bucket.joined,
+        "noise": None if bucket.noise is None else bucket.noise.state.copy(),
+        "shown": shown.active.copy(),
+        "shown since": shown.since.copy(),
+        "shown noise": [noise.state.copy() for noise in shown.noise],
+        "published": None if shown.published is None else shown.published.copy(),
+    }
+
+
+def _restore_group(bucket: GroupBucket, part: dict[str, Any]) -> None:
+    bucket.table.apply(part["table"])
+    if part["active since"] == 0:
+        bucket.active, bucket.keys = np.zeros(0, np.int64), []
+    bucket.active = np.concatenate([bucket.active, part["active"]])
+    if len(part["active"]):
+        bucket.keys.append(_from_bytes(part["keys"]))
+    bucket.joined = part["joined"]
+    if part["noise"] is not None:
+        ids = bucket.ids(np.arange(bucket.joined))
+        bucket.noise = KeyedNoise(ids=ids, state=part["noise"])
+    shown = bucket.shown
+    shown.active, shown.since = part["shown"], part["shown since"]
+    ids = bucket.ids(shown.active)
+    shown.noise = [KeyedNoise(ids=ids.copy(), state=state) for state in part["shown noise"]]
+    shown.published = part["published"]
+
+
+def _to_bytes(tables: Sequence[pa.Table], first: int, count: int) -> Any:
+    """Key columns as an Arrow stream."""
+    if not count:
+        return np.zeros(0, np.uint8)
+    keys = pa.concat_tables(tables).slice(first, count).combine_chunks()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, keys.schema) as writer:
+        writer.write_table(keys)
+    return np.frombuffer(sink.getvalue(), np.uint8)
+
+
+def _from_bytes(stored: Any) -> pa.Table:
+    return pa.ipc.open_stream(pa.py_buffer(stored.tobytes())).read_all()

@@ -1,0 +1,145 @@
+"""Snapshots of a query's state: segments that add to each other, and two manifests.
+
+segments/<owner>-<number>.dps   one window's or period's state, whole or what is new
+manifest-<number>.dps           the step to go on with, and the segments to load
+
+A segment is durable before the manifest that names it; a manifest is durable before anything older
+goes. If the newest manifest or one of its segments is damaged, the one before it serves: the steps
+in between are replayed. A window's segments hold its noise, so they are overwritten, with the
+window's key, once no manifest needs them.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from dpstream.engines.parts import Marks, Owner, extract, owners, restore
+from dpstream.errors import StateError
+from dpstream.privacy.state import read_packed, write_packed
+from dpstream.privacy.state.files import erase, make_directory
+from dpstream.stages.flow import Flow
+
+_MANIFEST = re.compile(r"manifest-(\d+)\.dps")
+_GROWTH = 2  # a chain of segments this many times as long as the first is written anew
+
+
+class DamagedSnapshot(UserWarning):
+    """A snapshot could not be read; an older one, and a replay, took its place."""
+
+
+class Snapshots:
+    """The snapshots of one state directory; writing happens on a thread of its own."""
+
+    def __init__(self, folder: Path, *, settled: Callable[[int], None]) -> None:
+        """`settled` is called with a step before which nothing can be replayed any more."""
+        self._folder, self._settled = folder, settled
+        make_directory(folder / "segments", mode=0o700)
+        self._chains: dict[Owner, list[tuple[str, int]]] = {}
+        self._marks: dict[Owner, Marks] = {}
+        self._number = max(self._manifests(), default=0)
+        self._writer = ThreadPoolExecutor(1)
+        self._pending: Future[None] | None = None
+
+    def save(self, flow: Flow, facts: dict[str, Any]) -> None:
+        """Begin to write the state of now; the one before must be durable first."""
+        self.wait()
+        self._number += 1
+        current = owners(flow)
+        parts = []
+        for owner in current:
+            chain = self._chains.get(owner, [])
+            whole = sum(size for _, size in chain[1:]) > _GROWTH * sum(s for _, s in chain[:1])
+            marks = None if whole else self._marks.get(owner)
+            part, self._marks[owner] = extract(flow, owner, marks)
+            parts.append((owner, part, marks is None))
+        for owner in [owner for owner in self._chains if owner not in current]:
+            del self._chains[owner], self._marks[owner]
+        self._pending = self._writer.submit(self._write, self._number, parts, facts)
+
+    def wait(self) -> None:
+        """Return when the last snapshot is durable; raise what went wrong with it."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def load(self, flow: Flow) -> dict[str, Any] | None:
+        """Restore the newest whole snapshot; None if there is none."""
+        numbers = sorted(self._manifests(), reverse=True)
+        for number in numbers:
+            self._number = number
+            try:
+                return self._load(flow, number)
+            except StateError as error:
+                (self._folder / f"manifest-{number}.dps").unlink(missing_ok=True)
+                flow.reset()
+                self._chains, self._marks = {}, {}
+                older = "the one before it" if number != numbers[-1] else "a replay from the start"
+                warnings.warn(
+                    f"snapshot {number} in {self._folder} is damaged ({error}); {older} is used",
+                    DamagedSnapshot,
+                    stacklevel=2,
+                )
+        self._number = 0
+        return None
+
+    def finish(self) -> None:
+        """The query is over: only the last, empty snapshot stays."""
+        self.wait()
+        if self._number:
+            self._clean(self._number, self._number)
+
+    def close(self) -> None:
+        """Stop the writer."""
+        self._writer.shutdown()
+
+    def _write(
+        self, number: int, parts: list[tuple[Owner, dict[str, Any], bool]], facts: dict[str, Any]
+    ) -> None:
+        for owner, part, whole in parts:
+            name = f"{owner[0]}{owner[1]}-{number}.dps"
+            path = self._folder / "segments" / name
+            write_packed(path, part, kind="segment")
+            chain = [] if whole else self._chains[owner]
+            self._chains[owner] = [*chain, (name, path.stat().st_size)]
+        chains = [(*owner, chain) for owner, chain in self._chains.items()]
+        manifest = {"facts": facts, "chains": chains}
+        write_packed(self._folder / f"manifest-{number}.dps", manifest, kind="manifest")
+        self._clean(number, number - 1)
+
+    def _load(self, flow: Flow, number: int) -> dict[str, Any]:
+        manifest = read_packed(self._folder / f"manifest-{number}.dps", kind="manifest")
+        for kind, owner_number, chain in manifest["chains"]:
+            owner = (kind, owner_number)
+            for name, _ in chain:
+                part = read_packed(self._folder / "segments" / name, kind="segment")
+                self._marks[owner] = restore(flow, owner, part)
+            self._chains[owner] = [(name, size) for name, size in chain]
+        facts: dict[str, Any] = manifest["facts"]
+        return facts
+
+    def _clean(self, newest: int, oldest: int) -> None:
+        """Forget what neither of the kept manifests needs."""
+        kept, first_step = set(), None
+        for number in self._manifests():
+            path = self._folder / f"manifest-{number}.dps"
+            if oldest <= number <= newest:
+                manifest = read_packed(path, kind="manifest")
+                kept |= {name for *_, chain in manifest["chains"] for name, _ in chain}
+                step = manifest["facts"]["step"]
+                first_step = step if first_step is None else min(first_step, step)
+            else:
+                path.unlink()
+        for path in (self._folder / "segments").iterdir():
+            if path.name not in kept:
+                erase(path) if path.name.startswith("window") else path.unlink()
+        if first_step is not None:
+            self._settled(first_step)
+
+    def _manifests(self) -> list[int]:
+        names = (_MANIFEST.fullmatch(path.name) for path in self._folder.iterdir())
+        return [int(name[1]) for name in names if name]

@@ -1,0 +1,186 @@
+"""A query's door to noise: one charge for the whole run, then normals per key, window by window.
+
+The charge pays for every column, window and trigger of the query, as `docs/soundness/latched.md`
+proves; draws under it cost nothing more. What is enforced here is the order (ledger, durable input,
+draw) and that no normal is drawn twice in a run of the process; a replay draws the same ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from fractions import Fraction
+
+import numpy as np
+
+from dpstream.errors import InvalidParameter, NoiseReuse, StateError
+from dpstream.privacy import noise
+from dpstream.privacy.charges import Cells, Charge, Terms
+from dpstream.privacy.events import FloatError
+from dpstream.privacy.keys import derive
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.promises import folded
+from dpstream.privacy.state.memory_keys import WindowKeySource
+from dpstream.records import Reals, Words
+
+_WIDTH = 62  # bytes of a name that fit an address field beside its mark
+
+
+class QuerySpend:
+    """Charges one query of a run to its dataset's book, and opens doors to its noise.
+
+    `keys` are those of this query's windows alone: queries number their windows independently.
+    """
+
+    def __init__(
+        self, *, run: bytes, query: str, ledger: Ledger, dataset: str, keys: WindowKeySource
+    ) -> None:
+        self._run, self._query = run, query
+        self._ledger, self._dataset, self._keys = ledger, dataset, keys
+        self._terms = _users_book(ledger, dataset)
+        self._digest: bytes | None = None  # of the plan, once paid for
+        self._doors: dict[tuple[int, str, int], Door] = {}
+        self._lock, self._process = threading.Lock(), os.getpid()
+        self.step = -1
+
+    def pay(self, *, mu_squared: Fraction, tail: Fraction, error: FloatError, digest: str) -> None:
+        """Charge all noise of the query, for ever; made again by the same run it counts once.
+
+        `digest` names everything that fixes the releases besides the data: the same run with
+        another one is refused, and would have other noise. `tail` is that of the thresholds;
+        `error` is float error, whose lost mass is counted at the book's epsilon.
+        """
+        if not digest:
+            raise InvalidParameter("a query is charged under the digest of its plan; got none")
+        if mu_squared <= 0:
+            raise InvalidParameter(f"mu_squared must be greater than 0; got {mu_squared}")
+        charge = Charge(
+            run=self._run.hex(),
+            query=self._query,
+            purpose="query",
+            step=0,
+            amount=mu_squared,
+            cells=Cells(first=0, last=0),
+            digest=digest,
+            tail=folded(self._terms, tail=tail, error=error),
+            drift=error.xi,
+        )
+        self._ledger.charge(self._dataset, charge, lambda step: digest)
+        self._digest = hashlib.sha256(digest.encode()).digest()
+
+    def begin(self, step: int) -> None:
+        """The input of schedule step `step` is durable in the input log: draw under it."""
+        self.refuse_fork()
+        if self._digest is None:
+            raise StateError("a query draws after it has paid; call pay first")
+        if step <= self.step:
+            raise NoiseReuse(
+                f"schedule step {step} was asked for after step {self.step}; steps only move "
+                "forward; to replay, start from the state directory"
+            )
+        self.step = step
+
+    def door(self, *, window: int, column: str, part: int) -> Door:
+        """The noise of one column of one window, for the keys of one hash bucket; made once."""
+        self.refuse_fork()
+        if self._digest is None:
+            raise StateError("a query draws after it has paid; call pay first")
+        place = (window, column, part)
+        with self._lock:
+            if place in self._doors:
+                raise NoiseReuse(
+                    f"the noise of window {window}, column {column!r}, part {part} has a door "
+                    "already; two would draw the same normals for different data"
+                )
+            key = derive(self._keys.mint(window), b"query" + self._digest)
+            address = noise.Address(
+                run=self._run,
+                query=_name(self._query),
+                column=_name(column),
+                window=window,
+                purpose="",
+            )
+            self._doors[place] = made = Door(self, key=key, address=address, part=part)
+        return made
+
+    def erase(self, window: int) -> None:
+        """The window is final and every sink has its last table: forget its key for good."""
+        with self._lock:
+            for place in [place for place in self._doors if place[0] == window]:
+                self._doors.pop(place).close()
+            self._keys.erase(window)
+
+    def refuse_fork(self) -> None:
+        """A copy of this process would draw the same noise for other data."""
+        if os.getpid() != self._process:
+            raise StateError("this run was started before a fork; start or load it in each process")
+
+
+class Door:
+    """Standard normals for keys of one (window, column, hash bucket).
+
+    Doors share nothing that changes, so each may be used by a thread of its own. A normal depends
+    on the key's id and not on the bucket: a replay may divide keys into other buckets. The ids of
+    all buckets together must be distinct, as those of a table are.
+    """
+
+    def __init__(self, spend: QuerySpend, *, key: bytes, address: noise.Address, part: int) -> None:
+        self._spend, self._address, self._part = spend, address, part
+        self._key: bytes | None = key
+        self._streams: dict[str, noise.Stream] = {}
+        self._lock = threading.Lock()
+
+    def normals(self, ids: Words, *, release: int, purpose: str, each: int = 1) -> Reals:
+        """`each` standard normals for every id, `[ids, each]`, at trigger `release` (from 1).
+
+        Releases only move forward, one call per purpose and release.
+        """
+        self._spend.refuse_fork()
+        if self._spend.step < 0:
+            raise StateError("no input is durable yet; call begin(step) before the first draw")
+        if release < 1 or each < 1:
+            raise InvalidParameter(f"release and each count from 1; got {release} and {each}")
+        if ids.ndim != 2 or ids.shape[1] != 2 or ids.dtype != np.uint64:
+            raise InvalidParameter(
+                f"ids must be uint64 [keys, 2]; got {ids.dtype} of shape {ids.shape}"
+            )
+        with self._lock:
+            draws = self._stream(purpose).at_keys(release, ids, self._part, distinct=True)
+            return noise.normals(draws, each)
+
+    def close(self) -> None:
+        """Draw nothing more, and let go of the key."""
+        with self._lock:
+            self._key = None
+            self._streams.clear()
+
+    def _stream(self, purpose: str) -> noise.Stream:
+        if self._key is None:
+            raise StateError(
+                f"window {self._address.window} is final: its key was erased and no noise is left"
+            )
+        stream = self._streams.get(purpose)
+        if stream is None:
+            address = noise.Address(**{**self._address.__dict__, "purpose": purpose})
+            stream = self._streams[purpose] = noise.Stream(self._key, address, "keyed")
+        return stream
+
+
+def _users_book(ledger: Ledger, dataset: str) -> Terms:
+    terms = ledger.terms(dataset)
+    if terms is None:
+        raise InvalidParameter(f"dataset {dataset!r} has no book in this ledger; admit the query")
+    if (terms.unit, terms.measure) != ("user", "mu_squared"):
+        raise InvalidParameter(
+            f"a query over users is charged to a book of users in mu_squared; that of {dataset!r} "
+            f"promises {terms.describe()}"
+        )
+    return terms
+
+
+def _name(text: str) -> str:
+    """A name of any length for an address field of 64 bytes; different names stay different."""
+    if len(text.encode()) <= _WIDTH:
+        return "=" + text
+    return "#" + hashlib.sha256(text.encode()).hexdigest()[:_WIDTH]

@@ -1,0 +1,152 @@
+"""A query, its source and its sink, brought together into a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from dpstream.connectors.dead_letters import DeadLetters
+from dpstream.connectors.sinks import open_sink
+from dpstream.connectors.sources import open_source
+from dpstream.connectors.sources.growing import GrowingDirectory
+from dpstream.connectors.write_ahead import WriteAhead
+from dpstream.engines.clock import Clock, SystemClock
+from dpstream.engines.local import LocalRun, Options
+from dpstream.errors import InvalidParameter
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.state import Secret
+from dpstream.records import Rejected, Source
+from dpstream.stages.query import Query
+
+
+@dataclass(kw_only=True)
+class Operator:
+    """What only the operator may see: rows read and rows set aside. Not private."""
+
+    dead_letters: DeadLetters | None = None
+    read: int = 0
+    rejected_rows: int = 0
+    outside: int = 0
+    late: int = 0
+    other_keys: int = 0
+    latest: list[Rejected] = field(default_factory=list)
+
+    def rejected(self, chunk: str, rows: list[Rejected]) -> None:
+        """Rows that could not be used go to the dead letters, under their chunk's name."""
+        self.rejected_rows += len(rows)
+        self.latest = [*self.latest, *rows][-100:]
+        if self.dead_letters is not None and rows:
+            self.dead_letters.write(chunk, rows)
+
+    def count(self, *, read: int, outside: int, late: int, other_keys: int) -> None:
+        """Add to the counts."""
+        self.read += read
+        self.outside += outside
+        self.late += late
+        self.other_keys += other_keys
+
+
+class Run:
+    """A query that runs: iterate over it for its releases, Arrow tables, as they are published.
+
+    Each table's metadata say which window and trigger it belongs to. `operator` holds counts that
+    are not private.
+    """
+
+    def __init__(self, engine: LocalRun, operator: Operator) -> None:
+        self._engine, self.operator = engine, operator
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        return iter(self._engine)
+
+    def finish(self) -> Run:
+        """Run to the end; the releases go to the sink."""
+        for _ in self:
+            pass
+        return self
+
+    def stop(self) -> None:
+        """End at the next occasion; a run with the same state directory goes on from there."""
+        self._engine.stop()
+
+    @property
+    def query(self) -> Query:
+        """The query as it runs: with its start, and with the grids that were chosen for it."""
+        return self._engine.plan.query
+
+    @property
+    def steps_done(self) -> int:
+        """How many triggers have been published."""
+        return self._engine.steps_done
+
+
+def run(
+    query: Query,
+    *,
+    source: Any = None,
+    sink: Any = None,
+    history: Any = None,
+    checkpoint_location: str | Path | None = None,
+    live: bool = False,
+    secret: Secret | bytes | str | Path | None = None,
+    ledger: Ledger | str | Path | None = None,
+    dataset: str = "stream",
+    dead_letters: str | Path | None = None,
+    options: Options | None = None,
+    clock: Clock | None = None,
+    run_id: bytes | None = None,
+) -> Run:
+    """Publish a query's releases, for as long as its schedule runs.
+
+    `source`: files (a path, a glob, a directory, a list), an Arrow table, a pandas or Polars frame,
+    or "-" for standard input. Files are read by event time; with `live` a directory may grow, and
+    what is in it is read by the clock. `history`: files that are read by event time before and
+    beside a live source. `sink`: a directory (Parquet; "csv:out/", "jsonl:out/"), an `.sqlite` or
+    `.duckdb` file, "-" for standard output, or a list of them.
+
+    With `checkpoint_location`, a directory, the run survives a kill at any moment; its secret is
+    made beside it on first use: back it up. Rows that cannot be used go to `dead_letters` (default:
+    in the state directory), with the reason.
+
+    >>> from dpstream.stages.query import Query
+    >>> clicks = pa.table({"user": ["ann", "bob"] * 500, "page": ["home"] * 1000})
+    >>> query = Query(unit="user", keys=["page"], public_keys=["home"], epsilon=5, delta=1e-9,
+    ...               max_groups_contributed=1)
+    >>> [table.column_names for table in run(query, source=clicks)]
+    [['page', 'count', 'count_stddev', 'trigger_time', 'release_index']]
+    """
+    if source is None and history is None:
+        raise InvalidParameter("a run needs a source: files, a table, or '-' for standard input")
+    folder = None if checkpoint_location is None else Path(checkpoint_location)
+    opened: Source | None = None
+    if source is not None:
+        opened = (
+            GrowingDirectory(Path(source)) if live and _is_path(source) else open_source(source)
+        )
+    if opened is not None and not opened.replayable and folder is not None:
+        opened = WriteAhead(opened, folder / "arrived")
+    place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
+    operator = Operator(dead_letters=None if place is None else DeadLetters(Path(place)))
+    engine = LocalRun(
+        query=query,
+        source=opened,
+        aside=operator,
+        sink=open_sink(sink),
+        history=None if history is None else open_source(history),
+        folder=folder,
+        secret=secret,
+        ledger=ledger,
+        dataset=dataset,
+        clock=clock or SystemClock(),
+        options=options or Options(),
+        run_id=run_id,
+    )
+    return Run(engine, operator)
+
+
+def _is_path(source: Any) -> bool:
+    return isinstance(source, str | Path) and source != "-"

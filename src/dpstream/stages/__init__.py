@@ -1,0 +1,1 @@
+"""Steps of the pipeline from rows to released tables."""

@@ -1,0 +1,186 @@
+"""Bound what each unit contributes: rows in all, groups in all, rows per group.
+
+A unit is a user, or a user within a period. What is kept of a unit's rows depends on its own rows
+alone: its rows of a step are taken by window, then in the order of a keyed hash of the row, and a
+row is kept if it fits all three bounds. So every replay, and every engine, keeps the same rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpstream.mechanisms.parts.counting.kernels import compiled
+from dpstream.records import Integers, Words
+from dpstream.stages.tables import SLICE, Table
+
+Limits = tuple[int, int, int]
+Verdicts = npt.NDArray[np.uint8]
+ROWS, GROUPS, NOW = 0, 1, 2  # columns of a unit's counters
+KEPT, FIRST = 1, 2
+"""A row is kept; it is the first of its unit in its group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """At most `rows` rows and `groups` groups of a unit, `rows_per_group` rows in each group."""
+
+    rows: int
+    groups: int
+    rows_per_group: int
+
+
+def unit_table() -> Table:
+    """For each unit: rows kept, groups, and rows of the step at hand (zero between steps)."""
+    return Table({"counters": ("i4", 3)})
+
+
+def pair_table(bounds: Bounds) -> Table:
+    """Units within groups of one window; rows are counted where there may be several."""
+    return Table({"rows": ("i4", 0)} if bounds.rows_per_group > 1 else {})
+
+
+@dataclass(kw_only=True)
+class UnitBucket:
+    """The units of one hash bucket: a table per period, and their groups by window."""
+
+    bounds: Bounds
+    periods: dict[int, Table] = field(default_factory=dict)
+    windows: dict[int, Table] = field(default_factory=dict)
+    changed: dict[tuple[str, int], list[Integers]] = field(default_factory=dict)
+    """Rows of those tables that changed since the last snapshot, by ("period" or "window", n)."""
+
+    def keep(
+        self,
+        window: int,
+        period: int,
+        units: Words,
+        groups: Words,
+        order: Words,
+        *,
+        by_value: bool,
+    ) -> Verdicts:
+        """Which rows of one window and period are kept.
+
+        `order`: a keyed hash of each row. `by_value`: rows of one group differ in what they add.
+        """
+        table = self.periods.setdefault(period, unit_table())
+        pairs = self.windows.setdefault(window, pair_table(self.bounds))
+        rows = table.rows(units)
+        limits = (self.bounds.rows, self.bounds.groups, self.bounds.rows_per_group)
+        touched: Integers = np.empty(len(rows), np.int64)
+        counters = table.columns["counters"]
+        changed = _count(rows, counters, touched)
+        plain: Integers = np.empty(len(rows), np.int64)
+        close: Integers = np.empty(len(rows), np.int64)
+        ends = _separate(rows, counters, limits, by_value, plain, close)
+        near = close[: ends[1]]
+        near = near[np.argsort(order[near], kind="stable")]
+        verdicts: Verdicts = np.zeros(len(rows), np.uint8)
+        again: Integers = np.empty(len(rows) if self.bounds.rows_per_group > 1 else 0, np.int64)
+        known = 0
+        counts = pairs.columns.get("rows", np.zeros(0, np.int32))
+        for sequence in (plain[: ends[0]], near):
+            for start in range(0, len(sequence), SLICE):
+                part = sequence[start : start + SLICE]
+                pairs.reserve(len(part))
+                counts = pairs.columns.get("rows", counts)
+                state = (pairs.ids, pairs.index, pairs.used, counts)
+                outputs = (limits, verdicts, again, known)
+                pairs.used, known = _keep(part, rows, units, groups, counters, *state, *outputs)
+        counters[touched[:changed], NOW] = 0
+        self.changed.setdefault(("period", period), []).append(touched[:changed].copy())
+        self.changed.setdefault(("window", window), []).append(again[:known].copy())
+        return verdicts
+
+
+@compiled
+def _count(rows: Any, counters: Any, touched: Any) -> int:
+    """Rows of this step per unit, and the units that have any."""
+    changed = 0
+    for i in range(len(rows)):
+        row = rows[i]
+        if counters[row, NOW] == 0:
+            touched[changed] = row
+            changed += 1
+        counters[row, NOW] += 1
+    return changed
+
+
+@compiled
+def _separate(
+    rows: Any, counters: Any, limits: Limits, by_value: bool, plain: Any, close: Any
+) -> tuple[int, int]:
+    """Rows whose fate no order can change, and those of units that come close to a bound."""
+    some, others = 0, 0
+    for i in range(len(rows)):
+        kept, groups, number = counters[rows[i]]
+        far = kept + number <= limits[0] and groups + number <= limits[1]
+        if (far and not (by_value and number > 1)) or number == 1:
+            plain[some] = i
+            some += 1
+        else:
+            close[others] = i
+            others += 1
+    return some, others
+
+
+@compiled
+def _keep(
+    sequence: Any,
+    rows: Any,
+    units: Any,
+    groups: Any,
+    counters: Any,
+    ids: Any,
+    index: Any,
+    used: int,
+    counts: Any,
+    limits: Limits,
+    out: Any,
+    again: Any,
+    known: int,
+) -> tuple[int, int]:
+    """Go through rows in order and keep what fits; returns the pairs in use.
+
+    `again`: pairs that were there before and have one row more.
+    """
+    mask = np.uint64(len(index) - 1)
+    one, shift = np.uint64(1), np.uint64(32)
+    low_bits = np.uint64(0xFFFFFFFF)
+    for i in sequence:
+        row = rows[i]
+        if counters[row, ROWS] >= limits[0]:
+            continue
+        # Ids are pseudo-random, so an exclusive or with the words swapped is an id of the pair.
+        first, second = units[i, 0] ^ groups[i, 1], units[i, 1] ^ groups[i, 0]
+        tag = first >> shift
+        slot = second & mask
+        while True:
+            entry = index[slot]
+            if entry == 0:
+                if counters[row, GROUPS] < limits[1]:
+                    ids[used, 0], ids[used, 1] = first, second
+                    if limits[2] > 1:
+                        counts[used] = 1
+                    used += 1
+                    index[slot] = (tag << shift) | np.uint64(used)
+                    counters[row, GROUPS] += 1
+                    counters[row, ROWS] += 1
+                    out[i] = KEPT | FIRST
+                break
+            if entry >> shift == tag:
+                pair = np.int64(entry & low_bits) - 1
+                if ids[pair, 0] == first and ids[pair, 1] == second:
+                    if limits[2] > 1 and counts[pair] < limits[2]:
+                        counts[pair] += 1
+                        again[known] = pair
+                        known += 1
+                        counters[row, ROWS] += 1
+                        out[i] = KEPT
+                    break
+            slot = (slot + one) & mask
+    return used, known

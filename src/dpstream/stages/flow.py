@@ -1,0 +1,284 @@
+"""One step of a continual GROUP BY, from rows to releases: the whole path in one function.
+
+    rows of the step -> bound contributions -> aggregate -> latch keys -> perturb -> tables
+
+Each stage works on hash buckets: units are split by their ids for bounding, groups by theirs for
+everything after. The result does not depend on how many buckets there are, nor on their order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.privacy.query_spend import Door, QuerySpend
+from dpstream.records import Integers, Words
+from dpstream.stages.aggregates import answers
+from dpstream.stages.bounding import UnitBucket, Verdicts
+from dpstream.stages.groups import GroupBucket
+from dpstream.stages.perturb import Noisy, perturb, thinned
+from dpstream.stages.plan import Plan, WindowPlan
+from dpstream.stages.rows import RowReader, Rows
+from dpstream.stages.schedule import Due
+from dpstream.stages.select_keys import select_keys
+from dpstream.stages.tables import split
+from dpstream.stages.ticks import iso
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+Piece = tuple[Rows, int, int]
+"""Rows `first` to `end` of a batch."""
+
+
+@dataclass(kw_only=True)
+class State:
+    """What a query remembers: units and their groups, and every group's sums and noise."""
+
+    units: list[UnitBucket]
+    windows: dict[int, list[GroupBucket]] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Memory held."""
+        tables = [t for b in self.units for t in (*b.periods.values(), *b.windows.values())]
+        groups = [bucket for buckets in self.windows.values() for bucket in buckets]
+        return sum(t.bytes for t in tables) + sum(g.bytes for g in groups)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Table:
+    """A release: what is published of a window at one of its triggers."""
+
+    due: Due
+    table: pa.Table
+
+
+class Flow:
+    """A query, its plan, its state, and threads to work on buckets."""
+
+    def __init__(self, plan: Plan, reader: RowReader, *, buckets: int, threads: int) -> None:
+        self.plan, self.query, self.reader = plan, plan.query, reader
+        self.buckets = buckets
+        self.reset()
+        self._by_value = any(m.kind == "value" for m in plan.query.measures)
+        self._doors: dict[int, list[list[Door]]] = {}
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+
+    def reset(self) -> None:
+        """Forget everything."""
+        units = [UnitBucket(bounds=self.query.bounds) for _ in range(self.buckets)]
+        self.state = State(units=units)
+
+    def step(self, step: int, pieces: Iterable[Piece], spend: QuerySpend) -> list[Table]:
+        """Take one step's rows in; return the table of every window that is due."""
+        for window, period, rows in _by_window(pieces):
+            verdicts = self._bound(window, period, rows)  # [rows]: dropped, kept, first of its unit
+            self._aggregate(window, rows, verdicts)
+        releases = []
+        for due in self.query.schedule.due(step):
+            noisy = self._perturb(due, spend)  # per bucket: groups x measures, in grid steps
+            releases.append(Table(due=due, table=self._table(step, due, noisy)))
+        return releases
+
+    def forget(self, window: int) -> None:
+        """A window is final: its groups, its pairs and its doors go."""
+        self.state.windows.pop(window, None)
+        self._doors.pop(window, None)
+        for bucket in self.state.units:
+            bucket.windows.pop(window, None)
+            bucket.changed.pop(("window", window), None)
+
+    def forget_periods(self, step: int) -> list[int]:
+        """Periods whose every window is final by `step`: no row of theirs can be kept any more."""
+        ticks = self.query.periods
+        if ticks is None:
+            return []
+        schedule = self.query.schedule
+        known = {period for bucket in self.state.units for period in bucket.periods}
+        gone = []
+        for period in known:
+            last = int(schedule.window_of(np.array([ticks.at(period + 1) - 1]))[0])
+            if last < 0 and schedule.windows is not None:
+                last = schedule.windows - 1  # the period reaches beyond the end
+            if schedule.last_step(last) < step:
+                gone.append(period)
+        for bucket in self.state.units:
+            for period in gone:
+                bucket.periods.pop(period, None)
+                bucket.changed.pop(("period", period), None)
+        return sorted(gone)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def groups(self, window: int) -> list[GroupBucket]:
+        """The group buckets of a window; public groups are in them from the beginning."""
+        if window not in self.state.windows:
+            measures = self.query.measures
+            buckets = [GroupBucket(measures) for _ in range(self.buckets)]
+            if self.query.public_keys is not None:
+                ids, keys = self.reader.public_ids(), self.reader.public_table()
+                for bucket, places in zip(buckets, self._split(ids), strict=True):
+                    bucket.open(ids[places], keys.take(pa.array(places)))
+            self.state.windows[window] = buckets
+        return self.state.windows[window]
+
+    def _bound(self, window: int, period: int, rows: Rows) -> Verdicts:
+        verdicts: Verdicts = np.zeros(len(rows), np.uint8)
+
+        def one(bucket: UnitBucket, places: Integers) -> None:
+            verdicts[places] = bucket.keep(
+                window,
+                period,
+                rows.units[places],
+                rows.groups[places],
+                rows.digests[places, 0],
+                by_value=self._by_value,
+            )
+
+        self._each(one, self.state.units, self._split(rows.units))
+        return verdicts
+
+    def _aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
+        kept = np.flatnonzero(verdicts)
+        plan = self._window_plan(window)
+        early = -1 if plan.public else plan.pre_threshold
+
+        def one(bucket: GroupBucket, share: Integers) -> None:
+            places = kept[share]
+            bucket.add(
+                rows.groups[places],
+                verdicts[places],
+                rows.values[places],
+                rows.keys,
+                places,
+                pre_threshold=early,
+            )
+
+        self._each(one, self.groups(window), self._split(rows.groups[kept]))
+
+    def _perturb(self, due: Due, spend: QuerySpend) -> list[Noisy]:
+        plan = self._window_plan(due.window)
+        columns = [measure.name for measure in self.query.measures]
+        doors = self._doors.get(due.window)
+        if doors is None:
+            doors = self._doors[due.window] = [
+                [spend.door(window=due.window, column=column, part=part) for column in columns]
+                for part in range(self.buckets)
+            ]
+
+        def one(bucket: GroupBucket, mine: list[Door]) -> Noisy:
+            noise, appearing = select_keys(bucket, plan, due.release, mine[0])
+            noisy = perturb(bucket, plan, due.release, mine, noise, appearing)
+            if self.query.min_change is None or due.release == due.releases:
+                return noisy
+            return thinned(bucket, noisy, self.query.min_change * plan.stddevs[:, due.release - 1])
+
+        return self._each(one, self.groups(due.window), doors)
+
+    def _table(self, step: int, due: Due, noisy: Sequence[Noisy]) -> pa.Table:
+        """All buckets' groups: oldest appearance first, then by id."""
+        query, plan = self.query, self._window_plan(due.window)
+        ids = np.concatenate([n.ids for n in noisy])
+        since = np.concatenate([n.since for n in noisy])
+        order = np.lexsort((ids[:, 1], ids[:, 0], since))
+        sums = np.concatenate([n.sums for n in noisy])[order]
+        by_measure = {
+            measure: (sums[:, number], float(plan.stddevs[number, due.release - 1]))
+            for number, measure in enumerate(query.measures)
+        }
+        columns = answers(
+            query.aggregates, by_measure, one_row=query.one_row, nonnegative=query.nonnegative
+        )
+        start, end = query.schedule.span(due.window)
+        time = query.schedule.time_of(step)
+        size = len(order)
+        keys = [
+            bucket.key_columns(part.groups)
+            for bucket, part in zip(self.groups(due.window), noisy, strict=True)
+            if len(part.groups)
+        ]
+        named: dict[str, Any] = {}
+        if start is not None:
+            named |= {"window_start": _instants(start, size), "window_end": _instants(end, size)}
+        if query.keys:
+            joined = pa.concat_tables(keys) if keys else self._no_keys()
+            taken = joined.take(pa.array(order)).combine_chunks()
+            named |= {name: taken[name] for name in query.keys}
+        named |= {name: pa.array(values) for name, values in columns.items()}
+        named["trigger_time"] = _instants(time, size)
+        named["release_index"] = pa.array(np.full(size, due.release, np.int64))
+        about = {
+            "query": query.name,
+            "window": due.window,
+            "window_start": iso(start),
+            "window_end": iso(end),
+            "trigger_time": iso(time),
+            "release_index": due.release,
+            "releases": due.releases,
+        }
+        return pa.table(named).replace_schema_metadata({"dpstream": json.dumps(about)})
+
+    def _no_keys(self) -> pa.Table:
+        types = self.reader.types
+        return pa.table(
+            {name: pa.array([], types.get(name, pa.string())) for name in self.query.keys}
+        )
+
+    def _window_plan(self, window: int) -> WindowPlan:
+        return self.plan.window(self.query.schedule.releases(window))
+
+    def _split(self, ids: Words) -> list[Integers]:
+        """Row numbers by hash bucket."""
+        order: Integers = np.empty(len(ids), np.int64)
+        ends: Integers = np.empty(self.buckets, np.int64)
+        split(np.ascontiguousarray(ids), self.buckets, order, ends)
+        return np.split(order, ends[:-1])
+
+    def _each(self, work: Callable[[T, U], Any], one: Iterable[T], two: Iterable[U]) -> list[Any]:
+        """Do the work for every bucket, on the threads there are."""
+        pairs = list(zip(one, two, strict=True))
+        if self._pool is None:
+            return [work(a, b) for a, b in pairs]
+        return list(self._pool.map(lambda pair: work(*pair), pairs))
+
+
+def _by_window(pieces: Iterable[Piece]) -> Iterator[tuple[int, int, Rows]]:
+    """Rows of each window and period together, in their order."""
+    found: dict[tuple[int, int], list[Piece]] = {}
+    for rows, first, end in pieces:
+        place = (int(rows.windows[first]), int(rows.periods[first]))
+        found.setdefault(place, []).append((rows, first, end))
+    for window, period in sorted(found):
+        yield window, period, _joined(found[window, period])
+
+
+def _joined(pieces: Sequence[Piece]) -> Rows:
+    parts = [
+        {
+            name: getattr(rows, name)[first:end]
+            for name in ("units", "groups", "digests", "windows", "periods", "steps", "values")
+        }
+        for rows, first, end in pieces
+    ]
+    keys = [rows.keys.slice(first, end - first) for rows, first, end in pieces]
+    if len(parts) == 1:
+        return Rows(**parts[0], keys=keys[0])
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return Rows(**columns, keys=pa.concat_tables(keys))
+
+
+def _instants(time: int | None, size: int) -> pa.Array:
+    kind = pa.timestamp("us", tz="UTC")
+    if time is None:
+        return pa.nulls(size, kind)
+    return pa.array(np.full(size, time, np.int64)).cast(kind)

@@ -1,0 +1,140 @@
+"""The groups of one window and hash bucket: exact sums, and which groups are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.errors import StateError
+from dpstream.mechanisms.parts.counting.kernels import compiled
+from dpstream.mechanisms.parts.counting.keyed import KeyedNoise
+from dpstream.records import Integers, Reals, Words
+from dpstream.stages.aggregates import Measure
+from dpstream.stages.bounding import FIRST, Verdicts
+from dpstream.stages.tables import Table
+
+_LARGEST_SUM = 1 << 61
+_FEW = 32  # pieces of key columns before they are joined
+
+
+@dataclass(kw_only=True)
+class Shown:
+    """The groups that have been shown: which of the active ones, in order of appearance."""
+
+    active: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    since: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The release at which each appeared."""
+    noise: list[KeyedNoise] = field(default_factory=list)
+    """Of every measure but the one that finds keys."""
+    published: Reals | None = None
+    """What was last published of each, where thinning is asked for."""
+
+
+class GroupBucket:
+    """Sums of every group; noise and key columns of the active ones."""
+
+    def __init__(self, measures: Sequence[Measure]) -> None:
+        self.codes = np.array([("units", "rows", "value").index(m.kind) for m in measures])
+        self.table = Table({"sums": ("i8", len(measures))})
+        self.active: Integers = np.zeros(0, np.int64)  # rows of the table, as they became active
+        self.keys: list[pa.Table] = []  # key columns of the active groups
+        self.joined = 0  # active groups whose noise has begun
+        self.noise: KeyedNoise | None = None  # of the units of the joined groups
+        self.shown = Shown()
+        self.changed: list[Integers] = []  # rows of the table since the last snapshot
+
+    def add(
+        self,
+        groups: Words,
+        verdicts: Verdicts,
+        values: Integers,
+        keys: pa.Table,
+        places: Integers,
+        *,
+        pre_threshold: int,
+    ) -> None:
+        """Add kept rows; groups that pass the pre-threshold become active.
+
+        `places`: where each row stands in `keys`; a key that becomes active has a row here.
+        """
+        rows = self.table.rows(groups)
+        became: Integers = np.empty(len(rows), np.int64)
+        at: Integers = np.empty(len(rows), np.int64)
+        sums = self.table.columns["sums"]
+        count, largest = _add(
+            rows, verdicts, values, self.codes, sums, pre_threshold, became, at, _LARGEST_SUM
+        )
+        if largest:
+            raise StateError("a sum left the integers of 61 bits; use a coarser quantum")
+        if count:
+            self._activate(became[:count], keys.take(pa.array(places[at[:count]])))
+        self.changed.append(np.unique(rows))
+
+    def open(self, groups: Words, keys: pa.Table) -> None:
+        """Public groups: there from the beginning, whatever the data are."""
+        self._activate(self.table.rows(groups), keys)
+
+    def _activate(self, rows: Integers, keys: pa.Table) -> None:
+        self.active = np.concatenate([self.active, rows])
+        self.keys.append(keys)
+        if len(self.keys) > _FEW:
+            self.keys = [pa.concat_tables(self.keys).combine_chunks()]
+
+    def ids(self, active: Integers) -> Words:
+        """The ids of active groups."""
+        found: Words = self.table.ids[self.active[active]]
+        return found
+
+    def sums(self, active: Integers) -> Integers:
+        """The exact sums of active groups, groups x measures."""
+        found: Integers = self.table.columns["sums"][self.active[active]]
+        return found
+
+    def key_columns(self, active: Integers) -> pa.Table:
+        """The key columns of active groups."""
+        if len(self.keys) > 1:
+            self.keys = [pa.concat_tables(self.keys).combine_chunks()]
+        return self.keys[0].take(pa.array(active))
+
+    @property
+    def bytes(self) -> int:
+        """Memory held."""
+        noise = 0 if self.noise is None else self.noise.ids.nbytes + self.noise.state.nbytes
+        others = sum(n.ids.nbytes + n.state.nbytes for n in self.shown.noise)
+        return self.table.bytes + noise + others + sum(int(k.nbytes) for k in self.keys)
+
+
+@compiled
+def _add(
+    rows: Any,
+    verdicts: Any,
+    values: Any,
+    codes: Any,
+    sums: Any,
+    pre_threshold: int,
+    became: Any,
+    at: Any,
+    largest: int,
+) -> tuple[int, bool]:
+    """Add each row to its group's sums; note the groups that pass the pre-threshold, and where."""
+    count, over = 0, False
+    for i in range(len(rows)):
+        row, value = rows[i], 0
+        for m in range(len(codes)):
+            if codes[m] == 0:
+                if verdicts[i] & FIRST:
+                    sums[row, m] += 1
+                    if m == 0 and pre_threshold >= 0 and sums[row, 0] == pre_threshold + 1:
+                        became[count], at[count] = row, i
+                        count += 1
+            elif codes[m] == 1:
+                sums[row, m] += 1
+            else:
+                sums[row, m] += values[i, value]
+                value += 1
+                over |= abs(sums[row, m]) > largest
+    return count, over

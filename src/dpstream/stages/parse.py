@@ -1,0 +1,149 @@
+"""Columns as they come, to times and numbers; what cannot be read is marked, never fatal."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.errors import InvalidInput
+from dpstream.records import Integers, Reals
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+_NUMBER = r"^\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?\s*$"
+_ODD_NUMBER = r"(?i)^\s*[+-]?(nan|inf|infinity)\s*$"
+_TIME = (
+    r"^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+    r"([T ]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,9})?)?)?(Z|[+-]\d\d:?\d\d|[+-]\d\d)?$"
+)
+_LARGEST = float(2**62)  # microseconds that an int64 holds with room
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Is it a column of strings?"""
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def whole_column(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """One contiguous array, without dictionary."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):  # too long for one array of its type
+        array = pa.concat_arrays(array.chunks)
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def numbers(column: pa.ChunkedArray, name: str) -> tuple[Reals, Mask]:
+    """(values, readable): NULL and empty text are NaN and readable; other text that is no number is
+    not readable."""
+    array = whole_column(column)
+    kind = array.type
+    if is_text(kind):
+        text = pc.utf8_trim_whitespace(pc.cast(array, pa.string()))
+        plain = _mask(pc.match_substring_regex(text, _NUMBER))
+        odd = _mask(pc.match_substring_regex(text, _ODD_NUMBER))
+        empty = _mask(pc.equal(text, ""), nulls=True)
+        values = np.full(len(array), np.nan)
+        values[plain] = _cast(text.filter(pa.array(plain)), pa.float64()).to_numpy()
+        values[odd] = [float(word) for word in text.filter(pa.array(odd)).to_pylist()]
+        values[odd & np.isnan(values)] = np.inf  # NaN in the data is not NULL
+        return values, plain | odd | empty
+    if not (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_boolean(kind)
+    ):
+        raise InvalidInput(
+            f"column {name!r} must hold numbers; it holds {kind}; aggregate another column"
+        )
+    if pa.types.is_boolean(kind):
+        array = pc.cast(array, pa.int8())
+    nulls = _mask(array.is_null())
+    values = pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False).copy()
+    values[np.isnan(values) & ~nulls] = np.inf
+    return values, np.ones(len(array), bool)
+
+
+def times(
+    column: pa.ChunkedArray, name: str, *, zone: str, unit: int | None, origin: int
+) -> tuple[Integers, Mask]:
+    """(microseconds, readable). Times without an offset are in `zone`; numbers count `unit`
+    microseconds from `origin`."""
+    array = whole_column(column)
+    kind = array.type
+    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    if numeric or unit is not None:
+        if unit is None:
+            raise InvalidInput(
+                f"the time column {name!r} holds numbers ({kind}); say what they count: "
+                "time_unit='s' for seconds since 1970 (time_origin= for another beginning)"
+            )
+        return _counted(column, name, unit, origin)
+    if is_text(kind):
+        return _written(pc.cast(array, pa.string()), zone)
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        raise InvalidInput(
+            f"the time column {name!r} must hold times, ISO text or numbers; it holds {kind}"
+        )
+    return _instants(array, zone)
+
+
+def _counted(column: Any, name: str, unit: int, origin: int) -> tuple[Integers, Mask]:
+    array = whole_column(column)
+    if pa.types.is_integer(array.type) and array.null_count == 0:  # exact, and the common case
+        counts = pc.cast(array, pa.int64(), safe=False).to_numpy(zero_copy_only=False)
+        readable = np.abs(counts.astype(np.float64)) * unit < _LARGEST
+        return np.where(readable, counts, 0) * unit + origin, readable
+    values, readable = numbers(column, name)
+    with np.errstate(invalid="ignore", over="ignore"):
+        micros = np.floor(values * unit)
+        readable = readable & (np.abs(micros) < _LARGEST)
+    return np.where(readable, micros, 0).astype(np.int64) + origin, readable
+
+
+def _instants(array: pa.Array, zone: str) -> tuple[Integers, Mask]:
+    readable = ~_mask(array.is_null())
+    kind = array.type
+    aware = pa.types.is_timestamp(kind) and kind.tz is not None
+    micros = pc.cast(array, pa.timestamp("us", tz=kind.tz if aware else None), safe=False)
+    if not aware and zone != "UTC":
+        micros = pc.assume_timezone(micros, zone, ambiguous="earliest", nonexistent="earliest")
+    found = pc.cast(micros, pa.int64(), safe=False)
+    return pc.fill_null(found, 0).to_numpy(zero_copy_only=False), readable
+
+
+def _written(text: pa.Array, zone: str) -> tuple[Integers, Mask]:
+    text = pc.utf8_trim_whitespace(text)
+    shaped = _mask(pc.match_substring_regex(text, _TIME))
+    offset = _mask(pc.match_substring_regex(text, r"(Z|[+-]\d\d:?\d\d|[T ].*[+-]\d\d)$")) & shaped
+    micros, readable = np.zeros(len(text), np.int64), np.zeros(len(text), bool)
+    for rows, with_zone in ((shaped & offset, True), (shaped & ~offset, False)):
+        if not rows.any():
+            continue
+        kind = pa.timestamp("us", tz="UTC") if with_zone else pa.timestamp("us")
+        cut = pc.replace_substring_regex(text.filter(pa.array(rows)), r"(\.\d{6})\d+", r"\1")
+        micros[rows], readable[rows] = _instants(_cast(cut, kind), zone)
+    return micros, readable
+
+
+def _cast(text: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Parse all; where the whole fails (30 February), halves find the rows to blame: NULL."""
+    try:
+        return pc.cast(text, kind)
+    except pa.ArrowInvalid:
+        if len(text) == 1:
+            return pa.nulls(1, kind)
+        middle = len(text) // 2
+        return pa.concat_arrays([_cast(text[:middle], kind), _cast(text[middle:], kind)])
+
+
+def _mask(array: Any, *, nulls: bool = False) -> Mask:
+    filled = pc.fill_null(array, nulls)
+    mask: Mask = filled.to_numpy(zero_copy_only=False).astype(bool, copy=False)
+    return mask

@@ -1,0 +1,286 @@
+"""A continual GROUP BY, as a frozen value: what SQL compiles to and every engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from dpstream.errors import InvalidParameter
+from dpstream.mechanisms.base import whole
+from dpstream.privacy.amounts import positive
+from dpstream.stages.aggregates import Aggregate, Count, Measure, Sum, all_measures
+from dpstream.stages.bounding import Bounds
+from dpstream.stages.schedule import Schedule
+from dpstream.stages.ticks import DAY, SECOND, Micros, Ticks, duration, in_words, instant, time_zone
+
+_TIME_UNITS = {"us": 1, "ms": 1000, "s": SECOND, "min": 60 * SECOND, "h": 3600 * SECOND, "day": DAY}
+_ZERO, _ONE_DAY = Micros(0), Micros(DAY)
+_RESERVED = ("window_start", "window_end", "trigger_time", "release_index")
+
+
+@dataclass(frozen=True)
+class Tumble:
+    """Windows of one size, side by side, from the query's start on.
+
+    Whole days follow the calendar of the query's time zone.
+    """
+
+    size: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", duration(self.size, "the window's size"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """Aggregates per key, for ever, under user-level (epsilon, delta)-DP.
+
+    `unit`: the column that names the protected unit, for ever or within each `period` of event
+    time. `keys`: the columns to group by; which groups exist is itself private, unless
+    `public_keys` lists them. `time`: the column of the event time; without it there is one window,
+    published once. `start` and `end` are public; rows outside are dropped. `every`: publish at
+    these intervals; without it each window is published once, when it closes.
+
+    Every group that has been shown is published at every trigger of its window; with `min_change`
+    only if some sum has moved by so many standard deviations since (and always at the window's
+    last trigger). `nonnegative` clamps counts and sums at 0. `pre_threshold`: groups with no more
+    units are never looked at (default: as many as raise the threshold by 2%).
+
+    A unit contributes at most `max_groups_contributed` groups (over all windows),
+    `max_rows_per_group` rows to each and `max_rows_contributed` rows in all.
+
+    >>> Query(unit="user", keys=["url"], epsilon=1, delta=1e-9, max_groups_contributed=8).bounds
+    Bounds(rows=8, groups=8, rows_per_group=1)
+    """
+
+    name: str = "query"
+    unit: str
+    keys: Sequence[str] = ()
+    aggregates: Sequence[Aggregate] = (Count(),)
+    epsilon: Any
+    delta: Any
+    time: str | None = None
+    time_unit: str | None = None
+    time_origin: Any = _ZERO
+    arrival: str | None = None
+    window: Tumble | None = None
+    every: Any = None
+    triggers: Sequence[Any] | None = None
+    start: Any = None
+    end: Any = None
+    allowed_lateness: Any = _ZERO
+    period: Any = "forever"
+    time_zone: str = "UTC"
+    max_groups_contributed: int
+    max_rows_per_group: int = 1
+    max_rows_contributed: int | None = None
+    public_keys: Sequence[Any] | None = None
+    pre_threshold: int | None = None
+    selection_share: Any = Fraction(1, 2)
+    min_change: float | None = None
+    nonnegative: bool = False
+    buffers: int = 4
+    max_key_bytes: int = 4096
+    max_ahead: Any = _ONE_DAY
+
+    def __post_init__(self) -> None:
+        put = self._put
+        put("epsilon", positive(self.epsilon, "epsilon"))
+        put("delta", positive(self.delta, "delta"))
+        put("selection_share", positive(self.selection_share, "selection_share"))
+        put("keys", _names(self.keys, "keys"))
+        put("aggregates", tuple(self.aggregates))
+        self._check_names()
+        time_zone(self.time_zone)
+        self._check_times()
+        for name in ("max_groups_contributed", "max_rows_per_group", "max_key_bytes", "buffers"):
+            put(name, whole(getattr(self, name), name, at_least=1))
+        most = self.max_groups_contributed * self.max_rows_per_group
+        if self.max_rows_contributed is None:
+            put("max_rows_contributed", most)
+        put(
+            "max_rows_contributed",
+            whole(self.max_rows_contributed, "max_rows_contributed", at_least=1),
+        )
+        if self.pre_threshold is not None:
+            put("pre_threshold", whole(self.pre_threshold, "pre_threshold", at_least=0))
+        if self.delta >= 1 or self.selection_share >= 1:
+            raise InvalidParameter(
+                f"delta and selection_share must be below 1; got delta={float(self.delta):g}, "
+                f"selection_share={float(self.selection_share):g}"
+            )
+        if self.min_change is not None and not self.min_change > 0:
+            raise InvalidParameter(f"min_change must be above 0; got {self.min_change}")
+        self._check_public_keys()
+        _ = self.schedule
+
+    def _put(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_names(self) -> None:
+        if not self.aggregates or not all(isinstance(a, Count | Sum) for a in self.aggregates):
+            raise InvalidParameter(
+                f"aggregates must be Count, CountUnits, Sum or Avg; got {self.aggregates!r}"
+            )
+        if self.unit in self.keys:
+            raise InvalidParameter(
+                f"the unit {self.unit!r} must not be a key: each group would be one unit; "
+                "group by other columns"
+            )
+        outputs = [name for a in self.aggregates for name in (a.name, f"{a.name}_stddev")]
+        outputs += [*self.keys, *_RESERVED]
+        twice = {name for name in outputs if outputs.count(name) > 1}
+        if twice:
+            raise InvalidParameter(
+                f"a release cannot have two columns named {sorted(twice)}; rename an aggregate"
+            )
+        if not self.name or len(self.name.encode()) > 60:
+            raise InvalidParameter(f"name must have 1 to 60 bytes; got {self.name!r}")
+
+    def _check_times(self) -> None:
+        put = self._put
+        put("allowed_lateness", duration(self.allowed_lateness, "allowed_lateness", least=0))
+        put("max_ahead", duration(self.max_ahead, "max_ahead", least=0))
+        if self.every is not None:
+            put("every", duration(self.every, "every"))
+        if self.period != "forever":
+            put("period", duration(self.period, "period"))
+        for name in ("start", "end", "time_origin"):
+            if getattr(self, name) is not None:
+                put(name, instant(getattr(self, name), name, self.time_zone))
+        if self.triggers is not None:
+            times = (instant(time, "a trigger", self.time_zone) for time in self.triggers)
+            put("triggers", tuple(times))
+        if self.every is not None and self.triggers is not None:
+            raise InvalidParameter("give every= or triggers=, not both")
+        if self.time_unit is not None and self.time_unit not in _TIME_UNITS:
+            raise InvalidParameter(
+                f"time_unit must be one of {', '.join(_TIME_UNITS)}; got {self.time_unit!r}"
+            )
+        timed = (self.window, self.every, self.triggers, self.start, self.end, self.arrival)
+        if self.time is None and any(item is not None for item in timed):
+            raise InvalidParameter(
+                "window, every, triggers, start, end and arrival need time=, the column of the "
+                "event time"
+            )
+        if self.time is None and self.period != "forever":
+            raise InvalidParameter("a period needs time=, the column of the event time")
+        if self.time is not None and self.window is None and self.start is None:
+            raise InvalidParameter(
+                "a query with a time column needs its public range: start= and end= (or a window "
+                "and a live source); taken from the data it would reveal the first and last row"
+            )
+
+    def _check_public_keys(self) -> None:
+        if self.public_keys is None:
+            if not self.keys:
+                self._put("public_keys", ((),))  # all rows are one group, and that is public
+            return
+        if self.public_keys == ((),) and not self.keys:
+            return
+        rows = tuple(
+            tuple(row) if isinstance(row, tuple | list) else (row,) for row in self.public_keys
+        )
+        if not rows or not self.keys or any(len(row) != len(self.keys) for row in rows):
+            raise InvalidParameter(
+                f"public_keys must list one value for each of the key columns {list(self.keys)}; "
+                f"got {list(self.public_keys)[:3]!r}"
+            )
+        if len(set(rows)) < len(rows):
+            raise InvalidParameter("public_keys must not list a key twice")
+        self._put("public_keys", rows)
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """What is kept of each unit."""
+        assert self.max_rows_contributed is not None
+        most = self.max_groups_contributed * self.max_rows_per_group
+        rows = min(self.max_rows_contributed, most)
+        return Bounds(
+            rows=rows,
+            groups=min(self.max_groups_contributed, rows),
+            rows_per_group=min(self.max_rows_per_group, rows),
+        )
+
+    @property
+    def one_row(self) -> bool:
+        """Does a unit have at most one row in a group? Then rows are units."""
+        return self.bounds.rows_per_group == 1
+
+    @cached_property
+    def measures(self) -> tuple[Measure, ...]:
+        """The exact columns behind the aggregates."""
+        unknown = self.public_keys is None
+        return all_measures(self.aggregates, one_row=self.one_row, unknown_keys=unknown)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """When what is published; an endless query is given its start when it first runs."""
+        if self.time is None or self.start is None:
+            return Schedule()
+        edges = None
+        if self.window is not None:
+            edges = Ticks(origin=self.start, size=self.window.size, zone=self.time_zone)
+        ticks: Ticks | tuple[int, ...] | None = self.triggers  # type: ignore[assignment]
+        if self.every is not None:
+            ticks = Ticks(origin=self.start, size=self.every, zone=self.time_zone)
+        return Schedule(
+            start=self.start,
+            end=self.end,
+            edges=edges,
+            triggers=ticks,
+            lateness=self.allowed_lateness,
+        )
+
+    @cached_property
+    def periods(self) -> Ticks | None:
+        """Periods of event time in which a user is one unit; None: for ever."""
+        if self.period == "forever":
+            return None
+        origin = instant("1970-01-01", "the first period", self.time_zone)
+        return Ticks(origin=origin, size=self.period, zone=self.time_zone)
+
+    @property
+    def time_unit_micros(self) -> int | None:
+        """What one unit of a numeric time column is."""
+        return None if self.time_unit is None else _TIME_UNITS[self.time_unit]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read."""
+        values = [m.column for m in self.measures if m.kind == "value"]
+        wanted = [self.unit, *self.keys, self.time, self.arrival, *values]
+        return list(dict.fromkeys(name for name in wanted if name is not None))
+
+    @property
+    def period_in_words(self) -> str:
+        """What a unit's bounds and budget renew with."""
+        return "forever" if self.period == "forever" else f"each {in_words(self.period)}"
+
+    @property
+    def live(self) -> bool:
+        """Has it no end of its own?"""
+        return self.time is not None and self.end is None
+
+    def starting(self, now: int) -> Query:
+        """This query with its start fixed: the window or interval that `now` lies in."""
+        if self.time is None or self.start is not None:
+            return self
+        assert self.window is not None
+        origin = instant("1970-01-01", "the first window", self.time_zone)
+        ticks = Ticks(origin=origin, size=self.window.size, zone=self.time_zone)
+        return replace(self, start=Micros(ticks.at(ticks.last_before(now))))
+
+    def facts(self) -> dict[str, str]:
+        """Everything that fixes the releases besides the data."""
+        return {f.name: repr(getattr(self, f.name)) for f in fields(self)}
+
+
+def _names(given: Iterable[str], name: str) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if len(set(names)) < len(names) or not all(names):
+        raise InvalidParameter(f"{name} must be different column names; got {names!r}")
+    return names

@@ -1,0 +1,177 @@
+"""Windows and triggers: when what is published. All of it is public and fixed in advance.
+
+A step is one trigger of the schedule. A row belongs to the window of its event time and to the
+first step after its arrival; neither depends on any other row. A window is published at its own
+triggers, from the first one after its start to the first one at or after its end and the allowed
+lateness; a row that arrives after the last of them is late.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from dpstream.errors import InvalidParameter
+from dpstream.records import Integers
+from dpstream.stages.ticks import Ticks, iso
+
+
+class Due(NamedTuple):
+    """A window that is published at a step: its `release`-th table of `releases`."""
+
+    window: int
+    release: int
+    releases: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Windows [edge, next edge) from `start` to `end`, published at `triggers`.
+
+    `edges` None: one window for all. `triggers`: ticks, listed times, or None (each window once,
+    when it closes). `start` None: no times at all, one window that is published once.
+    """
+
+    start: int | None = None
+    end: int | None = None
+    edges: Ticks | None = None
+    triggers: Ticks | tuple[int, ...] | None = None
+    lateness: int = 0
+
+    def __post_init__(self) -> None:
+        if self.start is not None and self.end is not None and self.end <= self.start:
+            raise InvalidParameter(
+                f"end must be later than start; got {iso(self.start)} to {iso(self.end)}"
+            )
+        if self.end is None and self.start is not None and isinstance(self.triggers, tuple):
+            raise InvalidParameter("a list of triggers needs an end")
+        if self.start is not None and self.end is None and self.edges is None:
+            raise InvalidParameter("one window for all rows needs an end")
+        if isinstance(self.triggers, tuple):
+            self._check_listed(self.triggers)
+
+    def _check_listed(self, times: tuple[int, ...]) -> None:
+        if list(times) != sorted(set(times)) or not times:
+            raise InvalidParameter("triggers must be times in increasing order")
+        assert self.windows is not None
+        for window in range(self.windows):
+            start, end = self.span(window)
+            assert start is not None
+            assert end is not None
+            if times[-1] < end + self.lateness:
+                raise InvalidParameter(
+                    f"the window from {iso(start)} to {iso(end)} has no trigger at or after its "
+                    f"end and the allowed lateness; the last one listed is {iso(times[-1])}"
+                )
+
+    @cached_property
+    def windows(self) -> int | None:
+        """How many windows there are; None if the stream has no end."""
+        if self.edges is None:
+            return 1
+        return None if self.end is None else self.edges.next_from(self.end)
+
+    @cached_property
+    def steps(self) -> int | None:
+        """How many triggers there are; None if the stream has no end."""
+        return None if self.windows is None else self.last_step(self.windows - 1) + 1
+
+    def span(self, window: int) -> tuple[int | None, int | None]:
+        """From when to when a window reaches."""
+        if self.edges is None:
+            return self.start, self.end
+        last = self.edges.at(window + 1)
+        return self.edges.at(window), last if self.end is None else min(last, self.end)
+
+    def time_of(self, step: int) -> int | None:
+        """When a step happens."""
+        if self.start is None:
+            return None
+        if self.triggers is None:
+            end = self.span(step)[1]
+            return None if end is None else end + self.lateness
+        if isinstance(self.triggers, tuple):
+            return self.triggers[step]
+        return self.triggers.at(step + 1)  # the tick at the start itself publishes nothing
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - schedules live as long as the process
+    def first_step(self, window: int) -> int:
+        """The first step at which a window is published."""
+        start = self.span(window)[0]
+        if self.triggers is None or start is None:
+            return window
+        if isinstance(self.triggers, tuple):
+            return bisect_right(self.triggers, start)
+        return max(self.triggers.next_from(start + 1) - 1, 0)
+
+    @lru_cache(maxsize=4096)  # noqa: B019
+    def last_step(self, window: int) -> int:
+        """The last step at which a window is published."""
+        end = self.span(window)[1]
+        if self.triggers is None or end is None:
+            return window
+        if isinstance(self.triggers, tuple):
+            return bisect_left(self.triggers, end + self.lateness)
+        return self.triggers.next_from(end + self.lateness) - 1
+
+    def releases(self, window: int) -> int:
+        """How often a window is published."""
+        return self.last_step(window) - self.first_step(window) + 1
+
+    @cached_property
+    def most_releases(self) -> int:
+        """The most that any window is published; of an endless stream, a safe bound."""
+        if self.windows is None or self.windows > 3660:
+            assert self.edges is not None
+            probe = range(400)  # a year of days meets every change of the clock
+            return max(self.releases(window) for window in probe) + 1
+        return max(self.releases(window) for window in range(self.windows))
+
+    def due(self, step: int) -> list[Due]:
+        """The windows that are published at a step, oldest first."""
+        if self.triggers is None or self.edges is None:
+            window = step if self.triggers is None else 0
+            return [Due(window, step - self.first_step(window) + 1, self.releases(window))]
+        time = self.time_of(step)
+        assert time is not None
+        newest = self.edges.last_before(time - 1)
+        if self.windows is not None:
+            newest = min(newest, self.windows - 1)
+        found = []
+        for window in range(newest, -1, -1):
+            if self.last_step(window) < step:
+                break
+            found.append(Due(window, step - self.first_step(window) + 1, self.releases(window)))
+        return found[::-1]
+
+    def window_of(self, times: Integers) -> Integers:
+        """The window of each event time, -1 where there is none."""
+        if self.start is None:
+            return np.zeros(len(times), np.int64)
+        outside = times < self.start
+        if self.end is not None:
+            outside |= times >= self.end
+        found = np.zeros(len(times), np.int64) if self.edges is None else self.edges.before(times)
+        return np.where(outside, -1, found)
+
+    def step_of(self, arrivals: Integers) -> Integers:
+        """The first step after each arrival."""
+        if self.start is None:
+            return np.zeros(len(arrivals), np.int64)
+        if self.triggers is None:
+            if self.edges is None:
+                return np.zeros(len(arrivals), np.int64)
+            return np.maximum(self.edges.before(arrivals - self.lateness), 0)
+        if isinstance(self.triggers, tuple):
+            listed = np.array(self.triggers, np.int64)
+            return np.searchsorted(listed, arrivals, side="right").astype(np.int64)
+        return np.maximum(self.triggers.before(arrivals), 0)
+
+    def last_steps(self, windows: Integers) -> Integers:
+        """The last step of each window."""
+        known, where = np.unique(windows, return_inverse=True)
+        return np.array([self.last_step(int(w)) for w in known], np.int64)[where]

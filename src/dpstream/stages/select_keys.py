@@ -1,0 +1,43 @@
+"""Latch keys: show a key from the first release on at which its noisy units pass the threshold.
+
+Every active key is tested at every release of its window, also without new data: its noise moves on
+by itself. Testing only keys with new data would reveal which keys those were.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpstream.mechanisms.parts.counting.keyed import move
+from dpstream.privacy.query_spend import Door
+from dpstream.records import Integers
+from dpstream.stages.groups import GroupBucket
+from dpstream.stages.plan import WindowPlan
+
+
+def select_keys(
+    bucket: GroupBucket, plan: WindowPlan, release: int, door: Door
+) -> tuple[Integers, Integers]:
+    """(noise of every active group's first measure, the groups that appear now).
+
+    Groups that became active since the last release join with noise from the exact law that it
+    has by now.
+    """
+    start = bucket.joined
+    joining = bucket.ids(np.arange(start, len(bucket.active)))
+    bucket.noise, noise = move(
+        plan.process,
+        bucket.noise,
+        joining,
+        release,
+        plan.sigmas[0],
+        lambda ids, purpose, each: door.normals(ids, release=release, purpose=purpose, each=each),
+    )
+    bucket.joined = len(bucket.active)
+    hidden = np.ones(len(bucket.active), bool)
+    hidden[bucket.shown.active] = False
+    if plan.public:
+        return noise, np.flatnonzero(hidden)
+    units = bucket.table.columns["sums"][bucket.active, 0]
+    appears = hidden & (units + noise >= plan.thresholds[release - 1])
+    return noise, np.flatnonzero(appears)

@@ -1,0 +1,161 @@
+"""Growing tables from 128-bit ids to dense rows, and the compiled loops over them.
+
+Rows are numbered in the order of their first appearance and never move, so a snapshot appends what
+is new, and the index is rebuilt from the ids. A slot of the index holds 32 bits of the id and the
+row's number plus one; 0 is free. Ids are keyed hashes, so their bits serve as the hash, and nobody
+outside can make them collide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dpstream.errors import StateError
+from dpstream.mechanisms.parts.counting.kernels import compiled
+from dpstream.records import Integers, Words
+
+SLICE = 1 << 15  # rows between two looks at the free space
+_FIRST = 1 << 8
+_MOST_ROWS = (1 << 32) - 2  # row numbers have 32 bits
+_FULLEST = 0.6
+
+
+class Table:
+    """Ids with columns of numbers beside them: `columns[name]` has a row for each id."""
+
+    def __init__(self, columns: dict[str, tuple[str, int]]) -> None:
+        self.used = 0
+        self.ids: Words = np.empty((_FIRST, 2), np.uint64)
+        self.index: Words = np.zeros(2 * _FIRST, np.uint64)
+        self.columns: dict[str, Any] = {
+            name: np.zeros((_FIRST, width) if width else _FIRST, dtype)
+            for name, (dtype, width) in columns.items()
+        }
+
+    def reserve(self, more: int) -> None:
+        """Make room for `more` new rows."""
+        wanted = self.used + more
+        if wanted > _MOST_ROWS:
+            raise StateError("a hash bucket is full (2^32 rows); use more buckets")
+        if wanted > len(self.ids):
+            capacity = max(wanted, len(self.ids) + len(self.ids) // 2)
+            for array in (self.ids, *self.columns.values()):  # in place: large ones are not copied
+                array.resize((capacity, *array.shape[1:]), refcheck=False)
+        if wanted > _FULLEST * len(self.index):
+            slots = len(self.index)
+            while wanted > _FULLEST * slots:
+                slots *= 2
+            self.index = np.zeros(slots, np.uint64)
+            reindex(self.ids, self.used, self.index)
+
+    def rows(self, ids: Words) -> Integers:
+        """The row of each id; new ids get new rows."""
+        found: Integers = np.empty(len(ids), np.int64)
+        for start in range(0, len(ids), SLICE):
+            part = ids[start : start + SLICE]
+            self.reserve(len(part))
+            out = found[start : start + SLICE]
+            self.used = find_or_add(self.ids, self.index, self.used, part, out)
+        return found
+
+    def delta(self, since: int, changed: Sequence[Integers]) -> dict[str, Any]:
+        """Rows from `since` on, and older ones that changed: what a snapshot adds."""
+        older = np.unique(np.concatenate([*changed, np.zeros(0, np.int64)]))
+        older = older[older < since]
+        return {
+            "since": since,
+            "ids": self.ids[since : self.used].copy(),
+            "older": older,
+            "columns": {
+                name: (column[since : self.used].copy(), column[older])
+                for name, column in self.columns.items()
+            },
+        }
+
+    def apply(self, delta: dict[str, Any]) -> None:
+        """Take in what `delta` gave, in the order it was given."""
+        if delta["since"] == 0:
+            self.used = 0
+            self.index[:] = 0
+        if delta["since"] != self.used:
+            raise StateError(f"a snapshot has {self.used} rows where {delta['since']} belong")
+        self.reserve(len(delta["ids"]))
+        end = self.used + len(delta["ids"])
+        self.ids[self.used : end] = delta["ids"]
+        for name, (new, old) in delta["columns"].items():
+            self.columns[name][self.used : end] = new
+            self.columns[name][delta["older"]] = old
+        self.used = end
+        self.index[:] = 0
+        reindex(self.ids, self.used, self.index)
+
+    @property
+    def bytes(self) -> int:
+        """Memory held."""
+        arrays = (self.ids, self.index, *self.columns.values())
+        return sum(array.nbytes for array in arrays)
+
+
+@compiled
+def find_or_add(ids: Words, index: Words, used: int, wanted: Words, rows: Integers) -> int:
+    """rows[i] = the row of wanted[i], which is added if it is new; returns the rows in use."""
+    mask = np.uint64(len(index) - 1)
+    one, shift = np.uint64(1), np.uint64(32)
+    low_bits = np.uint64(0xFFFFFFFF)
+    for i in range(len(wanted)):
+        first, second = wanted[i, 0], wanted[i, 1]
+        tag = first >> shift
+        slot = second & mask
+        while True:
+            entry = index[slot]
+            if entry == 0:
+                ids[used, 0], ids[used, 1] = first, second
+                rows[i] = used
+                used += 1
+                index[slot] = (tag << shift) | np.uint64(used)
+                break
+            if entry >> shift == tag:
+                row = np.int64(entry & low_bits) - 1
+                if ids[row, 0] == first and ids[row, 1] == second:
+                    rows[i] = row
+                    break
+            slot = (slot + one) & mask
+    return used
+
+
+@compiled
+def reindex(ids: Words, used: int, index: Words) -> None:
+    """Fill an empty index."""
+    mask = np.uint64(len(index) - 1)
+    one, shift = np.uint64(1), np.uint64(32)
+    for row in range(used):
+        slot = ids[row, 1] & mask
+        while index[slot] != 0:
+            slot = (slot + one) & mask
+        index[slot] = ((ids[row, 0] >> shift) << shift) | np.uint64(row + 1)
+
+
+@compiled
+def split(ids: Words, buckets: int, order: Integers, ends: Integers) -> None:
+    """Row numbers in the order of their buckets; `ends[b]` is where bucket b ends in `order`."""
+    starts = np.zeros(buckets + 1, np.int64)
+    for i in range(len(ids)):
+        starts[bucket_of(ids[i, 0], buckets) + 1] += 1
+    for b in range(buckets):
+        starts[b + 1] += starts[b]
+    for b in range(buckets):
+        ends[b] = starts[b + 1]
+    for i in range(len(ids)):
+        b = bucket_of(ids[i, 0], buckets)
+        order[starts[b]] = i
+        starts[b] += 1
+
+
+@compiled
+def bucket_of(word: int, buckets: int) -> int:
+    """A bucket from 16 bits of an id that neither tag nor slot uses."""
+    part: Any = ((np.uint64(word) & np.uint64(0xFFFF)) * np.uint64(buckets)) >> np.uint64(16)
+    return np.int64(part)  # type: ignore[return-value]

@@ -1,0 +1,261 @@
+import csv
+import gzip
+import io
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpstream.connectors.sources import open_source
+from dpstream.connectors.sources.csv import CsvParser
+from dpstream.connectors.sources.jsonl import JsonlParser
+from dpstream.connectors.sources.text import TextFile
+from dpstream.errors import InvalidInput
+from dpstream.records import Batch, Rejected
+from tests.connectors.helpers import read_all
+
+PARSERS = {"csv": CsvParser, "jsonl": JsonlParser}
+
+
+def read(
+    folder: Path, content: bytes | str, kind: str = "csv", block: int = 64, columns=None
+) -> tuple[list[dict], list[Rejected]]:
+    """All rows of a file read in small blocks."""
+    path = folder / f"rows.{kind}"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    file = TextFile(path, PARSERS[kind](path.name), name=path.name, block=block)
+    rows, bad = [], []
+    position, done = None, False
+    while not done:
+        batch = file.read(position, columns)
+        rows += batch.table.to_pylist()
+        bad += batch.rejected
+        position, done = batch.position, batch.done
+    file.close()
+    return rows, bad
+
+
+@pytest.mark.parametrize("block", [3, 7, 64, 1 << 20])
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+def test_quoted_cells_may_hold_commas_quotes_and_line_ends(tmp_path, block, ending):
+    """A block is cut at a record, wherever its bytes end."""
+    content = ending.join(
+        ["a,b", '1,"x,y"', '2,"line\none\n\nand two"', '3,"say ""hi"""', '4,""', ""]
+    )
+
+    rows, bad = read(tmp_path, content, block=block)
+
+    assert rows == [
+        {"a": "1", "b": "x,y"},
+        {"a": "2", "b": "line\none\n\nand two"},
+        {"a": "3", "b": 'say "hi"'},
+        {"a": "4", "b": ""},
+    ]
+    assert bad == []
+
+
+@pytest.mark.parametrize("block", [16, 200, 1 << 20])
+def test_csv_agrees_with_the_standard_reader_on_random_cells(tmp_path, block):
+    """Quotes, commas, line ends and letters of several bytes, as a CSV writer puts them."""
+    random = np.random.default_rng(5)
+    pieces = np.array(["a", "ü", "€", "😀", '"', ",", "\n", "\r\n", " ", "", "0"])
+    cells = [["".join(random.choice(pieces, 3)) for _ in range(3)] for _ in range(200)]
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([["a", "b", "c"], *cells])
+
+    rows, bad = read(tmp_path, text.getvalue(), block=block)
+
+    assert [list(row.values()) for row in rows] == cells
+    assert bad == []
+
+
+def test_a_row_of_another_width_is_rejected_with_its_line(tmp_path):
+    """The rows around it are read, also behind a cell that spans lines."""
+    rows, bad = read(tmp_path, 'a,b\n1,"x\ny"\n2\n3,4,5\n\n6,7\n')
+
+    assert rows == [{"a": "1", "b": "x\ny"}, {"a": "6", "b": "7"}]
+    assert [(one.where, one.row) for one in bad] == [
+        ("rows.csv, line 4", "2"),
+        ("rows.csv, line 5", "3,4,5"),
+    ]
+    assert bad[1].reason == "it has 3 fields but the header has 2"
+
+
+def test_a_stray_quote_costs_its_own_line_only(tmp_path):
+    """A quote that opens and never closes does not swallow the rows behind it."""
+    rows, bad = read(tmp_path, 'a,b\n1,"x\n2,y\n3,"z" w\n4,q"q\n5,"last', block=1 << 20)
+
+    assert [row["a"] for row in rows] == ["2", "4"]
+    assert rows[1]["b"] == 'q"q'
+    assert [one.where for one in bad] == [f"rows.csv, line {line}" for line in (2, 4, 6)]
+    assert all("quoting" in one.reason for one in bad)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_line_that_is_not_utf8_is_rejected_alone(tmp_path, kind):
+    """Whatever columns are wanted; overlong forms and surrogates are no UTF-8 either."""
+    wrong = [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82"]
+    texts = [b"plain", "ü€😀".encode(), *wrong, b"end"]
+    if kind == "csv":
+        content = b"a,b\n" + b"".join(b"%d,%s\n" % line for line in enumerate(texts))
+    else:
+        content = b"".join(b'{"a": %d, "b": "%s"}\n' % line for line in enumerate(texts))
+
+    rows, bad = read(tmp_path, content, kind, block=1 << 20)
+    projected, again = read(tmp_path, content, kind, block=32, columns=["a"])
+
+    assert [row["a"] for row in rows] == ["0", "1", "7"]
+    assert rows[1]["b"] == "ü€😀"
+    assert len(bad) == len(wrong)
+    assert projected == [{"a": row["a"]} for row in rows]
+    assert again == bad
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.timeout(60)
+def test_a_hundred_thousand_malformed_rows_are_rejected_one_by_one(tmp_path, kind):
+    """Their line numbers are right, and the good rows come through."""
+    good, wrong = ("{0},{0}", "{0}") if kind == "csv" else ('{{"a": {0}, "b": {0}}}', '{{"a": {0}')
+    lines = [(wrong if i % 2 else good).format(i) for i in range(200_000)]
+    header = ["a,b"] if kind == "csv" else []
+
+    rows, bad = read(tmp_path, "\n".join([*header, *lines]), kind, block=1 << 18)
+
+    assert len(rows) == len(bad) == 100_000
+    assert rows[-1] == {"a": "199998", "b": "199998"}
+    assert bad[-1].where == f"rows.{kind}, line {200_000 + len(header)}"
+
+
+def test_unclosed_quotes_everywhere_stay_cheap(tmp_path):
+    """Each is given up at the next quote, so the work grows with the file and not faster."""
+    lines = [f'{i},"open' if i % 2 else f"{i},fine" for i in range(200_000)]
+
+    rows, bad = read(tmp_path, "\n".join(["a,b", *lines]), block=1 << 20)
+
+    assert len(rows) == len(bad) == 100_000
+
+
+def test_json_scalars_keep_their_spelling(tmp_path):
+    """Numbers are not rounded; absent keys and nulls are null; later keys widen the table."""
+    content = (
+        '{"a": 18446744073709551617, "b": "x"}\n\n'
+        '{"b":1.50,"a":-0,"c":true}\r\n'
+        ' { "a" : 1E+2 , "b" : null } \n'
+        "{}\n"
+        '{"a": "ü\\u00fc\\n\\"", "\\u0062": "\\ud83d\\ude00"}\n'
+    )
+
+    rows, bad = read(tmp_path, content, "jsonl", block=1 << 16)
+
+    assert bad == []
+    assert rows == [
+        {"a": "18446744073709551617", "b": "x", "c": None},
+        {"a": "-0", "b": "1.50", "c": "true"},
+        {"a": "1E+2", "b": None, "c": None},
+        {"a": None, "b": None, "c": None},
+        {"a": 'üü\n"', "b": "😀", "c": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"a": [1]}', "the value of 'a' is a list"),
+        ('{"a": {"b": 1}}', "the value of 'a' is an object"),
+        ("[1]", "not a JSON object"),
+        ('{"a": 1', "not JSON"),
+        ('{"a": 01}', "not JSON"),
+        ('{"a": fxlse}', "not JSON"),
+        ('{"a": 1.}', "not JSON"),
+        ('{"a": NaN}', "NaN is no JSON value"),
+        ('{"a": 1} x', "not JSON"),
+        ('{"a": 1,}', "not JSON"),
+        ('{"a": "\t"}', "not JSON"),
+        ('{"a": "\\x"}', "not JSON"),
+        ('{"a": "\\ud800"}', "surrogate"),
+        ('{"a": ' + "[" * 100_000, "nested too deeply"),
+        ("oops", "not JSON"),
+    ],
+)
+def test_a_line_that_is_no_flat_object_is_rejected(tmp_path, line, reason):
+    """It says why, and the lines around it are read."""
+    rows, bad = read(tmp_path, f'{{"a": 1}}\n{line}\n{{"a": 2}}', "jsonl", block=1 << 16)
+
+    assert [row["a"] for row in rows] == ["1", "2"]
+    assert len(bad) == 1
+    assert bad[0].where == "rows.jsonl, line 2"
+    assert reason in bad[0].reason
+    assert bad[0].row == line[:4096]
+
+
+def test_a_nested_value_that_nobody_wants_is_skipped(tmp_path):
+    """Braces and quotes inside its strings do not end it."""
+    content = '{"deep": {"x": ["}\\"]", {"y": 1}]}, "a": 1}\n{"a": 2}\n'
+
+    assert read(tmp_path, content, "jsonl", columns=["a"]) == ([{"a": "1"}, {"a": "2"}], [])
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.csv.gz", "rows.ndjson.gz"])
+def test_reading_again_from_any_position_gives_the_same_rows(tmp_path, name, monkeypatch):
+    """Also by a new process, which begins in the middle of the file."""
+    header = ["a,b"] if "csv" in name else []
+    good = "{0},x{0}" if header else '{{"a": {0}, "b": "x{0}"}}'
+    lines = [*header, *(good.format(i) if i % 10 else "bad" for i in range(2000))]
+    content = "\n".join(lines).encode()
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    small = partial(TextFile, block=997)
+    monkeypatch.setattr("dpstream.connectors.sources.files.TextFile", small)
+    batches: list[Batch] = read_all(open_source(path))
+    positions = [None, *(batch.position for batch in batches)]
+
+    assert len(batches) > 10
+    assert sum(batch.table.num_rows for batch in batches) == 1800
+    for position, first in reversed(list(zip(positions, batches, strict=False))):
+        again = open_source(path).read(str(path), position)
+        assert again.table == first.table
+        assert again.rejected == first.rejected
+        assert again.position == first.position
+        assert json.loads(json.dumps(again.position)) == again.position
+
+
+def test_a_projection_gives_the_wanted_columns_in_file_order(tmp_path):
+    """The order of the file, not that of the wish."""
+    rows, _ = read(tmp_path, "a,b,c\n1,2,3\n", columns=["c", "a"])
+
+    assert rows == [{"a": "1", "c": "3"}]
+
+
+def test_a_wanted_column_that_the_file_lacks_is_named(tmp_path):
+    """With the columns that there are."""
+    with pytest.raises(InvalidInput, match=r"rows\.csv has no column 'user'; its columns are a, b"):
+        read(tmp_path, "a,b\n1,2\n", columns=["user"])
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
+    """Spreadsheets write one."""
+    assert read(tmp_path, "\ufeffa,b\n1,2\n")[0] == [{"a": "1", "b": "2"}]
+    assert read(tmp_path, '\ufeff{"a": 1}\n', "jsonl")[0] == [{"a": "1"}]
+
+
+@pytest.mark.parametrize("header", ["a,a", "\n1,2", ",", "a,\udcff"])
+def test_a_header_must_name_the_columns(tmp_path, header):
+    """Names that repeat, are absent or are no text are refused."""
+    with pytest.raises(InvalidInput, match="line 1"):
+        read(tmp_path, f"{header}\n1,2\n".encode(errors="surrogateescape"))
+
+
+@pytest.mark.parametrize(("kind", "content"), [("csv", "a,b\n"), ("csv", ""), ("jsonl", "")])
+def test_a_file_without_rows_is_read(tmp_path, kind, content):
+    """It has the wanted columns and no rows."""
+    assert read(tmp_path, content, kind, columns=["a"]) == ([], [])
+
+
+def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
+    """A binary file named .csv must not fill the memory."""
+    monkeypatch.setattr("dpstream.connectors.sources.text.LONGEST_LINE", 1 << 12)
+
+    with pytest.raises(InvalidInput, match="no line ends within"):
+        read(tmp_path, "a\n" + "x" * 10_000)
