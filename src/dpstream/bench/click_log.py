@@ -9,6 +9,7 @@ which are Spark's too: Snappy, and dictionaries where they pay.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -35,6 +36,7 @@ ROWS_LAW: Final = (26.0, 6.738)
 KEYS_LAW: Final = (1000.0, 1.4)
 MOST_ROWS: Final = 10_000  # of one user; beyond it the law has a mass of 10^-15
 
+_ABOUT: Final = "_about.json"  # readers of Parquet folders pass over names that begin so
 _SCHEMA: Final = pa.schema(
     [("ts", pa.timestamp("us", "UTC")), ("user_id", pa.string()), ("url", pa.string())]
 )
@@ -62,7 +64,7 @@ class ClickLog:
     @property
     def name(self) -> str:
         """What tells this log from others, as a file name."""
-        return f"clicks-v1-{self.records}-{self.keys}-{self.seed}"
+        return f"clicks-{self.records}-{self.keys}-{self.seed}"
 
 
 def zipf_mandelbrot(size: int, q: float, s: float) -> Reals:
@@ -72,7 +74,8 @@ def zipf_mandelbrot(size: int, q: float, s: float) -> Reals:
     [0.462, 0.308, 0.231]
     """
     weights: Reals = (np.arange(1, size + 1, dtype=np.float64) + q) ** -s
-    return weights / weights.sum()
+    weights /= weights.sum()
+    return weights
 
 
 def parts(log: ClickLog) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
@@ -152,10 +155,11 @@ def files(log: ClickLog) -> Path:
 
 
 def write(log: ClickLog, folder: Path) -> None:
-    """Write `part-00.parquet` and so on, each with row groups of 2^20 rows."""
-    names = urls(log.keys)
+    """Write `part-00.parquet` and so on, with row groups of up to 2^20 rows, and `_about.json`."""
+    names, seen, last = urls(log.keys), np.zeros(log.keys, dtype=bool), 0
     start = int(START.timestamp()) * 1_000_000
     for file, (times, users, ranks) in enumerate(parts(log)):
+        seen[ranks], last = True, max(last, int(users.max(initial=0)))
         with pq.ParquetWriter(folder / f"part-{file:02d}.parquet", _SCHEMA) as writer:
             for begin in range(0, len(times), ROW_GROUP):
                 rows = slice(begin, begin + ROW_GROUP)
@@ -165,6 +169,14 @@ def write(log: ClickLog, folder: Path) -> None:
                     names.take(pa.array(ranks[rows])),
                 ]
                 writer.write_table(pa.table(columns, schema=_SCHEMA), row_group_size=ROW_GROUP)
+    about = {"records": log.records, "users": last + 1, "keys": int(seen.sum())}
+    (folder / _ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
+
+
+def about(folder: Path) -> dict[str, int]:
+    """How many records, users and keys are in the files."""
+    found: dict[str, int] = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+    return found
 
 
 def cache() -> Path:

@@ -38,6 +38,10 @@ _REGISTRY: Final = {
         "dpstream.bench.w_event:measure",
         "errors of the w-event mechanisms on real and synthetic streams",
     ),
+    "throughput": (
+        "dpstream.bench.throughput:measure",
+        "records per second from files to durable releases, against opendp, pipeline-dp, spark",
+    ),
 }
 BENCHES: Final[dict[str, str]] = {name: line for name, (_, line) in _REGISTRY.items()}
 

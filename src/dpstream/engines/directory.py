@@ -9,7 +9,7 @@ ledger         the book, unless the run shares another
 
 from __future__ import annotations
 
-import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from dpstream.errors import StateError
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import (
     InputLog,
+    Journal,
     Secret,
     WindowKeys,
     mint_run_id,
@@ -42,7 +43,9 @@ class StateDirectory:
     log: InputLog
     keys: WindowKeys
     created: bool
-    made_secret: bool = False
+    own_ledger: bool
+    made: tuple[Path, ...] = ()
+    """Files and folders that did not exist before, the outermost last."""
 
     @property
     def run(self) -> bytes:
@@ -53,14 +56,18 @@ class StateDirectory:
     def close(self) -> None:
         """Release the lock."""
         self.log.close()
-        self.ledger.close()
+        if self.own_ledger:
+            self.ledger.close()
 
     def discard(self) -> None:
-        """Take back a directory that was made just now and published nothing."""
+        """Take back what was made just now, and published nothing."""
         self.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if self.made_secret:
-            beside(self.folder).unlink(missing_ok=True)
+        for path in self.made:
+            if path.is_dir():
+                with suppress(OSError):  # it holds something else
+                    path.rmdir()
+            else:
+                path.unlink(missing_ok=True)
 
 
 def read_about(folder: Path) -> dict[str, Any] | None:
@@ -91,11 +98,11 @@ def open_directory(
 ) -> StateDirectory:
     """Open a query's directory, or make it; another query, secret or ledger is refused."""
     about = read_about(folder)
-    created, made_secret = about is None, False
+    created, made = about is None, ()
     if about is None:
+        made = tuple(path for path in _to_be_made(folder, given_ledger) if not path.exists())
         _make(folder)
-        if given_secret is None and not beside(folder).exists():
-            made_secret = True
+        _drop_unused_log(folder / "inputs.log")
         secret = Secret.of(beside(folder) if given_secret is None else given_secret)
         ledger = _ledger(folder, given_ledger)
         run = mint_run_id() if run_id is None else run_id
@@ -109,7 +116,6 @@ def open_directory(
             "secret check": secret.key("check", run),
             "log": log.identity,
             "ledger": ledger.identity(),
-            "own ledger": given_ledger is None,
             "notes": notes,
         }
         write_packed(folder / "run.dps", about, kind="query run")
@@ -145,8 +151,32 @@ def open_directory(
         log=log,
         keys=keys,
         created=created,
-        made_secret=made_secret,
+        own_ledger=not isinstance(given_ledger, Ledger),
+        made=made,
     )
+
+
+def _to_be_made(folder: Path, ledger: Ledger | str | Path | None) -> list[Path]:
+    names = ["run.dps", "inputs.log", "windows/final", "windows", "segments"]
+    own = [folder / "ledger"] if ledger is None else []
+    return [*(folder / name for name in names), *own, beside(folder), folder]
+
+
+def _drop_unused_log(path: Path) -> None:
+    """A kill while the directory was made may leave a log without steps: nothing was drawn."""
+    if not path.exists():
+        return
+    journal = Journal(path, kind="input log")
+    try:
+        journal.acquire(wait=False)
+        if len(journal.read_new()) > 1:
+            raise StateError(
+                f"{path.parent} has a log of published steps but no run.dps; restore it, or use a "
+                "new state directory (a new run, charged anew)"
+            )
+        path.unlink()
+    finally:
+        journal.close()
 
 
 def _make(folder: Path) -> None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 import pyarrow as pa
@@ -140,7 +140,7 @@ class LocalRun:
         try:
             if storage.directory is not None:
                 snapshots = Snapshots(storage.directory.folder, settled=settled)
-                windows.known = set(storage.directory.keys.open_windows())
+                windows.add(*storage.directory.keys.open_windows())
                 if (facts := snapshots.load(flow)) is not None:
                     chain, step = facts["chain"], facts["step"]
                     if live is not None:
@@ -157,7 +157,7 @@ class LocalRun:
                 tables = flow.step(step, pieces, spend)
                 for table in tables:
                     due = table.due
-                    windows.known.add(due.window)
+                    windows.add(due.window)
                     if self.sink is not None:
                         self.sink.write(query.name, due.window, due.release, table.table)
                     if due.release == due.releases:
@@ -266,9 +266,11 @@ class LocalRun:
                 keys=storage.keys,
             )
             self.plan.pay(spend, hashlib.sha256(mark.encode()).hexdigest())
-        except (BudgetExceeded, LedgerError):
-            if storage.directory is not None and storage.directory.created:
-                storage.directory.discard()
+        except BaseException as error:
+            if storage.directory is not None:
+                refused = isinstance(error, BudgetExceeded | LedgerError | InvalidParameter)
+                unused = storage.directory.created and refused
+                storage.directory.discard() if unused else storage.directory.close()
             raise
         return spend
 
@@ -292,12 +294,19 @@ class _Windows:
 
     def __init__(self, spend: QuerySpend, last_step: Any) -> None:
         self._spend, self._last_step = spend, last_step
-        self.known: set[int] = set()
+        self._known: set[int] = set()
+        self._lock = Lock()  # the snapshot's writer settles while the engine goes on
+
+    def add(self, *windows: int) -> None:
+        with self._lock:
+            self._known.update(windows)
 
     def settle(self, before: int) -> None:
-        for window in sorted(w for w in self.known if self._last_step(w) < before):
+        with self._lock:
+            over = sorted(w for w in self._known if self._last_step(w) < before)
+            self._known.difference_update(over)
+        for window in over:
             self._spend.erase(window)
-            self.known.discard(window)
 
 
 def _facts(step: int, chain: bytes, live: LiveInput | None) -> dict[str, Any]:

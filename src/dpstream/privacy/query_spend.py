@@ -24,7 +24,7 @@ from dpstream.privacy.promises import folded
 from dpstream.privacy.state.memory_keys import WindowKeySource
 from dpstream.records import Reals, Words
 
-_WIDTH = 62  # bytes of a name that fit an address field beside its mark
+_LONGEST = 62  # bytes of a name that is written out; the hash of a longer one takes 63
 
 
 class QuerySpend:
@@ -181,6 +181,6 @@ def _users_book(ledger: Ledger, dataset: str) -> Terms:
 
 def _name(text: str) -> str:
     """A name of any length for an address field of 64 bytes; different names stay different."""
-    if len(text.encode()) <= _WIDTH:
-        return "=" + text
-    return "#" + hashlib.sha256(text.encode()).hexdigest()[:_WIDTH]
+    if len(text.encode()) <= _LONGEST:
+        return text
+    return "#" + hashlib.sha256(text.encode()).hexdigest()[:_LONGEST]

@@ -7,6 +7,7 @@ row is kept if it fits all three bounds. So every replay, and every engine, keep
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from dpstream.stages.tables import SLICE, Table
 
 Limits = tuple[int, int, int]
 Verdicts = npt.NDArray[np.uint8]
+Taken = tuple[Integers, Words, Words, Integers, Any, Verdicts]
 ROWS, GROUPS, NOW = 0, 1, 2  # columns of a unit's counters
 KEPT, FIRST = 1, 2
 """A row is kept; it is the first of its unit in its group."""
@@ -57,44 +59,51 @@ class UnitBucket:
         self,
         window: int,
         period: int,
-        units: Words,
-        groups: Words,
-        order: Words,
+        batch: tuple[Words, Words, Words],
+        places: Integers,
+        verdicts: Verdicts,
         *,
         by_value: bool,
-    ) -> Verdicts:
-        """Which rows of one window and period are kept.
+    ) -> None:
+        """Give a verdict on the rows at `places` of a batch, all of one window and period.
 
-        `order`: a keyed hash of each row. `by_value`: rows of one group differ in what they add.
+        The batch: units, groups, and a keyed hash of each row, whose first word is its place in
+        the order. `by_value`: rows of one group differ in what they add.
         """
+        units, groups, hashes = batch
         table = self.periods.setdefault(period, unit_table())
-        pairs = self.windows.setdefault(window, pair_table(self.bounds))
-        rows = table.rows(units)
-        limits = (self.bounds.rows, self.bounds.groups, self.bounds.rows_per_group)
-        touched: Integers = np.empty(len(rows), np.int64)
+        rows = table.rows(units, places)
         counters = table.columns["counters"]
-        changed = _count(rows, counters, touched)
+        touched: Integers = np.empty(len(rows), np.int64)
+        touched = touched[: _count(rows, counters, touched)].copy()
+        limits = (self.bounds.rows, self.bounds.groups, self.bounds.rows_per_group)
         plain: Integers = np.empty(len(rows), np.int64)
         close: Integers = np.empty(len(rows), np.int64)
-        ends = _separate(rows, counters, limits, by_value, plain, close)
-        near = close[: ends[1]]
-        near = near[np.argsort(order[near], kind="stable")]
-        verdicts: Verdicts = np.zeros(len(rows), np.uint8)
-        again: Integers = np.empty(len(rows) if self.bounds.rows_per_group > 1 else 0, np.int64)
-        known = 0
+        some, others = _separate(rows, counters, limits, by_value, plain, close)
+        near = close[:others]
+        near = near[np.argsort(hashes[places[near], 0], kind="stable")]
+        taken = (rows, units, groups, places, counters, verdicts)
+        again = [self._keep(window, part, taken) for part in _slices(plain[:some], near)]
+        counters[touched, NOW] = 0
+        self.changed.setdefault(("period", period), []).append(touched)
+        self.changed.setdefault(("window", window), []).extend(again)
+
+    def _keep(self, window: int, sequence: Integers, taken: Taken) -> Integers:
+        """Go through some rows in order; returns the known pairs that have one row more."""
+        pairs = self.windows.setdefault(window, pair_table(self.bounds))
+        pairs.reserve(len(sequence))
         counts = pairs.columns.get("rows", np.zeros(0, np.int32))
-        for sequence in (plain[: ends[0]], near):
-            for start in range(0, len(sequence), SLICE):
-                part = sequence[start : start + SLICE]
-                pairs.reserve(len(part))
-                counts = pairs.columns.get("rows", counts)
-                state = (pairs.ids, pairs.index, pairs.used, counts)
-                outputs = (limits, verdicts, again, known)
-                pairs.used, known = _keep(part, rows, units, groups, counters, *state, *outputs)
-        counters[touched[:changed], NOW] = 0
-        self.changed.setdefault(("period", period), []).append(touched[:changed].copy())
-        self.changed.setdefault(("window", window), []).append(again[:known].copy())
-        return verdicts
+        limits = (self.bounds.rows, self.bounds.groups, self.bounds.rows_per_group)
+        again: Integers = np.empty(len(sequence) if limits[2] > 1 else 0, np.int64)
+        state = (pairs.ids, pairs.index, pairs.used, counts)
+        pairs.used, known = _keep(sequence, *taken, *state, limits, again)
+        return again[:known]
+
+
+def _slices(*sequences: Integers) -> Iterator[Integers]:
+    for sequence in sequences:
+        for start in range(0, len(sequence), SLICE):
+            yield sequence[start : start + SLICE]
 
 
 @compiled
@@ -134,15 +143,15 @@ def _keep(
     rows: Any,
     units: Any,
     groups: Any,
+    places: Any,
     counters: Any,
+    out: Any,
     ids: Any,
     index: Any,
     used: int,
     counts: Any,
     limits: Limits,
-    out: Any,
     again: Any,
-    known: int,
 ) -> tuple[int, int]:
     """Go through rows in order and keep what fits; returns the pairs in use.
 
@@ -151,12 +160,14 @@ def _keep(
     mask = np.uint64(len(index) - 1)
     one, shift = np.uint64(1), np.uint64(32)
     low_bits = np.uint64(0xFFFFFFFF)
+    known = 0
     for i in sequence:
-        row = rows[i]
+        row, place = rows[i], places[i]
         if counters[row, ROWS] >= limits[0]:
             continue
         # Ids are pseudo-random, so an exclusive or with the words swapped is an id of the pair.
-        first, second = units[i, 0] ^ groups[i, 1], units[i, 1] ^ groups[i, 0]
+        first = units[place, 0] ^ groups[place, 1]
+        second = units[place, 1] ^ groups[place, 0]
         tag = first >> shift
         slot = second & mask
         while True:
@@ -170,7 +181,7 @@ def _keep(
                     index[slot] = (tag << shift) | np.uint64(used)
                     counters[row, GROUPS] += 1
                     counters[row, ROWS] += 1
-                    out[i] = KEPT | FIRST
+                    out[place] = KEPT | FIRST
                 break
             if entry >> shift == tag:
                 pair = np.int64(entry & low_bits) - 1
@@ -180,7 +191,7 @@ def _keep(
                         again[known] = pair
                         known += 1
                         counters[row, ROWS] += 1
-                        out[i] = KEPT
+                        out[place] = KEPT
                     break
             slot = (slot + one) & mask
     return used, known

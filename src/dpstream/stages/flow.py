@@ -134,37 +134,23 @@ class Flow:
 
     def _bound(self, window: int, period: int, rows: Rows) -> Verdicts:
         verdicts: Verdicts = np.zeros(len(rows), np.uint8)
+        batch = (rows.units, rows.groups, rows.digests)
 
         def one(bucket: UnitBucket, places: Integers) -> None:
-            verdicts[places] = bucket.keep(
-                window,
-                period,
-                rows.units[places],
-                rows.groups[places],
-                rows.digests[places, 0],
-                by_value=self._by_value,
-            )
+            bucket.keep(window, period, batch, places, verdicts, by_value=self._by_value)
 
         self._each(one, self.state.units, self._split(rows.units))
         return verdicts
 
     def _aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
-        kept = np.flatnonzero(verdicts)
         plan = self._window_plan(window)
         early = -1 if plan.public else plan.pre_threshold
 
-        def one(bucket: GroupBucket, share: Integers) -> None:
-            places = kept[share]
-            bucket.add(
-                rows.groups[places],
-                verdicts[places],
-                rows.values[places],
-                rows.keys,
-                places,
-                pre_threshold=early,
-            )
+        def one(bucket: GroupBucket, places: Integers) -> None:
+            batch = (rows.groups, verdicts, rows.values, rows.keys)
+            bucket.add(*batch, places, pre_threshold=early)
 
-        self._each(one, self.groups(window), self._split(rows.groups[kept]))
+        self._each(one, self.groups(window), self._split(rows.groups, verdicts))
 
     def _perturb(self, due: Due, spend: QuerySpend) -> list[Noisy]:
         plan = self._window_plan(due.window)
@@ -237,12 +223,14 @@ class Flow:
     def _window_plan(self, window: int) -> WindowPlan:
         return self.plan.window(self.query.schedule.releases(window))
 
-    def _split(self, ids: Words) -> list[Integers]:
-        """Row numbers by hash bucket."""
+    def _split(self, ids: Words, taken: Verdicts | None = None) -> list[Integers]:
+        """Numbers of the rows (taken) by hash bucket."""
+        if taken is None:
+            taken = np.ones(len(ids), np.uint8)
         order: Integers = np.empty(len(ids), np.int64)
         ends: Integers = np.empty(self.buckets, np.int64)
-        split(np.ascontiguousarray(ids), self.buckets, order, ends)
-        return np.split(order, ends[:-1])
+        split(np.ascontiguousarray(ids), taken, self.buckets, order, ends)
+        return np.split(order[: ends[-1]], ends[:-1])
 
     def _each(self, work: Callable[[T, U], Any], one: Iterable[T], two: Iterable[U]) -> list[Any]:
         """Do the work for every bucket, on the threads there are."""

@@ -57,22 +57,21 @@ class GroupBucket:
         *,
         pre_threshold: int,
     ) -> None:
-        """Add kept rows; groups that pass the pre-threshold become active.
+        """Add the rows at `places`, which are kept; groups that pass the pre-threshold get active.
 
-        `places`: where each row stands in `keys`; a key that becomes active has a row here.
+        The row that takes a group past the threshold names its key columns.
         """
-        rows = self.table.rows(groups)
+        rows = self.table.rows(groups, places)
         became: Integers = np.empty(len(rows), np.int64)
         at: Integers = np.empty(len(rows), np.int64)
         sums = self.table.columns["sums"]
-        count, largest = _add(
-            rows, verdicts, values, self.codes, sums, pre_threshold, became, at, _LARGEST_SUM
-        )
-        if largest:
+        state = (self.codes, sums, pre_threshold, became, at, _LARGEST_SUM)
+        count, over = _add(rows, places, verdicts, values, *state)
+        if over:
             raise StateError("a sum left the integers of 61 bits; use a coarser quantum")
         if count:
-            self._activate(became[:count], keys.take(pa.array(places[at[:count]])))
-        self.changed.append(np.unique(rows))
+            self._activate(became[:count], keys.take(pa.array(at[:count])))
+        self.changed.append(rows)
 
     def open(self, groups: Words, keys: pa.Table) -> None:
         """Public groups: there from the beginning, whatever the data are."""
@@ -111,6 +110,7 @@ class GroupBucket:
 @compiled
 def _add(
     rows: Any,
+    places: Any,
     verdicts: Any,
     values: Any,
     codes: Any,
@@ -123,18 +123,18 @@ def _add(
     """Add each row to its group's sums; note the groups that pass the pre-threshold, and where."""
     count, over = 0, False
     for i in range(len(rows)):
-        row, value = rows[i], 0
+        row, place, value = rows[i], places[i], 0
         for m in range(len(codes)):
             if codes[m] == 0:
-                if verdicts[i] & FIRST:
+                if verdicts[place] & FIRST:
                     sums[row, m] += 1
                     if m == 0 and pre_threshold >= 0 and sums[row, 0] == pre_threshold + 1:
-                        became[count], at[count] = row, i
+                        became[count], at[count] = row, place
                         count += 1
             elif codes[m] == 1:
                 sums[row, m] += 1
             else:
-                sums[row, m] += values[i, value]
+                sums[row, m] += values[place, value]
                 value += 1
                 over |= abs(sums[row, m]) > largest
     return count, over

@@ -56,6 +56,7 @@ def perturb(
             lambda rows, purpose, each, door=door: door.normals(  # type: ignore[misc]
                 rows, release=release, purpose=purpose, each=each
             ),
+            distinct=True,
         )
         shown.noise[number:] = [state, *shown.noise[number + 1 :]]
         noise.append(path)

@@ -19,6 +19,8 @@ from dpstream.errors import InvalidParameter
 from dpstream.records import Integers
 from dpstream.stages.ticks import Ticks, iso
 
+_WIDE = 4096  # windows in a batch that are looked up one after another
+
 
 class Due(NamedTuple):
     """A window that is published at a step: its `release`-th table of `releases`."""
@@ -173,5 +175,11 @@ class Schedule:
 
     def last_steps(self, windows: Integers) -> Integers:
         """The last step of each window."""
-        known, where = np.unique(windows, return_inverse=True)
-        return np.array([self.last_step(int(w)) for w in known], np.int64)[where]
+        if not len(windows):
+            return windows
+        first, last = int(windows.min()), int(windows.max())
+        if last - first > _WIDE:
+            known, where = np.unique(windows, return_inverse=True)
+            return np.array([self.last_step(int(w)) for w in known], np.int64)[where]
+        found = np.array([self.last_step(w) for w in range(first, last + 1)], np.int64)
+        return found[windows - first]

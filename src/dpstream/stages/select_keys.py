@@ -32,6 +32,7 @@ def select_keys(
         release,
         plan.sigmas[0],
         lambda ids, purpose, each: door.normals(ids, release=release, purpose=purpose, each=each),
+        distinct=True,
     )
     bucket.joined = len(bucket.active)
     hidden = np.ones(len(bucket.active), bool)

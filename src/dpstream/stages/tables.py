@@ -21,6 +21,7 @@ SLICE = 1 << 15  # rows between two looks at the free space
 _FIRST = 1 << 8
 _MOST_ROWS = (1 << 32) - 2  # row numbers have 32 bits
 _FULLEST = 0.6
+_LARGE = 1 << 22  # slots; below, an index grows in larger steps, to be rebuilt less often
 
 
 class Table:
@@ -47,24 +48,28 @@ class Table:
         if wanted > _FULLEST * len(self.index):
             slots = len(self.index)
             while wanted > _FULLEST * slots:
-                slots *= 2
+                slots *= 4 if slots < _LARGE else 2
             self.index = np.zeros(slots, np.uint64)
             reindex(self.ids, self.used, self.index)
 
-    def rows(self, ids: Words) -> Integers:
-        """The row of each id; new ids get new rows."""
-        found: Integers = np.empty(len(ids), np.int64)
-        for start in range(0, len(ids), SLICE):
-            part = ids[start : start + SLICE]
+    def rows(self, ids: Words, places: Integers | None = None) -> Integers:
+        """The row of each id, or of those at `places`; new ids get new rows."""
+        if places is None:
+            places = np.arange(len(ids))
+        found: Integers = np.empty(len(places), np.int64)
+        for start in range(0, len(places), SLICE):
+            part = places[start : start + SLICE]
             self.reserve(len(part))
             out = found[start : start + SLICE]
-            self.used = find_or_add(self.ids, self.index, self.used, part, out)
+            self.used = find_or_add(self.ids, self.index, self.used, ids, part, out)
         return found
 
     def delta(self, since: int, changed: Sequence[Integers]) -> dict[str, Any]:
         """Rows from `since` on, and older ones that changed: what a snapshot adds."""
-        older = np.unique(np.concatenate([*changed, np.zeros(0, np.int64)]))
-        older = older[older < since]
+        touched = np.zeros(self.used, bool)
+        for rows in changed:
+            touched[rows] = True
+        older = np.flatnonzero(touched[:since])
         return {
             "since": since,
             "ids": self.ids[since : self.used].copy(),
@@ -100,13 +105,15 @@ class Table:
 
 
 @compiled
-def find_or_add(ids: Words, index: Words, used: int, wanted: Words, rows: Integers) -> int:
-    """rows[i] = the row of wanted[i], which is added if it is new; returns the rows in use."""
+def find_or_add(
+    ids: Words, index: Words, used: int, wanted: Words, places: Integers, rows: Integers
+) -> int:
+    """rows[i] = the row of wanted[places[i]], added if it is new; returns the rows in use."""
     mask = np.uint64(len(index) - 1)
     one, shift = np.uint64(1), np.uint64(32)
     low_bits = np.uint64(0xFFFFFFFF)
-    for i in range(len(wanted)):
-        first, second = wanted[i, 0], wanted[i, 1]
+    for i in range(len(places)):
+        first, second = wanted[places[i], 0], wanted[places[i], 1]
         tag = first >> shift
         slot = second & mask
         while True:
@@ -139,19 +146,21 @@ def reindex(ids: Words, used: int, index: Words) -> None:
 
 
 @compiled
-def split(ids: Words, buckets: int, order: Integers, ends: Integers) -> None:
-    """Row numbers in the order of their buckets; `ends[b]` is where bucket b ends in `order`."""
+def split(ids: Words, taken: Any, buckets: int, order: Integers, ends: Integers) -> None:
+    """Numbers of the rows taken, by bucket; `ends[b]` is where bucket b ends in `order`."""
     starts = np.zeros(buckets + 1, np.int64)
     for i in range(len(ids)):
-        starts[bucket_of(ids[i, 0], buckets) + 1] += 1
+        if taken[i]:
+            starts[bucket_of(ids[i, 0], buckets) + 1] += 1
     for b in range(buckets):
         starts[b + 1] += starts[b]
     for b in range(buckets):
         ends[b] = starts[b + 1]
     for i in range(len(ids)):
-        b = bucket_of(ids[i, 0], buckets)
-        order[starts[b]] = i
-        starts[b] += 1
+        if taken[i]:
+            b = bucket_of(ids[i, 0], buckets)
+            order[starts[b]] = i
+            starts[b] += 1
 
 
 @compiled

@@ -1,11 +1,11 @@
 """Count the rows of every key of a click log with the peers, timed where they run.
 
-Each one reads the same Parquet files and gets its fastest form that keeps the promise:
-opendp finds its noise and threshold before the clock starts (some 4 s at any size), and keeps a
-user's first keys, since its keyed choice of keys stops at a name it makes twice. pipeline-dp counts
-in Python on one core, its local backend. polars keeps no promise and no state. Spark keeps no
-promise; its streaming group-by writes its state at every micro-batch, to the state store that is its
-default and was three times as fast as RocksDB here; the JVM runs, and has run a query before.
+All read the same Parquet files, each in its fastest form that keeps its promise.
+opendp finds its noise and threshold before the clock starts (some 4 s at any size), and keeps each
+user's first keys, since its sampled choice fails on a single key column. pipeline-dp counts in
+Python, on one core: its local backend. polars promises nothing and keeps no state.
+Spark promises nothing; its streaming group-by stores its state at every micro-batch, in the state
+store that is its default (about twice as fast as RocksDB here). Its JVM has run a query before.
 """
 
 from __future__ import annotations

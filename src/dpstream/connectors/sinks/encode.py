@@ -35,7 +35,7 @@ def jsonl(table: pa.Table) -> bytes:
     if table.num_rows == 0:
         return b""
     if table.num_columns == 0:
-        return b"{}\n" * table.num_rows
+        return b"{}\n" * int(table.num_rows)
     parts: list[pa.ChunkedArray | str] = []
     for i, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
         parts += [f"{', ' if i else '{'}{json.dumps(name, ensure_ascii=False)}: ", _json(column)]

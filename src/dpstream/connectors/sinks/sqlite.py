@@ -78,7 +78,7 @@ def _affinity(kind: pa.DataType) -> str:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if pa.types.is_uint64(kind):
-        return "NUMERIC"
+        return ""  # no conversion: SQLite would round text that looks like a number
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return "INTEGER"
     if pa.types.is_floating(kind):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -30,7 +31,7 @@ class GrowingDirectory:
         self._folder = folder
         self._known: list[str] = []
         self._sizes: dict[str, int] = {}
-        self._ends: dict[str, Position] = {}
+        self._ends: dict[str, Batch] = {}
         self._files = Files([])
 
     def partitions(self) -> list[str]:
@@ -53,13 +54,12 @@ class GrowingDirectory:
     ) -> Batch:
         """One row group or block of the file."""
         self._check(partition)
-        if position is not None and position == self._ends.get(partition):
-            # polled again and again: a file that was read to its end is not opened for that
-            table = pa.table({name: pa.array([], pa.string()) for name in columns or ()})
-            return Batch(table=table, position=position, done=True)
+        end = self._ends.get(partition)
+        if end is not None and end.position == position and _has(end, columns):
+            return end  # polled again and again: a file that was read is not opened for that
         batch = self._files.read(str(self._folder / partition), position, columns=columns)
         if batch.done:
-            self._ends[partition] = batch.position
+            self._ends[partition] = replace(batch, table=batch.table.slice(0, 0), rejected=[])
         return batch
 
     def close(self) -> None:
@@ -83,6 +83,10 @@ class GrowingDirectory:
                 "under a name that begins with '.' and rename them when they are complete"
             )
         self._files.add(path)
+
+
+def _has(batch: Batch, columns: Sequence[str] | None) -> bool:
+    return columns is not None and set(columns) == set(batch.table.column_names)
 
 
 def _is_complete(path: Path) -> bool:

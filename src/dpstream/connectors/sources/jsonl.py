@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpstream.connectors.sources.cells import Bytes, Offsets, not_utf8, strings
+from dpstream.connectors.sources.cells import Offsets, not_utf8, strings
 from dpstream.connectors.sources.jsonl_scan import GOOD, HARD, NEW_KEY, scan
 from dpstream.connectors.sources.text import Bad, Parsed
 from dpstream.errors import InvalidInput
@@ -44,23 +44,20 @@ class JsonlParser:
     def parse(self, block: bytes, *, final: bool, columns: Sequence[str] | None) -> Parsed:
         """The whole lines of the block; without `columns`, every key that the block has."""
         block = block if final else block[: block.rfind(b"\n") + 1]
-        data = np.frombuffer(block, dtype=np.uint8)
         every = columns is None
         names = self._add([], [block[: block.find(b"\n") + 1]]) if every else _distinct(columns)
-        lines, starts, stops = _scan(data, names, every)
+        lines, starts, stops = _scan(block, names, every)
         while (fresh := lines[lines[:, 2] == NEW_KEY][:_LOOK_AHEAD]).size:
             names = self._add(names, (block[start:stop] for start, stop, _ in fresh.tolist()))
-            lines, starts, stops = _scan(data, names, every)
-        foreign = not_utf8(block, lines[:, 0], lines[:, 1])
-        if foreign is not None:
-            lines[foreign, 2] = HARD
+            lines, starts, stops = _scan(block, names, every)
 
         hard = np.flatnonzero(lines[:, 2] == HARD)
+        starts[:, hard] = -1
         objects, bad = _look(block, lines, hard, None if every else names)
         if every:
             names = _distinct([*names, *(key for one in objects.values() for key in one)])
         arrays = [
-            _array(block, data, name, starts[j], stops[j], objects)
+            _array(block, name, starts[j], stops[j], objects)
             if j < len(starts)
             else _absent(name, len(lines), objects)
             for j, name in enumerate(names)
@@ -68,7 +65,7 @@ class JsonlParser:
         table = pa.table(arrays, names=names)
         keep = lines[:, 2] == GOOD
         keep[list(objects)] = True
-        if not keep.all():
+        if names and not keep.all():
             table = table.filter(pa.array(keep))
         return Parsed(table=table, used=len(block), bad=bad)
 
@@ -77,7 +74,7 @@ class JsonlParser:
         found = list(names)
         for line in lines:
             try:
-                found += _loads(line, None, nested=True)
+                found += _loads(line, None)
             except _Refused:
                 continue
         found = _distinct(found)
@@ -88,8 +85,9 @@ class JsonlParser:
         return found
 
 
-def _scan(data: Bytes, names: list[str], every: bool) -> tuple[Offsets, Offsets, Offsets]:
+def _scan(block: bytes, names: list[str], every: bool) -> tuple[Offsets, Offsets, Offsets]:
     """Lines x (start, stop, kind), and the cells, columns x lines."""
+    data = np.frombuffer(block, dtype=np.uint8)
     encoded = [name.encode() for name in names]
     bounds = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     most = int(np.count_nonzero(data == ord("\n"))) + 1
@@ -97,7 +95,11 @@ def _scan(data: Bytes, names: list[str], every: bool) -> tuple[Offsets, Offsets,
     lines = np.empty((most, 3), dtype=np.int32)
     joined = np.frombuffer(b"".join(encoded), dtype=np.uint8)
     count = scan(data, joined, bounds, every, starts, stops, lines)
-    return lines[:count], starts[:, :count], stops[:, :count]
+    lines = lines[:count]
+    foreign = not_utf8(block, lines[:, 0], lines[:, 1])
+    if foreign is not None:
+        lines[foreign, 2] = HARD
+    return lines, starts[:, :count], stops[:, :count]
 
 
 def _look(
@@ -116,19 +118,17 @@ def _look(
 
 def _array(
     block: bytes,
-    data: Bytes,
     name: str,
     starts: Offsets,
     stops: Offsets,
     objects: dict[int, dict[str, str | None]],
 ) -> pa.Array:
     """One column; cells with escapes and hard lines are put in afterwards."""
-    starts[list(objects)] = -1
     escaped = np.flatnonzero((starts >= 0) & (stops < 0))
     places = np.stack([starts[escaped], ~stops[escaped]], axis=1).tolist()
     cells = [block[start:stop] for start, stop in places]
     starts[escaped] = -1
-    array = strings(data, starts, stops)
+    array = strings(np.frombuffer(block, dtype=np.uint8), starts, stops)
     if not len(escaped) and not objects:
         return array
     texts = json.loads(b'["' + b'","'.join(cells) + b'"]') if cells else []
@@ -145,7 +145,7 @@ def _absent(name: str, rows: int, objects: dict[int, dict[str, str | None]]) -> 
     return pa.array([objects.get(line, {}).get(name) for line in range(rows)], pa.string())
 
 
-def _loads(line: bytes, names: list[str] | None, nested: bool = False) -> dict[str, str | None]:
+def _loads(line: bytes, names: list[str] | None) -> dict[str, str | None]:
     """The wanted scalars of one line as strings, or _Refused."""
     try:
         found = json.loads(
@@ -159,8 +159,6 @@ def _loads(line: bytes, names: list[str] | None, nested: bool = False) -> dict[s
         raise _Refused("it is nested too deeply") from None
     if not isinstance(found, dict):
         raise _Refused("it is not a JSON object; one object a line is needed")
-    if nested:
-        return found
     return {
         key: _scalar(key, value) for key, value in found.items() if names is None or key in names
     }
@@ -170,13 +168,14 @@ def _scalar(key: str, value: Any) -> str | None:
     if isinstance(value, dict | list):
         kind = "an object" if isinstance(value, dict) else "a list"
         raise _Refused(f"the value of {key!r} is {kind}; a column holds numbers or strings")
+    text = None if value is None else str(value)
     if isinstance(value, bool):
-        return "true" if value else "false"
+        text = "true" if value else "false"
     try:
-        (key + (value or "")).encode()
+        (key + (text or "")).encode()
     except UnicodeEncodeError:
         raise _Refused(f"{key!r} has half of a surrogate pair, which is no character") from None
-    return None if value is None else str(value)
+    return text
 
 
 def _refuse_constant(word: str) -> NoReturn:

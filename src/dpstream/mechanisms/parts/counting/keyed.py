@@ -109,11 +109,14 @@ def move(
     step: int,
     sigma: float,
     draw: Draw,
+    *,
+    distinct: bool = False,
 ) -> tuple[KeyedNoise, Integers]:
     """Move everybody's process to `step` (from 1) and let `joining` in, as if begun at step 1.
 
     Answers who is in, in the order of joining, and the noise of each in grid steps. The arrays of
-    `noise` (None: nobody has joined) are used up: they become those of the answer.
+    `noise` (None: nobody has joined) are used up: they become those of the answer. `distinct`
+    says that a table made sure that nobody joins twice.
     """
     known = nobody(process) if noise is None else noise
     ids, state, path = known.ids, known.state, np.zeros(0)
@@ -125,7 +128,8 @@ def move(
     if len(ids):
         path = process.advance(state, step, draw(ids, "step", 1)[:, 0])
     if len(joining):
-        _refuse_known(ids, joining)
+        if not distinct:
+            _refuse_known(ids, joining)
         z = draw(joining, "join", late_normals(process, step))
         new_state, new_path = late_start(process, step, z)
         state, path = np.concatenate([state, new_state]), np.concatenate([path, new_path])

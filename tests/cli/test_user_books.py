@@ -1,0 +1,51 @@
+"""Books of users on the command line: opened from a promise, shown with all they allow for."""
+
+from fractions import Fraction
+
+from dpstream.privacy.events import FloatError
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.state import MemoryWindowKeys
+
+BOOK = ("ledger", "open", "--ledger", "book", "--dataset", "clicks", "--unit", "user")
+PROMISE = (*BOOK, "--epsilon", "6", "--delta", "1e-9", "--period", "1 day")
+
+
+def test_a_promise_is_opened_charged_and_shown(run):
+    """mu^2, tail and drift: what was spent of each, and the epsilon and delta of all of it."""
+    assert "mu_squared = 0.912113, tail = 4.95e-10, drift = 0.01 for all rows" in run(*PROMISE).out
+    assert run(*PROMISE).code == 0
+    ledger = Ledger("book")
+    query = QuerySpend(
+        run=bytes(16), query="urls", ledger=ledger, dataset="clicks", keys=MemoryWindowKeys()
+    )
+    error = FloatError(xi=Fraction(1, 1000), tau=Fraction(0))
+    query.pay(mu_squared=Fraction(1, 4), tail=Fraction(1, 10**10), error=error, digest="aa")
+    ledger.close()
+    shown = run("ledger", "show", "--ledger", "book").out
+    (book,) = run("ledger", "show", "--ledger", "book", "--json").json
+
+    for part in (
+        "0.25 of 0.912113 spent in all",
+        "tail: 1e-10 of 4.95e-10 spent",
+        "drift: 0.001 of 0.01 spent",
+        "once all is spent: epsilon = 6, delta = 1e-09",
+        "urls",
+    ):
+        assert part in shown
+    assert book["tail"]["spent"] == book["spent_on"][0]["tail"] == "1/10000000000"
+    assert (book["terms"]["period"], book["terms"]["epsilon"]) == ("1 day", "6")
+    assert "tail = 4.95e-10" in run("ledger", "history", "--ledger", "book").out
+
+
+def test_other_terms_are_refused(run):
+    """Another delta, period or time zone for the same dataset; delta for single events."""
+    run(*PROMISE)
+    for other in (
+        (*BOOK, "--epsilon", "6", "--delta", "1e-8", "--period", "1 day"),
+        (*BOOK, "--epsilon", "6", "--delta", "1e-9"),
+        (*PROMISE, "--time-zone", "Europe/Zurich"),
+    ):
+        assert "promises mu_squared" in run(*other).err
+    event = ("ledger", "open", "--ledger", "book", "--dataset", "flu", "--unit", "event")
+    assert "--delta goes with" in run(*event, "--epsilon", "1", "--delta", "1e-9").err
