@@ -98,7 +98,6 @@ def run(
     dead_letters: str | Path | None = None,
     options: Options | None = None,
     clock: Clock | None = None,
-    run_id: bytes | None = None,
 ) -> Run:
     """Publish a query's releases, for as long as its schedule runs.
 
@@ -143,7 +142,6 @@ def run(
         dataset=dataset,
         clock=clock or SystemClock(),
         options=options or Options(),
-        run_id=run_id,
     )
     return Run(engine, operator)
 

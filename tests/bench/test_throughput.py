@@ -38,11 +38,10 @@ def columns(log):
 
 
 def misfit(counts, law):
-    """Chi-square over its limit at the false-alarm rate; bins with few expected are joined."""
-    expected = law * counts.sum()
-    bins = (np.cumsum(expected) // 50).astype(int)
+    """Chi-square in 40 bins over its limit at the false-alarm rate: above 1 is another law."""
+    bins = (np.cumsum(law) * 40).astype(int)
     seen = np.bincount(bins, counts)
-    wanted = np.bincount(bins, expected)
+    wanted = np.bincount(bins, law * counts.sum())
     kept = wanted > 5
     statistic = ((seen[kept] - wanted[kept]) ** 2 / wanted[kept]).sum()
     return statistic / chi2.isf(FALSE_ALARM, kept.sum() - 1)
@@ -66,6 +65,15 @@ def test_rows_are_sorted_and_spread_over_the_day():
 
     assert (np.diff(times) >= 0).all()
     assert (times * 10_000 // click_log.DAY == np.arange(10_000)).all()
+
+
+def test_a_user_is_there_all_day():
+    """Rows of one user side by side would be bounded within one trigger, and flatter the engine."""
+    _, users, _ = columns(ClickLog(records=20_000, keys=100))
+    first, last = np.array_split(users, 2)
+
+    shared = len(np.intersect1d(first, last)) / len(np.unique(users))
+    assert shared > 0.5
 
 
 def test_files_are_what_their_readers_expect(tmp_path):
@@ -125,6 +133,7 @@ def test_keys_follow_the_law():
     counts = np.bincount(ranks, minlength=1_000_000)
 
     assert misfit(counts, click_log.zipf_mandelbrot(1_000_000, 1000, 1.4)) < 1
+    assert misfit(counts, click_log.zipf_mandelbrot(1_000_000, 1100, 1.4)) > 1
     assert misfit(counts, click_log.zipf_mandelbrot(1_000_000, 1000, 1.35)) > 1
 
 
@@ -137,6 +146,7 @@ def test_rows_per_user_follow_the_law():
     assert counts.sum() == len(rows)  # nobody is without rows
     assert misfit(counts, click_log.zipf_mandelbrot(click_log.MOST_ROWS, 26, 6.738)) < 1
     assert misfit(counts, click_log.zipf_mandelbrot(click_log.MOST_ROWS, 26, 6.4)) > 1
+    assert misfit(counts, click_log.zipf_mandelbrot(click_log.MOST_ROWS, 24, 6.738)) > 1
 
 
 @pytest.mark.usefixtures("no_peers")

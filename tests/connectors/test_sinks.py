@@ -185,7 +185,7 @@ def test_duckdb_keeps_types(tmp_path):
 
     with duckdb.connect(str(path)) as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        found = connection.execute("SELECT * FROM clicks").to_arrow_table()
+        found = connection.sql("SELECT * FROM clicks").to_arrow_table()
     assert same(found.drop_columns(["window", "release"]), RELEASE)
     assert found["window"].to_pylist() == [3] * 3
     assert found["release"].to_pylist() == [4] * 3

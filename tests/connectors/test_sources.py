@@ -1,6 +1,8 @@
 import gc
 import io
 import os
+import subprocess
+import sys
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -271,7 +273,7 @@ def poll(source: StandardInput, position: object, enough: int) -> tuple[list[Bat
 
 def pipe() -> tuple[StandardInput, io.FileIO]:
     out, into = os.pipe()
-    return StandardInput(os.fdopen(out, "rb")), os.fdopen(into, "wb", buffering=0)
+    return StandardInput(out), os.fdopen(into, "wb", buffering=0)
 
 
 def test_standard_input_gives_whole_lines_and_never_waits():
@@ -317,6 +319,23 @@ def test_standard_input_cannot_be_read_twice():
     with pytest.raises(InvalidInput, match="WriteAhead"):
         source.read("stdin", None)
     into.close()
+
+
+def test_a_silent_pipe_does_not_hold_up_the_exit():
+    """Nor does the thread that waits for it break the interpreter's end."""
+    code = (
+        "from dpstream.connectors.sources import open_source\n"
+        "source = open_source('-')\n"
+        "assert source.read('stdin', None).done\n"
+        "source.close()\n"
+    )
+    out, into = os.pipe()
+    ended = subprocess.run(
+        [sys.executable, "-c", code], stdin=out, capture_output=True, timeout=100, check=False
+    )
+    os.close(into)
+
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_a_time_zone_survives(clicks):

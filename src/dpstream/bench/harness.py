@@ -38,6 +38,10 @@ _REGISTRY: Final = {
         "dpstream.bench.w_event:measure",
         "errors of the w-event mechanisms on real and synthetic streams",
     ),
+    "recovery": (
+        "dpstream.bench.recovery:measure",
+        "kill -9 and restart, again and again: the same bytes, and how long a restart takes",
+    ),
     "throughput": (
         "dpstream.bench.throughput:measure",
         "records per second from files to durable releases, against opendp, pipeline-dp, spark",

@@ -14,110 +14,33 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet as pq
-
-from dpstream.connectors.sinks import AllSinks, open_sink
-from dpstream.connectors.sinks.encode import parquet
+from dpstream.bench.recovery_case import QUERY, RUN, SECRET, CheckingSink, write_source
 from dpstream.engines.local import Options
-from dpstream.engines.snapshots import Snapshots
+from dpstream.engines.snapshots import DamagedSnapshot, Snapshots
 from dpstream.session import run
-from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
-from dpstream.stages.query import Query, Tumble
 
 Job = dict[str, Any]
 OPERATIONS = ("fsync", "replace", "link", "unlink", "mkdir", "pwrite", "ftruncate")
-SECRET, RUN = bytes(range(32)), bytes(range(16))
-_DAY, _HOUR = 86_400, 3_600
-
-# 48 steps, 6 windows that overlap by their lateness, 3 periods
-QUERY = Query(
-    name="clicks",
-    unit="user",
-    keys=("page",),
-    aggregates=(
-        Count("clicks"),
-        CountUnits("users"),
-        Sum("seconds", column="seconds", lo=0, hi=600),
-        Avg("mean", column="seconds", lo=0, hi=600),
-    ),
-    epsilon=6,
-    delta=1e-6,
-    time="at",
-    time_unit="s",
-    arrival="came",
-    start="1970-01-01",
-    end="1970-01-02",
-    window=Tumble("4 hours"),
-    every="30 minutes",
-    allowed_lateness="90 minutes",
-    period="8 hours",
-    max_groups_contributed=6,
-    max_rows_per_group=2,
-)
-
-
-def write_source(folder: Path, *, rows: int = 4_000) -> dict[str, Path]:
-    """The same rows as Parquet (several row groups, in no order) and as CSV; some are malformed."""
-    rng = np.random.default_rng(4)
-    at = rng.integers(0, _DAY, rows)
-    units = [f"user {n}" if n else None for n in rng.integers(0, rows // 5, rows)]
-    table = pa.table(
-        {
-            "user": pa.array(units, pa.string()),
-            "page": pa.array([f"/{n}" for n in np.minimum(rng.zipf(1.4, rows), 40)]),
-            "at": pa.array(at),
-            "came": pa.array(at + (rng.exponential(_HOUR, rows)).astype(np.int64)),
-            "seconds": pa.array(rng.integers(0, 700, rows)),
-        }
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, folder / "clicks.parquet", row_group_size=rows // 6)
-    pyarrow.csv.write_csv(table, folder / "clicks.csv")
-    return {"parquet": folder / "clicks.parquet", "csv": folder / "clicks.csv"}
-
-
-class CheckingSink:
-    """A directory and a database; a release that comes again must have the bytes it had."""
-
-    def __init__(self, folder: Path, on_new: Callable[[], None]) -> None:
-        self._out, self._on_new = folder / "out", on_new
-        both = [open_sink(folder / "out"), open_sink(folder / "out.sqlite")]
-        self._sinks = AllSinks([one for one in both if one is not None])
-
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
-        """Write to both; without the file, this is the first step after a restart."""
-        path = self._out / f"{query}-w{window:06d}-t{trigger:06d}.parquet"
-        if path.exists() and path.read_bytes() != parquet(table):
-            raise AssertionError(f"{path.name} came again with other bytes")
-        if not path.exists():
-            self._on_new()
-        self._sinks.write(query, window, trigger, table)
-
-    def close(self) -> None:
-        """Close both."""
-        self._sinks.close()
 
 
 def go(job: Job, on_new: Callable[[], None]) -> None:
     """Run the query of a job to its end."""
     folder = Path(job["folder"])
+    run_id = RUN if job["fixed"] else None
     run(
         QUERY,
         source=job["source"],
         sink=CheckingSink(folder, on_new),
         checkpoint_location=folder / "state",
         secret=SECRET if job["fixed"] else None,
-        run_id=RUN if job["fixed"] else None,
-        options=Options(buckets=2, threads=1, snapshot_every=4),
+        options=Options(buckets=2, threads=1, snapshot_every=4, run_id=run_id),
     ).finish()
 
 
@@ -129,7 +52,8 @@ def watched(each: Callable[[str, str, Any], None]) -> Iterator[None]:
     """
     here = threading.local()
     real = {name: getattr(os, name) for name in OPERATIONS}
-    save, write = Snapshots.save, Snapshots._write
+    patched: Any = Snapshots
+    save, write = patched.save, patched._write
 
     def wrapped(name: str) -> Callable[..., Any]:
         def operation(*args: Any, **named: Any) -> Any:
@@ -149,12 +73,12 @@ def watched(each: Callable[[str, str, Any], None]) -> Iterator[None]:
     try:
         for name in OPERATIONS:
             setattr(os, name, wrapped(name))
-        Snapshots.save, Snapshots._write = saving, writing  # type: ignore[method-assign]
+        patched.save, patched._write = saving, writing
         yield
     finally:
         for name in OPERATIONS:
             setattr(os, name, real[name])
-        Snapshots.save, Snapshots._write = save, write  # type: ignore[method-assign]
+        patched.save, patched._write = save, write
 
 
 def tear(fd: int) -> bool:
@@ -187,16 +111,21 @@ def killer(job: Job, counts: Counter[str]) -> Callable[[str, str, Any], None]:
 
 def main() -> None:
     """Take jobs until the input ends; each answer is a line with the job's end."""
+    warnings.simplefilter("ignore", DamagedSnapshot)  # it is damaged on purpose
     _say(event="imported", at=time.monotonic())
     if "--cold" not in sys.argv:
         with tempfile.TemporaryDirectory() as folder:
-            source = write_source(Path(folder))["parquet"]
+            source = write_source(Path(folder))[0]
             go({"folder": folder, "source": str(source), "fixed": True}, lambda: None)
     _say(event="ready", at=time.monotonic())
     for line in sys.stdin:
+        job = json.loads(line)
         pid = os.fork()
         if not pid:
-            _one(json.loads(line))
+            _one(job)
+        if job.get("kill after") is not None:
+            time.sleep(job["kill after"])
+            os.kill(pid, signal.SIGKILL)  # if it has ended, its number is not free yet
         _say(event="ended", status=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
@@ -211,7 +140,7 @@ def _one(job: Job) -> None:
 
     status = 1
     counts: Counter[str] = Counter()
-    _say(event="started", at=time.monotonic(), pid=os.getpid())
+    _say(event="started", at=time.monotonic())
     try:
         with watched(killer(job, counts)):
             go(job, on_new)

@@ -39,6 +39,7 @@ class WriteAhead:
         self.bounded = source.bounded
         self._live: dict[str, Position] = {}
         self._pending: dict[str, Batch] = {}  # read from the source, not yet on disk
+        self._kept: dict[str, list[int]] = {}
         open_folder(folder)
         remove_leftovers(folder)
 
@@ -63,7 +64,7 @@ class WriteAhead:
         path = self._path(partition, number)
         if path.exists():
             return replace(_load(path, columns), position=number + 1)
-        kept = self._numbers(partition)
+        kept = self._numbers(partition)  # in order
         if kept and number != kept[-1] + 1:
             raise StateError(
                 f"{self._folder} keeps the chunks {kept[0]} to {kept[-1]} of {partition!r}, but "
@@ -79,14 +80,16 @@ class WriteAhead:
         if not put_new(path, _dump(batch), private=True):
             raise StateError(f"{path} was written by another process; only one may read the source")
         del self._pending[partition]
+        kept.append(number)
         return replace(batch, position=number + 1)
 
     def forget(self, positions: Mapping[str, Position]) -> None:
         """Delete the chunks of each partition that come before its position."""
         for partition, position in positions.items():
-            for number in self._numbers(partition):
-                if number < (position or 0):
-                    remove(self._path(partition, number))
+            kept = self._numbers(partition)
+            while kept and kept[0] < (position or 0):
+                remove(self._path(partition, kept[0]))
+                kept.pop(0)
 
     def close(self) -> None:
         """Close the wrapped source; the segments stay."""
@@ -96,9 +99,12 @@ class WriteAhead:
         return self._folder / f"{safe_name(partition)}-{number:012d}.segment"
 
     def _numbers(self, partition: str) -> list[int]:
-        pattern = re.compile(re.escape(safe_name(partition)) + r"-(\d{12})\.segment")
-        found = (pattern.fullmatch(path.name) for path in self._folder.iterdir())
-        return sorted(int(one[1]) for one in found if one)
+        """The segments on disk; the folder is looked through once."""
+        if partition not in self._kept:
+            pattern = re.compile(re.escape(safe_name(partition)) + r"-(\d{12})\.segment")
+            found = (pattern.fullmatch(path.name) for path in self._folder.iterdir())
+            self._kept[partition] = sorted(int(one[1]) for one in found if one)
+        return self._kept[partition]
 
 
 def _dump(batch: Batch) -> bytes:

@@ -59,8 +59,10 @@ class StateDirectory:
         if self.own_ledger:
             self.ledger.close()
 
-    def discard(self) -> None:
-        """Take back what was made just now, and published nothing."""
+    def withdraw(self) -> None:
+        """Take back what was made just now, if nothing was drawn: a second try begins afresh."""
+        if not self.created or self.log.last >= 0:
+            return
         self.close()
         for path in self.made:
             if path.is_dir():
@@ -98,7 +100,8 @@ def open_directory(
 ) -> StateDirectory:
     """Open a query's directory, or make it; another query, secret or ledger is refused."""
     about = read_about(folder)
-    created, made = about is None, ()
+    created = about is None
+    made: tuple[Path, ...] = ()
     if about is None:
         made = tuple(path for path in _to_be_made(folder, given_ledger) if not path.exists())
         _make(folder)
@@ -142,7 +145,9 @@ def open_directory(
                 f"{ledger.path} lacks charges that {folder} has seen: it was rolled back; "
                 "restore it"
             )
-    keys = WindowKeys(folder / "windows", secret, derived_for_tests=derived_keys_for_tests)
+    keys = WindowKeys(
+        folder / "windows", secret, derived_for_tests=derived_keys_for_tests, ordered=True
+    )
     return StateDirectory(
         folder=folder,
         about=about,

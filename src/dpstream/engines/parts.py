@@ -86,6 +86,7 @@ def _group(bucket: GroupBucket, rows: int, active: int) -> dict[str, Any]:
         "keys": _to_bytes(bucket.keys, active, len(bucket.active) - active),
         "joined": bucket.joined,
         "noise": None if bucket.noise is None else bucket.noise.state.copy(),
+        "noise step": None if bucket.noise is None else bucket.noise.step,
         "shown": shown.active.copy(),
         "shown since": shown.since.copy(),
         "shown noise": [noise.state.copy() for noise in shown.noise],
@@ -103,11 +104,14 @@ def _restore_group(bucket: GroupBucket, part: dict[str, Any]) -> None:
     bucket.joined = part["joined"]
     if part["noise"] is not None:
         ids = bucket.ids(np.arange(bucket.joined))
-        bucket.noise = KeyedNoise(ids=ids, state=part["noise"])
+        bucket.noise = KeyedNoise(ids=ids, state=part["noise"], step=part["noise step"])
     shown = bucket.shown
     shown.active, shown.since = part["shown"], part["shown since"]
     ids = bucket.ids(shown.active)
-    shown.noise = [KeyedNoise(ids=ids.copy(), state=state) for state in part["shown noise"]]
+    shown.noise = [
+        KeyedNoise(ids=ids.copy(), state=state, step=part["noise step"])
+        for state in part["shown noise"]
+    ]
     shown.published = part["published"]
 
 

@@ -80,11 +80,11 @@ class Plan:
 
     @cached_property
     def calibrated(self) -> QueryCalibration:
-        """mu^2 of the whole run, and its float error, for the window with the most releases."""
+        """mu^2 of the whole run, and its float error, whatever the windows' lengths."""
         query = self.query
         columns = len(query.measures)
         return calibrate_query(
-            _process(query.schedule.most_releases, query.buffers),
+            *(_process(releases, query.buffers) for releases in query.schedule.lengths),
             sensitivities=self.sensitivities,
             shares=[Fraction(1, columns)] * columns,
             groups=query.bounds.groups,
@@ -97,6 +97,12 @@ class Plan:
     def shares(self) -> tuple[Fraction, ...]:
         """mu^2 of each measure."""
         return split_budget(self.calibrated.mu_squared, columns=len(self.query.measures))
+
+    @property
+    def decays(self) -> list[tuple[int, tuple[float, ...]]]:
+        """The counters' matrices, by the number of releases: they fix the noise."""
+        buffers, lengths = self.query.buffers, self.query.schedule.lengths
+        return [(releases, _process(releases, buffers).decays) for releases in lengths]
 
     def terms(self) -> Terms:
         """The book that this query opens where there is none."""

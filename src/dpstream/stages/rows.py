@@ -6,15 +6,12 @@ configuration alone.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,21 +21,17 @@ from dpstream.records import Integers, Rejected, Words
 from dpstream.stages import parse
 from dpstream.stages.hashing import column_ids, group_ids, row_digests
 from dpstream.stages.query import Query
-from dpstream.stages.ticks import within_calendar
-
-_REASONS = (
-    "",
-    "missing unit",
-    "unparsable time",
-    "unparsable arrival time",
-    "not a number",
-    "NaN or infinite number",
-    "oversize key",
-    "time too far ahead of the clock",
+from dpstream.stages.screening import (
+    Codes,
+    Reason,
+    mark,
+    missing,
+    one_spelling,
+    oversize,
+    readable_text,
+    reject,
 )
-_CUT = 4096
-Codes = npt.NDArray[np.uint8]
-"""Why a row cannot be used, by number; 0: it can."""
+from dpstream.stages.ticks import within_calendar
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,7 +100,7 @@ class RowReader:
         aside = Setting()
         reasons: Codes = np.zeros(len(table), np.uint8)
         columns = self._columns(table, reasons, arrived)
-        aside.rejected = _reject(table, reasons, where)
+        aside.rejected = reject(table, reasons, where)
         good = reasons == 0
         inside = good & (columns["windows"] >= 0)
         late = inside & (columns["steps"] > self._last_steps(columns["windows"], inside))
@@ -123,18 +116,23 @@ class RowReader:
     def _columns(self, table: pa.Table, reasons: Codes, arrived: int | None) -> dict[str, Any]:
         """Every column that matters, parsed; rows that cannot be used are marked."""
         query = self.query
+        for name in query.columns:
+            table, bad = readable_text(table, name)
+            mark(reasons, Reason.NOT_UTF8, bad)
         units = self._typed(table, query.unit)
-        _mark(reasons, 1, _missing(units))
+        mark(reasons, Reason.MISSING_UNIT, missing(units))
         moments, arrivals = self._times(table, reasons)
         values = self._values(table, reasons)
-        keys = pa.table({name: self._typed(table, name) for name in query.keys})
+        keys = pa.table({name: one_spelling(self._typed(table, name)) for name in query.keys})
+        if not query.keys:
+            keys = pa.table({"": pa.nulls(len(table))})  # a table knows its rows by its columns
         for name in query.keys:
-            _mark(reasons, 6, _oversize(keys[name], query.max_key_bytes))
+            mark(reasons, Reason.OVERSIZE_KEY, oversize(keys[name], query.max_key_bytes))
         if arrived is None:
             steps = query.schedule.step_of(arrivals)
         else:
             steps = np.full(len(table), arrived, np.int64)
-            _mark(reasons, 7, self._ahead(moments, arrived))
+            mark(reasons, Reason.AHEAD, self._ahead(moments, arrived))
         return {
             "units": units,
             "keys": keys,
@@ -182,20 +180,18 @@ class RowReader:
             if parse.is_text(kind):
                 listed = [None if item is None else str(item) for item in listed]
             try:
-                columns[name] = pa.array(listed, kind)
+                columns[name] = one_spelling(pa.array(listed, kind))
             except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
                 raise InvalidInput(
                     f"public_keys of column {name!r} must fit its type {kind}: {error}"
                 ) from None
-        return pa.table(columns)
+        return pa.table(columns or {"": pa.nulls(1)})
 
     def learn(self, declared: dict[str, pa.DataType] | None) -> None:
         """Fix the types of unit and keys by what the source declares: text if nothing."""
         for name in (self.query.unit, *self.query.keys):
             kind = pa.string() if declared is None else declared.get(name, pa.string())
-            if pa.types.is_dictionary(kind):
-                kind = kind.value_type
-            self.types.setdefault(name, kind)
+            self.types.setdefault(name, _usual(kind))
 
     def _typed(self, table: pa.Table, name: str) -> pa.Array:
         """A column in the type it has in this run: 5 and "5" must not become two users."""
@@ -203,13 +199,12 @@ class RowReader:
         kind = self.types[name]
         if array.type.equals(kind):
             return array
-        try:
-            return pc.cast(array, kind)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        if not _usual(array.type).equals(kind):  # by the types alone: no row can cause this
             raise InvalidInput(
                 f"column {name!r} was {kind} when this query began and is {array.type} now; give "
                 "all files one type"
-            ) from None
+            )
+        return pc.cast(array, kind)
 
     def _times(self, table: pa.Table, reasons: Codes) -> tuple[Integers, Integers]:
         query = self.query
@@ -217,11 +212,11 @@ class RowReader:
             zero = np.zeros(len(table), np.int64)
             return zero, zero
         moments, readable = self._parsed(table, query.time)
-        _mark(reasons, 2, ~readable)
+        mark(reasons, Reason.TIME, ~readable)
         if query.arrival is None:
             return moments, moments
         arrivals, readable = self._parsed(table, query.arrival)
-        _mark(reasons, 3, ~readable)
+        mark(reasons, Reason.ARRIVAL, ~readable)
         return moments, arrivals
 
     def _parsed(self, table: pa.Table, name: str) -> tuple[Integers, parse.Mask]:
@@ -249,8 +244,8 @@ class RowReader:
             if measure.kind != "value":
                 continue
             values, readable = parse.numbers(table[measure.column], measure.column)
-            _mark(reasons, 4, ~readable)
-            _mark(reasons, 5, np.isinf(values))
+            mark(reasons, Reason.NUMBER, ~readable)
+            mark(reasons, Reason.NOT_FINITE, np.isinf(values))
             columns.append(measure.on_grid(values))
         return np.stack(columns, axis=1) if columns else np.zeros((len(table), 0), np.int64)
 
@@ -279,9 +274,15 @@ class RowReader:
         return ids ^ masks[where]
 
 
-def _mark(reasons: Codes, code: int, bad: parse.Mask) -> None:
-    """Note a reason; the first one of a row counts."""
-    reasons[bad & (reasons == 0)] = code
+def _usual(kind: pa.DataType) -> pa.DataType:
+    """The type in which values of a kind are kept, whatever their width."""
+    if pa.types.is_dictionary(kind):
+        return _usual(kind.value_type)
+    if parse.is_text(kind):
+        return pa.string()
+    if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
+        return pa.int64()
+    return pa.float64() if pa.types.is_floating(kind) else kind
 
 
 def _filtered(columns: dict[str, Any], kept: parse.Mask) -> dict[str, Any]:
@@ -293,21 +294,6 @@ def _filtered(columns: dict[str, Any], kept: parse.Mask) -> dict[str, Any]:
         name: column[kept] if isinstance(column, np.ndarray) else column.filter(mask)
         for name, column in columns.items()
     }
-
-
-def _missing(units: pa.Array) -> parse.Mask:
-    missing = units.is_null().to_numpy(zero_copy_only=False)
-    if parse.is_text(units.type):
-        empty = pc.fill_null(pc.equal(units, ""), True)
-        missing = missing | empty.to_numpy(zero_copy_only=False)
-    return np.asarray(missing, bool)
-
-
-def _oversize(column: pa.ChunkedArray, most: int) -> parse.Mask:
-    if not (parse.is_text(column.type) or pa.types.is_binary(column.type)):
-        return np.zeros(len(column), bool)
-    lengths = pc.fill_null(pc.binary_length(column), 0)
-    return np.asarray(lengths.to_numpy() > most, bool)
 
 
 def _pairs(ids: Words) -> Any:
@@ -331,16 +317,3 @@ def _in_order(rows: Rows) -> Rows:
         },
         keys=rows.keys.take(pa.array(order)),
     )
-
-
-def _reject(table: pa.Table, reasons: Codes, where: str) -> list[Rejected]:
-    bad = np.flatnonzero(reasons)
-    raw: Iterable[dict[str, object]] = table.take(pa.array(bad)).to_pylist() if len(bad) else []
-    return [
-        Rejected(
-            where=f"{where}, row {number}",
-            reason=_REASONS[reasons[number]],
-            row=json.dumps(row, default=str, ensure_ascii=False)[:_CUT],
-        )
-        for number, row in zip(bad.tolist(), raw, strict=True)
-    ]

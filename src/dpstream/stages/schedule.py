@@ -17,8 +17,10 @@ import numpy as np
 
 from dpstream.errors import InvalidParameter
 from dpstream.records import Integers
-from dpstream.stages.ticks import Ticks, iso
+from dpstream.stages.ticks import DAY, Ticks, iso
 
+_ENDLESS = 36525 * DAY  # a stream without end is taken to last a hundred years
+_PROBE = 3660  # windows that are looked at one by one
 _WIDE = 4096  # windows in a batch that are looked up one after another
 
 
@@ -60,6 +62,12 @@ class Schedule:
         if list(times) != sorted(set(times)) or not times:
             raise InvalidParameter("triggers must be times in increasing order")
         assert self.windows is not None
+        assert self.start is not None
+        if times[0] <= self.start:
+            raise InvalidParameter(
+                f"triggers must be later than start ({iso(self.start)}); the first one listed is "
+                f"{iso(times[0])}"
+            )
         for window in range(self.windows):
             start, end = self.span(window)
             assert start is not None
@@ -125,13 +133,17 @@ class Schedule:
         return self.last_step(window) - self.first_step(window) + 1
 
     @cached_property
-    def most_releases(self) -> int:
-        """The most that any window is published; of an endless stream, a safe bound."""
-        if self.windows is None or self.windows > 3660:
-            assert self.edges is not None
-            probe = range(400)  # a year of days meets every change of the clock
-            return max(self.releases(window) for window in probe) + 1
-        return max(self.releases(window) for window in range(self.windows))
+    def lengths(self) -> list[int]:
+        """How often windows may be published: every number that occurs, the largest first.
+
+        A change of the clock makes a day longer or shorter, and a grid of triggers that does not
+        fit the windows meets one of them once more or less; a year shows all that occur in a
+        stream without end, and its neighbours are added to be safe.
+        """
+        if self.windows is not None and self.windows <= _PROBE:
+            return sorted({self.releases(w) for w in range(self.windows)}, reverse=True)
+        found = {self.releases(w) for w in range(_PROBE)}
+        return sorted({n + more for n in found for more in (-1, 0, 1)} - {0}, reverse=True)
 
     def due(self, step: int) -> list[Due]:
         """The windows that are published at a step, oldest first."""
@@ -154,24 +166,31 @@ class Schedule:
         """The window of each event time, -1 where there is none."""
         if self.start is None:
             return np.zeros(len(times), np.int64)
-        outside = times < self.start
-        if self.end is not None:
-            outside |= times >= self.end
-        found = np.zeros(len(times), np.int64) if self.edges is None else self.edges.before(times)
-        return np.where(outside, -1, found)
+        end = self.start + _ENDLESS if self.end is None else self.end
+        outside = (times < self.start) | (times >= end)
+        if self.edges is None:
+            return np.where(outside, -1, 0)
+        return np.where(outside, -1, self.edges.before(np.clip(times, self.start, end - 1)))
 
     def step_of(self, arrivals: Integers) -> Integers:
         """The first step after each arrival."""
         if self.start is None:
             return np.zeros(len(arrivals), np.int64)
-        if self.triggers is None:
-            if self.edges is None:
-                return np.zeros(len(arrivals), np.int64)
-            return np.maximum(self.edges.before(arrivals - self.lateness), 0)
         if isinstance(self.triggers, tuple):
             listed = np.array(self.triggers, np.int64)
             return np.searchsorted(listed, arrivals, side="right").astype(np.int64)
-        return np.maximum(self.triggers.before(arrivals), 0)
+        steps = self.steps
+        last = self.start + _ENDLESS if steps is None else self.time_of(steps - 1)
+        assert last is not None
+        within = np.clip(arrivals, self.start, last)
+        if self.triggers is not None:
+            return self.triggers.before(within)
+        if self.edges is None:
+            found = np.zeros(len(arrivals), np.int64)
+        else:
+            found = np.maximum(self.edges.before(within - self.lateness), 0)
+        over = arrivals >= last  # the last window may be cut short
+        return found if steps is None else np.where(over, steps, np.minimum(found, steps - 1))
 
     def last_steps(self, windows: Integers) -> Integers:
         """The last step of each window."""

@@ -81,7 +81,9 @@ def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_timestamp(column.type):
         zone = column.type.tz
         utc = column.cast(pa.timestamp(column.type.unit, "UTC" if zone else None))
-        return pc.strftime(utc, format="%Y-%m-%dT%H:%M:%SZ" if zone else "%Y-%m-%dT%H:%M:%S")
+        few = utc.combine_chunks().dictionary_encode()  # a release has few different times
+        form = "%Y-%m-%dT%H:%M:%SZ" if zone else "%Y-%m-%dT%H:%M:%S"
+        return pa.chunked_array([pc.strftime(few.dictionary, format=form).take(few.indices)])
     if pa.types.is_temporal(column.type) and not pa.types.is_duration(column.type):
         return column.cast(pa.string())
     if pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):

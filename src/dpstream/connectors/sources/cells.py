@@ -15,6 +15,7 @@ Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int32]
 
 _QUOTE = np.uint8(34)
+_ONE = np.uint64(1)
 
 
 def strings(block: Bytes, starts: Offsets, stops: Offsets) -> pa.Array:
@@ -68,8 +69,12 @@ def _copy(block: Bytes, starts: Offsets, stops: Offsets, offsets: Offsets, conte
         if start < 0:
             continue
         if stop >= 0:
-            for k in range(stop - start):
-                content[to + k] = block[start + k]
+            # unsigned, an index needs no test for being negative, which halves the time
+            here, there = np.uint64(start), np.uint64(to)
+            while here < np.uint64(stop):
+                content[there] = block[here]
+                here += _ONE
+                there += _ONE
         else:
             at = start
             while at < ~stop:

@@ -130,8 +130,6 @@ def _scan(
                 if stop < 0 and not final and size < begin + _LONGEST_QUOTED:
                     return begin, good, wrong
                 at = stop + 1
-                if stop >= 0 and at == size and not final:
-                    return begin, good, wrong
                 if stop < 0 or (
                     at < size and data[at] != _COMMA and data[at] != _LF and data[at] != _CR
                 ):
@@ -141,12 +139,7 @@ def _scan(
                     stop = ~stop
             else:
                 start = at
-                while at < size and (
-                    data[at] > _COMMA
-                    or (data[at] != _COMMA and data[at] != _LF and data[at] != _CR)
-                ):
-                    at += 1
-                stop = at
+                at = stop = _field_end(data, start)
             if fields < width and slots[fields] >= 0:
                 starts[slots[fields], good] = start
                 stops[slots[fields], good] = stop
@@ -175,6 +168,17 @@ def _scan(
             rows[good, 0], rows[good, 1] = begin, ending
             good += 1
     return at, good, wrong
+
+
+@njit(cache=True, nogil=True)
+def _field_end(data: Bytes, start: int) -> int:
+    """The first comma or line end from `start` on."""
+    at, size = np.uint64(start), np.uint64(len(data))  # unsigned: see cells.py
+    while at < size and (
+        data[at] > _COMMA or (data[at] != _COMMA and data[at] != _LF and data[at] != _CR)
+    ):
+        at += np.uint64(1)
+    return int(np.int64(at))
 
 
 @njit(cache=True, nogil=True)

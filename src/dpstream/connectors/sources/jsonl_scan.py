@@ -16,6 +16,7 @@ _LF, _QUOTE = np.uint8(10), np.uint8(34)
 _COLON, _COMMA, _SPACE = np.uint8(58), np.uint8(44), np.uint8(32)
 _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST = np.uint8(123), np.uint8(125), np.uint8(91), np.uint8(93)
 _LOWER_N = np.uint8(110)
+_ONE = np.uint64(1)  # the inner loops count without sign: see cells.py
 _PLAIN = np.array([byte >= 32 and byte not in b'"\\' for byte in range(256)])
 
 
@@ -123,17 +124,19 @@ def _end(data: Bytes, at: int, kind: int) -> tuple[int, int]:
 @njit(cache=True, nogil=True)
 def _skip_space(data: Bytes, at: int) -> int:
     """Past the white space of a line: space, tab, carriage return."""
-    while at < len(data) and (data[at] == 32 or data[at] == 9 or data[at] == 13):
-        at += 1
-    return at
+    here, size = np.uint64(at), np.uint64(len(data))
+    while here < size and (data[here] == 32 or data[here] == 9 or data[here] == 13):
+        here += _ONE
+    return int(np.int64(here))
 
 
 @njit(cache=True, nogil=True)
 def _skip_plain(data: Bytes, at: int) -> int:
     """To the first quote, backslash or control character."""
-    while at < len(data) and _PLAIN[data[at]]:
-        at += 1
-    return at
+    here, size = np.uint64(at), np.uint64(len(data))
+    while here < size and _PLAIN[data[here]]:
+        here += _ONE
+    return int(np.int64(here))
 
 
 @njit(cache=True, nogil=True)
@@ -152,9 +155,12 @@ def _is_key(data: Bytes, start: int, stop: int, names: Bytes, bounds: Offsets, s
     first = bounds[slot]
     if bounds[slot + 1] - first != stop - start:
         return False
-    for k in range(stop - start):  # noqa: SIM110 (compiled code has no generators)
-        if data[start + k] != names[first + k]:
+    here, there = np.uint64(start), np.uint64(first)
+    while here < np.uint64(stop):
+        if data[here] != names[there]:
             return False
+        here += _ONE
+        there += _ONE
     return True
 
 
@@ -267,6 +273,7 @@ def _word_end(data: Bytes, at: int, second: int, third: int, fourth: int) -> int
 
 @njit(cache=True, nogil=True)
 def _skip_digits(data: Bytes, at: int) -> int:
-    while at < len(data) and 48 <= data[at] <= 57:
-        at += 1
-    return at
+    here, size = np.uint64(at), np.uint64(len(data))
+    while here < size and 48 <= data[here] <= 57:
+        here += _ONE
+    return int(np.int64(here))

@@ -5,12 +5,10 @@ A pipe cannot be read twice, so the source is not replayable; `WriteAhead` makes
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Sequence
-from io import BufferedReader
 from queue import Empty, Queue
 from threading import Event, Thread
-from typing import cast
 
 import pyarrow as pa
 
@@ -35,9 +33,9 @@ class StandardInput:
     bounded = False
     replayable = False
 
-    def __init__(self, stream: BufferedReader | None = None) -> None:
+    def __init__(self, descriptor: int = 0) -> None:
         self.ended = False
-        self._stream = cast(BufferedReader, sys.stdin.buffer) if stream is None else stream
+        self._descriptor = descriptor
         self._pieces: Queue[bytes | OSError] = Queue(maxsize=_WAITING)
         self._closed = Event()
         self._parser: Parser | None = None
@@ -130,9 +128,10 @@ class StandardInput:
         piece: bytes | OSError = b" "
         while piece and not self._closed.is_set():
             try:
-                piece = self._stream.read1(_PIECE)
-            except (OSError, ValueError) as problem:
-                piece = OSError(str(problem))
+                # not sys.stdin.buffer: its lock, held while waiting, would break the exit
+                piece = os.read(self._descriptor, _PIECE)
+            except OSError as problem:
+                piece = problem
             self._pieces.put(piece)
             if isinstance(piece, OSError):
                 return

@@ -1,0 +1,185 @@
+"""Write down everything that a query computes before noise, and every draw that it asks for.
+
+The run is the whole path of the engine, from a source to releases; a stand-in for the query's spend
+passes every call on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.connectors.sources.table import ROWS, TableSource
+from dpstream.engines.inputs import ChunkReader, FileInput
+from dpstream.errors import InvalidParameter
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.query_spend import Door, QuerySpend
+from dpstream.privacy.state import MemoryWindowKeys, Secret
+from dpstream.records import Integers, Reals, Rejected, Words
+from dpstream.stages.bounding import Verdicts
+from dpstream.stages.flow import Flow
+from dpstream.stages.perturb import Noisy
+from dpstream.stages.plan import Plan
+from dpstream.stages.rows import RowReader, Rows
+from dpstream.stages.schedule import Due
+
+Group = tuple[int, bytes]
+"""(window, group id)."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Recording:
+    """What one run computed."""
+
+    rows: Counter[tuple[Any, ...]] = field(default_factory=Counter)
+    """(unit, step, window, digest) of every row that reached the bounds."""
+    kept: Counter[tuple[Any, ...]] = field(default_factory=Counter)
+    """(unit, step, window, group, digest, verdict) of every row that was kept."""
+    sums: dict[Group, dict[int, Integers]] = field(default_factory=dict)
+    """What each step added to each group, by measure, in grid steps."""
+    tables: list[tuple[Any, ...]] = field(default_factory=list)
+    """(step, window, release, releases, columns) of every table, in order."""
+    draws: Counter[tuple[Any, ...]] = field(default_factory=Counter)
+    """(window, group, column, release, purpose, normals) of every draw."""
+    published: dict[tuple[int, int], dict[bytes, tuple[Any, ...]]] = field(default_factory=dict)
+    """By (window, release): each group shown, since when, and its noisy sums."""
+
+    keys: dict[Group, set[str]] = field(default_factory=dict)
+    """What the key columns of each group shown read."""
+
+    def units(self) -> set[bytes]:
+        """Every unit that has rows."""
+        return {unit for unit, *_ in self.rows}
+
+    def groups_of(self, units: set[bytes]) -> set[Group]:
+        """The groups that these units' kept rows are in."""
+        return {(window, group) for unit, _, window, group, *_ in self.kept if unit in units}
+
+
+def record_query(
+    plan: Plan,
+    table: pa.Table,
+    *,
+    secret: bytes,
+    run: bytes,
+    buckets: int = 1,
+    chunk: int = ROWS,
+) -> Recording:
+    """Run a query over a table, on a book of its own, and write down what it computes."""
+    book, key = Ledger(), Secret(secret)
+    book.admit("audit", plan.terms(), "an audit")
+    keys = MemoryWindowKeys(derived_for_tests=key)
+    real = QuerySpend(run=run, query=plan.query.name, ledger=book, dataset="audit", keys=keys)
+    plan.pay(real, "audit")
+    recording = Recording()
+    spend = _RecordingSpend(real, recording)
+    reader = RowReader(plan.query, key, run)
+    flow = _RecordingFlow(plan, reader, recording, buckets=buckets)
+    source = ChunkReader(TableSource(table, rows=chunk), reader, _Unseen())
+    files = FileInput(source, memory=1 << 20)
+    steps = plan.query.schedule.steps
+    if steps is None:
+        raise InvalidParameter("a recording is made over a table; give the query start= and end=")
+    try:
+        for step in range(steps):
+            pieces = files.take(step)
+            spend.begin(step)
+            for made in flow.step(step, pieces, spend):
+                recording.tables.append((step, *made.due, tuple(made.table.column_names)))
+                if made.due.release == made.due.releases:
+                    flow.forget(made.due.window)
+            flow.forget_periods(step + 1)
+    finally:
+        files.close()
+        flow.close()
+    return recording
+
+
+class _RecordingFlow(Flow):
+    """A Flow that writes down what its stages answer."""
+
+    def __init__(
+        self, plan: Plan, reader: RowReader, recording: Recording, *, buckets: int
+    ) -> None:
+        super().__init__(plan, reader, buckets=buckets, threads=1)
+        self._recording = recording
+        self._before: dict[Group, Integers] = {}
+
+    def _bound(self, window: int, period: int, rows: Rows) -> Verdicts:
+        verdicts = super()._bound(window, period, rows)
+        for i, verdict in enumerate(verdicts.tolist()):
+            unit, digest = rows.units[i].tobytes(), rows.digests[i].tobytes()
+            step, group = int(rows.steps[i]), rows.groups[i].tobytes()
+            self._recording.rows[unit, step, window, digest] += 1
+            if verdict:
+                self._recording.kept[unit, step, window, group, digest, verdict] += 1
+        return verdicts
+
+    def _aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
+        super()._aggregate(window, rows, verdicts)
+        step = int(rows.steps[0])
+        for bucket in self.groups(window):
+            used = bucket.table.used
+            for group, sums in zip(
+                bucket.table.ids[:used], bucket.table.columns["sums"][:used], strict=True
+            ):
+                place = (window, group.tobytes())
+                added = sums - self._before.get(place, np.zeros_like(sums))
+                self._before[place] = sums.copy()
+                if added.any():
+                    by_step = self._recording.sums.setdefault(place, {})
+                    by_step[step] = by_step.get(step, np.zeros_like(sums)) + added
+
+    def _perturb(self, due: Due, spend: QuerySpend) -> list[Noisy]:
+        noisy = super()._perturb(due, spend)
+        self._recording.published[due.window, due.release] = {
+            part.ids[i].tobytes(): (int(part.since[i]), *part.sums[i].tolist())
+            for part in noisy
+            for i in range(len(part.ids))
+        }
+        for bucket, part in zip(self.groups(due.window), noisy, strict=True):
+            columns = bucket.key_columns(part.groups).to_pylist() if len(part.ids) else []
+            for one, keys in zip(part.ids, columns, strict=True):
+                read = self._recording.keys.setdefault((due.window, one.tobytes()), set())
+                read.add(repr(keys))
+        return noisy
+
+
+class _RecordingSpend(QuerySpend):
+    """Passes every call on to the real spend, and writes down the draws."""
+
+    def __init__(self, real: QuerySpend, recording: Recording) -> None:
+        self._real, self._recording = real, recording
+
+    def begin(self, step: int) -> None:
+        self._real.begin(step)
+
+    def door(self, *, window: int, column: str, part: int) -> Door:
+        made = self._real.door(window=window, column=column, part=part)
+        return _RecordingDoor(made, self._recording, window, column)
+
+
+class _RecordingDoor(Door):
+    def __init__(self, real: Door, recording: Recording, window: int, column: str) -> None:
+        self._real, self._recording = real, recording
+        self._place = (window, column)
+
+    def normals(self, ids: Words, *, release: int, purpose: str, each: int = 1) -> Reals:
+        window, column = self._place
+        for one in ids:
+            self._recording.draws[window, one.tobytes(), column, release, purpose, each] += 1
+        return self._real.normals(ids, release=release, purpose=purpose, each=each)
+
+
+class _Unseen:
+    """Nobody looks at the rows that are set aside."""
+
+    def rejected(self, chunk: str, rows: list[Rejected]) -> None:
+        pass
+
+    def count(self, *, read: int, outside: int, late: int, other_keys: int) -> None:
+        pass

@@ -1,0 +1,183 @@
+"""The life of a run, step by step: rows, log, noise, sink, snapshot.
+
+Each step's digest and positions are durable before its noise is drawn, its tables are durable
+before a snapshot says that it is done, and a snapshot is durable before anything older goes. So a
+kill at any moment loses nothing: the newest snapshot is loaded, the logged steps are taken again,
+the same rows meet the same noise, and the sink already has the tables that come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import pyarrow as pa
+
+from dpstream.engines.directory import StateDirectory
+from dpstream.engines.inputs import FileInput, LiveInput
+from dpstream.engines.snapshots import Snapshots
+from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.state import chain_digest
+from dpstream.records import Sink
+from dpstream.stages.flow import Flow, Piece
+from dpstream.stages.hashing import combine, multiset_digest
+
+_START = bytes(16)  # the digest chain before the first step
+
+
+@dataclass(kw_only=True)
+class Loop:
+    """One run of one query in this process."""
+
+    flow: Flow
+    spend: QuerySpend
+    pay: Callable[[], None]
+    digest_key: bytes
+    files: FileInput | None
+    live: LiveInput | None
+    sink: Sink | None
+    directory: StateDirectory | None
+    snapshot_every: int
+    stopped: Callable[[], bool]
+    forget_rows: Callable[[Any], None] | None = None
+    """Tells a source which positions no recovery needs any more."""
+    step: int = field(init=False, default=0)
+    _chain: bytes = field(init=False, default=_START)
+    _paid: bool = field(init=False, default=False)
+    _snapshots: Snapshots | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._windows = Windows(self.spend, self.flow.query.schedule.last_step)
+        self._steps = self.flow.query.schedule.steps
+
+    def releases(self) -> Iterator[pa.Table]:
+        """Every table, as it is published."""
+        self._resume()
+        while self._steps is None or self.step < self._steps:
+            pieces = self._rows()
+            if pieces is None:
+                break
+            self._log(pieces)
+            yield from self._publish(pieces)
+        self._end()
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self.flow.close()
+        if self.files is not None:
+            self.files.close()
+        if self._snapshots is not None:
+            self._snapshots.close()
+
+    def _resume(self) -> None:
+        if self.directory is None:
+            return
+        self._snapshots = Snapshots(self.directory.folder, settled=self._settled)
+        self._windows.add(*self.directory.keys.open_windows())
+        facts = self._snapshots.load(self.flow)
+        if facts is not None:
+            self._chain, self.step = facts["chain"], facts["step"]
+            if self.live is not None:
+                self.live.positions = dict(facts["positions"])
+
+    def _rows(self) -> list[Piece] | None:
+        """The rows of this step; None if the run was stopped."""
+        pieces: list[Piece] = []
+        if self.live is not None:
+            logged = None
+            if self.directory is not None:
+                logged = self.directory.log.positions.get(self.step)
+            found = (
+                self.live.take(self.step) if logged is None else self.live.replay(self.step, logged)
+            )
+            if found is None:
+                return None
+            pieces += found
+        elif self.stopped():
+            return None
+        return pieces if self.files is None else pieces + self.files.take(self.step)
+
+    def _log(self, pieces: list[Piece]) -> None:
+        """Charge the run if that was not done; then make the step's input durable."""
+        if not self._paid:  # after the first rows: a source that cannot be read costs nothing
+            self.pay()
+            self._paid = True
+        self._chain = chain_digest(self.digest_key, self._chain, _content(self.step, pieces))
+        if self.directory is not None:
+            positions = None if self.live is None else self.live.positions
+            head = self.directory.ledger.head()
+            self.directory.log.record(self.step, [self._chain], ledger=head, positions=positions)
+
+    def _publish(self, pieces: list[Piece]) -> list[pa.Table]:
+        """Draw, publish, acknowledge."""
+        self.spend.begin(self.step)
+        tables = self.flow.step(self.step, pieces, self.spend)
+        for table in tables:
+            due = table.due
+            self._windows.add(due.window)
+            if self.sink is not None:
+                self.sink.write(self.flow.query.name, due.window, due.release, table.table)
+            if due.release == due.releases:
+                self.flow.forget(due.window)
+        self.step += 1
+        self.flow.forget_periods(self.step)
+        if self._snapshots is None:
+            self._windows.settle(self.step)
+        elif self.step == self._steps or self.step % self.snapshot_every == 0:
+            self._save()
+        return [table.table for table in tables]
+
+    def _save(self) -> None:
+        assert self._snapshots is not None
+        positions = {} if self.live is None else dict(self.live.positions)
+        facts = {"step": self.step, "chain": self._chain, "positions": positions}
+        self._snapshots.save(self.flow, facts)
+
+    def _end(self) -> None:
+        if self._snapshots is None:
+            return
+        if self.step == self._steps:
+            self._snapshots.finish()
+        elif self.step:
+            self._save()
+            self._snapshots.wait()
+
+    def _settled(self, before: int) -> None:
+        """No recovery goes back before this step any more."""
+        assert self.directory is not None
+        self._windows.settle(before)
+        if self.forget_rows is not None:
+            self.forget_rows(self.directory.log.positions.get(before - 1, {}))
+
+
+class Windows:
+    """Windows whose keys exist; they are erased once nothing can replay them."""
+
+    def __init__(self, spend: QuerySpend, last_step: Callable[[int], int]) -> None:
+        self._spend, self._last_step = spend, last_step
+        self._known: set[int] = set()
+        self._lock = Lock()  # the snapshots' writer settles while the engine goes on
+
+    def add(self, *windows: int) -> None:
+        """Their keys exist."""
+        with self._lock:
+            self._known.update(windows)
+
+    def settle(self, before: int) -> None:
+        """Erase the keys of windows whose last step is before this one."""
+        with self._lock:
+            over = sorted(w for w in self._known if self._last_step(w) < before)
+            self._known.difference_update(over)
+        for window in over:
+            self._spend.erase(window)
+
+
+def _content(step: int, pieces: list[Piece]) -> bytes:
+    """What a step has read, in any order: the sum of its rows' digests, and their number."""
+    total = (0, 0)
+    for rows, first, end in pieces:
+        total = combine(total, multiset_digest(rows.digests[first:end]))
+    digest, count = total
+    return step.to_bytes(8, "little") + digest.to_bytes(16, "little") + count.to_bytes(8, "little")

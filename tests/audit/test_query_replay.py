@@ -1,0 +1,297 @@
+"""One unit more or less: what a query computes before noise moves as the plan says."""
+
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from dpstream.audit.query_recording import record_query
+from dpstream.audit.query_replay import replay_query
+from dpstream.mechanisms.parts.counting.keyed import KeyedNoise, move
+from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
+from dpstream.stages.bounding import UnitBucket
+from dpstream.stages.flow import Flow
+from dpstream.stages.plan import planned
+from dpstream.stages.query import Query, Tumble
+from dpstream.stages.rows import RowReader
+
+HOUR = 3600
+VALUES = (
+    Count("n"),
+    Sum("s", column="x", lo=-3, hi=5, quantum=1),
+    Avg("m", column="x", lo=0, hi=4),
+)
+CASES = {
+    "tumbling windows, one row per group": {
+        "window": Tumble("6 hours"),
+        "every": "2 hours",
+        "max_groups_contributed": 3,
+    },
+    "one window, values, several rows per group": {
+        "every": "3 hours",
+        "aggregates": VALUES,
+        "max_groups_contributed": 2,
+        "max_rows_per_group": 3,
+        "max_rows_contributed": 5,
+    },
+    "late rows by an arrival column": {
+        "window": Tumble("4 hours"),
+        "every": "1 hour",
+        "arrival": "seen",
+        "allowed_lateness": "3 hours",
+        "aggregates": VALUES,
+        "max_groups_contributed": 2,
+        "max_rows_per_group": 2,
+    },
+    "periods shorter than windows": {
+        "window": Tumble("12 hours"),
+        "every": "4 hours",
+        "period": "3 hours",
+        "aggregates": (CountUnits("users"), Count("n")),
+        "max_groups_contributed": 1,
+        "max_rows_per_group": 2,
+    },
+    "periods longer than windows, published on close": {
+        "window": Tumble("5 hours"),
+        "period": "12 hours",
+        "arrival": "seen",
+        "allowed_lateness": "1 hour",
+        "max_groups_contributed": 2,
+    },
+    "public keys": {
+        "window": Tumble("8 hours"),
+        "every": "4 hours",
+        "public_keys": ["a", "c", "nobody"],
+        "aggregates": VALUES,
+        "max_groups_contributed": 2,
+        "max_rows_per_group": 2,
+    },
+}
+
+
+@cache
+def plan_of(name, **more):
+    facts = {
+        "unit": "user",
+        "keys": ("key",),
+        "epsilon": 20,
+        "delta": 0.5,  # thresholds of a few units: small data show and hide keys
+        "time": "ts",
+        "time_unit": "s",
+        "start": "1970-01-01",
+        "end": "1970-01-02",
+        "pre_threshold": 1,
+    }
+    return planned(Query(**facts | CASES[name] | more))
+
+
+rows = st.lists(
+    st.tuples(
+        st.integers(0, 5),  # user
+        st.sampled_from("abcd"),
+        st.integers(-1, 24),  # hour of the event; some are outside
+        st.sampled_from([0, 0, 0, 1, 2, 5]),  # hours until it is seen
+        st.integers(-4, 6),
+        st.integers(1, 3),  # copies
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def table_of(drawn):
+    """Rows as drawn, in no order, copies side by side."""
+    drawn = [row[:5] for row in drawn for _ in range(row[5])]
+    user, key, hour, delay, value = zip(*drawn, strict=True)
+    times = np.array(hour) * HOUR + np.arange(len(hour)) % 7
+    return pa.table(
+        {
+            "user": [f"u{n}" for n in user],
+            "key": pa.array(key),
+            "ts": times,
+            "seen": times + np.array(delay) * HOUR,
+            "x": pa.array(value, pa.float64()),
+        }
+    )
+
+
+def one_unit(table, plan, user):
+    """The rows of a user, within the period of its first row where there are periods."""
+    mine = np.array([name == user for name in table["user"].to_pylist()])
+    if plan.query.periods is not None:
+        periods = plan.query.periods.before(table["ts"].to_numpy() * 1_000_000)
+        mine &= periods == periods[np.argmax(mine)]
+    return mine
+
+
+def violations(plan, table, *, users=6, **options):
+    found = []
+    for user in sorted(set(table["user"].to_pylist()))[:users]:
+        found += replay_query(plan, table, one_unit(table, plan, user), **options).violations
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(drawn=rows, buckets=st.sampled_from([1, 3]), chunk=st.sampled_from([1 << 18, 7]))
+@examples(max_examples=12)
+def test_a_unit_moves_its_own_groups_alone_and_no_further_than_planned(name, drawn, buckets, chunk):
+    """Others' rows, windows, steps, tables, draws and answers are the same without it."""
+    plan, table = plan_of(name), table_of(drawn)
+
+    assert violations(plan, table, users=2, buckets=buckets, chunk=chunk) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_worst_unit_uses_up_the_sensitivity(name):
+    """The plan's numbers are reached: smaller ones would not do."""
+    plan = plan_of(name)
+    worst = [("u0", key, 3 * HOUR + n, 5.0) for key in "ac" for n in range(6)]
+    if name.startswith("tumbling"):
+        worst.append(("u0", "b", 3 * HOUR, 5.0))
+    others = [(f"u{n}", key, 4 * HOUR, 1.0) for n in range(1, 4) for key in "abc"]
+    user, key, times, value = zip(*worst, *others, strict=True)
+    table = pa.table({"user": user, "key": key, "ts": times, "seen": times, "x": value})
+    replay = replay_query(plan, table, one_unit(table, plan, "u0"))
+
+    assert replay.violations == []
+    assert min(replay.used) > 0.999
+
+
+@pytest.mark.parametrize("pair", [(-0.0, 0.0), (float("nan"), -float("nan"))])
+def test_equal_keys_are_published_as_one_value(pair):
+    """-0.0 and 0.0 are one group: which of them is shown must not be one unit's row."""
+    plan = plan_of("tumbling windows, one row per group", pre_threshold=0)
+    table = pa.table(
+        {
+            "user": [f"u{n}" for n in range(40)],
+            "key": [pair[0], *[pair[1]] * 39],
+            "ts": [HOUR] * 40,
+            "seen": [HOUR] * 40,
+        }
+    )
+    for user in ("u0", "u1"):
+        assert replay_query(plan, table, one_unit(table, plan, user)).violations == []
+
+
+def busy(seed=0, size=300):
+    """Enough units to show keys, in no order."""
+    rng = np.random.default_rng(seed)
+    times = rng.integers(0, 24 * HOUR, size)
+    return pa.table(
+        {
+            "user": [f"u{n}" for n in rng.integers(0, 25, size)],
+            "key": rng.choice(list("abcd"), size),
+            "ts": times,
+            "seen": times + rng.choice([0, 1, 2], size) * HOUR,
+            "x": rng.integers(-4, 7, size).astype(float),
+        }
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_busy_data_show_keys_and_keep_the_promise(name):
+    """Keys appear, so draws and answers of shown groups are compared too."""
+    plan, table = plan_of(name), busy()
+    recording = record_query(plan, table, secret=bytes(32), run=bytes(16))
+
+    assert any(len(groups) > 1 for groups in recording.published.values())
+    assert violations(plan, table, users=4, buckets=2, chunk=64) == []
+
+
+def test_a_recording_is_the_engine(tmp_path):
+    """Every (window, release) of the schedule has a table, and draws are made once."""
+    plan = plan_of("late rows by an arrival column")
+    recording = record_query(plan, busy(), secret=bytes(32), run=bytes(16))
+    schedule = plan.query.schedule
+    expected = [(step, *due) for step in range(schedule.steps) for due in schedule.due(step)]
+
+    assert [table[:4] for table in recording.tables] == expected
+    assert set(recording.draws.values()) == {1}
+
+
+class TestControls:
+    """Each breaks one fact; the comparison must see it."""
+
+    NAME = "late rows by an arrival column"
+
+    def found(self, name=NAME, **options):
+        table = busy().sort_by("ts")
+        return " ".join(violations(plan_of(name), table, users=6, **options))
+
+    def test_rows_kept_by_their_place_in_the_file(self, monkeypatch):
+        """An order that counts rows lets one unit change which rows of others are kept."""
+        keep = UnitBucket.keep
+
+        def by_place(self, window, period, batch, places, verdicts, *, by_value):
+            order = np.zeros((len(batch[2]), 2), np.uint64)
+            order[:, 0] = np.arange(len(order)).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            keep(self, window, period, (*batch[:2], order), places, verdicts, by_value=by_value)
+
+        monkeypatch.setattr(UnitBucket, "keep", by_place)
+        assert "kept rows of other units" in self.found()
+
+    def test_steps_by_the_largest_time_seen(self, monkeypatch):
+        """A watermark taken from the data moves others' rows to later steps."""
+        read = RowReader._columns
+
+        def watermark(self, table, reasons, arrived):
+            columns = read(self, table, reasons, arrived)
+            return columns | {"steps": np.maximum.accumulate(columns["steps"])}
+
+        monkeypatch.setattr(RowReader, "_columns", watermark)
+        assert "window or step of other units" in self.found()
+
+    def test_one_row_too_many(self, monkeypatch):
+        """Rows beyond the bounds move the sums further than the plan says."""
+        monkeypatch.setattr(
+            "dpstream.stages.flow.UnitBucket",
+            lambda bounds: UnitBucket(
+                bounds=type(bounds)(
+                    rows=bounds.rows + 2, groups=bounds.groups + 1, rows_per_group=3
+                )
+            ),
+        )
+        assert "its sensitivity is" in self.found()
+
+    def test_empty_tables_left_out(self, monkeypatch):
+        """A table that appears only with rows reveals that there was a row."""
+        step = Flow.step
+
+        def only_full(self, number, pieces, spend):
+            return [made for made in step(self, number, pieces, spend) if len(made.table)]
+
+        monkeypatch.setattr(Flow, "step", only_full)
+        plan, table = plan_of("tumbling windows, one row per group"), busy(size=60)
+        assert "tables differ" in " ".join(violations(plan, table, users=25))
+
+    def test_bounds_shared_by_all_units(self, monkeypatch):
+        """A unit that fills a bucket's common bound takes it from the others."""
+        keep = UnitBucket.keep
+
+        def shared(self, window, period, batch, places, verdicts, *, by_value):
+            keep(self, window, period, batch, places, verdicts, by_value=by_value)
+            verdicts[np.cumsum(verdicts > 0) > 8] = 0
+
+        monkeypatch.setattr(UnitBucket, "keep", shared)
+        found = self.found()
+        assert "kept rows of other units" in found
+        assert "sums of another group" in found
+
+    def test_noise_that_depends_on_the_number_of_groups(self, monkeypatch):
+        """Draws that depend on how many groups there are differ for groups of others."""
+        monkeypatch.setattr("dpstream.stages.select_keys.move", _pairwise)
+        assert "draw of another group" in self.found("tumbling windows, one row per group")
+
+
+def _pairwise(process, noise, joining, step, sigma, draw, **how):
+    """Noise for pairs of groups; an odd one out has none."""
+    pairs, rest = joining[: len(joining) // 2 * 2], joining[len(joining) // 2 * 2 :]
+    moved, path = move(process, noise, pairs, step, sigma, draw, **how)
+    ids = np.concatenate([moved.ids, rest])
+    state = np.concatenate([moved.state, np.zeros((len(rest), process.width))])
+    moved = KeyedNoise(ids=ids, state=state, step=step)
+    return moved, np.concatenate([path, np.zeros(len(rest), np.int64)])
