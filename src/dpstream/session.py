@@ -53,7 +53,7 @@ class Operator:
 class Run:
     """A query that runs: iterate over it for its releases, Arrow tables, as they are published.
 
-    Each table's metadata say which window and trigger it belongs to. `operator` holds counts that
+    It can be iterated over once. Each table's metadata say which window and trigger it belongs to. `operator` holds counts that
     are not private.
     """
 

@@ -23,7 +23,7 @@ SECRET, RUN = bytes(range(32)), bytes(range(16))
 _DAY, _HOUR = 86_400, 3_600
 _NUMBERS = ("final", "minted")  # of the folder of keys: they hold no key
 
-# 48 steps, 6 windows that overlap by their lateness, 3 periods
+# 38 steps, 6 windows that overlap by their lateness, 3 periods
 QUERY = Query(
     name="clicks",
     unit="user",
@@ -42,8 +42,8 @@ QUERY = Query(
     start="1970-01-01",
     end="1970-01-02",
     window=Tumble("4 hours"),
-    every="30 minutes",
-    allowed_lateness="90 minutes",
+    every="40 minutes",
+    allowed_lateness="80 minutes",
     period="8 hours",
     max_groups_contributed=6,
     max_rows_per_group=2,

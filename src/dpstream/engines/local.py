@@ -76,7 +76,8 @@ class LocalRun:
     clock: Clock = field(default_factory=SystemClock)
     options: Options = field(default_factory=Options)
     plan: Plan = field(init=False)
-    steps_done: int = field(init=False, default=0)
+    _loop: Loop | None = field(init=False, default=None)
+    _iterator: Iterator[pa.Table] | None = field(init=False, default=None)
     _stop: Event = field(init=False, default_factory=Event)
 
     def __post_init__(self) -> None:
@@ -111,15 +112,23 @@ class LocalRun:
         """End at the next occasion, with a snapshot; a later run goes on from there."""
         self._stop.set()
 
+    @property
+    def steps_done(self) -> int:
+        """How many triggers have been published."""
+        return 0 if self._loop is None else self._loop.step
+
     def __iter__(self) -> Iterator[pa.Table]:
+        """The releases. There is one iterator: a second one would be a second noisy copy."""
+        if self._iterator is None:
+            self._iterator = self._releases()
+        return self._iterator
+
+    def _releases(self) -> Iterator[pa.Table]:
         storage = self._storage()
         loop = None
         try:
-            loop = self._loop(storage)
-            for table in loop.releases():
-                self.steps_done = loop.step
-                yield table
-            self.steps_done = loop.step
+            loop = self._loop = self._opened(storage)
+            yield from loop.releases()
         except (BudgetExceeded, LedgerError, InvalidInput, InvalidParameter):
             if storage.directory is not None and (loop is None or not loop.step):
                 storage.directory.withdraw()
@@ -129,7 +138,7 @@ class LocalRun:
                 loop.close()
             self._close(storage)
 
-    def _loop(self, storage: Storage) -> Loop:
+    def _opened(self, storage: Storage) -> Loop:
         cores = len(os.sched_getaffinity(0))
         buckets = self.options.buckets or cores
         if storage.directory is not None:

@@ -52,6 +52,15 @@ def extract(flow: Flow, owner: Owner, marks: Marks | None) -> tuple[dict[str, An
     return part, new
 
 
+def size_of(flow: Flow, owner: Owner) -> int:
+    """About how many bytes the whole of an owner's state takes."""
+    kind, number = owner
+    tables = [_table_of(bucket, kind, number) for bucket in flow.state.units]
+    groups = flow.state.windows.get(number, []) if kind == "window" else []
+    rows = sum(table.stored for table in [*tables, *(bucket.table for bucket in groups)])
+    return rows + sum(bucket.bytes - bucket.table.bytes for bucket in groups)
+
+
 def restore(flow: Flow, owner: Owner, part: dict[str, Any]) -> Marks:
     """Take a part in, after those before it."""
     kind, number = owner

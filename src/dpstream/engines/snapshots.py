@@ -18,14 +18,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dpstream.engines.parts import Marks, Owner, extract, owners, restore
+from dpstream.engines.parts import Marks, Owner, extract, owners, restore, size_of
 from dpstream.errors import StateError
 from dpstream.privacy.state import read_packed, write_packed
 from dpstream.privacy.state.files import erase, make_directory
 from dpstream.stages.flow import Flow
 
 _MANIFEST = re.compile(r"manifest-(\d+)\.dps")
-_GROWTH = 2  # a chain of segments this many times as long as the first is written anew
+_GROWTH = 2  # segments that hold this many times what there is are written anew
+_SMALL = 1 << 20  # bytes; waste below is left alone
 
 
 class DamagedSnapshot(UserWarning):
@@ -52,9 +53,9 @@ class Snapshots:
         current = owners(flow)
         parts = []
         for owner in current:
-            chain = self._chains.get(owner, [])
-            whole = sum(size for _, size in chain[1:]) > _GROWTH * sum(s for _, s in chain[:1])
-            marks = None if whole else self._marks.get(owner)
+            stored = sum(size for _, size in self._chains.get(owner, []))
+            wasteful = stored > _GROWTH * size_of(flow, owner) + _SMALL
+            marks = None if wasteful else self._marks.get(owner)
             part, self._marks[owner] = extract(flow, owner, marks)
             parts.append((owner, part, marks is None))
         for owner in [owner for owner in self._chains if owner not in current]:

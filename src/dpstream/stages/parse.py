@@ -32,9 +32,9 @@ def is_text(kind: pa.DataType) -> bool:
 
 def whole_column(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     """One contiguous array, without dictionary."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # too long for one array of its type
-        array = pa.concat_arrays(array.chunks)
+    array = column
+    if isinstance(column, pa.ChunkedArray):
+        array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 

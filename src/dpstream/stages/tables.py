@@ -98,6 +98,12 @@ class Table:
         reindex(self.ids, self.used, self.index)
 
     @property
+    def stored(self) -> int:
+        """Bytes of its rows in a snapshot."""
+        columns = sum(int(column[:1].nbytes) for column in self.columns.values())
+        return self.used * (16 + columns)
+
+    @property
     def bytes(self) -> int:
         """Memory held."""
         arrays = (self.ids, self.index, *self.columns.values())

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from secrets import token_hex
+from typing import TypeAlias
+
+Buffer: TypeAlias = bytes | memoryview
 
 
 def sync_directory(path: Path) -> None:
@@ -37,11 +40,11 @@ def create_exclusive(path: Path, content: bytes) -> None:
     sync_directory(path.parent)
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Put new content under `path` atomically and durably (0600)."""
+def replace(path: Path, *content: Buffer) -> None:
+    """Put new content, in one or several pieces, under `path` atomically and durably (0600)."""
     make_directory(path.parent)
     temporary = path.with_name(f".{path.name}.{token_hex(8)}.new")
-    _write_synced(temporary, content)
+    _write_synced(temporary, *content)
     os.replace(temporary, path)
     sync_directory(path.parent)
 
@@ -59,9 +62,10 @@ def erase(path: Path) -> None:
     sync_directory(path.parent)
 
 
-def _write_synced(path: Path, content: bytes) -> None:
+def _write_synced(path: Path, *content: Buffer) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "wb") as file:
-        file.write(content)
+        for piece in content:
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from dpstream.errors import StateError
-from dpstream.privacy.state.files import replace
+from dpstream.privacy.state.files import Buffer, replace
 
 FORMAT = 1
 _MAGIC = b"dpstream"
@@ -43,12 +44,36 @@ def storable(name: str) -> Callable[[type[_T]], type[_T]]:
 
 def pack(value: object, *, kind: str) -> bytes:
     """Serialise `value` as a file body of this kind."""
-    arrays: list[bytes] = []
+    return b"".join(_pieces(value, kind))
+
+
+def _pieces(value: object, kind: str) -> list[Buffer]:
+    """The file in pieces; large arrays are views, not copies."""
+    arrays = _Arrays()
     text = json.dumps(_encode(value, arrays), separators=(",", ":"), allow_nan=False).encode()
-    body = len(text).to_bytes(8, "big") + text + b"".join(arrays)
+    body: list[Buffer] = [len(text).to_bytes(8, "big") + text, *arrays.views]
+    digest = hashlib.sha256()
+    for piece in body:
+        digest.update(piece)
     name = kind.encode()
     head = _MAGIC + FORMAT.to_bytes(2, "big") + bytes([len(name)]) + name
-    return head + hashlib.sha256(body).digest() + body
+    return [head + digest.digest(), *body]
+
+
+class _Arrays:
+    """Raw arrays, one after another."""
+
+    def __init__(self) -> None:
+        self.views: list[Buffer] = []
+        self.size = 0
+
+    def add(self, array: npt.NDArray[Any]) -> int:
+        """Where the array is put."""
+        at = self.size
+        if array.nbytes:
+            self.views.append(memoryview(array.reshape(-1).view(np.uint8).data))
+            self.size += array.nbytes
+        return at
 
 
 def unpack(data: bytes, *, kind: str, origin: str = "these bytes") -> Any:
@@ -102,7 +127,7 @@ def rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def write_packed(path: Path, value: object, *, kind: str) -> None:
     """Pack to a file, atomically and durably."""
-    replace(path, pack(value, kind=kind))
+    replace(path, *_pieces(value, kind))
 
 
 def read_packed(path: Path, *, kind: str) -> Any:
@@ -114,7 +139,7 @@ def read_packed(path: Path, *, kind: str) -> Any:
     return unpack(data, kind=kind, origin=str(path))
 
 
-def _encode(value: object, arrays: list[bytes]) -> object:
+def _encode(value: object, arrays: _Arrays) -> object:
     match value:
         case None | bool() | int() | str():
             return value
@@ -137,8 +162,7 @@ def _encode(value: object, arrays: list[bytes]) -> object:
             if value.dtype.kind not in "biuf":
                 raise StateError(f"an array of dtype {value.dtype} cannot be stored")
             flat = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
-            at = sum(map(len, arrays))
-            arrays.append(flat.tobytes())
+            at = arrays.add(flat)
             return {"$": "array", "dtype": flat.dtype.str, "shape": list(value.shape), "at": at}
         case _ if type(value) in _NAMES and dataclasses.is_dataclass(value):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}

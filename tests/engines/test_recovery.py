@@ -1,0 +1,161 @@
+"""Kill -9 anywhere, start again: the same bytes, one charge, no keys left."""
+
+import itertools
+import os
+import signal
+
+import pytest
+
+from dpstream.bench.recovery_case import CheckingSink, left_behind
+from dpstream.privacy.query_spend import QuerySpend
+from tests.engines.runs import (
+    charges,
+    forked,
+    killed,
+    published,
+    query,
+    start,
+    table,
+    until,
+    whole,
+    write,
+)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """What an unbroken run publishes; it also warms the kernels that forks inherit."""
+    return whole(tmp_path_factory.mktemp("whole"))
+
+
+def survives(place, expected):
+    """The next start ends as if nothing had happened."""
+    start(place).finish()
+    return published(place) == expected and not left_behind(place / "state")
+
+
+def test_killed_before_every_operation_on_the_disk(tmp_path, expected):
+    """There is no moment between two changes of the disk at which a kill does harm."""
+    for nth in itertools.count(1):
+        place = tmp_path / str(nth)
+        write(place, table())
+        status = killed(lambda: start(place).finish(), nth)  # noqa: B023
+        assert status in (0, -signal.SIGKILL)
+        assert survives(place, expected), f"operation {nth}"
+        if status == 0:
+            break
+
+    assert nth > 100
+
+
+def test_every_file_torn_once(tmp_path, expected):
+    """A file that was not synced may be half there after a power failure."""
+    for nth in itertools.count(1, 2):
+        place = tmp_path / str(nth)
+        write(place, table())
+        status = killed(lambda: start(place).finish(), nth, where="fsync", torn=True)  # noqa: B023
+        assert survives(place, expected), f"sync {nth}"
+        if status == 0:
+            break
+
+    assert nth > 30
+
+
+def test_killed_at_every_start(tmp_path, expected):
+    """Kills upon kills: each start gets a little further than the one before."""
+    write(tmp_path, table())
+    starts = 0
+    while killed(lambda: start(tmp_path).finish(), nth=9 + starts):
+        starts += 1
+
+    assert starts > 5
+    assert survives(tmp_path, expected)
+
+
+def test_keys_that_nobody_derives(tmp_path, expected):
+    """With random run id and keys, as in real life, a replayed release has the bytes it had."""
+
+    def once():
+        start(tmp_path, fixed=False, sink=CheckingSink(tmp_path, lambda: None)).finish()
+
+    write(tmp_path, table())
+    starts = 0
+    while killed(once, nth=11 + 2 * starts):
+        starts += 1
+
+    assert starts > 5
+    assert published(tmp_path).keys() == expected.keys()
+    assert not left_behind(tmp_path / "state")
+
+
+@pytest.mark.parametrize("asked", [
+    query(min_change=1, public_keys=["/1", "/2", "/none"], nonnegative=True),
+    query(window=None, every="30 minutes", period="forever", allowed_lateness="0"),
+    query(every=None, time_zone="Asia/Kathmandu", aggregates=query().aggregates[:1]),
+], ids=["thinned", "one window", "once per window"])
+def test_other_shapes_of_query(tmp_path, asked):
+    """Thinned tables, public keys, one window, one release a window: all of it is in the state."""
+    unbroken = whole(tmp_path / "whole", asked)
+    for nth in range(20, 120, 23):
+        place = tmp_path / str(nth)
+        write(place, table())
+        killed(lambda: start(place, asked).finish(), nth)  # noqa: B023
+        start(place, asked).finish()
+
+        assert published(place) == unbroken
+
+
+def test_killed_from_outside(tmp_path, expected):
+    """Another process sends the signal when a certain release is there."""
+    for seen in range(1, len(expected), 3):
+        place = tmp_path / str(seen)
+        write(place, table())
+        pid = os.fork()
+        if not pid:
+            forked(lambda: signal.pause()) if False else None
+            try:
+                start(place).finish()
+            finally:
+                os._exit(0)
+        until(lambda: (place / "out").is_dir() and len(published(place)) >= seen)  # noqa: B023
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+        assert survives(place, expected)
+
+
+def test_killed_before_the_charge(tmp_path, expected, monkeypatch):
+    """The run exists, nothing was charged and nothing drawn: the next start pays, once."""
+    write(tmp_path, table())
+
+    def dies(*args, **named):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def once():
+        monkeypatch.setattr(QuerySpend, "pay", dies)
+        start(tmp_path).finish()
+
+    assert forked(once) == -signal.SIGKILL
+    assert (tmp_path / "state" / "run.dps").exists()
+    assert charges(tmp_path / "state" / "ledger") == 0
+    assert survives(tmp_path, expected)
+
+
+def test_killed_while_the_directory_is_made(tmp_path):
+    """Random run ids: a log without a run is no reason to refuse the directory for ever."""
+    for nth in range(1, 25):
+        place = tmp_path / str(nth)
+        write(place, table())
+        killed(lambda: start(place, fixed=False).finish(), nth)  # noqa: B023
+        start(place, fixed=False).finish()
+
+        assert charges(place / "state" / "ledger") == 1
+
+
+def test_a_finished_run_is_over(tmp_path, expected):
+    """Started once more it publishes nothing and charges nothing."""
+    write(tmp_path, table())
+    start(tmp_path).finish()
+
+    assert list(start(tmp_path)) == []
+    assert survives(tmp_path, expected)
