@@ -53,7 +53,8 @@ class Operator:
 class Run:
     """A query that runs: iterate over it for its releases, Arrow tables, as they are published.
 
-    It can be iterated over once. Each table's metadata say which window and trigger it belongs to. `operator` holds counts that
+    It can be iterated over once, and is closed at the end; leave early with `close`, or use `with`.
+    Each table's metadata say which window and trigger it belongs to. `operator` holds counts that
     are not private.
     """
 
@@ -72,6 +73,16 @@ class Run:
     def stop(self) -> None:
         """End at the next occasion; a run with the same state directory goes on from there."""
         self._engine.stop()
+
+    def close(self) -> None:
+        """Leave it where it is; a run with the same state directory goes on from there."""
+        self._engine.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def query(self) -> Query:

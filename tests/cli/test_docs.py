@@ -22,6 +22,7 @@ PAGES = (
     "docs/cli.md",
     "docs/w-event.md",
     "docs/counters.md",
+    "docs/group-by.md",
 )
 LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

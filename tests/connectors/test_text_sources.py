@@ -213,11 +213,13 @@ def test_reading_again_from_any_position_gives_the_same_rows(tmp_path, name, mon
 
     assert len(batches) > 10
     assert sum(batch.table.num_rows for batch in batches) == 1800
+    backwards = open_source(path)
     for position, first in reversed(list(zip(positions, batches, strict=False))):
-        again = open_source(path).read(str(path), position)
-        assert again.table == first.table
-        assert again.rejected == first.rejected
-        assert again.position == first.position
+        for source in (backwards, open_source(path)):
+            again = source.read(str(path), position)
+            assert again.table == first.table
+            assert again.rejected == first.rejected
+            assert again.position == first.position
         assert json.loads(json.dumps(again.position)) == again.position
 
 
@@ -251,6 +253,17 @@ def test_a_header_must_name_the_columns(tmp_path, header):
 def test_a_file_without_rows_is_read(tmp_path, kind, content):
     """It has the wanted columns and no rows."""
     assert read(tmp_path, content, kind, columns=["a"]) == ([], [])
+
+
+@pytest.mark.parametrize("damage", [slice(None, -20), slice(12, None)])
+def test_a_damaged_gzip_file_is_named(tmp_path, damage):
+    """Cut short, or with other bytes where its data should be."""
+    content = gzip.compress(b"a\n" + b"".join(b"%d\n" % i for i in range(5000)))
+    path = tmp_path / "rows.csv.gz"
+    path.write_bytes(content[:10] + content[damage] if damage.start else content[damage])
+
+    with pytest.raises(InvalidInput, match=r"rows\.csv\.gz cannot be read"):
+        read_all(open_source(path))
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):

@@ -45,6 +45,16 @@ def query(**changes):
     return dps.Query(**(asked | changes))
 
 
+SHORT = query(
+    aggregates=(dps.Count("clicks"),),
+    end="1970-01-01T04:00",
+    window=dps.Tumble("2 hours"),
+    allowed_lateness="1 hour",
+    period="2 hours",
+)
+"""5 steps, 2 windows: for what is done a hundred times."""
+
+
 def table(rows=600, seed=1):
     """Rows in no order; some come too late, some users pass the bounds."""
     rng = np.random.default_rng(seed)
@@ -126,7 +136,6 @@ def killed(work, nth, where="any", torn=False):
     job = {"kill": {"where": where, "nth": nth, "torn": torn}}
 
     def inside():
-        os.fsync = lambda fd: None  # a kill, unlike a power failure, loses nothing written
         with watched(killer(job, Counter())):
             work()
 

@@ -1,5 +1,6 @@
 """A query's state directory: who it belongs to, its log, its keys, its snapshots.
 
+types.dps      the types of unit and keys
 run.dps        the run id, the query, a check of the secret; written before the first charge
 inputs.log     digest and positions of every step, durable before its noise; locked by one process
 windows/       one key per open window, wrapped by the secret
@@ -13,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from dpstream.errors import StateError
 from dpstream.privacy.ledger import Ledger
@@ -52,6 +55,19 @@ class StateDirectory:
         """The run's id."""
         run: bytes = self.about["run"]
         return run
+
+    def types(self) -> dict[str, pa.DataType]:
+        """The types of unit and keys that this run has met; none at first."""
+        path = self.folder / "types.dps"
+        if not path.exists():
+            return {}
+        stored = read_packed(path, kind="column types")
+        return {field.name: field.type for field in pa.ipc.read_schema(pa.py_buffer(stored))}
+
+    def keep_types(self, types: dict[str, pa.DataType]) -> None:
+        """Fix the types of unit and keys: after a restart 5 and "5" must not be two users."""
+        schema = pa.schema(list(types.items())).serialize().to_pybytes()
+        write_packed(self.folder / "types.dps", schema, kind="column types")
 
     def close(self) -> None:
         """Release the lock."""
@@ -105,6 +121,11 @@ def open_directory(
     if about is None:
         made = tuple(path for path in _to_be_made(folder, given_ledger) if not path.exists())
         _make(folder)
+        if any(folder.glob("manifest-*.dps")) or any(folder.glob("segments/*")):
+            raise StateError(
+                f"{folder} holds snapshots but no run.dps: they belong to another run, whose noise "
+                "must not meet other data; use a new state directory"
+            )
         _drop_unused_log(folder / "inputs.log")
         secret = Secret.of(beside(folder) if given_secret is None else given_secret)
         ledger = _ledger(folder, given_ledger)
@@ -162,7 +183,8 @@ def open_directory(
 
 
 def _to_be_made(folder: Path, ledger: Ledger | str | Path | None) -> list[Path]:
-    names = ["run.dps", "inputs.log", "windows/final", "windows", "segments"]
+    names = ["run.dps", "types.dps", "inputs.log"]
+    names += ["windows/final", "windows/minted", "windows", "segments"]
     own = [folder / "ledger"] if ledger is None else []
     return [*(folder / name for name in names), *own, beside(folder), folder]
 

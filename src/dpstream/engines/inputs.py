@@ -55,7 +55,7 @@ class ChunkReader:
 
     def learn(self, partition: str) -> None:
         """Fix the types of unit and keys by the first partition."""
-        if not self.reader.types:
+        if self.reader.query.unit not in self.reader.types:
             self.reader.learn(self.source.columns(partition))
 
     def read(self, partition: str, position: Position, arrived: int | None) -> tuple[Rows, Batch]:

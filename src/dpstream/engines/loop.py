@@ -132,7 +132,12 @@ class Loop:
     def _save(self) -> None:
         assert self._snapshots is not None
         positions = {} if self.live is None else dict(self.live.positions)
-        facts = {"step": self.step, "chain": self._chain, "positions": positions}
+        facts = {
+            "run": self.flow.mark,
+            "step": self.step,
+            "chain": self._chain,
+            "positions": positions,
+        }
         self._snapshots.save(self.flow, facts)
 
     def _end(self) -> None:

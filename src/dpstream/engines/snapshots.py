@@ -121,6 +121,8 @@ class Snapshots:
                 self._marks[owner] = restore(flow, owner, part)
             self._chains[owner] = [(name, size) for name, size in chain]
         facts: dict[str, Any] = manifest["facts"]
+        if facts["run"] != flow.mark:
+            raise StateError("it belongs to another run")
         return facts
 
     def _clean(self, newest: int, oldest: int) -> None:

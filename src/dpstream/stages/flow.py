@@ -63,7 +63,11 @@ class Table:
 class Flow:
     """A query, its plan, its state, and threads to work on buckets."""
 
-    def __init__(self, plan: Plan, reader: RowReader, *, buckets: int, threads: int) -> None:
+    def __init__(
+        self, plan: Plan, reader: RowReader, *, buckets: int, threads: int, mark: str = ""
+    ) -> None:
+        """`mark` names the run in its tables, so that a sink can tell runs apart."""
+        self.mark = mark
         self.plan, self.query, self.reader = plan, plan.query, reader
         self.buckets = buckets
         self.reset()
@@ -205,6 +209,7 @@ class Flow:
         named["release_index"] = pa.array(np.full(size, due.release, np.int64))
         about = {
             "query": query.name,
+            "run": self.mark,
             "window": due.window,
             "window_start": iso(start),
             "window_end": iso(end),

@@ -107,6 +107,9 @@ class Plan:
     def terms(self) -> Terms:
         """The book that this query opens where there is none."""
         query = self.query
+        rows = f"all rows with one {query.unit!r}"
+        if query.period != "forever":  # another time column would cut other periods
+            rows += f" and {query.time!r} in the period"
         return own_terms(
             epsilon=query.epsilon,
             mu_squared=self.calibrated.mu_squared,
@@ -114,7 +117,7 @@ class Plan:
             error=self.calibrated.error,
             period=query.period_in_words,
             time_zone=query.time_zone,
-            change=f"all rows with one {query.unit!r}",
+            change=rows,
         )
 
     def pay(self, spend: QuerySpend, digest: str) -> None:

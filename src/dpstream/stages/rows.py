@@ -6,6 +6,7 @@ configuration alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -87,6 +88,8 @@ class RowReader:
     def __init__(self, query: Query, secret: Secret, run: bytes) -> None:
         self.query = query
         self.types: dict[str, pa.DataType] = {}
+        self.learned: Callable[[dict[str, pa.DataType]], None] = lambda _: None
+        """Called with the types when they are fixed, before they are used."""
         self._unit_key, self._group_key, self._digest_key, self._period_key = (
             secret.key(use, run)[:16]
             for use in ("unit ids", "group ids", "row digests", "period ids")
@@ -175,8 +178,10 @@ class RowReader:
         query = self.query
         columns = {}
         for number, name in enumerate(query.keys):
-            kind = self.types[name]
             listed = [row[number] for row in query.public_keys or ()]
+            if name not in self.types:  # nothing was read yet: the list says what they are
+                self._fix({name: pa.array(listed).type})
+            kind = self.types[name]
             if parse.is_text(kind):
                 listed = [None if item is None else str(item) for item in listed]
             try:
@@ -189,9 +194,14 @@ class RowReader:
 
     def learn(self, declared: dict[str, pa.DataType] | None) -> None:
         """Fix the types of unit and keys by what the source declares: text if nothing."""
-        for name in (self.query.unit, *self.query.keys):
-            kind = pa.string() if declared is None else declared.get(name, pa.string())
-            self.types.setdefault(name, _usual(kind))
+        names = (self.query.unit, *self.query.keys)
+        self._fix({n: pa.string() if declared is None else declared[n] for n in names})
+
+    def _fix(self, kinds: dict[str, pa.DataType]) -> None:
+        new = {name: _usual(kind) for name, kind in kinds.items() if name not in self.types}
+        if new:
+            self.learned(self.types | new)
+            self.types |= new
 
     def _typed(self, table: pa.Table, name: str) -> pa.Array:
         """A column in the type it has in this run: 5 and "5" must not become two users."""

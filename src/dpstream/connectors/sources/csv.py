@@ -155,9 +155,7 @@ def _scan(
         if at == size:
             if not final:
                 return begin, good, wrong
-        elif data[at] == _CR and at + 1 == size and not final:
-            return begin, good, wrong
-        else:
+        else:  # of a \r\n that the block's end cuts, the \n is left over as an empty line
             crlf = data[at] == _CR and at + 1 < size and data[at + 1] == _LF
             at += 2 if crlf else 1
         if broken or fields != width:

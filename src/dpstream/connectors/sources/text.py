@@ -7,6 +7,7 @@ reports by byte range; the line number of a rejected row is counted only when on
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,7 +110,7 @@ class TextFile:
             if self._file.tell() != offset:
                 self._file.seek(offset)
             block = self._file.read(size)
-        except (OSError, EOFError) as problem:
+        except (OSError, EOFError, zlib.error) as problem:
             raise unreadable(self._path, problem) from problem
         return block, len(block) < size
 
