@@ -6,6 +6,7 @@ QUICK ?=
 PYTEST_ARGS ?=
 
 export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
+export DPSTREAM_BENCH_CACHE ?= $(CURDIR)/.cache/bench
 export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -75,5 +76,5 @@ endef
 .venv-bench/.stamp: constraints-bench.txt
 	@echo "setting up .venv-bench (the peers)"
 	$(call make_venv,.venv-bench)
-	@.venv-bench/bin/python -m pip install -q -c constraints-bench.txt 'opendp[polars]' diffprivlib pipeline-dp
+	@.venv-bench/bin/python -m pip install -q -c constraints-bench.txt 'opendp[polars]' diffprivlib pipeline-dp pyspark
 	@touch $@

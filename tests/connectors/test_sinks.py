@@ -321,3 +321,21 @@ def test_what_can_be_a_sink(tmp_path, capsysbinary):
         open_sink(3)
     with pytest.raises(InvalidParameter, match=r"for csv files write csv:.*/out/"):
         open_sink(tmp_path / "out.csv")
+
+
+@pytest.mark.parametrize("spec", ["out/", "jsonl:out/", "out.sqlite", "out.duckdb"])
+def test_releases_of_another_run_are_not_taken_for_old_ones(tmp_path, monkeypatch, spec):
+    """A sink that has the same window and trigger from another run refuses, and loses nothing."""
+    monkeypatch.chdir(tmp_path)
+    first, second = (
+        pa.table({"n": [number]}).replace_schema_metadata({"dpstream": f'{{"run": "{run}"}}'})
+        for number, run in ((1, "a"), (2, "b"))
+    )
+    sink = open_sink(spec)
+    assert sink is not None
+    sink.write("clicks", 0, 1, first)
+    sink.write("clicks", 0, 1, first)
+
+    with pytest.raises(StateError, match="another run"):
+        sink.write("clicks", 0, 1, second)
+    sink.close()

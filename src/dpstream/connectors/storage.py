@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +14,22 @@ from urllib.parse import quote
 from dpstream.errors import StateError
 from dpstream.privacy.state.files import create_exclusive, make_directory, replace, sync_directory
 
+_LONGEST = 160  # of 255 bytes, with room for numbers, suffixes and temporary names
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def safe_name(text: str) -> str:
-    """A file name for any text; other texts get other names, and none is hidden."""
+    """A file name for any text; other texts get other names, and none is hidden.
+
+    A text that is too long for a file name is cut, and its digest added.
+    """
     safe = quote(text, safe="").replace(".", "%2E")
-    return f"%5F{safe[1:]}" if safe.startswith("_") else safe
+    safe = f"%5F{safe[1:]}" if safe.startswith("_") else safe
+    if len(safe) <= _LONGEST:
+        return safe
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"{safe[: _LONGEST - len(digest) - 1]}~{digest}"
 
 
 @contextmanager

@@ -160,7 +160,7 @@ class LiveInput:
             if self._stop.is_set():
                 self.positions = before  # what was read since the last step is read again
                 return None
-            for partition in self._chunks.source.partitions():
+            for partition in self._in_order():
                 while self._clock.now() < time:
                     rows, batch = self._read(partition, step)
                     pieces += _pieces(rows)
@@ -183,6 +183,12 @@ class LiveInput:
                         "now; nothing was published; restore what was removed from the source"
                     )
         return pieces
+
+    def _in_order(self) -> list[str]:
+        """Partitions that were begun, in the order in which a replay takes them; then new ones."""
+        listed = self._chunks.source.partitions()
+        begun = [name for name in self.positions if name in listed]
+        return begun + [name for name in listed if name not in self.positions]
 
     def _read(self, partition: str, step: int) -> tuple[Rows, Batch]:
         rows, batch = self._chunks.read(partition, self.positions.get(partition), step)

@@ -155,10 +155,9 @@ class LocalRun:
         threads = self.options.threads or cores
         spend, pay = self._admitted(storage)
         files, live = self._inputs(reader)
+        mark = hashlib.sha256(b"run mark" + storage.run).hexdigest()[:16]
         return Loop(
-            flow=Flow(
-                self.plan, reader, buckets=buckets, threads=threads, mark=mark_of(storage.run)
-            ),
+            flow=Flow(self.plan, reader, buckets=buckets, threads=threads, mark=mark),
             spend=spend,
             pay=pay,
             digest_key=storage.secret.key("input digest", storage.run),

@@ -109,8 +109,10 @@ class Flow:
         gone = []
         for period in known:
             last = int(schedule.window_of(np.array([ticks.at(period + 1) - 1]))[0])
-            if last < 0 and schedule.windows is not None:
-                last = schedule.windows - 1  # the period reaches beyond the end
+            if last < 0:  # the period reaches beyond the end, if there is one
+                if schedule.windows is None:
+                    continue
+                last = schedule.windows - 1
             if schedule.last_step(last) < step:
                 gone.append(period)
         for bucket in self.state.units:

@@ -96,9 +96,11 @@ def times(
 
 def _counted(column: Any, name: str, unit: int, origin: int) -> tuple[Integers, Mask]:
     array = whole_column(column)
-    if pa.types.is_integer(array.type) and array.null_count == 0:  # exact, and the common case
-        counts = pc.cast(array, pa.int64(), safe=False).to_numpy(zero_copy_only=False)
-        readable = np.abs(counts.astype(np.float64)) * unit < _LARGEST
+    if pa.types.is_integer(array.type):  # exact, whatever else is in the batch
+        filled = pc.fill_null(array, pa.scalar(0, array.type))
+        size = np.abs(filled.to_numpy(zero_copy_only=False).astype(np.float64)) * unit
+        readable = (size < _LARGEST) & ~_mask(array.is_null())
+        counts = pc.cast(filled, pa.int64(), safe=False).to_numpy(zero_copy_only=False)
         return np.where(readable, counts, 0) * unit + origin, readable
     values, readable = numbers(column, name)
     with np.errstate(invalid="ignore", over="ignore"):

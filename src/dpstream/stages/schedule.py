@@ -141,9 +141,11 @@ class Schedule:
         stream without end, and its neighbours are added to be safe.
         """
         if self.windows is not None and self.windows <= _PROBE:
-            return sorted({self.releases(w) for w in range(self.windows)}, reverse=True)
-        found = {self.releases(w) for w in range(_PROBE)}
-        return sorted({n + more for n in found for more in (-1, 0, 1)} - {0}, reverse=True)
+            found = {self.releases(w) for w in range(self.windows)}
+        else:
+            seen = {self.releases(w) for w in range(_PROBE)}
+            found = {number + more for number in seen for more in (-1, 0, 1)}
+        return sorted((number for number in found if number > 0), reverse=True)
 
     def due(self, step: int) -> list[Due]:
         """The windows that are published at a step, oldest first."""
@@ -159,7 +161,9 @@ class Schedule:
         for window in range(newest, -1, -1):
             if self.last_step(window) < step:
                 break
-            found.append(Due(window, step - self.first_step(window) + 1, self.releases(window)))
+            if self.releases(window) > 0:  # a zone may leave out a day
+                release = step - self.first_step(window) + 1
+                found.append(Due(window, release, self.releases(window)))
         return found[::-1]
 
     def window_of(self, times: Integers) -> Integers:

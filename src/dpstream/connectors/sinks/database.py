@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from dpstream.connectors.sinks.numbers import another_run
 from dpstream.errors import InvalidParameter, StateError
 
 BOOK = "dpstream_releases"
@@ -35,7 +36,8 @@ def prepare(connection: Connection) -> None:
         '"trigger" BIGINT NOT NULL, PRIMARY KEY (query, "window", "trigger"))'
     )
     connection.execute(
-        f"CREATE TABLE IF NOT EXISTS {QUERIES} (query TEXT PRIMARY KEY, columns TEXT NOT NULL)"
+        f"CREATE TABLE IF NOT EXISTS {QUERIES} (query TEXT PRIMARY KEY, columns TEXT NOT NULL, "
+        "run TEXT NOT NULL)"
     )
 
 
@@ -53,7 +55,14 @@ def mark_done(connection: Connection, query: str, window: int, trigger: int) -> 
     connection.execute(f"INSERT INTO {BOOK} VALUES (?, ?, ?)", (query, window, trigger))
 
 
-def is_known(connection: Connection, query: str, schema: pa.Schema) -> bool:
+def refuse_another_run(connection: Connection, query: str, run: str) -> None:
+    """The query's releases here must be those of this run."""
+    found = connection.execute(f"SELECT run FROM {QUERIES} WHERE query = ?", (query,)).fetchone()
+    if found is not None and found[0] != run:
+        raise another_run("the database", query)
+
+
+def is_known(connection: Connection, query: str, schema: pa.Schema, run: str) -> bool:
     """Whether the query's table is there, with these columns; a query of another shape is refused.
 
     SQL takes `Clicks` and `clicks` for one name, so two queries must not differ in case only.
@@ -67,12 +76,13 @@ def is_known(connection: Connection, query: str, schema: pa.Schema) -> bool:
         raise InvalidParameter(
             f"columns of a database must differ in more than case; got {', '.join(columns)}"
         )
-    rows = connection.execute(f"SELECT query, columns FROM {QUERIES}").fetchall()
-    known = {name: json.loads(text) for name, text in rows}
+    rows = connection.execute(f"SELECT query, columns, run FROM {QUERIES}").fetchall()
+    known = {name: json.loads(text) for name, text, _ in rows}
     if query not in known:
         if query.lower() in (name.lower() for name in known):
             raise InvalidParameter(f"another query of this sink is named like {query!r}; rename it")
-        connection.execute(f"INSERT INTO {QUERIES} VALUES (?, ?)", (query, json.dumps(columns)))
+        entry = (query, json.dumps(columns), run)
+        connection.execute(f"INSERT INTO {QUERIES} VALUES (?, ?, ?)", entry)
         return False
     if known[query] != columns or list(known[query]) != list(columns):
         raise StateError(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from dpstream.connectors.sinks.encode import ENCODERS
+from dpstream.connectors.sinks.numbers import another_run, run_of
 from dpstream.connectors.storage import open_folder, put_new, remove_leftovers, safe_name, writing
 from dpstream.errors import InvalidParameter
 
@@ -22,18 +23,32 @@ class DirectorySink:
         if suffix not in ENCODERS:
             raise InvalidParameter(f"suffix must be one of {', '.join(ENCODERS)}; got {suffix!r}")
         self._folder, self._suffix = folder, suffix
+        self._runs: dict[str, str] = {}  # by query
         open_folder(folder)
         with writing(folder):
             remove_leftovers(folder)
 
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
-        """Write the file, unless it is there."""
+        """Write the file, unless it is there; releases of another run are refused."""
+        self._refuse_another_run(query, run_of(table))
         path = self._folder / file_name(query, window, trigger, self._suffix)
         if not path.exists():
             put_new(path, ENCODERS[self._suffix](table))
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def _refuse_another_run(self, query: str, run: str) -> None:
+        """A small file beside the releases says which run they are from."""
+        if not run:
+            return
+        if query not in self._runs:
+            marker = self._folder / f".{safe_name(query)}.run"
+            put_new(marker, run.encode())
+            with writing(marker):
+                self._runs[query] = marker.read_text()
+        if self._runs[query] != run:
+            raise another_run(self._folder, query)
 
 
 def file_name(query: str, window: int, trigger: int, suffix: str) -> str:

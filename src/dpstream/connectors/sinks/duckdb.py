@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.connectors.sinks import database
-from dpstream.connectors.sinks.numbers import with_numbers
+from dpstream.connectors.sinks.numbers import run_of, with_numbers
 from dpstream.connectors.storage import open_folder
 from dpstream.errors import MissingDependency, StateError
 
@@ -34,15 +34,16 @@ class DuckdbSink:
 
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
         """Insert the rows, unless the release is in the book."""
-        table = with_numbers(table, window, trigger)
+        run, table = run_of(table), with_numbers(table, window, trigger)
         with self._explained(), self._transaction():
+            database.refuse_another_run(self._connection, query, run)
             if database.is_done(self._connection, query, window, trigger):
                 return
             name = database.identifier(query)
             self._connection.register("dpstream_rows", table)
             try:
                 verb = f"INSERT INTO {name}"
-                if not database.is_known(self._connection, query, table.schema):
+                if not database.is_known(self._connection, query, table.schema, run):
                     verb = f"CREATE TABLE {name} AS"
                 self._connection.execute(f"{verb} SELECT * FROM dpstream_rows")
             finally:

@@ -1,4 +1,4 @@
-"""The numbers of a release as columns, for sinks that put many releases into one place."""
+"""What a release says of itself: its run, and its numbers as columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,20 @@ import json
 
 import pyarrow as pa
 
-from dpstream.errors import InvalidInput
+from dpstream.errors import InvalidInput, StateError
+
+
+def run_of(table: pa.Table) -> str:
+    """The mark of the run that published a release; "" if it does not say."""
+    told = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}"))
+    return str(told.get("run", ""))
+
+
+def another_run(place: object, query: str) -> StateError:
+    """A sink that holds another run's releases would take the new ones for old, and lose them."""
+    return StateError(
+        f"{place} holds releases of {query!r} from another run; use another sink, or remove them"
+    )
 
 
 def with_numbers(table: pa.Table, window: int, trigger: int) -> pa.Table:

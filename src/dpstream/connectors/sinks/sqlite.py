@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dpstream.connectors.sinks import database
 from dpstream.connectors.sinks.encode import plain
-from dpstream.connectors.sinks.numbers import with_numbers
+from dpstream.connectors.sinks.numbers import run_of, with_numbers
 from dpstream.connectors.storage import open_folder
 from dpstream.errors import StateError
 
@@ -33,12 +33,13 @@ class SqliteSink:
 
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
         """Insert the rows, unless the release is in the book."""
-        table = with_numbers(table, window, trigger)
+        run, table = run_of(table), with_numbers(table, window, trigger)
         with self._explained(), self._transaction():
+            database.refuse_another_run(self._connection, query, run)
             if database.is_done(self._connection, query, window, trigger):
                 return
             name = database.identifier(query)
-            if not database.is_known(self._connection, query, table.schema):
+            if not database.is_known(self._connection, query, table.schema, run):
                 columns = ", ".join(
                     f"{database.identifier(one.name)} {_affinity(one.type)}" for one in table.schema
                 )

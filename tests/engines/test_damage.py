@@ -1,0 +1,169 @@
+"""Damaged snapshots and logs: a second copy or a replay stands in, or it is said what is lost."""
+
+import os
+import warnings
+
+import pytest
+
+from dpstream.engines.snapshots import DamagedSnapshot
+from dpstream.errors import StateError
+from dpstream.privacy.state import read_packed, write_packed
+from tests.engines.runs import break_off, published, query, start, table, whole, write
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """What an unbroken run publishes."""
+    return whole(tmp_path_factory.mktemp("whole"))
+
+
+def halve(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def manifests(place):
+    found = (place / "state").glob("manifest-*.dps")
+    return sorted(found, key=lambda path: int(path.stem.partition("-")[2]))
+
+
+def segments(place, kind):
+    """The newest segments of windows or periods."""
+    number = manifests(place)[-1].stem.partition("-")[2]
+    return sorted((place / "state" / "segments").glob(f"{kind}*-{number}.dps"))
+
+
+@pytest.mark.parametrize("spoil", [halve, flip, os.remove])
+@pytest.mark.parametrize("what", ["manifest", "window", "period"])
+def test_a_damaged_snapshot_falls_back_one_generation(tmp_path, expected, what, spoil):
+    """The snapshot before it and a replay of the steps in between give the same bytes."""
+    write(tmp_path, table())
+    break_off(tmp_path, 6)
+    assert len(manifests(tmp_path)) == 2
+    newest = manifests(tmp_path)[-1:] if what == "manifest" else segments(tmp_path, what)
+    spoil(newest[-1])
+    if (what, spoil) == ("manifest", os.remove):
+        start(tmp_path).finish()  # as if the last snapshot had never been made
+    else:
+        with pytest.warns(DamagedSnapshot, match="the one before it is used"):
+            start(tmp_path).finish()
+
+    assert published(tmp_path) == expected
+
+
+def test_a_snapshot_is_damaged_again_and_again(tmp_path, expected):
+    """After each damage the run makes new snapshots that can be damaged in turn."""
+    write(tmp_path, table())
+    for _ in range(5):
+        break_off(tmp_path, 3)
+        if len(manifests(tmp_path)) == 2:
+            halve(manifests(tmp_path)[-1])
+            with pytest.warns(DamagedSnapshot):
+                break_off(tmp_path, 1)
+    start(tmp_path).finish()
+
+    assert published(tmp_path) == expected
+
+
+def test_without_any_snapshot_all_is_replayed(tmp_path, expected):
+    """As long as every window is open a replay from the start needs nothing but the log."""
+    write(tmp_path, table())
+    break_off(tmp_path, 5)
+    for path in manifests(tmp_path):
+        flip(path)
+    with pytest.warns(DamagedSnapshot, match="a replay from the start is used"):
+        start(tmp_path).finish()
+
+    assert published(tmp_path) == expected
+
+
+def test_a_final_window_cannot_be_replayed(tmp_path):
+    """Its key was erased: the error says so, and what is published stays as it is."""
+    write(tmp_path, table())
+    break_off(tmp_path, 10)  # window 0 is final, and both snapshots are later
+    before = published(tmp_path)
+    for path in manifests(tmp_path):
+        flip(path)
+    for _ in range(2):
+        with warnings.catch_warnings(), pytest.raises(StateError, match=r"final|erased"):
+            warnings.simplefilter("ignore", DamagedSnapshot)
+            start(tmp_path).finish()
+
+    assert published(tmp_path) == before
+
+
+def test_one_generation_is_not_enough_to_erase_keys(tmp_path):
+    """Windows shorter than a snapshot's interval: the first snapshot may still be damaged."""
+    short = query(every=None, window=query().window, allowed_lateness="0", period="forever")
+    unbroken = whole(tmp_path / "whole", short, every=1)
+    write(tmp_path / "run", table())
+    break_off(tmp_path / "run", 1, short, every=1)
+    for path in manifests(tmp_path / "run"):
+        flip(path)
+    with pytest.warns(DamagedSnapshot):
+        start(tmp_path / "run", short, every=1).finish()
+
+    assert published(tmp_path / "run") == unbroken
+
+
+@pytest.mark.parametrize("cut", [1, 2, 20, 60])
+def test_a_torn_log_is_mended(tmp_path, expected, cut):
+    """The last record is written again by the replay, with the same digest."""
+    write(tmp_path, table())
+    break_off(tmp_path, 7)
+    log = tmp_path / "state" / "inputs.log"
+    os.truncate(log, log.stat().st_size - cut)
+    start(tmp_path).finish()
+
+    assert published(tmp_path) == expected
+
+
+@pytest.mark.parametrize("name", ["inputs.log", "run.dps", "ledger"])
+def test_what_has_no_second_copy_is_refused(tmp_path, name):
+    """Nothing is guessed from a log, a run or a ledger that was altered."""
+    write(tmp_path, table())
+    break_off(tmp_path, 7)
+    before = published(tmp_path)
+    path = tmp_path / "state" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(Exception, match=r"damaged|altered|rolled back|checksum|not a dpstream"):
+        start(tmp_path).finish()
+
+    assert published(tmp_path) == before
+
+
+def test_another_format_is_refused(tmp_path):
+    """A directory of another version names both."""
+    write(tmp_path, table())
+    break_off(tmp_path, 3)
+    path = tmp_path / "state" / "run.dps"
+    about = read_packed(path, kind="query run")
+    write_packed(path, about | {"format": 2}, kind="query run")
+    with pytest.raises(StateError, match="has state format 2; this version reads 1"):
+        start(tmp_path)
+
+
+def test_keys_and_noise_of_final_windows_are_gone(tmp_path):
+    """Once two snapshots are past a window, no file holds its key or its segments any more."""
+    write(tmp_path, table())
+    break_off(tmp_path, 3)
+    windows = tmp_path / "state" / "windows"
+    key = (windows / "0.key").read_bytes()
+    noise = [path.read_bytes()[-64:] for path in segments(tmp_path, "window")]
+    assert noise
+    break_off(tmp_path, 8)
+    open_keys = sorted(path.name for path in windows.glob("*.key"))
+    start(tmp_path).finish()
+    kept = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+
+    assert open_keys == ["1.key"]
+    assert not list(windows.glob("*.key"))
+    for old in (key, *noise):
+        assert not [path.name for path in kept if old in path.read_bytes()]
