@@ -179,14 +179,25 @@ def test_a_row_from_another_age_costs_nothing_and_is_outside(time):
         assert endless.window_of(times)[3] == -1
 
 
-def test_a_zone_that_left_out_a_day_has_no_empty_window():
-    """Samoa had no 30 December 2011: its days have hours, or the schedule is refused."""
+@pytest.mark.parametrize("lateness", [0, 5 * HOUR])
+def test_a_day_that_a_zone_left_out_is_never_published(lateness):
+    """Samoa had no 30 December 2011; the days around it have all their tables."""
     zone = "Pacific/Apia"
     start = instant("2011-12-28", "start", zone)
     days = Ticks(origin=start, size=DAY, zone=zone)
     hours = Ticks(origin=start, size=HOUR)
-    schedule = Schedule(start=start, end=days.at(5), edges=days, triggers=hours)
-    assert all(schedule.releases(window) >= 1 for window in range(schedule.windows))
+    schedule = Schedule(start=start, end=days.at(5), edges=days, triggers=hours, lateness=lateness)
+    due = [due for step in range(schedule.steps) for due in schedule.due(step)]
+    each = 24 + lateness // HOUR
+
+    assert days.at(2) == days.at(3)
+    assert 2 not in schedule.window_of(start + np.arange(96) * HOUR)
+    for window in (0, 1, 3, 4):
+        releases = [release for number, release, _ in due if number == window]
+        assert releases == list(range(1, each + 1))
+    if lateness == 0:
+        assert {number for number, _, _ in due} == {0, 1, 3, 4}
+    assert all(1 <= release <= releases for _, release, releases in due)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from dpstream.connectors.sinks.encode import jsonl
-from dpstream.connectors.storage import open_folder, put, remove_leftovers, safe_name, writing
+from dpstream.connectors.storage import open_folder, put, safe_name
+from dpstream.privacy.state.files import remove_leftovers, writing
 from dpstream.records import Rejected
 
 _COLUMNS = ("where", "reason", "row")

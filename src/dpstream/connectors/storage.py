@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import errno
-import glob
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 from dpstream.errors import StateError
-from dpstream.privacy.state.files import create_exclusive, make_directory, replace, sync_directory
+from dpstream.privacy.state.files import (
+    create_exclusive,
+    make_directory,
+    remove_leftovers,
+    replace,
+    sync_directory,
+    writing,
+)
 
 _LONGEST = 160  # of 255 bytes, with room for numbers, suffixes and temporary names
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def safe_name(text: str) -> str:
@@ -30,15 +32,6 @@ def safe_name(text: str) -> str:
         return safe
     digest = hashlib.sha256(text.encode()).hexdigest()
     return f"{safe[: _LONGEST - len(digest) - 1]}~{digest}"
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn a failure to write `path` into a StateError."""
-    try:
-        yield
-    except OSError as problem:
-        raise StateError(_explain(path, problem)) from problem
 
 
 def open_folder(folder: Path) -> None:
@@ -86,21 +79,3 @@ def remove(path: Path) -> None:
     with writing(path):
         path.unlink(missing_ok=True)
         sync_directory(path.parent)
-
-
-def remove_leftovers(folder: Path, name: str = "*") -> None:
-    """Remove the temporary files that a killed process left of `name`, or of all files."""
-    pattern = name if name == "*" else glob.escape(name)
-    for path in folder.glob(f".{pattern}.{'[0-9a-f]' * 16}.new"):
-        path.unlink(missing_ok=True)
-
-
-def _explain(path: Path, problem: OSError) -> str:
-    if problem.errno in _FULL:
-        return (
-            f"there is no space left to write {path}; free some and run again: the file is not "
-            "there, and the run goes on where it stopped"
-        )
-    if problem.errno in _FORBIDDEN:
-        return f"{path} may not be written by this user; grant permission or name another place"
-    return f"{path} cannot be written: {problem.strerror or problem}; mend that and run again"

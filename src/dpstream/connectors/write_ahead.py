@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dpstream.connectors.storage import open_folder, put_new, remove, remove_leftovers, safe_name
+from dpstream.connectors.storage import open_folder, put_new, remove, safe_name
 from dpstream.errors import StateError
+from dpstream.privacy.state.files import remove_leftovers
 from dpstream.records import Batch, Position, Rejected, Source
 
 _MAGIC = b"dpstream-write-ahead-1\n"

@@ -10,7 +10,7 @@ ledger         the book, unless the run shares another
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from dpstream.privacy.state import (
     read_packed,
     write_packed,
 )
-from dpstream.privacy.state.files import make_directory
+from dpstream.privacy.state.files import make_directory, remove_leftovers, writing
 from dpstream.privacy.state.secret import beside
 
 STATE_FORMAT = 1
@@ -112,63 +112,48 @@ def open_directory(
     given_ledger: Ledger | str | Path | None,
     notes: dict[str, Any],
     run_id: bytes | None = None,
-    derived_keys_for_tests: bool = False,
 ) -> StateDirectory:
-    """Open a query's directory, or make it; another query, secret or ledger is refused."""
+    """Open a query's directory, or make it; another query, secret or ledger is refused.
+
+    With `run_id`, which is for tests, window keys are derived instead of drawn.
+    """
     about = read_about(folder)
-    created = about is None
     made: tuple[Path, ...] = ()
     if about is None:
         made = tuple(path for path in _to_be_made(folder, given_ledger) if not path.exists())
         _make(folder)
-        if any(folder.glob("manifest-*.dps")) or any(folder.glob("segments/*")):
-            raise StateError(
-                f"{folder} holds snapshots but no run.dps: they belong to another run, whose noise "
-                "must not meet other data; use a new state directory"
-            )
-        _drop_unused_log(folder / "inputs.log")
         secret = Secret.of(beside(folder) if given_secret is None else given_secret)
-        ledger = _ledger(folder, given_ledger)
         run = mint_run_id() if run_id is None else run_id
-        log = InputLog(folder / "inputs.log", run=run)
-        about = {
-            "format": STATE_FORMAT,
-            "run": run,
-            "facts": facts,
-            "dataset": dataset,
-            "buckets": buckets,
-            "secret check": secret.key("check", run),
-            "log": log.identity,
-            "ledger": ledger.identity(),
-            "notes": notes,
-        }
-        write_packed(folder / "run.dps", about, kind="query run")
     else:
         secret = Secret.of(_existing(folder, given_secret))
         _check(folder, about, facts, dataset, secret)
+        run = about["run"]
+    with ExitStack() as undo, writing(folder):
         ledger = _ledger(folder, given_ledger)
-        if ledger.identity() != about["ledger"]:
-            ledger.close()
-            raise StateError(
-                f"the ledger {ledger.path} is not the one that {folder} is charged to; name that "
-                "one, or use a new state directory (a new run, charged anew)"
-            )
-        log = InputLog(folder / "inputs.log", run=about["run"])
-        if log.identity != about["log"]:
-            log.close()
-            raise StateError(
-                f"{folder} is a copy, or was moved here: two copies would put the same noise on "
-                "different data; use the original, or a new state directory (a new run)"
-            )
-        if log.ledger_head is not None and not ledger.has(log.ledger_head):
-            log.close()
-            raise StateError(
-                f"{ledger.path} lacks charges that {folder} has seen: it was rolled back; "
-                "restore it"
-            )
-    keys = WindowKeys(
-        folder / "windows", secret, derived_for_tests=derived_keys_for_tests, ordered=True
-    )
+        if not isinstance(given_ledger, Ledger):
+            undo.callback(ledger.close)
+        log = InputLog(folder / "inputs.log", run=run)
+        undo.callback(log.close)  # a refused directory must not stay locked
+        for place in (folder, folder / "windows", folder / "segments"):
+            remove_leftovers(place, overwrite=True)  # a kill may leave half a key, or noise
+        if about is None:
+            about = {
+                "format": STATE_FORMAT,
+                "run": run,
+                "facts": facts,
+                "dataset": dataset,
+                "buckets": buckets,
+                "secret check": secret.key("check", run),
+                "log": log.identity,
+                "ledger": ledger.identity(),
+                "notes": notes,
+            }
+            write_packed(folder / "run.dps", about, kind="query run")
+        _refuse_strangers(folder, about, ledger, log)
+        keys = WindowKeys(
+            folder / "windows", secret, derived_for_tests=run_id is not None, ordered=True
+        )
+        undo.pop_all()
     return StateDirectory(
         folder=folder,
         about=about,
@@ -176,10 +161,28 @@ def open_directory(
         ledger=ledger,
         log=log,
         keys=keys,
-        created=created,
+        created=bool(made),
         own_ledger=not isinstance(given_ledger, Ledger),
         made=made,
     )
+
+
+def _refuse_strangers(folder: Path, about: dict[str, Any], ledger: Ledger, log: InputLog) -> None:
+    """Log and ledger must be the files that the run was made with, and the ledger whole."""
+    if ledger.identity() != about["ledger"]:
+        raise StateError(
+            f"the ledger {ledger.path} is not the one that {folder} is charged to; name that one, "
+            "or use a new state directory (a new run, charged anew)"
+        )
+    if log.identity != about["log"]:
+        raise StateError(
+            f"{folder} is a copy, or was moved here: two copies would put the same noise on "
+            "different data; use the original, or a new state directory (a new run)"
+        )
+    if log.ledger_head is not None and not ledger.has(log.ledger_head):
+        raise StateError(
+            f"{ledger.path} lacks charges that {folder} has seen: it was rolled back; restore it"
+        )
 
 
 def _to_be_made(folder: Path, ledger: Ledger | str | Path | None) -> list[Path]:
@@ -207,12 +210,15 @@ def _drop_unused_log(path: Path) -> None:
 
 
 def _make(folder: Path) -> None:
-    try:
+    """Make the directory; one that holds another run's remains is refused."""
+    with writing(folder):
         make_directory(folder, mode=0o700)
-    except OSError as error:
+    if any(folder.glob("manifest-*.dps")) or any(folder.glob("segments/*")):
         raise StateError(
-            f"the state directory {folder} cannot be made: {error.strerror}; name another place"
-        ) from None
+            f"{folder} holds snapshots but no run.dps: they belong to another run, whose noise "
+            "must not meet other data; use a new state directory"
+        )
+    _drop_unused_log(folder / "inputs.log")
 
 
 def _existing(folder: Path, given: Secret | bytes | str | Path | None) -> Secret | bytes:

@@ -21,6 +21,7 @@ from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.spend import noise_versions
 from dpstream.privacy.state import Secret, mint_run_id
+from dpstream.privacy.state.files import writing
 from dpstream.privacy.state.memory_keys import MemoryWindowKeys
 from dpstream.records import Sink, Source
 from dpstream.stages.flow import Flow
@@ -133,7 +134,8 @@ class LocalRun:
         loop = None
         try:
             loop = self._loop = self._opened(storage)
-            yield from loop.releases()
+            with writing(self.folder or Path()):
+                yield from loop.releases()
         except (BudgetExceeded, LedgerError, InvalidInput, InvalidParameter):
             if storage.directory is not None and (loop is None or not loop.step):
                 storage.directory.withdraw()
@@ -200,7 +202,6 @@ class LocalRun:
             given_ledger=self.ledger,
             notes={"now": self._now, "partitions": self._fixed_partitions()},
             run_id=self.options.run_id,
-            derived_keys_for_tests=self.options.run_id is not None,
         )
         was = directory.about["notes"]["partitions"]
         if was != self._fixed_partitions():

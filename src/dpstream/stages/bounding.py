@@ -76,28 +76,46 @@ class UnitBucket:
         counters = table.columns["counters"]
         touched: Integers = np.empty(len(rows), np.int64)
         touched = touched[: _count(rows, counters, touched)].copy()
-        limits = (self.bounds.rows, self.bounds.groups, self.bounds.rows_per_group)
-        plain: Integers = np.empty(len(rows), np.int64)
-        close: Integers = np.empty(len(rows), np.int64)
-        some, others = _separate(rows, counters, limits, by_value, plain, close)
-        near = close[:others]
-        near = near[np.argsort(hashes[places[near], 0], kind="stable")]
         taken = (rows, units, groups, places, counters, verdicts)
-        again = [self._keep(window, part, taken) for part in _slices(plain[:some], near)]
+        again: list[Integers] = []
+        near: list[Integers] = []
+        for part in _slices(np.arange(len(rows))):
+            left = self._keep(window, part, taken, again, put_off=True, by_value=by_value)
+            near.append(left)
+        close = np.concatenate([*near, np.zeros(0, np.int64)])
+        close = close[np.argsort(hashes[places[close], 0], kind="stable")]
+        for part in _slices(close):
+            self._keep(window, part, taken, again, put_off=False, by_value=by_value)
         counters[touched, NOW] = 0
         self.changed.setdefault(("period", period), []).append(touched)
         self.changed.setdefault(("window", window), []).extend(again)
 
-    def _keep(self, window: int, sequence: Integers, taken: Taken) -> Integers:
-        """Go through some rows in order; returns the known pairs that have one row more."""
+    def _keep(
+        self,
+        window: int,
+        sequence: Integers,
+        taken: Taken,
+        again: list[Integers],
+        *,
+        put_off: bool,
+        by_value: bool,
+    ) -> Integers:
+        """Go through some rows; returns those that are put off to be taken in order.
+
+        Known pairs that have one row more are added to `again`.
+        """
         pairs = self.windows.setdefault(window, pair_table(self.bounds))
         pairs.reserve(len(sequence))
         counts = pairs.columns.get("rows", np.zeros(0, np.int32))
         limits = (self.bounds.rows, self.bounds.groups, self.bounds.rows_per_group)
-        again: Integers = np.empty(len(sequence) if limits[2] > 1 else 0, np.int64)
+        more: Integers = np.empty(len(sequence) if limits[2] > 1 else 0, np.int64)
+        left: Integers = np.empty(len(sequence) if put_off else 0, np.int64)
         state = (pairs.ids, pairs.index, pairs.used, counts)
-        pairs.used, known = _keep(sequence, *taken, *state, limits, again)
-        return again[:known]
+        pairs.used, known, waiting = _keep(
+            sequence, *taken, *state, limits, put_off, by_value, more, left
+        )
+        again.append(more[:known])
+        return left[:waiting]
 
 
 def _slices(*sequences: Integers) -> Iterator[Integers]:
@@ -120,24 +138,6 @@ def _count(rows: Any, counters: Any, touched: Any) -> int:
 
 
 @compiled
-def _separate(
-    rows: Any, counters: Any, limits: Limits, by_value: bool, plain: Any, close: Any
-) -> tuple[int, int]:
-    """Rows whose fate no order can change, and those of units that come close to a bound."""
-    some, others = 0, 0
-    for i in range(len(rows)):
-        kept, groups, number = counters[rows[i]]
-        far = kept + number <= limits[0] and groups + number <= limits[1]
-        if (far and not (by_value and number > 1)) or number == 1:
-            plain[some] = i
-            some += 1
-        else:
-            close[others] = i
-            others += 1
-    return some, others
-
-
-@compiled
 def _keep(
     sequence: Any,
     rows: Any,
@@ -151,18 +151,32 @@ def _keep(
     used: int,
     counts: Any,
     limits: Limits,
+    put_off: bool,
+    by_value: bool,
     again: Any,
-) -> tuple[int, int]:
+    left: Any,
+) -> tuple[int, int, int]:
     """Go through rows in order and keep what fits; returns the pairs in use.
 
+    With `put_off`, rows of units that come close to a bound are left for later, when they are
+    taken in the order of their hashes: only there does order matter. (A unit is far from its bounds
+    if all its rows of the step fit; that stays true, or false, while they are kept one by one.)
     `again`: pairs that were there before and have one row more.
     """
     mask = np.uint64(len(index) - 1)
     one, shift = np.uint64(1), np.uint64(32)
     low_bits = np.uint64(0xFFFFFFFF)
-    known = 0
+    known = waiting = 0
     for i in sequence:
         row, place = rows[i], places[i]
+        number = counters[row, NOW]
+        if put_off and number > 1:
+            fits = counters[row, ROWS] + number <= limits[0]
+            fits = fits and counters[row, GROUPS] + number <= limits[1]
+            if by_value or not fits:
+                left[waiting] = i
+                waiting += 1
+                continue
         if counters[row, ROWS] >= limits[0]:
             continue
         # Ids are pseudo-random, so an exclusive or with the words swapped is an id of the pair.
@@ -194,4 +208,4 @@ def _keep(
                         out[place] = KEPT
                     break
             slot = (slot + one) & mask
-    return used, known
+    return used, known, waiting

@@ -109,7 +109,8 @@ class Plan:
         query = self.query
         rows = f"all rows with one {query.unit!r}"
         if query.period != "forever":  # another time column would cut other periods
-            rows += f" and {query.time!r} in the period"
+            counted = (query.time, query.time_unit, int(query.time_origin))
+            rows += f" and its time, {counted}, in the period"
         return own_terms(
             epsilon=query.epsilon,
             mu_squared=self.calibrated.mu_squared,

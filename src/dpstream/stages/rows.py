@@ -120,6 +120,8 @@ class RowReader:
         """Every column that matters, parsed; rows that cannot be used are marked."""
         query = self.query
         for name in query.columns:
+            if name == query.unit:
+                continue  # only hashed, never shown
             table, bad = readable_text(table, name)
             mark(reasons, Reason.NOT_UTF8, bad)
         units = self._typed(table, query.unit)
@@ -243,6 +245,9 @@ class RowReader:
     def steps_of(self, table: pa.Table) -> Integers:
         """The step of each row of a table with the time columns alone; -1 if it has none."""
         reasons: Codes = np.zeros(len(table), np.uint8)
+        for name in table.column_names:
+            table, bad = readable_text(table, name)
+            mark(reasons, Reason.NOT_UTF8, bad)
         moments, arrivals = self._times(table, reasons)
         steps = self.query.schedule.step_of(arrivals)
         none = (reasons != 0) | (self.query.schedule.window_of(moments) < 0)

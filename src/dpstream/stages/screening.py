@@ -105,6 +105,7 @@ def reject(table: pa.Table, reasons: Codes, where: str) -> list[Rejected]:
     """The rows that were marked, with their reasons."""
     bad = np.flatnonzero(reasons)
     raw = table.take(pa.array(bad)) if len(bad) else table.slice(0, 0)
+    raw = pa.table({name: parse.whole_column(raw[name]) for name in raw.column_names})
     try:
         found = raw.to_pylist()
     except (ValueError, OverflowError, pa.ArrowException):  # a date or text that Python lacks
@@ -128,4 +129,4 @@ def _spelled(value: pa.Scalar) -> object:
     except (ValueError, OverflowError, pa.ArrowException):
         if parse.is_text(value.type):
             return value.as_buffer().to_pybytes().decode(errors="replace")
-        return f"{value.type} {getattr(value, 'value', '')}"
+        return f"a {value.type} that cannot be shown"

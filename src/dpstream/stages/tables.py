@@ -43,8 +43,9 @@ class Table:
             raise StateError("a hash bucket is full (2^32 rows); use more buckets")
         if wanted > len(self.ids):
             capacity = max(wanted, len(self.ids) + len(self.ids) // 2)
-            for array in (self.ids, *self.columns.values()):  # in place: large ones are not copied
-                array.resize((capacity, *array.shape[1:]), refcheck=False)
+            self.ids = _longer(self.ids, self.used, capacity)
+            for name, column in self.columns.items():
+                self.columns[name] = _longer(column, self.used, capacity)
         if wanted > _FULLEST * len(self.index):
             slots = len(self.index)
             while wanted > _FULLEST * slots:
@@ -108,6 +109,13 @@ class Table:
         """Memory held."""
         arrays = (self.ids, self.index, *self.columns.values())
         return sum(array.nbytes for array in arrays)
+
+
+def _longer(array: Any, used: int, capacity: int) -> Any:
+    """A new array, because NumPy asks for large pages when it makes one, not when it resizes."""
+    longer = np.zeros((capacity, *array.shape[1:]), array.dtype)
+    longer[:used] = array[:used]
+    return longer
 
 
 @compiled

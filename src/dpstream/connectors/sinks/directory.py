@@ -8,8 +8,9 @@ import pyarrow as pa
 
 from dpstream.connectors.sinks.encode import ENCODERS
 from dpstream.connectors.sinks.numbers import another_run, run_of
-from dpstream.connectors.storage import open_folder, put_new, remove_leftovers, safe_name, writing
+from dpstream.connectors.storage import open_folder, put_new, safe_name
 from dpstream.errors import InvalidParameter
+from dpstream.privacy.state.files import remove_leftovers, writing
 
 
 class DirectorySink:

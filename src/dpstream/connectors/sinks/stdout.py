@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from dpstream.connectors.sinks.encode import jsonl
 from dpstream.connectors.sinks.numbers import with_numbers
-from dpstream.connectors.storage import open_folder, writing
+from dpstream.connectors.storage import open_folder
 from dpstream.errors import StateError
+from dpstream.privacy.state.files import writing
 
 
 class StdoutSink:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import glob
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
 from typing import TypeAlias
+
+from dpstream.errors import StateError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 Buffer: TypeAlias = bytes | memoryview
 
@@ -69,3 +78,33 @@ def _write_synced(path: Path, *content: Buffer) -> None:
             file.write(piece)
         file.flush()
         os.fsync(file.fileno())
+
+
+def remove_leftovers(folder: Path, name: str = "*", *, overwrite: bool = False) -> None:
+    """Remove the temporary files that a killed process left of `name`, or of all files."""
+    pattern = name if name == "*" else glob.escape(name)
+    for path in folder.glob(f".{pattern}.{'[0-9a-f]' * 16}.new"):
+        if overwrite:
+            erase(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a failure to write `path` into a StateError."""
+    try:
+        yield
+    except OSError as problem:
+        raise StateError(_explain(path, problem)) from problem
+
+
+def _explain(path: Path, problem: OSError) -> str:
+    if problem.errno in _FULL:
+        return (
+            f"there is no space left to write {path}; free some and run again: the file is not "
+            "there, and the run goes on where it stopped"
+        )
+    if problem.errno in _FORBIDDEN:
+        return f"{path} may not be written by this user; grant permission or name another place"
+    return f"{path} cannot be written: {problem.strerror or problem}; mend that and run again"

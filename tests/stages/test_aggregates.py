@@ -1,0 +1,183 @@
+"""Grids, clamps, middles, and how noisy sums become answers."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpstream.errors import InvalidParameter
+from dpstream.stages.aggregates import (
+    Avg,
+    Count,
+    CountUnits,
+    Measure,
+    Sum,
+    all_measures,
+    answers,
+)
+
+rationals = st.fractions(-1000, 1000, max_denominator=60)
+
+
+@given(rationals, rationals, st.none() | st.integers(1, 50), st.data())
+def test_values_are_clamped_and_rounded_to_the_nearest_grid_point(lo, hi, parts, data):
+    """Never further than the sensitivity says, within half a step (and rounding) of the value."""
+    lo, hi = sorted((lo, hi))
+    if lo == hi:
+        hi = lo + 1
+    quantum = None
+    if parts is not None:
+        quantum = Fraction(1, lo.denominator * hi.denominator * parts)
+    for kind in (Sum, Avg):
+        made = kind("s", column="x", lo=lo, hi=hi, quantum=quantum)
+        measure = made.measures(True)[0]
+        values = data.draw(st.lists(st.floats(-2000, 2000), min_size=1, max_size=20))
+        values += [float(lo), float(hi), float(measure.middle)]
+        found = measure.on_grid(np.array(values)).tolist()
+        for value, steps in zip(values, found, strict=True):
+            clamped = min(max(Fraction(value), lo), hi)
+            assert abs(steps) <= measure.largest
+            assert abs(steps - (clamped - measure.middle) / made.quantum) <= Fraction(501, 1000)
+        assert found[-1] == 0 or kind is Sum
+
+
+def test_missing_values_add_nothing_and_infinite_ones_stay_in_range():
+    """NULL is NaN by now."""
+    measure = Sum("s", column="x", lo=2, hi=10, quantum=1).measures(True)[0]
+    values = np.array([np.nan, np.inf, -np.inf, 1e300, 2.5, 3.5])
+    assert measure.on_grid(values).tolist() == [0, 10, 2, 10, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "quantum"),
+    [
+        (0, 600, "0.1"),
+        (0, 1, "0.001"),
+        (0, 10_000, "10"),
+        (0, 9_999, "1"),
+        (-5, 5, "0.001"),
+        (0, 86_400, "10"),
+        ("0.25", "0.75", "0.0001"),
+        (-2_000_000, 10, "10"),
+    ],
+)
+def test_the_default_grid_is_a_power_of_ten(lo, hi, quantum):
+    """With a thousand steps or more, and lo and hi on it."""
+    made = Sum("s", column="x", lo=lo, hi=hi)
+    steps = max(abs(made.lo), abs(made.hi)) / made.quantum
+    assert steps >= 1000
+    assert (made.lo / made.quantum).denominator == (made.hi / made.quantum).denominator == 1
+    assert not made.chosen
+    assert Fraction(quantum) / 10 <= made.quantum <= Fraction(quantum)
+
+
+@given(rationals, rationals)
+def test_every_range_has_a_default_grid(lo, hi):
+    """Thirds and sevenths too: between a thousand steps and two billion."""
+    lo, hi = sorted((lo, hi))
+    if lo == hi:
+        hi = lo + Fraction(1, 7)
+    made = Sum("s", column="x", lo=lo, hi=hi)
+    steps = max(abs(lo), abs(hi)) / made.quantum
+    assert 1000 <= steps <= 2**31
+    assert (made.lo / made.quantum).denominator == (made.hi / made.quantum).denominator == 1
+
+
+@pytest.mark.parametrize(
+    ("facts", "word"),
+    [
+        ({"lo": 5, "hi": 5}, "lo < hi"),
+        ({"lo": 6, "hi": 5}, "lo < hi"),
+        ({"lo": 0, "hi": 5, "quantum": 2}, "multiples"),
+        ({"lo": "0.5", "hi": 5, "quantum": 1}, "multiples"),
+        ({"lo": 0, "hi": 5, "quantum": "1e-10"}, "coarser"),
+        ({"lo": 0, "hi": 5, "quantum": 0}, "quantum"),
+    ],
+)
+def test_ranges_that_cannot_be_used_are_refused(facts, word):
+    """With what to change."""
+    with pytest.raises(InvalidParameter, match=word):
+        Sum("s", column="x", **facts)
+
+
+def test_the_middle_of_an_average_lies_on_its_grid():
+    """Half the range costs half the noise of a sum."""
+    made = Avg("m", column="x", lo=10, hi=21, quantum=1)
+    assert made.middle == 15
+    assert made.measures(True)[0].largest == 6
+    assert Sum("s", column="x", lo=10, hi=21, quantum=1).measures(True)[0].largest == 21
+    assert Sum("s", column="x", lo=-30, hi=21, quantum=1).measures(True)[0].largest == 30
+
+
+def test_each_column_is_measured_once():
+    """Units first where keys are unknown; with one row per group, rows are units."""
+    asked = (
+        Count("n"),
+        CountUnits("u"),
+        Sum("s", column="x", lo=0, hi=1),
+        Avg("m", column="x", lo=0, hi=1),
+    )
+    kinds = [m.kind for m in all_measures(asked, one_row=True, unknown_keys=True)]
+    assert kinds == ["units", "value", "value"]
+    kinds = [m.kind for m in all_measures(asked, one_row=False, unknown_keys=True)]
+    assert kinds == ["units", "rows", "value", "value"]
+    kinds = [m.kind for m in all_measures(asked[2:3], one_row=False, unknown_keys=False)]
+    assert kinds == ["value"]
+    kinds = [m.kind for m in all_measures(asked[2:3], one_row=False, unknown_keys=True)]
+    assert kinds == ["units", "value"]
+    zero = Sum("a", column="x", lo=-1, hi=1), Avg("b", column="x", lo=-1, hi=1)
+    assert len(all_measures(zero, one_row=True, unknown_keys=True)) == 2  # one about 0 serves both
+
+
+def test_names_of_measures_differ():
+    """They are noise addresses: a shared one would be shared noise."""
+    measures = [
+        Measure(kind="units"),
+        Measure(kind="rows"),
+        Measure(kind="value", column="units"),
+        Measure(kind="value", column="x"),
+        Measure(kind="value", column="x", lo=Fraction(-1)),
+        Measure(kind="value", column="x", middle=Fraction(1, 2)),
+        Measure(kind="value", column="x", quantum=Fraction(1, 2)),
+        Measure(kind="value", column="1|x"),
+        Measure(kind="value", column="x", hi=Fraction(2)),
+    ]
+    assert len({measure.name for measure in measures}) == len(measures)
+
+
+def answered(aggregate, noisy, *, one_row=False, nonnegative=False):
+    given_ = dict(zip(aggregate.measures(one_row), noisy, strict=True))
+    table = answers([aggregate], given_, one_row=one_row, nonnegative=nonnegative)
+    return table[aggregate.name].tolist(), table[f"{aggregate.name}_stddev"].tolist()
+
+
+def test_counts_and_sums_are_scaled_from_the_grid():
+    """Deviations too; clamped at zero only where asked and where no value is below."""
+    steps = np.array([-4, 0, 7])
+    assert answered(Count("n"), [(steps, 1.5)]) == ([-4, 0, 7], [1.5] * 3)
+    assert answered(Count("n"), [(steps, 1.5)], nonnegative=True)[0] == [0, 0, 7]
+    quarter = Sum("s", column="x", lo=0, hi=1, quantum="0.25")
+    assert answered(quarter, [(steps, 2.0)]) == ([-1.0, 0.0, 1.75], [0.5] * 3)
+    assert answered(quarter, [(steps, 2.0)], nonnegative=True)[0] == [0.0, 0.0, 1.75]
+    signed = Sum("s", column="x", lo=-1, hi=1, quantum="0.25")
+    assert answered(signed, [(steps, 2.0)], nonnegative=True)[0] == [-1.0, 0.0, 1.75]
+
+
+def test_counts_are_whole_numbers():
+    """A count with decimals would be odd to read."""
+    table = answers([Count("n")], {Measure(kind="units"): (np.array([3]), 1.0)}, one_row=True,
+                    nonnegative=False)  # fmt: skip
+    assert table["n"].dtype == np.int64
+
+
+def test_averages_stay_in_range_with_a_deviation_to_first_order():
+    """Middle plus sum over rows; the error of a quotient, at most the range."""
+    made = Avg("m", column="x", lo=0, hi=10, quantum=1)
+    sums, rows = np.array([20, -200, 5, 3]), np.array([10, 20, 0, -7])
+    values, spread = answered(made, [(sums, 4.0), (rows, 2.0)])
+    assert values == [7.0, 0.0, 10.0, 8.0]
+    shift = np.array([2.0, -10.0, 5.0, 3.0])
+    expected = np.sqrt(4.0**2 + (shift * 2.0) ** 2) / np.array([10, 20, 1, 1])
+    assert spread == pytest.approx(np.minimum(expected, 10.0))
