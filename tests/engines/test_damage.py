@@ -126,6 +126,17 @@ def test_a_torn_log_is_mended(tmp_path, expected, cut):
     assert published(tmp_path) == expected
 
 
+def test_a_record_that_never_was_durable_is_cut_off(tmp_path, expected):
+    """Half a line at the end is what a kill inside a write leaves."""
+    write(tmp_path, table())
+    break_off(tmp_path, 7)
+    with (tmp_path / "state" / "inputs.log").open("ab") as log:
+        log.write(b'0123456789abcdef {"digest":"00')
+    start(tmp_path).finish()
+
+    assert published(tmp_path) == expected
+
+
 @pytest.mark.parametrize("name", ["inputs.log", "run.dps", "ledger"])
 def test_what_has_no_second_copy_is_refused(tmp_path, name):
     """Nothing is guessed from a log, a run or a ledger that was altered."""

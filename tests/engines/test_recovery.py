@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from dpstream.bench.recovery_case import CheckingSink, left_behind
+from dpstream.engines import snapshots
 from dpstream.privacy.query_spend import QuerySpend
 from tests.engines.runs import (
     SHORT,
@@ -178,3 +179,17 @@ def test_a_finished_run_is_over(tmp_path, expected):
 
     assert list(start(tmp_path)) == []
     assert survives(tmp_path, expected)
+
+
+def test_a_state_that_forgets_is_found_out(tmp_path, expected, monkeypatch):
+    """The control: with the bounds of every period lost at a restart, the bytes differ."""
+    real = snapshots.restore
+
+    def forgets(flow, owner, part):
+        return real(flow, owner, part) if owner[0] == "window" else {"tables": [0, 0]}
+
+    write(tmp_path, table())
+    killed(lambda: start(tmp_path).finish(), nth=100)
+    monkeypatch.setattr(snapshots, "restore", forgets)
+
+    assert not survives(tmp_path, expected)

@@ -147,7 +147,7 @@ def test_a_ledger_rolled_back_is_refused(tmp_path):
     book = tmp_path / "book"
     write(tmp_path, table())
     break_off(tmp_path, 4, ledger=book)
-    os.truncate(book, book.stat().st_size - 30)  # in place: the file stays the same file
+    os.truncate(book, book.read_bytes().index(b'"amount"'))  # in place: it stays the same file
     with pytest.raises(StateError, match="rolled back"):
         start(tmp_path, ledger=book).finish()
 

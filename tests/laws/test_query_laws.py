@@ -467,6 +467,42 @@ def test_noise_of_successive_releases_is_correlated_as_designed(measured, name):
         assert not covariance_fits(noise[name][window], np.diag(np.diag(expected)))
 
 
+def test_a_key_that_comes_late_has_the_noise_of_one_that_was_there():
+    """Its processes began at step 1: declared deviations, and the covariance of later releases."""
+    keys, each = 1500, 40
+    query = query_of(
+        every="6 hours",
+        epsilon=8,
+        max_groups_contributed=1,
+        aggregates=(Count("n"), Sum("s", column="x", lo=0, hi=4, quantum=1)),
+    )
+    table = pa.table(
+        {
+            "user": np.arange(keys * each).astype(str),
+            "key": [f"k{n % keys}" for n in range(keys * each)],
+            "ts": np.full(keys * each, 13 * HOUR),  # seen at the third of four releases
+            "x": np.full(keys * each, 3),
+        }
+    )
+    empty, also_empty, *late = run_of(query, table)
+    window = planned(query).window(4)
+    decoder, _ = window.process.dense()
+
+    assert len(empty) == len(also_empty) == 0
+    assert [len(release) for release in late] == [keys, keys]  # far above the threshold: at once
+    assert late[0]["key"].equals(late[1]["key"])
+    for number, (name, exact) in enumerate((("n", each), ("s", 3 * each))):
+        noise = np.stack([release[name].to_numpy() - exact for release in late])
+        cover = window.sigmas[number] ** 2 * decoder @ decoder.T + np.eye(4) / 12
+        for row, release, expected in zip(noise, late, np.diag(cover)[2:], strict=True):
+            declared = release[f"{name}_stddev"][0].as_py()
+            assert declared == pytest.approx(np.sqrt(expected))
+            assert right_scale(row, declared)
+            assert not right_scale(row, declared * 1.2)
+        assert covariance_fits(noise, cover[2:, 2:])
+        assert not covariance_fits(noise, cover[:2, :2])  # as if begun when it came
+
+
 def test_noise_is_independent_between_groups_columns_and_windows(measured):
     """No pair of groups, columns or windows shares any."""
     noise, declared = measured

@@ -139,6 +139,8 @@ def _rows(outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def _cold_rows(cold: Sequence[tuple[float, float]]) -> list[Row]:
+    if not cold:
+        return []
     imports, restarts = zip(*cold, strict=True)
     return [
         {

@@ -179,6 +179,18 @@ def _refuse_strangers(folder: Path, about: dict[str, Any], ledger: Ledger, log: 
             f"{folder} is a copy, or was moved here: two copies would put the same noise on "
             "different data; use the original, or a new state directory (a new run)"
         )
+    reached = ledger.reached(about["run"].hex())
+    if reached is not None:
+        step, digest = reached
+        if log.last == step - 2 and not log.positions:
+            log.expect(step - 1, bytes.fromhex(digest))  # its last line was torn: the ledger knows
+        logged = log.digest_at(step - 1)
+        if logged is None or logged.hex() != digest:
+            raise StateError(
+                f"{folder} is older than what {ledger.path} has seen of its run: it was rolled "
+                "back, and the same noise could meet other data; use a new state directory (a new "
+                "run, charged anew)"
+            )
     if log.ledger_head is not None and not ledger.has(log.ledger_head):
         raise StateError(
             f"{ledger.path} lacks charges that {folder} has seen: it was rolled back; restore it"
@@ -211,8 +223,12 @@ def _drop_unused_log(path: Path) -> None:
 
 def _make(folder: Path) -> None:
     """Make the directory; one that holds another run's remains is refused."""
-    with writing(folder):
+    try:
         make_directory(folder, mode=0o700)
+    except OSError as error:
+        raise StateError(
+            f"the state directory {folder} cannot be made: {error.strerror}; name another place"
+        ) from None
     if any(folder.glob("manifest-*.dps")) or any(folder.glob("segments/*")):
         raise StateError(
             f"{folder} holds snapshots but no run.dps: they belong to another run, whose noise "

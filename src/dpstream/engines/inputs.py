@@ -149,22 +149,32 @@ class LiveInput:
     def __init__(self, chunks: ChunkReader, clock: Clock, stop: Event) -> None:
         self._chunks, self._clock, self._stop = chunks, clock, stop
         self.positions: Positions = {}
+        self._before: Positions = {}
+        self._ends = getattr(chunks.source, "partitions_end", False)
+        self._over: set[str] = set()  # partitions that were read to their end
+
+    def moved(self) -> Positions:
+        """The positions that this step has changed: what a replay of it must reach."""
+        known = self._before
+        return {p: at for p, at in self.positions.items() if p not in known or known[p] != at}
 
     def take(self, step: int) -> list[Piece] | None:
         """Rows that come until the trigger's time; None if stopped before."""
         time = self._chunks.reader.query.schedule.time_of(step)
         assert time is not None
         pieces: list[Piece] = []
-        before = dict(self.positions)
+        before = self._before = dict(self.positions)
         while self._clock.now() < time:
             if self._stop.is_set():
                 self.positions = before  # what was read since the last step is read again
+                self._over.clear()
                 return None
             for partition in self._in_order():
                 while self._clock.now() < time:
                     rows, batch = self._read(partition, step)
                     pieces += _pieces(rows)
                     if batch.done:
+                        self._over |= {partition} if self._ends else set()
                         break
             self._clock.wait(time, self._stop)
         return pieces
@@ -172,6 +182,7 @@ class LiveInput:
     def replay(self, step: int, logged: Positions) -> list[Piece]:
         """The very rows that a step has read before."""
         pieces: list[Piece] = []
+        self._before = dict(self.positions)
         for partition, target in logged.items():
             while self.positions.get(partition) != target:
                 before = self.positions.get(partition)
@@ -188,7 +199,8 @@ class LiveInput:
         """Partitions that were begun, in the order in which a replay takes them; then new ones."""
         listed = self._chunks.source.partitions()
         begun = [name for name in self.positions if name in listed]
-        return begun + [name for name in listed if name not in self.positions]
+        fresh = [name for name in listed if name not in self.positions]
+        return [name for name in begun + fresh if name not in self._over]
 
     def _read(self, partition: str, step: int) -> tuple[Rows, Batch]:
         rows, batch = self._chunks.read(partition, self.positions.get(partition), step)

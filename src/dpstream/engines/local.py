@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -43,7 +43,7 @@ class Options:
     memory: int = 1 << 31
     """Bytes of rows that may wait for later steps; beyond, files are read again."""
     run_id: bytes | None = None
-    """For tests: a run id is otherwise minted, so that no two runs see the same noise."""
+    """For tests alone: runs that share it and their secret share their noise."""
 
 
 @dataclass(kw_only=True)
@@ -155,13 +155,13 @@ class LocalRun:
             reader.types = storage.directory.types()
             reader.learned = storage.directory.keep_types
         threads = self.options.threads or cores
-        spend, pay = self._admitted(storage)
+        if storage.ledger.terms(self.dataset) is not None:  # refuse early what will not fit
+            self._admit(storage)
         files, live = self._inputs(reader)
         mark = hashlib.sha256(b"run mark" + storage.run).hexdigest()[:16]
         return Loop(
             flow=Flow(self.plan, reader, buckets=buckets, threads=threads, mark=mark),
-            spend=spend,
-            pay=pay,
+            pay=lambda: self._pay(storage),
             digest_key=storage.secret.key("input digest", storage.run),
             files=files,
             live=live,
@@ -227,21 +227,25 @@ class LocalRun:
         facts = self.plan.query.facts()
         return facts | {"noise": repr(tuple(noise_versions())), "counters": repr(self.plan.decays)}
 
-    def _admitted(self, storage: Storage) -> tuple[QuerySpend, Callable[[], None]]:
-        """Register the run in its dataset's book; the charge is made before the first draw."""
-        name = self.plan.query.name
-        storage.ledger.admit(self.dataset, self.plan.terms(), f"query {name!r}")
+    def _admit(self, storage: Storage) -> None:
+        terms, name = self.plan.terms(), self.plan.query.name
+        storage.ledger.admit(self.dataset, terms, f"query {name!r}")
+
+    def _pay(self, storage: Storage) -> QuerySpend:
+        """Open the book if there is none, register the run, and charge it."""
+        self._admit(storage)
         facts = repr(sorted(self._facts_of_query().items())) + repr(self.dataset)
         mark = storage.secret.fingerprint(storage.run, facts)
         storage.ledger.register(self.dataset, storage.run.hex(), mark)
         spend = QuerySpend(
             run=storage.run,
-            query=name,
+            query=self.plan.query.name,
             ledger=storage.ledger,
             dataset=self.dataset,
             keys=storage.keys,
         )
-        return spend, lambda: self.plan.pay(spend, hashlib.sha256(mark.encode()).hexdigest())
+        self.plan.pay(spend, hashlib.sha256(mark.encode()).hexdigest())
+        return spend
 
     def _close(self, storage: Storage) -> None:
         if storage.directory is not None:

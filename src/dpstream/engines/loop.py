@@ -18,10 +18,11 @@ import pyarrow as pa
 from dpstream.engines.directory import StateDirectory
 from dpstream.engines.inputs import FileInput, LiveInput
 from dpstream.engines.snapshots import Snapshots
+from dpstream.errors import StateError
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import chain_digest
 from dpstream.records import Sink
-from dpstream.stages.flow import Flow, Piece
+from dpstream.stages.flow import Flow, Piece, Table
 from dpstream.stages.hashing import combine, multiset_digest
 
 _START = bytes(16)  # the digest chain before the first step
@@ -32,8 +33,8 @@ class Loop:
     """One run of one query in this process."""
 
     flow: Flow
-    spend: QuerySpend
-    pay: Callable[[], None]
+    pay: Callable[[], QuerySpend]
+    """Opens the book if need be, charges the run, and gives the door to its noise."""
     digest_key: bytes
     files: FileInput | None
     live: LiveInput | None
@@ -42,14 +43,14 @@ class Loop:
     snapshot_every: int
     stopped: Callable[[], bool]
     forget_rows: Callable[[Any], None] | None = None
-    """Tells a source which positions no recovery needs any more."""
+    """Tells a source up to which positions no recovery needs its rows any more."""
     step: int = field(init=False, default=0)
     _chain: bytes = field(init=False, default=_START)
-    _paid: bool = field(init=False, default=False)
+    _spend: QuerySpend | None = field(init=False, default=None)
     _snapshots: Snapshots | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self._windows = Windows(self.spend, self.flow.query.schedule.last_step)
+        self._windows = Windows(self.flow.query.schedule.last_step, self._erase)
         self._steps = self.flow.query.schedule.steps
 
     def releases(self) -> Iterator[pa.Table]:
@@ -101,29 +102,32 @@ class Loop:
 
     def _log(self, pieces: list[Piece]) -> None:
         """Charge the run if that was not done; then make the step's input durable."""
-        if not self._paid:  # after the first rows: a source that cannot be read costs nothing
-            self.pay()
-            self._paid = True
+        if self._spend is None:  # after the first rows: a source that cannot be read costs nothing
+            claim = getattr(self.sink, "claim", None)
+            if claim is not None:
+                claim(self.flow.query.name, self.flow.mark)
+            self._spend = self.pay()
         self._chain = chain_digest(self.digest_key, self._chain, _content(self.step, pieces))
         if self.directory is not None:
-            positions = None if self.live is None else self.live.positions
+            positions = None if self.live is None else self.live.moved()
             head = self.directory.ledger.head()
             self.directory.log.record(self.step, [self._chain], ledger=head, positions=positions)
 
     def _publish(self, pieces: list[Piece]) -> list[pa.Table]:
         """Draw, publish, acknowledge."""
-        self.spend.begin(self.step)
-        tables = self.flow.step(self.step, pieces, self.spend)
+        assert self._spend is not None
+        self._spend.begin(self.step)
+        tables = self.flow.step(self.step, pieces, self._spend)
         for table in tables:
             due = table.due
             self._windows.add(due.window)
-            if self.sink is not None:
-                self.sink.write(self.flow.query.name, due.window, due.release, table.table)
+            self._deliver(table)
             if due.release == due.releases:
                 self.flow.forget(due.window)
         self.step += 1
         self.flow.forget_periods(self.step)
         if self._snapshots is None:
+            self.flow.forget_changes()
             self._windows.settle(self.step)
         elif self.step == self._steps or self.step % self.snapshot_every == 0:
             self._save()
@@ -138,6 +142,10 @@ class Loop:
             "chain": self._chain,
             "positions": positions,
         }
+        assert self.directory is not None
+        run = self.directory.run.hex()
+        dataset = self.directory.about["dataset"]
+        self.directory.ledger.reach(dataset, run, self.step, self._chain.hex())
         self._snapshots.save(self.flow, facts)
 
     def _end(self) -> None:
@@ -149,19 +157,38 @@ class Loop:
             self._save()
             self._snapshots.wait()
 
-    def _settled(self, before: int) -> None:
-        """No recovery goes back before this step any more."""
+    def _deliver(self, table: Table) -> None:
+        if self.sink is None:
+            return
+        due = table.due
+        try:
+            self.sink.write(self.flow.query.name, due.window, due.release, table.table)
+        except OSError as error:
+            raise StateError(
+                f"the sink cannot be written: {error}; mend that and run again: nothing is lost"
+            ) from error
+
+    def _settled(self, facts: dict[str, Any]) -> None:
+        """No recovery goes back beyond this snapshot any more."""
         assert self.directory is not None
-        self._windows.settle(before)
+        self._windows.settle(facts["step"])
+        self.directory.log.forget_before(facts["step"])
         if self.forget_rows is not None:
-            self.forget_rows(self.directory.log.positions.get(before - 1, {}))
+            self.forget_rows(facts["positions"])
+
+    def _erase(self, window: int) -> None:
+        """Forget a window's key; a run that has not drawn yet may have one to forget, too."""
+        if self._spend is not None:
+            self._spend.erase(window)
+        elif self.directory is not None:
+            self.directory.keys.erase(window)
 
 
 class Windows:
     """Windows whose keys exist; they are erased once nothing can replay them."""
 
-    def __init__(self, spend: QuerySpend, last_step: Callable[[int], int]) -> None:
-        self._spend, self._last_step = spend, last_step
+    def __init__(self, last_step: Callable[[int], int], erase: Callable[[int], None]) -> None:
+        self._last_step, self._erase = last_step, erase
         self._known: set[int] = set()
         self._lock = Lock()  # the snapshots' writer settles while the engine goes on
 
@@ -176,7 +203,7 @@ class Windows:
             over = sorted(w for w in self._known if self._last_step(w) < before)
             self._known.difference_update(over)
         for window in over:
-            self._spend.erase(window)
+            self._erase(window)
 
 
 def _content(step: int, pieces: list[Piece]) -> bytes:

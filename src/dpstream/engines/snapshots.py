@@ -36,8 +36,8 @@ class DamagedSnapshot(UserWarning):
 class Snapshots:
     """The snapshots of one state directory; writing happens on a thread of its own."""
 
-    def __init__(self, folder: Path, *, settled: Callable[[int], None]) -> None:
-        """`settled` is called with a step before which nothing can be replayed any more."""
+    def __init__(self, folder: Path, *, settled: Callable[[dict[str, Any]], None]) -> None:
+        """`settled` is called with the facts of the oldest snapshot that is kept."""
         self._folder, self._settled = folder, settled
         make_directory(folder / "segments", mode=0o700)
         self._chains: dict[Owner, list[tuple[str, int]]] = {}
@@ -127,21 +127,21 @@ class Snapshots:
 
     def _clean(self, newest: int, oldest: int) -> None:
         """Forget what neither of the kept manifests needs."""
-        kept, first_step = set(), None
+        kept: set[str] = set()
+        facts: list[dict[str, Any]] = []
         for number in self._manifests():
             path = self._folder / f"manifest-{number}.dps"
             if oldest <= number <= newest:
                 manifest = read_packed(path, kind="manifest")
                 kept |= {name for *_, chain in manifest["chains"] for name, _ in chain}
-                step = manifest["facts"]["step"]
-                first_step = step if first_step is None else min(first_step, step)
+                facts.append(manifest["facts"])
             else:
                 path.unlink()
         for path in (self._folder / "segments").iterdir():
             if path.name not in kept:
                 erase(path) if path.name.startswith("window") else path.unlink()
-        if first_step is not None:
-            self._settled(first_step)
+        if len(facts) > 1 or newest == oldest:  # the only snapshot may turn out to be damaged
+            self._settled(min(facts, key=lambda known: known["step"]))
 
     def _manifests(self) -> list[int]:
         names = (_MANIFEST.fullmatch(path.name) for path in self._folder.iterdir())

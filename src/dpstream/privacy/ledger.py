@@ -36,6 +36,7 @@ class Ledger:
         )
         self._books: dict[str, Book] = {}
         self._runs: dict[str, tuple[str, str]] = {}  # run -> dataset and fingerprint
+        self._reached: dict[str, tuple[int, str]] = {}
         self._lock, self._broken = threading.RLock(), False
 
     def open(self, dataset: str, terms: Terms) -> None:
@@ -95,6 +96,19 @@ class Ledger:
                     f"run {run[:8]} was started with other parameters or data; the same noise "
                     "must not serve both; start a new run"
                 )
+
+    def reach(self, dataset: str, run: str, step: int, digest: str) -> None:
+        """Note how far a run has come, so that a rollback of its state alone is seen."""
+        with self._current():
+            self._book(dataset)
+            record = {"dataset": dataset, "run": run, "reached": step, "digest": digest}
+            self._append([record | {"at": _now()}])
+            self._apply(record)
+
+    def reached(self, run: str) -> tuple[int, str] | None:
+        """The step that a run has come to, and the digest of its input by then."""
+        with self._current():
+            return self._reached.get(run)
 
     def knows(self, dataset: str, run: str) -> bool:
         """Was this run started under this dataset's book?"""
@@ -238,6 +252,7 @@ class Ledger:
             return
         self._books.clear()
         self._runs.clear()
+        self._reached.clear()
         self._journal.rewind()
 
     def _reload(self, dataset: str, oldest: int) -> None:
@@ -261,6 +276,8 @@ class Ledger:
             self._books.setdefault(record["book"], Book(Terms.from_json(record["terms"])))
         elif "fingerprint" in record:
             self._runs[record["run"]] = (record["dataset"], record["fingerprint"])
+        elif "reached" in record:
+            self._reached[record["run"]] = (record["reached"], record["digest"])
         elif "settled_before" in record:
             self._books[record["dataset"]].forget_before(record["settled_before"])
         else:

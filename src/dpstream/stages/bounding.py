@@ -79,6 +79,7 @@ class UnitBucket:
         taken = (rows, units, groups, places, counters, verdicts)
         again: list[Integers] = []
         near: list[Integers] = []
+        self.windows.setdefault(window, pair_table(self.bounds))
         for part in _slices(np.arange(len(rows))):
             left = self._keep(window, part, taken, again, put_off=True, by_value=by_value)
             near.append(left)
@@ -86,6 +87,8 @@ class UnitBucket:
         close = close[np.argsort(hashes[places[close], 0], kind="stable")]
         for part in _slices(close):
             self._keep(window, part, taken, again, put_off=False, by_value=by_value)
+        if not self.windows[window].used:
+            del self.windows[window]  # nobody has got into it
         counters[touched, NOW] = 0
         self.changed.setdefault(("period", period), []).append(touched)
         self.changed.setdefault(("window", window), []).extend(again)
@@ -104,7 +107,7 @@ class UnitBucket:
 
         Known pairs that have one row more are added to `again`.
         """
-        pairs = self.windows.setdefault(window, pair_table(self.bounds))
+        pairs = self.windows[window]
         pairs.reserve(len(sequence))
         counts = pairs.columns.get("rows", np.zeros(0, np.int32))
         limits = (self.bounds.rows, self.bounds.groups, self.bounds.rows_per_group)

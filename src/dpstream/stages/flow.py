@@ -101,13 +101,13 @@ class Flow:
 
     def forget_periods(self, step: int) -> list[int]:
         """Periods whose every window is final by `step`: no row of theirs can be kept any more."""
-        ticks = self.query.periods
-        if ticks is None:
-            return []
-        schedule = self.query.schedule
+        ticks, schedule = self.query.periods, self.query.schedule
         known = {period for bucket in self.state.units for period in bucket.periods}
         gone = []
-        for period in known:
+        if ticks is None and schedule.steps is not None and step >= schedule.steps:
+            gone = list(known)
+        for period in known if ticks is not None else ():
+            assert ticks is not None
             last = int(schedule.window_of(np.array([ticks.at(period + 1) - 1]))[0])
             if last < 0:  # the period reaches beyond the end, if there is one
                 if schedule.windows is None:
@@ -120,6 +120,14 @@ class Flow:
                 bucket.periods.pop(period, None)
                 bucket.changed.pop(("period", period), None)
         return sorted(gone)
+
+    def forget_changes(self) -> None:
+        """No snapshot will ask what has changed."""
+        for bucket in self.state.units:
+            bucket.changed.clear()
+        for buckets in self.state.windows.values():
+            for group in buckets:
+                group.changed.clear()
 
     def close(self) -> None:
         """Stop the threads."""
@@ -149,6 +157,8 @@ class Flow:
         return verdicts
 
     def _aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
+        if not verdicts.any():
+            return  # no state for a window that nobody has got into
         plan = self._window_plan(window)
         early = -1 if plan.public else plan.pre_threshold
 

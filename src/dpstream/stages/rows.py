@@ -135,6 +135,7 @@ class RowReader:
             mark(reasons, Reason.OVERSIZE_KEY, oversize(keys[name], query.max_key_bytes))
         if arrived is None:
             steps = query.schedule.step_of(arrivals)
+            mark(reasons, Reason.AHEAD, moments - arrivals > query.max_ahead)
         else:
             steps = np.full(len(table), arrived, np.int64)
             mark(reasons, Reason.AHEAD, self._ahead(moments, arrived))

@@ -37,6 +37,13 @@ class AllSinks:
         for sink in self._sinks:
             sink.write(query, window, trigger, table)
 
+    def claim(self, query: str, run: str) -> None:
+        """Refuse a run whose releases one of them cannot take, before it is paid for."""
+        for sink in self._sinks:
+            claim = getattr(sink, "claim", None)
+            if claim is not None:
+                claim(query, run)
+
     def close(self) -> None:
         """Close all."""
         for sink in self._sinks:

@@ -31,7 +31,7 @@ class DirectorySink:
 
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
         """Write the file, unless it is there; releases of another run are refused."""
-        self._refuse_another_run(query, run_of(table))
+        self.claim(query, run_of(table))
         path = self._folder / file_name(query, window, trigger, self._suffix)
         if not path.exists():
             put_new(path, ENCODERS[self._suffix](table))
@@ -39,8 +39,8 @@ class DirectorySink:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _refuse_another_run(self, query: str, run: str) -> None:
-        """A small file beside the releases says which run they are from."""
+    def claim(self, query: str, run: str) -> None:
+        """Say which run the releases are from, in a small file; another run is refused."""
         if not run:
             return
         if query not in self._runs:

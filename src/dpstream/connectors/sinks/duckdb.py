@@ -50,6 +50,11 @@ class DuckdbSink:
                 self._connection.unregister("dpstream_rows")
             database.mark_done(self._connection, query, window, trigger)
 
+    def claim(self, query: str, run: str) -> None:
+        """Refuse a query that is here with releases of another run."""
+        with self._explained():
+            database.refuse_another_run(self._connection, query, run)
+
     def close(self) -> None:
         """Close the file."""
         self._connection.close()

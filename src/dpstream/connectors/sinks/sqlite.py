@@ -49,6 +49,11 @@ class SqliteSink:
             self._connection.executemany(f"INSERT INTO {name} VALUES ({marks})", values)
             database.mark_done(self._connection, query, window, trigger)
 
+    def claim(self, query: str, run: str) -> None:
+        """Refuse a query that is here with releases of another run."""
+        with self._explained():
+            database.refuse_another_run(self._connection, query, run)
+
     def close(self) -> None:
         """Close the file."""
         self._connection.close()

@@ -25,6 +25,8 @@ class GrowingDirectory:
     bounded = False
     replayable = True
 
+    partitions_end = True  # a file is complete when it comes
+
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise InvalidInput(f"there is no directory {folder}; create it before the stream runs")
