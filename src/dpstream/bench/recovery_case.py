@@ -95,17 +95,22 @@ class CheckingSink:
 def damage(state: Path, what: str, rng: np.random.Generator) -> None:
     """Spoil something durable that a second copy, or a replay, stands in for."""
     if what == "log" and (state / "run.dps").exists():
-        path = state / "inputs.log"
-        content = path.read_bytes()
-        last = content.rstrip(b"\n").rfind(b"\n") + 1
-        if content.count(b"\n") > 2:  # the header and the run's id are not part of the tail
-            os.truncate(path, int(rng.integers(last, len(content))))
+        _cut_last_record(state / "inputs.log", state.with_name("cut"), rng)
     manifests = sorted(state.glob("manifest-*.dps"), key=_number)
     if what == "snapshot" and len(manifests) > 1:
         newest = _number(manifests[-1])
         segments = [path for path in (state / "segments").iterdir() if _number(path) == newest]
         spoilt = [manifests[-1], *sorted(segments)][int(rng.integers(0, 1 + len(segments)))]
         os.truncate(spoilt, int(rng.integers(0, spoilt.stat().st_size)))
+
+
+def _cut_last_record(log: Path, marker: Path, rng: np.random.Generator) -> None:
+    """Cut inside the last step's line, but never two steps in a row: only one can be torn."""
+    content = log.read_bytes()
+    cut_before = int(marker.read_text()) if marker.exists() else 0
+    if content.count(b"\n") > 2 and len(content) > cut_before:  # after the header and the run
+        marker.write_text(str(len(content)))
+        os.truncate(log, int(rng.integers(content.rstrip(b"\n").rfind(b"\n") + 1, len(content))))
 
 
 def _number(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""`dpstream demo`: publish a bundled series twice, and show errors and budget."""
+"""`dpstream demo`: a bundled series and a continual GROUP BY, with errors and budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from dpstream.cli import chart, tables
+from dpstream.cli import chart, demo_groups, tables
 from dpstream.cli.books import print_books
 from dpstream.cli.mechanisms import about
 from dpstream.cli.output import people, print_json
@@ -48,13 +48,14 @@ Next:
 
 
 def demo(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Publish a bundled series with error bars, and show its ledger."""
+    """Publish a bundled series and an event log with error bars, and show the ledger."""
     with as_file(files("dpstream") / "data" / SERIES) as path:
         rows = tables.read(path)
     ledger = Ledger()
     ledger.open(DATASET, Terms(unit="w_event", total=Fraction(2 * EPSILON), window=WINDOW))
     published = {name: _publish(name, rows, ledger) for name in ("uniform", "sample")}
     refusal = _refused(rows, ledger)
+    pages = demo_groups.publish()
     found = [_figures(name, rows, series) for name, series in published.items()]
     if as_json:
         print_json(
@@ -65,6 +66,7 @@ def demo(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
                 "releases": found,
                 "refused": refusal,
                 "ledger": ledger.report(),
+                "group_by": demo_groups.as_json(pages),
             }
         )
         return
@@ -77,6 +79,7 @@ def demo(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
     _say(console, "The ledger, a book of epsilon = 2 that both releases share:\n")
     print_books(console, ledger.report())
     _say(console, f"A third release is refused: {refusal.partition(';')[0]}.\n")
+    demo_groups.show(console, pages)
     _say(console, NEXT)
 
 

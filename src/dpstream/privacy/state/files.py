@@ -84,7 +84,7 @@ def remove_leftovers(folder: Path, name: str = "*", *, overwrite: bool = False) 
     """Remove the temporary files that a killed process left of `name`, or of all files."""
     pattern = name if name == "*" else glob.escape(name)
     for path in folder.glob(f".{pattern}.{'[0-9a-f]' * 16}.new"):
-        if overwrite:
+        if overwrite and path.stat().st_nlink == 1:  # else it is another name of a file in use
             erase(path)
         else:
             path.unlink(missing_ok=True)
