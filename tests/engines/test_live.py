@@ -139,7 +139,7 @@ def test_a_restart_reads_what_the_steps_have_read(tmp_path, expected, releases):
 
 def test_killed_at_many_moments(tmp_path, expected):
     """No row is lost or counted twice, and a release that comes again has the bytes it had."""
-    for nth in range(3, 140, 9):
+    for nth in range(3, 140, 12):
         place = tmp_path / str(nth)
 
         def once(place=place):

@@ -3,14 +3,20 @@
 import itertools
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
+import dpstream as dps
 from dpstream.bench.recovery_case import CheckingSink, left_behind
 from dpstream.engines import snapshots
+from dpstream.engines.local import Options
 from dpstream.privacy.query_spend import QuerySpend
+from dpstream.stages.plan import planned
 from tests.engines.runs import (
+    RUN,
     SHORT,
+    break_off,
     charges,
     forked,
     killed,
@@ -67,7 +73,7 @@ def test_no_kill_leaves_keys_or_noise(killed_everywhere):
 
 def test_every_file_torn_once(tmp_path, expected):
     """A file that was not synced may be half there after a power failure."""
-    for nth in itertools.count(1, 3):
+    for nth in itertools.count(1, 4):
         place = tmp_path / str(nth)
         write(place, table())
         status = killed(lambda: start(place).finish(), nth, where="fsync", torn=True)  # noqa: B023
@@ -170,6 +176,36 @@ def test_killed_while_the_directory_is_made(tmp_path):
         start(place, SHORT, fixed=False).finish()
 
         assert charges(place / "state" / "ledger") == 1
+
+
+def test_buckets_and_threads_do_not_matter(tmp_path, expected):
+    """How the work is divided changes nothing, nor does it between two starts."""
+    write(tmp_path, table())
+    for releases, how in ((3, {"buckets": 3, "threads": 2}), (4, {"threads": 1}), (5, {})):
+        how = Options(snapshot_every=2, run_id=RUN, **how)
+        break_off(tmp_path, releases, options=how)
+
+    assert survives(tmp_path, expected)
+
+
+def test_a_kill_leaves_the_shared_book_to_others(tmp_path):
+    """Two queries on one book: one is killed and started again, the other never notices."""
+    book = dps.Ledger(tmp_path / "book")
+    terms = planned(SHORT).terms()
+    book.open("stream", replace(terms, total=2 * terms.total, tail=2 * terms.tail, drift=1))
+    for name in ("one", "two"):
+        write(tmp_path / name, table())
+    shared = {"ledger": tmp_path / "book", "fixed": False}
+    other = iter(start(tmp_path / "two", SHORT, **shared))
+    next(other)
+    for nth in (30, 45, 60):
+        killed(lambda: start(tmp_path / "one", SHORT, **shared).finish(), nth)
+        next(other)
+    start(tmp_path / "one", SHORT, **shared).finish()
+    list(other)
+
+    assert charges(tmp_path / "book") == 2
+    assert published(tmp_path / "one").keys() == published(tmp_path / "two").keys()
 
 
 def test_a_finished_run_is_over(tmp_path, expected):

@@ -39,8 +39,8 @@ _SHOWN = (3, 9, 24)
 INTRO = """\
 A made-up day of {rows:,} clicks by {users:,} users, published every hour: visitors and mean seconds
 per page; epsilon = 2, delta = 1e-9 for all rows of a user on that day. Which pages exist is private
-too: a page appears once about {threshold} users are behind it, and stays. A user counts for at most 4
-pages, so the largest figures are a little low: the band knows the noise, not what bounds leave out.
+too: a page appears once about {threshold} users are behind it, and stays. A user counts for at most
+4 pages, so large figures are a little low: the band knows the noise, not what bounds leave out.
 """
 
 

@@ -62,7 +62,7 @@ class ChunkReader:
         """The rows of the chunk at a position."""
         query = self.reader.query
         self.learn(partition)
-        batch = self.source.read(partition, position, columns=query.columns)
+        batch = self.source.read(partition, position, columns=query.source_columns)
         where = partition if position is None else f"{partition} from {position}"
         rows, setting = self.reader.read(batch.table, where, arrived=arrived)
         rejected = [*batch.rejected, *setting.rejected]
@@ -129,7 +129,9 @@ class FileInput:
     def _looked_at(self, partition: str, position: Position) -> tuple[Chunk | None, Batch]:
         reader = self._chunks.reader
         query = reader.query
-        if query.time is None:
+        if query.prepare is not None:  # the time may be made of anything
+            wanted = query.source_columns
+        elif query.time is None:
             wanted = [query.unit]
         else:
             wanted = [name for name in (query.time, query.arrival) if name is not None]

@@ -102,7 +102,7 @@ class LocalRun:
         self.plan = planned(self.query.starting(start))
         for source in (self.source, self.history):
             if source is not None:
-                check_columns(source, self.plan.query.columns)
+                check_columns(source, self.plan.query.source_columns)
 
     @property
     def live(self) -> bool:

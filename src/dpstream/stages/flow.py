@@ -229,7 +229,10 @@ class Flow:
             "release_index": due.release,
             "releases": due.releases,
         }
-        return pa.table(named).replace_schema_metadata({"dpstream": json.dumps(about)})
+        release = pa.table(named)
+        if query.finish is not None:
+            release = query.finish(release)
+        return release.replace_schema_metadata({"dpstream": json.dumps(about)})
 
     def _no_keys(self) -> pa.Table:
         types = self.reader.types

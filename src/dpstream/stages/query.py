@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
+
+import pyarrow as pa
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import whole
@@ -19,6 +21,28 @@ from dpstream.stages.ticks import DAY, SECOND, Micros, Ticks, duration, in_words
 _TIME_UNITS = {"us": 1, "ms": 1000, "s": SECOND, "min": 60 * SECOND, "h": 3600 * SECOND, "day": DAY}
 _ZERO, _ONE_DAY = Micros(0), Micros(DAY)
 _RESERVED = ("window_start", "window_end", "trigger_time", "release_index")
+
+
+class Prepare(Protocol):
+    """Makes the query's columns out of the source's: filters and expressions, row by row.
+
+    Its `repr` must say all that it does: it is part of what fixes the releases. It never raises
+    for a row: what cannot be computed is NULL.
+    """
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of the source that it reads."""
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """The rows that are wanted, with the query's columns."""
+
+
+class Finish(Protocol):
+    """Chooses and orders rows of a release by their noisy values; its `repr` says how."""
+
+    def __call__(self, release: pa.Table) -> pa.Table:
+        """What is published of a release."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +109,8 @@ class Query:
     buffers: int = 4
     max_key_bytes: int = 4096
     max_ahead: Any = _ONE_DAY
+    prepare: Prepare | None = None
+    finish: Finish | None = None
 
     def __post_init__(self) -> None:
         put = self._put
@@ -255,6 +281,11 @@ class Query:
         values = [m.column for m in self.measures if m.kind == "value"]
         wanted = [self.unit, *self.keys, self.time, self.arrival, *values]
         return list(dict.fromkeys(name for name in wanted if name is not None))
+
+    @property
+    def source_columns(self) -> list[str]:
+        """The columns of the source that are needed."""
+        return self.columns if self.prepare is None else list(self.prepare.columns)
 
     @property
     def period_in_words(self) -> str:

@@ -101,6 +101,8 @@ class RowReader:
     ) -> tuple[Rows, Setting]:
         """The rows of a batch, and what was set aside. `arrived`: its step, for a live source."""
         aside = Setting()
+        if self.query.prepare is not None:
+            table = self.query.prepare(table)
         reasons: Codes = np.zeros(len(table), np.uint8)
         columns = self._columns(table, reasons, arrived)
         aside.rejected = reject(table, reasons, where)
@@ -197,8 +199,13 @@ class RowReader:
 
     def learn(self, declared: dict[str, pa.DataType] | None) -> None:
         """Fix the types of unit and keys by what the source declares: text if nothing."""
-        names = (self.query.unit, *self.query.keys)
-        self._fix({n: pa.string() if declared is None else declared[n] for n in names})
+        names, prepare = (self.query.unit, *self.query.keys), self.query.prepare
+        source = names if prepare is None else prepare.columns
+        kinds = {n: pa.string() if declared is None else declared[n] for n in source}
+        if prepare is not None:  # what it makes of nothing has the types of what it makes
+            made = prepare(pa.schema(list(kinds.items())).empty_table()).schema
+            kinds = {field.name: field.type for field in made if field.name in names}
+        self._fix(kinds)
 
     def _fix(self, kinds: dict[str, pa.DataType]) -> None:
         new = {name: _usual(kind) for name, kind in kinds.items() if name not in self.types}
@@ -245,6 +252,8 @@ class RowReader:
 
     def steps_of(self, table: pa.Table) -> Integers:
         """The step of each row of a table with the time columns alone; -1 if it has none."""
+        if self.query.prepare is not None:
+            table = self.query.prepare(table)
         reasons: Codes = np.zeros(len(table), np.uint8)
         for name in table.column_names:
             table, bad = readable_text(table, name)
