@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dpstream.privacy.charges import Terms
     from dpstream.privacy.ledger import Ledger
     from dpstream.records import Release
-    from dpstream.session import run
+    from dpstream.session import run, run_all
     from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
     from dpstream.stages.query import Query, Tumble
 
@@ -41,6 +41,7 @@ __all__ = [
     "mechanisms",
     "release",
     "run",
+    "run_all",
 ]
 
 # Public names are imported on first use: the command line and the ledger start without Numba.
@@ -62,6 +63,7 @@ _HOMES = {
     "Tumble": "dpstream.stages.query",
     "release": "dpstream.mechanisms.release",
     "run": "dpstream.session",
+    "run_all": "dpstream.session",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,16 @@ from dpstream.connectors.dead_letters import DeadLetters
 from dpstream.connectors.sinks import open_sink
 from dpstream.connectors.sources import open_source
 from dpstream.connectors.sources.growing import GrowingDirectory
+from dpstream.connectors.sources.shared import SharedSource
+from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import WriteAhead
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.local import LocalRun, Options
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import Secret
+from dpstream.privacy.state.files import make_directory
+from dpstream.privacy.state.secret import beside
 from dpstream.records import Rejected, Source
 from dpstream.stages.query import Query
 
@@ -94,6 +98,16 @@ class Run:
         """How many triggers have been published."""
         return self._engine.steps_done
 
+    @property
+    def next_trigger(self) -> int | None:
+        """When the next one is, in microseconds since 1970; None if it has no time."""
+        schedule, step = self.query.schedule, self.steps_done
+        return (
+            None
+            if schedule.steps is not None and step >= schedule.steps
+            else schedule.time_of(step)
+        )
+
 
 def run(
     query: Query,
@@ -132,13 +146,7 @@ def run(
     if source is None and history is None:
         raise InvalidParameter("a run needs a source: files, a table, or '-' for standard input")
     folder = None if checkpoint_location is None else Path(checkpoint_location)
-    opened: Source | None = None
-    if source is not None:
-        opened = (
-            GrowingDirectory(Path(source)) if live and _is_path(source) else open_source(source)
-        )
-    if opened is not None and not opened.replayable and folder is not None:
-        opened = WriteAhead(opened, folder / "arrived")
+    opened = _opened(source, live, folder)
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
     operator = Operator(dead_letters=None if place is None else DeadLetters(Path(place)))
     engine = LocalRun(
@@ -155,6 +163,99 @@ def run(
         options=options or Options(),
     )
     return Run(engine, operator)
+
+
+class Runs:
+    """Several queries side by side over one source; iterate for (name, table) in trigger order."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = {run.query.name: run for run in runs}
+
+    def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
+        """The query whose next trigger is the earliest goes on."""
+        left = {name: iter(run) for name, run in self.runs.items()}
+        while left:
+            name = min(left, key=lambda one: self.runs[one].next_trigger or 0)
+            table = next(left[name], None)
+            if table is None:
+                del left[name]
+            else:
+                yield name, table
+
+    def finish(self) -> Runs:
+        """Run all to their ends."""
+        for _ in self:
+            pass
+        return self
+
+    def stop(self) -> None:
+        """End all at the next occasion."""
+        for run in self.runs.values():
+            run.stop()
+
+    def close(self) -> None:
+        """Leave all where they are."""
+        for run in self.runs.values():
+            run.close()
+
+
+def run_all(
+    queries: Sequence[Query],
+    *,
+    source: Any,
+    sink: Any = None,
+    checkpoint_location: str | Path | None = None,
+    live: bool = False,
+    secret: Secret | bytes | str | Path | None = None,
+    ledger: Ledger | str | Path | None = None,
+    dataset: str = "stream",
+    options: Options | None = None,
+    clock: Clock | None = None,
+) -> Runs:
+    """Publish several queries of one dataset: one read of the source, one book, one secret.
+
+    Each query has a state directory of its own in `checkpoint_location`, and its releases go to the
+    one sink under its name. The book is that of `ledger`; it must hold all of them, so open it with
+    `dpstream.promise` or `dpstream ledger open` first.
+    """
+    names = [query.name for query in queries]
+    if not queries or len(set(names)) < len(names):
+        raise InvalidParameter(f"queries that run together need different names; got {names}")
+    folder = None if checkpoint_location is None else Path(checkpoint_location)
+    if folder is not None:
+        make_directory(folder, mode=0o700)
+    own = folder / "ledger" if folder is not None else None
+    book = ledger if isinstance(ledger, Ledger) else Ledger(own if ledger is None else ledger)
+    kept = secret if secret is not None or folder is None else beside(folder)
+    opened = _opened(source, live, folder)
+    assert opened is not None
+    shared = SharedSource(opened, [query.source_columns for query in queries])
+    runs = [
+        run(
+            query,
+            source=view,
+            sink=sink,
+            checkpoint_location=None if folder is None else folder / safe_name(query.name),
+            secret=Secret.of(kept),
+            ledger=book,
+            dataset=dataset,
+            options=options,
+            clock=clock,
+        )
+        for query, view in zip(queries, shared.views(), strict=True)
+    ]
+    return Runs(runs)
+
+
+def _opened(source: Any, live: bool, folder: Path | None) -> Source | None:
+    """The source; one that cannot be read twice is kept in the state directory."""
+    if source is None:
+        return None
+    growing = live and _is_path(source)
+    opened = GrowingDirectory(Path(source)) if growing else open_source(source)
+    if not opened.replayable and folder is not None:
+        return WriteAhead(opened, folder / "arrived")
+    return opened
 
 
 def _is_path(source: Any) -> bool:

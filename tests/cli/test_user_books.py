@@ -8,7 +8,8 @@ from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys
 
 BOOK = ("ledger", "open", "--ledger", "book", "--dataset", "clicks", "--unit", "user")
-PROMISE = (*BOOK, "--epsilon", "6", "--delta", "1e-9", "--period", "1 day")
+COLUMNS = ("--unit-column", "user", "--time-column", "at")
+PROMISE = (*BOOK, "--epsilon", "6", "--delta", "1e-9", "--period", "1 day", *COLUMNS)
 
 
 def test_a_promise_is_opened_charged_and_shown(run):
@@ -42,8 +43,8 @@ def test_other_terms_are_refused(run):
     """Another delta, period or time zone for the same dataset; delta for single events."""
     run(*PROMISE)
     for other in (
-        (*BOOK, "--epsilon", "6", "--delta", "1e-8", "--period", "1 day"),
-        (*BOOK, "--epsilon", "6", "--delta", "1e-9"),
+        (*BOOK, "--epsilon", "6", "--delta", "1e-8", "--period", "1 day", *COLUMNS),
+        (*BOOK, "--epsilon", "6", "--delta", "1e-9", *COLUMNS[:2]),
         (*PROMISE, "--time-zone", "Europe/Zurich"),
     ):
         assert "promises mu_squared" in run(*other).err

@@ -126,6 +126,19 @@ def test_a_torn_log_is_mended(tmp_path, expected, cut):
     assert published(tmp_path) == expected
 
 
+@pytest.mark.parametrize("releases", [1, 2, 3])
+def test_a_log_torn_at_a_snapshot_stays_mended(tmp_path, expected, releases):
+    """The line that the ledger has made up for is needed again by the next start."""
+    write(tmp_path, table())
+    break_off(tmp_path, 4)  # the fourth step ends with a snapshot
+    log = tmp_path / "state" / "inputs.log"
+    os.truncate(log, log.stat().st_size - 5)
+    break_off(tmp_path, releases)
+    start(tmp_path).finish()
+
+    assert published(tmp_path) == expected
+
+
 def test_a_record_that_never_was_durable_is_cut_off(tmp_path, expected):
     """Half a line at the end is what a kill inside a write leaves."""
     write(tmp_path, table())

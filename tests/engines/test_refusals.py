@@ -180,15 +180,15 @@ def larger(terms):
 def test_a_book_without_room_leaves_nothing(tmp_path):
     """BudgetExceeded leaves no litter; with a larger book the second attempt works."""
     write(tmp_path, table())
-    start(tmp_path, fixed=False, ledger=tmp_path / "book").finish()
-    shutil.rmtree(tmp_path / "out")
+    start(tmp_path, fixed=False, ledger=tmp_path / "book", sink=None).finish()
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "precious.txt").write_text("mine")
+    (tmp_path / "out").mkdir()
     before = files(tmp_path)
     small = {"fixed": False, "ledger": tmp_path / "book"}
     for state in ("two", "work"):
         with pytest.raises(dps.BudgetExceeded):
-            start(tmp_path, **small, checkpoint_location=tmp_path / state, sink=None).finish()
+            start(tmp_path, **small, checkpoint_location=tmp_path / state).finish()
         assert files(tmp_path) == before
 
     dps.Ledger(tmp_path / "larger").open("stream", larger(planned(query()).terms()))

@@ -87,6 +87,10 @@ class CheckingSink:
             self._on_new()
         self._sinks.write(query, window, trigger, table)
 
+    def claim(self, query: str, run: str) -> None:
+        """Say which run the releases are from."""
+        self._sinks.claim(query, run)
+
     def close(self) -> None:
         """Close both."""
         self._sinks.close()

@@ -135,5 +135,7 @@ def cold_restart(folder: Path, source: str) -> tuple[float, float]:
         child.run(job(folder, source) | {"kill": {"where": "save", "nth": 6, "torn": False}})
     with started("--cold") as child:
         said = child.run(job(folder, source))
-        new = next(line["at"] for line in said if line["event"] == "new")
-        return child.imported, new - child.began - child.imported
+        new = [line["at"] for line in said if line["event"] == "new"]
+        if not new:
+            raise StateError(f"a killed run published nothing after its restart: {said}")
+        return child.imported, new[0] - child.began - child.imported

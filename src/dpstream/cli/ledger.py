@@ -13,7 +13,8 @@ from dpstream.errors import InvalidParameter, LedgerError
 from dpstream.privacy.amounts import exact
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.promises import promise
+from dpstream.privacy.promises import promise, rows_of
+from dpstream.stages.ticks import duration, in_words
 
 app = typer.Typer(help="Show what was spent, on what, when, and what is left.")
 
@@ -78,6 +79,12 @@ def open_book(
         str, typer.Option(help="For user: rows that are protected together, such as '1 day'.")
     ] = "forever",
     time_zone: Annotated[str, typer.Option(help="For user: where a period begins.")] = "UTC",
+    unit_column: Annotated[
+        str | None, typer.Option(help="For user: the column that names the protected unit.")
+    ] = None,
+    time_column: Annotated[
+        str | None, typer.Option(help="For user with a period: the column of the event time.")
+    ] = None,
     file: File = None,
     as_json: AsJson = False,
 ) -> None:
@@ -93,8 +100,13 @@ def open_book(
             change=change or "a count by 1",
         )
     elif unit == "user" and window is None and measure != "rho":
-        words = {} if change is None else {"change": change}
-        terms = promise(epsilon=epsilon, delta=delta, period=period, time_zone=time_zone, **words)
+        terms = promise(
+            epsilon=epsilon,
+            delta=delta,
+            period=period if period == "forever" else in_words(duration(period, "--period")),
+            time_zone=time_zone,
+            change=change or _rows_of(unit_column, time_column, period),
+        )
     else:
         raise InvalidParameter("--delta goes with --unit user and mu_squared, and without --window")
     book_file = Ledger(_path(context, file))
@@ -123,6 +135,16 @@ def history(
         print_json(records)
     else:
         print_history(people(), records)
+
+
+def _rows_of(unit_column: str | None, time_column: str | None, period: str) -> str:
+    """What one unit changes, as its queries say it."""
+    if unit_column is None or (time_column is None) != (period == "forever"):
+        raise InvalidParameter(
+            "a book of users needs --unit-column, the column that names them, and with --period "
+            "also --time-column, the column whose periods are meant; all its queries must use them"
+        )
+    return rows_of(unit_column, time=time_column)
 
 
 def _path(context: typer.Context, file: Path | None) -> Path:

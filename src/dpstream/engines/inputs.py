@@ -161,7 +161,9 @@ class LiveInput:
         return {p: at for p, at in self.positions.items() if p not in known or known[p] != at}
 
     def take(self, step: int) -> list[Piece] | None:
-        """Rows that come until the trigger's time; None if stopped before."""
+        """Rows that come until the trigger's time; None if stopped, or if no more can come."""
+        if getattr(self._chunks.source, "ended", False) and not self._waiting():
+            return None
         time = self._chunks.reader.query.schedule.time_of(step)
         assert time is not None
         pieces: list[Piece] = []
@@ -196,6 +198,14 @@ class LiveInput:
                         "now; nothing was published; restore what was removed from the source"
                     )
         return pieces
+
+    def _waiting(self) -> bool:
+        """Has a source that ended rows that were not read yet?"""
+        for partition in self._in_order():
+            batch = self._chunks.source.read(partition, self.positions.get(partition))
+            if len(batch.table) or batch.rejected:
+                return True
+        return False
 
     def _in_order(self) -> list[str]:
         """Partitions that were begun, in the order in which a replay takes them; then new ones."""

@@ -31,6 +31,17 @@ _MOST_DRIFT = Fraction(1, 100)
 _MOST_EPSILON = 600  # e^epsilon stays a float
 
 
+def rows_of(unit: str, *, time: str | None = None) -> str:
+    """What one unit changes: all rows that name it, in `unit`; of a period, those whose `time` is
+    in it. Queries that share a book must mean the same.
+
+    >>> rows_of("user_id"), rows_of("user_id", time="ts")
+    ("all rows with one 'user_id'", "all rows with one 'user_id' and 'ts' in one period")
+    """
+    rows = f"all rows with one {unit!r}"
+    return rows if time is None else f"{rows} and {time!r} in one period"
+
+
 def promise(
     *,
     epsilon: Amount,

@@ -107,10 +107,6 @@ class Plan:
     def terms(self) -> Terms:
         """The book that this query opens where there is none."""
         query = self.query
-        rows = f"all rows with one {query.unit!r}"
-        if query.period != "forever":  # another time column would cut other periods
-            counted = (query.time, query.time_unit, int(query.time_origin))
-            rows += f" and its time, {counted}, in the period"
         return own_terms(
             epsilon=query.epsilon,
             mu_squared=self.calibrated.mu_squared,
@@ -118,7 +114,7 @@ class Plan:
             error=self.calibrated.error,
             period=query.period_in_words,
             time_zone=query.time_zone,
-            change=rows,
+            change=query.protected,
         )
 
     def pay(self, spend: QuerySpend, digest: str) -> None:

@@ -13,10 +13,22 @@ import pyarrow as pa
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import whole
 from dpstream.privacy.amounts import positive
+from dpstream.privacy.charges import Terms
+from dpstream.privacy.promises import promise, rows_of
 from dpstream.stages.aggregates import Aggregate, Count, Measure, Sum, all_measures
 from dpstream.stages.bounding import Bounds
 from dpstream.stages.schedule import Schedule
-from dpstream.stages.ticks import DAY, SECOND, Micros, Ticks, duration, in_words, instant, time_zone
+from dpstream.stages.ticks import (
+    DAY,
+    SECOND,
+    Micros,
+    Ticks,
+    duration,
+    in_words,
+    instant,
+    iso,
+    time_zone,
+)
 
 _TIME_UNITS = {"us": 1, "ms": 1000, "s": SECOND, "min": 60 * SECOND, "h": 3600 * SECOND, "day": DAY}
 _ZERO, _ONE_DAY = Micros(0), Micros(DAY)
@@ -290,7 +302,32 @@ class Query:
     @property
     def period_in_words(self) -> str:
         """What a unit's bounds and budget renew with."""
-        return "forever" if self.period == "forever" else f"each {in_words(self.period)}"
+        return "forever" if self.period == "forever" else in_words(self.period)
+
+    @property
+    def protected(self) -> str:
+        """All that one unit may change, in the words of its dataset's book."""
+        if self.period == "forever":
+            return rows_of(self.unit)
+        time = str(self.time)
+        if self.time_unit is not None:  # a number, which counts from somewhere
+            time += f" ({self.time_unit} from {iso(self.time_origin)})"
+        return rows_of(self.unit, time=time)
+
+    def promise(self, *, epsilon: Any, delta: Any) -> Terms:
+        """The terms of a book for this query and others on its dataset.
+
+        >>> query = Query(unit="user", epsilon=1, delta=1e-9, max_groups_contributed=8)
+        >>> query.promise(epsilon=6, delta=1e-8).describe()
+        "mu_squared = 1.02443, tail = 4.95e-09, drift = 0.01 for all rows with one 'user' (forever)"
+        """
+        return promise(
+            epsilon=epsilon,
+            delta=delta,
+            period=self.period_in_words,
+            time_zone=self.time_zone,
+            change=self.protected,
+        )
 
     @property
     def live(self) -> bool:

@@ -1,0 +1,112 @@
+"""One source for several queries: what one of them has read, the others need not read again."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import RLock
+
+import pyarrow as pa
+
+from dpstream.records import Batch, Position, Source
+
+
+class SharedSource:
+    """Serves queries that go through a source side by side, each at its own pace by its own view.
+
+    `wanted`: the columns of each query. A chunk is read once with all of them and kept while there
+    is room; other projections (a look at the time column) are read as they are asked for.
+    """
+
+    def __init__(
+        self, source: Source, wanted: Sequence[Sequence[str]], *, memory: int = 1 << 28
+    ) -> None:
+        self.source = source
+        self.bounded, self.replayable = source.bounded, source.replayable
+        self.partitions_end = getattr(source, "partitions_end", False)
+        self._wanted = [frozenset(columns) for columns in wanted]
+        self._all = list(dict.fromkeys(name for columns in wanted for name in columns))
+        self._memory, self._held = memory, 0
+        self._chunks: OrderedDict[tuple[str, str], Batch] = OrderedDict()
+        self._lock = RLock()
+        self._open = len(wanted)
+        self._settled: dict[int, dict[str, Position]] = {}
+
+    def views(self) -> list[View]:
+        """A source for each of the queries, in their order."""
+        return [View(self, number) for number in range(len(self._wanted))]
+
+    def partitions(self) -> list[str]:
+        """Those of the source."""
+        with self._lock:
+            return self.source.partitions()
+
+    def columns(self, partition: str) -> dict[str, pa.DataType] | None:
+        """Those of the source."""
+        with self._lock:
+            return self.source.columns(partition)
+
+    def read(
+        self, partition: str, position: Position, *, columns: Sequence[str] | None = None
+    ) -> Batch:
+        """A chunk with the columns that are asked for."""
+        with self._lock:
+            if columns is None or frozenset(columns) not in self._wanted:
+                return self.source.read(partition, position, columns=columns)
+            whole = self._chunk(partition, position)
+        return Batch(
+            table=whole.table.select(list(columns)),
+            position=whole.position,
+            done=whole.done,
+            rejected=whole.rejected,
+        )
+
+    def close(self) -> None:
+        """Close the source when the last query has closed it."""
+        with self._lock:
+            self._open -= 1
+            if self._open == 0:
+                self._chunks.clear()
+                self.source.close()
+
+    def forget(self, query: int, positions: dict[str, Position]) -> None:
+        """A query needs nothing before these positions; what no query needs may go."""
+        forget = getattr(self.source, "forget", None)
+        if forget is None:
+            return
+        with self._lock:
+            self._settled[query] = positions
+            known = [self._settled.get(number, {}) for number in range(len(self._wanted))]
+            common = set(known[0]).intersection(*known[1:])
+            forget({name: min(settled[name] for settled in known) for name in common})
+
+    def _chunk(self, partition: str, position: Position) -> Batch:
+        place = (partition, json.dumps(position))
+        if place in self._chunks:
+            self._chunks.move_to_end(place)
+            return self._chunks[place]
+        batch = self.source.read(partition, position, columns=self._all)
+        if batch.done and not self.source.bounded and not self.partitions_end:
+            return batch  # it may grow
+        self._chunks[place] = batch
+        self._held += int(batch.table.nbytes)
+        while self._held > self._memory and len(self._chunks) > 1:
+            _, gone = self._chunks.popitem(last=False)
+            self._held -= int(gone.table.nbytes)
+        return batch
+
+
+class View:
+    """What one query sees of a shared source."""
+
+    def __init__(self, shared: SharedSource, number: int) -> None:
+        self._shared, self._number = shared, number
+        self.bounded, self.replayable = shared.bounded, shared.replayable
+        self.partitions_end = shared.partitions_end
+        self.partitions, self.columns = shared.partitions, shared.columns
+        self.read, self.close = shared.read, shared.close
+
+    def forget(self, positions: dict[str, Position]) -> None:
+        """This query needs nothing before these positions."""
+        self._shared.forget(self._number, positions)
