@@ -31,7 +31,12 @@ class DirectorySink:
 
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
         """Write the file, unless it is there; releases of another run are refused."""
-        self.claim(query, run_of(table))
+        run = run_of(table)
+        if run and query not in self._runs:
+            put_new(self._marker(query), run.encode())
+            self.claim(query, run)
+            self._runs[query] = run
+        self.claim(query, run)
         path = self._folder / file_name(query, window, trigger, self._suffix)
         if not path.exists():
             put_new(path, ENCODERS[self._suffix](table))
@@ -40,16 +45,16 @@ class DirectorySink:
         """Nothing is held open."""
 
     def claim(self, query: str, run: str) -> None:
-        """Say which run the releases are from, in a small file; another run is refused."""
-        if not run:
-            return
-        if query not in self._runs:
-            marker = self._folder / f".{safe_name(query)}.run"
-            put_new(marker, run.encode())
+        """Refuse a query whose releases here are from another run: a small file says from which."""
+        if run and self._runs.get(query) != run:
+            marker = self._marker(query)
             with writing(marker):
-                self._runs[query] = marker.read_text()
-        if self._runs[query] != run:
-            raise another_run(self._folder, query)
+                kept = marker.read_text() if marker.exists() else run
+            if kept != run:
+                raise another_run(self._folder, query)
+
+    def _marker(self, query: str) -> Path:
+        return self._folder / f".{safe_name(query)}.run"
 
 
 def file_name(query: str, window: int, trigger: int, suffix: str) -> str:

@@ -93,10 +93,6 @@ class InputLog:
         """The digest that was logged for a step, if it is still held."""
         return self._digests.get(step)
 
-    def expect(self, step: int, digest: bytes) -> None:
-        """A step's digest that another book has kept where this one lost its last line."""
-        self._digests[step] = digest
-
     def forget_before(self, step: int) -> None:
         """Drop digests from memory (not from the file) that no replay can reach any more."""
         self._digests = {s: d for s, d in self._digests.items() if s >= step or s == self.last}

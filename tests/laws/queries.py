@@ -1,0 +1,75 @@
+"""Queries, runs and rows for the laws of whole queries."""
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.connectors.sources import open_source
+from dpstream.engines.local import LocalRun, Options
+from dpstream.stages.aggregates import Avg, Count, Sum
+from dpstream.stages.query import Query, Tumble
+
+SECRET, RUN = bytes(range(32)), bytes(range(16))
+HOUR = 3600
+ALARM = 2e-8  # per comparison; a test makes at most forty of them
+Z = 5.65  # two-sided false-alarm rate below 2e-8
+
+
+class Unseen:
+    """Nobody looks at the rows that are set aside."""
+
+    def rejected(self, chunk, rows):
+        """Drop them."""
+
+    def count(self, **counts):
+        """Drop them."""
+
+
+def query_of(**facts):
+    common = {
+        "unit": "user",
+        "keys": ("key",),
+        "time": "ts",
+        "time_unit": "s",
+        "start": "1970-01-01",
+        "end": "1970-01-02",
+        "epsilon": 4,
+        "delta": 1e-3,
+        "max_groups_contributed": 2,
+    }
+    return Query(**common | facts)
+
+
+def run_of(query, table, *, buckets=2, threads=1, every=10, run_id=RUN, secret=SECRET, **more):
+    options = Options(buckets=buckets, threads=threads, snapshot_every=every, run_id=run_id)
+    source = open_source(table)
+    return LocalRun(
+        query=query, source=source, aside=Unseen(), options=options, secret=secret, **more
+    )
+
+
+def busy(seed=0, size=3000, users=400):
+    """Keys of all sizes, rows in no order, some of them late."""
+    rng = np.random.default_rng(seed)
+    times = rng.integers(0, 24 * HOUR, size)
+    return pa.table(
+        {
+            "user": [f"u{n}" for n in rng.integers(0, users, size)],
+            "key": [f"k{n}" for n in np.minimum(rng.zipf(1.5, size), 40)],
+            "ts": times,
+            "seen": times + rng.integers(0, 3 * HOUR, size),
+            "x": rng.integers(-2, 12, size),
+        }
+    )
+
+
+LATE = query_of(
+    window=Tumble("8 hours"),
+    every="2 hours",
+    arrival="seen",
+    allowed_lateness="2 hours",
+    period="12 hours",
+    max_rows_per_group=2,
+    epsilon=8,
+    delta=0.1,
+    aggregates=(Count("n"), Sum("s", column="x", lo=0, hi=10), Avg("m", column="x", lo=0, hi=10)),
+)
