@@ -115,7 +115,7 @@ def test_periods_are_days_of_the_zone():
     assert query.periods.at(number + 1) - query.periods.at(number) == DAY
     assert query_of().periods is None
     assert query_of().period_in_words == "forever"
-    assert query.period_in_words == "each 1 day"
+    assert "1 day" in query.period_in_words
 
 
 def test_facts_differ_wherever_releases_do():

@@ -8,6 +8,8 @@ outside can make them collide.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +21,8 @@ from dpstream.records import Integers, Words
 
 SLICE = 1 << 15  # rows between two looks at the free space
 _FIRST = 1 << 8
+_GROWTH = 4  # a full table gets a quarter longer
+_PAGE, _HUGE_PAGE, _ADVICE = 4096, 1 << 21, 14  # MADV_HUGEPAGE; if it is refused, nothing is lost
 _MOST_ROWS = (1 << 32) - 2  # row numbers have 32 bits
 _FULLEST = 0.6
 _LARGE = 1 << 22  # slots; below, an index grows in larger steps, to be rebuilt less often
@@ -42,10 +46,9 @@ class Table:
         if wanted > _MOST_ROWS:
             raise StateError("a hash bucket is full (2^32 rows); use more buckets")
         if wanted > len(self.ids):
-            capacity = max(wanted, len(self.ids) + len(self.ids) // 2)
-            self.ids = _longer(self.ids, self.used, capacity)
-            for name, column in self.columns.items():
-                self.columns[name] = _longer(column, self.used, capacity)
+            capacity = max(wanted, len(self.ids) + len(self.ids) // _GROWTH)
+            for array in (self.ids, *self.columns.values()):
+                _lengthen(array, capacity)
         if wanted > _FULLEST * len(self.index):
             slots = len(self.index)
             while wanted > _FULLEST * slots:
@@ -111,11 +114,13 @@ class Table:
         return sum(array.nbytes for array in arrays)
 
 
-def _longer(array: Any, used: int, capacity: int) -> Any:
-    """A new array, because NumPy asks for large pages when it makes one, not when it resizes."""
-    longer = np.zeros((capacity, *array.shape[1:]), array.dtype)
-    longer[:used] = array[:used]
-    return longer
+def _lengthen(array: Any, capacity: int) -> None:
+    """Make an array longer in place: large ones are not copied, and get large pages."""
+    array.resize((capacity, *array.shape[1:]), refcheck=False)
+    if array.nbytes >= _HUGE_PAGE and sys.platform == "linux":
+        start = -(-array.ctypes.data // _PAGE) * _PAGE
+        length = array.ctypes.data + array.nbytes - start
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _ADVICE)
 
 
 @compiled
