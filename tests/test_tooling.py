@@ -136,7 +136,7 @@ def test_hypothesis_runs_the_same_examples_every_time(project):
 def test_every_extra_of_the_design_exists():
     """People install what they need by these names."""
     assert set(PROJECT["optional-dependencies"]) == {
-        "frames", "spark", "serve", "plot", "kafka", "docs", "dev",
+        "frames", "spark", "serve", "plot", "duckdb", "kafka", "docs", "dev",
     }  # fmt: skip
 
 

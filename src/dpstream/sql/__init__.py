@@ -1,0 +1,41 @@
+"""SQL with a privacy clause, compiled to queries; the only importer of sqlglot."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from dpstream.sql.plan import Compiled, compile_sql
+from dpstream.stages.query import Query
+
+__all__ = ["Compiled", "compile_sql", "sql"]
+
+
+def sql(text: str, name: str | None = None, **options: Any) -> Query:
+    """The query that SQL stands for, ready for `dps.run`.
+
+    `name`: what its releases are called. `options`: options of the privacy clause by their names,
+    as Python values; they go before those of the text. What would break the promise is refused with
+    the offending SQL underlined.
+
+    >>> query = sql('''
+    ...     SELECT WITH DIFFERENTIAL_PRIVACY
+    ...            OPTIONS (epsilon = 2, delta = 1e-9, privacy_unit_column = user_id,
+    ...                     max_groups_contributed = 4)
+    ...            page, COUNT(*) AS clicks
+    ...     FROM log GROUP BY page''')
+    >>> query.unit, query.keys, query.bounds
+    ('user_id', ('page',), Bounds(rows=4, groups=4, rows_per_group=1))
+    """
+    return compile_sql(text, name, **options).query
+
+
+class _CallableModule(ModuleType):
+    """`dpstream.sql` is a package and a function: importing one must not hide the other."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Query:
+        return sql(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

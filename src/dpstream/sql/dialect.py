@@ -37,9 +37,9 @@ class WindowTable(exp.Expression):
 
 
 class Emit(exp.Expression):
-    """EMIT EVERY interval; EMIT ON WINDOW CLOSE (without `every`)."""
+    """EMIT EVERY interval; EMIT ON WINDOW CLOSE (without `every`); `other`: anything else."""
 
-    arg_types: ClassVar[dict[str, bool]] = {"every": False}
+    arg_types: ClassVar[dict[str, bool]] = {"every": False, "other": False}
 
 
 def _placed(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -100,11 +100,13 @@ class PrivateSql(Dialect):
         def _parse_emit(self) -> Any:
             self._match(_EMIT)
             place = self._prev
-            if self._match_text_seq("EVERY"):
-                return self.expression(Emit(every=self._parse_interval()), place)
-            if not self._match_text_seq("ON", "WINDOW", "CLOSE"):
-                self.raise_error("EMIT is followed by EVERY INTERVAL ... or ON WINDOW CLOSE")
-            return self.expression(Emit(), place)
+            if self._match_text_seq("EVERY") and (every := self._parse_interval()):
+                return self.expression(Emit(every=every), place)
+            if self._match_text_seq("ON", "WINDOW", "CLOSE"):
+                return self.expression(Emit(), place)
+            while self._curr and self._curr.token_type not in (TokenType.R_PAREN, _EMIT):
+                self._advance()
+            return self.expression(Emit(other=True), place)
 
 
 def canonical(node: exp.Expr) -> str:

@@ -47,6 +47,8 @@ def _unreadable(text: str, error: ParseError) -> InvalidParameter:
     """The parser's complaint, with its place."""
     about = error.errors[0] if error.errors else {}
     words = str(about.get("description") or error).rstrip(".")
+    if words.startswith("Required keyword"):
+        words = "something is missing here"
     line, col = about.get("line"), about.get("col")
     span = None
     if isinstance(line, int) and isinstance(col, int):  # `col` is where the token ends

@@ -1,0 +1,138 @@
+"""What a query does before and after the private part, row by row and on noisy values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.errors import InvalidInput
+from dpstream.sql.expressions import Compute
+from dpstream.sql.values import KINDS, as_bool, usual
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expression:
+    """A compiled expression and its canonical text, which is all that it is known by."""
+
+    text: str
+    columns: tuple[str, ...]
+    compute: Compute = field(compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Prepared:
+    """Filters and computed columns of a source's rows.
+
+    `kept`: columns that pass as they are. `made`: name and expression of each computed column.
+    A row for which an expression cannot be computed has NULL there; no row stops the others.
+    """
+
+    columns: Sequence[str]
+    kept: tuple[str, ...]
+    made: tuple[tuple[str, Expression], ...]
+    where: Expression | None
+    zone: str
+
+    def __repr__(self) -> str:
+        made = [f"{expression.text} AS {name!r}" for name, expression in self.made]
+        text = f"SELECT {', '.join([*map(repr, self.kept), *made])}"
+        if self.where is not None:
+            text += f" WHERE {self.where.text}"
+        return f"{text} IN {self.zone}"
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """The rows that are wanted, with the query's columns."""
+        if self.where is not None:
+            condition = self._computed(self.where, table)
+            table = table.filter(pc.fill_null(as_bool(condition), False))
+        made = {name: self._computed(expression, table) for name, expression in self.made}
+        return pa.table({name: table[name] for name in self.kept} | made)
+
+    def _computed(self, expression: Expression, table: pa.Table) -> pa.Array:
+        columns = {name: usual(table[name], name, self.zone) for name in expression.columns}
+        return computed(expression, columns, len(table))
+
+
+def computed(expression: Expression, columns: dict[str, pa.Array], size: int) -> pa.Array:
+    """An expression's column; where the whole fails, halves find the rows to blame: NULL."""
+    try:
+        value = expression.compute(columns)
+    except pa.ArrowException as error:
+        empty = {name: column.slice(0, 0) for name, column in columns.items()}
+        if not size:
+            raise InvalidInput(f"{expression.text} cannot be computed: {error}") from None
+        kind = computed(expression, empty, 0).type
+        if size == 1:
+            return pa.nulls(1, kind)
+        half = size // 2
+        parts = [
+            ({name: column.slice(at, length) for name, column in columns.items()}, length)
+            for at, length in ((0, half), (half, size - half))
+        ]
+        return pa.concat_arrays([computed(expression, *part) for part in parts])
+    if isinstance(value, pa.Scalar):
+        value = pa.repeat(value, size)
+    if isinstance(value, pa.ChunkedArray):
+        value = value.combine_chunks()
+    return value.cast(pa.string()) if value.type.equals(KINDS["null"]) else value
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Ordered:
+    """HAVING, ORDER BY and LIMIT: of what is published already, so they cost nothing."""
+
+    having: Expression | None = None
+    order: tuple[tuple[Expression, bool, bool], ...] = ()
+    """Expression, is it descending, do NULLs come first?"""
+    limit: int | None = None
+    offset: int = 0
+    zone: str = "UTC"
+
+    def __repr__(self) -> str:
+        text = []
+        if self.having is not None:
+            text.append(f"HAVING {self.having.text}")
+        if self.order:
+            terms = (
+                f"{expression.text} {'DESC' if down else 'ASC'} NULLS {'FIRST' if first else 'LAST'}"
+                for expression, down, first in self.order
+            )
+            text.append(f"ORDER BY {', '.join(terms)}")
+        if self.limit is not None:
+            text.append(f"LIMIT {self.limit}")
+        if self.offset:
+            text.append(f"OFFSET {self.offset}")
+        return " ".join([*text, f"IN {self.zone}"])
+
+    def __call__(self, release: pa.Table) -> pa.Table:
+        """What is published of a release."""
+        if self.having is not None:
+            kept = as_bool(self._computed(self.having, release))
+            release = release.filter(pc.fill_null(kept, False))
+        if self.order:
+            release = release.take(pa.array(self._sorted(release)))
+        end = len(release) if self.limit is None else self.offset + self.limit
+        return release.slice(self.offset, max(end - self.offset, 0))
+
+    def _sorted(self, release: pa.Table) -> Sequence[int]:
+        """Row numbers in order, by the last term first: each sort keeps the order before it."""
+        order = np.arange(len(release))
+        for expression, down, nulls_first in reversed(self.order):
+            column = self._computed(expression, release).take(pa.array(order))
+            found = pc.array_sort_indices(
+                column,
+                order="descending" if down else "ascending",
+                null_placement="at_start" if nulls_first else "at_end",
+            )
+            order = order[found.to_numpy()]
+        return order  # type: ignore[return-value]
+
+    def _computed(self, expression: Expression, release: pa.Table) -> pa.Array:
+        columns = {name: usual(release[name], name, self.zone) for name in expression.columns}
+        return computed(expression, columns, len(release))
+
+

@@ -1,0 +1,216 @@
+"""SELECT and GROUP BY: which columns are keys, which are aggregates, and what they are called."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from dpstream.sql.dialect import canonical
+from dpstream.sql.draft import AGGREGATES, WINDOW_COLUMNS, Draft, called, calls, parts
+from dpstream.sql.relation import substituted
+
+_BOUNDS = "contribution_bounds_per_row"
+
+
+def name_keys(draft: Draft) -> None:
+    """The keys, under their aliases; GROUP BY may name a column, an expression, an alias, a number."""
+    group = draft.select.args.get("group")
+    listed = [] if group is None else group.expressions
+    for node in listed:
+        item = _selected(draft, node)
+        if _is_window_column(draft, item):
+            draft.windowed = True
+            continue
+        plain = item.this if isinstance(item, exp.Alias) else item
+        for call in calls(plain, AGGREGATES):
+            raise draft.refusal(
+                call, "an aggregate cannot be a key", "group by columns and expressions of rows"
+            )
+        if isinstance(plain, exp.Literal | exp.Null | exp.Boolean):
+            raise draft.refusal(node, "a constant is no key", "group by columns")
+        expression = substituted(draft, plain, draft.relation)
+        name = _alias_of(draft, plain) or _own_name(plain)
+        if name in draft.keys:
+            raise draft.refusal(node, f"the key {name} is listed twice", "list it once")
+        draft.keys[name] = expression
+
+
+def _selected(draft: Draft, node: exp.Expr) -> exp.Expr:
+    """What an alias or a number in GROUP BY stands for."""
+    chosen = draft.select.expressions
+    if isinstance(node, exp.Literal) and not node.is_string:
+        at = int(node.name) if node.name.isdigit() else 0
+        if not 1 <= at <= len(chosen):
+            raise draft.refusal(node, f"there is no column {node.name}", "count from 1")
+        found: exp.Expr = chosen[at - 1]
+        return found
+    if isinstance(node, exp.Column) and not node.args.get("table"):
+        for item in chosen:
+            if isinstance(item, exp.Alias) and item.alias == node.name:
+                return item
+    return node
+
+
+def _alias_of(draft: Draft, plain: exp.Expr) -> str:
+    """The alias under which SELECT shows the same expression."""
+    for item in draft.select.expressions:
+        if isinstance(item, exp.Alias) and canonical(item.this) == canonical(plain):
+            return str(item.alias)
+    return ""
+
+
+def _own_name(plain: exp.Expr) -> str:
+    return plain.name if isinstance(plain, exp.Column) else canonical(plain)
+
+
+def _is_window_column(draft: Draft, node: exp.Expr) -> bool:
+    plain = node.this if isinstance(node, exp.Alias) else node
+    named = isinstance(plain, exp.Column) and plain.name in WINDOW_COLUMNS
+    if not named:
+        return False
+    if draft.relation.window is None:
+        raise draft.refusal(
+            node,
+            f"there is no {plain.name}: FROM has no window",
+            "write FROM TUMBLE(table, DESCRIPTOR(time), INTERVAL '1' DAY)",
+        )
+    if isinstance(node, exp.Alias) and node.alias != plain.name:
+        raise draft.refusal(
+            node, f"{plain.name} keeps its name in what is published", "leave the alias out"
+        )
+    return True
+
+
+def name_aggregates(draft: Draft) -> None:
+    """The aggregates, under their aliases; any other column must be a key."""
+    keys = {canonical(expression) for expression in draft.keys.values()}
+    for item in draft.select.expressions:
+        plain = item.this if isinstance(item, exp.Alias) else item
+        if _is_window_column(draft, item):
+            if not draft.windowed:
+                raise _raw(draft, item)
+            continue
+        if called(plain) in AGGREGATES:
+            name = item.alias if isinstance(item, exp.Alias) else _default_name(draft, plain)
+            if name in draft.aggregates or name in draft.keys:
+                raise draft.refusal(item, f"two columns are named {name}", "name one with AS")
+            draft.aggregates[name] = plain
+        elif any(calls(plain, AGGREGATES)):
+            raise draft.refusal(
+                item,
+                "arithmetic on aggregates is not offered",
+                "select the aggregates, and compute with what is published",
+            )
+        elif canonical(substituted(draft, plain, draft.relation)) not in keys:
+            raise _raw(draft, item)
+    if not draft.aggregates:
+        raise draft.refusal(
+            draft.clause, "nothing is aggregated", "add COUNT(*), or another aggregate"
+        )
+
+
+def _raw(draft: Draft, item: exp.Expr) -> Exception:
+    shown = canonical(item.this if isinstance(item, exp.Alias) else item)
+    return draft.refusal(
+        item,
+        f"{shown} is neither grouped by nor aggregated: it would publish values of rows",
+        f"add GROUP BY {shown}, or aggregate it",
+    )
+
+
+def _default_name(draft: Draft, call: exp.Expr) -> str:
+    """count, units, sum_x, avg_x."""
+    argument = call.expressions[0] if call.expressions else None
+    if isinstance(argument, exp.Star):
+        return "count"
+    if isinstance(argument, exp.Distinct):
+        return "units"
+    if isinstance(argument, exp.Column):
+        return f"{called(call).lower()}_{argument.name}"
+    raise draft.refusal(call, "the aggregate has no name", f"write {canonical(call)} AS name")
+
+
+def unit_stays_hidden(draft: Draft) -> None:
+    """Nothing made of the unit is a key: each group would be one unit."""
+    unit = draft.parameters["unit"]
+    for item in draft.select.expressions:
+        if isinstance(item, exp.Column) and item.name == unit and unit not in draft.keys:
+            raise draft.refusal(
+                item,
+                f"{unit} is the privacy unit: it is never published",
+                "leave it out; COUNT(DISTINCT unit) counts units",
+            )
+    for name, expression in draft.keys.items():
+        for column in expression.find_all(exp.Column):
+            if column.name == unit:
+                raise draft.refusal(
+                    expression,
+                    f"the key {name} is made of the privacy unit {unit}: groups would show units",
+                    "group by other columns; COUNT(DISTINCT unit) counts units",
+                )
+
+
+def windows_are_grouped(draft: Draft) -> None:
+    """With TUMBLE each window is a group of its own."""
+    if draft.relation.window is not None and not draft.windowed:
+        raise draft.refusal(
+            draft.relation.window,
+            "windows are not grouped by",
+            "add window_start to GROUP BY, or read the table without TUMBLE",
+        )
+
+
+def bounded_aggregates(draft: Draft) -> None:
+    """Every aggregate is one whose change by one unit is known."""
+    for call in draft.aggregates.values():
+        arguments = [each for each in call.expressions if not isinstance(each, exp.Kwarg)]
+        if len(arguments) != 1:
+            raise draft.refusal(
+                call, f"{called(call)} takes one column", f"write {called(call)}(column)"
+            )
+        named = named_arguments(call)
+        known = {_BOUNDS, "quantum"} if called(call) in ("SUM", "AVG") else set()
+        for name in named:
+            if name not in known:
+                raise draft.refusal(
+                    call,
+                    f"{called(call)} has no argument {name}",
+                    f"known are {', '.join(sorted(known))}" if known else "leave it out",
+                )
+        if isinstance(arguments[0], exp.Distinct):
+            _counts_units(draft, call, arguments[0])
+        elif called(call) in ("SUM", "AVG") and not _pair(named.get(_BOUNDS)):
+            raise draft.refusal(
+                call,
+                f"{called(call)} has no bounds: one row could change it by any amount",
+                f"write {called(call)}({canonical(arguments[0])}, {_BOUNDS} => (0, 600)), with "
+                "bounds that do not come from the data",
+            )
+        elif isinstance(arguments[0], exp.Star) and called(call) != "COUNT":
+            raise draft.refusal(call, f"{called(call)}(*) has no meaning", "name a column")
+
+
+def _pair(node: exp.Expr | None) -> bool:
+    return isinstance(node, exp.Tuple) and len(node.expressions) == 2
+
+
+def _counts_units(draft: Draft, call: exp.Expr, distinct: exp.Expr) -> None:
+    column = distinct.expressions[0] if len(distinct.expressions) == 1 else None
+    found = None
+    if called(call) == "COUNT" and isinstance(column, exp.Column) and not parts(distinct) - {"expressions"}:
+        found = substituted(draft, column, draft.relation)
+    if not isinstance(found, exp.Column) or found.name != draft.parameters["unit"]:
+        raise draft.refusal(
+            call,
+            "only the privacy unit can be counted DISTINCT: other values are shared by units, and "
+            "the change by one unit is not known",
+            f"write COUNT(DISTINCT {draft.parameters['unit']}), or group by the column",
+        )
+
+
+def named_arguments(call: exp.Expr) -> dict[str, exp.Expr]:
+    """name => value arguments of a call."""
+    return {
+        each.this.name.lower(): each.expression
+        for each in call.expressions
+        if isinstance(each, exp.Kwarg)
+    }
