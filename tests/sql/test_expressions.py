@@ -1,12 +1,14 @@
 """Expressions give what another database gives, NULL included, and never raise for a row."""
 
 import datetime as dt
+from functools import cache
 
 import duckdb
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlglot import exp
 
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.sql.columns import Expression, Prepared
@@ -30,8 +32,6 @@ def compiled(text, zone="UTC"):
     statement = parse(f"SELECT {text}")
     node = statement.tree.expressions[0]
     compute = Compiler(statement=statement, zone=zone).compile(node)
-    from sqlglot import exp
-
     names = dict.fromkeys(column.name for column in node.find_all(exp.Column))
     return Expression(text=canonical(node), columns=tuple(names), compute=compute)
 
@@ -43,11 +43,14 @@ def ours(text, table, zone="UTC"):
     return prepared(table)["x"].to_pylist()
 
 
+@cache
+def database():
+    return duckdb.connect(config={"TimeZone": "UTC", "threads": 1})
+
+
 def theirs(text, table):
-    database = duckdb.connect()
-    database.execute("SET TimeZone = 'UTC'")
-    database.register("source", table)
-    result = database.execute(f"SELECT {text} AS x FROM source").to_arrow_table()
+    database().register("source", table)
+    result = database().sql(f"SELECT {text} AS x FROM source").to_arrow_table()
     return result["x"].to_pylist()
 
 

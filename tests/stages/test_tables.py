@@ -28,7 +28,7 @@ def test_rows_are_numbered_by_first_appearance(batches, crowded):
         ids[:, 1] &= np.uint64(3)
         ids[:, 0] >>= np.uint64(33)
     ids[0] = 0
-    table, known = Table({}), {}
+    table, known = Table(), {}
     for batch in batches:
         wanted = ids[np.array(batch, np.int64)]
         assert table.rows(wanted).tolist() == reference(known, wanted)
@@ -37,7 +37,7 @@ def test_rows_are_numbered_by_first_appearance(batches, crowded):
 
 def test_a_table_grows_and_loses_nothing():
     """Through many doublings of rows and index; columns keep their numbers, new ones are 0."""
-    table, known = Table({"n": ("i8", 0), "pair": ("i4", 2)}), {}
+    table, known = Table(2), {}
     ids = random_ids(3 * SLICE)
     rng = np.random.default_rng(1)
     expected = np.zeros(len(ids), np.int64)
@@ -47,18 +47,18 @@ def test_a_table_grows_and_loses_nothing():
         )
         rows = table.rows(part)
         assert rows.tolist() == reference(known, part)
-        np.add.at(table.columns["n"], rows, 1)
+        np.add.at(table.numbers[:, 0], rows, 1)
         np.add.at(expected, rows, 1)
-        assert table.columns["n"][: table.used].tolist() == expected[: table.used].tolist()
+        assert table.numbers[: table.used, 0].tolist() == expected[: table.used].tolist()
     assert table.used == len(ids)
     assert (table.ids[: table.used] == ids).all()
-    assert not table.columns["pair"][: table.used].any()
-    assert table.bytes >= table.stored >= len(ids) * (16 + 8 + 8)
+    assert not table.numbers[: table.used, 1].any()
+    assert table.bytes >= table.stored >= len(ids) * (16 + 16)
 
 
 def test_some_rows_of_a_batch_are_looked_up_by_their_places():
     """Others leave no trace."""
-    ids, table = random_ids(10), Table({})
+    ids, table = random_ids(10), Table()
     assert table.rows(ids, np.array([7, 2, 7])).tolist() == [0, 1, 0]
     assert table.used == 2
 
@@ -68,28 +68,28 @@ def test_some_rows_of_a_batch_are_looked_up_by_their_places():
 def test_deltas_make_the_same_table(steps):
     """Applied in order they give rows, columns and index of the original, at every snapshot."""
     ids = random_ids(61)
-    original, copy = Table({"n": ("i8", 0)}), Table({"n": ("i8", 0)})
+    original, copy = Table(1), Table(1)
     since, changed = 0, []
     for numbers, snapshot in steps:
         rows = original.rows(ids[np.array(numbers, np.int64)])
-        np.add.at(original.columns["n"], rows, 1)
+        np.add.at(original.numbers[:, 0], rows, 1)
         changed.append(rows)
         if snapshot:
             copy.apply(original.delta(since, changed))
             since, changed = original.used, []
             assert copy.used == original.used
             assert (copy.ids[: copy.used] == original.ids[: copy.used]).all()
-            mine, theirs = copy.columns["n"], original.columns["n"]
+            mine, theirs = copy.numbers, original.numbers
             assert (mine[: copy.used] == theirs[: copy.used]).all()
     copy.apply(original.delta(since, changed))
     probe = ids[::-1].copy()
     assert copy.rows(probe).tolist() == original.rows(probe).tolist()
-    assert (copy.columns["n"][: copy.used] == original.columns["n"][: copy.used]).all()
+    assert (copy.numbers[: copy.used] == original.numbers[: copy.used]).all()
 
 
 def test_a_delta_out_of_order_is_refused():
     """A snapshot with a part missing must not be taken for a whole one."""
-    table, other = Table({}), Table({})
+    table, other = Table(), Table()
     table.rows(random_ids(5))
     later = table.delta(3, [])
     with pytest.raises(StateError, match="snapshot"):
@@ -98,13 +98,13 @@ def test_a_delta_out_of_order_is_refused():
 
 def test_a_delta_is_a_copy():
     """It is written while the table goes on."""
-    table = Table({"n": ("i8", 0)})
+    table = Table(1)
     rows = table.rows(random_ids(300))
     first = table.delta(0, [])
     second = table.delta(200, [rows[:10]])
-    table.columns["n"][rows] += 5
-    assert not first["columns"]["n"][0].any()
-    assert not second["columns"]["n"][1].any()
+    table.numbers[rows] += 5
+    assert not first["new"][:, 2].any()
+    assert not second["changed"].any()
 
 
 @given(st.integers(1, 20), st.integers(0, 300), st.integers(0, 3))

@@ -125,7 +125,7 @@ class _RecordingFlow(Flow):
         for bucket in self.groups(window):
             used = bucket.table.used
             for group, sums in zip(
-                bucket.table.ids[:used], bucket.table.columns["sums"][:used], strict=True
+                bucket.table.ids[:used], bucket.table.numbers[:used], strict=True
             ):
                 place = (window, group.tobytes())
                 added = sums - self._before.get(place, np.zeros_like(sums))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -134,5 +134,3 @@ class Ordered:
     def _computed(self, expression: Expression, release: pa.Table) -> pa.Array:
         columns = {name: usual(release[name], name, self.zone) for name in expression.columns}
         return computed(expression, columns, len(release))
-
-

@@ -196,7 +196,11 @@ def _pair(node: exp.Expr | None) -> bool:
 def _counts_units(draft: Draft, call: exp.Expr, distinct: exp.Expr) -> None:
     column = distinct.expressions[0] if len(distinct.expressions) == 1 else None
     found = None
-    if called(call) == "COUNT" and isinstance(column, exp.Column) and not parts(distinct) - {"expressions"}:
+    if (
+        called(call) == "COUNT"
+        and isinstance(column, exp.Column)
+        and not parts(distinct) - {"expressions"}
+    ):
         found = substituted(draft, column, draft.relation)
     if not isinstance(found, exp.Column) or found.name != draft.parameters["unit"]:
         raise draft.refusal(
@@ -208,7 +212,7 @@ def _counts_units(draft: Draft, call: exp.Expr, distinct: exp.Expr) -> None:
 
 
 def named_arguments(call: exp.Expr) -> dict[str, exp.Expr]:
-    """name => value arguments of a call."""
+    """Name => value arguments of a call."""
     return {
         each.this.name.lower(): each.expression
         for each in call.expressions

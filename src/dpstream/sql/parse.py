@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from sqlglot import exp
 from sqlglot.errors import ParseError, SqlglotError, TokenError
 
 from dpstream.errors import InvalidParameter
 from dpstream.sql.dialect import PrivateSql
+from dpstream.sql.functions import TRUNCATIONS
 from dpstream.sql.statement import Statement, refusal
 
 _LONGEST = 100_000  # characters
@@ -40,7 +42,17 @@ def parse(text: str) -> Statement:
             f"one statement is wanted; {len(trees)} were found",
             "give each query on its own",
         )
+    _name_units(trees[0])
     return Statement(text=text, tree=trees[0], tokens=tokens)
+
+
+def _name_units(tree: exp.Expr) -> None:
+    """DAY in DATE_TRUNC(ts, DAY) is a word, not a column."""
+    for call in list(tree.find_all(exp.Anonymous)):
+        last = call.expressions[-1] if call.expressions else None
+        if call.name.upper() in TRUNCATIONS and isinstance(last, exp.Column):
+            if not isinstance(call.expressions[0], exp.Literal):
+                last.replace(exp.var(last.name).update_positions(last.this))
 
 
 def _unreadable(text: str, error: ParseError) -> InvalidParameter:

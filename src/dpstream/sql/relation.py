@@ -66,7 +66,9 @@ def _copy(relation: Relation) -> Relation:
 def _windowed(draft: Draft, window: WindowTable, tables: dict[str, Relation]) -> Relation:
     if not isinstance(window.this, exp.Expr):
         raise draft.refusal(
-            window, "the window has no table", "write TUMBLE(clicks, DESCRIPTOR(ts), INTERVAL '1' DAY)"
+            window,
+            "the window has no table",
+            "write TUMBLE(clicks, DESCRIPTOR(ts), INTERVAL '1' DAY)",
         )
     found = _relation(draft, window.this, tables)
     if found.window is not None:
@@ -88,7 +90,9 @@ def _inner(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Relat
     found = _relation(draft, source.this, tables)
     if found.window is not None:
         raise draft.refusal(
-            found.window, "the window stands inside a subquery", "put it around: TUMBLE((SELECT ...), ...)"
+            found.window,
+            "the window stands inside a subquery",
+            "put it around: TUMBLE((SELECT ...), ...)",
         )
     where = select.args.get("where")
     if where is not None:

@@ -11,21 +11,80 @@ from dpstream.sql.draft import AGGREGATES, Draft, called, calls, parts
 from dpstream.sql.options import known, node_of, read_options
 
 _NOW_WORDS = frozenset(
-    "CURRENT_DATE CURRENT_DATETIME CURRENT_TIME CURRENT_TIMESTAMP CURRENT_USER SESSION_USER SYSDATE "
-    "SYSTIMESTAMP LOCALTIME LOCALTIMESTAMP".split()
+    [
+        "CURRENT_DATE",
+        "CURRENT_DATETIME",
+        "CURRENT_TIME",
+        "CURRENT_TIMESTAMP",
+        "CURRENT_USER",
+        "SESSION_USER",
+        "SYSDATE",
+        "SYSTIMESTAMP",
+        "LOCALTIME",
+        "LOCALTIMESTAMP",
+    ]
 )
 _NOW = _NOW_WORDS | {"NOW", "GETDATE", "TODAY", "PROCTIME", "UNIX_TIMESTAMP"}
 _CHANCE = frozenset(
-    "RAND RANDOM RANDN UUID GEN_RANDOM_UUID GENERATE_UUID NEWID RAND_INTEGER SETSEED".split()
+    [
+        "RAND",
+        "RANDOM",
+        "RANDN",
+        "UUID",
+        "GEN_RANDOM_UUID",
+        "GENERATE_UUID",
+        "NEWID",
+        "RAND_INTEGER",
+        "SETSEED",
+    ]
 )
 _ONE_ROW = frozenset(
-    "MIN MAX ANY_VALUE FIRST LAST FIRST_VALUE LAST_VALUE ARG_MIN ARG_MAX MIN_BY MAX_BY MODE "
-    "ARRAY_AGG STRING_AGG LISTAGG GROUP_CONCAT JSON_AGG ARRAY_CONCAT_AGG APPROX_TOP_COUNT".split()
+    [
+        "MIN",
+        "MAX",
+        "ANY_VALUE",
+        "FIRST",
+        "LAST",
+        "FIRST_VALUE",
+        "LAST_VALUE",
+        "ARG_MIN",
+        "ARG_MAX",
+        "MIN_BY",
+        "MAX_BY",
+        "MODE",
+        "ARRAY_AGG",
+        "STRING_AGG",
+        "LISTAGG",
+        "GROUP_CONCAT",
+        "JSON_AGG",
+        "ARRAY_CONCAT_AGG",
+        "APPROX_TOP_COUNT",
+    ]
 )
 _NOT_YET = frozenset(
-    "VARIANCE VAR_SAMP VAR_POP VAR STDDEV STDDEV_SAMP STDDEV_POP MEDIAN PERCENTILE_CONT QUANTILE "
-    "PERCENTILE_DISC APPROX_QUANTILES CORR COVAR_POP COVAR_SAMP BIT_AND BIT_OR LOGICAL_AND "
-    "LOGICAL_OR APPROX_COUNT_DISTINCT GROUPING".split()
+    [
+        "VARIANCE",
+        "VAR_SAMP",
+        "VAR_POP",
+        "VAR",
+        "STDDEV",
+        "STDDEV_SAMP",
+        "STDDEV_POP",
+        "MEDIAN",
+        "PERCENTILE_CONT",
+        "QUANTILE",
+        "PERCENTILE_DISC",
+        "APPROX_QUANTILES",
+        "CORR",
+        "COVAR_POP",
+        "COVAR_SAMP",
+        "BIT_AND",
+        "BIT_OR",
+        "LOGICAL_AND",
+        "LOGICAL_OR",
+        "APPROX_COUNT_DISTINCT",
+        "GROUPING",
+    ]
 )
 _ALLOWED = {"hint", "expressions", "from_", "where", "group", "having", "order", "limit"}
 _ALLOWED |= {"offset", "emit", "with_"}
@@ -55,7 +114,9 @@ def one_select(draft: Draft) -> None:
         reason = f"a SELECT is wanted; this is {kind}"
         if isinstance(tree, exp.SetOperation):
             reason = f"{kind} joins tables of several queries"
-        raise draft.refusal(tree, reason, "write SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (...) ...")
+        raise draft.refusal(
+            tree, reason, "write SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (...) ..."
+        )
 
 
 def private(draft: Draft) -> None:

@@ -7,23 +7,25 @@ row is kept if it fits all three bounds. So every replay, and every engine, keep
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dpstream.mechanisms.parts.counting.kernels import compiled
 from dpstream.records import Integers, Words
-from dpstream.stages.tables import SLICE, Table
+from dpstream.stages.tables import SLICE, Table, find_or_add
 
 Limits = tuple[int, int, int]
 Verdicts = npt.NDArray[np.uint8]
-Taken = tuple[Integers, Words, Words, Integers, Any, Verdicts]
-ROWS, GROUPS, NOW = 0, 1, 2  # columns of a unit's counters
 KEPT, FIRST = 1, 2
 """A row is kept; it is the first of its unit in its group."""
+
+_ROWS, _GROUPS = 2, 3  # words of a unit: rows and groups kept of it
+_NONE: Integers = np.zeros(0, np.int64)
+_EVERY: Verdicts = np.zeros(0, np.uint8)  # no estimate: every row is taken as it comes
+_MOST = 255  # what a cell of the estimate counts up to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +38,13 @@ class Bounds:
 
 
 def unit_table() -> Table:
-    """For each unit: rows kept, groups, and rows of the step at hand (zero between steps)."""
-    return Table({"counters": ("i4", 3)})
+    """For each unit: rows kept, groups."""
+    return Table(2)
 
 
 def pair_table(bounds: Bounds) -> Table:
     """Units within groups of one window; rows are counted where there may be several."""
-    return Table({"rows": ("i4", 0)} if bounds.rows_per_group > 1 else {})
+    return Table(1 if bounds.rows_per_group > 1 else 0)
 
 
 @dataclass(kw_only=True)
@@ -70,117 +72,130 @@ class UnitBucket:
         The batch: units, groups, and a keyed hash of each row, whose first word is its place in
         the order. `by_value`: rows of one group differ in what they add.
         """
-        units, groups, hashes = batch
-        table = self.periods.setdefault(period, unit_table())
-        rows = table.rows(units, places)
-        counters = table.columns["counters"]
-        touched: Integers = np.empty(len(rows), np.int64)
-        touched = touched[: _count(rows, counters, touched)].copy()
-        taken = (rows, units, groups, places, counters, verdicts)
-        again: list[Integers] = []
-        near: list[Integers] = []
-        self.windows.setdefault(window, pair_table(self.bounds))
-        for part in _slices(np.arange(len(rows))):
-            left = self._keep(window, part, taken, again, put_off=True, by_value=by_value)
-            near.append(left)
-        close = np.concatenate([*near, np.zeros(0, np.int64)])
-        close = close[np.argsort(hashes[places[close], 0], kind="stable")]
-        for part in _slices(close):
-            self._keep(window, part, taken, again, put_off=False, by_value=by_value)
-        if not self.windows[window].used:
+        _, _, hashes = batch
+        units = self.periods.setdefault(period, unit_table())
+        pairs = self.windows.setdefault(window, pair_table(self.bounds))
+        most = estimate(batch[0], places)  # of each place's unit: not fewer rows than it has here
+        done = self._keep(units, pairs, batch, places, most, verdicts, by_value=by_value)
+        later = places[done.waiting]
+        later = later[np.argsort(hashes[later, 0], kind="stable")]
+        rest = self._keep(units, pairs, batch, later, None, verdicts, by_value=by_value)
+        if not pairs.used:
             del self.windows[window]  # nobody has got into it
-        counters[touched, NOW] = 0
-        self.changed.setdefault(("period", period), []).append(touched)
-        self.changed.setdefault(("window", window), []).extend(again)
+        self.changed.setdefault(("period", period), []).extend([done.units, rest.units])
+        self.changed.setdefault(("window", window), []).extend([done.pairs, rest.pairs])
 
     def _keep(
         self,
-        window: int,
-        sequence: Integers,
-        taken: Taken,
-        again: list[Integers],
+        units: Table,
+        pairs: Table,
+        batch: tuple[Words, Words, Words],
+        places: Integers,
+        most: Verdicts | None,
+        verdicts: Verdicts,
         *,
-        put_off: bool,
         by_value: bool,
-    ) -> Integers:
-        """Go through some rows; returns those that are put off to be taken in order.
-
-        Known pairs that have one row more are added to `again`.
-        """
-        pairs = self.windows[window]
-        pairs.reserve(len(sequence))
-        counts = pairs.columns.get("rows", np.zeros(0, np.int32))
+    ) -> Done:
+        """Go through rows, a slice at a time; with `most`, some are put off."""
         limits = (self.bounds.rows, self.bounds.groups, self.bounds.rows_per_group)
-        more: Integers = np.empty(len(sequence) if limits[2] > 1 else 0, np.int64)
-        left: Integers = np.empty(len(sequence) if put_off else 0, np.int64)
-        state = (pairs.ids, pairs.index, pairs.used, counts)
-        pairs.used, known, waiting = _keep(
-            sequence, *taken, *state, limits, put_off, by_value, more, left
-        )
-        again.append(more[:known])
-        return left[:waiting]
+        found: list[tuple[Integers, Integers, Integers]] = []
+        for start in range(0, len(places), SLICE):
+            part = places[start : start + SLICE]
+            units.reserve(len(part))
+            pairs.reserve(len(part))
+            rows: Integers = np.empty(len(part), np.int64)
+            units.used = find_or_add(units.words, units.index, units.used, batch[0], part, rows)
+            again: Integers = np.empty(len(part) if limits[2] > 1 else 0, np.int64)
+            waiting: Integers = np.empty(len(part), np.int64)
+            known = _EVERY if most is None else most[start : start + SLICE]
+            pairs.used, more, left = _keep(
+                part,
+                rows,
+                known,
+                batch[0],
+                batch[1],
+                units.words.view(np.int64),
+                pairs.words,
+                pairs.index,
+                pairs.used,
+                limits,
+                by_value,
+                verdicts,
+                again,
+                waiting,
+            )
+            found.append((rows, again[:more], waiting[:left] + start))
+        return Done(*(np.concatenate([_NONE, *parts]) for parts in zip(*found, strict=True)))
 
 
-def _slices(*sequences: Integers) -> Iterator[Integers]:
-    for sequence in sequences:
-        for start in range(0, len(sequence), SLICE):
-            yield sequence[start : start + SLICE]
+class Done(NamedTuple):
+    """Units and known pairs that may have changed, and the rows that were put off."""
+
+    units: Integers = _NONE
+    pairs: Integers = _NONE
+    waiting: Integers = _NONE
+
+
+def estimate(units: Words, places: Integers) -> Verdicts:
+    """For each place at least the number of rows of its unit among all places (255: that or more).
+
+    Units that share a cell of a small table count as one; that errs on the safe side.
+    """
+    cells = np.zeros(1 << min(max(len(places) * 4, 256).bit_length(), 22), np.uint8)
+    found: Verdicts = np.empty(len(places), np.uint8)
+    _estimate(units, places, cells, found)
+    return found
 
 
 @compiled
-def _count(rows: Any, counters: Any, touched: Any) -> int:
-    """Rows of this step per unit, and the units that have any."""
-    changed = 0
-    for i in range(len(rows)):
-        row = rows[i]
-        if counters[row, NOW] == 0:
-            touched[changed] = row
-            changed += 1
-        counters[row, NOW] += 1
-    return changed
+def _estimate(units: Any, places: Any, cells: Any, found: Any) -> None:
+    mask = np.uint64(len(cells) - 1)
+    for place in places:
+        cell = units[place, 1] & mask
+        if cells[cell] < _MOST:
+            cells[cell] += 1
+    for i in range(len(places)):
+        found[i] = cells[units[places[i], 1] & mask]
 
 
 @compiled
 def _keep(
-    sequence: Any,
+    places: Any,
     rows: Any,
+    most: Any,
     units: Any,
     groups: Any,
-    places: Any,
     counters: Any,
-    out: Any,
-    ids: Any,
+    pairs: Any,
     index: Any,
     used: int,
-    counts: Any,
     limits: Limits,
-    put_off: bool,
     by_value: bool,
+    out: Any,
     again: Any,
-    left: Any,
+    waiting: Any,
 ) -> tuple[int, int, int]:
     """Go through rows in order and keep what fits; returns the pairs in use.
 
-    With `put_off`, rows of units that come close to a bound are left for later, when they are
-    taken in the order of their hashes: only there does order matter. (A unit is far from its bounds
-    if all its rows of the step fit; that stays true, or false, while they are kept one by one.)
-    `again`: pairs that were there before and have one row more.
+    Where the estimate `most` leaves it open whether all rows of a unit fit, or where it matters
+    which of them are kept, they are put off, all of them or those after some that fit anyway: only
+    then does order matter, and they are taken in the order of their hashes. `again`: pairs that
+    were there before and have one row more.
     """
     mask = np.uint64(len(index) - 1)
     one, shift = np.uint64(1), np.uint64(32)
     low_bits = np.uint64(0xFFFFFFFF)
-    known = waiting = 0
-    for i in sequence:
+    known = left = 0
+    for i in range(len(places)):
         row, place = rows[i], places[i]
-        number = counters[row, NOW]
-        if put_off and number > 1:
-            fits = counters[row, ROWS] + number <= limits[0]
-            fits = fits and counters[row, GROUPS] + number <= limits[1]
+        if len(most) and most[i] > 1:
+            fits = counters[row, _ROWS] + most[i] <= limits[0]
+            fits = fits and counters[row, _GROUPS] + most[i] <= limits[1] and most[i] < _MOST
             if by_value or not fits:
-                left[waiting] = i
-                waiting += 1
+                waiting[left] = i
+                left += 1
                 continue
-        if counters[row, ROWS] >= limits[0]:
+        if counters[row, _ROWS] >= limits[0]:
             continue
         # Ids are pseudo-random, so an exclusive or with the words swapped is an id of the pair.
         first = units[place, 0] ^ groups[place, 1]
@@ -190,25 +205,25 @@ def _keep(
         while True:
             entry = index[slot]
             if entry == 0:
-                if counters[row, GROUPS] < limits[1]:
-                    ids[used, 0], ids[used, 1] = first, second
+                if counters[row, _GROUPS] < limits[1]:
+                    pairs[used, 0], pairs[used, 1] = first, second
                     if limits[2] > 1:
-                        counts[used] = 1
+                        pairs[used, 2] = 1
                     used += 1
                     index[slot] = (tag << shift) | np.uint64(used)
-                    counters[row, GROUPS] += 1
-                    counters[row, ROWS] += 1
+                    counters[row, _GROUPS] += 1
+                    counters[row, _ROWS] += 1
                     out[place] = KEPT | FIRST
                 break
             if entry >> shift == tag:
                 pair = np.int64(entry & low_bits) - 1
-                if ids[pair, 0] == first and ids[pair, 1] == second:
-                    if limits[2] > 1 and counts[pair] < limits[2]:
-                        counts[pair] += 1
+                if pairs[pair, 0] == first and pairs[pair, 1] == second:
+                    if limits[2] > 1 and np.int64(pairs[pair, 2]) < limits[2]:
+                        pairs[pair, 2] += one
                         again[known] = pair
                         known += 1
-                        counters[row, ROWS] += 1
+                        counters[row, _ROWS] += 1
                         out[place] = KEPT
                     break
             slot = (slot + one) & mask
-    return used, known, waiting
+    return used, known, left

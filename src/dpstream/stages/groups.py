@@ -39,7 +39,7 @@ class GroupBucket:
 
     def __init__(self, measures: Sequence[Measure]) -> None:
         self.codes = np.array([("units", "rows", "value").index(m.kind) for m in measures])
-        self.table = Table({"sums": ("i8", len(measures))})
+        self.table = Table(len(measures))
         self.active: Integers = np.zeros(0, np.int64)  # rows of the table, as they became active
         self.keys: list[pa.Table] = []  # key columns of the active groups
         self.joined = 0  # active groups whose noise has begun
@@ -64,7 +64,7 @@ class GroupBucket:
         rows = self.table.rows(groups, places)
         became: Integers = np.empty(len(rows), np.int64)
         at: Integers = np.empty(len(rows), np.int64)
-        sums = self.table.columns["sums"]
+        sums = self.table.numbers
         state = (self.codes, sums, pre_threshold, became, at, _LARGEST_SUM)
         count, over = _add(rows, places, verdicts, values, *state)
         if over:
@@ -90,7 +90,7 @@ class GroupBucket:
 
     def sums(self, active: Integers) -> Integers:
         """The exact sums of active groups, groups x measures."""
-        found: Integers = self.table.columns["sums"][self.active[active]]
+        found: Integers = self.table.numbers[self.active[active]]
         return found
 
     def key_columns(self, active: Integers) -> pa.Table:

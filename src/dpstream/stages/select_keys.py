@@ -39,6 +39,6 @@ def select_keys(
     hidden[bucket.shown.active] = False
     if plan.public:
         return noise, np.flatnonzero(hidden)
-    units = bucket.table.columns["sums"][bucket.active, 0]
+    units = bucket.table.numbers[bucket.active, 0]
     appears = hidden & (units + noise >= plan.thresholds[release - 1])
     return noise, np.flatnonzero(appears)

@@ -29,32 +29,37 @@ _LARGE = 1 << 22  # slots; below, an index grows in larger steps, to be rebuilt 
 
 
 class Table:
-    """Ids with columns of numbers beside them: `columns[name]` has a row for each id."""
+    """Rows of 64-bit words: an id of two words, then `numbers` signed ones, all in one cache line
+    if they are few."""
 
-    def __init__(self, columns: dict[str, tuple[str, int]]) -> None:
+    def __init__(self, numbers: int = 0) -> None:
         self.used = 0
-        self.ids: Words = np.empty((_FIRST, 2), np.uint64)
+        self.words: Words = np.zeros((_FIRST, 2 + numbers), np.uint64)
         self.index: Words = np.zeros(2 * _FIRST, np.uint64)
-        self.columns: dict[str, Any] = {
-            name: np.zeros((_FIRST, width) if width else _FIRST, dtype)
-            for name, (dtype, width) in columns.items()
-        }
+
+    @property
+    def ids(self) -> Words:
+        """The ids, rows x 2."""
+        return self.words[:, :2]
+
+    @property
+    def numbers(self) -> Integers:
+        """The numbers, rows x as many as there are."""
+        return self.words.view(np.int64)[:, 2:]
 
     def reserve(self, more: int) -> None:
         """Make room for `more` new rows."""
         wanted = self.used + more
         if wanted > _MOST_ROWS:
             raise StateError("a hash bucket is full (2^32 rows); use more buckets")
-        if wanted > len(self.ids):
-            capacity = max(wanted, len(self.ids) + len(self.ids) // _GROWTH)
-            for array in (self.ids, *self.columns.values()):
-                _lengthen(array, capacity)
+        if wanted > len(self.words):
+            _lengthen(self.words, max(wanted, len(self.words) + len(self.words) // _GROWTH))
         if wanted > _FULLEST * len(self.index):
             slots = len(self.index)
             while wanted > _FULLEST * slots:
                 slots *= 4 if slots < _LARGE else 2
             self.index = np.zeros(slots, np.uint64)
-            reindex(self.ids, self.used, self.index)
+            reindex(self.words, self.used, self.index)
 
     def rows(self, ids: Words, places: Integers | None = None) -> Integers:
         """The row of each id, or of those at `places`; new ids get new rows."""
@@ -65,7 +70,7 @@ class Table:
             part = places[start : start + SLICE]
             self.reserve(len(part))
             out = found[start : start + SLICE]
-            self.used = find_or_add(self.ids, self.index, self.used, ids, part, out)
+            self.used = find_or_add(self.words, self.index, self.used, ids, part, out)
         return found
 
     def delta(self, since: int, changed: Sequence[Integers]) -> dict[str, Any]:
@@ -76,42 +81,35 @@ class Table:
         older = np.flatnonzero(touched[:since])
         return {
             "since": since,
-            "ids": self.ids[since : self.used].copy(),
+            "new": self.words[since : self.used].copy(),
             "older": older,
-            "columns": {
-                name: (column[since : self.used].copy(), column[older])
-                for name, column in self.columns.items()
-            },
+            "changed": self.words[older, 2:],
         }
 
     def apply(self, delta: dict[str, Any]) -> None:
         """Take in what `delta` gave, in the order it was given."""
         if delta["since"] == 0:
             self.used = 0
-            self.index[:] = 0
         if delta["since"] != self.used:
             raise StateError(f"a snapshot has {self.used} rows where {delta['since']} belong")
-        self.reserve(len(delta["ids"]))
-        end = self.used + len(delta["ids"])
-        self.ids[self.used : end] = delta["ids"]
-        for name, (new, old) in delta["columns"].items():
-            self.columns[name][self.used : end] = new
-            self.columns[name][delta["older"]] = old
+        self.reserve(len(delta["new"]))
+        end = self.used + len(delta["new"])
+        self.words[self.used : end] = delta["new"]
+        self.words[delta["older"], 2:] = delta["changed"]
+        self.words[end:] = 0
         self.used = end
         self.index[:] = 0
-        reindex(self.ids, self.used, self.index)
+        reindex(self.words, self.used, self.index)
 
     @property
     def stored(self) -> int:
         """Bytes of its rows in a snapshot."""
-        columns = sum(int(column[:1].nbytes) for column in self.columns.values())
-        return self.used * (16 + columns)
+        return self.used * self.words.shape[1] * 8
 
     @property
     def bytes(self) -> int:
         """Memory held."""
-        arrays = (self.ids, self.index, *self.columns.values())
-        return sum(array.nbytes for array in arrays)
+        return self.words.nbytes + self.index.nbytes
 
 
 def _lengthen(array: Any, capacity: int) -> None:
@@ -125,7 +123,7 @@ def _lengthen(array: Any, capacity: int) -> None:
 
 @compiled
 def find_or_add(
-    ids: Words, index: Words, used: int, wanted: Words, places: Integers, rows: Integers
+    words: Words, index: Words, used: int, wanted: Words, places: Integers, rows: Integers
 ) -> int:
     """rows[i] = the row of wanted[places[i]], added if it is new; returns the rows in use."""
     mask = np.uint64(len(index) - 1)
@@ -138,14 +136,14 @@ def find_or_add(
         while True:
             entry = index[slot]
             if entry == 0:
-                ids[used, 0], ids[used, 1] = first, second
+                words[used, 0], words[used, 1] = first, second
                 rows[i] = used
                 used += 1
                 index[slot] = (tag << shift) | np.uint64(used)
                 break
             if entry >> shift == tag:
                 row = np.int64(entry & low_bits) - 1
-                if ids[row, 0] == first and ids[row, 1] == second:
+                if words[row, 0] == first and words[row, 1] == second:
                     rows[i] = row
                     break
             slot = (slot + one) & mask
@@ -153,15 +151,15 @@ def find_or_add(
 
 
 @compiled
-def reindex(ids: Words, used: int, index: Words) -> None:
+def reindex(words: Words, used: int, index: Words) -> None:
     """Fill an empty index."""
     mask = np.uint64(len(index) - 1)
     one, shift = np.uint64(1), np.uint64(32)
     for row in range(used):
-        slot = ids[row, 1] & mask
+        slot = words[row, 1] & mask
         while index[slot] != 0:
             slot = (slot + one) & mask
-        index[slot] = ((ids[row, 0] >> shift) << shift) | np.uint64(row + 1)
+        index[slot] = ((words[row, 0] >> shift) << shift) | np.uint64(row + 1)
 
 
 @compiled
