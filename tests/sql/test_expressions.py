@@ -1,7 +1,6 @@
 """Expressions give what another database gives, NULL included, and never raise for a row."""
 
 import datetime as dt
-from functools import cache
 
 import duckdb
 import pyarrow as pa
@@ -43,15 +42,12 @@ def ours(text, table, zone="UTC"):
     return prepared(table)["x"].to_pylist()
 
 
-@cache
-def database():
-    return duckdb.connect(config={"TimeZone": "UTC", "threads": 1})
+DATABASE = duckdb.connect(config={"threads": 1})
 
 
 def theirs(text, table):
-    database().register("source", table)
-    result = database().sql(f"SELECT {text} AS x FROM source").to_arrow_table()
-    return result["x"].to_pylist()
+    DATABASE.register("source", table)
+    return [row[0] for row in DATABASE.execute(f"SELECT {text} FROM source").fetchall()]
 
 
 def plain(values):
@@ -134,7 +130,7 @@ conditions = st.deferred(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(rows, st.one_of(numbers, texts, conditions))
 def test_random_expressions_agree_with_duckdb(items, text):
     """Arithmetic, text, logic with three values, CASE: on any table, as in another database."""
@@ -201,7 +197,7 @@ def test_random_expressions_agree_with_duckdb(items, text):
         ("SUBSTR(s, -2)", None),
     ],
 )  # fmt: skip
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@settings(max_examples=8, deadline=None, derandomize=True, database=None)
 @given(items=rows)
 def test_functions_agree_with_duckdb(text, other, items):
     """Dates, casts and text functions, on any table."""

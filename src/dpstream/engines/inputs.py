@@ -109,13 +109,23 @@ class FileInput:
         self._thread.shutdown(cancel_futures=True)
 
     def _rows(self, chunk: Chunk) -> Rows:
-        return self._chunks.read(chunk.partition, chunk.position, None)[0]
+        rows = self._chunks.read(chunk.partition, chunk.position, None)[0]
+        if len(rows) and not chunk.first <= rows.steps[0] <= rows.steps[-1] <= chunk.last:
+            raise InvalidInput(
+                f"{chunk.partition} has times that its own statistics, or an earlier look at it, "
+                "do not have; write the file again, and leave it alone while it is read"
+            )
+        return rows
 
     def _indexed(self) -> list[Chunk]:
         """Every chunk that has rows of some step, by its first step."""
         found = []
         for partition in self._chunks.source.partitions():
             self._chunks.learn(partition)
+            known = self._told(partition)
+            if known is not None:
+                found += known
+                continue
             position, done = None, False
             while not done:
                 chunk, batch = self._thread.submit(self._looked_at, partition, position).result()
@@ -125,6 +135,28 @@ class FileInput:
                     found.append(chunk)
                 position, done = batch.position, batch.done
         return sorted(found, key=lambda chunk: chunk.first)
+
+    def _told(self, partition: str) -> list[Chunk] | None:
+        """The chunks of a file whose statistics tell the times of each; None if they do not."""
+        query = self._chunks.reader.query
+        spans = getattr(self._chunks.source, "spans", None)
+        declared = self._chunks.source.columns(partition)
+        plain = query.prepare is None and query.arrival is None and query.time_unit is None
+        if spans is None or declared is None or query.time is None or not plain:
+            return None
+        kind = declared.get(query.time)
+        if query.time_zone != "UTC" and getattr(kind, "tz", None) is None:
+            return None  # times without an offset, in a zone with daylight saving
+        told = spans(partition, query.time)
+        if told is None:
+            return None
+        last = query.schedule.steps
+        chunks = []
+        for position, least, largest in told:
+            first, end = query.schedule.step_of(np.array([least, largest])).tolist()
+            end = end if last is None else min(end, last - 1)
+            chunks.append(Chunk(partition=partition, position=position, first=first, last=end))
+        return chunks
 
     def _looked_at(self, partition: str, position: Position) -> tuple[Chunk | None, Batch]:
         reader = self._chunks.reader

@@ -60,7 +60,10 @@ class PrivateSql(Dialect):
 
         IDENTIFIERS: ClassVar[list[Any]] = ['"', "`"]
         RAW_STRINGS: ClassVar[list[Any]] = [("r'", "'"), ("R'", "'")]
-        KEYWORDS: ClassVar[dict[str, TokenType]] = {**tokens.Tokenizer.KEYWORDS, "EMIT": _EMIT}
+        KEYWORDS: ClassVar[dict[str, TokenType]] = {
+            **{word: kind for word, kind in tokens.Tokenizer.KEYWORDS.items() if word != "DIV"},
+            "EMIT": _EMIT,
+        }
 
     class Parser(parser.Parser):
         """The general parser, with three additions and without its library of functions."""

@@ -67,14 +67,19 @@ def remainder(zone: str, left: Value, right: Value) -> Value:
     """What whole division leaves, with the sign of the dividend; NULL by zero."""
     left, right = as_number(left), _nonzero(as_number(right))
     if kind(left) == kind(right) == "int64":
-        return pc.subtract(left, pc.multiply(right, pc.divide(left, right)))
+        return pc.subtract(left, pc.multiply(right, _quotient(left, right)))
     left, right = as_real(left), as_real(right)
     return finite(pc.subtract(left, pc.multiply(right, pc.trunc(pc.divide(left, right)))))
 
 
 def whole_division(zone: str, left: Value, right: Value) -> Value:
     """The whole part of a quotient."""
-    return pc.divide(as_whole(left), _nonzero(as_whole(right)))
+    return _quotient(as_whole(left), _nonzero(as_whole(right)))
+
+
+def _quotient(left: Value, right: Value) -> Value:
+    """Whole division by what is not 0; a NULL must not hide a 0 that is divided by."""
+    return only_where(pc.is_valid(right), pc.divide(left, pc.fill_null(right, 1)))
 
 
 def _nonzero(value: Value) -> Value:

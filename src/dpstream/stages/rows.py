@@ -108,7 +108,9 @@ class RowReader:
         aside.rejected = reject(table, reasons, where)
         good = reasons == 0
         inside = good & (columns["windows"] >= 0)
-        late = inside & (columns["steps"] > self._last_steps(columns["windows"], inside))
+        late = np.zeros(len(inside), bool)
+        if arrived is not None or self.query.arrival is not None:  # else they arrive as they happen
+            late = inside & (columns["steps"] > self._last_steps(columns["windows"], inside))
         aside.outside, aside.late = int((good & ~inside).sum()), int(late.sum())
         columns = _filtered(columns, inside & ~late)
         columns["groups"] = self._group_ids(columns["keys"], len(columns["steps"]))

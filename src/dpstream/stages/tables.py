@@ -104,12 +104,12 @@ class Table:
     @property
     def stored(self) -> int:
         """Bytes of its rows in a snapshot."""
-        return self.used * self.words.shape[1] * 8
+        return int(self.used * self.words.shape[1] * 8)
 
     @property
     def bytes(self) -> int:
         """Memory held."""
-        return self.words.nbytes + self.index.nbytes
+        return int(self.words.nbytes + self.index.nbytes)
 
 
 def _lengthen(array: Any, capacity: int) -> None:

@@ -64,6 +64,34 @@ class ParquetFile:
             self._held = None
         return Batch(table=table, position=[group, after], done=group >= groups)
 
+    def spans(self, column: str) -> list[tuple[Position, int, int]] | None:
+        """(position, least, largest) of a column of instants, in microseconds, for every read.
+
+        Taken from the file's statistics; None where they do not tell.
+        """
+        place = self._schema.get_field_index(column)
+        kind = self._schema.field(place).type if place >= 0 else None
+        if kind is None or not pa.types.is_timestamp(kind):
+            return None
+        found: list[tuple[Position, int, int]] = []
+        for group in range(self._file.num_row_groups):
+            about = self._file.metadata.row_group(group)
+            statistics = next(
+                (
+                    c.statistics
+                    for c in map(about.column, range(about.num_columns))
+                    if c.path_in_schema == column
+                ),
+                None,
+            )
+            if statistics is None or not statistics.has_min_max or statistics.null_count:
+                return None
+            edges = pa.array([statistics.min, statistics.max]).cast(pa.timestamp("us", tz=kind.tz))
+            least, largest = edges.cast(pa.int64()).to_pylist()
+            offsets = range(0, max(about.num_rows, 1), self._rows)
+            found += [([group, at] if group or at else None, least, largest) for at in offsets]
+        return found
+
     def close(self) -> None:
         """Close the file."""
         self._held = None
@@ -85,7 +113,7 @@ class ParquetFile:
         if self._held is not None and self._held[:2] == wanted:
             return self._held[2]
         try:
-            table = self._file.read_row_group(group, columns=names, use_threads=False)
+            table = self._file.read_row_group(group, columns=names)
         except (OSError, pa.ArrowException) as problem:
             raise _unreadable(self._path, problem) from problem
         # read_row_group takes a name with a dot for a path into a struct; the selection is exact
