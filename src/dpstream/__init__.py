@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dpstream.privacy.ledger import Ledger
     from dpstream.records import Release
     from dpstream.session import run, run_all
+    from dpstream.sql import sql
     from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
     from dpstream.stages.query import Query, Tumble
 
@@ -42,6 +43,7 @@ __all__ = [
     "release",
     "run",
     "run_all",
+    "sql",
 ]
 
 # Public names are imported on first use: the command line and the ledger start without Numba.
@@ -64,6 +66,7 @@ _HOMES = {
     "release": "dpstream.mechanisms.release",
     "run": "dpstream.session",
     "run_all": "dpstream.session",
+    "sql": "dpstream.sql",
 }
 
 

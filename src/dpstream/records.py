@@ -93,7 +93,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where releases go."""
+    """Where releases go; called by one thread at a time, not always the same one."""
 
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
         """Durable, and idempotent by (query, window, trigger): a second call does nothing."""

@@ -9,6 +9,7 @@ the same rows meet the same noise, and the sink already has the tables that come
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -22,7 +23,7 @@ from dpstream.errors import StateError
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import chain_digest
 from dpstream.records import Sink
-from dpstream.stages.flow import Flow, Piece, Table
+from dpstream.stages.flow import Flow, Piece, Publication
 from dpstream.stages.hashing import combine, multiset_digest
 
 _START = bytes(16)  # the digest chain before the first step
@@ -50,22 +51,27 @@ class Loop:
     _snapshots: Snapshots | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        self._sender = ThreadPoolExecutor(1)
         self._windows = Windows(self.flow.query.schedule.last_step, self._erase)
         self._steps = self.flow.query.schedule.steps
 
     def releases(self) -> Iterator[pa.Table]:
         """Every table, as it is published."""
         self._resume()
-        while self._steps is None or self.step < self._steps:
-            pieces = self._rows()
-            if pieces is None:
-                break
+        pieces = self._taken()
+        while pieces is not None:
             self._log(pieces)
-            yield from self._publish(pieces)
+            sending = self._publish()
+            if self.live is None:  # files: the next rows are taken in while these are written
+                pieces = self._taken()
+            yield from sending.result()
+            if self.live is not None:
+                pieces = self._taken()
         self._end()
 
     def close(self) -> None:
         """Stop the threads."""
+        self._sender.shutdown()
         self.flow.close()
         if self.files is not None:
             self.files.close()
@@ -82,6 +88,15 @@ class Loop:
             self._chain, self.step = facts["chain"], facts["step"]
             if self.live is not None:
                 self.live.positions = dict(facts["positions"])
+
+    def _taken(self) -> list[Piece] | None:
+        """The rows of the step, which are now in the exact sums; None if the run is over."""
+        if self._steps is not None and self.step >= self._steps:
+            return None
+        pieces = self._rows()
+        if pieces is not None:
+            self.flow.take(pieces)
+        return pieces
 
     def _rows(self) -> list[Piece] | None:
         """The rows of this step; None if the run was stopped."""
@@ -113,15 +128,14 @@ class Loop:
             head = self.directory.ledger.head()
             self.directory.log.record(self.step, [self._chain], ledger=head, positions=positions)
 
-    def _publish(self, pieces: list[Piece]) -> list[pa.Table]:
-        """Draw, publish, acknowledge."""
+    def _publish(self) -> Future[list[pa.Table]]:
+        """Draw and publish; the answer is there when every sink has the tables."""
         assert self._spend is not None
         self._spend.begin(self.step)
-        tables = self.flow.step(self.step, pieces, self._spend)
-        for table in tables:
-            due = table.due
+        tables = self.flow.publish(self.step, self._spend)
+        sending = self._sender.submit(self._deliver, tables)
+        for due in (table.due for table in tables):
             self._windows.add(due.window)
-            self._deliver(table)
             if due.release == due.releases:
                 self.flow.forget(due.window)
         self.step += 1
@@ -130,8 +144,9 @@ class Loop:
             self.flow.forget_changes()
             self._windows.settle(self.step)
         elif self.step == self._steps or self.step % self.snapshot_every == 0:
+            sending.result()  # a snapshot says that they are out
             self._save()
-        return [table.table for table in tables]
+        return sending
 
     def _save(self) -> None:
         assert self._snapshots is not None
@@ -157,16 +172,17 @@ class Loop:
             self._save()
             self._snapshots.wait()
 
-    def _deliver(self, table: Table) -> None:
-        if self.sink is None:
-            return
-        due = table.due
-        try:
-            self.sink.write(self.flow.query.name, due.window, due.release, table.table)
-        except OSError as error:
-            raise StateError(
-                f"the sink cannot be written: {error}; mend that and run again: nothing is lost"
-            ) from error
+    def _deliver(self, tables: list[Publication]) -> list[pa.Table]:
+        for table in tables if self.sink is not None else ():
+            assert self.sink is not None
+            due = table.due
+            try:
+                self.sink.write(self.flow.query.name, due.window, due.release, table.table)
+            except OSError as error:
+                raise StateError(
+                    f"the sink cannot be written: {error}; mend that and run again: nothing is lost"
+                ) from error
+        return [table.table for table in tables]
 
     def _settled(self, facts: dict[str, Any]) -> None:
         """No recovery goes back beyond this snapshot any more."""

@@ -61,7 +61,11 @@ class PrivateSql(Dialect):
         IDENTIFIERS: ClassVar[list[Any]] = ['"', "`"]
         RAW_STRINGS: ClassVar[list[Any]] = [("r'", "'"), ("R'", "'")]
         KEYWORDS: ClassVar[dict[str, TokenType]] = {
-            **{word: kind for word, kind in tokens.Tokenizer.KEYWORDS.items() if word != "DIV"},
+            **{
+                word: kind
+                for word, kind in tokens.Tokenizer.KEYWORDS.items()
+                if word not in ("DIV", "SESSION")  # here they are calls
+            },
             "EMIT": _EMIT,
         }
 

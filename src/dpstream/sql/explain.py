@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +68,7 @@ def explain(query: Query) -> Explanation:
     """Explain a query; one that runs live is taken to begin with its first window."""
     plan = planned(query.starting(0))
     query = plan.query
-    releases = query.schedule.lengths[0]
+    releases = max(query.schedule.releases(0), 1)
     window = plan.window(releases)
     return Explanation(
         stages=_stages(query, releases),
@@ -237,7 +236,7 @@ def _memory(query: Query) -> dict[str, Any]:
     measures = len(query.measures)
     group = 2 * _GROUP_BYTES + 8 * measures
     shown = group + _NOISE_BYTES * measures
-    million = math.ceil((high + pair * query.bounds.groups) / 1)
+    million = high + pair * query.bounds.groups  # bytes each, so megabytes for a million
     lasts = "for ever" if query.period == "forever" else "until its period is final"
     words = (
         f"about {low} to {high} bytes per unit and {pair} per (unit, group), kept {lasts}; a million "

@@ -53,7 +53,7 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Table:
+class Publication:
     """A release: what is published of a window at one of its triggers."""
 
     due: Due
@@ -80,15 +80,23 @@ class Flow:
         units = [UnitBucket(bounds=self.query.bounds) for _ in range(self.buckets)]
         self.state = State(units=units)
 
-    def step(self, step: int, pieces: Iterable[Piece], spend: QuerySpend) -> list[Table]:
+    def step(self, step: int, pieces: Iterable[Piece], spend: QuerySpend) -> list[Publication]:
         """Take one step's rows in; return the table of every window that is due."""
+        self.take(pieces)
+        return self.publish(step, spend)
+
+    def take(self, pieces: Iterable[Piece]) -> None:
+        """Add a step's rows to the exact sums."""
         for window, period, rows in _by_window(pieces):
             verdicts = self._bound(window, period, rows)  # [rows]: dropped, kept, first of its unit
             self._aggregate(window, rows, verdicts)
+
+    def publish(self, step: int, spend: QuerySpend) -> list[Publication]:
+        """The table of every window that is due: noise is drawn here, and only here."""
         releases = []
         for due in self.query.schedule.due(step):
             noisy = self._perturb(due, spend)  # per bucket: groups x measures, in grid steps
-            releases.append(Table(due=due, table=self._table(step, due, noisy)))
+            releases.append(Publication(due=due, table=self._table(step, due, noisy)))
         return releases
 
     def forget(self, window: int) -> None:

@@ -26,7 +26,9 @@ class SqliteSink:
         self._path = path
         open_folder(path.parent)
         with self._explained():
-            self._connection = sqlite3.connect(path, isolation_level=None, timeout=30)
+            self._connection = sqlite3.connect(
+                path, isolation_level=None, timeout=30, check_same_thread=False
+            )
             self._connection.execute("PRAGMA synchronous = FULL")
             with self._transaction():
                 database.prepare(self._connection)
