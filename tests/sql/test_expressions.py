@@ -84,49 +84,58 @@ def table_of(items):
 
 
 numbers = st.deferred(
-    lambda: st.sampled_from(["i", "j", "f", "0", "3", "-2", "1.5"])
-    | st.tuples(numbers, st.sampled_from("+-*/"), numbers).map(lambda p: f"({' '.join(p)})")
-    | st.tuples(st.sampled_from(["ABS", "FLOOR", "CEIL"]), numbers).map(lambda p: f"{p[0]}({p[1]})")
-    | st.tuples(conditions, numbers, numbers).map(
-        lambda p: f"CASE WHEN {p[0]} THEN {p[1]} ELSE {p[2]} END"
+    lambda: (
+        st.sampled_from(["i", "j", "f", "0", "3", "-2", "1.5"])
+        | st.tuples(numbers, st.sampled_from("+-*/"), numbers).map(lambda p: f"({' '.join(p)})")
+        | st.tuples(st.sampled_from(["ABS", "FLOOR", "CEIL"]), numbers).map(
+            lambda p: f"{p[0]}({p[1]})"
+        )
+        | st.tuples(conditions, numbers, numbers).map(
+            lambda p: f"CASE WHEN {p[0]} THEN {p[1]} ELSE {p[2]} END"
+        )
+        | st.tuples(numbers, numbers).map(lambda p: f"COALESCE({p[0]}, {p[1]})")
+        | st.tuples(numbers, numbers).map(lambda p: f"NULLIF({p[0]}, {p[1]})")
+        | texts.map(lambda s: f"LENGTH({s})")
     )
-    | st.tuples(numbers, numbers).map(lambda p: f"COALESCE({p[0]}, {p[1]})")
-    | st.tuples(numbers, numbers).map(lambda p: f"NULLIF({p[0]}, {p[1]})")
-    | texts.map(lambda s: f"LENGTH({s})")
 )
 texts = st.deferred(
-    lambda: st.sampled_from(["s", "u", "'a'", "''", "'x/y'"])
-    | st.tuples(texts, texts).map(lambda p: f"({p[0]} || {p[1]})")
-    | st.tuples(
-        st.sampled_from(["LOWER", "UPPER", "REVERSE", "TRIM", "LTRIM", "RTRIM"]), texts
-    ).map(lambda p: f"{p[0]}({p[1]})")
-    | texts.map(lambda s: f"REPLACE({s}, 'a', 'zz')")
-    | st.tuples(texts, st.integers(1, 4), st.integers(0, 3)).map(
-        lambda p: f"SUBSTR({p[0]}, {p[1]}, {p[2]})"
-    )
-    | st.tuples(conditions, texts, texts).map(
-        lambda p: f"CASE WHEN {p[0]} THEN {p[1]} ELSE {p[2]} END"
+    lambda: (
+        st.sampled_from(["s", "u", "'a'", "''", "'x/y'"])
+        | st.tuples(texts, texts).map(lambda p: f"({p[0]} || {p[1]})")
+        | st.tuples(
+            st.sampled_from(["LOWER", "UPPER", "REVERSE", "TRIM", "LTRIM", "RTRIM"]), texts
+        ).map(lambda p: f"{p[0]}({p[1]})")
+        | texts.map(lambda s: f"REPLACE({s}, 'a', 'zz')")
+        | st.tuples(texts, st.integers(1, 4), st.integers(0, 3)).map(
+            lambda p: f"SUBSTR({p[0]}, {p[1]}, {p[2]})"
+        )
+        | st.tuples(conditions, texts, texts).map(
+            lambda p: f"CASE WHEN {p[0]} THEN {p[1]} ELSE {p[2]} END"
+        )
     )
 )
 conditions = st.deferred(
-    lambda: st.sampled_from(["b", "NULL IS NULL", "b IS TRUE", "b IS NOT FALSE", "TRUE"])
-    | st.tuples(
-        numbers, st.sampled_from(["=", "<>", "<", "<=", ">", ">="]), numbers
-    ).map(lambda p: f"({' '.join(p)})")
-    | st.tuples(texts, st.sampled_from(["=", "<>"]), texts).map(lambda p: f"({' '.join(p)})")
-    | st.tuples(texts, st.sampled_from(["LIKE", "NOT LIKE"]), st.sampled_from(["'a%'", "'_'", "'%b%'"]))
-    .map(lambda p: f"({' '.join(p)})")
-    | st.tuples(conditions, st.sampled_from(["AND", "OR"]), conditions).map(
-        lambda p: f"({' '.join(p)})"
+    lambda: (
+        st.sampled_from(["b", "NULL IS NULL", "b IS TRUE", "b IS NOT FALSE", "TRUE"])
+        | st.tuples(numbers, st.sampled_from(["=", "<>", "<", "<=", ">", ">="]), numbers).map(
+            lambda p: f"({' '.join(p)})"
+        )
+        | st.tuples(texts, st.sampled_from(["=", "<>"]), texts).map(lambda p: f"({' '.join(p)})")
+        | st.tuples(
+            texts, st.sampled_from(["LIKE", "NOT LIKE"]), st.sampled_from(["'a%'", "'_'", "'%b%'"])
+        ).map(lambda p: f"({' '.join(p)})")
+        | st.tuples(conditions, st.sampled_from(["AND", "OR"]), conditions).map(
+            lambda p: f"({' '.join(p)})"
+        )
+        | conditions.map(lambda c: f"(NOT {c})")
+        | st.tuples(numbers, st.sampled_from(["IN", "NOT IN"])).map(
+            lambda p: f"({p[0]} {p[1]} (1, 2, NULL))"
+        )
+        | texts.map(lambda s: f"({s} IN ('a', 'ab'))")
+        | st.tuples(numbers, numbers).map(lambda p: f"({p[0]} BETWEEN -3 AND {p[1]})")
+        | st.one_of(numbers, texts, conditions).map(lambda x: f"({x} IS NULL)")
+        | st.one_of(numbers, texts).map(lambda x: f"({x} IS NOT NULL)")
     )
-    | conditions.map(lambda c: f"(NOT {c})")
-    | st.tuples(numbers, st.sampled_from(["IN", "NOT IN"])).map(
-        lambda p: f"({p[0]} {p[1]} (1, 2, NULL))"
-    )
-    | texts.map(lambda s: f"({s} IN ('a', 'ab'))")
-    | st.tuples(numbers, numbers).map(lambda p: f"({p[0]} BETWEEN -3 AND {p[1]})")
-    | st.one_of(numbers, texts, conditions).map(lambda x: f"({x} IS NULL)")
-    | st.one_of(numbers, texts).map(lambda x: f"({x} IS NOT NULL)")
 )
 
 
@@ -211,7 +220,10 @@ def test_local_time_is_the_querys():
     table = pa.table({"t": pa.array([0, 1711846800000000], pa.timestamp("us", tz="UTC"))})
 
     assert ours("EXTRACT(HOUR FROM t)", table, "Europe/Rome") == [1, 2]
-    assert ours("DATE(t)", table, "America/New_York") == [dt.date(1969, 12, 31), dt.date(2024, 3, 30)]
+    assert ours("DATE(t)", table, "America/New_York") == [
+        dt.date(1969, 12, 31),
+        dt.date(2024, 3, 30),
+    ]
     midnight = ours("DATE_TRUNC(t, DAY)", table, "Europe/Rome")
     assert [m.isoformat() for m in midnight] == [
         "1969-12-31T23:00:00+00:00",
@@ -285,9 +297,7 @@ def test_types_do_not_depend_on_rows():
     full = table_of([{"i": 1, "f": 2.0, "s": "12", "t": dt.datetime(2020, 1, 1), "b": True}])
     for text in ("i + f", "s * 2", "SPLIT(s, '/')[OFFSET(1)]", "CASE WHEN b THEN i END", "NULL"):
         made = (("x", compiled(text)),)
-        prepare = Prepared(
-            columns=tuple(KINDS), kept=(), made=made, where=None, zone="UTC"
-        )
+        prepare = Prepared(columns=tuple(KINDS), kept=(), made=made, where=None, zone="UTC")
         assert prepare(full).schema == prepare(full.slice(0, 0)).schema
 
 

@@ -55,7 +55,9 @@ def test_refused(query, facts):
 def test_carets_stand_under_their_line():
     """A span over lines is underlined on each; tabs do not move it."""
     with pytest.raises(InvalidParameter) as refused:
-        compile_sql(f"SELECT {PRIVATE}\n\tpage,\n\tSUM(seconds,\n\t    quantum => 1) AS s FROM log GROUP BY page")
+        compile_sql(
+            f"SELECT {PRIVATE}\n\tpage,\n\tSUM(seconds,\n\t    quantum => 1) AS s FROM log GROUP BY page"
+        )
 
     assert str(refused.value).splitlines()[1:5] == [
         "  line 3:  SUM(seconds,",

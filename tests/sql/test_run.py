@@ -101,7 +101,9 @@ def test_having_order_and_limit_choose_among_noisy_rows():
     """They see what would have been published, and nothing else."""
     plain = f"SELECT {PRIVATE} page, COUNT(*) AS n FROM log GROUP BY page"
     (whole,) = released(dps.sql(plain), log())
-    some = f"{plain} HAVING n > {sorted(whole['n'].to_pylist())[0]} ORDER BY n DESC LIMIT 3 OFFSET 1"
+    some = (
+        f"{plain} HAVING n > {sorted(whole['n'].to_pylist())[0]} ORDER BY n DESC LIMIT 3 OFFSET 1"
+    )
     (chosen,) = released(dps.sql(some), log())
 
     assert chosen["n"].to_pylist() == sorted(whole["n"].to_pylist(), reverse=True)[1:4]

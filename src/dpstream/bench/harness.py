@@ -46,6 +46,10 @@ _REGISTRY: Final = {
         "dpstream.bench.throughput:measure",
         "records per second from files to durable releases, against opendp, pipeline-dp, spark",
     ),
+    "logs": (
+        "dpstream.bench.logs:measure",
+        "the continual GROUP BY on two real event logs: keys found, errors, time",
+    ),
 }
 BENCHES: Final[dict[str, str]] = {name: line for name, (_, line) in _REGISTRY.items()}
 

@@ -102,7 +102,11 @@ def _stages(query: Query, releases: int) -> list[dict[str, str]]:
         found.append(("prepare", repr(query.prepare)))
     if query.time is not None:
         size = "one window" if query.window is None else f"windows of {in_words(query.window.size)}"
-        late = f", rows up to {in_words(query.allowed_lateness)} late" if query.allowed_lateness else ""
+        late = (
+            f", rows up to {in_words(query.allowed_lateness)} late"
+            if query.allowed_lateness
+            else ""
+        )
         found.append(("window", f"{size} by {query.time} in {query.time_zone}{late}"))
     found.append(
         (
@@ -114,7 +118,9 @@ def _stages(query: Query, releases: int) -> list[dict[str, str]]:
     by = ", ".join(query.keys) or "nothing (one group)"
     found.append(("aggregate", f"{', '.join(a.name for a in query.aggregates)} by {by}"))
     if query.public_keys is None:
-        found.append(("latch", "show a key from the trigger on at which enough units are behind it"))
+        found.append(
+            ("latch", "show a key from the trigger on at which enough units are behind it")
+        )
     times = "once" if releases == 1 else f"{releases} times"
     found.append(("perturb", f"add noise; publish each window {times}"))
     if query.finish is not None:

@@ -1,0 +1,133 @@
+"""The continual GROUP BY on two real event logs: what is found, how far off, how fast.
+
+Higgs: a day of retweets, mentions and replies about one topic (De Domenico, Lima, Mougel,
+Musolesi, "The Anatomy of a Scientific Rumor", 2013); events per target, every 15 minutes. Online
+Retail: seven months of orders (Chen, "Online Retail", 2015); quantity per stock code, weekly, each
+customer's week protected.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from dpstream.bench.harness import Findings, Progress, Row, target
+from dpstream.bench.streams import VARIABLE
+from dpstream.session import run
+from dpstream.stages.aggregates import Count, Sum
+from dpstream.stages.query import Query
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """A log, the query on it, and the figure that is compared with the truth."""
+
+    file: str
+    query: Query
+    figure: str
+    value: str | None = None
+
+
+HIGGS = Log(
+    file="events_higgs_twitter_20120704.csv",
+    query=Query(
+        name="higgs",
+        unit="user",
+        keys=["target"],
+        aggregates=[Count("events")],
+        epsilon=6,
+        delta=1e-9,
+        max_groups_contributed=8,
+        time="sec",
+        time_unit="s",
+        time_origin="2012-07-04",
+        start="2012-07-04",
+        end="2012-07-05",
+        every="15 minutes",
+    ),
+    figure="events",
+)
+RETAIL = Log(
+    file="events_online_retail_2010_2011.csv",
+    query=Query(
+        name="retail",
+        unit="customer",
+        keys=["stock_code"],
+        aggregates=[Sum("sold", column="quantity", lo=-20, hi=20), Count("customers")],
+        epsilon=6,
+        delta=1e-9,
+        max_groups_contributed=32,
+        period="7 days",
+        time="minute",
+        time_unit="min",
+        time_origin="2010-12-01",
+        start="2010-12-01",
+        end="2011-07-01",
+        every="7 days",
+    ),
+    figure="sold",
+    value="quantity",
+)
+
+
+def measure(*, quick: bool, progress: Progress) -> Findings:
+    """One row per log; the truth is what the query would publish without noise and bounds."""
+    named = os.environ.get(VARIABLE)
+    folder = Path(named) if named else None
+    rows: list[Row] = []
+    notes = ["the truth is exact: not private, for this comparison only"]
+    for number, log in enumerate((HIGGS, RETAIL)):
+        progress(number, 2, log.query.name)
+        if folder is None or not (folder / log.file).exists():
+            notes.append(f"{log.file} is not there: set {VARIABLE} to the folder that has it")
+            continue
+        rows.append(_row(log, pa_csv.read_csv(folder / log.file)))
+    every = bool(rows) and all(row["releases"] == row["scheduled"] for row in rows)
+    return Findings(
+        rows=rows,
+        targets=[target("every scheduled table was published", float(every), "==", 1.0)]
+        if rows
+        else [],
+        notes=notes,
+    )
+
+
+def _row(log: Log, table: pa.Table) -> Row:
+    began = time.perf_counter()
+    releases = list(run(log.query, source=table))
+    seconds = time.perf_counter() - began
+    last, key = releases[-1], log.query.keys[0]
+    truth = _truth(log, table)
+    shown = dict(zip(last[key].to_pylist(), last[log.figure].to_pylist(), strict=True))
+    exact = np.array([truth[name] for name in shown])
+    found = np.array(list(shown.values()), dtype=np.float64)
+    return {
+        "log": log.query.name,
+        "rows": len(table),
+        "keys": len(truth),
+        "releases": len(releases),
+        "scheduled": log.query.schedule.steps,
+        "keys_shown": len(shown),
+        "stddev": float(last[f"{log.figure}_stddev"][0].as_py()) if shown else None,
+        "mean_absolute_error": float(np.abs(found - exact).mean()) if shown else None,
+        "median_relative_error": float(np.median(np.abs(found - exact) / np.abs(exact)))
+        if shown
+        else None,
+        "share_of_total_shown": float(exact.sum() / sum(truth.values())),
+        "seconds": seconds,
+    }
+
+
+def _truth(log: Log, table: pa.Table) -> dict[Any, float]:
+    key = log.query.keys[0]
+    wanted = ([], "count_all") if log.value is None else (log.value, "sum")
+    grouped = table.group_by(key).aggregate([wanted])
+    name = next(name for name in grouped.column_names if name != key)
+    return dict(zip(grouped[key].to_pylist(), grouped[name].to_pylist(), strict=True))

@@ -1,0 +1,101 @@
+"""Releases on standard output: tables for people, JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+from rich.table import Table
+
+from dpstream.cli.output import people
+from dpstream.connectors.sinks.encode import jsonl
+
+_OF_RELEASE = ("window_start", "window_end", "trigger_time", "release_index")
+_MOST = 100  # rows that are shown of a release, unless all are asked for
+
+
+def about(release: pa.Table) -> dict[str, Any]:
+    """Query, window and trigger of a release."""
+    found: dict[str, Any] = json.loads(release.schema.metadata[b"dpstream"])
+    return found
+
+
+def as_json(release: pa.Table, *, rows: bool = True) -> str:
+    """One line: query, window, trigger and the rows, or only how many there are."""
+    facts = about(release)
+    head = json.dumps({name: facts[name] for name in ("query", *_OF_RELEASE)})[:-1]
+    if not rows:
+        return f'{head}, "groups": {release.num_rows}}}'
+    lines = jsonl(_without_place(release)).decode().splitlines()
+    return f'{head}, "rows": [{", ".join(lines)}]}}'
+
+
+def in_words(release: pa.Table) -> str:
+    """One line for people: which window, which trigger, how many rows."""
+    facts = about(release)
+    rows = f"{release.num_rows:,} row{'s' * (release.num_rows != 1)}"
+    if facts["trigger_time"] is None:
+        return f"{facts['query']}: {rows}"
+    return (
+        f"{facts['query']}, {_clock(facts['window_start'])} to {_clock(facts['window_end'])}, "
+        f"release {facts['release_index']} of {facts['releases']} at "
+        f"{_clock(facts['trigger_time'])}: {rows}"
+    )
+
+
+def in_full(release: pa.Table, *, everything: bool = False) -> str:
+    """The line and a table; a figure with twice the standard deviation of its noise."""
+    names = _without_place(release).column_names
+    spreads = {f"{name}_stddev" for name in names} & set(names)
+    table = Table(box=None, pad_edge=False)
+    figures = {}
+    for name in (name for name in names if name not in spreads):
+        figures[name] = f"{name}_stddev" in spreads
+        table.add_column(f"{name} (± 2 stddev)" if figures[name] else name, justify="left")
+    for row in (release if everything else release.slice(0, _MOST)).to_pylist():
+        table.add_row(
+            *(
+                _figure(row[name], row[f"{name}_stddev"]) if noisy else _key(row[name])
+                for name, noisy in figures.items()
+            )
+        )
+    console = people()
+    with console.capture() as captured:
+        console.print(table)
+    lines = [in_words(release), captured.get().rstrip("\n")]
+    hidden = 0 if everything else max(0, release.num_rows - _MOST)
+    if hidden:
+        lines.append(f"... and {hidden:,} more rows; --all, --json or a sink has them")
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def show(release: pa.Table, *, as_lines: bool, everything: bool = False) -> None:
+    """Print a release: for people the last one of a window in full, earlier ones in a line."""
+    if as_lines:
+        print(as_json(release), flush=True)
+        return
+    facts = about(release)
+    whole = everything or facts["release_index"] == facts["releases"]
+    print(in_full(release, everything=everything) if whole else in_words(release), flush=True)
+
+
+def _without_place(release: pa.Table) -> pa.Table:
+    return release.drop_columns([name for name in _OF_RELEASE if name in release.column_names])
+
+
+def _figure(value: Any, spread: Any) -> str:
+    if value is None or value != value:
+        return ""
+    shown = f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+    return shown if spread is None or spread != spread else f"{shown} ± {2 * spread:,.3g}"
+
+
+def _key(value: Any) -> str:
+    return "NULL" if value is None else str(value)
+
+
+def _clock(at: str | None) -> str:
+    """An instant without what is always the same: the offset, and seconds that are 0."""
+    shown = (at or "...").replace("T", " ").removesuffix("+00:00")
+    return shown.removesuffix(":00") if len(shown) == 19 else shown

@@ -1,0 +1,80 @@
+"""What is explained is what the plan does."""
+
+import json
+import re
+
+import pytest
+
+import dpstream as dps
+from dpstream.sql.explain import explain
+from dpstream.stages.plan import planned
+from tests.sql.test_accepted import ACCEPTED, compiled
+
+
+@pytest.mark.parametrize(("query", "facts"), ACCEPTED, ids=lambda item: str(item)[:40])
+def test_every_query_can_be_explained(query, facts):
+    """In words and as JSON, with a finite noise for every column."""
+    told = explain(compiled(query, facts).query)
+
+    text = told.text()
+    for title in ("PLAN", "WHAT IS PROTECTED", "SENSITIVITY", "NOISE", "KEYS", "BUDGET", "MEMORY"):
+        assert title in text
+    assert "WHAT IS NOT PROTECTED" in text
+    assert json.loads(json.dumps(told.to_json())) == told.to_json()
+    assert all(0 < each["first"] < 1e9 and 0 < each["last"] < 1e9 for each in told.columns)
+
+
+def query(**more):
+    given = {
+        "unit": "user",
+        "keys": ["page"],
+        "aggregates": [dps.Count("n"), dps.Sum("s", column="seconds", lo=0, hi=600)],
+        "epsilon": 2,
+        "delta": 1e-9,
+        "time": "ts",
+        "start": "2024-05-01",
+        "end": "2024-05-02",
+        "every": "1 hour",
+        "max_groups_contributed": 4,
+    }
+    return dps.Query(**given | more)
+
+
+def test_numbers_are_those_of_the_plan():
+    """Noise, thresholds, sensitivities: the very ones that a run uses."""
+    told, plan = explain(query()), planned(query())
+    window = plan.window(24)
+
+    assert told.keys["last_threshold"] == window.thresholds[-1]
+    assert told.keys["pre_threshold"] == window.pre_threshold
+    assert told.columns[0]["last"] == pytest.approx(window.stddevs[0, -1])
+    quantum = float(plan.query.measures[1].quantum)
+    assert told.columns[1]["first"] == pytest.approx(window.stddevs[1, 0] * quantum)
+    assert told.measures[1]["sensitivity"] == pytest.approx(600 * 2, rel=1e-9)
+    assert told.budget["mu_squared"] == pytest.approx(float(plan.calibrated.mu_squared))
+
+
+@pytest.mark.parametrize("groups, each, rows", [(4, 1, None), (4, 3, None), (4, 3, 7), (9, 2, 5)])
+def test_the_derivation_adds_up(groups, each, rows):
+    """What stands behind the equals sign is what stands before it."""
+    told = explain(
+        query(max_groups_contributed=groups, max_rows_per_group=each, max_rows_contributed=rows)
+    )
+    for measure in told.measures:
+        factor, inside, shown = re.search(
+            r"(?:([\d.]+) \* )?sqrt\((\d+)\) = ([\d.e+]+)", measure["derivation"]
+        ).groups()
+        value = float(factor or 1) * int(inside) ** 0.5
+        assert value == pytest.approx(float(shown), rel=1e-3)
+        assert value == pytest.approx(measure["sensitivity"], rel=1e-9)
+
+
+def test_words_follow_the_unit_and_the_keys():
+    """A period renews the budget, public groups are always shown: the text says so."""
+    daily = explain(query(period="1 day")).text()
+    assert "Bounds and budget renew with each 1 day" in daily
+    assert "several periods of 1 day" in daily
+    assert "for ever" in explain(query()).text()
+    public = explain(query(public_keys=["a", "b"]))
+    assert "the 2 public groups are shown" in public.text()
+    assert public.not_protected[0].startswith("which groups exist")
