@@ -113,17 +113,15 @@ def _read(path: Path) -> dict[str, Any]:
             raise InvalidInput(f"{path} has an unknown table [{name}]; {_nearest(name, _KEYS)}")
     for name in _KEYS:
         if name not in tables and name not in _OPTIONAL:
-            shown = "[[query]]" if name == "query" else f"[{name}]"
-            example = ", ".join(_REQUIRED[name])
-            raise InvalidInput(f"{path} has no table {shown}; add it, with {example}")
+            wanted = ", ".join(_REQUIRED[name])
+            raise InvalidInput(f"{path} has no table {_heading(name)}; add it, with {wanted}")
     for name, table in tables.items():
         entries = table if name == "query" else [table]
         if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
-            shown = f"[[{name}]]" if name == "query" else f"[{name}]"
-            raise InvalidInput(f"{path}: {name} must be a table; write {shown} on a line of its own")
+            raise InvalidInput(f"{path}: {name} must be a table; write {_heading(name)} above it")
         for number, entry in enumerate(entries, 1):
-            where = f"[[query]] number {number}" if name == "query" else f"[{name}]"
-            _check(f"{path}, {where}", name, entry)
+            which = f" number {number}" if name == "query" else ""
+            _check(f"{path}, {_heading(name)}{which}", name, entry)
     return tables
 
 
@@ -194,6 +192,10 @@ def _placed(base: Path, text: str) -> str:
 def _sink(base: Path, text: str) -> str:
     kind, colon, rest = text.partition(":")
     return f"{kind}:{_placed(base, rest)}" if colon and kind in ENCODERS else _placed(base, text)
+
+
+def _heading(name: str) -> str:
+    return "[[query]]" if name == "query" else f"[{name}]"
 
 
 def _own(folder: str) -> Path:

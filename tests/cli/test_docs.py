@@ -23,6 +23,8 @@ PAGES = (
     "docs/w-event.md",
     "docs/counters.md",
     "docs/group-by.md",
+    "docs/pipelines.md",
+    "docs/sql.md",
 )
 LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

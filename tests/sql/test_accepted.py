@@ -10,7 +10,7 @@ import dpstream as dps
 from dpstream.sql import compile_sql
 from dpstream.sql.plan import Compiled
 from dpstream.stages.query import Query
-from tests.sql.test_refused import FIXTURES, cases
+from tests.sql.test_refused import FIXTURES, PRIVATE, cases
 
 ACCEPTED = list(cases("accepted.sql"))
 EXPECTED = Path(FIXTURES / "accepted.txt")
@@ -65,17 +65,19 @@ def test_options_of_the_call_go_before_those_of_the_text():
     query = ACCEPTED[0][0]
 
     assert dps.sql(query, epsilon=1, start="2024-05-01", end="2024-05-02").epsilon == 1
+    assert dps.sql(query, min_privacy_units_per_group=6).pre_threshold == 5
     with pytest.raises(ValueError, match="there is no option epsilom"):
         dps.sql(query, epsilom=1)
+    with pytest.raises(ValueError, match="strategy cannot be 'sqlp'"):
+        dps.sql(query, strategy="sqlp")
 
 
 def test_comments_spaces_and_case_of_words_change_nothing():
     """What fixes the releases is what the query does, not how it is laid out."""
     one = "SELECT {} LOWER( page ) AS p, COUNT(*) AS n FROM log WHERE a=1 GROUP BY p"
     two = "select {}\n  lower(page) as p, -- key\n  count(*) AS n\nfrom log where a = 1 group by 1"
-    clause = "WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9, privacy_unit_column = u, max_groups_contributed = 1)"
 
-    facts = [compile_sql(text.format(clause)).query.facts() for text in (one, two)]
+    facts = [compile_sql(text.format(PRIVATE)).query.facts() for text in (one, two)]
     assert facts[0] == facts[1]
 
 

@@ -54,7 +54,9 @@ def test_numbers_are_those_of_the_plan():
     assert told.budget["mu_squared"] == pytest.approx(float(plan.calibrated.mu_squared))
 
 
-@pytest.mark.parametrize("groups, each, rows", [(4, 1, None), (4, 3, None), (4, 3, 7), (9, 2, 5)])
+@pytest.mark.parametrize(
+    ("groups", "each", "rows"), [(4, 1, None), (4, 3, None), (4, 3, 7), (9, 2, 5)]
+)
 def test_the_derivation_adds_up(groups, each, rows):
     """What stands behind the equals sign is what stands before it."""
     told = explain(

@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 import dpstream
-from dpstream.cli import bench, compare, demo, ledger, mechanisms, release
+from dpstream.cli import (
+    bench,
+    compare,
+    demo,
+    explain,
+    init,
+    ledger,
+    mechanisms,
+    release,
+    run,
+    sql,
+)
 from dpstream.cli.exits import epilog
 
 app = typer.Typer(
@@ -18,6 +29,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("init")(init.init)
+app.command("run")(run.run)
+app.command("sql")(sql.sql)
+app.command("explain")(explain.explain)
 app.command("release")(release.release)
 app.command("compare")(compare.compare)
 app.command("mechanisms")(mechanisms.mechanisms)

@@ -33,7 +33,7 @@ def build(name: str, flags: Mapping[str, str | None], settings: Sequence[str]) -
         wanted = " and ".join(_flag(key) for key in missing)
         raise InvalidParameter(f"{name} needs {wanted}; {_listing(name, fields)}")
     hints = get_type_hints(cls)
-    values = {key: text if hints[key] is str else _literal(text) for key, text in given.items()}
+    values = {key: text if hints[key] is str else literal(text) for key, text in given.items()}
     return cast("Any", cls)(**values)  # type: ignore[no-any-return]
 
 
@@ -65,14 +65,14 @@ def _flag(key: str) -> str:
     return f"--{key}" if key in FLAGS else f"--set {key}=..."
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
     """A number, a truth value, several of them with commas between, or the text itself.
 
-    >>> _literal("12"), _literal("0.5"), _literal("1/3"), _literal("true"), _literal("1,2")
+    >>> literal("12"), literal("0.5"), literal("1/3"), literal("true"), literal("1,2")
     (12, 0.5, '1/3', True, (1, 2))
     """
     if "," in text:
-        return tuple(_literal(part) for part in text.split(",") if part)
+        return tuple(literal(part) for part in text.split(",") if part)
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for convert in (int, float):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.errors import InvalidInput
-from dpstream.sql.expressions import Compute
+from dpstream.sql.compiler import Compute
 from dpstream.sql.values import KINDS, as_bool, usual
 
 
@@ -97,16 +97,17 @@ class Ordered:
         if self.having is not None:
             text.append(f"HAVING {self.having.text}")
         if self.order:
-            terms = (
-                f"{expression.text} {'DESC' if down else 'ASC'} NULLS {'FIRST' if first else 'LAST'}"
-                for expression, down, first in self.order
-            )
-            text.append(f"ORDER BY {', '.join(terms)}")
+            text.append(f"ORDER BY {', '.join(self._terms())}")
         if self.limit is not None:
             text.append(f"LIMIT {self.limit}")
         if self.offset:
             text.append(f"OFFSET {self.offset}")
         return " ".join([*text, f"IN {self.zone}"])
+
+    def _terms(self) -> Iterator[str]:
+        for expression, down, nulls_first in self.order:
+            way, nulls = "DESC" if down else "ASC", "FIRST" if nulls_first else "LAST"
+            yield f"{expression.text} {way} NULLS {nulls}"
 
     def __call__(self, release: pa.Table) -> pa.Table:
         """What is published of a release."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from sqlglot import exp, parser, tokens
+from sqlglot import exp, generator, parser, tokens
 from sqlglot.dialects.dialect import Dialect
-from sqlglot.tokens import TokenType
+from sqlglot.tokenizer_core import TokenType
 
 WINDOWS = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
 _EMIT = TokenType.PREWHERE  # a word that this dialect has no other use for
@@ -115,7 +115,17 @@ class PrivateSql(Dialect):
                 self._advance()
             return self.expression(Emit(other=True), place)
 
+    class Generator(generator.Generator):
+        """The general generator, and the three additions in short."""
+
+        TRANSFORMS: ClassVar[dict[Any, Any]] = {
+            **generator.Generator.TRANSFORMS,
+            PrivacyClause: lambda self, node: "WITH DIFFERENTIAL_PRIVACY",
+            WindowTable: lambda self, node: f"{node.args['kind']}({self.sql(node, 'this')}, ...)",
+            Emit: lambda self, node: "EMIT",
+        }
+
 
 def canonical(node: exp.Expr) -> str:
     """One spelling of an expression, whatever spaces, comments and case of words it came with."""
-    return node.sql(comments=False)
+    return node.sql(dialect=PrivateSql, comments=False)

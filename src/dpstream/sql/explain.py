@@ -108,13 +108,8 @@ def _stages(query: Query, releases: int) -> list[dict[str, str]]:
             else ""
         )
         found.append(("window", f"{size} by {query.time} in {query.time_zone}{late}"))
-    found.append(
-        (
-            "bound",
-            f"keep of each unit at most {bounds.rows} rows, in at most {bounds.groups} groups, "
-            f"{bounds.rows_per_group} in each",
-        )
-    )
+    most = f"{bounds.rows} rows, in at most {bounds.groups} groups, {bounds.rows_per_group} in each"
+    found.append(("bound", f"keep of each unit at most {most}"))
     by = ", ".join(query.keys) or "nothing (one group)"
     found.append(("aggregate", f"{', '.join(a.name for a in query.aggregates)} by {by}"))
     if query.public_keys is None:
@@ -131,14 +126,15 @@ def _stages(query: Query, releases: int) -> list[dict[str, str]]:
 def _unit(query: Query) -> str:
     if query.period == "forever":
         return (
-            f"A unit is all rows with one {query.unit}, for ever: whether they are in the data or not "
-            "changes the chance of anything that is ever published only within the budget."
+            f"A unit is all rows with one {query.unit}, for ever: whether they are in the data or "
+            "not changes the chance of anything that is ever published only within the budget."
         )
     period = in_words(query.period)
     return (
-        f"A unit is all rows with one {query.unit} within {period} of event time ({query.time_zone}). "
-        f"Bounds and budget renew with each {period}; what a user does in several of them is not "
-        "protected together: over k periods the promise is weaker, about k times epsilon or more."
+        f"A unit is all rows with one {query.unit} within {period} of event time "
+        f"({query.time_zone}). Bounds and budget renew with each {period}; what a user "
+        "does in several of them is not protected together: over k periods the promise is weaker, "
+        "about k times epsilon or more."
     )
 
 
@@ -245,9 +241,9 @@ def _memory(query: Query) -> dict[str, Any]:
     million = high + pair * query.bounds.groups  # bytes each, so megabytes for a million
     lasts = "for ever" if query.period == "forever" else "until its period is final"
     words = (
-        f"about {low} to {high} bytes per unit and {pair} per (unit, group), kept {lasts}; a million "
-        f"units that use all their groups: {million} MB; {group} bytes per group, {shown} and the "
-        "key itself once it is shown, until its window is final"
+        f"about {low} to {high} bytes per unit and {pair} per (unit, group), kept {lasts}; "
+        f"a million units that use all their groups: {million} MB; {group} bytes per "
+        f"group, {shown} and the key itself once it is shown, until its window is final"
     )
     return {
         "bytes_per_unit": [low, high],

@@ -5,48 +5,20 @@ Logic has three values, as in SQL: NULL where a comparison meets NULL.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from dpstream.sql.dialect import canonical
-from dpstream.sql.functions import (
-    FUNCTIONS,
-    PARTS,
-    TRUNCATIONS,
-    UNITS,
-    Function,
-    arithmetic,
-    choose,
-    divide,
-    element,
-    joined,
-    part_of,
-    remainder,
-    truncated,
-)
+from dpstream.sql.calls import build_call, cast, extract, item_of_list
+from dpstream.sql.compiler import Build, Columns, Compiler, Compute, literal
+from dpstream.sql.functions import choose, joined
+from dpstream.sql.numbers import arithmetic, divide, remainder
 from dpstream.sql.statement import Statement
-from dpstream.sql.values import Value, as_bool, as_text, convert, kind, together
+from dpstream.sql.values import Value, as_bool, as_text, kind, together
 
-Columns: TypeAlias = Mapping[str, Value]
-Compute: TypeAlias = Callable[[Columns], Value]
-_INTEGERS = 1 << 31  # positions and lengths in a constant
-_TYPES = {
-    exp.DType.BOOLEAN: "bool",
-    **dict.fromkeys((exp.DType.TINYINT, exp.DType.SMALLINT, exp.DType.INT), "int64"),
-    exp.DType.BIGINT: "int64",
-    **dict.fromkeys((exp.DType.FLOAT, exp.DType.DOUBLE, exp.DType.DECIMAL), "float64"),
-    **dict.fromkeys((exp.DType.VARCHAR, exp.DType.TEXT, exp.DType.CHAR), "text"),
-    exp.DType.DATE: "date",
-    **dict.fromkeys((exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.DATETIME), "moment"),
-}
-_USER_TYPES = {"INT64": "int64", "FLOAT64": "float64", "STRING": "text", "BOOL": "bool"}
-_COMPARISONS = {
+_COMPARISONS: dict[type, str] = {
     exp.EQ: "equal",
     exp.NEQ: "not_equal",
     exp.LT: "less",
@@ -54,66 +26,9 @@ _COMPARISONS = {
     exp.GT: "greater",
     exp.GTE: "greater_equal",
 }
-_ARITHMETIC = {exp.Add: "add", exp.Sub: "subtract", exp.Mul: "multiply"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compiler:
-    """Compiles expressions of one statement; times are in `zone`."""
-
-    statement: Statement
-    zone: str
-
-    def compile(self, node: exp.Expr) -> Compute:
-        """The function of the columns that an expression stands for."""
-        build, parts = _BUILDERS.get(type(node), (None, ()))
-        given = {name for name, value in node.args.items() if value}
-        if build is not None and given <= {"this", "expression", "expressions", *parts}:
-            return build(self, node)
-        raise self.statement.refusal(
-            node,
-            f"{canonical(node)} cannot be used in an expression",
-            "use columns, constants, operators, CASE, CAST and the functions in the guide",
-        )
-
-    def logical(self, node: exp.Expr) -> Compute:
-        """A condition."""
-        inner = self.compile(node)
-        return lambda columns: as_bool(inner(columns))
-
-    def constant(self, node: exp.Expr, wanted: type) -> Any:
-        """A constant argument, as Python has it."""
-        try:
-            value = literal(node)
-        except ValueError:
-            value = None
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        fits = (whole and abs(value) < _INTEGERS) if wanted is int else isinstance(value, str)
-        if not fits:
-            words = "a whole number" if wanted is int else "text in quotes"
-            raise self.statement.refusal(
-                node, f"{canonical(node)} must be a constant here: {words}", f"write {words}"
-            )
-        return value
-
-
-def literal(node: exp.Expr) -> Any:
-    """The Python value of a constant; ValueError if it is none."""
-    if isinstance(node, exp.Paren):
-        return literal(node.this)
-    if isinstance(node, exp.Neg):
-        return -literal(node.this)
-    if isinstance(node, exp.Null):
-        return None
-    if isinstance(node, exp.Boolean):
-        return bool(node.this)
-    if isinstance(node, exp.Literal):
-        if node.is_string:
-            return str(node.this)
-        return int(node.this) if str(node.this).isdigit() else float(node.this)
-    if isinstance(node, exp.RawString):
-        return str(node.this)
-    raise ValueError
+_ARITHMETIC: dict[type, str] = {exp.Add: "add", exp.Sub: "subtract", exp.Mul: "multiply"}
 
 
 def _constant(compiler: Compiler, node: exp.Expr) -> Compute:
@@ -285,119 +200,7 @@ def _if(compiler: Compiler, node: exp.Expr) -> Compute:
     return _case(compiler, exp.Case(ifs=[node], default=node.args.get("false")))
 
 
-def _cast(compiler: Compiler, node: exp.Expr) -> Compute:
-    inner, to = compiler.compile(node.this), node.args["to"]
-    name = _TYPES.get(to.this)
-    if to.this == exp.DType.USERDEFINED:
-        name = _USER_TYPES.get(str(to.args.get("kind", "")).upper())
-    if name is None or node.args.get("format") or to.expressions:
-        raise compiler.statement.refusal(
-            node,
-            f"CAST to {canonical(to)} is not known",
-            "cast to INT64, FLOAT64, STRING, BOOL, DATE or TIMESTAMP",
-        )
-    return lambda columns: convert(inner(columns), name, compiler.zone)
-
-
-def _extract(compiler: Compiler, node: exp.Expr) -> Compute:
-    part, inner = node.name.upper(), compiler.compile(node.args["expression"])
-    if part not in PARTS:
-        raise _unknown(compiler, node, f"EXTRACT knows no {part}", part, PARTS)
-    return lambda columns: part_of(compiler.zone, inner(columns), part)
-
-
-def _bracket(compiler: Compiler, node: exp.Expr) -> Compute:
-    """SPLIT(x, ',')[OFFSET(0)]: the only lists there are."""
-    place = node.expressions[0] if len(node.expressions) == 1 else None
-    words = place.name.upper() if isinstance(place, exp.Anonymous) else ""
-    origin = {"OFFSET": 0, "SAFE_OFFSET": 0, "ORDINAL": 1, "SAFE_ORDINAL": 1}.get(words)
-    called = node.this.name.upper() if isinstance(node.this, exp.Anonymous) else ""
-    if origin is None or called != "SPLIT" or place is None or len(place.expressions) != 1:
-        raise compiler.statement.refusal(
-            node, "items are taken from SPLIT alone", "write SPLIT(x, ',')[OFFSET(0)]"
-        )
-    at = compiler.constant(place.expressions[0], int) - origin
-    if at < 0:
-        raise compiler.statement.refusal(node, "there is no such item", "count from the beginning")
-    lists = _call(compiler, node.this, whole=False)
-    return lambda columns: element(compiler.zone, lists(columns), at)
-
-
-def _call(compiler: Compiler, node: exp.Expr, *, whole: bool = True) -> Compute:
-    name = node.name.upper()
-    if name in TRUNCATIONS:
-        return _truncation(compiler, node)
-    function = FUNCTIONS.get(name)
-    if function is None or (whole and name == "SPLIT"):
-        if function is not None:
-            raise compiler.statement.refusal(
-                node, "SPLIT gives a list", "take an item: SPLIT(x, ',')[OFFSET(0)]"
-            )
-        raise _unknown(compiler, node, f"there is no function {name}", name, known_functions())
-    arguments = node.expressions
-    if not function.least <= len(arguments) <= function.most:
-        some = f"{function.least} to {function.most}"
-        wanted = some if function.most > function.least else str(function.least)
-        raise compiler.statement.refusal(
-            node, f"{name} takes {wanted} arguments, not {len(arguments)}", "give that many"
-        )
-    made = [
-        compiler.constant(each, function.constants[at])
-        if at in function.constants
-        else compiler.compile(each)
-        for at, each in enumerate(arguments)
-    ]
-    _tried(compiler, node, function, made)
-
-    def compute(columns: Columns) -> Value:
-        ready = [item(columns) if callable(item) else item for item in made]
-        return function.compute(compiler.zone, *ready)
-
-    return compute
-
-
-def _tried(compiler: Compiler, node: exp.Expr, function: Function, made: list[Any]) -> None:
-    """Refuse constants that Arrow cannot use, such as a broken regular expression, before any row."""
-    if not function.constants:
-        return
-    ready = [pa.array(["x"]) if callable(item) else item for item in made]
-    try:
-        function.compute(compiler.zone, *ready)
-    except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
-        raise compiler.statement.refusal(
-            node, f"{node.name.upper()} cannot use its constants: {error}", "correct them"
-        ) from None
-
-
-def _truncation(compiler: Compiler, node: exp.Expr) -> Compute:
-    """DATE_TRUNC(ts, DAY), and DATE_TRUNC('day', ts)."""
-    arguments = list(node.expressions)
-    if len(arguments) == 2 and isinstance(arguments[0], exp.Literal):
-        arguments.reverse()
-    unit = arguments[1].name.upper() if len(arguments) == 2 else ""
-    if unit not in UNITS:
-        reason = f"{node.name.upper()} takes a time and one of {', '.join(UNITS)}"
-        raise _unknown(compiler, node, reason, unit, UNITS)
-    inner = compiler.compile(arguments[0])
-    return lambda columns: truncated(compiler.zone, inner(columns), unit)
-
-
-def known_functions() -> list[str]:
-    """Every name that an expression may call."""
-    return sorted([*FUNCTIONS, *TRUNCATIONS, "CAST", "SAFE_CAST", "EXTRACT"])
-
-
-def _unknown(compiler: Compiler, node: exp.Expr, reason: str, name: str, known: Any) -> Exception:
-    return compiler.statement.refusal(node, reason, nearest(name, known))
-
-
-def nearest(name: str, known: Any) -> str:
-    """The most similar name there is, as advice."""
-    found = difflib.get_close_matches(name, [*known], n=1, cutoff=0.6)
-    return f"did you mean {found[0]}?" if found else f"known are {', '.join(known)}"
-
-
-_PLAIN: dict[type, Callable[[Compiler, Any], Compute]] = {
+_PLAIN: dict[type, Build] = {
     exp.Literal: _constant,
     exp.RawString: _constant,
     exp.Boolean: _constant,
@@ -412,10 +215,12 @@ _PLAIN: dict[type, Callable[[Compiler, Any], Compute]] = {
     exp.And: _logic("and_kleene"),
     exp.Or: _logic("or_kleene"),
     exp.Not: _not,
-    exp.Extract: _extract,
-    exp.Anonymous: _call,
+    exp.Extract: extract,
+    exp.Anonymous: build_call,
 }
-_BUILDERS: dict[type, tuple[Callable[[Compiler, Any], Compute], tuple[str, ...]]] = {
+
+
+BUILDERS: dict[type, tuple[Build, tuple[str, ...]]] = {
     **{type_: (build, ()) for type_, build in _PLAIN.items()},
     exp.Literal: (_constant, ("is_string",)),
     exp.Div: (_divide, ("typed", "safe")),
@@ -426,8 +231,13 @@ _BUILDERS: dict[type, tuple[Callable[[Compiler, Any], Compute], tuple[str, ...]]
     exp.ILike: (_like, ("negate",)),
     exp.Case: (_case, ("ifs", "default")),
     exp.If: (_if, ("true", "false")),
-    exp.Cast: (_cast, ("to", "safe", "format")),
-    exp.TryCast: (_cast, ("to", "safe", "format")),
-    exp.Bracket: (_bracket, ("offset", "safe")),
+    exp.Cast: (cast, ("to", "safe", "format")),
+    exp.TryCast: (cast, ("to", "safe", "format")),
+    exp.Bracket: (item_of_list, ("offset", "safe")),
 }
 """What may stand in an expression, and with which parts; anything else is refused."""
+
+
+def compiler(statement: Statement, zone: str) -> Compiler:
+    """A compiler of one statement's expressions; times are in `zone`."""
+    return Compiler(statement=statement, zone=zone, builders=BUILDERS)

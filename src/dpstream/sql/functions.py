@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dpstream.sql.numbers import absolute, finite, remainder, rounded, whole_division
 from dpstream.sql.values import (
     Value,
     as_bool,
@@ -21,13 +21,10 @@ from dpstream.sql.values import (
     as_number,
     as_real,
     as_text,
-    as_whole,
     kind,
     only_where,
     together,
 )
-
-_WIDE = float(2**63 - 2048)
 
 
 @dataclass(frozen=True)
@@ -41,49 +38,6 @@ class Function:
     least: int = 1
     most: int = 1
     constants: Mapping[int, type] = field(default_factory=dict)
-
-
-def arithmetic(name: str, left: Value, right: Value) -> Value:
-    """+, -, *: NULL where an int64 would overflow."""
-    left, right = as_number(left), as_number(right)
-    compute = getattr(pc, name)
-    if kind(left) == kind(right) == "int64":
-        size = pc.abs(compute(as_real(left), as_real(right)))
-        return only_where(pc.less(size, _WIDE), compute(left, right))
-    return finite(compute(as_real(left), as_real(right)))
-
-
-def finite(value: Value) -> Value:
-    """NULL where a float is NaN or infinite."""
-    return only_where(pc.is_finite(value), value)
-
-
-def divide(left: Value, right: Value) -> Value:
-    """Division of floats; NULL by zero."""
-    return finite(pc.divide(as_real(left), _nonzero(as_real(right))))
-
-
-def remainder(zone: str, left: Value, right: Value) -> Value:
-    """What whole division leaves, with the sign of the dividend; NULL by zero."""
-    left, right = as_number(left), _nonzero(as_number(right))
-    if kind(left) == kind(right) == "int64":
-        return pc.subtract(left, pc.multiply(right, _quotient(left, right)))
-    left, right = as_real(left), as_real(right)
-    return finite(pc.subtract(left, pc.multiply(right, pc.trunc(pc.divide(left, right)))))
-
-
-def whole_division(zone: str, left: Value, right: Value) -> Value:
-    """The whole part of a quotient."""
-    return _quotient(as_whole(left), _nonzero(as_whole(right)))
-
-
-def _quotient(left: Value, right: Value) -> Value:
-    """Whole division by what is not 0; a NULL must not hide a 0 that is divided by."""
-    return only_where(pc.is_valid(right), pc.divide(left, pc.fill_null(right, 1)))
-
-
-def _nonzero(value: Value) -> Value:
-    return only_where(pc.not_equal(value, 0), value)
 
 
 def joined(*values: Value) -> Value:
@@ -134,18 +88,6 @@ def _numeric(compute: Callable[[Value], Value]) -> Function:
         return number if kind(number) == "int64" else compute(number)
 
     return Function(both)
-
-
-def _absolute(zone: str, value: Value) -> Value:
-    number = as_number(value)
-    if kind(number) == "float64":
-        return pc.abs(number)
-    return only_where(pc.less(pc.abs(as_real(number)), _WIDE), pc.abs(number))
-
-
-def _round(zone: str, value: Value, digits: int = 0) -> Value:
-    rounded = pc.round(as_real(value), ndigits=digits, round_mode="half_towards_infinity")
-    return finite(rounded)
 
 
 def _substring(zone: str, value: Value, start: int, length: int | None = None) -> Value:
@@ -213,49 +155,8 @@ def split(zone: str, value: Value, separator: str = ",") -> Value:
     return pc.split_pattern(as_text(value), separator)
 
 
-PARTS = {
-    "MICROSECOND": lambda t: pc.add(pc.multiply(pc.millisecond(t), 1000), pc.microsecond(t)),
-    "MILLISECOND": pc.millisecond,
-    "SECOND": pc.second,
-    "MINUTE": pc.minute,
-    "HOUR": pc.hour,
-    "DAY": pc.day,
-    "DAYOFWEEK": lambda t: pc.day_of_week(t, count_from_zero=False, week_start=7),
-    "DAYOFYEAR": pc.day_of_year,
-    "ISOWEEK": pc.iso_week,
-    "MONTH": pc.month,
-    "QUARTER": pc.quarter,
-    "YEAR": pc.year,
-    "ISOYEAR": pc.iso_year,
-    "DATE": lambda t: pc.cast(pc.floor_temporal(pc.local_timestamp(t), unit="day"), pa.date32()),
-}
-"""Parts of an instant, as EXTRACT knows them."""
-
-UNITS = ("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "ISOWEEK", "MONTH", "QUARTER", "YEAR")
-"""Units that DATE_TRUNC cuts at; weeks begin on Sunday, ISO weeks on Monday."""
-
-
-def part_of(zone: str, value: Value, part: str) -> Value:
-    """EXTRACT, in the query's time zone."""
-    local = pc.cast(as_moment(value, zone), pa.timestamp("us", tz=zone))
-    found = PARTS[part](local)
-    return found if part == "DATE" else pc.cast(found, pa.int64())
-
-
-def truncated(zone: str, value: Value, unit: str) -> Value:
-    """The beginning of the second, day, month, ... in the query's time zone."""
-    options: dict[str, Any] = {"unit": unit.lower().removeprefix("iso")}
-    if unit in ("WEEK", "ISOWEEK"):
-        options["week_starts_monday"] = unit == "ISOWEEK"
-    if kind(value) == "date":
-        days = pc.floor_temporal(pc.cast(value, pa.timestamp("us")), **options)
-        return pc.cast(pc.floor_temporal(days, unit="day"), pa.date32())
-    local = pc.cast(as_moment(value, zone), pa.timestamp("us", tz=zone))
-    return pc.cast(pc.floor_temporal(local, **options), pa.timestamp("us", tz="UTC"))
-
-
 FUNCTIONS: dict[str, Function] = {
-    "ABS": Function(_absolute),
+    "ABS": Function(absolute),
     "CEIL": _numeric(pc.ceil),
     "COALESCE": Function(first_known, 1, 64),
     "CONCAT": Function(lambda zone, *values: joined(*values), 1, 64),
@@ -291,7 +192,7 @@ FUNCTIONS: dict[str, Function] = {
     ),
     "REVERSE": _text(pc.utf8_reverse),
     "RIGHT": Function(_right, 2, 2, {1: int}),
-    "ROUND": Function(_round, 1, 2, {1: int}),
+    "ROUND": Function(rounded, 1, 2, {1: int}),
     "RTRIM": _trim(pc.utf8_rtrim_whitespace, pc.utf8_rtrim),
     "SIGN": Function(lambda zone, value: pc.cast(pc.sign(as_number(value)), pa.int64())),
     "SPLIT": Function(split, 1, 2, {1: str}),
@@ -306,6 +207,8 @@ FUNCTIONS: dict[str, Function] = {
     "TRUNC": _numeric(pc.trunc),
     "UPPER": _text(pc.utf8_upper),
 }
+
+
 _ALIASES = {
     "CEILING": "CEIL",
     "CHAR_LENGTH": "LENGTH",
@@ -315,5 +218,6 @@ _ALIASES = {
     "POWER": "POW",
     "SUBSTRING": "SUBSTR",
 }
+
+
 FUNCTIONS |= {alias: FUNCTIONS[name] for alias, name in _ALIASES.items()}
-TRUNCATIONS = ("DATE_TRUNC", "TIMESTAMP_TRUNC", "DATETIME_TRUNC")

@@ -10,7 +10,8 @@ from typing import Any
 from sqlglot import exp
 
 from dpstream.errors import InvalidParameter
-from dpstream.sql.expressions import literal, nearest
+from dpstream.sql.compiler import literal, nearest
+from dpstream.sql.dialect import canonical
 from dpstream.sql.statement import Statement
 from dpstream.stages.ticks import duration
 
@@ -110,18 +111,25 @@ def _groups(node: exp.Expr) -> Any:
     return found
 
 
-def _strategy(node: exp.Expr) -> str:
-    if _text(node) != "latched":
+def _strategy(name: Any) -> str:
+    if name != "latched":
         raise NotThat("'latched', the only strategy there is by now")
     return "latched"
 
 
+def _one_less(units: Any) -> Any:
+    if isinstance(units, bool) or not isinstance(units, int):
+        raise NotThat("a whole number")
+    return units - 1
+
+
 @dataclass(frozen=True)
 class Option:
-    """The query's parameter and the reader of an option's value."""
+    """The query's parameter, the reader of a value in SQL, and what becomes of a Python value."""
 
     parameter: str
     read: Callable[[Any], Any]
+    given: Callable[[Any], Any] = lambda value: value
 
 
 OPTIONS = {
@@ -133,11 +141,11 @@ OPTIONS = {
     "max_rows_per_group": Option("max_rows_per_group", _whole),
     "max_rows_contributed": Option("max_rows_contributed", _whole),
     "public_groups": Option("public_keys", _groups),
-    "strategy": Option("strategy", _strategy),
+    "strategy": Option("strategy", _text, _strategy),
     "min_change": Option("min_change", lambda node: float(_number(node))),
     "nonnegative": Option("nonnegative", _flag),
     "pre_threshold": Option("pre_threshold", _whole),
-    "min_privacy_units_per_group": Option("pre_threshold", lambda node: _whole(node) - 1),
+    "min_privacy_units_per_group": Option("pre_threshold", _whole, _one_less),
     "time_column": Option("time", _column),
     "time_unit": Option("time_unit", _text),
     "time_origin": Option("time_origin", _instant),
@@ -161,12 +169,23 @@ def read_options(statement: Statement, clause: exp.Expr) -> dict[str, Any]:
         if option.parameter in found:
             raise statement.refusal(node, f"{name} is given twice", "give it once")
         try:
-            found[option.parameter] = option.read(node.expression)
+            found[option.parameter] = option.given(option.read(node.expression))
         except NotThat as wanted:
             raise statement.refusal(
-                node.expression, f"{name} cannot be {node.expression.sql()}", f"give {wanted}"
+                node.expression, f"{name} cannot be {canonical(node.expression)}", f"give {wanted}"
             ) from None
-    found.pop("strategy", None)
+    return found
+
+
+def read_overrides(statement: Statement, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of a query, from options that were given as Python values."""
+    found: dict[str, Any] = {}
+    for name, value in overrides.items():
+        option = known(statement, None, name)
+        try:
+            found[option.parameter] = option.given(value)
+        except NotThat as wanted:
+            raise statement.refusal(None, f"{name} cannot be {value!r}", f"give {wanted}") from None
     return found
 
 
@@ -180,7 +199,8 @@ def known(statement: Statement, node: exp.Expr | None, name: str) -> Option:
 
 def node_of(clause: exp.Expr, parameter: str) -> exp.Expr | None:
     """Where a parameter was given."""
-    for node in clause.expressions:
+    given: list[exp.Expr] = clause.expressions
+    for node in given:
         name = node.this.name.lower() if isinstance(node, exp.EQ) else ""
         if name in OPTIONS and OPTIONS[name].parameter == parameter:
             return node

@@ -12,7 +12,7 @@ _BOUNDS = "contribution_bounds_per_row"
 
 
 def name_keys(draft: Draft) -> None:
-    """The keys, under their aliases; GROUP BY may name a column, an expression, an alias, a number."""
+    """The keys, under their aliases; GROUP BY takes columns, expressions, aliases and numbers."""
     group = draft.select.args.get("group")
     listed = [] if group is None else group.expressions
     for node in listed:

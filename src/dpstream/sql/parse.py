@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlglot import exp
 from sqlglot.errors import ParseError, SqlglotError, TokenError
+from sqlglot.tokenizer_core import Token, TokenType
 
 from dpstream.errors import InvalidParameter
 from dpstream.sql.dialect import PrivateSql
-from dpstream.sql.functions import TRUNCATIONS
 from dpstream.sql.statement import Statement, refusal
+from dpstream.sql.times import TRUNCATIONS
 
 _LONGEST = 100_000  # characters
+_BEGINNINGS = (TokenType.SELECT, TokenType.WITH, TokenType.L_PAREN)
 _SHAPE = (
     "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (...) columns FROM table [WHERE ...] GROUP BY ... "
     "[HAVING ...] [ORDER BY ...] [LIMIT n] [EMIT EVERY INTERVAL ...]"
@@ -19,11 +23,12 @@ _SHAPE = (
 
 def parse(text: str) -> Statement:
     """Parse one statement; what cannot be read is underlined."""
-    if not isinstance(text, str) or len(text) > _LONGEST:
-        raise InvalidParameter(f"SQL must be text of at most {_LONGEST} characters")
+    if len(text) > _LONGEST:
+        raise InvalidParameter(f"SQL must have at most {_LONGEST} characters; got {len(text)}")
     dialect = PrivateSql()
     try:
         tokens = dialect.tokenize(text)
+        _begins_with_select(text, tokens)
         trees = [tree for tree in dialect.parser().parse(tokens, text) if tree is not None]
     except TokenError as error:
         raise refusal(
@@ -33,6 +38,8 @@ def parse(text: str) -> Statement:
         raise _unreadable(text, error) from None
     except RecursionError:
         raise refusal(text, None, "the SQL is nested too deeply", "use fewer parentheses") from None
+    except InvalidParameter:
+        raise
     except (SqlglotError, ValueError, AttributeError, TypeError, IndexError, KeyError) as error:
         raise refusal(text, None, f"this cannot be read as SQL ({error})", _SHAPE) from None
     if len(trees) != 1:
@@ -46,19 +53,35 @@ def parse(text: str) -> Statement:
     return Statement(text=text, tree=trees[0], tokens=tokens)
 
 
+def _begins_with_select(text: str, tokens: Sequence[Token]) -> None:
+    """Other statements, and pipes, are not even parsed."""
+    first = tokens[0] if tokens else None
+    if first is None or first.token_type not in _BEGINNINGS:
+        span = None if first is None else (first.start, first.end + 1)
+        found = "there is nothing" if first is None else f"this begins with {first.text}"
+        raise refusal(text, span, f"a SELECT is wanted; {found}", f"the shape is {_SHAPE}")
+    for token in tokens:
+        if token.token_type == TokenType.PIPE_GT:
+            span = (token.start, token.end + 1)
+            raise refusal(text, span, "pipe syntax is not known", f"the shape is {_SHAPE}")
+
+
 def _name_units(tree: exp.Expr) -> None:
     """DAY in DATE_TRUNC(ts, DAY) is a word, not a column."""
     for call in list(tree.find_all(exp.Anonymous)):
-        last = call.expressions[-1] if call.expressions else None
-        if call.name.upper() in TRUNCATIONS and isinstance(last, exp.Column):
-            if not isinstance(call.expressions[0], exp.Literal):
-                last.replace(exp.var(last.name).update_positions(last.this))
+        if not call.expressions:
+            continue
+        last = call.expressions[-1]
+        if call.name.upper() not in TRUNCATIONS or isinstance(call.expressions[0], exp.Literal):
+            continue
+        if isinstance(last, exp.Column):
+            last.replace(exp.var(last.name).update_positions(last.this))
 
 
 def _unreadable(text: str, error: ParseError) -> InvalidParameter:
     """The parser's complaint, with its place."""
     about = error.errors[0] if error.errors else {}
-    words = str(about.get("description") or error).rstrip(".")
+    words = str(about.get("description") or error).split(" but got <")[0].rstrip(".")
     if words.startswith("Required keyword"):
         words = "something is missing here"
     line, col = about.get("line"), about.get("col")

@@ -6,9 +6,21 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
-from dpstream.sql.dialect import Emit, PrivacyClause, WindowTable, canonical
-from dpstream.sql.draft import AGGREGATES, Draft, called, calls, parts
-from dpstream.sql.options import known, node_of, read_options
+from dpstream.sql.clauses import (
+    known_clauses,
+    known_window,
+    no_joins_inside,
+    no_star,
+    no_subqueries,
+    no_window_functions,
+    nothing_left_over,
+    one_select,
+    private,
+    public_triggers,
+)
+from dpstream.sql.dialect import canonical
+from dpstream.sql.draft import AGGREGATES, Draft, called, calls
+from dpstream.sql.options import node_of, read_options, read_overrides
 
 _NOW_WORDS = frozenset(
     [
@@ -24,7 +36,11 @@ _NOW_WORDS = frozenset(
         "LOCALTIMESTAMP",
     ]
 )
+
+
 _NOW = _NOW_WORDS | {"NOW", "GETDATE", "TODAY", "PROCTIME", "UNIX_TIMESTAMP"}
+
+
 _CHANCE = frozenset(
     [
         "RAND",
@@ -38,6 +54,8 @@ _CHANCE = frozenset(
         "SETSEED",
     ]
 )
+
+
 _ONE_ROW = frozenset(
     [
         "MIN",
@@ -61,6 +79,8 @@ _ONE_ROW = frozenset(
         "APPROX_TOP_COUNT",
     ]
 )
+
+
 _NOT_YET = frozenset(
     [
         "VARIANCE",
@@ -86,96 +106,6 @@ _NOT_YET = frozenset(
         "GROUPING",
     ]
 )
-_ALLOWED = {"hint", "expressions", "from_", "where", "group", "having", "order", "limit"}
-_ALLOWED |= {"offset", "emit", "with_"}
-_CLAUSES = {
-    "joins": (
-        "a join lets one unit's rows meet another's, so a unit's part has no bound",
-        "join before the stream is read, with public tables only, and read the result",
-    ),
-    "distinct": (
-        "DISTINCT compares the rows of several units",
-        "group by the columns, or use COUNT(DISTINCT unit)",
-    ),
-    "laterals": ("LATERAL makes several rows of one", "split rows before they are read"),
-    "qualify": ("QUALIFY ranks rows of several units", "use HAVING on the published values"),
-    "windows": ("a window function looks at other rows", "use TUMBLE for windows of time"),
-    "sample": ("TABLESAMPLE draws rows at random, outside of the ledger", "leave it out"),
-    "pivots": ("PIVOT is not known", "use CASE in the aggregates"),
-    "into": ("INTO is not known", "give the sink to the run"),
-}
-
-
-def one_select(draft: Draft) -> None:
-    """The statement is one SELECT."""
-    tree = draft.statement.tree
-    if not isinstance(tree, exp.Select):
-        kind = type(tree).__name__.upper()
-        reason = f"a SELECT is wanted; this is {kind}"
-        if isinstance(tree, exp.SetOperation):
-            reason = f"{kind} joins tables of several queries"
-        raise draft.refusal(
-            tree, reason, "write SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (...) ..."
-        )
-
-
-def private(draft: Draft) -> None:
-    """It has the privacy clause."""
-    if not isinstance(draft.select.args.get("hint"), PrivacyClause):
-        first = draft.select.expressions[0] if draft.select.expressions else None
-        raise draft.refusal(
-            first,
-            "the query is not private",
-            "write SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9, "
-            "privacy_unit_column = user_id, max_groups_contributed = 8) ...",
-        )
-
-
-def known_clauses(draft: Draft) -> None:
-    """It has no clause that would mix units, or that is not understood."""
-    for name in sorted(parts(draft.select) - _ALLOWED):
-        value = draft.select.args[name]
-        node = value[0] if isinstance(value, list) else value
-        shown = name.rstrip("_").upper()
-        reason, fix = _CLAUSES.get(name, (f"{shown} is not known here", "leave it out"))
-        raise draft.refusal(node if isinstance(node, exp.Expr) else draft.select, reason, fix)
-    group = draft.select.args.get("group")
-    if group is not None and (parts(group) - {"expressions"} or group.find(exp.Rollup, exp.Cube)):
-        raise draft.refusal(
-            group, "only plain columns can be grouped by", "run a query for each set of keys"
-        )
-
-
-def no_joins_inside(draft: Draft) -> None:
-    """No joins anywhere, tables separated by commas included."""
-    for node in draft.select.find_all(exp.Join, exp.Lateral, exp.Unnest):
-        raise draft.refusal(node, *_CLAUSES["joins"])
-
-
-def no_window_functions(draft: Draft) -> None:
-    """OVER compares rows of several units."""
-    for node in draft.select.find_all(exp.Window):
-        raise draft.refusal(
-            node,
-            "a window function (OVER) looks at the rows of several units",
-            "use TUMBLE for windows of time; rank the published values yourself",
-        )
-
-
-def no_subqueries(draft: Draft) -> None:
-    """A subquery stands in FROM or nowhere."""
-    for node in draft.select.find_all(exp.Select, exp.SetOperation, exp.Exists):
-        if node is draft.select or isinstance(node.parent, exp.CTE):
-            continue
-        home = node.parent
-        if isinstance(home, exp.Subquery):
-            home = home.parent
-        if not isinstance(home, exp.From | WindowTable | exp.SetOperation):
-            raise draft.refusal(
-                node,
-                "a subquery in an expression mixes the rows of several units",
-                "use constants, or filter in FROM (SELECT ... WHERE ...)",
-            )
 
 
 def deterministic(draft: Draft) -> None:
@@ -233,20 +163,10 @@ def aggregates_in_place(draft: Draft) -> None:
                 raise draft.refusal(nested, "an aggregate of an aggregate", "use one of them")
 
 
-def no_star(draft: Draft) -> None:
-    """SELECT * would publish rows."""
-    for node in draft.select.expressions:
-        if isinstance(node, exp.Star) or isinstance(node.this, exp.Star):
-            raise draft.refusal(
-                node, "SELECT * would publish rows as they are", "name keys and aggregates"
-            )
-
-
 def options(draft: Draft) -> None:
     """Every option is known and readable; what was given to the call goes before the text."""
     found = read_options(draft.statement, draft.clause)
-    for name, value in draft.overrides.items():
-        found[known(draft.statement, None, name).parameter] = value
+    found |= read_overrides(draft.statement, draft.overrides)
     found.pop("strategy", None)
     draft.parameters = found
 
@@ -263,45 +183,6 @@ def what_is_protected(draft: Draft) -> None:
             option = fix.split(" = ")[0]
             raise draft.refusal(
                 draft.clause, f"{option} is missing: {meaning}", f"add {fix} to OPTIONS"
-            )
-
-
-def public_triggers(draft: Draft) -> None:
-    """When tables are published depends on the clock and on nothing in the data."""
-    emit = draft.select.args.get("emit")
-    if isinstance(emit, Emit) and emit.args.get("other"):
-        raise draft.refusal(
-            emit,
-            "EMIT must not depend on the data: that and when a table comes would reveal rows",
-            "use EMIT EVERY INTERVAL '15' MINUTE, or EMIT ON WINDOW CLOSE",
-        )
-
-
-def known_window(draft: Draft) -> None:
-    """TUMBLE is built; the others are understood and refused."""
-    for window in draft.select.find_all(WindowTable):
-        kind = window.args["kind"]
-        if kind == "SESSION":
-            raise draft.refusal(
-                window,
-                "session windows begin and end with the rows of units: their edges are private",
-                "use TUMBLE, whose edges are public",
-            )
-        if kind != "TUMBLE":
-            raise draft.refusal(
-                window, f"{kind} windows are not built yet", "use TUMBLE for windows side by side"
-            )
-
-
-def nothing_left_over(draft: Draft) -> None:
-    """LIMIT and OFFSET are plain numbers; the order is plain."""
-    for name in ("limit", "offset"):
-        node = draft.select.args.get(name)
-        value = None if node is None else node.args.get("expression")
-        plain = isinstance(value, exp.Literal) and not value.is_string and value.name.isdigit()
-        if node is not None and (not plain or parts(node) - {"expression"}):
-            raise draft.refusal(
-                node, f"{name.upper()} takes a whole number", f"write {name.upper()} 10"
             )
 
 

@@ -1,0 +1,126 @@
+"""What queries take from their dataset's book: refused early, and told afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from dpstream.cli.output import note
+from dpstream.engines.directory import read_about
+from dpstream.errors import BudgetExceeded, SecretError
+from dpstream.privacy.amounts import show
+from dpstream.privacy.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.state import MemoryWindowKeys
+from dpstream.stages.plan import planned
+from dpstream.stages.query import Query
+
+Books = Ledger | Path
+"""A ledger, or the file of one that may not be there yet."""
+
+
+def own_book(state: Path) -> Path:
+    """Where the book of a state directory is, unless it shares another."""
+    return state / "ledger"
+
+
+def book_of(books: Books, dataset: str) -> dict[str, Any] | None:
+    """A dataset's book as reported; None if it is not open."""
+    with _reading(books) as ledger:
+        return next((book for book in ledger.report() if book["dataset"] == dataset), None)
+
+
+def charged_runs(books: Books, dataset: str) -> dict[str, str]:
+    """The runs that a dataset's book was charged for, and their queries."""
+    book = book_of(books, dataset)
+    return {} if book is None else {line["run"]: line["query"] for line in book["spent_on"]}
+
+
+@contextmanager
+def _reading(books: Books) -> Iterator[Ledger]:
+    """The ledger; an empty one for a file that is not there: looking makes none."""
+    if isinstance(books, Ledger):
+        yield books
+        return
+    ledger = Ledger(books if books.exists() else None)
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+def refuse_early(books: Books, dataset: str, queries: Sequence[tuple[Query, Path | None]]) -> None:
+    """Refuse queries that do not fit into the book together, before a row is read.
+
+    `queries` come with their state directories: a run that was charged is not charged again. They
+    are charged to a copy of the book; the book itself still decides when they begin.
+    """
+    book = book_of(books, dataset)
+    if book is None or book["terms"]["measure"] != "mu_squared":
+        return
+    copy = Ledger()
+    copy.open(dataset, Terms.from_json(book["terms"]))
+    for line in book["spent_on"]:
+        copy.charge(dataset, _as_spent(line))
+    paid = charged_runs(books, dataset)
+    for number, (query, folder) in enumerate(queries):
+        kept = None if folder is None else read_about(folder)
+        if kept is not None and kept["run"].hex() in paid:
+            continue
+        run = number.to_bytes(16, "big")
+        keys = MemoryWindowKeys()
+        spend = QuerySpend(run=run, query=query.name, ledger=copy, dataset=dataset, keys=keys)
+        try:
+            planned(query.starting(0)).pay(spend, "copy")
+        except BudgetExceeded as problem:
+            raise BudgetExceeded(
+                f"the query {query.name!r} does not fit into the book: {problem}; nothing was read"
+            ) from None
+
+
+def _as_spent(line: dict[str, Any]) -> Charge:
+    return Charge(
+        run=line["run"],
+        query=line["query"],
+        purpose=line["purpose"],
+        step=0,
+        amount=Fraction(line["amount"]),
+        cells=Cells(first=0, last=0),
+        tail=Fraction(line.get("tail", 0)),
+        drift=Fraction(line.get("drift", 0)),
+    )
+
+
+def refuse_lost_secret(secret: Path, folders: Sequence[Path]) -> None:
+    """A run whose secret is gone cannot go on, and a new secret would not help it."""
+    begun = [folder for folder in folders if read_about(folder) is not None]
+    if begun and not secret.exists():
+        raise SecretError(
+            f"{begun[0]} was made with the secret {secret}, which is not there; restore it from "
+            "your backup; if it is lost this run cannot go on: begin anew with a new state "
+            "directory, which makes a new secret and is charged anew"
+        )
+
+
+def tell(queries: Sequence[Query], before: Mapping[str, str], books: Books, dataset: str) -> int:
+    """Say what was charged since `before`; how many runs it were."""
+    book, now = book_of(books, dataset), charged_runs(books, dataset)
+    names = [query for run, query in now.items() if run not in before]
+    if book is None:
+        note("nothing was charged")
+        return 0
+    amounts = ", ".join(
+        f"epsilon = {show(query.epsilon)}, delta = {show(query.delta)} for {query.name!r}"
+        for query in queries
+        if query.name in names
+    )
+    left, total = (show(Fraction(amount)) for amount in (book["left"], book["terms"]["total"]))
+    what = f"charged to the book {dataset!r}: {amounts}"
+    if not amounts:
+        what = f"nothing new was charged to the book {dataset!r}"
+    note(f"{what}; mu_squared = {left} of {total} is left in it")
+    return len(names)

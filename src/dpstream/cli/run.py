@@ -1,0 +1,139 @@
+"""`dpstream run`: the queries of a pipeline file, together, for as long as they last."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpstream.cli.charges import charged_runs, refuse_early, refuse_lost_secret, tell
+from dpstream.cli.exits import INTERRUPTED
+from dpstream.cli.output import note
+from dpstream.cli.releases import about, as_json, in_words, show
+from dpstream.cli.watch import Stopper, counts, progress, tell_operator, unfinished
+from dpstream.connectors.storage import safe_name
+from dpstream.errors import LedgerError
+from dpstream.pipeline import Pipeline, load_pipeline
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.state.files import make_directory
+from dpstream.session import Runs, run_all
+from dpstream.session import run as run_one
+from dpstream.stages.ticks import instant
+
+
+def run(
+    path: Annotated[Path, typer.Argument(metavar="PIPELINE", help="A pipeline.toml file.")],
+    once: Annotated[
+        bool, typer.Option("--once", help="Stop after the next trigger of each query.")
+    ] = False,
+    as_lines: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+) -> None:
+    """Run a pipeline's queries; started again, they go on where they stopped."""
+    pipeline = load_pipeline(path)
+    terms = pipeline.terms()
+    folders = _folders(pipeline)
+    refuse_lost_secret(pipeline.secret, list(folders.values()))
+    existed = pipeline.secret.exists()
+    make_directory(pipeline.state, mode=0o700)
+    ledger, stopper = Ledger(pipeline.ledger), Stopper(as_json=as_lines)
+    try:
+        runs = _started(pipeline, ledger, stopper)
+        try:
+            ledger.open(pipeline.dataset, terms)
+        except LedgerError as problem:
+            raise LedgerError(f"{path}, [budget]: {problem}") from None
+        before = charged_runs(ledger, pipeline.dataset)
+        refuse_early(ledger, pipeline.dataset, [(q, folders[q.name]) for q in pipeline.queries])
+        if not existed:
+            note(
+                f"created the secret {pipeline.secret}; back it up: without it the pipeline cannot "
+                "go on"
+            )
+        count = _publish(pipeline, runs, stopper, once=once, as_lines=as_lines)
+        new = tell(pipeline.queries, before, ledger, pipeline.dataset)
+    finally:
+        ledger.close()
+    if not count and not stopper.signals:
+        note("everything was published before")
+    _finish(pipeline, runs, stopper, folders, new=new, as_lines=as_lines)
+
+
+def _folders(pipeline: Pipeline) -> dict[str, Path]:
+    return {query.name: pipeline.state / safe_name(query.name) for query in pipeline.queries}
+
+
+def _started(pipeline: Pipeline, ledger: Ledger, stopper: Stopper) -> Runs:
+    """The queries, ready to be iterated over; nothing is paid for yet."""
+    sink = list(pipeline.sinks) or None
+    source = pipeline.source if isinstance(pipeline.source, str) else list(pipeline.source)
+    settings: dict[str, Any] = {"live": pipeline.live, "secret": pipeline.secret, "clock": stopper}
+    settings |= {"ledger": ledger, "dataset": pipeline.dataset, "sink": sink}
+    if pipeline.history is None:
+        return run_all(
+            pipeline.queries, source=source, checkpoint_location=pipeline.state, **settings
+        )
+    history = pipeline.history if isinstance(pipeline.history, str) else list(pipeline.history)
+    (query,) = pipeline.queries
+    folder = _folders(pipeline)[query.name]
+    one = run_one(query, source=source, history=history, checkpoint_location=folder, **settings)
+    return Runs([one])
+
+
+def _publish(
+    pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool, as_lines: bool
+) -> int:
+    """Publish until the end, a signal, or (once) the first trigger from now on."""
+    began, count = stopper.now(), 0
+    try:
+        with stopper.listening(), progress([*runs.runs.values()], as_json=as_lines) as draw:
+            for name, release in runs:
+                count += 1
+                if not pipeline.sinks:
+                    show(release, as_lines=as_lines)
+                elif "-" not in pipeline.sinks:
+                    line = as_json(release, rows=False) if as_lines else in_words(release)
+                    print(line, flush=True)
+                draw()
+                if once and (not pipeline.live or _time(release) >= began):
+                    runs.runs[name].stop()
+                if stopper.signals:
+                    runs.stop()
+    finally:
+        runs.close()
+    return count
+
+
+def _time(release: Any) -> int:
+    return int(instant(about(release)["trigger_time"], "trigger_time", "UTC"))
+
+
+def _finish(
+    pipeline: Pipeline,
+    runs: Runs,
+    stopper: Stopper,
+    folders: dict[str, Path],
+    *,
+    new: int,
+    as_lines: bool,
+) -> None:
+    """The last lines: what became of the rows, what is left to do, and how to go on."""
+    each = [*runs.runs.values()]
+    tell_operator(each, {name: folder / "dead-letters" for name, folder in folders.items()})
+    left = unfinished(each)
+    if as_lines:
+        queries = {
+            one.query.name: {
+                "triggers_done": one.steps_done,
+                "triggers": one.query.schedule.steps,
+                "operator_only": counts(one),
+            }
+            for one in each
+        }
+        facts = {"pipeline": str(pipeline.path), "dataset": pipeline.dataset, "finished": not left}
+        print(json.dumps(facts | {"new_charges": new, "queries": queries}), flush=True)
+    if left:
+        note(f"not finished; go on with: dpstream run {pipeline.path}")
+    if left and stopper.signals:
+        raise typer.Exit(INTERRUPTED)

@@ -1,0 +1,164 @@
+"""`dpstream sql`: one query over files, published at once or for as long as it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpstream.cli.charges import (
+    Books,
+    charged_runs,
+    own_book,
+    refuse_early,
+    refuse_lost_secret,
+    tell,
+)
+from dpstream.cli.exits import INTERRUPTED
+from dpstream.cli.output import note, print_json
+from dpstream.cli.releases import show
+from dpstream.cli.statements import AsJson, Settings, Text, compiled_from
+from dpstream.cli.watch import Stopper, counts, progress, tell_operator, unfinished
+from dpstream.errors import InvalidParameter
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.state.secret import beside
+from dpstream.session import run
+from dpstream.sql.plan import Compiled
+
+_BUDGET = "Budget and repetition"
+
+
+def sql(
+    text: Text,
+    sources: Annotated[
+        list[str],
+        typer.Option(
+            "--source",
+            metavar="TABLE=PATH",
+            help="What the table in FROM is: files, a glob, a directory, or - for standard input.",
+        ),
+    ],
+    sink: Annotated[
+        list[str] | None,
+        typer.Option(help="A directory or database for the releases; may be repeated."),
+    ] = None,
+    settings: Settings = None,
+    name: Annotated[str | None, typer.Option(help="What its releases are called.")] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Read a directory that grows, by the clock.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Print every release in full, not only a window's last.")
+    ] = False,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory that lets this query go on after a stop.", rich_help_panel=_BUDGET
+        ),
+    ] = None,
+    secret: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="DPSTREAM_SECRET_FILE",
+            help="Secret file, created on first use.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="DPSTREAM_LEDGER",
+            help="Ledger file that other queries share.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None,
+    dataset: Annotated[
+        str, typer.Option(help="Whose book in the ledger pays.", rich_help_panel=_BUDGET)
+    ] = "stream",
+    as_json: AsJson = False,
+) -> None:
+    """Publish a query's releases under differential privacy."""
+    compiled = compiled_from(text, name, settings or [])
+    query = compiled.query
+    given = _source(compiled, sources)
+    if text == "-" and "-" in given:
+        raise InvalidParameter("standard input cannot be the query and its source at once")
+    kept = secret if secret is not None or state is None else beside(state)
+    if kept is not None and state is not None:
+        refuse_lost_secret(kept, [state])
+    existed = kept is None or kept.exists()
+    book: Books = ledger or (Ledger() if state is None else own_book(state))
+    stopper = Stopper(as_json=as_json)
+    running = run(
+        query,
+        source=given[0] if len(given) == 1 else given,
+        sink=sink,
+        checkpoint_location=state,
+        live=live,
+        secret=secret,
+        ledger=book if isinstance(book, Ledger) else ledger,
+        dataset=dataset,
+        clock=stopper,
+    )
+    before = charged_runs(book, dataset)
+    refuse_early(book, dataset, [(query, state)])
+    _tell_storage(state, ledger)
+    count = 0
+    with running, stopper.listening(), progress([running], as_json=as_json) as draw:
+        for release in running:
+            count += 1
+            if not sink:
+                show(release, as_lines=as_json, everything=everything)
+            draw()
+            if stopper.signals:
+                running.stop()
+    if not existed:
+        note(f"created the secret {kept}; back it up: without it this query cannot go on")
+    new = tell([query], before, book, dataset)
+    tell_operator([running], {query.name: None if state is None else state / "dead-letters"})
+    interrupted = bool(stopper.signals) and unfinished([running])
+    if sink and as_json:
+        about = {"query": query.name, "releases": count, "sink": sink, "dataset": dataset}
+        print_json(
+            about
+            | {"new_charges": new, "finished": not interrupted, "operator_only": counts(running)}
+        )
+    elif sink:
+        note(f"published {count} releases to {', '.join(sink)}")
+    if not count and not interrupted:
+        note("everything was published before; a sink keeps what was")
+    if interrupted:
+        anew = "without --state it cannot go on: it would begin anew, and be charged anew"
+        note(f"stopped; {'the same command again goes on from here' if state else anew}")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _source(compiled: Compiled, sources: Sequence[str]) -> list[str]:
+    """The paths that the query's table stands for."""
+    found = []
+    for source in sources:
+        table, equals, path = source.partition("=")
+        if not equals or not table or not path:
+            raise InvalidParameter(
+                f"--source needs table=path; got {source!r}; write --source {compiled.table}=PATH"
+            )
+        if table != compiled.table:
+            raise InvalidParameter(
+                f"the query reads {compiled.table!r}, but --source names {table!r}; write "
+                f"--source {compiled.table}={path}"
+            )
+        found.append(path)
+    return found
+
+
+def _tell_storage(state: Path | None, ledger: Path | None) -> None:
+    if ledger is None:
+        where = f"kept in {own_book(state)} and" if state else "forgotten afterwards,"
+        note(f"the budget of this query is {where} not shared with others; use --ledger")
+    elif state is None:
+        note(
+            "without --state this query cannot be repeated: if its output is lost, its budget is "
+            "spent all the same"
+        )

@@ -1,0 +1,134 @@
+"""While queries run: progress for the operator, and an orderly stop on SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from dpstream.cli.exits import INTERRUPTED
+from dpstream.cli.output import note
+from dpstream.engines.clock import SystemClock
+from dpstream.session import Run
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_OPERATOR_ONLY = "operator only, not private"
+
+
+class Stopper(SystemClock):
+    """The machine's clock, which also tells waiting queries that a signal came.
+
+    The handler itself only counts: anything with a lock may be held by what it interrupts.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self.signals = 0
+        text = "stopping at the next occasion; once more to leave at once"
+        line = json.dumps({"note": text}) if as_json else f"note: {text}"
+        self._told = f"{line}\n".encode()
+
+    def wait(self, until: int, stop: Event) -> None:
+        """Sleep for a moment, or stop."""
+        if self.signals:
+            stop.set()
+        else:
+            super().wait(until, stop)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Signals ask for a stop while this lasts."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self.signals += 1
+        if self.signals > 1:
+            os._exit(INTERRUPTED)  # a run survives a kill at any moment
+        os.write(2, self._told)
+
+
+def unfinished(runs: Iterable[Run]) -> bool:
+    """Is there anything left to publish?"""
+    return any(
+        run.query.schedule.steps is None or run.steps_done < run.query.schedule.steps
+        for run in runs
+    )
+
+
+def counts(run: Run) -> dict[str, int]:
+    """What the operator may know of a run's rows."""
+    seen = run.operator
+    return {
+        "read": seen.read,
+        "outside": seen.outside,
+        "late": seen.late,
+        "other_keys": seen.other_keys,
+        "rejected": seen.rejected_rows,
+    }
+
+
+@contextmanager
+def progress(runs: list[Run], *, as_json: bool) -> Iterator[Any]:
+    """A callback that draws how far the runs are, and what they have read."""
+    console = Console(stderr=True)
+    if as_json or not console.is_terminal:
+        yield lambda: None
+        return
+    steps = [run.query.schedule.steps for run in runs]
+    total = None if None in steps else sum(step or 0 for step in steps)
+    columns = (BarColumn(8), MofNCompleteColumn(), TextColumn("{task.fields[seen]}"))
+    # what is printed meanwhile goes above the bar, unless stdout goes elsewhere
+    inside = sys.stdout.isatty()
+    with Progress(*columns, console=console, transient=True, redirect_stdout=inside) as bar:
+        task = bar.add_task("triggers", total=total, seen="")
+
+        def update() -> None:
+            done = sum(run.steps_done for run in runs)
+            most = _most(runs)
+            seen = ", ".join(f"{most[name]:,} {name}" for name in ("read", "late", "rejected"))
+            bar.update(task, completed=done, seen=f"{_OPERATOR_ONLY}: {seen}")
+
+        yield update
+
+
+def tell_operator(runs: list[Run], places: dict[str, Path | None]) -> None:
+    """What became of the rows, and where those that could not be used are."""
+    most = _most(runs)
+    note(
+        f"{_OPERATOR_ONLY}: {most['read']:,} rows read, {most['outside']:,} outside the range, "
+        f"{most['late']:,} late, {most['rejected']:,} rejected"
+    )
+    for run in runs:
+        aside, place = run.operator.rejected_rows, places[run.query.name]
+        if aside:
+            where = f"in {place}" if place is not None else "lost without --state"
+            first = run.operator.latest[0]
+            note(
+                f"{_OPERATOR_ONLY}: {run.query.name} set aside {aside:,} dead letters ({where}); "
+                f"such as {first.where}: {first.reason}"
+            )
+
+
+def _most(runs: list[Run]) -> dict[str, int]:
+    """The largest count of any run: queries over one source see the same rows."""
+    seen = [counts(run) for run in runs]
+    return {name: max(one[name] for one in seen) for name in seen[0]}

@@ -1,0 +1,172 @@
+"""The parts of a query that are made of expressions."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from sqlglot import exp
+
+from dpstream.errors import InvalidParameter
+from dpstream.sql.columns import Expression, Ordered, Prepared
+from dpstream.sql.compiler import literal
+from dpstream.sql.dialect import canonical
+from dpstream.sql.draft import AGGREGATES, SHOWN_ALWAYS, WINDOW_COLUMNS, Draft, called
+from dpstream.sql.expressions import compiler
+from dpstream.sql.outputs import (
+    named_arguments,
+)
+from dpstream.sql.relation import substituted
+from dpstream.stages.aggregates import Aggregate, Avg, Count, CountUnits, Sum
+
+
+class Builder:
+    """The parts of a query that are made of expressions."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft, parameters = draft, draft.parameters
+        self.zone = str(parameters.get("time_zone", "UTC"))
+        self._compiler = compiler(draft.statement, self.zone)
+        whole = (parameters.get(name) for name in ("unit", "time", "arrival"))
+        self.kept: list[str] = [name for name in whole if name is not None]
+        self.made: dict[str, Expression] = {}
+
+    def expression(self, node: exp.Expr) -> Expression:
+        """A compiled expression of the source's columns."""
+        columns = dict.fromkeys(column.name for column in node.find_all(exp.Column))
+        compute = self._compiler.compile(node)
+        return Expression(text=canonical(node), columns=tuple(columns), compute=compute)
+
+    def key(self, name: str, node: exp.Expr) -> None:
+        """A column to group by, under its own name."""
+        if isinstance(node, exp.Column) and node.name == name:
+            self.kept.append(name)
+            return
+        if name in self.kept:
+            raise self.draft.refusal(
+                node, f"the key {name} has the name of another column that is used", "rename it"
+            )
+        self.made[name] = self.expression(node)
+
+    def value(self, node: exp.Expr) -> str:
+        """The name of a column that holds an expression's values."""
+        if isinstance(node, exp.Column) and node.name not in self.made:
+            self.kept.append(node.name)
+            return node.name
+        expression = self.expression(node)
+        name = expression.text
+        while name in self.kept or (name in self.made and self.made[name] != expression):
+            name += "'"
+        self.made[name] = expression
+        return name
+
+    def aggregate(self, name: str, call: exp.Expr) -> Aggregate:
+        """One aggregate of the query."""
+        argument = call.expressions[0]
+        if isinstance(argument, exp.Star):
+            return Count(name)
+        if isinstance(argument, exp.Distinct):
+            return CountUnits(name)
+        node = substituted(self.draft, argument, self.draft.relation)
+        if called(call) in ("COUNT", "COUNTIF"):
+            test = node
+            if called(call) == "COUNT":
+                test = exp.Not(this=exp.Is(this=exp.Paren(this=node), expression=exp.Null()))
+            ones = exp.Case(
+                ifs=[exp.If(this=test, true=exp.Literal.number(1))], default=exp.Literal.number(0)
+            )
+            return Sum(name, column=self.value(ones), lo=0, hi=1, quantum=1)
+        named = named_arguments(call)
+        lo, hi = (self._number(each) for each in named["contribution_bounds_per_row"].expressions)
+        quantum = self._number(named["quantum"]) if "quantum" in named else None
+        kind = Sum if called(call) == "SUM" else Avg
+        try:
+            return kind(name, column=self.value(node), lo=lo, hi=hi, quantum=quantum)
+        except InvalidParameter as error:
+            raise self.draft.refusal(call, str(error), "change the bounds") from None
+
+    def _number(self, node: exp.Expr) -> Fraction:
+        try:
+            return Fraction(str(literal(node)))
+        except (ValueError, TypeError):
+            raise self.draft.refusal(node, "a bound is a number", "write (0, 600)") from None
+
+    def prepare(self) -> Prepared | None:
+        """Filters and computed columns; None if rows are used as they are."""
+        filters = self.draft.relation.where
+        if not self.made and not filters:
+            return None
+        together = None
+        for node in filters:
+            wrapped = node if len(filters) == 1 else exp.Paren(this=node)
+            together = wrapped if together is None else exp.And(this=together, expression=wrapped)
+        where = None if together is None else self.expression(together)
+        used = [*self.kept, *(name for each in self.made.values() for name in each.columns)]
+        return Prepared(
+            columns=tuple(dict.fromkeys([*used, *(where.columns if where else ())])),
+            kept=tuple(dict.fromkeys(self.kept)),
+            made=tuple(self.made.items()),
+            where=where,
+            zone=self.zone,
+        )
+
+    def finish(self) -> Ordered | None:
+        """HAVING, ORDER BY and LIMIT; None if there are none."""
+        select = self.draft.select
+        having, order = select.args.get("having"), select.args.get("order")
+        limit, offset = select.args.get("limit"), select.args.get("offset")
+        if not (having or order or limit or offset):
+            return None
+        terms = []
+        for term in [] if order is None else order.expressions:
+            down = bool(term.args.get("desc"))
+            first = term.args.get("nulls_first")
+            terms.append((self._published(term.this), down, bool(first)))
+        return Ordered(
+            having=None if having is None else self._published(having.this),
+            order=tuple(terms),
+            limit=None if limit is None else int(limit.expression.name),
+            offset=0 if offset is None else int(offset.expression.name),
+            zone=self.zone,
+        )
+
+    def _published(self, node: exp.Expr) -> Expression:
+        """An expression of what is published: names of keys, aggregates and windows."""
+        draft = self.draft
+        names = [name for each in draft.aggregates for name in (each, f"{each}_stddev")]
+        names += [*draft.keys, *SHOWN_ALWAYS]
+        if "time" in draft.parameters:
+            names += WINDOW_COLUMNS
+        if isinstance(node, exp.Literal) and not node.is_string:
+            node = self._by_number(node)
+        written = {canonical(call): name for name, call in draft.aggregates.items()}
+        keys = {canonical(expression): name for name, expression in draft.keys.items()}
+
+        def replaced(part: exp.Expr) -> exp.Expr:
+            text = canonical(part)
+            if called(part) in AGGREGATES:
+                if text not in written:
+                    raise draft.refusal(
+                        part, f"{text} is not among the columns of SELECT", "select it too"
+                    )
+                return exp.column(written[text], quoted=True)
+            if isinstance(part, exp.Column) and part.name in names and not part.args.get("table"):
+                return exp.column(part.name, quoted=True)
+            if text in keys:
+                return exp.column(keys[text], quoted=True)
+            if isinstance(part, exp.Column):
+                raise draft.refusal(
+                    part,
+                    f"{text} is not published: HAVING and ORDER BY see noisy results alone",
+                    f"use {', '.join(names)}; filter rows in WHERE",
+                )
+            return part
+
+        return self.expression(node.transform(replaced))
+
+    def _by_number(self, node: exp.Expr) -> exp.Expr:
+        chosen = self.draft.select.expressions
+        at = int(node.name) if node.name.isdigit() else 0
+        if not 1 <= at <= len(chosen):
+            raise self.draft.refusal(node, f"there is no column {node.name}", "count from 1")
+        item: exp.Expr = chosen[at - 1]
+        return item.unalias()

@@ -1,0 +1,347 @@
+"""`dpstream init` and `dpstream run`: pipeline files, from the first run to the last trigger."""
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpstream.cli.init import EXAMPLE
+from dpstream.connectors.sources.files import Files
+from dpstream.privacy.ledger import Ledger
+
+PAGES = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-9,
+    privacy_unit_column = user, max_groups_contributed = 4, time_column = at, time_unit = 's',
+    start = '2024-05-01', end = '2024-05-02') page, COUNT(*) AS visitors
+    FROM clicks GROUP BY page EMIT EVERY INTERVAL '6' HOUR"""
+LIVE = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9,
+    privacy_unit_column = user, privacy_unit_period = INTERVAL '1' DAY,
+    max_groups_contributed = 2, time_unit = 's', public_groups = ('home', 'news'))
+    page, window_start, COUNT(*) AS visitors FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' MINUTE)
+    GROUP BY page, window_start EMIT EVERY INTERVAL '1' SECOND"""
+
+
+def child(*args):
+    """A command in a process of its own, for signals."""
+    script = "from dpstream.cli import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wanted(**changes):
+    """A pipeline file of one query, with some of its tables replaced or left out (None)."""
+    parts = {
+        "source": 'path = "clicks.csv"',
+        "budget": 'dataset = "clicks"\nepsilon = 4\ndelta = 1e-8',
+        "state": 'path = "state/"',
+        "sink": 'to = "out/"',
+    } | changes
+    query = parts.pop("query", f'name = "pages"\nsql = """{PAGES}"""')
+    tables = [f"[{name}]\n{text}\n" for name, text in parts.items() if text is not None]
+    return "\n".join([*tables, "" if query is None else f"[[query]]\n{query}\n"])
+
+
+@pytest.fixture
+def example(run, folder):
+    """What `dpstream init` writes."""
+    assert run("init").code == 0
+    return folder / "pipeline.toml"
+
+
+def releases(folder, table):
+    """How often each release is in the database."""
+    with sqlite3.connect(folder / "out.sqlite") as database:
+        text = f"SELECT release_index, COUNT(DISTINCT window_start) FROM {table} GROUP BY 1"
+        return dict(database.execute(text).fetchall())
+
+
+def test_the_example_runs_as_it_is(run, folder, example):
+    """Both queries are published to both sinks, once, and charged to one book."""
+    done = run("run", "pipeline.toml")
+
+    assert done.code == 0
+    assert "pages, 2024-05-01 00:00 to 2024-05-02 00:00, release 24 of 24 at" in done.out
+    assert "created the secret state.secret; back it up" in done.err
+    assert "epsilon = 2, delta = 1e-09 for 'pages', epsilon = 1, delta = 1e-09 for 'users'" in (
+        done.err
+    )
+    assert "operator only, not private: 20,000 rows read, 0 outside the range, 0 late" in done.err
+    assert (len(releases(folder, "pages")), len(releases(folder, "users"))) == (24, 4)
+    assert len(list((folder / "out").glob("*.parquet"))) == 28
+    (book,) = run("ledger", "show", "--ledger", "clicks.ledger", "--json").json
+    assert sorted(line["query"] for line in book["spent_on"]) == ["pages", "users"]
+    assert (book["dataset"], book["runs"]) == ("clicks", 2)
+
+
+def test_init_overwrites_nothing(run, folder, example):
+    """Neither the pipeline nor the data; another directory is made."""
+    example.write_text("mine")
+    done = run("init")
+
+    assert done.code == 2
+    assert "pipeline.toml is there already, and is not overwritten" in done.err
+    assert example.read_text() == "mine"
+    assert run("init", "new/place").code == 0
+    assert (folder / "new/place/pipeline.toml").read_text() == EXAMPLE
+
+
+def test_paths_are_relative_to_the_file(run, folder):
+    """It may be run from anywhere."""
+    run("init", "deep/place")
+    assert run("run", "deep/place/pipeline.toml", "--once").code == 0
+
+    assert {path.name for path in folder.iterdir()} == {"deep"}
+    place = folder / "deep" / "place"
+    assert (place / "state.secret").exists()
+    assert (place / "out.sqlite").exists()
+
+
+def test_once_stops_after_the_next_triggers_and_the_next_run_goes_on(run, folder, example):
+    """Every release comes once; the budget is charged once."""
+    first = run("run", "pipeline.toml", "--once", "--json")
+    *lines, summary = [json.loads(line) for line in first.out.splitlines()]
+    done = summary["queries"]["users"]["triggers_done"]
+
+    assert done in (1, 2)  # from files, rows are taken in one trigger ahead
+    assert [line["release_index"] for line in lines if line["query"] == "users"] == [
+        *range(1, done + 1)
+    ]
+    assert lines[0]["groups"] > 0
+    assert (summary["finished"], summary["new_charges"]) == (False, 2)
+    assert summary["queries"]["pages"]["triggers"] == 24
+    assert summary["queries"]["users"]["operator_only"]["read"] == 20_000
+    assert "go on with: dpstream run pipeline.toml" in first.err
+    rest = [json.loads(line) for line in run("run", "pipeline.toml", "--json").out.splitlines()]
+    found = [line["release_index"] for line in rest[:-1] if line["query"] == "users"]
+    assert found == [*range(done + 1, 5)]
+    assert (rest[-1]["finished"], rest[-1]["new_charges"]) == (True, 0)
+    assert set(releases(folder, "pages")) == {*range(1, 25)}
+    assert "everything was published before" in run("run", "pipeline.toml").err
+
+
+def test_an_interrupt_stops_in_order_and_the_next_run_goes_on(run, folder, example):
+    """Exit code 130, a line how to go on; afterwards every trigger was published once."""
+    minutes = EXAMPLE.replace("INTERVAL '1' HOUR", "INTERVAL '2' MINUTE")
+    example.write_text(minutes.replace('"out/", "out.sqlite"', '"out/"'))
+    process = child("run", "pipeline.toml")
+    first = process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    rest, told = process.communicate(timeout=60)
+    before = [line for line in (first + rest).splitlines() if line.startswith("pages, ")]
+
+    assert process.returncode == 130
+    assert "stopping at the next occasion; once more to leave at once" in told
+    assert "not finished; go on with: dpstream run pipeline.toml" in told
+    assert 0 < len(before) < 720
+    again = run("run", "pipeline.toml")
+    assert again.code == 0
+    assert "for 'pages'" not in again.err
+    after = [line for line in again.out.splitlines() if line.startswith("pages, ")]
+    assert len(before) + len(after) == 720
+    assert len(list((folder / "out").glob("pages-*.parquet"))) == 720
+
+
+def test_a_second_signal_leaves_at_once(run, folder, example):
+    """As a kill would; the next run goes on all the same."""
+    example.write_text(EXAMPLE.replace("INTERVAL '1' HOUR", "INTERVAL '2' MINUTE"))
+    process = child("run", "pipeline.toml")
+    assert process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert "once more to leave" in next(line for line in process.stderr if "stopping" in line)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert run("run", "pipeline.toml", "--once").code == 0
+
+
+def test_a_live_pipeline_runs_until_it_is_told_to_stop(run, folder):
+    """It publishes by the clock; a signal while it waits is enough."""
+    (folder / "live").mkdir()
+    (folder / "live" / "a.csv").write_text("user,page,at\n")
+    query = f'name = "now"\nsql = """{LIVE}"""'
+    source = 'path = "live"\nlive = true'
+    (folder / "p.toml").write_text(wanted(source=source, query=query, sink=None))
+    process = child("run", "p.toml", "--json")
+    first = json.loads(process.stdout.readline())
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+
+    assert sorted(row["page"] for row in first["rows"]) == ["home", "news"]
+    assert process.returncode == 130
+    summary = json.loads(out.splitlines()[-1])
+    assert (summary["finished"], summary["queries"]["now"]["triggers"]) == (False, None)
+    assert json.loads(err.splitlines()[0])["note"].startswith("created the secret")
+    once = run("run", "p.toml", "--once", "--json")
+    assert once.code == 0
+    assert json.loads(once.out.splitlines()[-1])["new_charges"] == 0
+
+
+def test_queries_share_one_read(run, example, monkeypatch):
+    """The file is read in full once, whatever the number of queries."""
+    whole, read = [], Files.read
+
+    def counted(self, partition, position, *, columns=None):
+        if columns is not None and {"user", "page", "at", "seconds"} <= set(columns):
+            whole.append(position)
+        return read(self, partition, position, columns=columns)
+
+    monkeypatch.setattr(Files, "read", counted)
+    assert run("run", "pipeline.toml").code == 0
+
+    assert len(whole) == len(set(map(str, whole))) > 0
+
+
+def test_queries_that_do_not_fit_together_are_refused_before_a_row_is_read(
+    run, folder, example, monkeypatch
+):
+    """The first alone would fit; nothing is read, charged or published."""
+    example.write_text(EXAMPLE.replace("epsilon = 4", "epsilon = 2").replace("1e-8", "2e-9"))
+    reads = []
+    monkeypatch.setattr(Files, "read", lambda *args, **kwargs: reads.append(args))
+    done = run("run", "pipeline.toml", "--json")
+
+    assert (done.code, done.out, reads) == (3, "", [])
+    assert "the query 'users' does not fit into the book" in done.error["message"]
+    book = Ledger(folder / "clicks.ledger")
+    assert book.report()[0]["spent_on"] == []
+    book.close()
+    assert not list(folder.glob("out/*"))
+
+
+def test_a_new_query_joins_a_book_that_was_begun(run, folder):
+    """Runs that were charged are not charged again; the new one is."""
+    run("init")
+    one, two = EXAMPLE.split("# All users")
+    (folder / "pipeline.toml").write_text(one)
+    assert run("run", "pipeline.toml").code == 0
+    (folder / "pipeline.toml").write_text(f"{one}# All users{two}")
+    done = run("run", "pipeline.toml")
+
+    assert done.code == 0
+    assert "charged to the book 'clicks': epsilon = 1, delta = 1e-09 for 'users'; mu" in done.err
+    assert len(releases(folder, "users")) == 4
+
+
+def test_another_promise_for_the_same_book_is_refused(run, example):
+    """Raising epsilon in the file does not raise it in the book."""
+    assert run("run", "pipeline.toml", "--once").code == 0
+    example.write_text(EXAMPLE.replace("epsilon = 4", "epsilon = 8"))
+    done = run("run", "pipeline.toml")
+
+    assert done.code == 4
+    assert "pipeline.toml, [budget]: the book of dataset 'clicks' promises" in done.err
+
+
+def test_a_lost_secret_is_not_replaced(run, folder, example):
+    """What to do is said; with the backup it goes on; anew it is charged anew."""
+    run("run", "pipeline.toml", "--once")
+    kept = (folder / "state.secret").rename(folder / "backup")
+    lost = run("run", "pipeline.toml")
+
+    assert lost.code == 4
+    assert "made with the secret state.secret, which is not there" in lost.err
+    assert not (folder / "state.secret").exists()
+    kept.rename(folder / "state.secret")
+    assert run("run", "pipeline.toml", "--once").code == 0
+    example.write_text(
+        EXAMPLE.replace('"state/"', '"new/"').replace('"state.secret"', '"new.secret"')
+        .replace('"out/", "out.sqlite"', '"new-out/"')
+    )  # fmt: skip
+    rotated = run("run", "pipeline.toml", "--once", "--json")
+    assert json.loads(rotated.out.splitlines()[-1])["new_charges"] == 2
+
+
+def test_without_a_sink_the_releases_are_printed(run, folder, example):
+    """As `dpstream sql` prints them."""
+    (folder / "p.toml").write_text(wanted(sink=None))
+    lines = [json.loads(line) for line in run("run", "p.toml", "--json").out.splitlines()]
+
+    assert [line["release_index"] for line in lines[:-1]] == [1, 2, 3, 4]
+    assert lines[0]["rows"][0].keys() == {"page", "visitors", "visitors_stddev"}
+
+
+def test_a_query_may_be_in_a_file(run, folder, example):
+    """Its path is relative to the pipeline, too."""
+    (folder / "pages.sql").write_text(PAGES)
+    (folder / "p.toml").write_text(wanted(query='name = "pages"\nfile = "pages.sql"'))
+
+    assert run("run", "p.toml").code == 0
+
+
+OTHER = PAGES.replace("privacy_unit_column = user", "privacy_unit_column = page").replace(
+    "page, COUNT", "user, COUNT").replace("GROUP BY page", "GROUP BY user")  # fmt: skip
+TWO = f'name = "a"\nsql = """{PAGES}"""\n[[query]]\nname = "{{}}"\nsql = """{{}}"""'
+BAD = {
+    "not toml": ("[source\n", "p.toml is not TOML: "),
+    "no table": (wanted(budget=None), "p.toml has no table [budget]; add it, with dataset"),
+    "no query": (wanted(query=None), "p.toml has no table [[query]]; add it, with name"),
+    "unknown table": (wanted(sinks="to = 1"), "unknown table [sinks]; did you mean 'sink'?"),
+    "not a table": ("source = 1\n" + wanted(source=None), "source must be a table; write [source]"),
+    "one query": (
+        wanted(query=None) + "\n[query]\nname='a'\n",
+        "query must be a table; write [[query]] above it",
+    ),
+    "unknown key": (
+        wanted(budget='dataset = "a"\nepsillon = 1'),
+        "p.toml, [budget] has an unknown key 'epsillon'; did you mean 'epsilon'?",
+    ),
+    "far key": (
+        wanted(state="zzz = 1"),
+        "an unknown key 'zzz'; known are path, secret",
+    ),
+    "wrong type": (wanted(state="path = 5"), "p.toml, [state]: path must be text; got 5"),
+    "a flag": (wanted(source='path = "a"\nlive = "yes"'), "live must be true or false; got 'yes'"),
+    "a number": (wanted(budget='dataset="a"\nepsilon=true\ndelta=1'), "epsilon must be a number"),
+    "an empty list": (wanted(sink="to = []"), "[sink]: to must be text or a list of texts"),
+    "empty": (wanted(state='path = ""'), "[state]: path must be text; got ''"),
+    "missing key": (wanted(budget='dataset = "a"\nepsilon = 1'), "p.toml, [budget] has no delta"),
+    "epsilon 0": (
+        wanted(budget='dataset = "a"\nepsilon = 0\ndelta = 1e-9'),
+        "p.toml, [budget]: epsilon must be greater than 0; got 0",
+    ),
+    "no name": (wanted(query="sql = 'SELECT 1'"), "p.toml, [[query]] number 1 has no name; add it"),
+    "no sql": (wanted(query="name = 'a'"), "[[query]] 'a' needs sql or file, and not both"),
+    "no file": (wanted(query="name='a'\nfile='no.sql'"), "file no.sql cannot be read: No such"),
+    "bad sql": (
+        wanted(query="name = 'a'\nsql = 'SELECT page FROM clicks'"),
+        "p.toml, [[query]] 'a': ",
+    ),
+    "one name twice": (wanted(query=TWO.format("a", PAGES)), "two queries have this name"),
+    "two tables": (
+        wanted(query=TWO.format("b", PAGES.replace("FROM clicks", "FROM log"))),
+        "all queries read the one [source]; but 'a' reads 'clicks', 'b' reads 'log'",
+    ),
+    "two units": (
+        wanted(query=TWO.format("b", OTHER)),
+        "'a' protects all rows with one 'user' (period forever, time zone UTC), 'b' protects",
+    ),
+    "no source": (wanted(source='path = "no.csv"'), "there is no file no.csv"),
+    "history of two": (
+        wanted(source='path="a"\nhistory="b"', query=TWO.format("b", PAGES)),
+        "history goes with one query; this file has 2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD.values(), ids=BAD)
+def test_a_bad_file_is_refused_with_its_table_and_key(run, folder, text, message):
+    """Nothing is published and no secret is made."""
+    Path("p.toml").write_text(text)
+    done = run("run", "p.toml")
+
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert not list(folder.glob("*.secret"))
+
+
+def test_a_missing_file_is_named(run):
+    """As any other file."""
+    assert "No such file or directory: no.toml" in run("run", "no.toml").err

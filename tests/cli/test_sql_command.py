@@ -1,0 +1,204 @@
+"""`dpstream sql` and `dpstream explain`: one query from the command line."""
+
+import io
+import json
+import sqlite3
+from pathlib import Path
+
+import pyarrow.csv as pcsv
+import pyarrow.parquet as pq
+import pytest
+
+from dpstream.connectors.sources.files import Files
+from dpstream.data.clicks import clicks
+
+OPTIONS = "epsilon = 2, delta = 1e-9, privacy_unit_column = user, max_groups_contributed = 4"
+DAY = "time_column = at, time_unit = 's', start = '2024-05-01', end = '2024-05-02'"
+PLAIN = f"""SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({OPTIONS})
+page, COUNT(*) AS visitors FROM clicks GROUP BY page ORDER BY visitors DESC"""
+TIMED = f"""SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({OPTIONS}, {DAY})
+page, COUNT(*) AS visitors FROM clicks GROUP BY page ORDER BY visitors DESC
+EMIT EVERY INTERVAL '6' HOUR"""
+SOURCE = ("--source", "clicks=clicks.csv")
+
+
+@pytest.fixture(autouse=True)
+def log(folder):
+    """A day of clicks."""
+    pcsv.write_csv(clicks(8_000, 2_000), folder / "clicks.csv")
+    return folder / "clicks.csv"
+
+
+def notes(done):
+    return [json.loads(line)["note"] for line in done.err.splitlines()]
+
+
+def test_releases_are_printed_for_people(run):
+    """Earlier releases in a line each, a window's last one in full, figures with their error."""
+    done = run("sql", TIMED, *SOURCE)
+    lines = done.out.splitlines()
+
+    assert done.code == 0
+    assert lines[0].startswith(
+        "query, 2024-05-01 00:00 to 2024-05-02 00:00, release 1 of 4 at 2024-05-01 06:00: "
+    )
+    assert [line.split(",")[0] for line in lines[:4]] == ["query"] * 4
+    assert lines[4].split() == ["page", "visitors", "(±", "2", "stddev)"]
+    assert lines[5].split()[0] == "home"
+    assert lines[5].split()[2] == "±"
+    assert "charged to the book 'stream': epsilon = 2, delta = 1e-09 for 'query'" in done.err
+    assert "operator only, not private: 8,000 rows read" in done.err
+    assert "forgotten afterwards, not shared with others" in done.err
+    assert run("sql", TIMED, *SOURCE, "--all").out.count("page ") == 4
+
+
+def test_json_lines_have_the_window_the_trigger_and_the_rows(run):
+    """One line per release; what holds for the whole release is said once."""
+    done = run("sql", TIMED, *SOURCE, "--json", "--name", "pages")
+    releases = [json.loads(line) for line in done.out.splitlines()]
+
+    assert [release["release_index"] for release in releases] == [1, 2, 3, 4]
+    last = releases[-1]
+    assert list(last) == [
+        "query", "window_start", "window_end", "trigger_time", "release_index", "rows"
+    ]  # fmt: skip
+    assert (last["query"], last["window_end"]) == ("pages", "2024-05-02T00:00:00+00:00")
+    assert list(last["rows"][0]) == ["page", "visitors", "visitors_stddev"]
+    assert last["rows"][0]["page"] == "home"
+    assert len(notes(done)) == 3
+
+
+def test_without_times_there_is_one_release(run):
+    """No window, no trigger."""
+    (line,) = run("sql", PLAIN, *SOURCE, "--json").out.splitlines()
+    release = json.loads(line)
+
+    assert (release["window_start"], release["trigger_time"], release["release_index"]) == (
+        None, None, 1
+    )  # fmt: skip
+    assert run("sql", PLAIN, *SOURCE).out.startswith("query: ")
+
+
+def test_sql_comes_from_a_file_or_standard_input(run, folder, monkeypatch):
+    """A file gives its name to the query; options beside it go before its own."""
+    (folder / "pages.sql").write_text(PLAIN)
+    from_file = run("sql", "pages.sql", *SOURCE, "--json", "--set", "epsilon=1/2")
+    monkeypatch.setattr("sys.stdin", io.StringIO(PLAIN))
+    from_input = run("sql", "-", *SOURCE, "--json", "--set", "public_groups=home")
+
+    assert json.loads(from_file.out)["query"] == "pages"
+    assert "epsilon = 0.5, delta" in from_file.err
+    assert [row["page"] for row in json.loads(from_input.out)["rows"]] == ["home"]
+
+
+def test_a_sink_takes_the_releases(run, folder):
+    """Nothing is printed but, for programs, a summary."""
+    done = run("sql", TIMED, *SOURCE, "--sink", "out/", "--sink", "out.sqlite", "--json")
+    summary = done.json
+
+    assert (summary["releases"], summary["new_charges"], summary["finished"]) == (4, 1, True)
+    assert summary["operator_only"]["read"] == 8_000
+    files = sorted(path.name for path in (folder / "out").glob("*.parquet"))
+    assert files[-1] == "query-w000000-t000004.parquet"
+    assert pq.read_table(folder / "out" / files[-1]).num_rows > 3
+    with sqlite3.connect(folder / "out.sqlite") as database:
+        (found,) = database.execute("SELECT COUNT(DISTINCT release_index) FROM query").fetchone()
+    assert found == 4
+    assert run("sql", PLAIN, *SOURCE, "--sink", "o/").out == ""
+
+
+def test_a_state_directory_keeps_secret_and_budget(run, folder):
+    """Run again, nothing is charged and nothing published twice."""
+    first = run("sql", TIMED, *SOURCE, "--state", "state")
+    again = run("sql", TIMED, *SOURCE, "--state", "state")
+
+    assert "created the secret state.secret; back it up" in first.err
+    assert "kept in state/ledger and not shared" in first.err
+    assert (again.code, again.out) == (0, "")
+    assert "nothing new was charged" in again.err
+    assert "everything was published before" in again.err
+
+
+def test_a_lost_secret_is_not_replaced(run, folder):
+    """A new one would not fit; what to do is said."""
+    run("sql", TIMED, *SOURCE, "--state", "state")
+    (folder / "state.secret").rename(folder / "away")
+    done = run("sql", TIMED, *SOURCE, "--state", "state")
+
+    assert done.code == 4
+    assert "made with the secret state.secret, which is not there; restore it" in done.err
+    assert "new state directory, which makes a new secret and is charged anew" in done.err
+    assert not (folder / "state.secret").exists()
+
+
+def test_what_does_not_fit_is_refused_before_a_row_is_read(run, folder, monkeypatch):
+    """Two queries that together exceed the book: the second one leaves with exit code 3."""
+    book = ("--ledger", "book", "--dataset", "clicks")
+    unit = ("--unit", "user", "--unit-column", "user")
+    run("ledger", "open", *book, *unit, "--epsilon", "2.5", "--delta", "1e-8")
+    assert run("sql", PLAIN, *SOURCE, *book).code == 0
+    reads = []
+    monkeypatch.setattr(Files, "read", lambda *args, **kwargs: reads.append(args))
+    done = run("sql", TIMED, *SOURCE, *book, "--state", "state", "--json")
+
+    assert (done.code, done.out, reads) == (3, "", [])
+    assert done.error["error"] == "BudgetExceeded"
+    assert "the query 'query' does not fit into the book: clicks" in done.error["message"]
+    assert "nothing was read" in done.error["message"]
+    assert not (folder / "state").exists()
+    (shown,) = run("ledger", "show", *book, "--json").json
+    assert shown["runs"] == 1
+
+
+def test_dead_letters_are_told_to_the_operator(run, folder, log):
+    """How many, where they are, and that this is not private."""
+    log.write_text(log.read_text() + '"user-1","home","yesterday",3\n')
+    done = run("sql", TIMED, *SOURCE, "--state", "state")
+
+    assert "operator only, not private: query set aside 1 dead letters (in state/dead-letters)" in (
+        done.err
+    )
+    assert "lost without --state" in run("sql", TIMED, *SOURCE).err
+
+
+BAD = {
+    "no name": (("sql", PLAIN, "--source", "clicks.csv"), "--source needs table=path"),
+    "other table": (
+        ("sql", PLAIN, "--source", "log=clicks.csv"),
+        "the query reads 'clicks', but --source names 'log'; write --source clicks=clicks.csv",
+    ),
+    "no file": (("sql", PLAIN, "--source", "clicks=no.csv"), "there is no file no.csv"),
+    "no sql file": (("sql", "no.sql", *SOURCE), "No such file or directory: no.sql"),
+    "no source": (("sql", PLAIN), "Missing option '--source'"),
+    "no value": (("sql", PLAIN, *SOURCE, "--set", "epsilon"), "--set needs option=value"),
+    "twice": (
+        ("sql", PLAIN, *SOURCE, "--set", "epsilon=1", "--set", "epsilon=2"),
+        "epsilon is given twice",
+    ),
+    "no option": (("explain", PLAIN, "--set", "epsillon=1"), "there is no option epsillon"),
+    "no privacy": (("explain", "SELECT page FROM clicks"), "fix: "),
+    "a raw column": (("sql", PLAIN.replace("page,", "page, seconds,"), *SOURCE), "^^^^^^^"),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), BAD.values(), ids=BAD)
+def test_what_cannot_be_run_is_refused(run, folder, words, message):
+    """One clear error, and nothing is made."""
+    before = set(folder.iterdir())
+    done = run(*words)
+
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert set(folder.iterdir()) == before
+
+
+def test_explain_tells_people_and_programs(run, folder):
+    """The same facts, without reading any data."""
+    Path("clicks.csv").unlink()
+    text = run("explain", TIMED).out
+    facts = run("explain", TIMED, "--json", "--set", "epsilon=1").json
+
+    for part in ("PLAN", "WHAT IS PROTECTED", "SENSITIVITY", "BUDGET", "WHAT IS NOT PROTECTED"):
+        assert part in text
+    assert facts["budget"]["epsilon"] == 1
+    assert facts["keys"]["last_threshold"] > facts["keys"]["first_threshold"] > 0
