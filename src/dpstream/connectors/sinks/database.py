@@ -1,13 +1,20 @@
-"""What the SQL sinks share: one table per query, and a book of the releases that are done."""
+"""What the SQL sinks share: one table per query, and a book of the releases that are done.
+
+One release is one transaction: its rows and its entry in the book.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from dpstream.connectors.sinks.numbers import another_run
+from dpstream.connectors.sinks.numbers import another_run, run_of, with_numbers
+from dpstream.connectors.storage import open_folder
 from dpstream.errors import InvalidParameter, StateError
 
 BOOK = "dpstream_releases"
@@ -20,6 +27,72 @@ class Connection(Protocol):
     def execute(self, sql: str, parameters: Any = ..., /) -> Any:
         """Run a statement."""
         ...
+
+
+class DatabaseSink:
+    """A file with one table per query; a database says how it connects, creates and inserts."""
+
+    kind = "database"
+    errors: type[Exception] | tuple[type[Exception], ...] = ()
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        open_folder(path.parent)
+        with self._explained():
+            self._connection = self.connect(path)
+            with self._transaction():
+                prepare(self._connection)
+
+    def connect(self, path: Path) -> Any:
+        """A connection without transactions of its own."""
+        raise AssertionError("a database says how")
+
+    def insert(self, name: str, table: pa.Table, *, create: bool) -> None:
+        """Put the rows into the table `name`, which is to be created first."""
+        raise AssertionError("a database says how")
+
+    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Insert the rows, unless the release is in the book."""
+        run, table = run_of(table), with_numbers(table, window, trigger)
+        with self._explained(), self._transaction():
+            refuse_another_run(self._connection, query, run)
+            if not is_done(self._connection, query, window, trigger):
+                known = is_known(self._connection, query, table.schema, run)
+                self.insert(identifier(query), table, create=not known)
+                mark_done(self._connection, query, window, trigger)
+
+    def claim(self, query: str, run: str) -> None:
+        """Refuse a query that is here with releases of another run."""
+        with self._explained():
+            refuse_another_run(self._connection, query, run)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN TRANSACTION")
+        try:
+            yield
+        except BaseException:
+            with suppress(*self._all_errors()):  # it may be rolled back already
+                self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except self._all_errors() as problem:
+            raise StateError(
+                f"{self._path} cannot be written: {problem}; it must be {self.kind} file that this "
+                "user may write and that no other process locks, on a disk with space left"
+            ) from problem
+
+    def _all_errors(self) -> tuple[type[Exception], ...]:
+        return self.errors if isinstance(self.errors, tuple) else (self.errors,)
 
 
 def identifier(name: str) -> str:

@@ -3,83 +3,38 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from dpstream.connectors.sinks import database
+from dpstream.connectors.sinks.database import DatabaseSink, identifier
 from dpstream.connectors.sinks.encode import plain
-from dpstream.connectors.sinks.numbers import run_of, with_numbers
-from dpstream.connectors.storage import open_folder
-from dpstream.errors import StateError
 
 _LARGEST = 2**63 - 1
 
 
-class SqliteSink:
+class SqliteSink(DatabaseSink):
     """Times are ISO 8601 text; whole numbers beyond 64 signed bits are text too."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        open_folder(path.parent)
-        with self._explained():
-            self._connection = sqlite3.connect(
-                path, isolation_level=None, timeout=30, check_same_thread=False
-            )
-            self._connection.execute("PRAGMA synchronous = FULL")
-            with self._transaction():
-                database.prepare(self._connection)
+    kind, errors = "an SQLite", sqlite3.Error
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
-        """Insert the rows, unless the release is in the book."""
-        run, table = run_of(table), with_numbers(table, window, trigger)
-        with self._explained(), self._transaction():
-            database.refuse_another_run(self._connection, query, run)
-            if database.is_done(self._connection, query, window, trigger):
-                return
-            name = database.identifier(query)
-            if not database.is_known(self._connection, query, table.schema, run):
-                columns = ", ".join(
-                    f"{database.identifier(one.name)} {_affinity(one.type)}" for one in table.schema
-                )
-                self._connection.execute(f"CREATE TABLE {name} ({columns})")
-            values = zip(*(_values(column) for column in table.columns), strict=True)
-            marks = ", ".join("?" * table.num_columns)
-            self._connection.executemany(f"INSERT INTO {name} VALUES ({marks})", values)
-            database.mark_done(self._connection, query, window, trigger)
+    def connect(self, path: Path) -> Any:
+        """Open or make the file; a commit is on the disk."""
+        connection = sqlite3.connect(
+            path, isolation_level=None, timeout=30, check_same_thread=False
+        )
+        connection.execute("PRAGMA synchronous = FULL")
+        return connection
 
-    def claim(self, query: str, run: str) -> None:
-        """Refuse a query that is here with releases of another run."""
-        with self._explained():
-            database.refuse_another_run(self._connection, query, run)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.rollback()
-            raise
-        self._connection.commit()
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as problem:
-            raise StateError(
-                f"{self._path} cannot be written: {problem}; it must be an SQLite file that this "
-                "user may write and that no other process locks, on a disk with space left"
-            ) from problem
+    def insert(self, name: str, table: pa.Table, *, create: bool) -> None:
+        """Rows one by one, as SQLite takes them."""
+        if create:
+            columns = ", ".join(f"{identifier(c.name)} {_affinity(c.type)}" for c in table.schema)
+            self._connection.execute(f"CREATE TABLE {name} ({columns})")
+        values = zip(*(_values(column) for column in table.columns), strict=True)
+        marks = ", ".join("?" * table.num_columns)
+        self._connection.executemany(f"INSERT INTO {name} VALUES ({marks})", values)
 
 
 def _affinity(kind: pa.DataType) -> str:
