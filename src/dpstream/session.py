@@ -204,6 +204,7 @@ def run_all(
     *,
     source: Any,
     sink: Any = None,
+    history: Any = None,
     checkpoint_location: str | Path | None = None,
     live: bool = False,
     secret: Secret | bytes | str | Path | None = None,
@@ -226,7 +227,10 @@ def run_all(
         make_directory(folder, mode=0o700)
     own = folder / "ledger" if folder is not None else None
     book = ledger if isinstance(ledger, Ledger) else Ledger(own if ledger is None else ledger)
-    kept = secret if secret is not None or folder is None else beside(folder)
+    kept = secret
+    if secret is None and folder is not None:
+        begun = any((folder / safe_name(name) / "run.dps").exists() for name in names)
+        kept = Secret.load(beside(folder)) if begun else beside(folder)  # a lost one is not remade
     opened = _opened(source, live, folder)
     assert opened is not None
     shared = SharedSource(opened, [query.source_columns for query in queries])
@@ -235,6 +239,7 @@ def run_all(
             query,
             source=view,
             sink=sink,
+            history=history,
             checkpoint_location=None if folder is None else folder / safe_name(query.name),
             secret=Secret.of(kept),
             ledger=book,

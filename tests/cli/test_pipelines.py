@@ -21,7 +21,8 @@ LIVE = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9,
     privacy_unit_column = user, privacy_unit_period = INTERVAL '1' DAY,
     max_groups_contributed = 2, time_unit = 's', public_groups = ('home', 'news'))
     page, window_start, COUNT(*) AS visitors
-    FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' MINUTE) GROUP BY page, window_start EMIT EVERY INTERVAL '1' SECOND"""
+    FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' MINUTE)
+    GROUP BY page, window_start EMIT EVERY INTERVAL '1' SECOND"""
 
 
 TWO_SIGNALS = """
