@@ -49,8 +49,9 @@ def _server(variable: str) -> str | None:
 
 
 def _bench_peers() -> str | None:
-    found = (ROOT / ".venv-bench" / ".stamp").exists()
-    return None if found else "no .venv-bench; make it with `make bench-peers`"
+    if not (ROOT / ".venv-bench" / ".stamp").exists():
+        return "no .venv-bench; make it with `make bench-peers`"
+    return None if shutil.which("java") else "no java, which the Spark baseline needs"
 
 
 # Marker -> probe; a probe returns None when the component is there, otherwise why it is not.

@@ -21,6 +21,7 @@ from typing import Final
 import dpstream as dps
 from dpstream.bench.click_log import START
 from dpstream.engines.local import Options
+from dpstream.engines.memory import keep_freed_memory
 
 TRIGGERS: Final = 100
 SNAPSHOT_EVERY: Final = 10
@@ -59,6 +60,7 @@ def publish(log: Path, place: Path) -> tuple[int, int, int]:
         max_groups_contributed=GROUPS,
         max_rows_per_group=1,
     )
+    keep_freed_memory()  # as the command line does
     run = dps.run(
         query,
         source=str(log / "*.parquet"),

@@ -14,6 +14,7 @@ from dpstream.cli.output import note
 from dpstream.cli.releases import about, as_json, in_words, show
 from dpstream.cli.watch import Stopper, counts, progress, tell_operator, unfinished
 from dpstream.connectors.storage import safe_name
+from dpstream.engines.memory import keep_freed_memory
 from dpstream.errors import LedgerError
 from dpstream.pipeline import Pipeline, load_pipeline
 from dpstream.privacy.ledger import Ledger
@@ -66,6 +67,7 @@ def _folders(pipeline: Pipeline) -> dict[str, Path]:
 
 def _started(pipeline: Pipeline, ledger: Ledger, stopper: Stopper) -> Runs:
     """The queries, ready to be iterated over; nothing is paid for yet."""
+    keep_freed_memory()
     sink = list(pipeline.sinks) or None
     source = pipeline.source if isinstance(pipeline.source, str) else list(pipeline.source)
     settings: dict[str, Any] = {"live": pipeline.live, "secret": pipeline.secret, "clock": stopper}

@@ -21,6 +21,7 @@ from dpstream.cli.output import note, print_json
 from dpstream.cli.releases import show
 from dpstream.cli.statements import AsJson, Settings, Text, compiled_from
 from dpstream.cli.watch import Stopper, counts, progress, tell_operator, unfinished
+from dpstream.engines.memory import keep_freed_memory
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state.secret import beside
@@ -91,6 +92,7 @@ def sql(
     existed = kept is None or kept.exists()
     book: Books = ledger or (Ledger() if state is None else own_book(state))
     stopper = Stopper(as_json=as_json)
+    keep_freed_memory()
     running = run(
         query,
         source=given[0] if len(given) == 1 else given,

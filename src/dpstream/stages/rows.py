@@ -65,7 +65,7 @@ class Rows:
         columns = (self.steps[starts], self.windows[starts], self.periods[starts])
         return list(zip(*(c.tolist() for c in columns), starts.tolist(), ends, strict=True))
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Memory held."""
         arrays = (self.units, self.groups, self.digests, self.windows, self.periods, self.steps)

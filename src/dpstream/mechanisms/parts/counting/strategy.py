@@ -8,6 +8,7 @@ standard normals `z` are always handed in.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -78,7 +79,7 @@ def late_start(process: NoiseProcess, step: int, z: Array) -> tuple[Array, Array
     Guarantee: the joint law of this and all later noise equals that of a stream begun at step 1.
     `z` holds `late_normals(process, step)` standard normals per key.
     """
-    _, root = process.jump(0, step)
+    root = _late_root(process, step)
     if z.ndim != 2 or z.shape[1] != root.shape[0]:
         raise InvalidParameter(
             f"a late start at step {step} needs {root.shape[0]} normals per key; got an array of "
@@ -96,7 +97,13 @@ def late_start(process: NoiseProcess, step: int, z: Array) -> tuple[Array, Array
 
 def late_normals(process: NoiseProcess, step: int) -> int:
     """How many standard normals per key a late start at `step` takes."""
-    return int(process.jump(0, step)[1].shape[0])
+    return int(_late_root(process, step).shape[0])
+
+
+@lru_cache(maxsize=1024)
+def _late_root(process: NoiseProcess, step: int) -> Array:
+    """A square root of the state's covariance at `step`; processes are frozen, so it is kept."""
+    return process.jump(0, step)[1]
 
 
 def noise_paths(process: NoiseProcess, z: Array) -> Array:
