@@ -25,7 +25,7 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     wanted = ((_ARENAS, 1), (_MMAP, 32 << 20), (_TRIM, 1 << 30), (_TOP_PAD, 64 << 20))
-    done = all([tune(option, value) for option, value in wanted])
+    done = all(tune(option, value) for option, value in wanted)
     if done:
         pa.set_memory_pool(pa.system_memory_pool())
     return done

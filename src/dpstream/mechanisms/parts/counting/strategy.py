@@ -25,6 +25,9 @@ class NoiseProcess(Protocol):
     Steps count from 1; the state at step 0 is all zeros. States are rows: `[keys, width]`.
     """
 
+    def __hash__(self) -> int:
+        """Processes are values: what is worked out for one is kept."""
+
     @property
     def width(self) -> int:
         """Floats of state per key."""
