@@ -42,7 +42,7 @@ def ours(text, table, zone="UTC"):
     return prepared(table)["x"].to_pylist()
 
 
-DATABASE = duckdb.connect(config={"threads": 1})
+DATABASE = duckdb.connect(config={"threads": 1, "ieee_floating_point_ops": False})
 
 
 def theirs(text, table):
