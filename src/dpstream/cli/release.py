@@ -12,6 +12,7 @@ import typer
 
 from dpstream.cli import results, tables
 from dpstream.cli.mechanisms import complete_mechanism
+from dpstream.cli.options import BUDGET, Payer, SecretFile, SharedLedger
 from dpstream.cli.output import note, print_json, progress_bar
 from dpstream.cli.parameters import build
 from dpstream.errors import InvalidInput, InvalidParameter, MissingDependency
@@ -23,7 +24,6 @@ from dpstream.privacy.amounts import show
 from dpstream.privacy.state.secret import beside
 
 _PARAMETERS = "Parameters of the mechanism"
-_BUDGET = "Budget and repetition"
 _DEFAULT = "pacer"  # the w-event mechanism that is nowhere far from the best
 
 
@@ -78,28 +78,12 @@ def release(
         Path | None,
         typer.Option(
             help="Directory that lets this release be repeated and extended.",
-            rich_help_panel=_BUDGET,
+            rich_help_panel=BUDGET,
         ),
     ] = None,
-    secret: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="DPSTREAM_SECRET_FILE",
-            help="Secret file, created on first use.",
-            rich_help_panel=_BUDGET,
-        ),
-    ] = None,
-    ledger: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="DPSTREAM_LEDGER",
-            help="Ledger file that other releases share.",
-            rich_help_panel=_BUDGET,
-        ),
-    ] = None,
-    dataset: Annotated[
-        str, typer.Option(help="Whose book in the ledger pays.", rich_help_panel=_BUDGET)
-    ] = "stream",
+    secret: SecretFile = None,
+    ledger: SharedLedger = None,
+    dataset: Payer = "stream",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Publish a series under differential privacy, one row a step."""

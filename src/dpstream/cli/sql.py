@@ -17,6 +17,7 @@ from dpstream.cli.charges import (
     tell,
 )
 from dpstream.cli.exits import INTERRUPTED
+from dpstream.cli.options import BUDGET, Payer, SecretFile, SharedLedger
 from dpstream.cli.output import note, print_json
 from dpstream.cli.releases import show
 from dpstream.cli.statements import AsJson, Settings, Text, compiled_from
@@ -27,8 +28,6 @@ from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state.secret import beside
 from dpstream.session import run
 from dpstream.sql.plan import Compiled
-
-_BUDGET = "Budget and repetition"
 
 
 def sql(
@@ -56,28 +55,12 @@ def sql(
     state: Annotated[
         Path | None,
         typer.Option(
-            help="Directory that lets this query go on after a stop.", rich_help_panel=_BUDGET
+            help="Directory that lets this query go on after a stop.", rich_help_panel=BUDGET
         ),
     ] = None,
-    secret: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="DPSTREAM_SECRET_FILE",
-            help="Secret file, created on first use.",
-            rich_help_panel=_BUDGET,
-        ),
-    ] = None,
-    ledger: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="DPSTREAM_LEDGER",
-            help="Ledger file that other queries share.",
-            rich_help_panel=_BUDGET,
-        ),
-    ] = None,
-    dataset: Annotated[
-        str, typer.Option(help="Whose book in the ledger pays.", rich_help_panel=_BUDGET)
-    ] = "stream",
+    secret: SecretFile = None,
+    ledger: SharedLedger = None,
+    dataset: Payer = "stream",
     as_json: AsJson = False,
 ) -> None:
     """Publish a query's releases under differential privacy."""
