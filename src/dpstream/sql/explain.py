@@ -11,8 +11,8 @@ from dpstream.stages.plan import Plan, planned
 from dpstream.stages.query import Query
 from dpstream.stages.ticks import in_words, iso
 
-_UNIT_BYTES = (41, 55)  # state and index of a unit
-_PAIR_BYTES = (32, 40)  # of a (unit, group): one row per group, several
+_UNIT_BYTES = (46, 59)  # state and index of a unit
+_PAIR_BYTES = (37, 45)  # of a (unit, group), index included: one row per group, several
 _GROUP_BYTES, _NOISE_BYTES = 16, 40
 _NOT_PROTECTED = (
     "the query itself: bounds, windows, schedule, noise and thresholds are public",
