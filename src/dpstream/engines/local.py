@@ -83,6 +83,9 @@ class LocalRun:
 
     def __post_init__(self) -> None:
         kept = None if self.folder is None else read_about(self.folder)
+        self._begun = None if kept is None else kept["facts"]
+        if self._begun is not None:
+            self.query = self.query.as_begun(self._begun)
         start = self.clock.now() if kept is None else kept["notes"]["now"]
         self._now = start
         if self.live and self.query.time is None:
@@ -224,11 +227,13 @@ class LocalRun:
         return [name for source in bounded for name in source.partitions()]
 
     def _facts_of_query(self) -> dict[str, str]:
+        """What fixes the releases, as far as the version knew it that began the run."""
         facts = self.plan.query.facts()
-        return facts | {
-            "noise": repr(tuple(noise_versions())),
-            "counters": repr(self.plan.matrices),
-        }
+        facts["noise"] = repr(tuple(noise_versions()))
+        facts["counters"] = repr(self.plan.matrices)
+        if self._begun is None:
+            return facts
+        return {name: fact for name, fact in facts.items() if name in self._begun}
 
     def _admit(self, storage: Storage) -> None:
         terms, name = self.plan.terms(), self.plan.query.name
