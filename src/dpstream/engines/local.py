@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.directory import StateDirectory, open_directory, read_about
+from dpstream.engines.erasure import erase_unit
 from dpstream.engines.inputs import Aside, ChunkReader, FileInput, LiveInput, check_columns
 from dpstream.engines.loop import Loop
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError
@@ -127,6 +128,20 @@ class LocalRun:
             self._iterator = self._releases()
         return self._iterator
 
+    def forget(self, unit: Any) -> int:
+        """Erase one unit from the state directory, instead of running; how many places it had."""
+        if self.folder is None or read_about(self.folder) is None:
+            raise InvalidParameter("only a run with a state directory has anything to forget")
+        storage = self._storage()
+        assert storage.directory is not None
+        flow = self._flow(storage, threads=1)
+        try:
+            with writing(self.folder):
+                return erase_unit(flow, storage.directory, unit)
+        finally:
+            flow.close()
+            self._close(storage)
+
     def close(self) -> None:
         """Give up where it is, without a snapshot: as a kill would, but with everything closed."""
         if self._iterator is not None:
@@ -149,21 +164,12 @@ class LocalRun:
             self._close(storage)
 
     def _opened(self, storage: Storage) -> Loop:
-        cores = len(os.sched_getaffinity(0))
-        buckets = self.options.buckets or cores
-        if storage.directory is not None:
-            buckets = storage.directory.about["buckets"]
-        reader = RowReader(self.plan.query, storage.secret, storage.run)
-        if storage.directory is not None:
-            reader.types = storage.directory.types()
-            reader.learned = storage.directory.keep_types
-        threads = self.options.threads or cores
+        flow = self._flow(storage, threads=self.options.threads or len(os.sched_getaffinity(0)))
         if storage.ledger.terms(self.dataset) is not None:  # refuse early what will not fit
             self._admit(storage)
-        files, live = self._inputs(reader)
-        mark = hashlib.sha256(b"run mark" + storage.run).hexdigest()[:16]
+        files, live = self._inputs(flow.reader)
         return Loop(
-            flow=Flow(self.plan, reader, buckets=buckets, threads=threads, mark=mark),
+            flow=flow,
             pay=lambda: self._pay(storage),
             digest_key=storage.secret.key("input digest", storage.run),
             files=files,
@@ -174,6 +180,16 @@ class LocalRun:
             stopped=self._stop.is_set,
             forget_rows=getattr(self.source, "forget", None) if live is not None else None,
         )
+
+    def _flow(self, storage: Storage, *, threads: int) -> Flow:
+        buckets = self.options.buckets or len(os.sched_getaffinity(0))
+        reader = RowReader(self.plan.query, storage.secret, storage.run)
+        if storage.directory is not None:
+            buckets = storage.directory.about["buckets"]
+            reader.types = storage.directory.types()
+            reader.learned = storage.directory.keep_types
+        mark = hashlib.sha256(b"run mark" + storage.run).hexdigest()[:16]
+        return Flow(self.plan, reader, buckets=buckets, threads=threads, mark=mark)
 
     def _inputs(self, reader: RowReader) -> tuple[FileInput | None, LiveInput | None]:
         bounded = [s for s in (self.history, self.source) if s is not None and s.bounded]
