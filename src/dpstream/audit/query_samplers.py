@@ -101,10 +101,16 @@ def _planned(plan: Callable[[Query], Plan], query: Query) -> Plan:
 
 
 def _table(data: Scenario, runs: int, groups: int, windows: bool) -> pa.Table:
-    """Rows of all runs; in each run every unit but the target has one row."""
+    """Rows of all runs, the targets' first; every unit but the target has one row."""
     run, group, step, unit, delay = [], [], [], [], []
     place, every = np.arange(runs), 1_000_000
     named = 0
+    for which, when in data.unit:
+        run.append(place)
+        group.append(np.full(runs, which))
+        step.append(np.full(runs, when))
+        unit.append(place * every)
+        delay.append(np.full(runs, data.late))
     for which, when, many in data.others:
         run.append(np.repeat(place, many))
         group.append(np.full(runs * many, which))
@@ -113,23 +119,17 @@ def _table(data: Scenario, runs: int, groups: int, windows: bool) -> pa.Table:
         unit.append(np.repeat(place, many) * every + units + 1)
         delay.append(np.zeros(runs * many, np.int64))
         named += many
-    for which, when in data.unit:
-        run.append(place)
-        group.append(np.full(runs, which))
-        step.append(np.full(runs, when))
-        unit.append(place * every)
-        delay.append(np.full(runs, data.late))
     joined: list[Integers] = [
         np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
         for parts in (run, group, step, unit, delay)
     ]
-    where, which, when, who, late = joined
+    where, place_of, steps, who, late = joined
     length = HOUR // STEPS if windows else 24 * HOUR // STEPS
-    times = when * length + 60 + (where * HOUR if windows else 0)
+    times = steps * length + 60 + (where * HOUR if windows else 0)
     return pa.table(
         {
             "user": who,
-            "key": which if windows else where * groups + which,
+            "key": place_of if windows else where * groups + place_of,
             "ts": times,
             "seen": times + late * length,
             "x": np.full(len(times), 4),

@@ -32,9 +32,7 @@ def linear(one: Reals, two: Reals) -> Score:
     """
     both = np.concatenate([one, two])
     hidden = np.isnan(both).any(axis=0)
-    with np.errstate(invalid="ignore"):
-        middle = np.array([np.median(c[~np.isnan(c)]) if len(c) else 0.0 for c in both.T])
-    middle = np.where(np.isnan(middle), 0.0, middle)
+    middle = np.array([np.median(c) if c.size else 0.0 for c in _shown(both)])
 
     def shaped(rows: Reals) -> Reals:
         unseen = np.isnan(rows)
@@ -85,6 +83,11 @@ def as_a_whole(one: Reals, two: Reals) -> Score | None:
         return np.array([known.get(row.tobytes(), 0.0) for row in filled])
 
     return score
+
+
+def _shown(rows: Reals) -> list[Reals]:
+    """Of each output, the values that were published."""
+    return [column[~np.isnan(column)] for column in rows.T]
 
 
 LEARNERS: dict[str, Learner] = {

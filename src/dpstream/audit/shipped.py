@@ -33,7 +33,7 @@ EXTRA: dict[str, dict[str, Any]] = {
 BINS_APART = ("uniform", "sample", "naive")
 """Mechanisms, beside the counters, that treat every bin alike: see `SideBySide`."""
 
-_MANY = (40_000, 400_000)
+_MANY, _SLOW = (40_000, 400_000), (2_000, 10_000)
 
 WORST: dict[str, str] = {
     "uniform": "flat counts, steps 3 to 5, one bin",
@@ -54,7 +54,7 @@ WORST: dict[str, str] = {
 
 def example(name: str) -> Mechanism:
     """A registered mechanism with small parameters."""
-    cls = find(name)
+    cls: type[Any] = find(name)
     family: dict[str, Any] = {"epsilon": EPSILON}
     if issubclass(cls, HistogramMechanism):
         family |= {"window": WINDOW}
@@ -87,7 +87,7 @@ def mechanism_target(name: str) -> Target:
         sample=sample,
         pairs=tuple(sorted(pairs_of(mechanism), key=lambda pair: pair.name != WORST.get(name))),
         simple=apart,
-        **({"runs": _MANY} if apart else {}),
+        runs=_MANY if apart else _SLOW,
         **claim,
     )
 

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from scipy.stats import beta
 
 from dpstream.audit.scores import LEARNERS, Score
-from dpstream.records import Integers, Reals
+from dpstream.records import Reals
 
 _THRESHOLDS = 256
+
+Counts: TypeAlias = Reals | int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +52,14 @@ class Bound:
     event: Event
 
 
-def at_least(hits: Integers | int, runs: int, error: float) -> Reals:
+def at_least(hits: Counts, runs: int, error: float) -> Reals:
     """A probability that is passed with this error only, by Clopper and Pearson."""
     count = np.asarray(hits, dtype=np.float64)
     found: Reals = np.where(count > 0, beta.ppf(error, np.maximum(count, 1), runs - count + 1), 0.0)
     return found
 
 
-def at_most(hits: Integers | int, runs: int, error: float) -> Reals:
+def at_most(hits: Counts, runs: int, error: float) -> Reals:
     """As `at_least`, from above.
 
     >>> round(float(at_most(0, 1000, 0.001)), 5)  # 1 - 0.001^(1/1000)
@@ -68,9 +71,7 @@ def at_most(hits: Integers | int, runs: int, error: float) -> Reals:
     return found
 
 
-def epsilon_bounds(
-    hits: Integers | int, other: Integers | int, runs: int, *, delta: float, error: float
-) -> Reals:
+def epsilon_bounds(hits: Counts, other: Counts, runs: int, *, delta: float, error: float) -> Reals:
     """Lower bounds on epsilon from counts of events; 0 where they show nothing."""
     low = at_least(hits, runs, error / 2) - delta
     high = at_most(other, runs, error / 2)
