@@ -127,7 +127,7 @@ def _jumping(window: int) -> tuple[Pair, ...]:
 
 def broken() -> dict[str, Callable[[], Audited]]:
     """By name, and made when asked for."""
-    impulse = (Pair(name="one event at step 0", one=block(*[3] * 32), two=block(4, *[3] * 31)),)
+    impulse = (Pair(name="one event at step 0", one=block(*[3] * 56), two=block(4, *[3] * 55)),)
     gaussian = {"epsilon": zcdp_epsilon(rho=float(RHO), delta=DELTA), "delta": DELTA}
     found: dict[str, Callable[[], Audited]] = {
         "spas_published": lambda: Exact(
@@ -160,7 +160,7 @@ def broken() -> dict[str, Callable[[], Audited]]:
             OneByOne(mechanism=Forgetful(epsilon=2, window=20)),
             pairs=_jumping(20),
             epsilon=2.0,
-            runs=(2_400, 10_000),
+            runs=(1_600, 10_000),
         ),
         "column_groups_apart": lambda: Exact(
             name="column_groups_apart",
@@ -172,9 +172,9 @@ def broken() -> dict[str, Callable[[], Audited]]:
         "blt_wrong_norm": _stream(
             "blt_wrong_norm",
             "A BLT counter with noise for a column norm of 1.",
-            SideBySide(mechanism=WrongNorm(rho=RHO, steps=32)),
+            SideBySide(mechanism=WrongNorm(rho=RHO, steps=56)),
             pairs=impulse,
-            runs=(16_000, 60_000),
+            runs=(20_000, 60_000),
             **gaussian,
         ),
         "bounds_off_by_one": _query(

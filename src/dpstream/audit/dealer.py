@@ -46,8 +46,8 @@ class Dealer:
         self._pools: dict[Any, tuple[Integers, int]] = {}
         self._asked = 0
 
-    def begin(self, step: int) -> None:
-        """Move to `step` of some run."""
+    def begin(self, step: int, digest_at: Any = None) -> None:
+        """Move to `step` of some run; nothing is logged."""
         self.step = step
 
     def laplace(

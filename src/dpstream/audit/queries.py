@@ -161,6 +161,6 @@ def query_targets() -> dict[str, Callable[[], Target]]:
         pairs=unit_pairs(2)[:4],
         epsilon=float(EPSILON),
         delta=DELTA,
-        runs=(160, 700),
+        runs=(60, 700),
     )
     return made

@@ -33,7 +33,7 @@ EXTRA: dict[str, dict[str, Any]] = {
 BINS_APART = ("uniform", "sample", "naive")
 """Mechanisms, beside the counters, that treat every bin alike: see `SideBySide`."""
 
-_MANY, _SLOW = (40_000, 400_000), (2_000, 10_000)
+_MANY, _SLOW = (24_000, 400_000), (1_200, 10_000)
 
 WORST: dict[str, str] = {
     "uniform": "flat counts, steps 3 to 5, one bin",
@@ -66,7 +66,8 @@ def example(name: str) -> Mechanism:
         family = {"rho": RHO}
         if issubclass(cls, CounterMechanism):
             family["steps"] = 8
-    return cls(**(family | EXTRA.get(name, {})))
+    made: Mechanism = cls(**(family | EXTRA.get(name, {})))
+    return made
 
 
 def mechanism_target(name: str) -> Target:
@@ -143,7 +144,7 @@ def draw_targets() -> dict[str, Callable[[], Target]]:
         "randomised_response": target(
             "randomised_response", sample=_respond, pairs=buckets, epsilon=1.0
         ),
-        "choice": target("choice", sample=_choose, pairs=scores, epsilon=1.0, runs=(8_000, 40_000)),
+        "choice": target("choice", sample=_choose, pairs=scores, epsilon=1.0, runs=(4_000, 40_000)),
     }
 
 

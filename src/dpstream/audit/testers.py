@@ -127,10 +127,13 @@ def _threshold(p: Reals, q: Reals, runs: int, *, delta: float, error: float) -> 
     """The threshold that promises most if the test's runs are like these, and what it promises."""
     both = np.sort(np.concatenate([p, q]))
     thresholds = np.unique(np.quantile(both, np.linspace(0, 1, _THRESHOLDS), method="nearest"))
-    hits, other = (
-        (len(world) - np.searchsorted(np.sort(world), thresholds)) * (runs / len(world))
-        for world in (p, q)
-    )
+    hits, other = (_expected(world, thresholds, runs) for world in (p, q))
     promises = epsilon_bounds(hits, other, runs, delta=delta, error=error)
     at = int(np.argmax(promises))
     return float(promises[at]), float(thresholds[at])
+
+
+def _expected(world: Reals, thresholds: Reals, runs: int) -> Reals:
+    """How many of `runs` runs should pass each threshold."""
+    passing = len(world) - np.searchsorted(np.sort(world), thresholds)
+    return np.asarray(passing * (runs / len(world)), dtype=np.float64)
