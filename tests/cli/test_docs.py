@@ -23,6 +23,7 @@ PAGES = (
     "docs/w-event.md",
     "docs/counters.md",
     "docs/group-by.md",
+    "docs/audit.md",
     "docs/pipelines.md",
     "docs/sql.md",
 )

@@ -27,7 +27,7 @@ from dpstream.audit.neighbours import Pair, block
 from dpstream.audit.queries import query_of
 from dpstream.audit.query_samplers import QueryRuns, Scenario
 from dpstream.audit.samplers import OneByOne, SideBySide
-from dpstream.audit.shipped import DELTA, RHO
+from dpstream.audit.shipped import RHO
 from dpstream.audit.targets import Audited, Exact, Target
 from dpstream.mechanisms.w_event.uniform import Uniform
 from dpstream.privacy.curves import zcdp_epsilon
@@ -127,8 +127,8 @@ def _jumping(window: int) -> tuple[Pair, ...]:
 
 def broken() -> dict[str, Callable[[], Audited]]:
     """By name, and made when asked for."""
-    impulse = (Pair(name="one event at step 0", one=block(*[3] * 56), two=block(4, *[3] * 55)),)
-    gaussian = {"epsilon": zcdp_epsilon(rho=float(RHO), delta=DELTA), "delta": DELTA}
+    impulse = (Pair(name="one event at step 0", one=block(*[3] * 80), two=block(4, *[3] * 79)),)
+    gaussian = {"epsilon": zcdp_epsilon(rho=float(RHO), delta=0.1), "delta": 0.1}
     found: dict[str, Callable[[], Audited]] = {
         "spas_published": lambda: Exact(
             name="spas_published",
@@ -172,9 +172,9 @@ def broken() -> dict[str, Callable[[], Audited]]:
         "blt_wrong_norm": _stream(
             "blt_wrong_norm",
             "A BLT counter with noise for a column norm of 1.",
-            SideBySide(mechanism=WrongNorm(rho=RHO, steps=56)),
+            SideBySide(mechanism=WrongNorm(rho=RHO, steps=80)),
             pairs=impulse,
-            runs=(20_000, 60_000),
+            runs=(10_000, 40_000),
             **gaussian,
         ),
         "bounds_off_by_one": _query(
