@@ -48,6 +48,8 @@ class Draft:
     """Calls as they are written, by the name they are published under."""
     windowed: bool = False
     """Is window_start or window_end grouped by?"""
+    series: bool = False
+    """Is it published through a time-series mechanism?"""
 
     @property
     def select(self) -> exp.Expr:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,9 +17,6 @@ from dpstream.sql.statement import Statement
 from dpstream.stages.ticks import duration
 
 _LATER = {
-    "privacy_unit": "time-series mechanisms are used from Python: dps.release(mechanism, series)",
-    "mechanism": "time-series mechanisms are used from Python: dps.release(mechanism, series)",
-    "w": "time-series mechanisms are used from Python: dps.release(mechanism, series)",
     "group_selection_strategy": "leave it out; list public groups with public_groups = ('a', 'b')",
     "watermark": "use allowed_lateness: a watermark taken from the data depends on other rows",
 }
@@ -111,6 +109,22 @@ def _groups(node: exp.Expr) -> Any:
     return found
 
 
+def _parameters(node: exp.Expr) -> dict[str, Any]:
+    """(name = value, ...) of a mechanism."""
+    items = node.expressions if isinstance(node, exp.Tuple) else [getattr(node, "this", node)]
+    found = {}
+    for item in items:
+        if not isinstance(item, exp.EQ | exp.Kwarg) or not isinstance(item.this, exp.Expr):
+            raise NotThat("a list of parameters: (lo = 0, hi = 1000)")
+        value = _plain(item.expression)
+        found[item.this.name.lower()] = Fraction(str(value)) if _is_real(value) else value
+    return found
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
 def _strategy(name: Any) -> str:
     if name != "latched":
         raise NotThat("'latched', the only strategy there is by now")
@@ -154,6 +168,10 @@ OPTIONS = {
     "allowed_lateness": Option("allowed_lateness", interval),
     "start": Option("start", _instant),
     "end": Option("end", _instant),
+    "privacy_unit": Option("privacy_unit", _text),
+    "w": Option("w", _whole),
+    "mechanism": Option("mechanism", _text),
+    "mechanism_options": Option("mechanism_options", _parameters),
 }
 """BigQuery's names where it has them; `start` and `end` of event time are public."""
 

@@ -22,15 +22,17 @@ from dpstream.sql.outputs import (
 )
 from dpstream.sql.parse import parse
 from dpstream.sql.relation import inline_tables
+from dpstream.sql.series import one_count, series_query, steps_are_windows
 from dpstream.sql.validate import CHECKS, times_are_columns, unit_is_a_column
 from dpstream.stages.query import Query, Tumble
+from dpstream.stages.series_query import SeriesQuery
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
     """A query, the name of the table that it reads, and its SQL."""
 
-    query: Query
+    query: Query | SeriesQuery
     table: str
     text: str
 
@@ -88,7 +90,7 @@ def window_and_time(draft: Draft) -> None:
 
 def bounded_groups(draft: Draft) -> None:
     """How many groups a unit may reach has no default, unless there is only one."""
-    if "max_groups_contributed" in draft.parameters:
+    if draft.series or "max_groups_contributed" in draft.parameters:
         return
     if draft.keys or draft.windowed:
         raise draft.refusal(
@@ -102,7 +104,7 @@ def bounded_groups(draft: Draft) -> None:
 def endless_windows_need_a_period(draft: Draft) -> None:
     """Over endless windows one budget per unit needs saying for how long a unit is one."""
     parameters = draft.parameters
-    endless = "time" in parameters and parameters.get("end") is None
+    endless = "time" in parameters and parameters.get("end") is None and not draft.series
     if endless and "period" not in parameters:
         raise draft.refusal(
             draft.relation.window or draft.clause,
@@ -115,6 +117,7 @@ def endless_windows_need_a_period(draft: Draft) -> None:
 RULES: tuple[Callable[[Draft], None], ...] = (
     *CHECKS,
     inline_tables,
+    steps_are_windows,
     window_and_time,
     unit_is_a_column,
     times_are_columns,
@@ -123,27 +126,27 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     name_aggregates,
     windows_are_grouped,
     bounded_aggregates,
+    one_count,
     bounded_groups,
     endless_windows_need_a_period,
 )
 """Checks and rewrites, in order; each is a function of the draft."""
 
 
-def _query(draft: Draft) -> Query:
+def _query(draft: Draft) -> Query | SeriesQuery:
     builder = Builder(draft)
     for name, node in draft.keys.items():
         builder.key(name, node)
     aggregates = [builder.aggregate(name, call) for name, call in draft.aggregates.items()]
-    prepare, finish = builder.prepare(), builder.finish()
+    parts = {
+        "name": draft.name,
+        "keys": tuple(draft.keys),
+        "aggregates": aggregates,
+        "prepare": builder.prepare(),
+        "finish": builder.finish(),
+    }
     try:
-        return Query(
-            name=draft.name,
-            keys=tuple(draft.keys),
-            aggregates=aggregates,
-            prepare=prepare,
-            finish=finish,
-            **draft.parameters,
-        )
+        return series_query(draft, parts) if draft.series else Query(**parts, **draft.parameters)
     except InvalidParameter as error:
         raise _pointed(draft, error) from None
 

@@ -21,6 +21,7 @@ from dpstream.sql.clauses import (
 from dpstream.sql.dialect import canonical
 from dpstream.sql.draft import AGGREGATES, Draft, called, calls
 from dpstream.sql.options import node_of, read_options, read_overrides
+from dpstream.sql.series import which_unit
 
 _NOW_WORDS = frozenset(
     [
@@ -176,8 +177,9 @@ def what_is_protected(draft: Draft) -> None:
     wanted = {
         "unit": ("which column names the protected unit", "privacy_unit_column = user_id"),
         "epsilon": ("how much may be learned about a unit", "epsilon = 1"),
-        "delta": ("with which chance more may be learned", "delta = 1e-9"),
     }
+    if not draft.series:
+        wanted["delta"] = ("with which chance more may be learned", "delta = 1e-9")
     for parameter, (meaning, fix) in wanted.items():
         if parameter not in draft.parameters:
             option = fix.split(" = ")[0]
@@ -236,6 +238,7 @@ CHECKS: tuple[Callable[[Draft], None], ...] = (
     public_triggers,
     nothing_left_over,
     options,
+    which_unit,
     what_is_protected,
 )
 """Of the statement as it is written."""
