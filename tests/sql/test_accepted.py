@@ -1,7 +1,7 @@
 """SQL compiles to the query it stands for."""
 
 import json
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import dpstream as dps
 from dpstream.sql import compile_sql
 from dpstream.sql.plan import Compiled
 from dpstream.stages.query import Query
+from dpstream.stages.series_query import SeriesQuery
 from tests.sql.test_refused import FIXTURES, PRIVATE, cases
 
 ACCEPTED = list(cases("accepted.sql"))
@@ -20,8 +21,12 @@ def described(compiled: Compiled) -> str:
     """Table and every parameter that differs from its default."""
     plain = Query(unit="u", epsilon=1, delta=0.1, max_groups_contributed=1)
     lines = [f"table = {compiled.table}"]
+    query = compiled.query
+    if isinstance(query, SeriesQuery):
+        lines.append(f"mechanism = {query.mechanism!r}")
+        query = query.rows
     for each in fields(Query):
-        value = getattr(compiled.query, each.name)
+        value = getattr(query, each.name)
         required = each.default is MISSING
         if required or repr(value) != repr(getattr(plain, each.name)):
             shown = str(value) if hasattr(value, "numerator") else repr(value)
@@ -56,7 +61,9 @@ def test_plain_sql_is_the_query_that_python_writes():
         max_groups_contributed=32,
     )
 
-    assert dps.sql(query) == python
+    assert replace(dps.sql(query), finish=None) == python
+    plain = query.replace("url, window_start, C", "window_start, window_end, url, C")
+    assert dps.sql(plain) == python
     assert dps.sql(query, name="clicks").name == "clicks"
 
 

@@ -1,9 +1,9 @@
 """Run a query through a time-series mechanism: rows to histograms, one window a step.
 
 Rows are read as the embedded engine reads them, by event time from files and by the clock from a
-live source. Each window is handed to the mechanism's Runner when it closes; the Runner logs, charges
-and draws. So a kill loses nothing here either: rows and mechanism go on from one snapshot, the
-steps after it are taken again, and the Runner publishes for them what it has published before.
+live source. Each window is handed to the mechanism's Runner when it closes; the Runner logs,
+charges and draws. So a kill loses nothing here either: rows and mechanism go on from one snapshot,
+the steps after it are taken again, and the Runner publishes for them what it has published before.
 """
 
 from __future__ import annotations

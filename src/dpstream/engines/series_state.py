@@ -144,9 +144,7 @@ def agree(ledger: Ledger, dataset: str, terms: Terms) -> None:
         )
 
 
-def _runner(
-    query: SeriesQuery, secret: Secret, ledger: Ledger, dataset: str, run: bytes
-) -> Runner:
+def _runner(query: SeriesQuery, secret: Secret, ledger: Ledger, dataset: str, run: bytes) -> Runner:
     return Runner(
         query.mechanism,
         secret=secret,

@@ -82,8 +82,8 @@ def _refuse_series(ledger: Ledger, dataset: str, queries: Sequence[SeriesQuery])
             raise BudgetExceeded(
                 f"the query {query.name!r} does not fit into the book: {dataset}: it may spend "
                 f"{terms.measure}={show(asked)} within {book.width} steps, but only "
-                f"{show(max(book.total - spent, Fraction(0)))} of {show(book.total)} is left; lower "
-                f"{terms.measure}; nothing was read"
+                f"{show(max(book.total - spent, Fraction(0)))} of {show(book.total)} is left; "
+                f"lower {terms.measure}; nothing was read"
             )
         spent += asked
 

@@ -91,7 +91,7 @@ class Releases(Sequence[pa.Table]):
         return figure
 
     def _aggregate(self, column: str | None) -> str:
-        names = self.table.column_names
+        names: list[str] = self.table.column_names
         known = [name for name in names if f"{name}_stddev" in names]
         if column is None and known:
             return known[0]
@@ -126,7 +126,7 @@ class Releases(Sequence[pa.Table]):
         return {key: line for key, line in found.items() if line[0]}
 
     def __repr__(self) -> str:
-        names = [n for n in (self.tables[-1].column_names if self.tables else [])]
+        names = self.tables[-1].column_names if self.tables else []
         return f"<Releases: {len(self)}, of {', '.join(names)}>"
 
     def _repr_html_(self) -> str:

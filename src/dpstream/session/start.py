@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from dpstream.connectors.dead_letters import DeadLetters
 from dpstream.connectors.sinks import open_sink
 from dpstream.connectors.sources import open_source
@@ -69,6 +67,7 @@ def run(
 
     What does not fit into the dataset's book is refused here, before a row is read.
 
+    >>> import pyarrow as pa
     >>> from dpstream.stages.query import Query
     >>> clicks = pa.table({"user": ["ann", "bob"] * 500, "page": ["home"] * 1000})
     >>> query = Query(unit="user", keys=["page"], public_keys=["home"], epsilon=5, delta=1e-9,
@@ -121,9 +120,9 @@ def run_all(
 
     `source`: what all of them read, or a `Feed` for each by the query's name; queries with the same
     feed share one read. Each query has a state directory of its own in `checkpoint_location`, and
-    its releases go to the one sink under its name. The book is that of `ledger`; it must hold all of
-    them, so open it with `query.promise` or `dpstream ledger open` first. Queries that do not fit
-    into it together are refused here, before a row is read.
+    its releases go to the one sink under its name. The book is that of `ledger`; it must hold all
+    of them, so open it with `query.promise` or `dpstream ledger open` first. Queries that do not
+    fit into it together are refused here, before a row is read.
     """
     names = [query.name for query in queries]
     if not queries or len(set(names)) < len(names):
@@ -136,8 +135,7 @@ def run_all(
         refuse_early(given, dataset, [(query, folders[query.name]) for query in queries])
     if folder is not None:
         make_directory(folder, mode=0o700)
-    own = folder / "ledger" if folder is not None else None
-    book = given or Ledger(own if ledger is None else ledger)
+    book = given or Ledger(_ledger_path(ledger, folder))
     kept = secret
     if secret is None and folder is not None:
         begun = any((folder / safe_name(name) / "run.dps").exists() for name in names)
@@ -196,8 +194,15 @@ def own_ledger(ledger: Ledger | str | Path | None, folder: Path | None) -> Ledge
     """The ledger, if it is there already: looking makes none."""
     if isinstance(ledger, Ledger):
         return ledger
-    path = folder / "ledger" if ledger is None and folder is not None else ledger
-    return Ledger(path) if path is not None and Path(path).exists() else None
+    path = _ledger_path(ledger, folder)
+    return Ledger(path) if path is not None and path.exists() else None
+
+
+def _ledger_path(ledger: Any, folder: Path | None) -> Path | None:
+    """Where the ledger is, or would be; None: in memory."""
+    if ledger is not None:
+        return Path(ledger)
+    return None if folder is None else folder / "ledger"
 
 
 def _opened(source: Any, live: bool, folder: Path | None, name: str = "") -> Source | None:

@@ -46,6 +46,12 @@ class Draft:
     """Expressions of the source's columns to group by, by the name they are published under."""
     aggregates: dict[str, exp.Expr] = field(default_factory=dict)
     """Calls as they are written, by the name they are published under."""
+    hidden: set[str] = field(default_factory=set)
+    """Aggregates that only computed columns need: they are not shown themselves."""
+    computed: dict[str, exp.Expr] = field(default_factory=dict)
+    """Expressions of published columns, by the name they are published under."""
+    outputs: list[str] = field(default_factory=list)
+    """The columns of SELECT, in order."""
     windowed: bool = False
     """Is window_start or window_end grouped by?"""
     series: bool = False

@@ -12,6 +12,7 @@ from sqlglot import exp
 from dpstream.errors import InvalidParameter
 from dpstream.sql.build import Builder
 from dpstream.sql.draft import Draft, called
+from dpstream.sql.finish import Finisher
 from dpstream.sql.options import OPTIONS, NotThat, interval, node_of
 from dpstream.sql.outputs import (
     bounded_aggregates,
@@ -22,7 +23,7 @@ from dpstream.sql.outputs import (
 )
 from dpstream.sql.parse import parse
 from dpstream.sql.relation import inline_tables
-from dpstream.sql.series import one_count, series_query, steps_are_windows
+from dpstream.sql.series import one_count, rows_of_series, series_query, steps_are_windows
 from dpstream.sql.validate import CHECKS, times_are_columns, unit_is_a_column
 from dpstream.stages.query import Query, Tumble
 from dpstream.stages.series_query import SeriesQuery
@@ -137,18 +138,20 @@ def _query(draft: Draft) -> Query | SeriesQuery:
     builder = Builder(draft)
     for name, node in draft.keys.items():
         builder.key(name, node)
-    aggregates = [builder.aggregate(name, call) for name, call in draft.aggregates.items()]
-    parts = {
+    aggregates = {name: builder.aggregate(name, call) for name, call in draft.aggregates.items()}
+    parts: dict[str, Any] = {
         "name": draft.name,
         "keys": tuple(draft.keys),
-        "aggregates": aggregates,
+        "aggregates": list(aggregates.values()),
         "prepare": builder.prepare(),
-        "finish": builder.finish(),
+        "finish": Finisher(builder, aggregates).finish(),
     }
+    parameters = rows_of_series(draft) if draft.series else draft.parameters
     try:
-        return series_query(draft, parts) if draft.series else Query(**parts, **draft.parameters)
+        query = Query(**parts, **parameters)
     except InvalidParameter as error:
         raise _pointed(draft, error) from None
+    return series_query(draft, query) if draft.series else query
 
 
 def _pointed(draft: Draft, error: InvalidParameter) -> InvalidParameter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import MISSING
 from typing import Any
 
@@ -153,18 +152,21 @@ def one_count(draft: Draft) -> None:
         )
 
 
-def series_query(draft: Draft, parts: Mapping[str, Any]) -> SeriesQuery:
+def rows_of_series(draft: Draft) -> dict[str, Any]:
+    """Parameters of the query that reads the rows; delta is not used, it has no noise."""
+    of_mechanism = ("privacy_unit", "w", "mechanism", "mechanism_options", "delta")
+    found = {key: value for key, value in draft.parameters.items() if key not in of_mechanism}
+    return found | {"delta": "1/2", "max_groups_contributed": 1}
+
+
+def series_query(draft: Draft, rows: Query) -> SeriesQuery:
     """The query; the mechanism is made with the options that it knows."""
-    parameters = dict(draft.parameters)
-    unit, name = parameters.pop("privacy_unit"), parameters.pop("mechanism")
-    own = {"epsilon": parameters["epsilon"], "window": parameters.pop("w", None)}
-    more = parameters.pop("mechanism_options", {})
-    delta = parameters.pop("delta", None)
-    parameters |= {"delta": "1/2", "max_groups_contributed": 1}  # not used: no noise of its own
-    rows = Query(**parts, **parameters)
-    if delta is not None:
-        more = {"delta": delta} | more
-    mechanism = _built(draft, unit, name, own, more, rows)
+    given = draft.parameters
+    own = {"epsilon": given["epsilon"], "window": given.get("w")}
+    more = dict(given.get("mechanism_options", {}))
+    if "delta" in given:
+        more = {"delta": given["delta"]} | more
+    mechanism = _built(draft, given["privacy_unit"], given["mechanism"], own, more, rows)
     try:
         return SeriesQuery(mechanism=mechanism, rows=rows)
     except DpstreamError as error:
