@@ -35,7 +35,7 @@ class Spread:
         if divisor is None:
             return pa.array(found)
         bottom, spread = _reals(divisor), _norm(release, self.below)
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(all="ignore"):
             found = np.hypot(found, _reals(value) * spread) / np.abs(bottom)
             unclear = ~(np.abs(bottom) >= _CLEAR * spread)
         return pa.array(found, mask=unclear | ~np.isfinite(found))
@@ -43,8 +43,9 @@ class Spread:
 
 def _norm(release: pa.Table, terms: tuple[tuple[str, float], ...]) -> Reals:
     total: Reals = np.zeros(len(release))
-    for name, factor in terms:
-        total = np.hypot(total, factor * _reals(release[f"{name}_stddev"]))
+    with np.errstate(over="ignore"):
+        for name, factor in terms:
+            total = np.hypot(total, factor * _reals(release[f"{name}_stddev"]))
     return total
 
 
