@@ -75,8 +75,9 @@ def test_options_of_the_call_go_before_those_of_the_text():
     assert dps.sql(query, min_privacy_units_per_group=6).pre_threshold == 5
     with pytest.raises(ValueError, match="there is no option epsilom"):
         dps.sql(query, epsilom=1)
-    with pytest.raises(ValueError, match="strategy cannot be 'sqlp'"):
-        dps.sql(query, strategy="sqlp")
+    assert dps.sql(query, strategy="sqlp").strategy == "sqlp"
+    with pytest.raises(ValueError, match="strategy cannot be 'best'"):
+        dps.sql(query, strategy="best")
 
 
 def test_comments_spaces_and_case_of_words_change_nothing():

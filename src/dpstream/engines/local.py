@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.directory import StateDirectory, open_directory, read_about
+from dpstream.engines.erasure import erase_unit
 from dpstream.engines.inputs import Aside, Sources, check_columns
 from dpstream.engines.loop import Loop
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError
@@ -83,6 +84,9 @@ class LocalRun:
 
     def __post_init__(self) -> None:
         kept = None if self.folder is None else read_about(self.folder)
+        self._begun = None if kept is None else kept["facts"]
+        if self._begun is not None:
+            self.query = self.query.as_begun(self._begun)
         start = self.clock.now() if kept is None else kept["notes"]["now"]
         self._now = start
         if self.live and self.query.time is None:
@@ -124,6 +128,20 @@ class LocalRun:
             self._iterator = self._releases()
         return self._iterator
 
+    def forget(self, unit: Any) -> int:
+        """Erase one unit from the state directory, instead of running; how many places it had."""
+        if self.folder is None or read_about(self.folder) is None:
+            raise InvalidParameter("only a run with a state directory has anything to forget")
+        storage = self._storage()
+        assert storage.directory is not None
+        flow = self._flow(storage, threads=1)
+        try:
+            with writing(self.folder):
+                return erase_unit(flow, storage.directory, unit)
+        finally:
+            flow.close()
+            self._close(storage)
+
     def close(self) -> None:
         """Give up where it is, without a snapshot: as a kill would, but with everything closed."""
         if self._iterator is not None:
@@ -146,23 +164,14 @@ class LocalRun:
             self._close(storage)
 
     def _opened(self, storage: Storage) -> Loop:
-        cores = len(os.sched_getaffinity(0))
-        buckets = self.options.buckets or cores
-        if storage.directory is not None:
-            buckets = storage.directory.about["buckets"]
-        reader = RowReader(self.plan.query, storage.secret, storage.run)
-        if storage.directory is not None:
-            reader.types = storage.directory.types()
-            reader.learned = storage.directory.keep_types
-        threads = self.options.threads or cores
+        flow = self._flow(storage, threads=self.options.threads or len(os.sched_getaffinity(0)))
         if storage.ledger.terms(self.dataset) is not None:  # refuse early what will not fit
             self._admit(storage)
         files, live = self._sources().inputs(
-            reader, self.aside, self.clock, self._stop, memory=self.options.memory
+            flow.reader, self.aside, self.clock, self._stop, memory=self.options.memory
         )
-        mark = hashlib.sha256(b"run mark" + storage.run).hexdigest()[:16]
         return Loop(
-            flow=Flow(self.plan, reader, buckets=buckets, threads=threads, mark=mark),
+            flow=flow,
             pay=lambda: self._pay(storage),
             digest_key=storage.secret.key("input digest", storage.run),
             files=files,
@@ -176,6 +185,16 @@ class LocalRun:
 
     def _sources(self) -> Sources:
         return Sources(source=self.source, history=self.history)
+
+    def _flow(self, storage: Storage, *, threads: int) -> Flow:
+        buckets = self.options.buckets or len(os.sched_getaffinity(0))
+        reader = RowReader(self.plan.query, storage.secret, storage.run)
+        if storage.directory is not None:
+            buckets = storage.directory.about["buckets"]
+            reader.types = storage.directory.types()
+            reader.learned = storage.directory.keep_types
+        mark = hashlib.sha256(b"run mark" + storage.run).hexdigest()[:16]
+        return Flow(self.plan, reader, buckets=buckets, threads=threads, mark=mark)
 
     def _storage(self) -> Storage:
         if self.folder is None:
@@ -209,8 +228,13 @@ class LocalRun:
         )
 
     def _facts_of_query(self) -> dict[str, str]:
+        """What fixes the releases, as far as the version knew it that began the run."""
         facts = self.plan.query.facts()
-        return facts | {"noise": repr(tuple(noise_versions())), "counters": repr(self.plan.decays)}
+        facts["noise"] = repr(tuple(noise_versions()))
+        facts["counters"] = repr(self.plan.matrices)
+        if self._begun is None:
+            return facts
+        return {name: fact for name, fact in facts.items() if name in self._begun}
 
     def _admit(self, storage: Storage) -> None:
         terms, name = self.plan.terms(), self.plan.query.name

@@ -91,6 +91,13 @@ class SeriesRun:
         if self._iterator is not None:
             self._iterator.close()
 
+    def forget(self, unit: Any) -> int:
+        """Nothing: of a unit only a keyed mark is kept, in windows that are not published yet.
+
+        It is what lets no second row of the unit in, and goes with the window.
+        """
+        return 0
+
     def _releases(self) -> Generator[pa.Table, None, None]:
         try:
             state = open_series(

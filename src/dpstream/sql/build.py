@@ -16,7 +16,22 @@ from dpstream.sql.outputs import (
     named_arguments,
 )
 from dpstream.sql.relation import substituted
-from dpstream.stages.aggregates import Aggregate, Avg, Count, CountUnits, Sum
+from dpstream.stages.aggregates import (
+    Aggregate,
+    Avg,
+    Count,
+    CountUnits,
+    Stddev,
+    Sum,
+    Variance,
+)
+
+_KINDS: dict[str, type[Sum]] = {
+    "SUM": Sum,
+    "AVG": Avg,
+    **dict.fromkeys(("VARIANCE", "VAR_POP"), Variance),
+    **dict.fromkeys(("STDDEV", "STDDEV_POP"), Stddev),
+}
 
 
 class Builder:
@@ -78,7 +93,7 @@ class Builder:
         named = named_arguments(call)
         lo, hi = (self._number(each) for each in named["contribution_bounds_per_row"].expressions)
         quantum = self._number(named["quantum"]) if "quantum" in named else None
-        kind = Sum if called(call) == "SUM" else Avg
+        kind = _KINDS[called(call)]
         try:
             return kind(name, column=self.value(node), lo=lo, hi=hi, quantum=quantum)
         except InvalidParameter as error:

@@ -12,7 +12,9 @@ from dpstream.errors import InvalidParameter
 from dpstream.sql.dialect import PrivacyClause, WindowTable
 from dpstream.sql.statement import Statement
 
-AGGREGATES = ("COUNT", "COUNTIF", "SUM", "AVG")
+BOUNDED = ("SUM", "AVG", "VARIANCE", "VAR_POP", "STDDEV", "STDDEV_POP")
+"""Aggregates of values, each clamped to bounds."""
+AGGREGATES = ("COUNT", "COUNTIF", *BOUNDED)
 WINDOW_COLUMNS = ("window_start", "window_end")
 SHOWN_ALWAYS = ("trigger_time", "release_index")
 

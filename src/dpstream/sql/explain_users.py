@@ -7,21 +7,25 @@ from typing import Any
 from dpstream.privacy.amounts import show
 from dpstream.sql.drawing import Stage
 from dpstream.sql.explanation import NOT_PROTECTED, Explanation, computed_columns
-from dpstream.stages.aggregates import Measure
+from dpstream.stages.aggregates import Measure, Variance
+from dpstream.stages.bounding import Bounds
 from dpstream.stages.plan import Plan, planned
 from dpstream.stages.query import Query
 from dpstream.stages.ticks import in_words, iso
+from dpstream.stages.windows import Tumble
 
 _UNIT_BYTES = (46, 59)  # state and index of a unit
 _PAIR_BYTES = (37, 45)  # of a (unit, group), index included: one row per group, several
 _GROUP_BYTES, _NOISE_BYTES = 16, 40
+_LOOKED_AT = 48  # windows; cumulating ones differ in how often they are published
 
 
 def explain_users(query: Query) -> Explanation:
     """Explain a query; one that runs live is taken to begin with its first window."""
     plan = planned(query.starting(0))
     query = plan.query
-    releases = max(query.schedule.releases(0), 1)
+    first = range(min(query.schedule.windows or _LOOKED_AT, _LOOKED_AT))
+    releases = max([query.schedule.releases(window) for window in first] + [1])
     window = plan.window(releases)
     return Explanation(
         stages=_stages(query, releases),
@@ -54,7 +58,7 @@ def _stages(query: Query, releases: int) -> list[Stage]:
     if query.prepare is not None:
         found.append(("prepare", repr(query.prepare)))
     if query.time is not None:
-        size = "one window" if query.window is None else f"windows of {in_words(query.window.size)}"
+        size = "one window" if query.window is None else _windows(query.window)
         late = (
             f", rows up to {in_words(query.allowed_lateness)} late"
             if query.allowed_lateness
@@ -65,7 +69,10 @@ def _stages(query: Query, releases: int) -> list[Stage]:
     found.append(("bound", f"keep of each unit at most {most}"))
     by = ", ".join(query.keys) or "nothing (one group)"
     found.append(("aggregate", f"{', '.join(a.name for a in query.aggregates)} by {by}"))
-    if query.public_keys is None:
+    if query.in_rounds:
+        does = "publish a key when enough units have come to it since the last time"
+        found.append(("select", does))
+    elif query.public_keys is None:
         found.append(
             ("latch", "show a key from the trigger on at which enough units are behind it")
         )
@@ -73,8 +80,17 @@ def _stages(query: Query, releases: int) -> list[Stage]:
     found.append(("perturb", f"add noise; publish each window {times}"))
     if query.finish is not None:
         found.append(("finish", f"{query.finish!r} (of noisy values: costs nothing)"))
-    noisy = ("latch", "perturb", "finish")
+    noisy = ("latch", "select", "perturb", "finish")
     return [Stage(stage, does, noisy=stage in noisy) for stage, does in found]
+
+
+def _windows(window: Tumble) -> str:
+    size, cell = in_words(window.size), in_words(window.cell)
+    if window.kind == "hop":
+        return f"windows of {size}, one every {cell} (a row counts in {window.cells} of them),"
+    if window.kind == "cumulate":
+        return f"windows that grow by {cell} up to {size} (a row counts in up to {window.cells}),"
+    return f"windows of {size}"
 
 
 def _unit(query: Query) -> str:
@@ -92,30 +108,25 @@ def _unit(query: Query) -> str:
     )
 
 
+_KINDS = {
+    "round": "units since a key was last published",
+    "offered": "rows before bounding",
+    "kept": "rows after bounding",
+}
+
+
 def _name(measure: Measure) -> str:
-    return f"sum of {measure.column}" if measure.kind == "value" else measure.kind
+    if measure.kind != "value":
+        return _KINDS.get(measure.kind, measure.kind)
+    return f"sum of {measure.column}{' (squared distances)' if measure.power == 2 else ''}"
 
 
 def _measures(plan: Plan) -> list[dict[str, Any]]:
     bounds, found = plan.query.bounds, []
     total = plan.calibrated.mu_squared
-    for measure, change, share in zip(
-        plan.query.measures, plan.sensitivities, plan.shares, strict=True
-    ):
+    for measure, change, share in zip(plan.columns, plan.sensitivities, plan.shares, strict=True):
         value = float(change * measure.quantum)
-        if measure.kind == "units":
-            how = f"1 in each of {bounds.groups} groups: sqrt({bounds.groups}) = {value:.4g}"
-        else:
-            largest = float(measure.largest * measure.quantum)
-            rows, each = bounds.rows, bounds.rows_per_group
-            full, rest = divmod(min(rows, each * bounds.groups), each)
-            how = (
-                f"at most {largest:g} per row, {each} rows in each of {full} groups"
-                f"{f' and {rest} in one more' if rest else ''}: "
-                f"{largest:g} * sqrt({full * each**2 + rest**2}) = {value:.4g}"
-            )
-            if measure.kind == "value" and measure.middle:
-                how += f" (values are counted from {float(measure.middle):g})"
+        how = _derived(measure, bounds, plan.query.debias_rows or 0, value)
         found.append(
             {
                 "measure": _name(measure),
@@ -128,12 +139,38 @@ def _measures(plan: Plan) -> list[dict[str, Any]]:
     return found
 
 
+def _derived(measure: Measure, bounds: Bounds, debias_rows: int, value: float) -> str:
+    """How a sensitivity comes about."""
+    if measure.kind == "units":
+        return f"1 in each of {bounds.groups} groups: sqrt({bounds.groups}) = {value:.4g}"
+    if measure.kind == "round":
+        return f"1 in each round, {bounds.rows} of them: sqrt({bounds.rows}) = {value:.4g}"
+    if measure.kind in ("offered", "kept"):
+        rows = debias_rows if measure.kind == "offered" else bounds.rows
+        return f"{rows} rows, all in one window: sqrt({rows**2}) = {value:.4g}"
+    largest = float(measure.largest * measure.quantum)
+    rows, each = bounds.rows, bounds.rows_per_group
+    full, rest = divmod(min(rows, each * bounds.groups), each)
+    how = (
+        f"at most {largest:g} per row, {each} rows in each of {full} groups"
+        f"{f' and {rest} in one more' if rest else ''}: "
+        f"{largest:g} * sqrt({full * each**2 + rest**2}) = {value:.4g}"
+    )
+    if measure.kind == "value" and measure.middle:
+        how += f" (values are counted from {float(measure.middle):g})"
+    return how
+
+
 def _columns(plan: Plan, releases: int) -> list[dict[str, Any]]:
     """Noise of each published column; an average's depends on how many rows are behind it."""
     query, found = plan.query, []
     window = plan.window(releases)
     at = {measure: number for number, measure in enumerate(query.measures)}
     for aggregate in query.aggregates:
+        if isinstance(aggregate, Variance):
+            note = "its error bar depends on the values; each release says its own"
+            found.append({"column": aggregate.name, "first": None, "last": None, "note": note})
+            continue
         measure, *rows = aggregate.measures(query.one_row)
         spread = window.stddevs[at[measure]] * float(measure.quantum)
         note = " (divided by the number of rows of the group)" if rows else ""
@@ -156,9 +193,12 @@ def _keys(query: Query, thresholds: Any, pre: int) -> dict[str, Any]:
             words = "there is one group, all rows, and it is always shown"
         return {"public": True, "words": words}
     first, last = int(thresholds[0]), int(thresholds[-1])
+    stays = "once shown it stays"
+    if query.in_rounds:
+        stays = "as many again since then for each further release"
     words = (
         f"a key needs about {last} units to appear by the end of its window ({first} at its first "
-        f"release); once shown it stays; keys with {pre} units or fewer are never looked at"
+        f"release); {stays}; keys with {pre} units or fewer are never looked at"
     )
     return {
         "public": False,

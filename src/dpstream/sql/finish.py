@@ -46,19 +46,23 @@ class Finisher:
         )
 
     def _made(self, name: str, node: exp.Expr) -> Made:
-        spread = spread_of(node, self._aggregates, self.builder.expression)
+        shared = self.draft.parameters.get("debias") is not None  # one noisy factor for all
+        spread = spread_of(node, self._aggregates, self.builder.expression, shared=shared)
         return Made(name=name, value=self.builder.expression(node), spread=spread)
 
     def _shown(self, made: tuple[Made, ...]) -> tuple[str, ...] | None:
         """The columns in SELECT's order, with their error bars; None if the engine has it so."""
         draft = self.draft
         windows = list(WINDOW_COLUMNS) if "time" in draft.parameters else []
-        bars = {each.name for each in made if each.spread is not None} | set(self._aggregates)
+        intervals = [] if draft.parameters.get("confidence") is None else ["_low", "_high"]
+        with_bars = {each.name: ["_stddev"] for each in made if each.spread is not None}
+        with_bars |= {name: ["_stddev", *intervals] for name in self._aggregates}
         natural = [*windows, *draft.keys]
-        natural += [one for name in self._aggregates for one in (name, f"{name}_stddev")]
+        for name in self._aggregates:
+            natural += [name, *(f"{name}{more}" for more in with_bars[name])]
         found: list[str] = []
         for name in draft.outputs:
-            found += [name, f"{name}_stddev"] if name in bars else [name]
+            found += [name, *(f"{name}{more}" for more in with_bars.get(name, []))]
         if found == natural[len(windows) :]:
             return None  # nothing is said about windows: they come first
         found += [name for name in windows if name not in found]

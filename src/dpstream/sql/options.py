@@ -125,10 +125,24 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value)
 
 
-def _strategy(name: Any) -> str:
-    if name != "latched":
-        raise NotThat("'latched', the only strategy there is by now")
-    return "latched"
+def _weights(node: exp.Expr) -> dict[str, Any]:
+    """(clicks = 2, selection = 1/2): parts of the budget, by the names that are published."""
+    items = node.expressions if isinstance(node, exp.Tuple) else [getattr(node, "this", node)]
+    found = {}
+    for item in items:
+        if not isinstance(item, exp.EQ | exp.Kwarg) or not isinstance(item.this, exp.Expr):
+            raise NotThat("a list of columns and numbers: (clicks = 2, seconds = 1)")
+        found[item.this.name] = _number(item.expression)
+    return found
+
+
+def _one_of(*known: str) -> Callable[[Any], str]:
+    def given(name: Any) -> str:
+        if name not in known:
+            raise NotThat(" or ".join(map(repr, known)))
+        return str(name)
+
+    return given
 
 
 def _one_less(units: Any) -> Any:
@@ -155,7 +169,11 @@ OPTIONS = {
     "max_rows_per_group": Option("max_rows_per_group", _whole),
     "max_rows_contributed": Option("max_rows_contributed", _whole),
     "public_groups": Option("public_keys", _groups),
-    "strategy": Option("strategy", _text, _strategy),
+    "strategy": Option("strategy", _text, _one_of("latched", "sqlp")),
+    "weights": Option("weights", _weights),
+    "confidence": Option("confidence", lambda node: float(_number(node))),
+    "debias": Option("debias", _text, _one_of("global")),
+    "debias_rows": Option("debias_rows", _whole),
     "min_change": Option("min_change", lambda node: float(_number(node))),
     "nonnegative": Option("nonnegative", _flag),
     "pre_threshold": Option("pre_threshold", _whole),

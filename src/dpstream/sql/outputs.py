@@ -7,6 +7,7 @@ from sqlglot import exp
 from dpstream.sql.dialect import canonical
 from dpstream.sql.draft import (
     AGGREGATES,
+    BOUNDED,
     SHOWN_ALWAYS,
     WINDOW_COLUMNS,
     Draft,
@@ -195,7 +196,7 @@ def _raw(draft: Draft, item: exp.Expr) -> Exception:
 
 
 def _default_name(draft: Draft, call: exp.Expr) -> str:
-    """count, units, sum_x, avg_x."""
+    """count, units, sum_x, avg_x, variance_x."""
     argument = call.expressions[0] if call.expressions else None
     if isinstance(argument, exp.Star):
         return "count"
@@ -245,7 +246,7 @@ def bounded_aggregates(draft: Draft) -> None:
                 call, f"{called(call)} takes one column", f"write {called(call)}(column)"
             )
         named = named_arguments(call)
-        known = {_BOUNDS, "quantum"} if called(call) in ("SUM", "AVG") else set()
+        known = {_BOUNDS, "quantum"} if called(call) in BOUNDED else set()
         for name in named:
             if name not in known:
                 raise draft.refusal(
@@ -255,7 +256,7 @@ def bounded_aggregates(draft: Draft) -> None:
                 )
         if isinstance(arguments[0], exp.Distinct):
             _counts_units(draft, call, arguments[0])
-        elif called(call) in ("SUM", "AVG") and not _pair(named.get(_BOUNDS)):
+        elif called(call) in BOUNDED and not _pair(named.get(_BOUNDS)):
             raise draft.refusal(
                 call,
                 f"{called(call)} has no bounds: one row could change it by any amount",

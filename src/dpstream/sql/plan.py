@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlglot import exp
 
@@ -25,8 +26,9 @@ from dpstream.sql.parse import parse
 from dpstream.sql.relation import inline_tables
 from dpstream.sql.series import one_count, rows_of_series, series_query, steps_are_windows
 from dpstream.sql.validate import CHECKS, times_are_columns, unit_is_a_column
-from dpstream.stages.query import Query, Tumble
+from dpstream.stages.query import Query
 from dpstream.stages.series_query import SeriesQuery
+from dpstream.stages.windows import Cumulate, Hop, Tumble
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,26 +56,55 @@ def compile_sql(text: str, name: str | None = None, **overrides: Any) -> Compile
     return Compiled(query=_query(draft), table=draft.relation.table, text=text)
 
 
+class _Window(NamedTuple):
+    """What a window function takes after its table and time, and what it makes of it."""
+
+    lengths: int
+    takes: str
+    example: str
+    make: Callable[..., Tumble]
+
+
+_WINDOWS = {
+    "TUMBLE": _Window(
+        1, "a size", "write TUMBLE(clicks, DESCRIPTOR(ts), INTERVAL '1' DAY)", Tumble
+    ),
+    "HOP": _Window(
+        2,
+        "a slide and a size",
+        "write HOP(clicks, DESCRIPTOR(ts), INTERVAL '1' HOUR, INTERVAL '1' DAY)",
+        lambda slide, size: Hop(size, slide=slide),
+    ),
+    "CUMULATE": _Window(
+        2,
+        "a step and a size",
+        "write CUMULATE(clicks, DESCRIPTOR(ts), INTERVAL '1' HOUR, INTERVAL '1' DAY)",
+        lambda step, size: Cumulate(size, step=step),
+    ),
+}
+
+
 def window_and_time(draft: Draft) -> None:
-    """TUMBLE's size and time column, and the triggers of EMIT."""
+    """The sizes and the time column of TUMBLE, HOP or CUMULATE, and the triggers of EMIT."""
     window, parameters = draft.relation.window, draft.parameters
     if window is not None:
         time, sizes = window.args.get("time"), window.expressions
         if isinstance(time, exp.Anonymous) and called(time) == "DESCRIPTOR":
             time = time.expressions[0] if len(time.expressions) == 1 else None
-        try:
-            size = interval(sizes[0]) if len(sizes) == 1 else 0
-        except NotThat:
-            size = 0
-        if not isinstance(time, exp.Column) or not size:
+        kind, lengths = window.args["kind"], []
+        with suppress(NotThat):
+            lengths = [interval(size) for size in sizes]
+        made = _WINDOWS[kind]
+        if not isinstance(time, exp.Column) or len(lengths) != made.lengths or not all(lengths):
             raise draft.refusal(
-                window,
-                "TUMBLE takes a table, the time column and a size",
-                "write TUMBLE(clicks, DESCRIPTOR(ts), INTERVAL '1' DAY)",
+                window, f"{kind} takes a table, the time column and {made.takes}", made.example
             )
         if parameters.setdefault("time", time.name) != time.name:
             raise draft.refusal(window, "two time columns are named", "leave time_column out")
-        parameters["window"] = Tumble(size)
+        try:
+            parameters["window"] = made.make(*lengths)
+        except InvalidParameter as error:
+            raise draft.refusal(window, str(error), made.example) from None
     emit = draft.select.args.get("emit")
     if emit is not None and "time" not in parameters:
         raise draft.refusal(

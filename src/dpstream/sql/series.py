@@ -28,6 +28,10 @@ _OF_USERS = (
     "min_change",
     "nonnegative",
     "strategy",
+    "weights",
+    "confidence",
+    "debias",
+    "debias_rows",
 )
 _DEFAULT = "pacer"  # the w-event mechanism that is nowhere far from the best
 _ITSELF = ("epsilon", "window")  # given as options of their own

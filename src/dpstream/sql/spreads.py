@@ -22,13 +22,20 @@ def spread_of(
     node: exp.Expr,
     aggregates: Mapping[str, Aggregate],
     compiled: Callable[[exp.Expr], Expression],
+    *,
+    shared: bool = False,
 ) -> Spread | None:
-    """The error bar of an expression of published columns; None if there is no honest one."""
+    """The error bar of an expression of published columns; None if there is no honest one.
+
+    `shared`: all aggregates share some noise, whatever they are made of.
+    """
     node = _bare(node)
     factors = _factors(node, aggregates)
+    if factors is not None and (shared and len(factors) > 1):
+        return None
     if factors is not None:
         return Spread(terms=_terms(factors)) if _independent(factors, aggregates) else None
-    if not isinstance(node, exp.Div):
+    if not isinstance(node, exp.Div) or shared:
         return None
     above, below = (_factors(part, aggregates) for part in (node.this, node.expression))
     if above is None or not below or set(above) & set(below):

@@ -84,13 +84,9 @@ _ONE_ROW = frozenset(
 
 _NOT_YET = frozenset(
     [
-        "VARIANCE",
         "VAR_SAMP",
-        "VAR_POP",
         "VAR",
-        "STDDEV",
         "STDDEV_SAMP",
-        "STDDEV_POP",
         "MEDIAN",
         "PERCENTILE_CONT",
         "QUANTILE",
@@ -139,7 +135,9 @@ def known_aggregates(draft: Draft) -> None:
         )
     for call in calls(draft.select, _NOT_YET):
         raise draft.refusal(
-            call, f"{called(call)} is not offered", "use COUNT, COUNTIF, SUM or AVG"
+            call,
+            f"{called(call)} is not offered",
+            "use COUNT, COUNTIF, SUM, AVG, VARIANCE or STDDEV (of all rows: VAR_POP, STDDEV_POP)",
         )
     for node in draft.select.find_all(exp.Filter):
         raise draft.refusal(
@@ -168,7 +166,6 @@ def options(draft: Draft) -> None:
     """Every option is known and readable; what was given to the call goes before the text."""
     found = read_options(draft.statement, draft.clause)
     found |= read_overrides(draft.statement, draft.overrides)
-    found.pop("strategy", None)
     draft.parameters = found
 
 

@@ -23,9 +23,10 @@ from dpstream.mechanisms.base import Mechanism
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.promises import rows_of
 from dpstream.stages.aggregates import Count
-from dpstream.stages.query import Query, Tumble
+from dpstream.stages.query import Query
 from dpstream.stages.schedule import Schedule
 from dpstream.stages.ticks import in_words, iso
+from dpstream.stages.windows import Tumble
 
 _ONE_COUNT = "a count by 1"  # what a unit changes, as books of histograms state it
 _SAMPLE = np.arange(4.0)[:, None]  # counts that every mechanism must take
@@ -50,7 +51,8 @@ class SeriesQuery:
 
     def __post_init__(self) -> None:
         rows, bounds = self.rows, self.rows.bounds
-        if not isinstance(rows.window, Tumble) or rows.every or rows.triggers is not None:
+        side_by_side = rows.window is not None and rows.window.kind == "tumble"
+        if not side_by_side or rows.every or rows.triggers is not None:
             raise InvalidParameter(
                 "a time-series mechanism needs windows side by side, each published once: give "
                 "window=Tumble(...), and neither every nor triggers"
@@ -121,7 +123,7 @@ class SeriesQuery:
     @cached_property
     def window(self) -> Tumble:
         """Its windows."""
-        assert isinstance(self.rows.window, Tumble)
+        assert self.rows.window is not None
         return self.rows.window
 
     @property

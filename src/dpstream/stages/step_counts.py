@@ -14,7 +14,7 @@ import numpy as np
 from dpstream.privacy.state import Secret
 from dpstream.records import Integers, Words
 from dpstream.stages.flow import Piece
-from dpstream.stages.rows import RowReader
+from dpstream.stages.rows import RowReader, id_pairs
 from dpstream.stages.series_query import SeriesQuery
 
 
@@ -47,11 +47,11 @@ class StepCounts:
         first = np.ones(len(units), bool)
         first[1:] = (units[1:] != units[:-1]).any(axis=1)
         units, groups = units[first], groups[first]
-        fresh = ~np.isin(_one(units), _one(seen))
+        fresh = ~np.isin(id_pairs(units), id_pairs(seen))
         self._seen[window] = np.concatenate([seen, units[fresh]])
         bins = self._bin_ids()
-        order = np.argsort(_one(bins))
-        place = order[np.searchsorted(_one(bins)[order], _one(groups[fresh]))]
+        order = np.argsort(id_pairs(bins))
+        place = order[np.searchsorted(id_pairs(bins)[order], id_pairs(groups[fresh]))]
         counts = self._counts.get(window, np.zeros(len(bins), np.int64))
         self._counts[window] = counts + np.bincount(place, minlength=len(bins))
 
@@ -83,9 +83,3 @@ class StepCounts:
         if self._bins is None:
             self._bins = self.reader.public_ids()
         return self._bins
-
-
-def _one(ids: Words) -> Any:
-    """Ids as single items that can be sorted."""
-    pair = np.dtype([("first", "<u8"), ("second", "<u8")])
-    return np.ascontiguousarray(ids, "<u8").view(pair)[:, 0]
