@@ -163,8 +163,8 @@ def _derived(measure: Measure, bounds: Bounds, debias_rows: int, value: float) -
 
 def _columns(plan: Plan, releases: int) -> list[dict[str, Any]]:
     """Noise of each published column; an average's depends on how many rows are behind it."""
-    query, found = plan.query, []
-    window = plan.window(releases)
+    query, window = plan.query, plan.window(releases)
+    found: list[dict[str, Any]] = []
     at = {measure: number for number, measure in enumerate(query.measures)}
     for aggregate in query.aggregates:
         if isinstance(aggregate, Variance):
