@@ -1,5 +1,7 @@
 """SQL on logs of real shapes, from the command and from Python."""
 
+import os
+
 import pytest
 
 from dpstream.bench import queries
@@ -31,6 +33,7 @@ def place(tmp_path_factory):
 def test_the_command_and_python_publish_the_same(asked, place, monkeypatch):
     """Byte for byte, on a small log of the same shape."""
     monkeypatch.delenv("DPSTREAM_DATA", raising=False)
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # thousands of them, and nothing is killed
     source, real = log_file(asked.log, place, rows=6_000)
     begin, fixed = command.run, Options(run_id=queries.RUN)
     monkeypatch.setattr(command, "run", lambda *a, **k: begin(*a, **k | {"options": fixed}))

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
@@ -171,7 +170,7 @@ def test_python_users_are_refused_before_a_row_is_read(folder, monkeypatch):
     def refused(call):
         with monkeypatch.context() as patch:
             patch.setattr(Files, "read", lambda *args, **more: reads.append(args))
-            with pytest.raises(BudgetExceeded, match="'b' does not fit.*nothing was read"):
+            with pytest.raises(BudgetExceeded, match=r"'b' does not fit.*nothing was read"):
                 call()
 
     refused(lambda: dps.run_all(two, checkpoint_location="state", **settings))
@@ -220,8 +219,7 @@ def test_releases_are_good_in_a_notebook(folder):
         found.plot("page")
     once = dps.run(dps.sql(COUNT.format(epsilon=2, table="clicks")), source="clicks.csv").collect()
     assert once.plot(path=str(folder / "y.png")) is not None
-    shown = np.array([row for row in once.table.to_pylist()])
-    assert len(shown) == once.table.num_rows == pa.concat_tables([*once]).num_rows
+    assert once.table.num_rows == pa.concat_tables([*once]).num_rows > 0
     runs = dps.run_all([dps.sql(text, name="a"), dps.sql(text, name="b")], source="clicks.csv",
                        ledger=_book(dps.sql(text), 2))  # fmt: skip
     assert "0 of 24 triggers" in repr(runs)

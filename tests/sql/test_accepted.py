@@ -80,6 +80,23 @@ def test_options_of_the_call_go_before_those_of_the_text():
         dps.sql(query, strategy="best")
 
 
+def test_options_of_mechanisms_come_from_python_and_the_command_line():
+    """As dicts, or as the texts that --set gives."""
+    text = ACCEPTED[-4][0]
+    assert "'naive'" in text
+    python = dps.sql(text, mechanism_options={"lo": 0, "hi": 1000})
+    command = dps.sql(text, mechanism_options=("lo=0", "hi=1000"))
+
+    assert python == command
+    assert python.mechanism.hi == 1000
+    for wrong in (5, ("lo",), {"low": 0}):
+        with pytest.raises(ValueError, match="fix: "):
+            dps.sql(text, mechanism_options=wrong)
+    for option in ("mechanism", "privacy_unit"):
+        with pytest.raises(ValueError, match=f"{option} cannot be 5"):
+            dps.sql(text, **{option: 5})
+
+
 def test_comments_spaces_and_case_of_words_change_nothing():
     """What fixes the releases is what the query does, not how it is laid out."""
     one = "SELECT {} LOWER( page ) AS p, COUNT(*) AS n FROM log WHERE a=1 GROUP BY p"

@@ -73,9 +73,11 @@ def both(asked: Asked, source: Path, folder: Path, command: Command | None = Non
     place = folder / asked.name
     ways: dict[str, Callable[[], Any]] = {
         "command": lambda: (command or in_a_process)(
-            ["sql", asked.sql, "--name", asked.name, "--source", f"{asked.table}={source}"]
-            + ["--state", str(place / "state 1"), "--secret", str(folder / "secret")]
-            + ["--sink", f"csv:{place / 'command'}"]
+            [
+                *("sql", asked.sql, "--name", asked.name, "--source", f"{asked.table}={source}"),
+                *("--state", str(place / "state 1"), "--secret", str(folder / "secret")),
+                *("--sink", f"csv:{place / 'command'}"),
+            ]
         ),
         "python": lambda: run(
             sql(asked.sql, name=asked.name),

@@ -136,6 +136,28 @@ def _weights(node: exp.Expr) -> dict[str, Any]:
     return found
 
 
+def _named(value: Any) -> dict[str, Any]:
+    """Names and values: a dict, or texts such as "lo=0" from the command line."""
+    if isinstance(value, dict):
+        return value
+    found = {}
+    for item in value if isinstance(value, tuple | list) else (value,):
+        name, equals, rest = str(item).partition("=")
+        if not isinstance(item, str) or not equals or not name:
+            raise NotThat("names and values: {'lo': 0, 'hi': 1000}, or lo=0,hi=1000")
+        try:
+            found[name] = Fraction(rest)
+        except (ValueError, ZeroDivisionError):
+            found[name] = rest
+    return found
+
+
+def _words(value: Any) -> str:
+    if not isinstance(value, str):
+        raise NotThat("text")
+    return value
+
+
 def _one_of(*known: str) -> Callable[[Any], str]:
     def given(name: Any) -> str:
         if name not in known:
@@ -170,7 +192,7 @@ OPTIONS = {
     "max_rows_contributed": Option("max_rows_contributed", _whole),
     "public_groups": Option("public_keys", _groups),
     "strategy": Option("strategy", _text, _one_of("latched", "sqlp")),
-    "weights": Option("weights", _weights),
+    "weights": Option("weights", _weights, _named),
     "confidence": Option("confidence", lambda node: float(_number(node))),
     "debias": Option("debias", _text, _one_of("global")),
     "debias_rows": Option("debias_rows", _whole),
@@ -186,10 +208,10 @@ OPTIONS = {
     "allowed_lateness": Option("allowed_lateness", interval),
     "start": Option("start", _instant),
     "end": Option("end", _instant),
-    "privacy_unit": Option("privacy_unit", _text),
+    "privacy_unit": Option("privacy_unit", _text, _words),
     "w": Option("w", _whole),
-    "mechanism": Option("mechanism", _text),
-    "mechanism_options": Option("mechanism_options", _parameters),
+    "mechanism": Option("mechanism", _text, _words),
+    "mechanism_options": Option("mechanism_options", _parameters, _named),
 }
 """BigQuery's names where it has them; `start` and `end` of event time are public."""
 
