@@ -137,6 +137,20 @@ def test_once_stops_after_the_next_triggers_and_the_next_run_goes_on(run, folder
     assert "everything was published before" in run("run", "pipeline.toml").err
 
 
+def test_a_unit_is_erased_on_request(run, folder, example):
+    """From every query, between two runs; the second one goes on as if nothing had happened."""
+    assert run("run", "pipeline.toml", "--once").code == 0
+    first = (folder / "clicks.csv").read_text().splitlines()
+    user = first[1].split(",")[first[0].split(",").index("user_id")]
+    told = run("run", "pipeline.toml", "--forget", user, "--json")
+    again = run("run", "pipeline.toml", "--forget", user)
+
+    assert told.code == again.code == 0
+    assert sum(json.loads(told.out)["groups"].values()) > 0
+    assert "erased from 0 groups" in again.out
+    assert run("run", "pipeline.toml").code == 0
+
+
 def test_an_interrupt_stops_in_order_and_the_next_run_goes_on(run, folder, example):
     """Exit code 130, a line how to go on; afterwards every trigger was published once."""
     minutes = EXAMPLE.replace("INTERVAL '1' HOUR", "INTERVAL '2' MINUTE")
