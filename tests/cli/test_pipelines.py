@@ -1,5 +1,6 @@
 """`dpstream init` and `dpstream run`: pipeline files, from the first run to the last trigger."""
 
+import csv
 import json
 import signal
 import sqlite3
@@ -140,8 +141,8 @@ def test_once_stops_after_the_next_triggers_and_the_next_run_goes_on(run, folder
 def test_a_unit_is_erased_on_request(run, folder, example):
     """From every query, between two runs; the second one goes on as if nothing had happened."""
     assert run("run", "pipeline.toml", "--once").code == 0
-    first = (folder / "clicks.csv").read_text().splitlines()
-    user = first[1].split(",")[first[0].split(",").index("user_id")]
+    with (folder / "clicks.csv").open() as file:
+        user = next(csv.DictReader(file))["user"]
     told = run("run", "pipeline.toml", "--forget", user, "--json")
     again = run("run", "pipeline.toml", "--forget", user)
 
