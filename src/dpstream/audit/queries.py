@@ -83,7 +83,7 @@ def _target(name: str, about: str, *, groups: int = 2, again: bool = False, **fa
             pairs=unit_pairs(groups, again=again),
             epsilon=float(EPSILON),
             delta=DELTA,
-            runs=(6_000, 60_000),
+            runs=(6_000, 40_000),
         )
 
     return make

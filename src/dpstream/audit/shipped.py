@@ -33,7 +33,7 @@ EXTRA: dict[str, dict[str, Any]] = {
 BINS_APART = ("uniform", "sample", "naive")
 """Mechanisms, beside the counters, that treat every bin alike: see `SideBySide`."""
 
-_MANY, _SLOW = (24_000, 400_000), (1_200, 10_000)
+_MANY, _SLOW = (24_000, 200_000), (1_200, 8_000)
 
 WORST: dict[str, str] = {
     "uniform": "flat counts, steps 3 to 5, one bin",
