@@ -228,7 +228,7 @@ def minutes(*times, user="u"):
     start = np.datetime64("2024-05-01", "us")
     return pa.table(
         {
-            "user_id": [f"{user}{time}" for time in times],
+            "user_id": [f"{user}{time}" if user else "same" for time in times],
             "page": ["a"] * len(times),
             "ts": [start + np.timedelta64(time, "m") for time in times],
         }
@@ -244,13 +244,16 @@ def test_a_live_directory_is_counted_by_windows_and_lateness(stop, tmp_path):
     folder.mkdir()
     zero = int(np.datetime64("2024-05-01", "us").astype(int))
     minute = 60_000_000
-    arrivals = [(5, (1, 2)), (50, (48, 49)), (63, (58, 62)), (80, (30,)), (130, (121, 129))]
+    arrivals = [(5, (1, 2)), (50, (48, 49)), (63, (58, 62)), (80, (30,)), (125, (122,))]
+    arrivals.append((130, (121, 129)))
+    again = [(64, (61,)), (81, (75,)), (82, (76,))]  # one unit, three times in the second window
 
-    def drop(number, times):
-        return lambda: pq.write_table(minutes(*times), folder / f"{number}.parquet")
+    def drop(number, times, user):
+        return lambda: pq.write_table(minutes(*times, user=user), folder / f"{number}.parquet")
 
     events = [
-        (zero + at * minute, drop(number, times)) for number, (at, times) in enumerate(arrivals)
+        (zero + at * minute, drop(number, times, "u" if number < len(arrivals) else None))
+        for number, (at, times) in enumerate([*arrivals, *again])
     ]
     clock = ScriptedClock(zero, events)
     span = "start = '2024-05-01', end = '2024-05-01 03:00', allowed_lateness = INTERVAL '10' MINUTE"
@@ -271,7 +274,7 @@ def test_a_live_directory_is_counted_by_windows_and_lateness(stop, tmp_path):
     windows = {table["window_start"][0].as_py().hour: table["n"].to_pylist() for table in found}
 
     # the row of minute 30 came at minute 80, after the first window was published at 70
-    assert windows == {0: [5.0, 0.0], 1: [1.0, 0.0], 2: [2.0, 0.0]}
+    assert windows == {0: [5.0, 0.0], 1: [2.0, 0.0], 2: [3.0, 0.0]}
 
 
 def test_what_does_not_fit_a_mechanism_is_refused():
