@@ -1,9 +1,13 @@
 """Queries through time-series mechanisms: what they count, and that nothing is drawn twice."""
 
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
@@ -21,6 +25,7 @@ from dpstream.errors import (
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import Secret
 from dpstream.session import Operator
+from dpstream.stages.series_query import SeriesQuery
 from dpstream.stages.step_counts import StepCounts
 from tests.engines.test_live import ScriptedClock
 
@@ -238,8 +243,6 @@ def minutes(*times, user="u"):
 @pytest.mark.parametrize("stop", [None, 1, 2, 3])
 def test_a_live_directory_is_counted_by_windows_and_lateness(stop, tmp_path):
     """A late row counts while its window waits for it; a killed run replays what it had read."""
-    import pyarrow.parquet as pq
-
     folder = tmp_path / "in"
     folder.mkdir()
     zero = int(np.datetime64("2024-05-01", "us").astype(int))
@@ -280,10 +283,6 @@ def test_a_live_directory_is_counted_by_windows_and_lateness(stop, tmp_path):
 def test_what_does_not_fit_a_mechanism_is_refused():
     """The class itself checks, whoever builds the query."""
     good = dps.sql(text())
-    from dataclasses import replace
-
-    from dpstream.stages.series_query import SeriesQuery
-
     for change in (
         {"window": None, "start": None, "end": None, "time": None},
         {"every": "10 minutes"},
@@ -313,3 +312,38 @@ def test_every_mechanism_runs_and_charges_all_bins(mechanism, tmp_path):
     assert records
     assert not any("bins" in record for record in records)
     assert book.peak("stream") <= 1
+
+
+CHILD = """
+import sys
+import dpstream as dps
+from dpstream.engines.local import Options
+query, source, state, sink = sys.argv[1:]
+options = Options(run_id=bytes(16), snapshot_every=4)
+for table in dps.run(dps.sql(query), source=source, checkpoint_location=state, sink="csv:" + sink,
+                     secret=bytes(32), options=options):
+    print("published", flush=True)
+"""
+
+
+def test_a_process_that_is_killed_publishes_the_same_bytes(tmp_path):
+    """SIGKILL after some windows; the sink's files are those of an unbroken run."""
+    source = tmp_path / "log.parquet"
+    pq.write_table(log(), source)
+    arguments = [text(), source, tmp_path / "killed.state", tmp_path / "killed"]
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, *map(str, arguments)], stdout=subprocess.PIPE
+    ) as process:
+        for _ in range(6):
+            assert process.stdout.readline() == b"published\n"
+        process.kill()
+    for name in ("killed", "whole"):
+        dps.run(dps.sql(text()), source=source, checkpoint_location=tmp_path / f"{name}.state",
+                sink=f"csv:{tmp_path / name}", **FIXED).finish()  # fmt: skip
+
+    found = [
+        {path.name: path.read_bytes() for path in (tmp_path / name).glob("*.csv")}
+        for name in ("killed", "whole")
+    ]
+    assert len(found[0]) == HOURS
+    assert found[0] == found[1]
