@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dpstream.mechanisms.parts.counting.kernels import compiled
 from dpstream.records import Integers, Words
+from dpstream.stages.prefetch import FAR, prefetch
 from dpstream.stages.tables import SLICE, Table, find_or_add
 
 Limits = tuple[int, int, int]
@@ -185,8 +186,15 @@ def _keep(
     mask = np.uint64(len(index) - 1)
     one, shift = np.uint64(1), np.uint64(32)
     low_bits = np.uint64(0xFFFFFFFF)
+    slots = np.uint64(index.ctypes.data)
     known = left = 0
-    for i in range(len(places)):
+    for ahead in range(len(places) + FAR):
+        if ahead < len(places):
+            place = places[ahead]
+            prefetch(slots + (((units[place, 1] ^ groups[place, 0]) & mask) << np.uint64(3)))
+        i = ahead - FAR
+        if i < 0:
+            continue
         row, place = rows[i], places[i]
         if len(most) and most[i] > 1:
             fits = counters[row, _ROWS] + most[i] <= limits[0]

@@ -22,6 +22,7 @@ from dpstream.records import Integers, Words
 from dpstream.stages.aggregates import answers
 from dpstream.stages.bounding import UnitBucket, Verdicts
 from dpstream.stages.groups import GroupBucket
+from dpstream.stages.layout import Layout
 from dpstream.stages.perturb import Noisy, perturb, thinned
 from dpstream.stages.plan import Plan, WindowPlan
 from dpstream.stages.rows import RowReader, Rows
@@ -79,6 +80,7 @@ class Flow:
         """Forget everything."""
         units = [UnitBucket(bounds=self.query.bounds) for _ in range(self.buckets)]
         self.state = State(units=units)
+        self._layouts: dict[int, Layout] = {}
 
     def step(self, step: int, pieces: Iterable[Piece], spend: QuerySpend) -> list[Publication]:
         """Take one step's rows in; return the table of every window that is due."""
@@ -102,6 +104,7 @@ class Flow:
     def forget(self, window: int) -> None:
         """A window is final: its groups, its pairs and its doors go."""
         self.state.windows.pop(window, None)
+        self._layouts.pop(window, None)
         self._doors.pop(window, None)
         for bucket in self.state.units:
             bucket.windows.pop(window, None)
@@ -198,10 +201,7 @@ class Flow:
     def _table(self, step: int, due: Due, noisy: Sequence[Noisy]) -> pa.Table:
         """All buckets' groups: oldest appearance first, then by id."""
         query, plan = self.query, self._window_plan(due.window)
-        ids = np.concatenate([n.ids for n in noisy])
-        since = np.concatenate([n.since for n in noisy])
-        order = np.lexsort((ids[:, 1], ids[:, 0], since))
-        sums = np.concatenate([n.sums for n in noisy])[order]
+        sums, keys = self._arranged(due.window, noisy)
         by_measure = {
             measure: (sums[:, number], float(plan.stddevs[number, due.release - 1]))
             for number, measure in enumerate(query.measures)
@@ -211,19 +211,13 @@ class Flow:
         )
         start, end = query.schedule.span(due.window)
         time = query.schedule.time_of(step)
-        size = len(order)
-        keys = [
-            bucket.key_columns(part.groups)
-            for bucket, part in zip(self.groups(due.window), noisy, strict=True)
-            if len(part.groups)
-        ]
+        size = len(sums)
         named: dict[str, Any] = {}
         if start is not None:
             named |= {"window_start": _instants(start, size), "window_end": _instants(end, size)}
         if query.keys:
-            joined = pa.concat_tables(keys) if keys else self._no_keys()
-            taken = joined.take(pa.array(order)).combine_chunks()
-            named |= {name: taken[name] for name in query.keys}
+            shown = self._no_keys() if keys is None else keys
+            named |= {name: shown[name] for name in query.keys}
         named |= {name: pa.array(values) for name, values in columns.items()}
         named["trigger_time"] = _instants(time, size)
         named["release_index"] = pa.array(np.full(size, due.release, np.int64))
@@ -241,6 +235,18 @@ class Flow:
         if query.finish is not None:
             release = query.finish(release)
         return release.replace_schema_metadata({"dpstream": json.dumps(about)})
+
+    def _arranged(
+        self, window: int, noisy: Sequence[Noisy]
+    ) -> tuple[Integers, pa.Table | None]:
+        """All buckets' sums and keys, in the order of a table; where it was thinned, made anew."""
+        buckets = self.groups(window)
+        whole = all(
+            len(part.groups) == len(bucket.shown.active)
+            for bucket, part in zip(buckets, noisy, strict=True)
+        )
+        layout = self._layouts.setdefault(window, Layout()) if whole else Layout()
+        return layout.arranged(buckets, noisy)
 
     def _no_keys(self) -> pa.Table:
         types = self.reader.types

@@ -95,9 +95,17 @@ class GroupBucket:
 
     def key_columns(self, active: Integers) -> pa.Table:
         """The key columns of active groups."""
-        if len(self.keys) > 1:
-            self.keys = [pa.concat_tables(self.keys).combine_chunks()]
-        return self.keys[0].take(pa.array(active))
+        ends = np.cumsum([len(piece) for piece in self.keys])
+        piece_of = np.searchsorted(ends, active, side="right")
+        order = np.argsort(piece_of, kind="stable")
+        found = []
+        for number in np.unique(piece_of):
+            first = ends[number] - len(self.keys[number])
+            within = active[order[piece_of[order] == number]] - first
+            found.append(self.keys[number].take(pa.array(within)))
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return pa.concat_tables(found).combine_chunks().take(pa.array(back))
 
     @property
     def bytes(self) -> int:

@@ -18,8 +18,9 @@ import numpy as np
 from dpstream.errors import StateError
 from dpstream.mechanisms.parts.counting.kernels import compiled
 from dpstream.records import Integers, Words
+from dpstream.stages.prefetch import FAR, NEAR, prefetch
 
-SLICE = 1 << 15  # rows between two looks at the free space
+SLICE = 1 << 13  # rows between two looks at the free space; what they touch stays in the cache
 _FIRST = 1 << 8
 _GROWTH = 4  # a full table gets a quarter longer
 _PAGE, _HUGE_PAGE, _ADVICE = 4096, 1 << 21, 14  # MADV_HUGEPAGE; if it is refused, nothing is lost
@@ -129,7 +130,19 @@ def find_or_add(
     mask = np.uint64(len(index) - 1)
     one, shift = np.uint64(1), np.uint64(32)
     low_bits = np.uint64(0xFFFFFFFF)
-    for i in range(len(places)):
+    slots, lines = np.uint64(index.ctypes.data), np.uint64(words.ctypes.data)
+    line = np.uint64(8 * words.shape[1])
+    for ahead in range(len(places) + FAR):
+        if ahead < len(places):
+            prefetch(slots + ((wanted[places[ahead], 1] & mask) << np.uint64(3)))
+        near = ahead - (FAR - NEAR)
+        if 0 <= near < len(places):
+            entry = index[wanted[places[near], 1] & mask]
+            if entry != 0:
+                prefetch(lines + ((entry & low_bits) - one) * line)
+        i = ahead - FAR
+        if i < 0:
+            continue
         first, second = wanted[places[i], 0], wanted[places[i], 1]
         tag = first >> shift
         slot = second & mask
@@ -155,7 +168,11 @@ def reindex(words: Words, used: int, index: Words) -> None:
     """Fill an empty index."""
     mask = np.uint64(len(index) - 1)
     one, shift = np.uint64(1), np.uint64(32)
+    slots = np.uint64(index.ctypes.data)
     for row in range(used):
+        ahead = row + FAR
+        if ahead < used:
+            prefetch(slots + ((words[ahead, 1] & mask) << np.uint64(3)))
         slot = words[row, 1] & mask
         while index[slot] != 0:
             slot = (slot + one) & mask

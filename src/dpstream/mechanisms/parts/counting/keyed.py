@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -132,8 +133,8 @@ def move(
             _refuse_known(ids, joining)
         z = draw(joining, "join", late_normals(process, step))
         new_state, new_path = late_start(process, step, z)
-        state, path = np.concatenate([state, new_state]), np.concatenate([path, new_path])
-        ids = np.concatenate([ids, joining])
+        state, path = extended(state, new_state), np.concatenate([path, new_path])
+        ids = extended(ids, joining)
     path *= sigma
     return KeyedNoise(ids=ids, state=state, step=step), np.rint(path, out=path).astype(np.int64)
 
@@ -141,6 +142,20 @@ def move(
 def nobody(process: BufferedLinearToeplitz) -> KeyedNoise:
     """Nobody has joined."""
     return KeyedNoise(ids=np.zeros((0, 2), np.uint64), state=np.zeros((0, process.width)))
+
+
+def extended(array: Any, more: Any) -> Any:
+    """The array with more rows after it; it is used up, since its buffer may be the answer's.
+
+    Half as much room again is left, so that a few rows at a time are not a copy of all each time.
+    """
+    size, wanted, buffer = len(array), len(array) + len(more), array.base
+    fits = isinstance(buffer, np.ndarray) and buffer.shape[1:] == array.shape[1:]
+    if not (fits and buffer.ctypes.data == array.ctypes.data and len(buffer) >= wanted):
+        buffer = np.empty((wanted + wanted // 2, *array.shape[1:]), array.dtype)
+        buffer[:size] = array
+    buffer[size:wanted] = more
+    return buffer[:wanted]
 
 
 def _refuse_known(known: Words, joining: Words) -> None:
