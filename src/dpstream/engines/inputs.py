@@ -23,7 +23,7 @@ from dpstream.stages.flow import Piece
 from dpstream.stages.rows import RowReader, Rows
 
 Positions = dict[str, Position]
-_AHEAD = 4  # chunks that are read before they are needed
+_AHEAD = 2  # chunks that are read before they are needed; more take memory and save no time
 
 
 class Aside(Protocol):

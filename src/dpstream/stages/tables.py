@@ -8,8 +8,6 @@ outside can make them collide.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,8 +20,8 @@ from dpstream.stages.prefetch import FAR, NEAR, prefetch
 
 SLICE = 1 << 13  # rows between two looks at the free space; what they touch stays in the cache
 _FIRST = 1 << 8
-_GROWTH = 4  # a full table gets a quarter longer
-_PAGE, _HUGE_PAGE, _ADVICE = 4096, 1 << 21, 14  # MADV_HUGEPAGE; if it is refused, nothing is lost
+_GROWTH, _LARGE_GROWTH = 2, 4
+_ADVISED = 1 << 22  # bytes from which NumPy asks for large pages
 _MOST_ROWS = (1 << 32) - 2  # row numbers have 32 bits
 _FULLEST = 0.6
 _LARGE = 1 << 22  # slots; below, an index grows in larger steps, to be rebuilt less often
@@ -54,7 +52,7 @@ class Table:
         if wanted > _MOST_ROWS:
             raise StateError("a hash bucket is full (2^32 rows); use more buckets")
         if wanted > len(self.words):
-            _lengthen(self.words, max(wanted, len(self.words) + len(self.words) // _GROWTH))
+            self.words = _longer(self.words, self.used, wanted)
         if wanted > _FULLEST * len(self.index):
             slots = len(self.index)
             while wanted > _FULLEST * slots:
@@ -97,7 +95,6 @@ class Table:
         end = self.used + len(delta["new"])
         self.words[self.used : end] = delta["new"]
         self.words[delta["older"], 2:] = delta["changed"]
-        self.words[end:] = 0
         self.used = end
         self.index[:] = 0
         reindex(self.words, self.used, self.index)
@@ -109,17 +106,17 @@ class Table:
 
     @property
     def bytes(self) -> int:
-        """Memory held."""
-        return int(self.words.nbytes + self.index.nbytes)
+        """Memory held: the rows in use, and the index."""
+        return int(self.stored + self.index.nbytes)
 
 
-def _lengthen(array: Any, capacity: int) -> None:
-    """Make an array longer in place: large ones are not copied, and get large pages."""
-    array.resize((capacity, *array.shape[1:]), refcheck=False)
-    if array.nbytes >= _HUGE_PAGE and sys.platform == "linux":
-        start = -(-array.ctypes.data // _PAGE) * _PAGE
-        length = array.ctypes.data + array.nbytes - start
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _ADVICE)
+def _longer(words: Words, used: int, wanted: int) -> Words:
+    """Room for more rows. What is not used yet takes addresses, not memory, so a large array is
+    made much longer; NumPy asks for large pages."""
+    factor = _GROWTH if words.nbytes < _ADVISED else _LARGE_GROWTH
+    longer: Words = np.empty((max(wanted, factor * len(words)), words.shape[1]), np.uint64)
+    longer[:used] = words[:used]
+    return longer
 
 
 @compiled
@@ -150,6 +147,8 @@ def find_or_add(
             entry = index[slot]
             if entry == 0:
                 words[used, 0], words[used, 1] = first, second
+                for number in range(2, words.shape[1]):
+                    words[used, number] = 0
                 rows[i] = used
                 used += 1
                 index[slot] = (tag << shift) | np.uint64(used)

@@ -16,6 +16,8 @@ from dpstream.errors import StateError
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
+_LARGE = 1 << 20  # bytes of a file that is not kept in memory: it is read after a stop, if ever
+
 Buffer: TypeAlias = bytes | memoryview
 
 
@@ -78,6 +80,8 @@ def _write_synced(path: Path, *content: Buffer) -> None:
             file.write(piece)
         file.flush()
         os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise") and file.tell() >= _LARGE:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def remove_leftovers(folder: Path, name: str = "*", *, overwrite: bool = False) -> None:
