@@ -9,12 +9,13 @@ always changes them; SHA-256 joins the words of all blocks, the rest and the len
 from __future__ import annotations
 
 import hashlib
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numba import njit
 
-Buffer: TypeAlias = bytes | memoryview
+from dpstream.privacy.state.files import Buffer
+
 
 _LANES, _BLOCK = 8, 1 << 16
 _START, _TIMES = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93  # odd numbers without a pattern
@@ -49,6 +50,8 @@ class Checksum:
 
     def _absorb(self, blocks: Buffer) -> None:
         words = np.frombuffer(blocks, "<u8").reshape(-1, _BLOCK // 8 // _LANES, _LANES)
+        words = words if words.flags.aligned else words.copy()
+        words.flags.writeable = False  # one compiled version serves all
         out = np.empty((len(words), _LANES), "<u8")
         _mix(words, out)
         self._digest.update(out.data)
