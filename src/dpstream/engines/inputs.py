@@ -104,6 +104,11 @@ class FileInput:
                 chunk.rows = None  # its time is over, or it is read again when needed
         return pieces
 
+    def ready(self, step: int) -> bool:
+        """Are the rows of a step here, so that nobody waits for them?"""
+        needed = [chunk for chunk in self._index or () if chunk.first <= step <= chunk.last]
+        return all(chunk.rows is not None and chunk.rows.done() for chunk in needed)
+
     def close(self) -> None:
         """Stop reading."""
         self._thread.shutdown(cancel_futures=True)

@@ -37,8 +37,7 @@ def extract(flow: Flow, owner: Owner, marks: Marks | None) -> tuple[dict[str, An
     since = [0] * len(tables) if marks is None else marks["tables"]
     part: dict[str, Any] = {
         "tables": [
-            table.delta(first, bucket.changed.pop(owner, []))
-            for bucket, table, first in zip(flow.state.units, tables, since, strict=True)
+            table.delta(first) for table, first in zip(tables, since, strict=True)
         ]
     }
     new: Marks = {"tables": [table.used for table in tables]}
@@ -86,10 +85,9 @@ def _table_of(bucket: UnitBucket, kind: str, number: int) -> Table:
 
 
 def _group(bucket: GroupBucket, rows: int, active: int) -> dict[str, Any]:
-    changed, bucket.changed = bucket.changed, []
     shown = bucket.shown
     return {
-        "table": bucket.table.delta(rows, changed),
+        "table": bucket.table.delta(rows),
         "active since": active,
         "active": bucket.active[active:].copy(),
         "keys": _to_bytes(bucket.keys, active, len(bucket.active) - active),

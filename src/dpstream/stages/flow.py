@@ -108,7 +108,6 @@ class Flow:
         self._doors.pop(window, None)
         for bucket in self.state.units:
             bucket.windows.pop(window, None)
-            bucket.changed.pop(("window", window), None)
 
     def forget_periods(self, step: int) -> list[int]:
         """Periods whose every window is final by `step`: no row of theirs can be kept any more."""
@@ -129,16 +128,7 @@ class Flow:
         for bucket in self.state.units:
             for period in gone:
                 bucket.periods.pop(period, None)
-                bucket.changed.pop(("period", period), None)
         return sorted(gone)
-
-    def forget_changes(self) -> None:
-        """No snapshot will ask what has changed."""
-        for bucket in self.state.units:
-            bucket.changed.clear()
-        for buckets in self.state.windows.values():
-            for group in buckets:
-                group.changed.clear()
 
     def close(self) -> None:
         """Stop the threads."""

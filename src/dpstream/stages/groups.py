@@ -15,7 +15,7 @@ from dpstream.mechanisms.parts.counting.keyed import KeyedNoise
 from dpstream.records import Integers, Reals, Words
 from dpstream.stages.aggregates import Measure
 from dpstream.stages.bounding import FIRST, Verdicts
-from dpstream.stages.tables import Table
+from dpstream.stages.tables import SLICE, Table
 
 _LARGEST_SUM = 1 << 61
 _FEW = 32  # pieces of key columns before they are joined
@@ -45,7 +45,6 @@ class GroupBucket:
         self.joined = 0  # active groups whose noise has begun
         self.noise: KeyedNoise | None = None  # of the units of the joined groups
         self.shown = Shown()
-        self.changed: list[Integers] = []  # rows of the table since the last snapshot
 
     def add(
         self,
@@ -61,17 +60,21 @@ class GroupBucket:
 
         The row that takes a group past the threshold names its key columns.
         """
-        rows = self.table.rows(groups, places)
-        became: Integers = np.empty(len(rows), np.int64)
-        at: Integers = np.empty(len(rows), np.int64)
-        sums = self.table.numbers
-        state = (self.codes, sums, pre_threshold, became, at, _LARGEST_SUM)
-        count, over = _add(rows, places, verdicts, values, *state)
-        if over:
-            raise StateError("a sum left the integers of 61 bits; use a coarser quantum")
-        if count:
-            self._activate(became[:count], keys.take(pa.array(at[:count])))
-        self.changed.append(rows)
+        rows: Integers = np.empty(min(len(places), SLICE), np.int64)
+        became, at = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        found: list[tuple[Integers, Integers]] = []
+        for start in range(0, len(places), SLICE):
+            part = places[start : start + SLICE]
+            self.table.find(groups, part, rows)
+            state = (self.codes, self.table.numbers, pre_threshold, became, at, _LARGEST_SUM)
+            count, over = _add(rows, part, verdicts, values, *state)
+            if over:
+                raise StateError("a sum left the integers of 61 bits; use a coarser quantum")
+            if count:
+                found.append((became[:count].copy(), at[:count].copy()))
+        if found:
+            active, named = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            self._activate(active, keys.take(pa.array(named)))
 
     def open(self, groups: Words, keys: pa.Table) -> None:
         """Public groups: there from the beginning, whatever the data are."""
@@ -130,7 +133,7 @@ def _add(
 ) -> tuple[int, bool]:
     """Add each row to its group's sums; note the groups that pass the pre-threshold, and where."""
     count, over = 0, False
-    for i in range(len(rows)):
+    for i in range(len(places)):
         row, place, value = rows[i], places[i], 0
         for m in range(len(codes)):
             if codes[m] == 0:

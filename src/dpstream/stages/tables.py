@@ -8,20 +8,24 @@ outside can make them collide.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import mmap
+from contextlib import suppress
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from dpstream.errors import StateError
 from dpstream.mechanisms.parts.counting.kernels import compiled
 from dpstream.records import Integers, Words
 from dpstream.stages.prefetch import FAR, NEAR, prefetch
 
+Marks: TypeAlias = npt.NDArray[np.uint8]
+
 SLICE = 1 << 13  # rows between two looks at the free space; what they touch stays in the cache
 _FIRST = 1 << 8
 _GROWTH, _LARGE_GROWTH = 2, 4
-_ADVISED = 1 << 22  # bytes from which NumPy asks for large pages
+_LARGE_PAGE = 1 << 21  # bytes
 _MOST_ROWS = (1 << 32) - 2  # row numbers have 32 bits
 _FULLEST = 0.6
 _LARGE = 1 << 22  # slots; below, an index grows in larger steps, to be rebuilt less often
@@ -35,6 +39,8 @@ class Table:
         self.used = 0
         self.words: Words = np.zeros((_FIRST, 2 + numbers), np.uint64)
         self.index: Words = np.zeros(2 * _FIRST, np.uint64)
+        self.touched: Marks = np.zeros(_FIRST, np.uint8)
+        """Rows that were found, and may have changed, since the last `delta`."""
 
     @property
     def ids(self) -> Words:
@@ -53,11 +59,13 @@ class Table:
             raise StateError("a hash bucket is full (2^32 rows); use more buckets")
         if wanted > len(self.words):
             self.words = _longer(self.words, self.used, wanted)
+            touched, self.touched = self.touched, np.zeros(len(self.words), np.uint8)
+            self.touched[: self.used] = touched[: self.used]
         if wanted > _FULLEST * len(self.index):
             slots = len(self.index)
             while wanted > _FULLEST * slots:
                 slots *= 4 if slots < _LARGE else 2
-            self.index = np.zeros(slots, np.uint64)
+            self.index = _zeros(slots, 1)[:, 0]
             reindex(self.words, self.used, self.index)
 
     def rows(self, ids: Words, places: Integers | None = None) -> Integers:
@@ -66,18 +74,19 @@ class Table:
             places = np.arange(len(ids))
         found: Integers = np.empty(len(places), np.int64)
         for start in range(0, len(places), SLICE):
-            part = places[start : start + SLICE]
-            self.reserve(len(part))
-            out = found[start : start + SLICE]
-            self.used = find_or_add(self.words, self.index, self.used, ids, part, out)
+            self.find(ids, places[start : start + SLICE], found[start : start + SLICE])
         return found
 
-    def delta(self, since: int, changed: Sequence[Integers]) -> dict[str, Any]:
-        """Rows from `since` on, and older ones that changed: what a snapshot adds."""
-        touched = np.zeros(self.used, bool)
-        for rows in changed:
-            touched[rows] = True
-        older = np.flatnonzero(touched[:since])
+    def find(self, ids: Words, places: Integers, rows: Integers) -> None:
+        """The same for a slice, into `rows`."""
+        self.reserve(len(places))
+        state = (self.words, self.index, self.touched)
+        self.used = find_or_add(*state, self.used, ids, places, rows)
+
+    def delta(self, since: int) -> dict[str, Any]:
+        """Rows from `since` on, and older ones touched since the last time: what a snapshot adds."""
+        older = np.flatnonzero(self.touched[:since])
+        self.touched[: self.used] = 0
         return {
             "since": since,
             "new": self.words[since : self.used].copy(),
@@ -87,6 +96,7 @@ class Table:
 
     def apply(self, delta: dict[str, Any]) -> None:
         """Take in what `delta` gave, in the order it was given."""
+        before = self.used
         if delta["since"] == 0:
             self.used = 0
         if delta["since"] != self.used:
@@ -96,6 +106,8 @@ class Table:
         self.words[self.used : end] = delta["new"]
         self.words[delta["older"], 2:] = delta["changed"]
         self.used = end
+        self.words[end:before] = 0
+        self.touched[:] = 0
         self.index[:] = 0
         reindex(self.words, self.used, self.index)
 
@@ -112,16 +124,33 @@ class Table:
 
 def _longer(words: Words, used: int, wanted: int) -> Words:
     """Room for more rows. What is not used yet takes addresses, not memory, so a large array is
-    made much longer; NumPy asks for large pages."""
-    factor = _GROWTH if words.nbytes < _ADVISED else _LARGE_GROWTH
-    longer: Words = np.empty((max(wanted, factor * len(words)), words.shape[1]), np.uint64)
+    made much longer."""
+    factor = _GROWTH if words.nbytes < _LARGE_PAGE else _LARGE_GROWTH
+    longer = _zeros(max(wanted, factor * len(words)), words.shape[1])
     longer[:used] = words[:used]
     return longer
 
 
+def _zeros(rows: int, width: int) -> Words:
+    """Zeros; many of them in memory of their own, of large pages, which goes when they go."""
+    size = rows * width * 8
+    if size < _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros((rows, width), np.uint64)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint64).reshape(rows, width)
+
+
 @compiled
 def find_or_add(
-    words: Words, index: Words, used: int, wanted: Words, places: Integers, rows: Integers
+    words: Words,
+    index: Words,
+    touched: Marks,
+    used: int,
+    wanted: Words,
+    places: Integers,
+    rows: Integers,
 ) -> int:
     """rows[i] = the row of wanted[places[i]], added if it is new; returns the rows in use."""
     mask = np.uint64(len(index) - 1)
@@ -147,8 +176,6 @@ def find_or_add(
             entry = index[slot]
             if entry == 0:
                 words[used, 0], words[used, 1] = first, second
-                for number in range(2, words.shape[1]):
-                    words[used, number] = 0
                 rows[i] = used
                 used += 1
                 index[slot] = (tag << shift) | np.uint64(used)
@@ -157,6 +184,7 @@ def find_or_add(
                 row = np.int64(entry & low_bits) - 1
                 if words[row, 0] == first and words[row, 1] == second:
                     rows[i] = row
+                    touched[row] = 1
                     break
             slot = (slot + one) & mask
     return used

@@ -41,14 +41,20 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
 
 def create_exclusive(path: Path, content: bytes) -> None:
     """Write a new private file (0600) durably; FileExistsError if somebody else was first."""
-    make_directory(path.parent)
-    temporary = path.with_name(f".{path.name}.{token_hex(8)}.new")
-    _write_synced(temporary, content)
+    temporary = write_hidden(path, content)
     try:
         os.link(temporary, path)  # the file appears whole or not at all
     finally:
         temporary.unlink()
     sync_directory(path.parent)
+
+
+def write_hidden(path: Path, content: bytes) -> Path:
+    """Write the content of a file-to-be durably under another name, which is given."""
+    make_directory(path.parent)
+    temporary = path.with_name(f".{path.name}.{token_hex(8)}.new")
+    _write_synced(temporary, content)
+    return temporary
 
 
 def replace(path: Path, *content: Buffer) -> None:
