@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -487,6 +489,33 @@ def _checksum(*pieces):
     for piece in pieces:
         found.update(piece)
     return found.digest()
+
+
+@pytest.mark.parametrize("refuses", [None, "at once", "at a write", "half a write"])
+def test_large_files_are_whole_however_they_are_written(tmp_path, monkeypatch, refuses):
+    """Directly, or as usual where the file system cannot, from the start or in between."""
+    content = np.random.default_rng(2).integers(0, 2**60, 700_001)
+    write, calls = os.write, []
+
+    def poor(fd, data):
+        calls.append(bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT))
+        if len(calls) == 2 and refuses == "at a write":
+            raise OSError(errno.EINVAL, "no")
+        half = len(calls) == 2 and refuses == "half a write"
+        return write(fd, data[: len(data) // 2] if half else data)
+
+    if refuses == "at once":
+        monkeypatch.setattr("dpstream.privacy.state.large_files._DIRECT", 0)
+    monkeypatch.setattr(os, "write", poor)
+    write_packed(tmp_path / "f", {"a": content, "b": b"rest"}, kind="k")
+    monkeypatch.undo()
+
+    found = read_packed(tmp_path / "f", kind="k")
+    assert (found["a"] == content).all()
+    assert found["b"] == b"rest"
+    assert len(calls) >= 6
+    if refuses is not None:
+        assert not any(calls[2:])
 
 
 def packed_json(tree: object) -> bytes:

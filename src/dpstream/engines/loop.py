@@ -137,7 +137,7 @@ class Loop:
         return self.files is None or self.files.ready(step)
 
     def _log_ahead(self, *, before: bool = True) -> tuple[list[Piece], Future[bytes]] | None:
-        """The next step's rows (`before`: this one is not published yet), which are being logged."""
+        """The next step's rows, which are being logged; `before`: this one is not published yet."""
         step = self.step + before
         pieces = self._rows(step)
         if pieces is None:

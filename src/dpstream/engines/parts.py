@@ -36,9 +36,7 @@ def extract(flow: Flow, owner: Owner, marks: Marks | None) -> tuple[dict[str, An
     tables = [_table_of(bucket, kind, number) for bucket in flow.state.units]
     since = [0] * len(tables) if marks is None else marks["tables"]
     part: dict[str, Any] = {
-        "tables": [
-            table.delta(first) for table, first in zip(tables, since, strict=True)
-        ]
+        "tables": [table.delta(first) for table, first in zip(tables, since, strict=True)]
     }
     new: Marks = {"tables": [table.used for table in tables]}
     if kind == "window":

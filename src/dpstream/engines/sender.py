@@ -73,7 +73,7 @@ class Sender:
 
     def _publish(self) -> None:
         """Make visible what is prepared, as far as it is in order."""
-        batch = []
+        batch: list[tuple[list[Future[Any]], list[pa.Table], Sent]] = []
         while self._waiting and (not batch or all(f.done() for f in self._waiting[0][0])):
             batch.append(self._waiting.popleft())
             if self._failure is not None or any(f.exception() for f in batch[-1][0]):

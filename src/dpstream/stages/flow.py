@@ -34,6 +34,8 @@ from dpstream.stages.ticks import iso
 T = TypeVar("T")
 U = TypeVar("U")
 
+_FEW = 1 << 14  # rows or groups that are sooner done than handed to a thread
+
 Piece = tuple[Rows, int, int]
 """Rows `first` to `end` of a batch."""
 
@@ -154,7 +156,7 @@ class Flow:
         def one(bucket: UnitBucket, places: Integers) -> None:
             bucket.keep(window, period, batch, places, verdicts, by_value=self._by_value)
 
-        self._each(one, self.state.units, self._split(rows.units))
+        self._each(one, self.state.units, self._split(rows.units), few=len(rows) < _FEW)
         return verdicts
 
     def _aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
@@ -167,7 +169,8 @@ class Flow:
             batch = (rows.groups, verdicts, rows.values, rows.keys)
             bucket.add(*batch, places, pre_threshold=early)
 
-        self._each(one, self.groups(window), self._split(rows.groups, verdicts))
+        places = self._split(rows.groups, verdicts)
+        self._each(one, self.groups(window), places, few=len(rows) < _FEW)
 
     def _perturb(self, due: Due, spend: QuerySpend) -> list[Noisy]:
         plan = self._window_plan(due.window)
@@ -186,7 +189,9 @@ class Flow:
                 return noisy
             return thinned(bucket, noisy, self.query.min_change * plan.stddevs[:, due.release - 1])
 
-        return self._each(one, self.groups(due.window), doors)
+        groups = self.groups(due.window)
+        few = sum(len(bucket.active) for bucket in groups) < _FEW
+        return self._each(one, groups, doors, few=few)
 
     def _table(self, step: int, due: Due, noisy: Sequence[Noisy]) -> pa.Table:
         """All buckets' groups: oldest appearance first, then by id."""
@@ -226,9 +231,7 @@ class Flow:
             release = query.finish(release)
         return release.replace_schema_metadata({"dpstream": json.dumps(about)})
 
-    def _arranged(
-        self, window: int, noisy: Sequence[Noisy]
-    ) -> tuple[Integers, pa.Table | None]:
+    def _arranged(self, window: int, noisy: Sequence[Noisy]) -> tuple[Integers, pa.Table | None]:
         """All buckets' sums and keys, in the order of a table; where it was thinned, made anew."""
         buckets = self.groups(window)
         whole = all(
@@ -256,10 +259,17 @@ class Flow:
         split(np.ascontiguousarray(ids), taken, self.buckets, order, ends)
         return np.split(order[: ends[-1]], ends[:-1])
 
-    def _each(self, work: Callable[[T, U], Any], one: Iterable[T], two: Iterable[U]) -> list[Any]:
-        """Do the work for every bucket, on the threads there are."""
+    def _each(
+        self,
+        work: Callable[[T, U], Any],
+        one: Iterable[T],
+        two: Iterable[U],
+        *,
+        few: bool = False,
+    ) -> list[Any]:
+        """Do the work for every bucket, on the threads there are; a little of it right here."""
         pairs = list(zip(one, two, strict=True))
-        if self._pool is None:
+        if self._pool is None or few:
             return [work(a, b) for a, b in pairs]
         return list(self._pool.map(lambda pair: work(*pair), pairs))
 

@@ -6,6 +6,8 @@ rows will be looked at is known many rows ahead, so a dozen misses can be under 
 
 from __future__ import annotations
 
+from typing import Any
+
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -15,8 +17,7 @@ FAR, NEAR = 24, 12
 
 
 @intrinsic
-def prefetch(typing_context, address):  # type: ignore[no-untyped-def]
-    """Begin to load the cache line at an address; one that is not mapped does no harm."""
+def _prefetch(typing_context, address):  # type: ignore[no-untyped-def]
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         number = ir.IntType(32)
@@ -27,3 +28,7 @@ def prefetch(typing_context, address):  # type: ignore[no-untyped-def]
         return context.get_dummy_value()
 
     return types.void(types.uint64), generate
+
+
+prefetch: Any = _prefetch
+"""prefetch(address) begins to load a cache line; an address that is not mapped does no harm."""

@@ -77,9 +77,8 @@ def _is_utf8(raw: bytes) -> bool:
 
 def missing(units: pa.Array) -> parse.Mask:
     """Where no unit is named."""
-    if not units.null_count:
-        if not parse.is_text(units.type) or texts.lengths(units)[0] > 0:
-            return np.zeros(len(units), bool)
+    if not units.null_count and (not parse.is_text(units.type) or texts.lengths(units)[0] > 0):
+        return np.zeros(len(units), bool)
     none = units.is_null().to_numpy(zero_copy_only=False)
     if parse.is_text(units.type):
         empty = pc.fill_null(pc.equal(units, ""), True)

@@ -84,12 +84,13 @@ class Table:
         self.used = find_or_add(*state, self.used, ids, places, rows)
 
     def delta(self, since: int) -> dict[str, Any]:
-        """Rows from `since` on, and older ones touched since the last time: what a snapshot adds."""
+        """What a snapshot adds: rows from `since` on, and older ones touched since the last."""
         older = np.flatnonzero(self.touched[:since])
         self.touched[: self.used] = 0
+        new = self.words[since : self.used]
         return {
             "since": since,
-            "new": self.words[since : self.used].copy(),
+            "new": new.copy() if new.shape[1] > 2 else new,  # ids never change
             "older": older,
             "changed": self.words[older, 2:],
         }

@@ -53,7 +53,7 @@ def _has_high(words: Any) -> bool:
     seen = np.uint64(0)
     for word in words:
         seen |= word
-    return (seen & np.uint64(_HIGH)) != 0
+    return bool(seen & np.uint64(_HIGH))
 
 
 @compiled

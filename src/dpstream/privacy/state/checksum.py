@@ -1,9 +1,9 @@
 """A checksum of large contents, several times as fast as a cryptographic hash.
 
-It finds damage: torn, swapped or flipped bytes. It does not stop somebody who forges a file; whoever
-can write to the state directory is trusted. Content is taken in blocks of 64 KiB; each becomes eight
-words by multiplication and rotation, every step of which can be undone, so that a change of one word
-always changes them; SHA-256 joins the words of all blocks, the rest and the length.
+It finds damage: torn, swapped or flipped bytes. It does not stop somebody who forges a file; who
+can write to the state directory is trusted. Content is taken in blocks of 64 KiB; each becomes
+eight words by multiplication and rotation, every step of which can be undone, so that a change of
+one word always changes them; SHA-256 joins the words of all blocks, the rest and the length.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from dpstream.privacy.state.files import Buffer
-
+from dpstream.privacy.state.large_files import Buffer
 
 _LANES, _BLOCK = 8, 1 << 16
 _START, _TIMES = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93  # odd numbers without a pattern

@@ -9,16 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
-from typing import TypeAlias
 
 from dpstream.errors import StateError
+from dpstream.privacy.state.large_files import Buffer, write_all, write_large
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
-_LARGE = 1 << 20  # bytes of a file that is not kept in memory: it is read after a stop, if ever
-
-Buffer: TypeAlias = bytes | memoryview
+_LARGE = 1 << 20  # bytes from which a file is written past the system's cache
 
 
 def sync_directory(path: Path) -> None:
@@ -81,13 +79,12 @@ def erase(path: Path) -> None:
 
 def _write_synced(path: Path, *content: Buffer) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        for piece in content:
-            file.write(piece)
-        file.flush()
+    with os.fdopen(fd, "wb", buffering=0) as file:
+        if sum(len(piece) for piece in content) < _LARGE:
+            write_all(file.fileno(), b"".join(content))
+        else:
+            write_large(file.fileno(), content)
         os.fsync(file.fileno())
-        if hasattr(os, "posix_fadvise") and file.tell() >= _LARGE:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def remove_leftovers(folder: Path, name: str = "*", *, overwrite: bool = False) -> None:

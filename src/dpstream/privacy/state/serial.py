@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from dpstream.errors import StateError
 from dpstream.privacy.state.checksum import Checksum
-from dpstream.privacy.state.files import Buffer, replace
+from dpstream.privacy.state.files import replace
+from dpstream.privacy.state.large_files import Buffer
 
 FORMAT = 2
 _CHECKSUMS: dict[int, Callable[[], Any]] = {1: hashlib.sha256, 2: Checksum}
