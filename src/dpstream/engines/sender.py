@@ -74,10 +74,8 @@ class Sender:
     def _publish(self) -> None:
         """Make visible what is prepared, as far as it is in order."""
         batch: list[tuple[list[Future[Any]], list[pa.Table], Sent]] = []
-        while self._waiting and (not batch or all(f.done() for f in self._waiting[0][0])):
+        while self._waiting and (not batch or all(map(_went_well, self._waiting[0][0]))):
             batch.append(self._waiting.popleft())
-            if self._failure is not None or any(f.exception() for f in batch[-1][0]):
-                break
         if not batch:
             return  # an earlier call has taken it along
         try:
@@ -93,6 +91,10 @@ class Sender:
             return
         for _, tables, done in batch:
             done.set_result(tables)
+
+
+def _went_well(future: Future[Any]) -> bool:
+    return future.done() and future.exception() is None
 
 
 def _explained(error: BaseException) -> BaseException:
