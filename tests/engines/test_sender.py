@@ -77,7 +77,7 @@ def test_nothing_follows_a_table_that_failed(kind):
     sender = Sender(sink, "q")
     for number in range(1, 7):
         sender.send(tables(number))
-    with pytest.raises(StateError, match="the sink cannot be written: no space.*nothing is lost"):
+    with pytest.raises(StateError, match=r"the sink cannot be written: no space.*nothing is lost"):
         sender.arrived(all_of_them=True)
     sender.send(tables(7))
     sender.close()

@@ -151,7 +151,7 @@ class Loop:
             if claim is not None:
                 claim(self.flow.query.name, self.flow.mark)
             self._spend = self.pay()
-        chain = chain_digest(self.digest_key, chain, _content(step, pieces))
+        chain = chain_digest(self.digest_key, chain, step_content(step, pieces))
         if self.directory is not None:
             positions = None if self.live is None else self.live.moved()
             head = self.directory.ledger.head()
@@ -245,7 +245,7 @@ class Windows:
             self._erase(window)
 
 
-def _content(step: int, pieces: list[Piece]) -> bytes:
+def step_content(step: int, pieces: list[Piece]) -> bytes:
     """What a step has read, in any order: the sum of its rows' digests, and their number."""
     total = (0, 0)
     for rows, first, end in pieces:

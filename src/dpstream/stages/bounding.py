@@ -55,6 +55,8 @@ class UnitBucket:
     bounds: Bounds
     periods: dict[int, Table] = field(default_factory=dict)
     windows: dict[int, Table] = field(default_factory=dict)
+    offered: dict[int, Table] = field(default_factory=dict)
+    """Rows offered by each unit, by period, where they are counted."""
 
     def keep(
         self,

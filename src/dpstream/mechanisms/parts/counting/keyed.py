@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from dpstream.mechanisms.base import Spender, whole
 from dpstream.mechanisms.parts.counting.budget import CountingParameters
 from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
 from dpstream.mechanisms.parts.counting.float_error import calibrate
-from dpstream.mechanisms.parts.counting.strategy import late_normals, late_start
+from dpstream.mechanisms.parts.counting.strategy import NoiseProcess, late_normals, late_start
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.events import FloatError
 from dpstream.privacy.state.serial import storable
@@ -104,7 +105,7 @@ class KeyedCounting(CountingParameters):
 
 
 def move(
-    process: BufferedLinearToeplitz,
+    process: NoiseProcess,
     noise: KeyedNoise | None,
     joining: Words,
     step: int,
@@ -139,9 +140,13 @@ def move(
     return KeyedNoise(ids=ids, state=state, step=step), np.rint(path, out=path).astype(np.int64)
 
 
-def nobody(process: BufferedLinearToeplitz) -> KeyedNoise:
+def nobody(process: NoiseProcess) -> KeyedNoise:
     """Nobody has joined."""
     return KeyedNoise(ids=np.zeros((0, 2), np.uint64), state=np.zeros((0, process.width)))
+
+
+_ROOMS: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""Buffers that were made with room behind the rows in use, by their addresses."""
 
 
 def extended(array: Any, more: Any) -> Any:
@@ -149,11 +154,12 @@ def extended(array: Any, more: Any) -> Any:
 
     Half as much room again is left, so that a few rows at a time are not a copy of all each time.
     """
-    size, wanted, buffer = len(array), len(array) + len(more), array.base
-    fits = isinstance(buffer, np.ndarray) and buffer.shape[1:] == array.shape[1:]
-    if not (fits and buffer.ctypes.data == array.ctypes.data and len(buffer) >= wanted):
+    size, wanted = len(array), len(array) + len(more)
+    buffer = _ROOMS.get(array.ctypes.data)
+    if buffer is None or buffer is not array.base or len(buffer) < wanted:
         buffer = np.empty((wanted + wanted // 2, *array.shape[1:]), array.dtype)
         buffer[:size] = array
+        _ROOMS[buffer.ctypes.data] = buffer
     buffer[size:wanted] = more
     return buffer[:wanted]
 
