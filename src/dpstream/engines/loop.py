@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from dpstream.engines.directory import StateDirectory
 from dpstream.engines.inputs import FileInput, LiveInput
-from dpstream.engines.sender import Sender
+from dpstream.engines.sender import MOST_ON_THE_WAY, Sender
 from dpstream.engines.snapshots import Snapshots
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import chain_digest
@@ -27,6 +28,7 @@ from dpstream.stages.flow import Flow, Piece
 from dpstream.stages.hashing import combine, multiset_digest
 
 _START = bytes(16)  # the digest chain before the first step
+_MANY = 16  # one step in this many may be ahead of what is durable
 
 
 @dataclass(kw_only=True)
@@ -51,7 +53,10 @@ class Loop:
     _snapshots: Snapshots | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self._sender = Sender(self.sink, self.flow.query.name)
+        steps = self.flow.query.schedule.steps or 0
+        # A short run does not run away from who reads it, and may want to stop it.
+        on_the_way = min(MOST_ON_THE_WAY, steps // _MANY)
+        self._sender = Sender(self.sink, self.flow.query.name, on_the_way)
         self._logger = ThreadPoolExecutor(1)
         self._windows = Windows(self.flow.query.schedule.last_step, self._erase)
         self._steps = self.flow.query.schedule.steps
@@ -68,8 +73,7 @@ class Loop:
             self.flow.take(pieces)
             self._chain = self._logged(self.step, pieces, self._chain)
             self._publish()
-            yield from self._sender.arrived(all_of_them=True)
-            self._save_if_due()
+            yield from self._delivered()
 
     def _from_files(self) -> Iterator[pa.Table]:
         """The next step's input is logged, and tables are written, while this one is worked on."""
@@ -81,16 +85,28 @@ class Loop:
         while True:
             ahead = self._log_ahead() if self._is_ready(self.step + 1) else None
             self._publish()
-            # A snapshot says that everything is out: in the sink, and with who iterates here.
-            yield from self._sender.arrived(all_of_them=self._is_due)
-            self._save_if_due()
+            yield from self._delivered()
             ahead = self._log_ahead(before=False) if ahead is None else ahead
             if ahead is None:
                 break
             pieces, logging = ahead
             self.flow.take(pieces)
             self._chain = logging.result()
-        yield from self._sender.arrived(all_of_them=True)
+        yield from chain.from_iterable(self._sender.arrived(all_of_them=True))
+
+    def _delivered(self) -> Iterator[pa.Table]:
+        """Tables that every sink has, and a snapshot if it is time for one.
+
+        A snapshot says that everything is out: in the sinks, and, but for this step's tables, with
+        who iterates here.
+        """
+        everything = self._is_due or self.live is not None
+        steps = self._sender.arrived(all_of_them=everything)
+        if self._is_due:
+            yield from chain.from_iterable(steps[:-1])
+            self._save()
+            steps = steps[-1:]
+        yield from chain.from_iterable(steps)
 
     def close(self) -> None:
         """Stop the threads."""
@@ -144,19 +160,19 @@ class Loop:
             return None
         return pieces, self._logger.submit(self._logged, step, pieces, self._chain)
 
-    def _logged(self, step: int, pieces: list[Piece], chain: bytes) -> bytes:
+    def _logged(self, step: int, pieces: list[Piece], before: bytes) -> bytes:
         """Charge the run if that was not done; then make the step's input durable."""
         if self._spend is None:  # after the first rows: a source that cannot be read costs nothing
             claim = getattr(self.sink, "claim", None)
             if claim is not None:
                 claim(self.flow.query.name, self.flow.mark)
             self._spend = self.pay()
-        chain = chain_digest(self.digest_key, chain, step_content(step, pieces))
+        digest = chain_digest(self.digest_key, before, step_content(step, pieces))
         if self.directory is not None:
             positions = None if self.live is None else self.live.moved()
             head = self.directory.ledger.head()
-            self.directory.log.record(step, [chain], ledger=head, positions=positions)
-        return chain
+            self.directory.log.record(step, [digest], ledger=head, positions=positions)
+        return digest
 
     def _publish(self) -> None:
         """Draw and publish; the sender says when every sink has the tables."""
@@ -178,10 +194,6 @@ class Loop:
         """Does a snapshot belong here?"""
         at = self.step == self._steps or self.step % self.snapshot_every == 0
         return at and self._snapshots is not None
-
-    def _save_if_due(self) -> None:
-        if self._is_due:
-            self._save()
 
     def _save(self) -> None:
         assert self._snapshots is not None

@@ -20,14 +20,15 @@ from dpstream.stages.flow import Publication
 Sent = Future[list[pa.Table]]
 
 _AT_ONCE = 3  # tables that are prepared at the same time; most of it is waiting for the disk
-_ON_THE_WAY = 6  # steps whose tables are not durable yet, before the engine waits
+MOST_ON_THE_WAY = 6
+"""Steps whose tables are not durable yet, before the engine waits."""
 
 
 class Sender:
-    """Sends the tables of one query to its sink."""
+    """Sends the tables of one query to its sink; those of `on_the_way` steps may be under way."""
 
-    def __init__(self, sink: Sink | None, query: str) -> None:
-        self._sink, self._query = sink, query
+    def __init__(self, sink: Sink | None, query: str, on_the_way: int = MOST_ON_THE_WAY) -> None:
+        self._sink, self._query, self._most = sink, query, on_the_way
         self._divided = hasattr(sink, "prepare") and hasattr(sink, "publish")
         self._preparing = ThreadPoolExecutor(_AT_ONCE if self._divided else 1)
         self._publishing = ThreadPoolExecutor(1)
@@ -45,12 +46,12 @@ class Sender:
         self._publishing.submit(self._publish)
         return done
 
-    def arrived(self, *, all_of_them: bool) -> list[pa.Table]:
-        """Tables that are durable and were not asked for before; waits for those that are due."""
-        found: list[pa.Table] = []
-        most = 0 if all_of_them else _ON_THE_WAY
+    def arrived(self, *, all_of_them: bool) -> list[list[pa.Table]]:
+        """Steps whose tables are durable and were not asked for before; waits where it must."""
+        found: list[list[pa.Table]] = []
+        most = 0 if all_of_them else self._most
         while self._sent and (len(self._sent) > most or self._sent[0].done()):
-            found += self._sent.popleft().result()
+            found.append(self._sent.popleft().result())
         return found
 
     def close(self) -> None:
