@@ -140,13 +140,17 @@ class Dsat(HistogramMechanism):
             state = replace(state, run=run)
         assert state.run is not None
         assert state.values is not None
-        level = max(int(state.values.sum()), 0)
-        over, under = state.factor.as_integer_ratio()
-        over, under = over * level * self._change[0], under * self._change[1]
-        if not state.run.exceeded(distance(state.values, x), Fraction(over, under), spend):
+        threshold = self._threshold(state)
+        if not state.run.exceeded(distance(state.values, x), threshold, spend):
             return state, False
         closed = state.runs.paid(spend.step, state.run.epsilon)
         return replace(state, run=None, runs=closed), True
+
+    def _threshold(self, state: DsatState) -> Fraction:
+        assert state.values is not None
+        level = max(int(state.values.sum()), 0)
+        (over, under), (change, per) = state.factor.as_integer_ratio(), self._change
+        return Fraction(over * level * change, under * per)
 
     @cached_property
     def _change(self) -> tuple[int, int]:
