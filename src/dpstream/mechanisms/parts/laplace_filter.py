@@ -65,7 +65,8 @@ def laplace_update(
     log_high, high, high_variance = half(-e, sd, h)
     high = -high
     top = max(log_low, log_high)
-    p_low, p_high = math.exp(log_low - top), math.exp(log_high - top)
+    p_low = 1.0 if log_low == top else math.exp(log_low - top)
+    p_high = 1.0 if log_high == top else math.exp(log_high - top)
     total = p_low + p_high
     p_low, p_high = p_low / total, p_high / total
     shift = p_low * low + p_high * high

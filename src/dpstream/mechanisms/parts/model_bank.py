@@ -70,30 +70,15 @@ def first_belief(z: Reals, scale: float, grid: Models) -> tuple[Bank, Belief]:
 
 def learn(bank: Bank, z: Reals, scale: float, gap: int, grid: Models) -> tuple[Bank, Belief]:
     """After another publication, `gap` steps later."""
-    bins = len(z)
-    new = Bank(
-        weight=np.empty_like(bank.weight),
-        mean=bank.mean.copy(),
-        variance=bank.variance.copy(),
-        level=np.empty(bins),
-        pool=np.zeros(grid.size),
+    pooled = _POOLED if len(z) > 1 else 0.0
+    weight = np.empty_like(bank.weight)
+    priors(bank.level, grid.log_drift_sd, grid.log_white_sd, bank.pool, pooled, weight)
+    mean, variance, level, pool, count, count_variance, level_mean, disagreement = _learn(
+        z, scale, float(gap), grid.drift, grid.white, bank.weight, bank.mean, bank.variance, weight
     )
-    belief = Belief(
-        count=np.empty(bins),
-        count_variance=np.empty(bins),
-        level=np.empty(bins),
-        disagreement=np.empty(bins),
+    return Bank(weight=weight, mean=mean, variance=variance, level=level, pool=pool), Belief(
+        count=count, count_variance=count_variance, level=level_mean, disagreement=disagreement
     )
-    pooled = _POOLED if bins > 1 else 0.0
-    priors(bank.level, grid.log_drift_sd, grid.log_white_sd, bank.pool, pooled, new.weight)
-    _learn(
-        (z, scale, float(gap)),
-        (grid.drift, grid.white),
-        bank.weight,
-        (new.weight, new.mean, new.variance, new.level, new.pool),
-        (belief.count, belief.count_variance, belief.level, belief.disagreement),
-    )
-    return new, belief
 
 
 def later_variance(bank: Bank, belief: Belief, after: float, grid: Models) -> Reals:
@@ -108,18 +93,26 @@ def later_variance(bank: Bank, belief: Belief, after: float, grid: Models) -> Re
 
 @njit(cache=True, nogil=True)
 def _learn(
-    seen_at: tuple[Reals, float, float],
-    grid: tuple[Reals, Reals],
+    z: Reals,
+    scale: float,
+    gap: float,
+    drift: Reals,
+    white: Reals,
     old_weight: Reals,
-    bank: tuple[Reals, Reals, Reals, Reals, Reals],
-    belief: tuple[Reals, Reals, Reals, Reals],
-) -> None:
-    """`weight` comes as the prior and leaves as the posterior; the others are filled in."""
-    z, scale, gap = seen_at
-    drift, white = grid
-    weight, mean, variance, level, pool = bank
-    count, count_variance, level_mean, disagreement = belief
+    old_mean: Reals,
+    old_variance: Reals,
+    weight: Reals,
+) -> tuple[Reals, Reals, Reals, Reals, Reals, Reals, Reals, Reals]:
+    """`weight` comes as the prior and leaves as the posterior; a bank's rest, a belief's parts."""
     bins, size = weight.shape
+    mean, variance, level, pool = (
+        old_mean.copy(),
+        old_variance.copy(),
+        np.empty(bins),
+        np.zeros(size),
+    )
+    count, count_variance = np.empty(bins), np.empty(bins)
+    level_mean, disagreement = np.empty(bins), np.empty(bins)
     seen, seen_variance, log_density = np.empty(size), np.empty(size), np.empty(size)
     for j in range(bins):
         best = -math.inf
@@ -155,6 +148,7 @@ def _learn(
         level_mean[j], disagreement[j] = y, spread_y
         sd = math.sqrt(math.exp(log_y) + spread_y)
         level[j] = y if y >= sd else max(y, 0.0) + 0.5 * sd
+    return mean, variance, level, pool, count, count_variance, level_mean, disagreement
 
 
 @njit(cache=True, nogil=True)
