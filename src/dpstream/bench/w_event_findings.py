@@ -7,6 +7,7 @@ those of `w_event_figures`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -86,13 +87,10 @@ def _gains(where: str, name: str, other: str, axis: str, rows: Sequence[Row]) ->
     good, streams = 0, _values(rows, "stream")
     for stream in streams:
         errors = _errors([row for row in rows if row["stream"] == stream], "mre", axis)
-        ratios = [
-            errors[place][name] / errors[place][other]
-            for place in (min(errors), max(errors))
-            if {name, other} <= errors[place].keys()
-        ]
-        if len(ratios) < 2 or len(errors) < 2:
+        places = [place for place in sorted(errors) if {name, other} <= errors[place].keys()]
+        if len(places) < 2:
             return ""
+        ratios = [errors[place][name] / errors[place][other] for place in (places[0], places[-1])]
         good += ratios[1] < ratios[0]
     grown = "epsilon" if axis == "epsilon" else "w"
     claim = f"{name} gains on {other} as {grown} grows"
@@ -160,13 +158,15 @@ def _count(
 
 
 def _ranges(rows: Sequence[Row], places: Iterable[float], axis: str = "epsilon") -> Errors:
-    kept = [row for row in rows if row[axis] in tuple(places) and row["range"] == row["range"]]
+    kept = [row for row in rows if row[axis] in tuple(places)]
     return _errors(kept, "range", "stream", axis)
 
 
 def _errors(rows: Sequence[Row], figure: str, *axes: str) -> Errors:
     errors: Errors = {}
     for row in rows:
+        if math.isnan(row[figure]):
+            continue  # refused, or not measured there
         place = tuple(row[axis] for axis in axes)
         errors.setdefault(place if len(axes) > 1 else place[0], {})[row["mechanism"]] = row[figure]
     return errors
