@@ -330,9 +330,21 @@ BAD = {
         "'a' protects all rows with one 'user' (period forever, time zone UTC), 'b' protects",
     ),
     "no source": (wanted(source='path = "no.csv"'), "there is no file no.csv"),
-    "history of two": (
-        wanted(source='path="a"\nhistory="b"', query=TWO.format("b", PAGES)),
-        "history goes with one query; this file has 2",
+    "two kinds of source": (
+        wanted(source='path="a"\n[source.clicks]\npath="b"'),
+        "p.toml, [source] has path beside [source.clicks]; move it into one of the named tables",
+    ),
+    "a source that is not there": (
+        wanted(source=None, **{"source.click": 'path = "clicks.csv"'}),
+        "'pages' reads 'clicks', and there is no [source.clicks]; did you mean 'click'?",
+    ),
+    "a budget that no source has": (
+        wanted(budget=None, **{"budget.clicks": "epsilon = 4"}),
+        "with [budget.NAME] every source has its own",
+    ),
+    "a key of a named source": (
+        wanted(source=None, **{"source.clicks": 'paht = "clicks.csv"'}),
+        "p.toml, [source.clicks] has an unknown key 'paht'; did you mean 'path'?",
     ),
 }
 
