@@ -19,13 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from dpstream.mechanisms.parts.laplace_filter import laplace_update
-from dpstream.mechanisms.parts.model_grid import Models, priors
+from dpstream.mechanisms.parts.laplace_filter import gaussian_update, laplace_update
+from dpstream.mechanisms.parts.model_grid import FULL_BINS, Models, priors
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Reals
 
 _SHARE = 0.02  # weight that returns to the prior at a publication
 _POOLED = 0.5  # part of the prior that comes from the other bins
+_LIGHT = 1e-3  # with many bins, weights below it learn as from Gaussian noise, which is faster
 _TINY = 1e-8  # weights below this are left out of averages
 
 
@@ -74,7 +75,16 @@ def learn(bank: Bank, z: Reals, scale: float, gap: int, grid: Models) -> tuple[B
     weight = np.empty_like(bank.weight)
     priors(bank.level, grid.log_drift_sd, grid.log_white_sd, bank.pool, pooled, weight)
     mean, variance, level, pool, count, count_variance, level_mean, disagreement = _learn(
-        z, scale, float(gap), grid.drift, grid.white, bank.weight, bank.mean, bank.variance, weight
+        z,
+        scale,
+        float(gap),
+        grid.drift,
+        grid.white,
+        bank.weight,
+        bank.mean,
+        bank.variance,
+        weight,
+        _LIGHT if len(z) > FULL_BINS else 0.0,
     )
     return Bank(weight=weight, mean=mean, variance=variance, level=level, pool=pool), Belief(
         count=count, count_variance=count_variance, level=level_mean, disagreement=disagreement
@@ -102,6 +112,7 @@ def _learn(
     old_mean: Reals,
     old_variance: Reals,
     weight: Reals,
+    light: float,
 ) -> tuple[Reals, Reals, Reals, Reals, Reals, Reals, Reals, Reals]:
     """`weight` comes as the prior and leaves as the posterior; a bank's rest, a belief's parts."""
     bins, size = weight.shape
@@ -117,9 +128,15 @@ def _learn(
     for j in range(bins):
         best = -math.inf
         for g in range(size):
+            kept = (1.0 - _SHARE) * old_weight[j, g] + _SHARE * weight[j, g]
+            weight[j, g] = kept
             before = variance[j, g] + drift[g] * gap
             total = before + white[g]
-            density, seen[g], seen_variance[g] = laplace_update(mean[j, g], total, z[j], scale)
+            if kept < light:
+                update = gaussian_update(mean[j, g], total, z[j], 2.0 * scale * scale)
+            else:
+                update = laplace_update(mean[j, g], total, z[j], scale)
+            density, seen[g], seen_variance[g] = update
             gain = before / total
             variance[j, g] = before * (1.0 - gain) + gain * gain * seen_variance[g]
             mean[j, g] += gain * (seen[g] - mean[j, g])
@@ -127,8 +144,7 @@ def _learn(
             best = max(best, density)
         total = 0.0
         for g in range(size):
-            kept = (1.0 - _SHARE) * old_weight[j, g] + _SHARE * weight[j, g]
-            weight[j, g] = kept * math.exp(log_density[g] - best)
+            weight[j, g] *= math.exp(log_density[g] - best)
             total += weight[j, g]
         x = y = log_x = log_y = 0.0
         for g in range(size):
