@@ -1,5 +1,6 @@
 """`dpstream init` and `dpstream run`: pipeline files, from the first run to the last trigger."""
 
+import csv
 import json
 import signal
 import sqlite3
@@ -135,6 +136,20 @@ def test_once_stops_after_the_next_triggers_and_the_next_run_goes_on(run, folder
     assert (rest[-1]["finished"], rest[-1]["new_charges"]) == (True, 0)
     assert set(releases(folder, "pages")) == {*range(1, 25)}
     assert "everything was published before" in run("run", "pipeline.toml").err
+
+
+def test_a_unit_is_erased_on_request(run, folder, example):
+    """From every query, between two runs; the second one goes on as if nothing had happened."""
+    assert run("run", "pipeline.toml", "--once").code == 0
+    with (folder / "clicks.csv").open() as file:
+        user = next(csv.DictReader(file))["user"]
+    told = run("run", "pipeline.toml", "--forget", user, "--json")
+    again = run("run", "pipeline.toml", "--forget", user)
+
+    assert told.code == again.code == 0
+    assert sum(json.loads(told.out)["groups"].values()) > 0
+    assert "erased from 0 groups" in again.out
+    assert run("run", "pipeline.toml").code == 0
 
 
 def test_an_interrupt_stops_in_order_and_the_next_run_goes_on(run, folder, example):

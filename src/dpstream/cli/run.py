@@ -28,10 +28,21 @@ def run(
     once: Annotated[
         bool, typer.Option("--once", help="Stop after the next trigger of each query.")
     ] = False,
+    forget: Annotated[
+        str | None,
+        typer.Option(
+            "--forget",
+            metavar="UNIT",
+            help="Do not run: erase one unit (such as a user id) from the state of all queries.",
+        ),
+    ] = None,
     as_lines: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Run a pipeline's queries; started again, they go on where they stopped."""
     pipeline = load_pipeline(path)
+    if forget is not None:
+        _forget(pipeline, forget, as_lines=as_lines)
+        return
     terms = [book.terms() for book in pipeline.books]
     folders = _folders(pipeline)
     refuse_lost_secret(pipeline.secret, list(folders.values()))
@@ -66,6 +77,23 @@ def run(
     if not count and not stopper.signals:
         note("everything was published before")
     _finish(pipeline, runs, stopper, folders, new=new, as_lines=as_lines)
+
+
+def _forget(pipeline: Pipeline, unit: str, *, as_lines: bool) -> None:
+    """Erase a unit from every query that has state, and say in how many groups it was."""
+    refuse_lost_secret(pipeline.secret, list(_folders(pipeline).values()))
+    ledgers = {book.ledger: Ledger(book.ledger) for book in pipeline.books}
+    try:
+        runs = _started(pipeline, ledgers, Stopper(as_json=as_lines))
+        places = {name: one.forget(unit) for name, one in runs.runs.items()}
+    finally:
+        for ledger in ledgers.values():
+            ledger.close()
+    if as_lines:
+        print(json.dumps({"forgot": unit, "groups": places, "operator_only": True}))
+        return
+    for name, count in places.items():
+        print(f"{name}: erased from {count} groups; nothing more of this unit is kept")
 
 
 def _folders(pipeline: Pipeline) -> dict[str, Path]:

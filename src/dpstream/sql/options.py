@@ -140,7 +140,7 @@ def _named(value: Any) -> dict[str, Any]:
     """Names and values: a dict, or texts such as "lo=0" from the command line."""
     if isinstance(value, dict):
         return value
-    found = {}
+    found: dict[str, Any] = {}
     for item in value if isinstance(value, tuple | list) else (value,):
         name, equals, rest = str(item).partition("=")
         if not isinstance(item, str) or not equals or not name:
