@@ -57,6 +57,14 @@ def laplace_update(
     >>> round(mean, 3), round(variance, 3)  # the pull is at most variance / scale
     (102.5, 25.0)
     """
+    return update(mean, variance, z, scale, math.log(2.0 * scale))
+
+
+@njit(cache=True, nogil=True)
+def update(
+    mean: float, variance: float, z: float, scale: float, log_two_scales: float
+) -> tuple[float, float, float]:
+    """`laplace_update` for many beliefs and one scale, whose logarithm is taken once."""
     sd = math.sqrt(variance)
     h, e = sd / scale, z - mean
     if h > _NEGLIGIBLE:
@@ -72,7 +80,7 @@ def laplace_update(
     shift = p_low * low + p_high * high
     spread = p_low * (low_variance + (low - shift) ** 2)
     spread += p_high * (high_variance + (high - shift) ** 2)
-    return top + math.log(total) - math.log(2.0 * scale), mean + shift, spread
+    return top + math.log(total) - log_two_scales, mean + shift, spread
 
 
 @njit(cache=True, nogil=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from dpstream.mechanisms.parts.laplace_filter import gaussian_update, laplace_update
+from dpstream.mechanisms.parts.laplace_filter import gaussian_update, update
 from dpstream.mechanisms.parts.model_grid import FULL_BINS, Models, priors
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Reals
@@ -124,6 +124,7 @@ def _learn(
     )
     count, count_variance = np.empty(bins), np.empty(bins)
     level_mean, disagreement = np.empty(bins), np.empty(bins)
+    log_two_scales = math.log(2.0 * scale)
     seen, seen_variance, log_density = np.empty(size), np.empty(size), np.empty(size)
     for j in range(bins):
         best = -math.inf
@@ -133,10 +134,10 @@ def _learn(
             before = variance[j, g] + drift[g] * gap
             total = before + white[g]
             if kept < light:
-                update = gaussian_update(mean[j, g], total, z[j], 2.0 * scale * scale)
+                learnt = gaussian_update(mean[j, g], total, z[j], 2.0 * scale * scale)
             else:
-                update = laplace_update(mean[j, g], total, z[j], scale)
-            density, seen[g], seen_variance[g] = update
+                learnt = update(mean[j, g], total, z[j], scale, log_two_scales)
+            density, seen[g], seen_variance[g] = learnt
             gain = before / total
             variance[j, g] = before * (1.0 - gain) + gain * gain * seen_variance[g]
             mean[j, g] += gain * (seen[g] - mean[j, g])
