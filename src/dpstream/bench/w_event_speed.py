@@ -67,7 +67,8 @@ def _fastest(name: str, bins: int) -> float:
     warm, timed = _STEPS[bins]
     block = _block(bins, warm + timed)
     rounds = [_times(find(name), block, warm, _STRETCH[bins]) for _ in range(_ROUNDS[bins])]
-    return timed / max(sum(map(min, zip(*rounds, strict=True))), 1e-9)
+    seconds: float = sum(min(times) for times in zip(*rounds, strict=True))
+    return timed / max(seconds, 1e-9)
 
 
 def _block(bins: int, steps: int) -> Integers:

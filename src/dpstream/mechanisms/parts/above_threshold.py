@@ -42,7 +42,7 @@ def split(budget: Fraction) -> tuple[Fraction, Fraction]:
 
 def _shares(budget: Fraction) -> tuple[Fraction, Fraction]:
     """e1, and half of e2; runs of one mechanism mostly have the same budget, to the object."""
-    global _LAST  # noqa: PLW0603
+    global _LAST
     known, shares = _LAST
     if known is not budget:
         threshold, tests = split(budget)
