@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -35,8 +35,8 @@ class DpiState:
     """
 
     pool: str = ""
-    sums: Integers | None = None
-    query_sums: Integers | None = None
+    sums: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    query_sums: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     slots: int = 0
     query_slots: int = 0
     synopsis: int = -1
@@ -128,7 +128,7 @@ class Dpi:
         )
 
     def terms(self) -> Terms:
-        """epsilon for a user, for ever."""
+        """All rows of a user, for ever."""
         return Terms(unit="user", total=Fraction(self.epsilon), change=ALL_ROWS)
 
     def check(self, block: Reals) -> Integers:
@@ -157,7 +157,6 @@ class Dpi:
         if share and draws == 2:
             state = self._choose_query(state, change, share, spend)
         probabilities = compressed(x, dummy_rows=self.dummy_rows)
-        assert state.sums is not None
         scores = self._scoring.of(work.errors(probabilities, state.query))
         state = replace(state, sums=state.sums + scores, slots=state.slots + 1, allocation=used)
         if share:
@@ -184,10 +183,8 @@ class Dpi:
         """
         return change * max(slots, 1)
 
-    def _begun(
-        self, state: DpiState, work: Workload, rule: allocations.Allocation
-    ) -> DpiState:
-        if state.sums is None:
+    def _begun(self, state: DpiState, work: Workload, rule: allocations.Allocation) -> DpiState:
+        if not len(state.sums):
             return DpiState(
                 pool=work.pool.digest,
                 sums=np.zeros(len(work.pool), dtype=np.int64),
@@ -205,7 +202,6 @@ class Dpi:
         self, state: DpiState, change: Fraction, share: Fraction, spend: Spender
     ) -> DpiState:
         """A query that the releases so far answer badly."""
-        assert state.query_sums is not None
         query = spend.choose(
             state.query_sums,
             sensitivity=self._sum_change(change, state.query_slots),
@@ -214,12 +210,8 @@ class Dpi:
         )
         return replace(state, query=query)
 
-    def _boosted(
-        self, state: DpiState, work: Workload, probabilities: Any, slot: int
-    ) -> DpiState:
+    def _boosted(self, state: DpiState, work: Workload, probabilities: Any, slot: int) -> DpiState:
         """Queries gain what the published synopsis loses on them; then the past may fade."""
-        assert state.sums is not None
-        assert state.query_sums is not None
         if len(work.queries) > 1 and state.synopsis >= 0:
             lost = -self._scoring.of(work.errors_of(state.synopsis, probabilities))
             state = replace(

@@ -76,7 +76,7 @@ class Scoring:
 
     @property
     def span(self) -> int:
-        """mu in grid steps."""
+        """Mu in grid steps."""
         return max(int(self.overfitting_bound * GRID), 1)
 
     def of(self, errors: Integers) -> Integers:

@@ -45,7 +45,7 @@ class Pool:
     @property
     def bins(self) -> int:
         """The size of the domain."""
-        return self.units.shape[1]
+        return int(self.units.shape[1])
 
     @cached_property
     def digest(self) -> str:
@@ -63,7 +63,10 @@ class Pool:
 
     def member(self, number: int) -> Naturals:
         """One synopsis, on the grid."""
-        return self.floor[number] + self.unit[number] * self.units[number].astype(np.uint32)
+        member: Naturals = self.floor[number] + self.unit[number] * self.units[number].astype(
+            np.uint32
+        )
+        return member
 
     def pdf(self, number: int) -> Reals:
         """One synopsis, as published: a distribution that adds up to 1."""

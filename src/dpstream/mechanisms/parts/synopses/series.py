@@ -26,7 +26,9 @@ _ROUND: Final = Fraction(1) - Fraction(1, 2**30)
 class Series(Protocol):
     """A convergent series of budgets."""
 
-    total: Fraction
+    @property
+    def total(self) -> Fraction:
+        """At least the sum of all terms."""
 
     def term(self, i: int) -> Fraction:
         """The i-th budget, i >= 1."""
@@ -54,7 +56,7 @@ class Telescoping:
         return self.total / (i * (i + 1))
 
     def tail(self, n: int) -> Fraction:
-        """epsilon / (n + 1)."""
+        """It is epsilon / (n + 1), exactly."""
         return self.total / (n + 1)
 
     def about(self, i: int) -> float:

@@ -75,7 +75,7 @@ def _all_shapes(bins: int) -> Iterator[Reals]:
     place = (np.arange(bins) + 0.5) / bins
     for exponent in (0.5, 1.0, 1.5, 2.0):
         for side in (1, -1):
-            yield from _mixtures((np.arange(bins) + 1.0)[::side] ** -exponent)
+            yield from _mixtures(np.power(np.arange(1.0, bins + 1)[::side], -exponent))
     for level in range(1, math.ceil(math.log2(max(bins, 2))) + 1):
         cells = min(2**level, bins)
         for cell in range(cells):
@@ -96,4 +96,3 @@ def _mixtures(weights: Reals) -> Iterator[Reals]:
 def _normal(weights: Reals) -> Reals:
     normal: Reals = weights / weights.sum()
     return normal
-
