@@ -20,7 +20,8 @@ LONGEST = 1500  # steps of the longest stream that a law feeds
 # A mechanism that needs more than its family's parameters names them here.
 EXTRA: dict[str, dict[str, object]] = {
     "adapub": {"pivots": 2},
-    "dpi": {"rows_per_user": 1, "dummy_rows": 20, "pool_size": 60, "allocation": "ranges"},
+    "dpi": {"rows_per_user": 1, "dummy_rows": 20, "pool_size": 60}
+    | {"allocation": "ranges", "series": "telescoping", "queries": (6, 3)},
 }
 
 CHOOSING = {"dpi": {"epsilon": 100, "allocation": "in_order"}}

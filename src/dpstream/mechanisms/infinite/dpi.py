@@ -63,14 +63,15 @@ class Dpi:
     `series`, `rate`, `decay_rate`: how the budget is spread over the slots (`random` is the
     paper's Algorithm 3 with Lambda = `rate`, `ranges` its Algorithm 4); `error_bound` (lambda)
     and `overfitting_bound` (mu): errors that count as none, and the span to the worst;
-    `queries`: groupings of the bins to answer, by default every bin and two coarser ones;
-    `half_life`: slots after which the past counts half, by default never.
+    `queries`: groupings of the bins to answer, by default every bin by itself; with several of
+    them half of each slot's budget chooses among them; `half_life`: slots after which the past
+    counts half, by default never.
 
     >>> from dpstream import release
     >>> dpi = Dpi(epsilon=1, rows_per_user=1, dummy_rows=50, pool_size=200)
     >>> series = release(dpi, [[900, 50, 50]] * 5, secret=bytes(32))
     >>> series.paid, bool((abs(series.values.sum(axis=1) - 1) < 1e-12).all())
-    ([True, True, False, True, False], True)
+    ([True, False, False, True, False], True)
     """
 
     epsilon: Amount
@@ -78,8 +79,8 @@ class Dpi:
     dummy_rows: int = 0
     pool: str = "mixed"
     pool_size: int = 1000
-    allocation: str = "doubling"
-    series: str = "telescoping"
+    allocation: str = "sparse"
+    series: str = "level"
     queries: Sequence[Grouping] = ()
     error_bound: Amount = 0
     overfitting_bound: Amount = 2

@@ -48,15 +48,16 @@ class InOrder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doubling:
-    """Term k in slot 2^(k-1), nothing in between: few budgets, and none of them tiny."""
+class Sparse:
+    """Term k in slot 4^(k-1), nothing in between: few budgets, and none of them tiny."""
 
     def start(self) -> None:
         """Nothing to remember."""
 
     def pick(self, used: None, slot: int) -> tuple[None, int]:
-        """Powers of two publish."""
-        return None, slot.bit_length() if slot & (slot - 1) == 0 else 0
+        """Powers of four publish; the others hold."""
+        power = slot.bit_length() - 1
+        return None, power // 2 + 1 if slot == 1 << power and power % 2 == 0 else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,7 @@ class Ranges:
         return (large, medium, small), term
 
 
-ALLOCATIONS: Final = ("doubling", "random", "ranges", "in_order")
+ALLOCATIONS: Final = ("sparse", "random", "ranges", "in_order")
 
 
 def allocation(name: str, *, series: Series, rate: Fraction, seed: int) -> Allocation:
@@ -137,8 +138,8 @@ def allocation(name: str, *, series: Series, rate: Fraction, seed: int) -> Alloc
         return Ranges(seed=seed)
     if name == "in_order":
         return InOrder()
-    if name == "doubling":
-        return Doubling()
+    if name == "sparse":
+        return Sparse()
     raise InvalidParameter(f"allocation must be one of {', '.join(ALLOCATIONS)}; got {name!r}")
 
 

@@ -20,9 +20,6 @@ from dpstream.records import Integers
 Grouping = int | tuple[int, ...]
 """So many equal runs of successive bins, or the group number of every bin."""
 
-DEFAULTS = (16, 4)
-"""Groups of the default queries, beside the one that asks for every bin."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
@@ -68,12 +65,9 @@ def checked(queries: Sequence[Any]) -> tuple[Grouping, ...]:
 
 
 def groups_of(queries: Sequence[Grouping], bins: int) -> tuple[Groups, ...]:
-    """The groupings of a domain; without any, every bin by itself and two coarser ones."""
-    if not queries:
-        coarse = [count for count in DEFAULTS if count < bins]
-        return tuple(Groups.equal(bins, count) for count in (bins, *coarse))
+    """The groupings of a domain; without any, every bin by itself."""
     found = []
-    for query in queries:
+    for query in queries or (bins,):
         if isinstance(query, int):
             if query > bins:
                 raise InvalidParameter(

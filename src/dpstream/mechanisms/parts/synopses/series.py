@@ -69,6 +69,42 @@ class Telescoping:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Level:
+    """Half of epsilon in `count` equal terms, the other half telescoping after them.
+
+    A slot that can tell synopses apart needs a budget of some size; a series that falls from the
+    start has it once.
+
+    >>> level = Level(total=Fraction(1), count=4)
+    >>> level.term(1), level.term(4), level.term(5), level.tail(4), level.tail(3)
+    (Fraction(1, 8), Fraction(1, 8), Fraction(1, 10), Fraction(1, 2), Fraction(5, 8))
+    """
+
+    total: Fraction
+    count: int = 6
+
+    def term(self, i: int) -> Fraction:
+        """Equal, then falling like 1 / i^2."""
+        if i <= self.count:
+            return self.total / (2 * self.count)
+        return self.total * self.count / (2 * i * (i - 1))
+
+    def tail(self, n: int) -> Fraction:
+        """What is left of the equal terms, and the telescoped rest."""
+        if n <= self.count:
+            return self.total / 2 + self.total * (self.count - n) / (2 * self.count)
+        return self.total * self.count / (2 * n)
+
+    def about(self, i: int) -> float:
+        """Without a Fraction."""
+        return self._scale / (i * (i - 1) if i > self.count else self.count**2)
+
+    @cached_property
+    def _scale(self) -> float:
+        return float(self.total * self.count / 2)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Dilogarithm:
     """Theorem 5.4's series, for its true cost: X_t = (1 - m^(2t)) / (zeta t^2), alpha_t = X_t / 2.
 
@@ -121,11 +157,13 @@ class Dilogarithm:
         return float(2 * self.change / self.decay)
 
 
-SERIES: Final = ("telescoping", "dilogarithm")
+SERIES: Final = ("level", "telescoping", "dilogarithm")
 
 
 def series(name: str, *, total: Fraction, change: Fraction, decay: Fraction) -> Series:
     """The series of this name."""
+    if name == "level":
+        return Level(total=total)
     if name == "telescoping":
         return Telescoping(total=total)
     if name == "dilogarithm":
