@@ -77,7 +77,7 @@ def averaged(pdfs: npt.ArrayLike) -> Reals:
 
 
 def outlier_scores(pdfs: npt.ArrayLike) -> Reals:
-    """Histogram-based outlier score of every bin: the log of how much rarer it is than the likeliest.
+    """Histogram-based outlier score of every bin: how much rarer it is than the likeliest, in logs.
 
     Goldstein, Dengel, "Histogram-Based Outlier Score (HBOS)", 2012, for one feature.
 

@@ -18,7 +18,7 @@ CONCENTRATIONS: Final = (0.02, 0.1, 0.5, 2.0, 10.0, 100.0)
 SHARES: Final = (0.1, 0.3, 0.6, 0.9)
 """The part of a mixture that is not spread evenly."""
 
-_LARGEST_DRAW: Final = 10**7
+_LARGEST_DRAW: Final = 10**5
 
 
 def multinomial(bins: int, count: int, *, seed: int, units: int = 100) -> Iterator[Reals]:
