@@ -42,7 +42,8 @@ def moving_bump(slots: int, *, items: int = 100, seed: int = 0) -> Integers:
     middle = items * (0.3 + 0.3 * np.arange(slots)[:, None] / slots)
     weights = np.exp(-0.5 * ((np.arange(items) - middle) / (items / 10)) ** 2)
     rows = ROWS * weights / weights.sum(axis=1, keepdims=True)
-    return np.random.default_rng(seed).poisson(rows)
+    block: Integers = np.random.default_rng(seed).poisson(rows)
+    return block
 
 
 def all_streams(slots: int) -> list[Stream]:
