@@ -7,7 +7,8 @@ from typing import Final
 
 from dpstream.bench.harness import Row
 from dpstream.mechanisms.parts.synopses.allocation import allocation
-from dpstream.mechanisms.parts.synopses.series import Theorem54, series
+from dpstream.mechanisms.parts.synopses.series import series
+from dpstream.mechanisms.parts.synopses.theorem import Theorem54
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger import Ledger

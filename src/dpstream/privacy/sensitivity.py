@@ -159,3 +159,11 @@ def score_change(change: Fraction, *, bins: int, grid: int, span: int, steps: in
     """
     error = math.ceil(change * grid) + 2 * bins
     return Fraction(min(2 * steps, -(-2 * steps * error // span)))
+
+
+def score_sum_change(change: Fraction, *, slots: int) -> Fraction:
+    """How far one user, who may be in every slot, moves a sum of scores over `slots`.
+
+    A private choice by the sum with this sensitivity is one by the mean with `change`.
+    """
+    return change * max(slots, 1)

@@ -14,7 +14,9 @@ from fractions import Fraction
 
 import numpy as np
 
+from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.infinite.dpi import Dpi
+from dpstream.mechanisms.parts.synopses.memory import Memory
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Reals
 
@@ -28,8 +30,10 @@ class DpiPublished(Dpi):
     move by more than was declared.
     """
 
-    def _sum_change(self, change: Fraction, slots: int) -> Fraction:
-        return change
+    def _choose(
+        self, scores: Memory, purpose: str, change: Fraction, epsilon: Fraction, spend: Spender
+    ) -> int:
+        return spend.choose(scores.sums, sensitivity=change, epsilon=epsilon, purpose=purpose)
 
 
 def bounded_loss(budgets: Sequence[Fraction]) -> Fraction:

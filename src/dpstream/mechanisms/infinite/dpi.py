@@ -8,16 +8,15 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
-import numpy as np
-
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
 from dpstream.mechanisms.base import Spender, check_counts, whole
 from dpstream.mechanisms.parts.synopses import allocation as allocations
 from dpstream.mechanisms.parts.synopses.boosting import SCORE, Scoring, Workload, workload
 from dpstream.mechanisms.parts.synopses.compression import compressed
+from dpstream.mechanisms.parts.synopses.memory import Memory
 from dpstream.mechanisms.parts.synopses.queries import Grouping, checked
 from dpstream.mechanisms.parts.synopses.series import Series, series
-from dpstream.mechanisms.parts.synopses.shapes import POOLS
+from dpstream.mechanisms.parts.synopses.shapes import POOLS, even
 from dpstream.privacy.amounts import Amount, exact, on_grid, positive
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.promises import ALL_ROWS
@@ -29,16 +28,11 @@ from dpstream.records import Integers, Reals, Release
 @storable("dpi state")
 @dataclass(frozen=True, kw_only=True)
 class DpiState:
-    """Sums of scores by synopsis and by query, over how many slots; what was chosen last.
-
-    `slots`, `query_slots`: how often a score's change one user can have made in a sum.
-    """
+    """Scores of synopses and of queries, what was chosen last, which terms are used."""
 
     pool: str = ""
-    sums: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    query_sums: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    slots: int = 0
-    query_slots: int = 0
+    synopses: Memory = field(default_factory=Memory)
+    queries: Memory = field(default_factory=Memory)
     synopsis: int = -1
     query: int = 0
     allocation: Any = None
@@ -156,20 +150,16 @@ class Dpi:
         draws = 1 if len(work.queries) == 1 else 2
         share = on_grid(terms.term(term) / draws) if term else Fraction(0)
         if share and draws == 2:
-            state = self._choose_query(state, change, share, spend)
+            query = self._choose(state.queries, "query", change, share, spend)
+            state = replace(state, query=query)
         probabilities = compressed(x, dummy_rows=self.dummy_rows)
         scores = self._scoring.of(work.errors(probabilities, state.query))
-        state = replace(state, sums=state.sums + scores, slots=state.slots + 1, allocation=used)
+        state = replace(state, synopses=state.synopses.plus(scores), allocation=used)
         if share:
-            chosen = spend.choose(
-                state.sums,
-                sensitivity=self._sum_change(change, state.slots),
-                epsilon=share,
-                purpose="synopsis",
-            )
+            chosen = self._choose(state.synopses, "synopsis", change, share, spend)
             state = replace(state, synopsis=chosen)
         state = self._boosted(state, work, probabilities, spend.step + 1)
-        values = work.pool.pdf(state.synopsis) if state.synopsis >= 0 else _even(len(x))
+        values = work.pool.pdf(state.synopsis) if state.synopsis >= 0 else even(len(x))
         release = Release(step=spend.step, values=values, paid=bool(share), held=not share)
         return state, [release]
 
@@ -177,19 +167,17 @@ class Dpi:
         """Nothing is held back."""
         return state, []
 
-    def _sum_change(self, change: Fraction, slots: int) -> Fraction:
-        """How far one user, who may be in every slot, moves a sum of scores.
-
-        The sum over `slots`, drawn with this, is the mean, drawn with `change`.
-        """
-        return change * max(slots, 1)
+    def _choose(
+        self, scores: Memory, purpose: str, change: Fraction, epsilon: Fraction, spend: Spender
+    ) -> int:
+        return scores.choose(spend, change=change, epsilon=epsilon, purpose=purpose)
 
     def _begun(self, state: DpiState, work: Workload, rule: allocations.Allocation) -> DpiState:
-        if not len(state.sums):
+        if not state.pool:
             return DpiState(
                 pool=work.pool.digest,
-                sums=np.zeros(len(work.pool), dtype=np.int64),
-                query_sums=np.zeros(len(work.queries), dtype=np.int64),
+                synopses=Memory.of(len(work.pool)),
+                queries=Memory.of(len(work.queries)),
                 allocation=rule.start(),
             )
         if state.pool != work.pool.digest:
@@ -199,34 +187,14 @@ class Dpi:
             )
         return state
 
-    def _choose_query(
-        self, state: DpiState, change: Fraction, share: Fraction, spend: Spender
-    ) -> DpiState:
-        """A query that the releases so far answer badly."""
-        query = spend.choose(
-            state.query_sums,
-            sensitivity=self._sum_change(change, state.query_slots),
-            epsilon=share,
-            purpose="query",
-        )
-        return replace(state, query=query)
-
     def _boosted(self, state: DpiState, work: Workload, probabilities: Any, slot: int) -> DpiState:
         """Queries gain what the published synopsis loses on them; then the past may fade."""
         if len(work.queries) > 1 and state.synopsis >= 0:
             lost = -self._scoring.of(work.errors_of(state.synopsis, probabilities))
-            state = replace(
-                state, query_sums=state.query_sums + lost, query_slots=state.query_slots + 1
-            )
+            state = replace(state, queries=state.queries.plus(lost))
         if self.half_life is None or slot % self.half_life:
             return state
-        return replace(  # rounding down, a half moves by at most half the change, rounded up
-            state,
-            sums=state.sums >> 1,
-            query_sums=state.query_sums >> 1,
-            slots=(state.slots + 1) // 2,
-            query_slots=(state.query_slots + 1) // 2,
-        )
+        return replace(state, synopses=state.synopses.halved(), queries=state.queries.halved())
 
 
 @lru_cache(maxsize=64)
@@ -241,7 +209,3 @@ def _plan(
 ) -> tuple[Series, allocations.Allocation]:
     terms = series(name, total=total, change=change, decay=decay)
     return terms, allocations.allocation(rule, series=terms, rate=rate, seed=seed)
-
-
-def _even(bins: int) -> Reals:
-    return np.full(bins, 1 / bins)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.mechanisms.from_rows import bounded_counts
 from dpstream.mechanisms.parts.synopses.boosting import SCORE, Scoring
-from dpstream.mechanisms.parts.synopses.compression import bounded_counts, compressed
+from dpstream.mechanisms.parts.synopses.compression import compressed
 from dpstream.mechanisms.parts.synopses.pool import GRID, pool
 from dpstream.privacy.sensitivity import distribution_change, score_change
 

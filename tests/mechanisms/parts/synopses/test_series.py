@@ -10,10 +10,12 @@ from dpstream.mechanisms.parts.synopses.series import (
     Dilogarithm,
     Level,
     Telescoping,
+    series,
+)
+from dpstream.mechanisms.parts.synopses.theorem import (
     Theorem54,
     dilogarithm,
     inverse_dilogarithm,
-    series,
 )
 from dpstream.privacy.amounts import GRID, floor_units
 
