@@ -16,6 +16,7 @@ from dpstream.bench.dpi_budget import budget_rows, eta_rows
 from dpstream.bench.dpi_long import long_rows
 from dpstream.bench.dpi_plot import draw
 from dpstream.bench.dpi_streams import (
+    ROWS,
     all_streams,
     distributions,
     divergence,
@@ -53,6 +54,11 @@ FORMS: Final[dict[str, dict[str, Any]]] = {
 """Parameters by name; a single query is added where every bin is asked for."""
 
 UNIFORM, BLIND = "uniform", "random member"
+TIME_EPSILON: Final = 2
+"""Where errors over time are shown."""
+
+_WIDE: Final = 1_000  # bins, from which a stream is one of the large domains
+_TENTHS: Final = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +86,7 @@ FULL: Final = Plan(
     budget_slots=1_000_000,
 )
 QUICK: Final = Plan(
-    epsilons=(0.1, 1, 10),
+    epsilons=(0.1, 2, 10),
     slots=150,
     runs=1,
     pool_size=300,
@@ -148,7 +154,10 @@ def error_rows(stream: Stream, epsilon: float, *, runs: int, pool_size: int) -> 
             except BudgetExceeded:
                 refused += 1
                 continue
-            figures.append(_figures(_undone(values, scaled), truth, rare))
+            values = _undone(values, scaled)
+            figures.append(_figures(values, truth, rare))
+            if run == 0 and epsilon == TIME_EPSILON and bins < _WIDE:
+                rows += time_rows(stream, epsilon, name, values, truth)
         rows.append(_row(stream, epsilon, name, slots, bins, figures) | {"refused": refused})
     even = np.broadcast_to(np.full(bins, 1 / bins), truth.shape)
     rows.append(_row(stream, epsilon, UNIFORM, slots, bins, [_figures(even, truth, rare)]))
@@ -157,12 +166,27 @@ def error_rows(stream: Stream, epsilon: float, *, runs: int, pool_size: int) -> 
     return rows
 
 
+def time_rows(stream: Stream, epsilon: float, name: str, values: Reals, truth: Reals) -> list[Row]:
+    """Errors by tenths of the stream, and the median bin as a count, released and true."""
+    rows: list[Row] = []
+    for part in np.array_split(np.arange(len(truth)), _TENTHS):
+        found, right = values[part], truth[part]
+        rows.append(
+            {"part": "time", "stream": stream.name, "epsilon": epsilon, "form": name}
+            | {"slots": int(part[-1]) + 1, "mse": float(mean_squared(found, right).mean())}
+            | {"kl": float(divergence(found, right).mean())}
+            | {"median": float(np.median(found[-1]) * ROWS)}
+            | {"true_median": float(np.median(right[-1]) * ROWS)}
+        )
+    return rows
+
+
 def _parameters(parameters: dict[str, Any], bins: int) -> dict[str, Any]:
     """The queries with every bin among them; dummy rows a tenth of what a slot has, as a guess."""
     scaled = dict(parameters)
     if "queries" in scaled:
         scaled["queries"] = (bins, *scaled["queries"])
-    if "dummy_rows" in scaled and bins >= 1_000:  # a thousand rows a bin
+    if "dummy_rows" in scaled and bins >= _WIDE:  # a thousand rows a bin
         scaled["dummy_rows"] = 100 * bins
     return scaled
 

@@ -1,4 +1,4 @@
-"""The plot of the DPI bench: errors over epsilon, budget that is left, errors over time."""
+"""The plot of the DPI bench: errors over epsilon and time, budget left, a long run."""
 
 from __future__ import annotations
 
@@ -9,22 +9,30 @@ from dpstream.bench.harness import Row
 
 
 def draw(figure: Any, rows: Sequence[Row]) -> None:
-    """Three panels on an empty figure."""
-    figure.set_size_inches(14, 4)
-    left, middle, right = figure.subplots(1, 3)
+    """Four panels on an empty figure."""
+    figure.set_size_inches(18, 4)
+    left, drifting, middle, right = figure.subplots(1, 4)
     _errors(left, [row for row in rows if row["part"] == "error" and row["stream"] == "zipf"])
-    for form, line in _lines([row for row in rows if row["part"] == "budget"]).items():
-        middle.plot(
-            [row["slots"] for row in line], [row["left"] for row in line], marker="o", label=form
-        )
-    middle.set(xscale="log", xlabel="slots", ylabel="epsilon left", title="budget left of 1")
-    middle.legend(fontsize=7)
+    moving = [row for row in rows if row["part"] == "time" and row["stream"] == "moving bump"]
+    _over_slots(drifting, moving, "kl")
+    drifting.set(yscale="log", ylabel="KL divergence", title="moving bump, epsilon 2")
+    _over_slots(middle, [row for row in rows if row["part"] == "budget"], "left")
+    middle.set(xscale="log", ylabel="epsilon left", title="budget left of 1")
     long = [row for row in rows if row["part"] == "long"]
-    slots = [row["slots"] for row in long]
-    right.plot(slots, [row["kl"] for row in long], marker="o", label="Algorithm 3")
-    right.plot(slots, [row["uniform_kl"] for row in long], "--", label="uniform")
-    right.set(yscale="log", xlabel="slots", ylabel="KL divergence", title="10,000 bins over time")
+    _over_slots(right, long, "kl")
+    right.plot(
+        [row["slots"] for row in long], [row["uniform_kl"] for row in long], "--", label="uniform"
+    )
+    right.set(yscale="log", ylabel="KL divergence", title="a large domain over time")
     right.legend(fontsize=7)
+
+
+def _over_slots(axes: Any, rows: Sequence[Row], column: str) -> None:
+    for form, line in _lines(rows).items():
+        slots = [row["slots"] for row in line]
+        axes.plot(slots, [row[column] for row in line], marker=".", label=form)
+    axes.set_xlabel("slots")
+    axes.legend(fontsize=7)
 
 
 def _errors(axes: Any, rows: Sequence[Row]) -> None:
