@@ -6,6 +6,7 @@ blindly in every slot. Noise is fixed by name, so a run gives the same errors ag
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -54,6 +55,9 @@ FORMS: Final[dict[str, dict[str, Any]]] = {
 """Parameters by name; a single query is added where every bin is asked for."""
 
 UNIFORM, BLIND = "uniform", "random member"
+TEN_TIMES_RARER: Final = math.log(10)
+"""Than a slot's likeliest bin: the outlier score from which a bin counts as one."""
+
 TIME_EPSILON: Final = 2
 """Where errors over time are shown."""
 
@@ -141,7 +145,7 @@ def error_rows(stream: Stream, epsilon: float, *, runs: int, pool_size: int) -> 
         return [{"part": "error", "stream": stream.name, "note": stream.absence}]
     truth = distributions(stream.block)
     slots, bins = truth.shape
-    rare = answers.outliers(truth)
+    rare = answers.outliers(truth, threshold=TEN_TIMES_RARER)
     rows = []
     for name, parameters in FORMS.items():
         scaled = _parameters(parameters, bins)
@@ -208,7 +212,7 @@ def _blind(bins: int, size: int, slots: int) -> Reals:
 
 
 def _figures(values: Reals, truth: Reals, rare: Any) -> Row:
-    found = answers.agreement(answers.outliers(values), rare)
+    found = answers.agreement(answers.outliers(values, threshold=TEN_TIMES_RARER), rare)
     return {
         "mse": float(mean_squared(values, truth).mean()),
         "kl": float(divergence(values, truth).mean()),

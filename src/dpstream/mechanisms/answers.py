@@ -90,15 +90,25 @@ def outlier_scores(pdfs: npt.ArrayLike) -> Reals:
     return scores
 
 
-def outliers(pdfs: npt.ArrayLike, share: float = 0.1) -> npt.NDArray[np.bool_]:
-    """The bins with the highest outlier scores of each step, `share` of all bins (at least one).
+def outliers(
+    pdfs: npt.ArrayLike, *, share: float = 0.1, threshold: float | None = None
+) -> npt.NDArray[np.bool_]:
+    """The bins with the highest outlier scores of each step: `share` of all bins (at least one).
+
+    Given a `threshold`, those with a score above it, however many: log(10) marks what is ten
+    times rarer than the likeliest bin. Of bins with equal scores a share takes the first.
 
     >>> outliers([[0.3, 0.1, 0.6]], share=0.4).tolist()
     [[False, True, False]]
+    >>> outliers([[0.3, 0.1, 0.6], [0.4, 0.3, 0.3]], threshold=1.0).tolist()
+    [[False, True, False], [False, False, False]]
     """
+    scores = outlier_scores(pdfs)
+    if threshold is not None:
+        above: npt.NDArray[np.bool_] = scores > threshold
+        return above
     if not 0 < share <= 1:
         raise InvalidInput(f"share must be in (0, 1]; got {share}")
-    scores = outlier_scores(pdfs)
     marked = np.zeros(scores.shape, dtype=bool)
     number = max(int(share * scores.shape[1]), 1)
     rarest = np.argsort(-scores, axis=1, kind="stable")[:, :number]
