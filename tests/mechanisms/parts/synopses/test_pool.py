@@ -109,6 +109,7 @@ def test_public_numbers_are_even():
         (((0, 0, 1),), "each of the 4 bins"),
         (((0, 0, 2, 2),), "without gaps"),
         (((0, -1, 1, 1),), "at least 0"),
+        ("all", "must be numbers of groups"),
     ],
 )
 def test_queries_that_make_no_sense_are_refused(queries, problem):
@@ -124,6 +125,7 @@ def test_queries_are_groupings():
         (1, 0, 0, 1),
     ]
     assert groups_of((), 4)[0].single
+    assert checked(4) == (4,)
 
 
 def test_an_unknown_pool_or_size_is_refused():

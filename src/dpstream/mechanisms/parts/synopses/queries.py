@@ -54,8 +54,15 @@ class Groups:
         return total
 
 
-def checked(queries: Sequence[Any]) -> tuple[Grouping, ...]:
-    """Groupings as they are stored."""
+def checked(queries: Any) -> tuple[Grouping, ...]:
+    """Groupings as they are stored; a single number of groups is one of them."""
+    if isinstance(queries, int):
+        queries = (queries,)
+    if isinstance(queries, str) or not isinstance(queries, Sequence):
+        raise InvalidParameter(
+            f"queries must be numbers of groups, such as (100, 16), or group numbers of all bins; "
+            f"got {queries!r}"
+        )
     return tuple(
         tuple(whole(label, "a group number", at_least=0) for label in query)
         if isinstance(query, Sequence)
