@@ -32,6 +32,11 @@ def regular(block):
     return other
 
 
+def kind(call):
+    """What is drawn; the purpose names the pool too."""
+    return call.purpose.split()[0]
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -62,12 +67,12 @@ def test_both_draws_are_charged_half_of_the_slots_budget():
         for q in ((8, 2), (8,))
     )
 
-    assert [(c.step, c.purpose, c.amount) for c in two] == [
+    assert [(c.step, kind(c), c.amount) for c in two] == [
         (t, purpose, F(1, 2 * (t + 1) * (t + 2)))
         for t in range(5)
         for purpose in ("query", "synopsis")
     ]
-    assert [(c.purpose, c.amount) for c in one] == [
+    assert [(kind(c), c.amount) for c in one] == [
         ("synopsis", F(1, (t + 1) * (t + 2))) for t in range(5)
     ]
 
@@ -79,8 +84,8 @@ def test_a_sum_over_t_slots_is_drawn_with_t_times_the_sensitivity():
     change = mechanism._scoring.change(mechanism.pdf_change, 8)
 
     assert float(change) / SCORE == pytest.approx(2 / 31, rel=1e-3)  # 2 Delta_Q / mu
-    assert [c.sensitivity / change for c in calls if c.purpose == "synopsis"] == [1, 2, 3, 4, 5, 6]
-    assert [c.sensitivity / change for c in calls if c.purpose == "query"] == [1, 1, 2, 3, 4, 5]
+    assert [c.sensitivity / change for c in calls if kind(c) == "synopsis"] == [1, 2, 3, 4, 5, 6]
+    assert [c.sensitivity / change for c in calls if kind(c) == "query"] == [1, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("half_life", [None, 1, 2, 7])
@@ -187,6 +192,16 @@ def test_a_run_goes_on_with_its_own_pool_only():
 
     with pytest.raises(StateError, match="not the one that the run began with"):
         runner.step(skewed(1)[0])
+
+
+def test_another_pool_never_meets_the_same_noise():
+    """The address of every draw names the pool: the same run over another one draws afresh."""
+    calls = {
+        seed: record(Dpi(epsilon=1, **EVERY, seed=seed), skewed(3), secret=SECRET, run=RUN)[0]
+        for seed in (0, 1)
+    }
+
+    assert calls[0][0].purpose != calls[1][0].purpose
 
 
 def test_a_second_run_on_the_same_book_is_refused():

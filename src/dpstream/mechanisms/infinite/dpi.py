@@ -148,15 +148,16 @@ class Dpi:
         state = self._begun(state, work, rule)
         used, term = rule.pick(state.allocation, spend.step + 1)
         draws = 1 if len(work.queries) == 1 else 2
+        name = work.pool.digest[:8]  # were the pool another one, the same noise must not serve it
         share = on_grid(terms.term(term) / draws) if term else Fraction(0)
         if share and draws == 2:
-            query = self._choose(state.queries, "query", change, share, spend)
+            query = self._choose(state.queries, f"query {name}", change, share, spend)
             state = replace(state, query=query)
         probabilities = compressed(x, dummy_rows=self.dummy_rows)
         scores = self._scoring.of(work.errors(probabilities, state.query))
         state = replace(state, synopses=state.synopses.plus(scores), allocation=used)
         if share:
-            chosen = self._choose(state.synopses, "synopsis", change, share, spend)
+            chosen = self._choose(state.synopses, f"synopsis {name}", change, share, spend)
             state = replace(state, synopsis=chosen)
         state = self._boosted(state, work, probabilities, spend.step + 1)
         values = work.pool.pdf(state.synopsis) if state.synopsis >= 0 else even(len(x))
