@@ -173,6 +173,11 @@ class Ledger:
             account = self._book(dataset).account
             return account.left(account.newest if step is None else step)
 
+    def peak(self, dataset: str) -> Fraction:
+        """The most that any protected unit has lost so far."""
+        with self._current():
+            return Fraction(self._book(dataset).account.peak, GRID)
+
     def newest_step(self, dataset: str, run: str) -> int:
         """The newest step that a run was charged for, or -1."""
         with self._current():
