@@ -99,7 +99,8 @@ def _fitting(unit: str) -> list[str]:
 
 def _fits(mechanism: Any, unit: str) -> bool:
     windowed = "window" in {field.name for field in dataclasses.fields(mechanism)}
-    return windowed == (unit == "w_event")
+    of_users = getattr(mechanism, "user_level", False)
+    return not of_users and windowed == (unit == "w_event")
 
 
 def steps_are_windows(draft: Draft) -> None:
