@@ -34,7 +34,7 @@ COLUMNS = [
 def noise_for(steps, epsilon=1, delta=1e-6, *, tail=None, **more):
     amounts = {"epsilon": Fraction(epsilon), "delta": Fraction(delta)}
     tail = amounts["delta"] / 2 if tail is None else tail
-    columns = {"sensitivities": COLUMNS, "shares": HALVES, "groups": 32}
+    columns = {"sensitivities": COLUMNS, "shares": HALVES, "influence": [32, 32]}
     return calibrate_query(
         BufferedLinearToeplitz(steps=steps), **amounts, tail=tail, **columns | more
     )
@@ -103,7 +103,7 @@ def test_float_error_adds_over_groups_and_columns():
     """Thirty-two processes in each of two columns; shorter windows count as the worst one."""
     long, short = (BufferedLinearToeplitz(steps=steps) for steps in (100, 10))
     mu_squares = [Fraction(1, 10)] * 2
-    found = query_error(long, sensitivities=COLUMNS, mu_squares=mu_squares, groups=32)
+    found = query_error(long, sensitivities=COLUMNS, mu_squares=mu_squares, influence=[32, 32])
     each = [
         float_error(
             long,
@@ -116,7 +116,9 @@ def test_float_error_adds_over_groups_and_columns():
     assert float(found.xi) == pytest.approx(32 * float(sum(e.xi for e in each)))
     assert found.xi >= 32 * sum(e.xi for e in each)
     assert found.tau >= 64 * each[0].tau
-    both = query_error(short, long, sensitivities=COLUMNS, mu_squares=mu_squares, groups=32)
+    both = query_error(
+        short, long, sensitivities=COLUMNS, mu_squares=mu_squares, influence=[32, 32]
+    )
     assert both == found
 
 
@@ -151,7 +153,7 @@ def test_a_query_fits_the_book_it_opens():
         (100, {"delta": Fraction(0), "tail": Fraction(0)}),
         (100, {"shares": [Fraction(1, 2), Fraction(2, 3)]}),
         (100, {"shares": [Fraction(1), Fraction(0)]}),
-        (100, {"groups": 0}),
+        (100, {"influence": [0, 32]}),
     ],
 )
 def test_what_cannot_be_kept_is_refused(steps, more):

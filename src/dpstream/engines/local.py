@@ -225,7 +225,10 @@ class LocalRun:
 
     def _facts_of_query(self) -> dict[str, str]:
         facts = self.plan.query.facts()
-        return facts | {"noise": repr(tuple(noise_versions())), "counters": repr(self.plan.decays)}
+        return facts | {
+            "noise": repr(tuple(noise_versions())),
+            "counters": repr(self.plan.matrices),
+        }
 
     def _admit(self, storage: Storage) -> None:
         terms, name = self.plan.terms(), self.plan.query.name

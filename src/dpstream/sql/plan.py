@@ -23,7 +23,8 @@ from dpstream.sql.outputs import (
 from dpstream.sql.parse import parse
 from dpstream.sql.relation import inline_tables
 from dpstream.sql.validate import CHECKS, times_are_columns, unit_is_a_column
-from dpstream.stages.query import Query, Tumble
+from dpstream.stages.query import Query
+from dpstream.stages.windows import Tumble
 
 
 @dataclass(frozen=True, kw_only=True)
