@@ -21,7 +21,7 @@ import numpy as np
 from scipy.special import gammaln
 from scipy.stats import norm
 
-from dpstream.audit.controls.sqlp_published import Events, bounded
+from dpstream.audit.controls.sqlp_published import Events
 from dpstream.privacy.curves import gdp_mu
 from dpstream.records import Reals
 
@@ -97,7 +97,7 @@ def repeated(
 ) -> Reals:
     """Baseline 1: the last of `triggers` queries over all rows so far."""
     epsilon, delta = share(epsilon=one.epsilon, delta=one.delta, times=triggers)
-    kept, before = bounded(events, one.rows)
+    kept, before = events.bounded(one.rows)
     units = np.bincount(events.keys[kept & (before < 0)], minlength=keys).astype(np.float64)
     sums = np.bincount(events.keys[kept], minlength=keys).astype(np.float64)
     return OneShot(epsilon=epsilon, delta=delta, rows=one.rows).answer(units, sums, rng)
@@ -107,7 +107,7 @@ def incremental(
     events: Events, *, keys: int, triggers: int, one: OneShot, rng: np.random.Generator
 ) -> Reals:
     """Baseline 2: the sum of every trigger's own answer; what did not pass there is lost."""
-    kept, before = bounded(events, one.rows)
+    kept, before = events.bounded(one.rows)
     begins = events.begins(triggers)
     total = np.full(keys, np.nan)
     for trigger in range(triggers):

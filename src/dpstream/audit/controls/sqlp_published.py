@@ -13,7 +13,7 @@ control. Paper: Zhang et al., "Differentially Private Stream Processing at Scale
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
 
-from dpstream.mechanisms.counters.honaker import Honaker
+from dpstream.mechanisms.parts.counting.bottom_up import Honaker
 from dpstream.mechanisms.parts.counting.strategy import begin, late_normals, late_start
 from dpstream.privacy.calibration import rho_for
 from dpstream.records import Reals
@@ -39,9 +39,23 @@ class Events:
     keys: Numbers
     triggers: Numbers
 
+    _kept: dict[int, tuple[Numbers, Numbers]] = field(default_factory=dict, repr=False)
+
     def begins(self, triggers: int) -> Numbers:
         """Where each trigger's rows begin, and the end of the last."""
         return np.searchsorted(self.triggers, np.arange(triggers + 1))
+
+    def bounded(self, rows: int) -> tuple[Numbers, Numbers]:
+        """(is each row among its user's first `rows`?, the trigger of the kept row before it).
+
+        That is the user's last kept row of the same key, -1 if there is none. Kept for the last
+        bound asked for: several forms ask for one.
+        """
+        if rows not in self._kept:
+            self._kept.clear()
+            users = int(self.users.max(initial=-1)) + 1
+            self._kept[rows] = _bounded(self.users, self.keys, self.triggers, users, rows)
+        return self._kept[rows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +112,7 @@ class SqlpPublished:
 
     def publish(self, events: Events, *, keys: int, rng: np.random.Generator) -> Reals:
         """The last value published of each key; NaN for keys that were never published."""
-        kept, before = bounded(events, self.rows)
+        kept, before = events.bounded(self.rows)
         begins = events.begins(self.triggers)
         final = np.bincount(events.keys[kept], minlength=keys)
         looked = np.flatnonzero(final > self._hopeless(keys))
@@ -137,15 +151,6 @@ class SqlpPublished:
         while keys * float(norm.sf((room - rows - 1) / spreads).sum()) < 1e-4:
             rows += 1
         return rows
-
-
-def bounded(events: Events, rows: int) -> tuple[Numbers, Numbers]:
-    """(is each row among its user's first `rows`?, trigger of its user's last kept row of its key).
-
-    The second is -1 for the first one.
-    """
-    users = int(events.users.max(initial=-1)) + 1
-    return _bounded(events.users, events.keys, events.triggers, users, rows)
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
