@@ -82,6 +82,15 @@ class Run:
         """Leave it where it is; a run with the same state directory goes on from there."""
         self._engine.close()
 
+    def forget(self, unit: Any) -> int:
+        """Instead of running: erase one unit from the state directory of a run that has stopped.
+
+        Nothing more of this unit is kept (within the periods that are still open): a unit that
+        began anew could contribute twice what the promise allows. What was published stays.
+        Returns in how many groups the unit was.
+        """
+        return self._engine.forget(unit)
+
     def __enter__(self) -> Run:
         return self
 
@@ -192,6 +201,10 @@ class Runs:
         """End all at the next occasion."""
         for run in self.runs.values():
             run.stop()
+
+    def forget(self, unit: Any) -> int:
+        """Instead of running: erase one unit from the state of all; see `Run.forget`."""
+        return sum(run.forget(unit) for run in self.runs.values())
 
     def close(self) -> None:
         """Leave all where they are."""

@@ -64,7 +64,7 @@ def test_every_kind_of_query_survives_restarts_and_other_buckets(query, tmp_path
     whole, again = ListSink(), ListSink()
     list(run_of(query, busy(), sink=whole))
     list(run_of(query, busy(), sink=again, buckets=7, threads=2))
-    assert sum(len(table) for table in whole.tables.values()) > 50
+    assert sum(len(table) for table in whole.tables.values()) > 30
     assert same(whole.tables, again.tables)
     for cut in range(1, len(whole.tables), 3):
         first, second = CrashingSink(cut), ListSink()

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.directory import StateDirectory, open_directory, read_about
+from dpstream.engines.erasure import erase_unit
 from dpstream.engines.inputs import Aside, ChunkReader, FileInput, LiveInput, check_columns
 from dpstream.engines.loop import Loop
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError
@@ -83,6 +84,9 @@ class LocalRun:
 
     def __post_init__(self) -> None:
         kept = None if self.folder is None else read_about(self.folder)
+        self._begun = None if kept is None else kept["facts"]
+        if self._begun is not None:
+            self.query = self.query.as_begun(self._begun)
         start = self.clock.now() if kept is None else kept["notes"]["now"]
         self._now = start
         if self.live and self.query.time is None:
@@ -124,6 +128,20 @@ class LocalRun:
             self._iterator = self._releases()
         return self._iterator
 
+    def forget(self, unit: Any) -> int:
+        """Erase one unit from the state directory, instead of running; how many places it had."""
+        if self.folder is None or read_about(self.folder) is None:
+            raise InvalidParameter("only a run with a state directory has anything to forget")
+        storage = self._storage()
+        assert storage.directory is not None
+        flow = self._flow(storage, threads=1)
+        try:
+            with writing(self.folder):
+                return erase_unit(flow, storage.directory, unit)
+        finally:
+            flow.close()
+            self._close(storage)
+
     def close(self) -> None:
         """Give up where it is, without a snapshot: as a kill would, but with everything closed."""
         if self._iterator is not None:
@@ -146,21 +164,12 @@ class LocalRun:
             self._close(storage)
 
     def _opened(self, storage: Storage) -> Loop:
-        cores = len(os.sched_getaffinity(0))
-        buckets = self.options.buckets or cores
-        if storage.directory is not None:
-            buckets = storage.directory.about["buckets"]
-        reader = RowReader(self.plan.query, storage.secret, storage.run)
-        if storage.directory is not None:
-            reader.types = storage.directory.types()
-            reader.learned = storage.directory.keep_types
-        threads = self.options.threads or cores
+        flow = self._flow(storage, threads=self.options.threads or len(os.sched_getaffinity(0)))
         if storage.ledger.terms(self.dataset) is not None:  # refuse early what will not fit
             self._admit(storage)
-        files, live = self._inputs(reader)
-        mark = hashlib.sha256(b"run mark" + storage.run).hexdigest()[:16]
+        files, live = self._inputs(flow.reader)
         return Loop(
-            flow=Flow(self.plan, reader, buckets=buckets, threads=threads, mark=mark),
+            flow=flow,
             pay=lambda: self._pay(storage),
             digest_key=storage.secret.key("input digest", storage.run),
             files=files,
@@ -171,6 +180,16 @@ class LocalRun:
             stopped=self._stop.is_set,
             forget_rows=getattr(self.source, "forget", None) if live is not None else None,
         )
+
+    def _flow(self, storage: Storage, *, threads: int) -> Flow:
+        buckets = self.options.buckets or len(os.sched_getaffinity(0))
+        reader = RowReader(self.plan.query, storage.secret, storage.run)
+        if storage.directory is not None:
+            buckets = storage.directory.about["buckets"]
+            reader.types = storage.directory.types()
+            reader.learned = storage.directory.keep_types
+        mark = hashlib.sha256(b"run mark" + storage.run).hexdigest()[:16]
+        return Flow(self.plan, reader, buckets=buckets, threads=threads, mark=mark)
 
     def _inputs(self, reader: RowReader) -> tuple[FileInput | None, LiveInput | None]:
         bounded = [s for s in (self.history, self.source) if s is not None and s.bounded]
@@ -224,11 +243,13 @@ class LocalRun:
         return [name for source in bounded for name in source.partitions()]
 
     def _facts_of_query(self) -> dict[str, str]:
+        """What fixes the releases, as far as the version knew it that began the run."""
         facts = self.plan.query.facts()
-        return facts | {
-            "noise": repr(tuple(noise_versions())),
-            "counters": repr(self.plan.matrices),
-        }
+        facts["noise"] = repr(tuple(noise_versions()))
+        facts["counters"] = repr(self.plan.matrices)
+        if self._begun is None:
+            return facts
+        return {name: fact for name, fact in facts.items() if name in self._begun}
 
     def _admit(self, storage: Storage) -> None:
         terms, name = self.plan.terms(), self.plan.query.name

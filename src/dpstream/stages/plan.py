@@ -212,9 +212,10 @@ class Plan:
 
         By release: the last one has a part of the tail of its own, the others share the rest.
         """
-        last = float(self.query.last_share) if releases > 1 else 1.0
-        parts = np.full(releases, (1 - last) / max(releases - 1, 1))
-        parts[-1] = last
+        parts = np.full(releases, 1 / releases)
+        if self.query.last_share is not None and releases > 1:
+            last = float(self.query.last_share)
+            parts[:-1], parts[-1] = (1 - last) / (releases - 1), last
         each = float(self.tail) * (1 - 1e-12) / self._reached(self.columns[0]) * parts
         found: Reals = norm.isf(each) * (1 + 1e-12)
         return found

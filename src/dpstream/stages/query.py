@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -34,6 +34,8 @@ from dpstream.stages.windows import Tumble
 _TIME_UNITS = {"us": 1, "ms": 1000, "s": SECOND, "min": 60 * SECOND, "h": 3600 * SECOND, "day": DAY}
 _ZERO, _ONE_DAY = Micros(0), Micros(DAY)
 _TOTALS_WEIGHT = Fraction(1, 50)  # totals of a window are large beside their noise
+_FORMERLY: dict[str, Any] = {"last_share": None}
+"""What versions did that did not know a field, where it is not the default of now."""
 _RESERVED = ("window_start", "window_end", "trigger_time", "release_index")
 
 
@@ -77,10 +79,10 @@ class Query:
     `strategy`: "latched", or "sqlp", which publishes a group only when enough units have come to it
     since the last time. `weights`: by aggregate, how much of the budget it gets beside the
     others (1 each); "selection" is the count that finds keys. `last_share`: the part of what the
-    selection of keys may lose that is kept for a window's last release. `confidence`: publish an
-    interval that holds the truth with this probability, as far as noise goes. `debias="global"`
-    estimates, under the same budget, what share of all rows the bounds have kept, and makes up for
-    it in counts and sums; it counts at most `debias_rows` rows of a unit.
+    selection of keys may lose that is kept for a window's last release (None: all alike).
+    `confidence`: publish an interval that holds the truth with this probability, as far as noise
+    goes. `debias="global"` estimates, under the same budget, what share of all rows the bounds have
+    kept, and makes up for it in counts and sums; it counts at most `debias_rows` rows of a unit.
 
     A unit contributes at most `max_groups_contributed` groups (over all windows),
     `max_rows_per_group` rows to each and `max_rows_contributed` rows in all.
@@ -114,7 +116,7 @@ class Query:
     public_keys: Sequence[Any] | None = None
     pre_threshold: int | None = None
     selection_share: Any = Fraction(1, 2)
-    last_share: Any = Fraction(1, 2)
+    last_share: Any | None = Fraction(1, 2)
     weights: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
     confidence: float | None = None
     debias: Literal["global"] | None = None
@@ -132,7 +134,8 @@ class Query:
         put("epsilon", positive(self.epsilon, "epsilon"))
         put("delta", positive(self.delta, "delta"))
         put("selection_share", positive(self.selection_share, "selection_share"))
-        put("last_share", positive(self.last_share, "last_share"))
+        if self.last_share is not None:
+            put("last_share", positive(self.last_share, "last_share"))
         put("keys", _names(self.keys, "keys"))
         put("aggregates", tuple(self.aggregates))
         self._check_names()
@@ -149,12 +152,11 @@ class Query:
         )
         if self.pre_threshold is not None:
             put("pre_threshold", whole(self.pre_threshold, "pre_threshold", at_least=0))
-        if max(self.delta, self.selection_share, self.last_share) >= 1:
-            raise InvalidParameter(
-                f"delta, selection_share and last_share must be below 1; got "
-                f"delta={float(self.delta):g}, selection_share={float(self.selection_share):g}, "
-                f"last_share={float(self.last_share):g}"
-            )
+        for name in ("delta", "selection_share", "last_share"):
+            if getattr(self, name) is not None and getattr(self, name) >= 1:
+                raise InvalidParameter(
+                    f"{name} must be below 1; got {float(getattr(self, name)):g}"
+                )
         self._check_answers()
         self._check_public_keys()
         self._check_strategy()
@@ -418,6 +420,24 @@ class Query:
         origin = instant("1970-01-01", "the first window", self.time_zone)
         ticks = Ticks(origin=origin, size=self.window.size, zone=self.time_zone)
         return replace(self, start=Micros(ticks.at(ticks.last_before(now))))
+
+    def as_begun(self, facts: Mapping[str, str]) -> Query:
+        """This query as a run with these facts began it, perhaps by an earlier version.
+
+        What that version did not know has the value that stands for what it did.
+        """
+        changes = {}
+        for item in fields(self):
+            if item.name in facts or item.default is MISSING:
+                continue
+            if getattr(self, item.name) != item.default:
+                raise InvalidParameter(
+                    f"this run was begun by a version that did not know {item.name}; go on without "
+                    "it, or use a new state directory (a new run)"
+                )
+            if item.name in _FORMERLY:
+                changes[item.name] = _FORMERLY[item.name]
+        return replace(self, **changes) if changes else self
 
     def facts(self) -> dict[str, str]:
         """Everything that fixes the releases besides the data."""

@@ -116,7 +116,7 @@ class RowReader:
         columns = _filtered(columns, inside & ~late)
         columns["groups"] = self._group_ids(columns["keys"], len(columns["steps"]))
         if self.query.public_keys is not None:  # other keys go before anything is bounded
-            known = np.isin(_pairs(columns["groups"]), _pairs(self.public_ids()))
+            known = np.isin(id_pairs(columns["groups"]), id_pairs(self.public_ids()))
             aside.other_keys = int((~known).sum())
             columns = _filtered(columns, known)
         return _in_order(self._identified(columns, aside)), aside
@@ -178,8 +178,7 @@ class RowReader:
     def _identified(self, columns: dict[str, Any], aside: Setting) -> Rows:
         """Ids and digests in place of units, keys and times."""
         columns["periods"] = self._periods(columns["moments"])
-        ids = column_ids(columns["units"], self._unit_key)
-        columns["units"] = self._with_period(ids, columns["periods"])
+        columns["units"] = self.unit_ids(columns["units"], columns["periods"])
         columns = self._in_every_window(columns, aside)
         moments, groups, values = columns["moments"], columns["groups"], columns["values"]
         units, periods = columns["units"], columns["periods"]
@@ -194,6 +193,10 @@ class RowReader:
             values=values,
             keys=columns["keys"],
         )
+
+    def unit_ids(self, units: pa.Array, periods: Integers) -> Words:
+        """The ids of units, each within its period."""
+        return self._with_period(column_ids(units, self._unit_key), periods)
 
     def public_ids(self) -> Words:
         """The ids of the public groups, in the order of the query's list."""
@@ -344,7 +347,7 @@ def _filtered(columns: dict[str, Any], kept: parse.Mask) -> dict[str, Any]:
     }
 
 
-def _pairs(ids: Words) -> Any:
+def id_pairs(ids: Words) -> Any:
     """Ids as single items, for set operations."""
     pair = np.dtype([("first", "<u8"), ("second", "<u8")])
     return np.ascontiguousarray(ids, "<u8").view(pair)[:, 0]

@@ -4,10 +4,10 @@ A path of integers is published: sums plus the noise rounded to the quantum. If 
 within eta of the ideal one, each rounding box grows or shrinks by eta on every side, and on paths
 of probability all but tau the law of the published path is within a factor e^xi of the ideal law:
 
-    xi = T eta (2 / quantum + 2 L / sigma),   L the largest |z|
+    xi = T eta (2 / quantum + r L / sigma),   L the largest |z|
 
-(`docs/soundness/counters.md` has the proof). T counts one key's steps: another key's noise has the
-same law under both neighbours.
+with r = 2 for Toeplitz matrices and 10 for trees (`docs/soundness/counters.md` has the proof). T
+counts one key's steps: another key's noise has the same law under both neighbours.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from dpstream.privacy.sensitivity import root_above
 from dpstream.privacy.spend import NORMAL_LARGEST, NORMAL_LOST, NORMAL_PRECISION
 
 _ROOM = 1.05  # for second-order terms, and for the float error of this very bound
+_TOEPLITZ_RATIO, _TREE_RATIO = 2, 10  # how far a normal moves with the path it belongs to
 NEGLIGIBLE = Fraction(1, 100)
 """The part of epsilon, and of delta, that float error may take at most."""
 
@@ -82,7 +83,8 @@ def float_error(process: Process, *, sigma: float, quantum: float) -> FloatError
     eta = sigma * (path_error(process) + 2 * UNIT * noise)
     if eta > quantum / 1000:
         return FloatError(xi=Fraction(1), tau=Fraction(1))
-    xi = _ROOM * steps * eta * (2 / quantum + 2 * NORMAL_LARGEST / sigma)
+    ratio = _TREE_RATIO if isinstance(process, Honaker) else _TOEPLITZ_RATIO
+    xi = _ROOM * steps * eta * (2 / quantum + ratio * NORMAL_LARGEST / sigma)
     # lost normals, and modes or noise beyond L standard deviations, at any step
     tau = (steps + process.width + (process.width + 1) * steps) * NORMAL_LOST
     return FloatError(xi=round_up(xi), tau=round_up(tau))
