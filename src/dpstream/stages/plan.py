@@ -25,6 +25,7 @@ from dpstream.mechanisms.parts.counting.float_error import (
     calibrate_query,
     query_sigma,
 )
+from dpstream.mechanisms.parts.counting.last_table import LastTable
 from dpstream.privacy.calibration import split_budget
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.promises import own_terms
@@ -127,7 +128,7 @@ class Plan:
     def _process(self, releases: int) -> Process:
         if self.query.strategy == "sqlp":
             return Honaker(steps=releases)
-        return _buffered(releases, self.query.buffers)
+        return _buffered(releases, self.query.buffers, float(self.query.last_budget or 0))
 
     @property
     def matrices(self) -> list[tuple[int, tuple[float, ...]]]:
@@ -228,7 +229,9 @@ def _stddevs(sigmas: Sequence[float], rows: Reals) -> Reals:
 
 
 @lru_cache(maxsize=256)
-def _buffered(releases: int, buffers: int) -> BufferedLinearToeplitz:
+def _buffered(releases: int, buffers: int, last: float) -> BufferedLinearToeplitz:
+    if last and releases > 1:  # a single table has everything
+        return LastTable(steps=releases, buffers=buffers, share=last)
     return BufferedLinearToeplitz(steps=releases, buffers=buffers)
 
 

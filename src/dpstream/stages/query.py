@@ -80,6 +80,9 @@ class Query:
     since the last time. `weights`: by aggregate, how much of the budget it gets beside the
     others (1 each); "selection" is the count that finds keys. `last_share`: the part of what the
     selection of keys may lose that is kept for a window's last release (None: all alike).
+    `last_budget`: the part of the budget that measures every sum once more for the last release of
+    its window ("latched" only): a quarter makes its noise a third less, and all other noise 1.15
+    times.
     `confidence`: publish an interval that holds the truth with this probability, as far as noise
     goes. `debias="global"` estimates, under the same budget, what share of all rows the bounds have
     kept, and makes up for it in counts and sums; it counts at most `debias_rows` rows of a unit.
@@ -117,6 +120,7 @@ class Query:
     pre_threshold: int | None = None
     selection_share: Any = Fraction(1, 2)
     last_share: Any | None = Fraction(1, 2)
+    last_budget: Any | None = None
     weights: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
     confidence: float | None = None
     debias: Literal["global"] | None = None
@@ -134,8 +138,9 @@ class Query:
         put("epsilon", positive(self.epsilon, "epsilon"))
         put("delta", positive(self.delta, "delta"))
         put("selection_share", positive(self.selection_share, "selection_share"))
-        if self.last_share is not None:
-            put("last_share", positive(self.last_share, "last_share"))
+        for name in ("last_share", "last_budget"):
+            if getattr(self, name) is not None:
+                put(name, positive(getattr(self, name), name))
         put("keys", _names(self.keys, "keys"))
         put("aggregates", tuple(self.aggregates))
         self._check_names()
@@ -152,7 +157,7 @@ class Query:
         )
         if self.pre_threshold is not None:
             put("pre_threshold", whole(self.pre_threshold, "pre_threshold", at_least=0))
-        for name in ("delta", "selection_share", "last_share"):
+        for name in ("delta", "selection_share", "last_share", "last_budget"):
             if getattr(self, name) is not None and getattr(self, name) >= 1:
                 raise InvalidParameter(
                     f"{name} must be below 1; got {float(getattr(self, name)):g}"
@@ -251,6 +256,11 @@ class Query:
     def _check_strategy(self) -> None:
         if self.strategy not in ("latched", "sqlp"):
             raise InvalidParameter(f"strategy must be 'latched' or 'sqlp'; got {self.strategy!r}")
+        if self.strategy == "sqlp" and self.last_budget is not None:
+            raise InvalidParameter(
+                "last_budget is for the strategy 'latched': 'sqlp' publishes few groups in a "
+                "window's last release"
+            )
         if self.strategy == "sqlp" and self.min_change is not None:
             raise InvalidParameter(
                 "min_change is for the strategy 'latched': 'sqlp' publishes a group only when "

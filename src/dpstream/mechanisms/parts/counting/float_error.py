@@ -23,6 +23,7 @@ from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.parts.counting import modes
 from dpstream.mechanisms.parts.counting.bottom_up import Honaker
 from dpstream.mechanisms.parts.counting.buffered import UNIT, BufferedLinearToeplitz
+from dpstream.mechanisms.parts.counting.last_table import LastTable
 from dpstream.privacy.accounting import delta_of
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.calibration import mu_squared_for, round_up
@@ -73,7 +74,11 @@ def _modes_error(process: BufferedLinearToeplitz) -> float:
     joined = (process.width * (2 + math.log2(steps + 1)) * 64) * UNIT * spread
     joined = joined + NORMAL_PRECISION * process.width * spread
     weighing = (process.width + 2) * UNIT * spread
-    return float(_ROOM * (process.weights @ (streamed + joined + weighing)))
+    found = process.weights @ (streamed + joined + weighing)
+    if isinstance(process, LastTable):  # a difference, a product and a sum more, at the last step
+        largest = process.weights @ spread + NORMAL_LARGEST * (process.fresh + 1)
+        found += 16 * UNIT * largest + NORMAL_PRECISION * process.fresh
+    return float(_ROOM * found)
 
 
 def float_error(process: Process, *, sigma: float, quantum: float) -> FloatError:
