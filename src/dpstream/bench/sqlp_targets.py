@@ -9,7 +9,8 @@ from dpstream.bench.harness import Row, target
 from dpstream.bench.sqlp_runs import METRICS, PUBLISHED
 
 LATCHED: Final = "latched"
-TUNED: Final = "latched, C = 16, debiased"
+DEBIASED: Final = "latched, C = 16, debiased"
+TUNED: Final = "latched, C = 16, debiased, last_budget = 1/4"
 SHIPPED: Final = "sqlp"
 _PRINTED: Final = "paper"
 
