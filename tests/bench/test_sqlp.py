@@ -105,7 +105,7 @@ def test_bounding_by_hand():
 def test_hopeless_keys_do_not_matter(monkeypatch):
     """Leaving out keys that cannot pass changes nothing but the time it takes: 5.5 errors apart."""
     events, _ = clicks()
-    model = SqlpPublished(triggers=TRIGGERS, rows=ROWS, epsilon=30.0, delta=1e-3)
+    model = SqlpPublished(triggers=TRIGGERS, rows=ROWS, epsilon=40.0)
     assert 0 < model._hopeless(40) < np.bincount(events.keys).max()
 
     def keys():

@@ -71,7 +71,9 @@ def test_facts_do_not_depend_on_chunks_or_order(tmp_path):
     """Which row stands for a unit follows from the rows, not from how they are read."""
     table = orders()
     whole = facts_of(table)
-    pa_csv.write_csv(table.take(np.random.default_rng(1).permutation(len(table))), tmp_path / "a.csv")
+    pa_csv.write_csv(
+        table.take(np.random.default_rng(1).permutation(len(table))), tmp_path / "a.csv"
+    )
     mixed = collect(
         open_source(table.take(np.random.default_rng(2).permutation(len(table)))),
         reading(),
@@ -219,7 +221,9 @@ def test_proposals_can_be_pasted():
     """The SQL is understood, the Python is a Query."""
     found = dps.bounds(orders(), unit="user", keys=["item"], value="amount", public=True)
     options, total = found.sql().splitlines()
-    text = f"SELECT WITH DIFFERENTIAL_PRIVACY {options} item, {total} AS amount FROM o GROUP BY item"
+    text = (
+        f"SELECT WITH DIFFERENTIAL_PRIVACY {options} item, {total} AS amount FROM o GROUP BY item"
+    )
     query = dps.sql(text)
     assert query.bounds.groups == found.max_groups_contributed
     same = eval(f"dps.Query(unit='user', keys=['item'], epsilon=1, delta=1e-9, {found.python()})")
@@ -227,7 +231,9 @@ def test_proposals_can_be_pasted():
     assert (same.aggregates[0].lo, same.aggregates[0].hi) == (found.lo, found.hi)
 
 
-@pytest.mark.parametrize("options", [{}, {"public": True, "epsilon": 1}, {"epsilon": 1, "sample": 0}])
+@pytest.mark.parametrize(
+    "options", [{}, {"public": True, "epsilon": 1}, {"epsilon": 1, "sample": 0}]
+)
 def test_what_is_asked_must_be_one_thing(options):
     """Public or paid, and a share that is one."""
     with pytest.raises(InvalidParameter):

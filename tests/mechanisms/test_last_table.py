@@ -82,7 +82,7 @@ def test_shares_are_shares(share):
 
 
 def test_queries_have_it():
-    """The plan's noise and threshold fall at the last release alone; single tables are as before."""
+    """The plan's noise and threshold fall at the last release alone, if there are several."""
     known = {"unit": "u", "keys": ["k"], "epsilon": 1, "delta": 1e-9, "max_groups_contributed": 4}
     days = {"time": "t", "start": "2024-01-01", "end": "2024-01-02"}
     plain = planned(Query(**known, **days, every="1 hour")).window(24)

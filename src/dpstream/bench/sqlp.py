@@ -22,7 +22,11 @@ from dpstream.bench.sqlp_targets import DEBIASED, LATCHED, PAPER, SHIPPED, TUNED
 
 _DEBIASED: Final = {"max_groups_contributed": 16, "debias": "global"}
 _BY_ENGINE: Final[dict[str, dict[str, Any]]] = {
-    SHIPPED: {"strategy": "sqlp", "max_rows_per_group": runs.ROWS, "max_rows_contributed": runs.ROWS},
+    SHIPPED: {
+        "strategy": "sqlp",
+        "max_rows_per_group": runs.ROWS,
+        "max_rows_contributed": runs.ROWS,
+    },
     LATCHED: {},
     DEBIASED: _DEBIASED,
     TUNED: _DEBIASED | {"last_budget": "0.25"},
@@ -44,9 +48,7 @@ class Size:
 
     def log(self, seed: int) -> ClickLog:
         """One of the logs."""
-        return ClickLog(
-            records=records_of(self.users, first=0), keys=self.keys, seed=seed, first=0
-        )
+        return ClickLog(records=records_of(self.users, first=0), keys=self.keys, seed=seed, first=0)
 
 
 FULL: Final = Size(
@@ -152,9 +154,7 @@ def _trade_off(size: Size, work: _Work) -> list[Row]:
     rows = []
     for bound in size.bounds:
         work.next(f"figure 10, C = {bound}")
-        found = runs.simulated(
-            runs.PUBLISHED, given, keys=log.keys, triggers=triggers, rows=bound
-        )
+        found = runs.simulated(runs.PUBLISHED, given, keys=log.keys, triggers=triggers, rows=bound)
         rows.append(_at_bound(runs.PUBLISHED, triggers, bound, found.row(truth)))
     del given
     for bound in size.bounds:

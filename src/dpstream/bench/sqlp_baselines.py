@@ -79,7 +79,7 @@ def share(*, epsilon: float, delta: float, times: int) -> tuple[float, float]:
 
 
 def composed_delta(each: float, times: int, epsilon: float) -> float:
-    """delta of `times` pure queries of `each` at epsilon: Kairouz, Oh and Viswanath, Theorem 3.3.
+    """The delta of `times` pure queries of `each` (Kairouz, Oh and Viswanath, Theorem 3.3).
 
     >>> round(composed_delta(1.0, 1, 0.5), 4) == round((math.e - math.e**0.5) / (1 + math.e), 4)
     True

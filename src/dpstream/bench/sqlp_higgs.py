@@ -1,7 +1,8 @@
 """A real day of events: Higgs, published 100 times, by every form.
 
-C is the 99th percentile of events per user (11), as the paper chooses it; the day is taken as public
-for that choice. Log: De Domenico, Lima, Mougel, Musolesi, "The Anatomy of a Scientific Rumor", 2013.
+C is the 99th percentile of events per user (11), as the paper chooses it; the day is taken as
+public for that choice. Log: De Domenico, Lima, Mougel, Musolesi, "The Anatomy of a Scientific
+Rumor", 2013.
 """
 
 from __future__ import annotations
@@ -60,14 +61,13 @@ def day() -> tuple[list[Row], list[str]]:
 
 def forms(bound: int) -> dict[str, dict[str, Any]]:
     """The engine's forms: many users have several events for one target, so K matters here."""
-    found = {
+    return {
         "sqlp": {"strategy": "sqlp", "max_rows_per_group": bound, "max_rows_contributed": bound},
         "latched, K = 1": {},
         "latched, K = 1, debiased": {"debias": "global"},
         "latched, K = 3": {"max_rows_per_group": 3, "max_rows_contributed": bound},
         "latched, K = C": {"max_rows_per_group": bound, "max_rows_contributed": bound},
     }
-    return found
 
 
 def _events(table: pa.Table) -> tuple[Events, pa.Array]:

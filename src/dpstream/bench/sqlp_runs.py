@@ -25,7 +25,8 @@ from dpstream.engines.local import Options
 from dpstream.records import Reals
 from dpstream.session import run
 from dpstream.stages.aggregates import Count
-from dpstream.stages.query import Query, Tumble
+from dpstream.stages.query import Query
+from dpstream.stages.windows import Tumble
 
 EPSILON: Final = 6.0
 DELTA: Final = 1e-9
@@ -87,7 +88,7 @@ def truth_of(log: ClickLog) -> npt.NDArray[Any]:
 
 
 def query(triggers: int, **options: Any) -> Query:
-    """A day of clicks per URL, for users with at most `ROWS` URLs, once each, if nothing is said."""
+    """A day of clicks per URL; unless told, a user counts for `ROWS` URLs, once each."""
     day = timedelta(days=1)
     known: dict[str, Any] = {
         "name": "clicks",

@@ -19,8 +19,9 @@ from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import Secret, mint_run_id
 from dpstream.stages.aggregates import Count
 from dpstream.stages.plan import planned
-from dpstream.stages.query import Query, Tumble
+from dpstream.stages.query import Query
 from dpstream.stages.ticks import DAY, Micros
+from dpstream.stages.windows import Tumble
 
 _SHARES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 _TIMES: Final = 10.0  # thresholds that make the size of a group to choose bounds for
@@ -62,7 +63,8 @@ def bounds(
     appear). `sample` looks at this share of the units.
 
     >>> import pyarrow as pa
-    >>> clicks = pa.table({"user": [n % 500 for n in range(6000)], "page": [n % 7 for n in range(6000)]})
+    >>> rows = range(6000)
+    >>> clicks = pa.table({"user": [n % 500 for n in rows], "page": [n % 7 for n in rows]})
     >>> found = bounds(clicks, unit="user", keys=["page"], public=True)
     >>> found.max_groups_contributed, found.max_rows_per_group
     (7, 2)
@@ -112,7 +114,7 @@ def bounds(
     chosen = _proposed(histograms, target, group_size)
     return Proposal(
         unit=unit,
-        keys=reading.keys,
+        keys=tuple(reading.keys),
         value=value,
         epsilon=None if public else float(epsilon),
         delta=None if public else float(delta),

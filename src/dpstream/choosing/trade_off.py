@@ -45,7 +45,7 @@ class Spread:
         """The least size that holds so large a share of the units."""
         if not self.total:
             return float(self.sizes[0])
-        place = np.searchsorted(np.cumsum(self.units), share * self.total * (1 - 1e-12))
+        place = int(np.searchsorted(np.cumsum(self.units), share * self.total * (1 - 1e-12)))
         return float(self.sizes[min(place, len(self.sizes) - 1)])
 
 

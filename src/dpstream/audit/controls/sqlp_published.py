@@ -1,9 +1,9 @@
 """DP-SQLP as printed, simulated: Algorithms 1 to 4 with the bound per trigger.
 
-What is wrong: the proof of its key selection needs P[some trigger fails] <= beta for a key, but the
-threshold is the 1 - beta quantile of *each* trigger's noise (Appendix B), so T triggers fail with up
-to T times the probability that delta was charged for. `for_all_triggers` takes the quantile that
-the proof needs.
+What is wrong: the proof of its key selection needs P[some trigger fails] <= beta for a key, but
+the threshold is the 1 - beta quantile of *each* trigger's noise (Appendix B), so T triggers fail
+with up to T times the probability that delta was charged for. `for_all_triggers` takes the quantile
+that the proof needs.
 
 A simulation, not an engine: rows are arrays in time order, noise comes from NumPy's generator, and
 only what the last table holds is computed. It serves to reproduce the paper's figures, and as a
@@ -18,12 +18,12 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
 
 from dpstream.mechanisms.parts.counting.bottom_up import Honaker
+from dpstream.mechanisms.parts.counting.kernels import compiled
 from dpstream.mechanisms.parts.counting.strategy import begin, late_normals, late_start
 from dpstream.privacy.calibration import rho_for
 from dpstream.records import Reals
@@ -75,7 +75,7 @@ class SqlpPublished:
 
     @property
     def rho(self) -> float:
-        """zCDP of each half."""
+        """The zCDP budget of each half."""
         return float(rho_for(epsilon=Fraction(self.epsilon) / 2, delta=Fraction(self.delta) / 3))
 
     @cached_property
@@ -104,7 +104,7 @@ class SqlpPublished:
 
     @cached_property
     def thresholds(self) -> Reals:
-        """tau by trigger: the noise of a key's count stays below it, but for beta."""
+        """By trigger, the paper's tau: the noise of a key's count stays below it, but for beta."""
         beta = self.delta / 3 / self.rows
         quantile = float(norm.isf(beta / self.triggers if self.for_all_triggers else beta))
         found: Reals = quantile * self.selection_sigma * self.tree.error()
@@ -153,7 +153,7 @@ class SqlpPublished:
         return rows
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _bounded(
     users: Numbers, keys: Numbers, triggers: Numbers, most: int, rows: int
 ) -> tuple[Numbers, Numbers]:
@@ -180,7 +180,7 @@ def _bounded(
     return kept, before
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _take_in(
     place: Numbers,
     keys: Numbers,
