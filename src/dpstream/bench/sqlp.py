@@ -16,6 +16,7 @@ from typing import Any, Final
 from dpstream.bench import sqlp_runs as runs
 from dpstream.bench.click_log import ClickLog, records_of
 from dpstream.bench.harness import Findings, Progress, Row
+from dpstream.bench.sqlp_debias import logs
 from dpstream.bench.sqlp_higgs import day
 from dpstream.bench.sqlp_plot import draw
 from dpstream.bench.sqlp_targets import DEBIASED, LATCHED, PAPER, SHIPPED, TUNED, targets
@@ -29,7 +30,7 @@ _BY_ENGINE: Final[dict[str, dict[str, Any]]] = {
     },
     LATCHED: {},
     DEBIASED: _DEBIASED,
-    TUNED: _DEBIASED | {"last_budget": "0.25"},
+    TUNED: _DEBIASED | {"last_budget": "0.4"},
 }
 
 
@@ -91,7 +92,7 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     """The table by seeds, then both figures on the first seed's log, then the real day."""
     size = QUICK if quick else FULL
     forms = len(runs.SIMULATED) + len(size.forms)
-    total = len(size.seeds) * len(size.triggers) * forms + len(size.batches) + 1
+    total = len(size.seeds) * len(size.triggers) * forms + len(size.batches) + 2 - quick
     work = _Work(progress=progress, total=total + 2 * len(size.bounds))
     rows = _table(size, work)
     rows += _trade_off(size, work)
@@ -99,6 +100,9 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     work.next("the Higgs day")
     real, notes = day()
     rows += real
+    if not quick:
+        work.next("debias on real logs")
+        rows += logs()
     return Findings(
         rows=rows,
         targets=targets(rows, quick=quick),

@@ -10,7 +10,7 @@ from dpstream.bench.sqlp_runs import METRICS, PUBLISHED
 
 LATCHED: Final = "latched"
 DEBIASED: Final = "latched, C = 16, debiased"
-TUNED: Final = "latched, C = 16, debiased, last_budget = 1/4"
+TUNED: Final = "latched, C = 16, debiased, last_budget = 0.4"
 SHIPPED: Final = "sqlp"
 _PRINTED: Final = "paper"
 
