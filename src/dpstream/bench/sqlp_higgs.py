@@ -67,6 +67,12 @@ def forms(bound: int) -> dict[str, dict[str, Any]]:
         "latched, K = 1, debiased": {"debias": "global"},
         "latched, K = 3": {"max_rows_per_group": 3, "max_rows_contributed": bound},
         "latched, K = C": {"max_rows_per_group": bound, "max_rows_contributed": bound},
+        "latched, 8 groups, K = 3, debiased, last_budget = 0.4": {
+            "max_groups_contributed": 8,
+            "max_rows_per_group": 3,
+            "debias": "global",
+            "last_budget": "0.4",
+        },
     }
 
 
