@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from dpstream.records import Release
     from dpstream.session import run, run_all
     from dpstream.sql import sql
+    from dpstream.sql.explain import explain
     from dpstream.stages.aggregates import Avg, Count, CountUnits, Stddev, Sum, Variance
     from dpstream.stages.query import Query
+    from dpstream.stages.series_query import SeriesQuery
     from dpstream.stages.windows import Cumulate, Hop, Tumble
 
 __version__ = version("dpstream")
@@ -38,6 +40,7 @@ __all__ = [
     "Release",
     "Runner",
     "Series",
+    "SeriesQuery",
     "Stddev",
     "Sum",
     "Terms",
@@ -46,6 +49,7 @@ __all__ = [
     "__version__",
     "bounds",
     "errors",
+    "explain",
     "mechanisms",
     "release",
     "run",
@@ -69,12 +73,14 @@ _HOMES = {
     "Release": "dpstream.records",
     "Runner": "dpstream.mechanisms.runner",
     "Series": "dpstream.mechanisms.series",
+    "SeriesQuery": "dpstream.stages.series_query",
     "Stddev": "dpstream.stages.aggregates",
     "Sum": "dpstream.stages.aggregates",
     "Terms": "dpstream.privacy.charges",
     "Tumble": "dpstream.stages.windows",
     "Variance": "dpstream.stages.aggregates",
     "bounds": "dpstream.choosing",
+    "explain": "dpstream.sql.explain",
     "release": "dpstream.mechanisms.release",
     "run": "dpstream.session",
     "run_all": "dpstream.session",

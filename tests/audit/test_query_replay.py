@@ -39,13 +39,6 @@ CASES = {
         "max_rows_per_group": 3,
         "max_rows_contributed": 5,
     },
-    "last tables that are measured once more": {
-        "window": Tumble("6 hours"),
-        "every": "2 hours",
-        "last_budget": "0.25",
-        "aggregates": VALUES,
-        "max_groups_contributed": 2,
-    },
     "late rows by an arrival column": {
         "window": Tumble("4 hours"),
         "every": "1 hour",

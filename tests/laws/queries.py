@@ -108,12 +108,5 @@ OTHERS = {
         period="6 hours",
         debias="global",
     ),
-    "last": query_of(
-        **_SHOWN,
-        window=Tumble("12 hours"),
-        every="3 hours",
-        last_budget="0.25",
-        aggregates=(Count("n"), Sum("s", column="x", lo=0, hi=10)),
-    ),
 }
 """Other windows, the other strategy, and totals of windows."""

@@ -1,7 +1,5 @@
 """The noise that a query publishes: its size, and what it shares with other noise."""
 
-from dataclasses import replace
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -88,24 +86,6 @@ def test_noise_has_the_declared_deviation(measured, name):
             assert not right_scale(here, deviation * 1.2)
             assert not right_scale(here, deviation / 1.2)
             assert abs(here.mean()) < Z * deviation / np.sqrt(GROUPS)
-
-
-def test_last_tables_have_the_declared_deviation():
-    """With budget of their own the last tables have less noise, all of it as declared."""
-    query = replace(MEASURED, last_budget="0.3", aggregates=(Count("n"),))
-    table = pa.table({"user": ["u"], "key": ["k0"], "ts": [HOUR], "x": [0.0]})
-    sink = ListSink()
-    list(run_of(query, table, sink=sink))
-    seen = []
-    for (_, _, release), found in sorted(sink.tables.items()):
-        others = np.array([key != "k0" for key in found["key"].to_pylist()])
-        noise, deviation = found["n"].to_numpy()[others], found["n_stddev"][0].as_py()
-        assert right_scale(noise, deviation)
-        assert not right_scale(noise, deviation * 1.2)
-        assert not right_scale(noise, deviation / 1.2)
-        seen.append((release, deviation))
-    deviations = dict(seen)
-    assert deviations[3] < deviations[1] < deviations[2]
 
 
 def test_declared_deviations_are_what_the_bounds_ask_for():

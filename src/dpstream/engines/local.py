@@ -15,7 +15,7 @@ import pyarrow as pa
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.directory import StateDirectory, open_directory, read_about
 from dpstream.engines.erasure import erase_unit
-from dpstream.engines.inputs import Aside, ChunkReader, FileInput, LiveInput, check_columns
+from dpstream.engines.inputs import Aside, Sources, check_columns
 from dpstream.engines.loop import Loop
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError
 from dpstream.privacy.ledger import Ledger
@@ -167,7 +167,9 @@ class LocalRun:
         flow = self._flow(storage, threads=self.options.threads or len(os.sched_getaffinity(0)))
         if storage.ledger.terms(self.dataset) is not None:  # refuse early what will not fit
             self._admit(storage)
-        files, live = self._inputs(flow.reader)
+        files, live = self._sources().inputs(
+            flow.reader, self.aside, self.clock, self._stop, memory=self.options.memory
+        )
         return Loop(
             flow=flow,
             pay=lambda: self._pay(storage),
@@ -181,6 +183,9 @@ class LocalRun:
             forget_rows=getattr(self.source, "forget", None) if live is not None else None,
         )
 
+    def _sources(self) -> Sources:
+        return Sources(source=self.source, history=self.history)
+
     def _flow(self, storage: Storage, *, threads: int) -> Flow:
         buckets = self.options.buckets or len(os.sched_getaffinity(0))
         reader = RowReader(self.plan.query, storage.secret, storage.run)
@@ -190,19 +195,6 @@ class LocalRun:
             reader.learned = storage.directory.keep_types
         mark = hashlib.sha256(b"run mark" + storage.run).hexdigest()[:16]
         return Flow(self.plan, reader, buckets=buckets, threads=threads, mark=mark)
-
-    def _inputs(self, reader: RowReader) -> tuple[FileInput | None, LiveInput | None]:
-        bounded = [s for s in (self.history, self.source) if s is not None and s.bounded]
-        if len(bounded) > 1:
-            raise InvalidInput("history goes with a live source; join two bounded ones in a list")
-        files = live = None
-        if bounded:
-            chunks = ChunkReader(bounded[0], reader, self.aside)
-            files = FileInput(chunks, memory=self.options.memory)
-        if self.live:
-            assert self.source is not None
-            live = LiveInput(ChunkReader(self.source, reader, self.aside), self.clock, self._stop)
-        return files, live
 
     def _storage(self) -> Storage:
         if self.folder is None:
@@ -219,17 +211,14 @@ class LocalRun:
             buckets=self.options.buckets or len(os.sched_getaffinity(0)),
             given_secret=self.secret,
             given_ledger=self.ledger,
-            notes={"now": self._now, "partitions": self._fixed_partitions()},
+            notes={"now": self._now, "partitions": self._sources().partitions()},
             run_id=self.options.run_id,
         )
-        was = directory.about["notes"]["partitions"]
-        if was != self._fixed_partitions():
+        try:
+            self._sources().refuse_others(directory.about["notes"]["partitions"])
+        except InvalidInput:
             directory.close()
-            raise InvalidInput(
-                f"the source had {len(was)} files when this run began and has "
-                f"{len(self._fixed_partitions())} now, or other ones; a run over files reads a "
-                "fixed set; use a live source for a directory that grows, or a new state directory"
-            )
+            raise
         return Storage(
             run=directory.run,
             secret=directory.secret,
@@ -237,10 +226,6 @@ class LocalRun:
             keys=directory.keys,
             directory=directory,
         )
-
-    def _fixed_partitions(self) -> list[str]:
-        bounded = [s for s in (self.history, self.source) if s is not None and s.bounded]
-        return [name for source in bounded for name in source.partitions()]
 
     def _facts_of_query(self) -> dict[str, str]:
         """What fixes the releases, as far as the version knew it that began the run."""

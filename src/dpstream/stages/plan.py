@@ -25,7 +25,7 @@ from dpstream.mechanisms.parts.counting.float_error import (
     calibrate_query,
     query_sigma,
 )
-from dpstream.mechanisms.parts.counting.last_table import LastTable
+from dpstream.mechanisms.parts.counting.last_twice import LastTwice
 from dpstream.privacy.calibration import split_budget
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.promises import own_terms
@@ -128,7 +128,10 @@ class Plan:
     def _process(self, releases: int) -> Process:
         if self.query.strategy == "sqlp":
             return Honaker(steps=releases)
-        return _buffered(releases, self.query.buffers, float(self.query.last_budget or 0))
+        process, share = _buffered(releases, self.query.buffers), self.query.last_budget
+        if share is None or releases == 1:
+            return process
+        return _last_twice(process, share)
 
     @property
     def matrices(self) -> list[tuple[int, tuple[float, ...]]]:
@@ -229,10 +232,13 @@ def _stddevs(sigmas: Sequence[float], rows: Reals) -> Reals:
 
 
 @lru_cache(maxsize=256)
-def _buffered(releases: int, buffers: int, last: float) -> BufferedLinearToeplitz:
-    if last and releases > 1:  # a single table has everything
-        return LastTable(steps=releases, buffers=buffers, share=last)
+def _buffered(releases: int, buffers: int) -> BufferedLinearToeplitz:
     return BufferedLinearToeplitz(steps=releases, buffers=buffers)
+
+
+@lru_cache(maxsize=256)
+def _last_twice(process: BufferedLinearToeplitz, share: Fraction) -> LastTwice:
+    return LastTwice(process=process, share=share)
 
 
 def planned(query: Query) -> Plan:

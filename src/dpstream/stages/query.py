@@ -34,7 +34,7 @@ from dpstream.stages.windows import Tumble
 _TIME_UNITS = {"us": 1, "ms": 1000, "s": SECOND, "min": 60 * SECOND, "h": 3600 * SECOND, "day": DAY}
 _ZERO, _ONE_DAY = Micros(0), Micros(DAY)
 _TOTALS_WEIGHT = Fraction(1, 50)  # totals of a window are large beside their noise
-_FORMERLY: dict[str, Any] = {"last_share": None}
+_FORMERLY: dict[str, Any] = {"last_share": None, "last_budget": None}
 """What versions did that did not know a field, where it is not the default of now."""
 _RESERVED = ("window_start", "window_end", "trigger_time", "release_index")
 
@@ -79,10 +79,8 @@ class Query:
     `strategy`: "latched", or "sqlp", which publishes a group only when enough units have come to it
     since the last time. `weights`: by aggregate, how much of the budget it gets beside the
     others (1 each); "selection" is the count that finds keys. `last_share`: the part of what the
-    selection of keys may lose that is kept for a window's last release (None: all alike).
-    `last_budget`: the part of the budget that measures every sum once more for the last release of
-    its window ("latched" only): a quarter makes its noise a third less, and all other noise 1.15
-    times.
+    selection of keys may lose that is kept for a window's last release; `last_budget`: the part of
+    the budget that measures that release once more (None: all releases alike).
     `confidence`: publish an interval that holds the truth with this probability, as far as noise
     goes. `debias="global"` estimates, under the same budget, what share of all rows the bounds have
     kept, and makes up for it in counts and sums; it counts at most `debias_rows` rows of a unit.
@@ -120,7 +118,7 @@ class Query:
     pre_threshold: int | None = None
     selection_share: Any = Fraction(1, 2)
     last_share: Any | None = Fraction(1, 2)
-    last_budget: Any | None = None
+    last_budget: Any | None = Fraction(1, 8)
     weights: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
     confidence: float | None = None
     debias: Literal["global"] | None = None
@@ -141,6 +139,8 @@ class Query:
         for name in ("last_share", "last_budget"):
             if getattr(self, name) is not None:
                 put(name, positive(getattr(self, name), name))
+        if self.strategy == "sqlp":
+            put("last_budget", None)  # its trees measure every step alike
         put("keys", _names(self.keys, "keys"))
         put("aggregates", tuple(self.aggregates))
         self._check_names()
@@ -256,11 +256,6 @@ class Query:
     def _check_strategy(self) -> None:
         if self.strategy not in ("latched", "sqlp"):
             raise InvalidParameter(f"strategy must be 'latched' or 'sqlp'; got {self.strategy!r}")
-        if self.strategy == "sqlp" and self.last_budget is not None:
-            raise InvalidParameter(
-                "last_budget is for the strategy 'latched': 'sqlp' publishes few groups in a "
-                "window's last release"
-            )
         if self.strategy == "sqlp" and self.min_change is not None:
             raise InvalidParameter(
                 "min_change is for the strategy 'latched': 'sqlp' publishes a group only when "

@@ -6,7 +6,8 @@ of probability all but tau the law of the published path is within a factor e^xi
 
     xi = T eta (2 / quantum + r L / sigma),   L the largest |z|
 
-with r = 2 for Toeplitz matrices and 10 for trees (`docs/soundness/counters.md` has the proof). T
+with r = 2 for Toeplitz matrices (somewhat more where the last step is measured twice) and 10 for
+trees (`docs/soundness/counters.md` has the proof). T
 counts one key's steps: another key's noise has the same law under both neighbours.
 """
 
@@ -23,7 +24,7 @@ from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.parts.counting import modes
 from dpstream.mechanisms.parts.counting.bottom_up import Honaker
 from dpstream.mechanisms.parts.counting.buffered import UNIT, BufferedLinearToeplitz
-from dpstream.mechanisms.parts.counting.last_table import LastTable
+from dpstream.mechanisms.parts.counting.last_twice import LastTwice
 from dpstream.privacy.accounting import delta_of
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.calibration import mu_squared_for, round_up
@@ -32,18 +33,32 @@ from dpstream.privacy.sensitivity import root_above
 from dpstream.privacy.spend import NORMAL_LARGEST, NORMAL_LOST, NORMAL_PRECISION
 
 _ROOM = 1.05  # for second-order terms, and for the float error of this very bound
-_TOEPLITZ_RATIO, _TREE_RATIO = 2, 10  # how far a normal moves with the path it belongs to
+_TOEPLITZ_RATIO, _TREE_RATIO = 2, 10
 NEGLIGIBLE = Fraction(1, 100)
 """The part of epsilon, and of delta, that float error may take at most."""
 
 
-Process = BufferedLinearToeplitz | Honaker
+Process = BufferedLinearToeplitz | LastTwice | Honaker
 """Processes whose float error is known."""
 
 
 def path_error(process: Process) -> float:
     """Bound on |streamed - ideal| noise at any step, for sigma = 1, outside a mass of `tail`."""
-    return _tree_error(process) if isinstance(process, Honaker) else _modes_error(process)
+    if isinstance(process, Honaker):
+        return _tree_error(process)
+    if isinstance(process, LastTwice):
+        return _last_error(process)
+    return _modes_error(process)
+
+
+def _last_error(process: LastTwice) -> float:
+    """The last step takes at most the whole of the process, and one product more.
+
+    Its two factors are correct to some units in the last place, of noise within L deviations.
+    """
+    row = process.process.row_norm(process.steps)
+    weighing = 64 * UNIT * NORMAL_LARGEST * (row + 1) + NORMAL_PRECISION
+    return _modes_error(process.process) + _ROOM * weighing
 
 
 def _tree_error(process: Honaker) -> float:
@@ -74,25 +89,31 @@ def _modes_error(process: BufferedLinearToeplitz) -> float:
     joined = (process.width * (2 + math.log2(steps + 1)) * 64) * UNIT * spread
     joined = joined + NORMAL_PRECISION * process.width * spread
     weighing = (process.width + 2) * UNIT * spread
-    found = process.weights @ (streamed + joined + weighing)
-    if isinstance(process, LastTable):  # a difference, a product and a sum more, at the last step
-        largest = process.weights @ spread + NORMAL_LARGEST * (process.fresh + 1)
-        found += 16 * UNIT * largest + NORMAL_PRECISION * process.fresh
-    return float(_ROOM * found)
+    return float(_ROOM * (process.weights @ (streamed + joined + weighing)))
 
 
 def float_error(process: Process, *, sigma: float, quantum: float) -> FloatError:
     """The event that the accountant composes with the Gaussian one."""
     steps = process.steps
-    noise = NORMAL_LARGEST * process.row_norm(steps)
+    largest = process.process if isinstance(process, LastTwice) else process
+    noise = NORMAL_LARGEST * largest.row_norm(steps)
     eta = sigma * (path_error(process) + 2 * UNIT * noise)
     if eta > quantum / 1000:
         return FloatError(xi=Fraction(1), tau=Fraction(1))
-    ratio = _TREE_RATIO if isinstance(process, Honaker) else _TOEPLITZ_RATIO
-    xi = _ROOM * steps * eta * (2 / quantum + ratio * NORMAL_LARGEST / sigma)
+    xi = _ROOM * steps * eta * (2 / quantum + _ratio(process) * NORMAL_LARGEST / sigma)
     # lost normals, and modes or noise beyond L standard deviations, at any step
     tau = (steps + process.width + (process.width + 1) * steps) * NORMAL_LOST
     return FloatError(xi=round_up(xi), tau=round_up(tau))
+
+
+def _ratio(process: Process) -> float:
+    """How far a normal moves with the path it belongs to, at most."""
+    if isinstance(process, Honaker):
+        return _TREE_RATIO
+    if isinstance(process, LastTwice):
+        first, other = process.weights
+        return max(_TOEPLITZ_RATIO, (1 + first) / math.hypot(first, other))
+    return _TOEPLITZ_RATIO
 
 
 def weight_error(process: Process) -> Fraction:
@@ -102,6 +123,8 @@ def weight_error(process: Process) -> Fraction:
     """
     if isinstance(process, Honaker):
         return Fraction(0)
+    if isinstance(process, LastTwice):
+        return weight_error(process.process)
     total = float(process.weights @ modes.spans(process.mode_decays, process.steps))
     return round_up(_ROOM * 16 * process.buffers * UNIT * total)
 
