@@ -50,6 +50,10 @@ _REGISTRY: Final = {
         "dpstream.bench.throughput:measure",
         "records per second from files to durable releases, against opendp, pipeline-dp, spark",
     ),
+    "sqlp": (
+        "dpstream.bench.sqlp:measure",
+        "the continual GROUP BY against the DP-SQLP paper's tables, figures and baselines",
+    ),
     "logs": (
         "dpstream.bench.logs:measure",
         "the continual GROUP BY on two real event logs: keys found, errors, time",
