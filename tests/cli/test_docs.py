@@ -22,6 +22,7 @@ PAGES = (
     "docs/cli.md",
     "docs/w-event.md",
     "docs/counters.md",
+    "docs/dpi.md",
     "docs/group-by.md",
     "docs/audit.md",
     "docs/pipelines.md",

@@ -10,6 +10,7 @@ import dpstream
 from dpstream.cli import (
     audit,
     bench,
+    bounds,
     compare,
     demo,
     explain,
@@ -34,6 +35,7 @@ app.command("init")(init.init)
 app.command("run")(run.run)
 app.command("sql")(sql.sql)
 app.command("explain")(explain.explain)
+app.command("bounds")(bounds.bounds)
 app.command("release")(release.release)
 app.command("compare")(compare.compare)
 app.command("mechanisms")(mechanisms.mechanisms)

@@ -22,6 +22,7 @@ REGISTRY = {
     "pegasus_w": "dpstream.mechanisms.w_event.pegasus:PegasusW",
     "adapub": "dpstream.mechanisms.w_event.adapub:AdaPub",
     "naive": "dpstream.mechanisms.delayed.naive:Naive",
+    "dpi": "dpstream.mechanisms.infinite.dpi:Dpi",
     "naive_counter": "dpstream.mechanisms.counters.naive:NaiveCounter",
     "tree": "dpstream.mechanisms.counters.tree:TreeCounter",
     "honaker": "dpstream.mechanisms.counters.honaker:HonakerCounter",

@@ -128,9 +128,8 @@ class Spend(Payments):
         """Index j with probability proportional to exp(epsilon * scores[j] / (2 sensitivity))."""
         exact, epsilon = _integers(scores), positive_amount(epsilon, "epsilon")
         self._charge(epsilon, purpose, cells)
-        best, slope = int(exact.max()), epsilon / (2 * Fraction(sensitivity))
-        rates = [(best - int(score)) * slope for score in exact]
-        return noise.choose(self._draws("C:" + purpose, 1), rates)
+        slope = epsilon / (2 * Fraction(sensitivity))
+        return noise.choose(self._draws("C:" + purpose, 1), exact.max() - exact, slope)
 
     def respond(
         self,
