@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpstream.audit.controls.column_groups import trajectory_loss
+from dpstream.audit.controls.dpi_published import path_loss
 from dpstream.audit.controls.engine import (
     CountedTwice,
     DataWatermark,
@@ -228,6 +229,13 @@ def broken() -> dict[str, Callable[[], Audited]]:
             apart="nothing",
             epsilon=1,
             runs=(120, 400),
+        ),
+        "dpi_summed_score": lambda: Exact(
+            name="dpi_summed_score",
+            about="DPI as printed: scores summed over all slots, charged as one.",
+            loss=lambda: path_loss([1 / (t * (t + 1)) for t in range(1, 201)], printed=True),
+            epsilon=1.0,
+            witness="the synopsis that a user in each of 200 slots fits is drawn in every slot",
         ),
         "svt_1": _svt(1, one=[0] * 4 + [1], two=[1] * 4 + [0]),
         "svt_2": _svt(2, one=[0] * 4 + [1], two=[1] * 4 + [0]),

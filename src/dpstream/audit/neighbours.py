@@ -40,6 +40,8 @@ def pairs_of(mechanism: Mechanism, *, random: int = 4, seed: int = 0) -> list[Pa
         lo, hi, quantum = mechanism.range
         delay = getattr(mechanism, "delay", 2)
         return [*_values(int(lo / quantum), int(hi / quantum), delay, random, rng)]
+    if getattr(mechanism, "user_level", False):
+        return [*_users()]
     raise TypeError(f"no neighbours are known for {type(mechanism).__name__}; give pairs")
 
 
@@ -102,6 +104,17 @@ def _values(lo: int, hi: int, delay: int, count: int, rng: np.random.Generator) 
         at = int(rng.integers(0, steps))
         low[at, 0], high[at, 0] = lo, hi
         yield Pair(name=f"random values {number}, step {at}", one=low, two=high)
+
+
+def _users(slots: int = 200) -> Iterator[Pair]:
+    """All rows of a user come or go: one in each of 200 slots, alone or among a few others."""
+    for name, others in (("nobody else", (0, 0)), ("others elsewhere", (0, 2))):
+        without = np.tile(others, (slots, 1))
+        yield Pair(
+            name=f"a user in each of {slots} slots, {name}",
+            one=without + np.array([1, 0]),
+            two=without,
+        )
 
 
 def _plain(data: Any) -> Any:

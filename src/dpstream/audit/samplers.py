@@ -78,6 +78,27 @@ class SideBySide:
         return values.reshape(steps, runs, bins).transpose(1, 0, 2).reshape(runs, steps * bins)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PaidSteps:
+    """As `OneByOne`, but only what is published at steps that paid, of all bins but the last.
+
+    For long streams that mostly hold, of mechanisms whose paid steps are public: the rest repeats
+    it. (Distributions add up to 1, so that their last bin says nothing new.)
+    """
+
+    mechanism: Mechanism
+
+    def __call__(self, data: Integers, runs: int, secret: bytes) -> Reals:
+        """Runs x (paid steps, bins)."""
+        dealer, one = Dealer(secret), OneByOne(mechanism=self.mechanism)
+        return np.array(
+            [
+                np.concatenate([r.values[:-1] for r in one._run(data, dealer) if r.paid])
+                for _ in range(runs)
+            ]
+        )
+
+
 def outputs(releases: Iterable[Release]) -> Reals:
     """All that a list of releases shows, as one row."""
     ordered = sorted(releases, key=lambda release: release.step)

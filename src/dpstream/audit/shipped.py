@@ -12,7 +12,7 @@ import numpy as np
 from dpstream.audit.dealer import real_spend
 from dpstream.audit.neighbours import Pair, block, pairs_of
 from dpstream.audit.queries import query_targets
-from dpstream.audit.samplers import OneByOne, Sampler, SideBySide
+from dpstream.audit.samplers import OneByOne, PaidSteps, Sampler, SideBySide
 from dpstream.audit.targets import Target
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
@@ -27,6 +27,7 @@ LO, HI = 0, 8
 
 EXTRA: dict[str, dict[str, Any]] = {
     "adapub": {"pivots": 2},
+    "dpi": {"rows_per_user": 1, "pool_size": 20, "allocation": "ranges"},
 }
 """What a mechanism needs beside its family's parameters."""
 
@@ -34,6 +35,7 @@ BINS_APART = ("uniform", "sample", "naive")
 """Mechanisms, beside the counters, that treat every bin alike: see `SideBySide`."""
 
 _MANY, _SLOW = (24_000, 200_000), (1_200, 8_000)
+_LONG = (200, 2_000)
 
 WORST: dict[str, str] = {
     "uniform": "flat counts, steps 3 to 5, one bin",
@@ -78,6 +80,9 @@ def mechanism_target(name: str) -> Target:
     sample: Sampler = OneByOne(mechanism=mechanism)
     if apart:
         sample = SideBySide(mechanism=mechanism)
+    users = mechanism.terms().unit == "user"
+    if users:
+        sample = PaidSteps(mechanism=mechanism)
     first, *_ = (type(mechanism).__doc__ or name).splitlines()
     claim: dict[str, Any] = {"epsilon": float(EPSILON)}
     if counts:
@@ -88,7 +93,7 @@ def mechanism_target(name: str) -> Target:
         sample=sample,
         pairs=tuple(sorted(pairs_of(mechanism), key=lambda pair: pair.name != WORST.get(name))),
         simple=apart,
-        runs=_MANY if apart else _SLOW,
+        runs=_MANY if apart else _LONG if users else _SLOW,
         **claim,
     )
 
