@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from dpstream.audit.dealer import Dealer
+from dpstream.audit.replay import Call, Recorder, drive
+from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import Mechanism
 from dpstream.records import Integers, Reals, Release
 
@@ -79,24 +81,36 @@ class SideBySide:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaidSteps:
-    """As `OneByOne`, but only what is published at steps that paid, of all bins but the last.
+class ChoicesApart:
+    """All runs at once, for mechanisms that choose and never look back at what they chose.
 
-    For long streams that mostly hold, of mechanisms whose paid steps are public: the rest repeats
-    it. (Distributions add up to 1, so that their last bin says nothing new.)
+    Their questions (scores, sensitivity, epsilon) then depend on the data alone, which two runs
+    with different noise check each time, so that the draws of all steps are independent. They are
+    drawn here from the declared weights exp(epsilon score / (2 sensitivity)); that the door to
+    noise draws with these weights is a row of its own ("choice") and a law.
     """
 
     mechanism: Mechanism
 
     def __call__(self, data: Integers, runs: int, secret: bytes) -> Reals:
-        """Runs x (paid steps, bins)."""
-        dealer, one = Dealer(secret), OneByOne(mechanism=self.mechanism)
-        return np.array(
-            [
-                np.concatenate([r.values[:-1] for r in one._run(data, dealer) if r.paid])
-                for _ in range(runs)
-            ]
-        )
+        """Runs x what was chosen at each step that paid."""
+        calls, same = (self._questions(data, secret[turn:] + secret[:turn]) for turn in (0, 1))
+        if [c.question() for c in calls] != [c.question() for c in same] or any(
+            (one.value != two.value).any() for one, two in zip(calls, same, strict=True)
+        ):
+            raise InvalidParameter("this mechanism looks back at its choices; run it one by one")
+        rng = np.random.default_rng(np.frombuffer(secret, np.uint64))
+        found = np.empty((runs, len(calls)))
+        for number, call in enumerate(calls):
+            slope = float(call.amount / (2 * call.sensitivity))
+            weights = np.exp(slope * (call.value - call.value.max()))
+            found[:, number] = rng.choice(len(weights), size=runs, p=weights / weights.sum())
+        return found
+
+    def _questions(self, data: Integers, secret: bytes) -> list[Call]:
+        recorder = Recorder(Dealer(secret))  # type: ignore[arg-type]
+        drive(self.mechanism, data, recorder)
+        return [call for call in recorder.calls if call.kind == "choose"]
 
 
 def outputs(releases: Iterable[Release]) -> Reals:

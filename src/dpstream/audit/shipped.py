@@ -12,7 +12,7 @@ import numpy as np
 from dpstream.audit.dealer import real_spend
 from dpstream.audit.neighbours import Pair, block, pairs_of
 from dpstream.audit.queries import query_targets
-from dpstream.audit.samplers import OneByOne, PaidSteps, Sampler, SideBySide
+from dpstream.audit.samplers import ChoicesApart, OneByOne, Sampler, SideBySide
 from dpstream.audit.targets import Target
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
@@ -35,7 +35,7 @@ BINS_APART = ("uniform", "sample", "naive")
 """Mechanisms, beside the counters, that treat every bin alike: see `SideBySide`."""
 
 _MANY, _SLOW = (24_000, 200_000), (1_200, 8_000)
-_LONG = (200, 2_000)
+_LONG = (8_000, 40_000)
 
 WORST: dict[str, str] = {
     "uniform": "flat counts, steps 3 to 5, one bin",
@@ -82,7 +82,7 @@ def mechanism_target(name: str) -> Target:
         sample = SideBySide(mechanism=mechanism)
     users = mechanism.terms().unit == "user"
     if users:
-        sample = PaidSteps(mechanism=mechanism)
+        sample = ChoicesApart(mechanism=mechanism)
     first, *_ = (type(mechanism).__doc__ or name).splitlines()
     claim: dict[str, Any] = {"epsilon": float(EPSILON)}
     if counts:
