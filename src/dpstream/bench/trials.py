@@ -99,7 +99,9 @@ def trials(
     found = Trials(mechanism=mechanism)
     for run in range(runs):
         try:
-            score = _run(mechanism, block, positive(epsilon, "epsilon"), window, _noise(fixed, run))
+            score = _run(
+                mechanism, block, positive(epsilon, "epsilon"), window, fixed_noise(fixed, run)
+            )
         except BudgetExceeded as refusal:
             found.refusals.append(str(refusal))
         else:
@@ -163,7 +165,7 @@ def _chunks(block: Integers) -> Iterable[Integers]:
     return (block[first : first + size] for first in range(0, len(block), size))
 
 
-def _noise(fixed: str | None, run: int) -> dict[str, bytes]:
+def fixed_noise(fixed: str | None, run: int) -> dict[str, bytes]:
     """A secret and a run id made from a public name; without one, both are drawn afresh."""
     if fixed is None:
         return {}

@@ -2,8 +2,8 @@
 
 What is wrong: dev(G) = sum |c_i - mean| is taken to move by Delta when one value does. It moves by
 2 Delta (1 - 1/n): the value's own term by Delta (1 - 1/n), the n - 1 others by Delta / n each.
-With rho ~ Lap(2 Delta / eps_g) and nu ~ Lap(4 Delta / eps_g) a run of tests over groups of at most n
-values therefore costs up to 2 (1 - 1/n) eps_g, not eps_g.
+With rho ~ Lap(2 Delta / eps_g) and nu ~ Lap(4 Delta / eps_g) the tests of groups of at most n values
+therefore cost up to 2 (1 - 1/n) eps_g, not eps_g.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class DiscontinGroupPublished(PublishedBatch):
 def grouping_loss(
     stream: Sequence[float], neighbour: Sequence[float], *, epsilon: float, theta: float
 ) -> float:
-    """Log ratio of the probabilities that all values but the last join one group and that one fails.
+    """Log ratio of the chances that all values but the last join one group, and the last fails.
 
     The noise is that of `ContinGroupPublished` for eps_g = `epsilon`, in a range of length 1.
     """
@@ -125,8 +125,10 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _times_n(block: Integers, labels: Integers, label: int, row: int, column: int) -> tuple[int, int]:
-    """n and n dev of a group with the value at `row`, in whole numbers."""
+def _times_n(
+    block: Integers, labels: Integers, label: int, row: int, column: int
+) -> tuple[int, int]:
+    """Size n and n dev of a group with the value at `row`, in whole numbers."""
     n, total = 1, block[row, column]
     for i in range(row):
         if labels[i, column] == label:

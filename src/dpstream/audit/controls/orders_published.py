@@ -18,7 +18,6 @@ from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.sensitivity import range_change
 from dpstream.records import Integers, Reals, Release
 
-
 Flags = Literal["text", "printed"]
 Bounds = Literal["code", "text", "ends"]
 
@@ -42,13 +41,13 @@ class CompOrderPublished(SeriesMechanism):
     `flags`: the text says that 0 means "greater than the next one"; "printed" follows Algorithm 4,
     which has them the other way round. `bounds`: what they are while there is nothing to take them
     from, which the paper leaves open. "code", as its public code: the lower one starts at lo, the
-    upper one nowhere, and only bounds that cross are replaced by their middle; this comes nearest to
-    the paper's figures. "text": neither starts anywhere, and both are needed for a middle. "ends":
+    upper one nowhere, and only bounds that cross are replaced by their middle; this comes nearest
+    to the paper's figures. "text": neither starts anywhere, and both are needed for a middle. "ends":
     they start at lo and hi, the kindest reading.
 
     Claim: event-level epsilon-DP, eps_g = epsilon / 4 for comparisons with noise
         Lap(8 w Delta / eps_g) against one rho ~ Lap(4 Delta / eps_g) for the whole stream.
-    True: sound, by another argument than the printed one: rho is shared by ever more comparisons and
+    True: sound, by another argument than the printed one: rho is shared by all comparisons and
         protects nothing, but a value takes part in 2w comparisons, each moved by Delta at most,
         whose own noise costs eps_g / 4 together. It is charged what it claims.
     """
@@ -64,7 +63,9 @@ class CompOrderPublished(SeriesMechanism):
         for name, kind in (("flags", Flags), ("bounds", Bounds)):
             if getattr(self, name) not in get_args(kind):
                 known = ", ".join(get_args(kind))
-                raise InvalidParameter(f"{name} must be one of {known}; got {getattr(self, name)!r}")
+                raise InvalidParameter(
+                    f"{name} must be one of {known}; got {getattr(self, name)!r}"
+                )
 
     @cached_property
     def for_structure(self) -> Fraction:
@@ -127,7 +128,9 @@ class CompOrderPublished(SeriesMechanism):
             values = _aligned(values, state.published, greater, low, high, self.bounds == "code")
         keep = max(0, len(state.exact) + 1 - self.delay)
         past = Past(
-            np.vstack([state.exact[keep:], x]), np.vstack([state.published[keep:], values]), state.rho
+            np.vstack([state.exact[keep:], x]),
+            np.vstack([state.published[keep:], values]),
+            state.rho,
         )
         release = Release(step=spend.step, values=values * float(self.range[2]), paid=True)
         return past, [release]

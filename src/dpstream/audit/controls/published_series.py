@@ -1,8 +1,8 @@
 """What the published mechanisms with a delay have in common: batches, budgets, truncation.
 
-All of them are from Li, Qin, Ren, Gong, Feng, Hong, Wang, "Delay-allowed Differentially Private Data
-Stream Release", 2025. Each says what its paper claims and what is true, and is charged for what is
-true; a book that holds the claim refuses those that spend more. Releases are not clamped to the
+All are from Li, Qin, Ren, Gong, Feng, Hong, Wang, "Delay-allowed Differentially Private Data Stream
+Release", 2025. Each says what its paper claims and what is true, and is charged for what is true; a
+book that holds the claim refuses those that spend more. Releases are not clamped to the
 public range, because the paper does not clamp them.
 """
 
@@ -93,7 +93,7 @@ class PublishedBatch(SeriesMechanism):
 
     @cached_property
     def ends(self) -> tuple[int, int]:
-        """lo and hi, in grid steps."""
+        """The bounds lo and hi, in grid steps."""
         lo, hi, quantum = self.range
         return int(lo / quantum), int(hi / quantum)
 
@@ -149,9 +149,7 @@ class PublishedBatch(SeriesMechanism):
         return int(taus[np.argmax(noisy)])
 
 
-def group_means(
-    batch: Batch, labels: Integers, spend: Spender, noise: Noise
-) -> Reals:
+def group_means(batch: Batch, labels: Integers, spend: Spender, noise: Noise) -> Reals:
     """Every value replaced by the noisy mean of its group; `labels`: steps x bins."""
     block, (steps, bins) = batch.block, batch.block.shape
     keys = (labels * bins + np.arange(bins)).ravel()
