@@ -6,7 +6,7 @@ Noise is fixed by name, so a run gives the same errors again; times differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -55,7 +55,7 @@ def speed(name: str, steps: int) -> Row:
     rng = np.random.default_rng(1)
     values = np.clip(500 + np.cumsum(rng.integers(-9, 10, _WARM + steps)), 0, 1_000)
     walk = Series(name="random walk", source="generated", values=values, lo=0, hi=1_000, bucket=100)
-    at = {"epsilon": 1.0, "delay": _DELAY}
+    at: dict[str, Any] = {"epsilon": 1.0, "delay": _DELAY}
     if name == _TRUNCATED:
         one = truncated("contin_group pp", walk, **at)
     else:

@@ -6,6 +6,7 @@ The numbers are those of "Delay-allowed Differentially Private Data Stream Relea
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,6 +21,7 @@ EVERYTHING: Final = "2, 3"
 TRUNCATION, DELAYS, BUCKETS, THRESHOLDS, TABLE = "4", "5", "6", "7 to 10", "table III"
 THETAS: Final = (1, 5, 9, 13, 17)
 _TRUNCATED: Final = ("naive", "contin_group pp", "discontin_group pp", "comp_order", "buc_order")
+_JUDGED: Final = ("discontin_group", "comp_order", "buc_order")
 _TUNED: Final = ("unemployment", "outpatients")
 
 
@@ -35,7 +37,7 @@ class Plan:
     few_epsilons: Sequence[float]  # of Figure 6
     many_delays: Sequence[int]  # of Figure 5
     thetas: Sequence[int]
-    buckets: Sequence[int]  # of Figure 6, as multiples of a tenth of the paper's width
+    buckets: Sequence[int]  # of Figure 6, in multiples of the smallest
     timed: int  # steps
 
 
@@ -76,41 +78,64 @@ class Cell:
 
 def cells(plan: Plan, found: Sequence[Series]) -> Iterator[Cell]:
     """All of them."""
-    tuned = [one for one in found if one.name in _TUNED]
     for one in found:
-        for delay in plan.delays:
-            for epsilon in plan.epsilons:
-                at = {"series": one, "epsilon": epsilon, "delay": delay}
-                for name in (*SOUND, *PUBLISHED, MIDPOINT):
-                    yield Cell(figure=EVERYTHING, mechanism=name, **at)
-        for name in _TRUNCATED:
-            for full in (name, name + AS_PUBLISHED):
-                if full in ("naive as published", "comp_order as published"):
-                    continue  # the paper has no form of its own, or none that is defined
-                at = {"series": one, "epsilon": 0.5, "delay": 100, "figure": TRUNCATION}
-                yield Cell(mechanism=full, **at)
-                yield Cell(mechanism=full, truncate=True, **at)
-    for one in tuned:
-        for delay in plan.many_delays:
-            for name in ("discontin_group", "comp_order", "buc_order"):
-                for full in (name, name + AS_PUBLISHED):
-                    at = {"series": one, "epsilon": 0.5, "delay": delay, "figure": DELAYS}
-                    yield Cell(mechanism=full, **at)
-        for epsilon in plan.few_epsilons:
-            for tenth in plan.buckets:
-                width = one.bucket * tenth // 10 * (10 if one.name == "outpatients" else 1)
-                at = {"series": one, "epsilon": epsilon, "delay": 100, "figure": BUCKETS}
-                yield Cell(mechanism="buc_order", options={"bucket": width}, **at)
-                yield Cell(mechanism="buc_order" + AS_PUBLISHED, options={"width": width}, **at)
-        for theta in plan.thetas:
-            for name in ("contin_group", "discontin_group"):
-                for full in (name, f"{name} pp"):
-                    at = {"series": one, "epsilon": 0.4, "delay": 100, "figure": THRESHOLDS}
-                    yield Cell(mechanism=full, options={"threshold": theta}, **at)
-                    yield Cell(mechanism=full + AS_PUBLISHED, options={"theta": theta}, **at)
-        for epsilon in (0.1, 0.5, 1.0):
-            at = {"series": one, "epsilon": epsilon, "delay": 10, "figure": TABLE}
-            yield Cell(mechanism=EVENT_ADAPUB, **at)
+        yield from _everything(plan, one)
+        yield from _truncation(one)
+    for one in found:
+        if one.name in _TUNED:
+            yield from _delays(plan, one)
+            yield from _buckets(plan, one)
+            yield from _thresholds(plan, one)
+            yield from _others(one)
+
+
+def _everything(plan: Plan, series: Series) -> Iterator[Cell]:
+    for delay, epsilon in itertools.product(plan.delays, plan.epsilons):
+        for name in (*SOUND, *PUBLISHED, MIDPOINT):
+            yield Cell(
+                figure=EVERYTHING, series=series, epsilon=epsilon, delay=delay, mechanism=name
+            )
+
+
+def _truncation(series: Series) -> Iterator[Cell]:
+    """Noise on each value, as in the paper; it has no form of its own for the other two."""
+    published = [name + AS_PUBLISHED for name in _TRUNCATED if name not in ("naive", "comp_order")]
+    for name, truncate in itertools.product((*_TRUNCATED, *published), (False, True)):
+        yield Cell(
+            figure=TRUNCATION, series=series, epsilon=0.5, delay=100, mechanism=name,
+            truncate=truncate,
+        )  # fmt: skip
+
+
+def _delays(plan: Plan, series: Series) -> Iterator[Cell]:
+    for delay, name in itertools.product(plan.many_delays, _JUDGED):
+        for full in (name, name + AS_PUBLISHED):
+            yield Cell(figure=DELAYS, series=series, epsilon=0.5, delay=delay, mechanism=full)
+
+
+def _buckets(plan: Plan, series: Series) -> Iterator[Cell]:
+    smallest = series.bucket // (1 if series.name == "outpatients" else 10)
+    for epsilon, times in itertools.product(plan.few_epsilons, plan.buckets):
+        for full, key in (("buc_order", "bucket"), ("buc_order" + AS_PUBLISHED, "width")):
+            yield Cell(
+                figure=BUCKETS, series=series, epsilon=epsilon, delay=100, mechanism=full,
+                options={key: smallest * times},
+            )  # fmt: skip
+
+
+def _thresholds(plan: Plan, series: Series) -> Iterator[Cell]:
+    names = ("contin_group", "contin_group pp", "discontin_group", "discontin_group pp")
+    for theta, name in itertools.product(plan.thetas, names):
+        for full, key in ((name, "threshold"), (name + AS_PUBLISHED, "theta")):
+            yield Cell(
+                figure=THRESHOLDS, series=series, epsilon=0.4, delay=100, mechanism=full,
+                options={key: theta},
+            )  # fmt: skip
+
+
+def _others(series: Series) -> Iterator[Cell]:
+    for epsilon in (0.1, 0.5, 1.0):
+        yield Cell(figure=TABLE, series=series, epsilon=epsilon, delay=10, mechanism=EVENT_ADAPUB)
 
 
 def measured(cell: Cell, plan: Plan) -> Row:
@@ -120,7 +145,7 @@ def measured(cell: Cell, plan: Plan) -> Row:
     if cell.mechanism == MIDPOINT:
         errors = midpoint(series)
     else:
-        at = {"epsilon": cell.epsilon, "delay": cell.delay}
+        at: dict[str, Any] = {"epsilon": cell.epsilon, "delay": cell.delay}
         if cell.truncate:
             one = methods.truncated(cell.mechanism, series, **at)
         else:

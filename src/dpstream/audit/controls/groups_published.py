@@ -2,8 +2,8 @@
 
 What is wrong: dev(G) = sum |c_i - mean| is taken to move by Delta when one value does. It moves by
 2 Delta (1 - 1/n): the value's own term by Delta (1 - 1/n), the n - 1 others by Delta / n each.
-With rho ~ Lap(2 Delta / eps_g) and nu ~ Lap(4 Delta / eps_g) the tests of groups of at most n values
-therefore cost up to 2 (1 - 1/n) eps_g, not eps_g.
+With rho ~ Lap(2 Delta / eps_g) and nu ~ Lap(4 Delta / eps_g) the tests of groups of at most n
+values therefore cost up to 2 (1 - 1/n) eps_g, not eps_g.
 """
 
 from __future__ import annotations

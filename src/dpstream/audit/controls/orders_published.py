@@ -42,8 +42,8 @@ class CompOrderPublished(SeriesMechanism):
     which has them the other way round. `bounds`: what they are while there is nothing to take them
     from, which the paper leaves open. "code", as its public code: the lower one starts at lo, the
     upper one nowhere, and only bounds that cross are replaced by their middle; this comes nearest
-    to the paper's figures. "text": neither starts anywhere, and both are needed for a middle. "ends":
-    they start at lo and hi, the kindest reading.
+    to the paper's figures. "text": neither starts anywhere, and both are needed for a middle.
+    "ends": they start at lo and hi, the kindest reading.
 
     Claim: event-level epsilon-DP, eps_g = epsilon / 4 for comparisons with noise
         Lap(8 w Delta / eps_g) against one rho ~ Lap(4 Delta / eps_g) for the whole stream.

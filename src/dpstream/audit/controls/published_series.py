@@ -12,12 +12,13 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import SeriesMechanism, Spender, whole
+from dpstream.mechanisms.parts.group_release import publish_groups
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.charges import Cells
 from dpstream.privacy.sensitivity import range_change
@@ -151,22 +152,14 @@ class PublishedBatch(SeriesMechanism):
 
 def group_means(batch: Batch, labels: Integers, spend: Spender, noise: Noise) -> Reals:
     """Every value replaced by the noisy mean of its group; `labels`: steps x bins."""
-    block, (steps, bins) = batch.block, batch.block.shape
-    keys = (labels * bins + np.arange(bins)).ravel()
-    sizes = np.bincount(keys)
-    used = np.flatnonzero(sizes)
-    if noise == "reduce":
-        sums = np.zeros(len(sizes), np.int64)
-        np.add.at(sums, keys, block.ravel())
-        exact: Any = sums[used]
-    else:
-        exact = block.ravel()
-    noisy = spend.laplace(
-        exact, sensitivity=batch.change, epsilon=batch.epsilon, purpose="publish", cells=batch.cells
-    ).astype(np.float64)
-    if noise == "reduce":
-        totals = np.zeros(len(sizes))
-        totals[used] = noisy
-    else:
-        totals = np.bincount(keys, weights=noisy)
-    return np.asarray((totals[keys] / sizes[keys]).reshape(steps, bins))
+    values, _ = publish_groups(
+        batch.block,
+        labels,
+        spend,
+        publish=noise,
+        smoother="mean",
+        sensitivity=batch.change,
+        epsilon=batch.epsilon,
+        cells=batch.cells,
+    )
+    return values
