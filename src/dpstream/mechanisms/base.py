@@ -73,6 +73,7 @@ class Spender(Protocol):
         epsilon: Fraction,
         purpose: str,
         cells: Cells | None = None,
+        interval: Paid | None = None,
     ) -> int:
         """An index, better scores more likely."""
 

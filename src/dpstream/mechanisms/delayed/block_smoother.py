@@ -40,8 +40,8 @@ class BlockSmoother(SeriesMechanism):
 
     All of epsilon goes into the sums: the mean of b values has b times less noise than one value.
     How long the next block is, and what the blocks say about each value, is worked out from the
-    noisy sums so far: a bank of models, each a wandering level with some white noise, weighed by how
-    well it predicted; values are published when the next block would come too late for them, with
+    noisy sums so far: a bank of models, each a wandering level with some white noise, weighed by
+    how well it predicted; values are published when the next block would come too late for them, with
     all blocks seen until then. When to use it: whenever a delay is allowed, as the default.
 
     Guarantee: event-level epsilon-DP: a value enters one sum, with noise Delta / epsilon; how long
@@ -102,7 +102,7 @@ class BlockSmoother(SeriesMechanism):
         return self._publish(state, spend.step)
 
     def next_length(self, beliefs: Beliefs) -> int:
-        """The block length with the smallest error to be expected; of nearly equal ones the longest."""
+        """Of the least error to be expected; where several are nearly equal, the longest."""
         errors = expected_errors(self.delay, float(self.budget)) @ beliefs.weight.mean(axis=0)
         best, chosen = errors[0], 0
         for i, error in enumerate(errors):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -51,6 +51,7 @@ class BucOrder(BatchMechanism):
 
     group_share: Amount = Fraction(1, 2)
     bucket: Amount | None = None
+    labels_read_range: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +68,7 @@ class BucOrder(BatchMechanism):
         """Of a bucket, in grid steps; the last may be narrower."""
         change = self.change
         if self.bucket is not None:
-            return int(min(max(Fraction(self.bucket) // self.range[2], 1), change))
+            return min(max(int(Fraction(self.bucket) / self.range[2]), 1), int(change))
         told_apart = min(round(odds_of(float(self.for_groups)) ** 0.5), 64, int(change))
         return int(-(-change // max(told_apart, 1)))
 
@@ -138,4 +139,5 @@ class BucOrder(BatchMechanism):
         if self.buckets == 1:
             return inside * quantum
         edges = self.edges.astype(np.float64)
-        return groups.settle(labels, inside, edges, odds_of(float(self.for_groups))) * quantum
+        prior: BucketPrior = groups
+        return prior.settle(labels, inside, edges, odds_of(float(self.for_groups))) * quantum

@@ -39,9 +39,9 @@ class ComparedState:
 class CompOrder(DelayedMechanism):
     """Noise on every value, and noisy comparisons with the `delay` values before and after it.
 
-    The window slides: every step publishes the value of `delay` steps ago. With `shrink`, a value is
-    put where its noise and all answers about it make it most likely to be (the median); without,
-    as in the paper, halfway between the neighbours said to be smaller and larger if the noisy value
+    The window slides: every step publishes the value of `delay` steps ago. With `shrink`, a value
+    is put where its noise and all answers about it leave it as likely above as below; without, as
+    in the paper, halfway between the neighbours said to be smaller and larger if the noisy value
     is not between them. When to use it: hardly ever; a comparison has so little of epsilon that
     the noisy value itself says more.
 

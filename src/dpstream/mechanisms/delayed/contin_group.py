@@ -25,8 +25,8 @@ class ContinGroup(GroupedMechanism):
 
     `threshold`: in the units of the data; by default joining is tested by what it is worth (see
     `parts/merging.py`), and not tested at all where the noise would hide every answer: then a batch
-    is one group, and all of epsilon publishes it. When to use it: batches that rest at a few levels,
-    and an epsilon well above 10.
+    is one group, and all of epsilon publishes it. When to use it: batches that rest at a few
+    levels, and an epsilon well above 100; below that, for plain means of batches.
 
     Guarantee: event-level epsilon-DP: a value takes part in one run of tests, which costs eps_g
         (threshold noise 4 Delta / eps_g, test noise 8 Delta / eps_g), and is published once with

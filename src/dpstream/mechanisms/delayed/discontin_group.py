@@ -27,7 +27,7 @@ class DiscontinGroup(GroupedMechanism):
     `threshold`: in the units of the data; by default joining is tested by what it is worth (see
     `parts/merging.py`), and not tested at all where the noise would hide every answer: then a batch
     is one group, and all of epsilon publishes it. When to use it: short batches that jump between a
-    few levels, and an epsilon well above 10 times `delay`.
+    few levels, and an epsilon well above 100; below that, for plain means of batches.
 
     Guarantee: event-level epsilon-DP: a value takes part in at most `delay` - 1 tests, its own and
         one of each later value, with noise 2 (`delay` - 1) Delta / eps_g on each normalised
@@ -58,7 +58,7 @@ class DiscontinGroup(GroupedMechanism):
         return grouping_change(self.change, delay=self.delay, grid=self.grid)
 
     def test_scale(self, n: int) -> float:
-        """n dev / (n - 1) is tested, so dev itself has less noise in small groups."""
+        """Tested is n dev / (n - 1): dev itself has less noise in small groups."""
         return float(self.sensitivity / self.for_groups) / self.grid * (n - 1) / n
 
     @cached_property
@@ -88,6 +88,6 @@ class DiscontinGroup(GroupedMechanism):
                 purpose="test",
                 interval=paid,
             )
-            joins = noisy < self.theta[size]
+            joins = (noisy < self.theta[size]).astype(np.int64)
             label = places(joins, size, which, held.count, len(x))
         return label, (run, first)

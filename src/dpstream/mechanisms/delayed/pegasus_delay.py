@@ -39,7 +39,7 @@ class PegasusDelay(DelayedMechanism):
     """PeGaSuS whose values wait `delay` steps, and are smoothed with their whole group till then.
 
     As `Pegasus`, with groups of at most 2 `delay` + 1 values; the window slides: every step
-    publishes the value of `delay` steps ago. When to use it: as `Pegasus`, where a delay is allowed.
+    publishes the value of `delay` steps ago. When to use it: as `Pegasus`, if a delay is allowed.
 
     Guarantee: event-level epsilon-DP: a value costs eps_p for its noise and eps_g for all tests
         that ever read it, since it takes part in one run of them only.

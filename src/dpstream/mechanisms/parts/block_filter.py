@@ -20,7 +20,7 @@ from numba import njit
 from dpstream.mechanisms.parts.block_models import SPREAD, kept, models
 from dpstream.mechanisms.parts.laplace_filter import laplace_update
 from dpstream.privacy.state.serial import storable
-from dpstream.records import Integers, Reals
+from dpstream.records import Reals
 
 _RETURN = 0.01  # weight that goes back to the prior with every block: a series may change
 
@@ -62,7 +62,12 @@ class Beliefs:
         middle = first + (steps - 1) / 2
         gap = middle - self.middle[-1] if self.count else 0.0
         weight, before, after = _forward(
-            (mean, scale, float(steps), gap), self.weight, prior, self.after[-1], drift, white,
+            (mean, scale, float(steps), gap),
+            self.weight,
+            prior,
+            self.after[-1],
+            drift,
+            white,
             self.count == 0,
         )
         return Beliefs(

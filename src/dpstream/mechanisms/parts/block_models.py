@@ -57,9 +57,7 @@ def kept(drift: float, steps: float) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _errors(
-    length: Integers, delay: int, epsilon: float, drift: Reals, white: Reals
-) -> Reals:
+def _errors(length: Integers, delay: int, epsilon: float, drift: Reals, white: Reals) -> Reals:
     out = np.empty((len(length), len(drift)))
     for i in range(len(length)):
         b = length[i]

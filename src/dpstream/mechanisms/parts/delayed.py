@@ -114,6 +114,8 @@ class BatchMechanism(DelayedMechanism):
 
     publish: Publish = "reduce"
     smoother: Smoother = "mean"
+    labels_read_range: ClassVar[bool] = False
+    """Do labels mean something by themselves, and not only which values go together?"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,7 +123,7 @@ class BatchMechanism(DelayedMechanism):
         check_choice(self.smoother, "smoother", get_args(Smoother))
         if self.publish == "reduce" and self.smoother != "mean":
             raise InvalidParameter(
-                f"smoother={self.smoother!r} needs publish='pp': a group's noisy sum has a mean only"
+                f"smoother={self.smoother!r} needs publish='pp': a noisy sum has a mean only"
             )
 
     def start(self) -> Held | None:
