@@ -191,6 +191,11 @@ class SeriesMechanism:
         """lo, hi and quantum, exactly."""
         return Fraction(self.lo), Fraction(self.hi), Fraction(self.quantum)
 
+    @cached_property
+    def change(self) -> Fraction:
+        """Grid steps by which one value can move."""
+        return range_change(*self.range)
+
     def terms(self) -> Terms:
         """Event-level epsilon-DP."""
         change = f"one value within [{self.lo}, {self.hi}]"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from dpstream.mechanisms.parts.block_filter import Beliefs
 from dpstream.mechanisms.parts.block_models import expected_errors, lengths
 from dpstream.mechanisms.parts.delayed import checked_delay, releases
 from dpstream.privacy.charges import Cells
-from dpstream.privacy.sensitivity import range_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release
 
@@ -64,11 +61,6 @@ class BlockSmoother(SeriesMechanism):
         super().__post_init__()
         why = "BlockSmoother: a block has at least one step"
         object.__setattr__(self, "delay", checked_delay(self.delay, 1, why))
-
-    @cached_property
-    def change(self) -> Fraction:
-        """Grid steps by which one value can move."""
-        return range_change(*self.range)
 
     def start(self) -> BlockState | None:
         """The number of bins is not known yet."""

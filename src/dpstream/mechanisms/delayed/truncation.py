@@ -21,7 +21,7 @@ from dpstream.mechanisms.parts.delayed import (
 from dpstream.mechanisms.parts.history import History
 from dpstream.privacy.amounts import Amount, on_grid, positive
 from dpstream.privacy.charges import Cells
-from dpstream.privacy.sensitivity import range_change, truncation_change
+from dpstream.privacy.sensitivity import truncation_change
 from dpstream.privacy.state.serial import storable
 from dpstream.privacy.tokens import Paid
 from dpstream.records import Integers, Release
@@ -224,7 +224,7 @@ class SensitivityTruncation(SeriesMechanism):
             labels = inside.labelled(np.minimum(block, bound), labels, cells, spend)
             paid = spend.pay(
                 block,
-                sensitivity=range_change(*self.range),
+                sensitivity=self.change,
                 epsilon=epsilon,
                 purpose="values",
                 cells=cells,
@@ -266,7 +266,7 @@ class SensitivityTruncation(SeriesMechanism):
         saved = min(_NOISE / (published * together), _MOST)
         chosen = spend.choose(
             scores(values, self.bounds, self.bottom, self.top, saved),
-            sensitivity=truncation_change(range_change(*self.range)),
+            sensitivity=truncation_change(self.change),
             epsilon=epsilon,
             purpose="bound",
             **({"cells": cells} if paid is None else {"interval": paid}),

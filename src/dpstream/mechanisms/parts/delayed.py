@@ -21,7 +21,6 @@ from dpstream.mechanisms.parts.flat_prior import posterior_median
 from dpstream.mechanisms.parts.history import History
 from dpstream.privacy.amounts import Amount, on_grid, positive
 from dpstream.privacy.charges import Cells
-from dpstream.privacy.sensitivity import range_change
 from dpstream.privacy.state.serial import storable
 from dpstream.privacy.tokens import Paid
 from dpstream.records import Integers, Reals, Release
@@ -50,11 +49,6 @@ class SharedMechanism(SeriesMechanism):
                 f"{self.group_share}"
             )
         object.__setattr__(self, "group_share", share)
-
-    @cached_property
-    def change(self) -> Fraction:
-        """Grid steps by which one value can move."""
-        return range_change(*self.range)
 
     @cached_property
     def for_groups(self) -> Fraction:

@@ -10,8 +10,11 @@ absolute error.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
+from numba import vectorize
 
 from dpstream.records import Reals
 
@@ -24,16 +27,20 @@ def posterior_median(
     >>> posterior_median([5.0, 12.0, 5e9], [0.1, 0.1, 1e9], 0.0, 10.0).round(2).tolist()
     [5.0, 9.93, 5.0]
     """
-    seen, width = np.asarray(z, np.float64), np.asarray(scale, np.float64)
-    lo, hi = np.asarray(lo, np.float64), np.asarray(hi, np.float64)
-    inside = np.clip(seen, lo, hi)  # beyond an edge the density no longer depends on z
-    below, above = -np.expm1((lo - inside) / width), -np.expm1((inside - hi) / width)
-    half = (below + above) / 2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        left = inside + width * np.log(np.maximum(1.0 - (below - half), 0.0))
-        right = inside - width * np.log(np.maximum(1.0 - (half - below), 0.0))
-    found: Reals = np.clip(np.where(half <= below, left, right), lo, hi)
+    found: Reals = _median(z, scale, lo, hi)
     return found
+
+
+@vectorize(cache=True)  # type: ignore[no-untyped-call]
+def _median(z: float, scale: float, lo: float, hi: float) -> float:
+    inside = min(max(z, lo), hi)  # beyond an edge the density no longer depends on z
+    below, above = -math.expm1((lo - inside) / scale), -math.expm1((inside - hi) / scale)
+    half = 0.5 * (below + above)
+    if half <= below:
+        found = inside + scale * math.log1p(half - below)
+    else:
+        found = inside - scale * math.log1p(below - half)
+    return min(max(found, lo), hi)
 
 
 def decisive(scale: float, largest: float, bound: float) -> float:
