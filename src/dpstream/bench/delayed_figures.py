@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from dpstream.bench import delayed_methods as methods
@@ -23,6 +23,7 @@ THETAS: Final = (1, 5, 9, 13, 17)
 _TRUNCATED: Final = ("naive", "contin_group pp", "discontin_group pp", "comp_order", "buc_order")
 _JUDGED: Final = ("discontin_group", "comp_order", "buc_order")
 _TUNED: Final = ("unemployment", "outpatients")
+_CUT: Final = 3_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,13 @@ def _everything(plan: Plan, series: Series) -> Iterator[Cell]:
 
 
 def _truncation(series: Series) -> Iterator[Cell]:
-    """Noise on each value, as in the paper; it has no form of its own for the other two."""
+    """Noise on each value, as in the paper; it has no form of its own for the other two.
+
+    A bound is chosen for one series, so every run is a release of its own: long ones are cut.
+    """
+    if len(series.values) > _CUT:
+        name = f"{series.name}, {_CUT:,} steps"
+        series = replace(series, name=name, values=series.values[:_CUT])
     published = [name + AS_PUBLISHED for name in _TRUNCATED if name not in ("naive", "comp_order")]
     for name, truncate in itertools.product((*_TRUNCATED, *published), (False, True)):
         yield Cell(
@@ -138,24 +145,25 @@ def _others(series: Series) -> Iterator[Cell]:
         yield Cell(figure=TABLE, series=series, epsilon=epsilon, delay=10, mechanism=EVENT_ADAPUB)
 
 
-def measured(cell: Cell, plan: Plan) -> Row:
-    """The row of a cell."""
+def measured(cell: Cell, plan: Plan) -> Errors:
+    """The errors of a cell."""
     series = cell.series
     runs = max(plan.runs, -(-plan.values // len(series.values)))
     if cell.mechanism == MIDPOINT:
-        errors = midpoint(series)
+        return midpoint(series)
+    at: dict[str, Any] = {"epsilon": cell.epsilon, "delay": cell.delay}
+    if cell.truncate:
+        one = methods.truncated(cell.mechanism, series, **at)
     else:
-        at: dict[str, Any] = {"epsilon": cell.epsilon, "delay": cell.delay}
-        if cell.truncate:
-            one = methods.truncated(cell.mechanism, series, **at)
-        else:
-            one = methods.method(cell.mechanism, series, **at, **cell.options)
-        runs = plan.runs if one.apart else runs
-        errors = trials(
-            one.mechanism, series, runs=runs, fixed=cell.title(),
-            limited=one.limited, apart=one.apart,
-        )  # fmt: skip
-    return row(cell, errors)
+        one = methods.method(cell.mechanism, series, **at, **cell.options)
+    return trials(
+        one.mechanism,
+        series,
+        runs=plan.runs if one.apart else runs,
+        fixed=cell.title(),
+        limited=one.limited,
+        apart=one.apart,
+    )
 
 
 def row(cell: Cell, errors: Errors) -> Row:

@@ -60,7 +60,7 @@ def _truncation(part: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
     """Pairs of bars: without and with a truncated range."""
     panels = part.subplots(1, len(names), squeeze=False)[0]
     for panel, name in zip(panels, names, strict=True):
-        here = [row for row in rows if row["series"] == name]
+        here = [row for row in rows if row["series"].startswith(name)]
         kinds = list(dict.fromkeys(row["mechanism"] for row in here))
         for shift, truncated in ((-0.2, False), (0.2, True)):
             share = {

@@ -35,7 +35,7 @@ def targets(rows: Sequence[Row], speeds: Sequence[Row], *, timed: int) -> list[R
         *_thirty(cells),
         target("releases that the ledger refused", refused, "==", 0),
         target(
-            "100,000 steps through the slowest mechanism, w 100: seconds",
+            "100,000 steps through the slowest mechanism, w 100: seconds of one core",
             slowest if timed >= 100_000 else None, "<=", SECONDS, reason="timed in full runs only",
         ),
     ]  # fmt: skip

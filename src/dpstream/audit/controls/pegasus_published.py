@@ -1,4 +1,4 @@
-"""PeGaSuS as the delay paper runs it: the tests of its groups have half the noise they need."""
+"""PeGaSuS as the delay paper runs it: its tests have half the noise they need."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class PegasusPublished(SeriesMechanism):
 
     Claim: event-level epsilon-DP, eps_g = epsilon / 5 for the tests, whose noise is
         rho ~ Lap(2 Delta / eps_g) and nu ~ Lap(4 Delta / eps_g).
-    True: up to eps_p + 2 eps_g = 1.2 epsilon, because a deviation moves by 2 Delta (1 - 1/n), and n
-        has no limit here. That is what it is charged.
+    True: at most eps_p + 2 eps_g = 1.2 epsilon, because a deviation moves by 2 Delta (1 - 1/n), and
+        n has no limit here; that is what it is charged. At least eps_p + 1.07 eps_g (see
+        `groups_published`).
     """
 
     theta: float = THETA

@@ -136,7 +136,7 @@ class PublishedBatch(SeriesMechanism):
         if raw.shape[1] != 1:
             raise InvalidParameter("truncation as published is for one bin; run bins one by one")
         lo, hi = self.ends
-        taus = lo + np.arange(1, self.candidates + 1) * (hi - lo) // self.candidates
+        taus = lo - np.unique(-np.arange(1, self.candidates + 1) * (hi - lo) // self.candidates)
         excess = np.maximum(raw[:, 0][None] - taus[:, None], 0).mean(axis=1)
         scores = (math.sqrt(2) * (hi - taus) / float(self.for_noise) - excess) / (hi - lo)
         grid = 1 << 20
