@@ -38,8 +38,8 @@ class BlockSmoother(SeriesMechanism):
     All of epsilon goes into the sums: the mean of b values has b times less noise than one value.
     How long the next block is, and what the blocks say about each value, is worked out from the
     noisy sums so far: a bank of models, each a wandering level with some white noise, weighed by
-    how well it predicted; values are published when the next block would come too late for them, with
-    all blocks seen until then. When to use it: whenever a delay is allowed, as the default.
+    how well it predicted; values are published when the next block would come too late for them,
+    with all blocks seen until then. When to use it: whenever a delay is allowed, as the default.
 
     Guarantee: event-level epsilon-DP: a value enters one sum, with noise Delta / epsilon; how long
         blocks are, and how they are smoothed, is decided from earlier noisy sums alone.

@@ -13,7 +13,6 @@ from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.parts.delayed import Held
 from dpstream.mechanisms.parts.grouped import GroupedMechanism
 from dpstream.mechanisms.parts.grouping import GRID, Grouping, TimeGroups
-from dpstream.mechanisms.parts.merging import on_deviation_grid
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers
 
@@ -23,10 +22,9 @@ from dpstream.records import Integers
 class ContinGroup(GroupedMechanism):
     """Successive values of a batch form a group while their deviation stays below a threshold.
 
-    `threshold`: in the units of the data; by default joining is tested by what it is worth (see
-    `parts/merging.py`), and not tested at all where the noise would hide every answer: then a batch
-    is one group, and all of epsilon publishes it. When to use it: batches that rest at a few
-    levels, and an epsilon well above 100; below that, for plain means of batches.
+    `threshold`: in the units of the data. Without one no tests are made, for they cost more than
+    they tell (see `parts/grouped.py`): a batch is one group, or, from epsilon = 8 on, every value
+    is published alone. When to use it: for plain means of batches; or with a threshold, to compare.
 
     Guarantee: event-level epsilon-DP: a value takes part in one run of tests, which costs eps_g
         (threshold noise 4 Delta / eps_g, test noise 8 Delta / eps_g), and is published once with
@@ -49,22 +47,13 @@ class ContinGroup(GroupedMechanism):
         """How groups grow, with eps_g per value."""
         return Grouping(epsilon=self.for_groups, change=self.change, longest=self.delay)
 
-    def test_scale(self, n: int) -> float:
-        """That of the threshold's noise and the test's own together."""
-        return math.hypot(4, 8) * float(self.change / self.for_groups)
-
-    @cached_property
-    def theta(self) -> Integers:
-        """The threshold for n values together, on the grid of deviations."""
-        return on_deviation_grid(self.thresholds, GRID)
-
     def no_groups(self, bins: int) -> TimeGroups | None:
         """No group is open."""
         return self.grouping.start(bins) if self.tests else None
 
     def join(self, held: Held, x: Integers, spend: Spender) -> tuple[Integers, TimeGroups]:
         """Into the open group of its bin, or a new one."""
-        together = np.minimum(held.groups.length + 1, self.delay)
-        groups, size = self.grouping.grow(held.groups, x, self.theta[together], spend)
+        theta = np.array([math.ceil(GRID * self.theta)])
+        groups, size = self.grouping.grow(held.groups, x, theta, spend)
         last = held.labels.block[:, held.labels.end - 1] if held.count else np.zeros_like(x)
         return last + (size == 1), groups

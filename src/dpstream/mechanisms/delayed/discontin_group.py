@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -12,7 +13,6 @@ import numpy as np
 from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.parts.delayed import Held
 from dpstream.mechanisms.parts.grouped import GroupedMechanism
-from dpstream.mechanisms.parts.merging import on_deviation_grid
 from dpstream.mechanisms.parts.scattered import deviations, places
 from dpstream.privacy.sensitivity import deviation_grid, grouping_change
 from dpstream.privacy.state.serial import storable
@@ -24,10 +24,9 @@ from dpstream.records import Integers
 class DiscontinGroup(GroupedMechanism):
     """Every value of a batch may join any group before it, the largest whose test says so.
 
-    `threshold`: in the units of the data; by default joining is tested by what it is worth (see
-    `parts/merging.py`), and not tested at all where the noise would hide every answer: then a batch
-    is one group, and all of epsilon publishes it. When to use it: short batches that jump between a
-    few levels, and an epsilon well above 100; below that, for plain means of batches.
+    `threshold`: in the units of the data. Without one no tests are made, for they cost more than
+    they tell (see `parts/grouped.py`): a batch is one group, or, from epsilon = 8 on, every value
+    is published alone. When to use it: for plain means of batches; or with a threshold, to compare.
 
     Guarantee: event-level epsilon-DP: a value takes part in at most `delay` - 1 tests, its own and
         one of each later value, with noise 2 (`delay` - 1) Delta / eps_g on each normalised
@@ -57,15 +56,11 @@ class DiscontinGroup(GroupedMechanism):
         """L1 change of all tests of a batch under one changed value."""
         return grouping_change(self.change, delay=self.delay, grid=self.grid)
 
-    def test_scale(self, n: int) -> float:
-        """Tested is n dev / (n - 1): dev itself has less noise in small groups."""
-        return float(self.sensitivity / self.for_groups) / self.grid * (n - 1) / n
-
     @cached_property
-    def theta(self) -> Integers:
+    def limit(self) -> Integers:
         """The threshold for n values together, for n dev / (n - 1) on its grid."""
-        n = np.arange(self.delay + 1)
-        return on_deviation_grid(self.thresholds, self.grid * n / np.maximum(n - 1, 1))
+        exact = [self.grid * self.theta * n / max(n - 1, 1) for n in range(self.delay + 1)]
+        return np.array([math.ceil(limit) for limit in exact])
 
     def no_groups(self, bins: int) -> tuple[str, int]:
         """The run that has paid for values, and the place of the first of them in the batch."""
@@ -88,6 +83,6 @@ class DiscontinGroup(GroupedMechanism):
                 purpose="test",
                 interval=paid,
             )
-            joins = (noisy < self.theta[size]).astype(np.int64)
+            joins = (noisy < self.limit[size]).astype(np.int64)
             label = places(joins, size, which, held.count, len(x))
         return label, (run, first)

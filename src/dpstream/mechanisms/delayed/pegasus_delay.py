@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -14,7 +15,6 @@ from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.parts.delayed import DelayedMechanism, Smoother, check_choice
 from dpstream.mechanisms.parts.grouping import GRID, Grouping, TimeGroups
 from dpstream.mechanisms.parts.history import History
-from dpstream.mechanisms.parts.merging import on_deviation_grid
 from dpstream.privacy.amounts import Amount, positive
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
@@ -80,7 +80,7 @@ class PegasusDelay(DelayedMechanism):
         theta = _THRESHOLD * self.change / self.for_groups
         if self.threshold is not None:
             theta = Fraction(self.threshold) / self.range[2]
-        return on_deviation_grid(np.array([float(theta)]), GRID)
+        return np.array([math.ceil(GRID * theta)])
 
     def start(self) -> WaitingState | None:
         """The number of bins is not known yet."""

@@ -261,7 +261,7 @@ class SensitivityTruncation(SeriesMechanism):
         if len(values) == 0:
             return self.top
         inside = self.at(self.top)
-        together = self.delay if not getattr(inside, "tests", True) else 1
+        together = getattr(inside, "together", 1)
         published = getattr(inside, "for_values", self.budget)
         saved = min(_NOISE / (published * together), _MOST)
         chosen = spend.choose(

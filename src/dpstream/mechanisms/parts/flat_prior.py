@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import numpy.typing as npt
 from numba import vectorize
 
@@ -41,24 +40,3 @@ def _median(z: float, scale: float, lo: float, hi: float) -> float:
     else:
         found = inside - scale * math.log1p(below - half)
     return min(max(found, lo), hi)
-
-
-def decisive(scale: float, largest: float, bound: float) -> float:
-    """The z up to which the median of m in [0, largest] is at most `bound`; infinite if always.
-
-    >>> decisive(0.01, 10.0, 4.0).__round__(2), decisive(1e6, 10.0, 6.0), decisive(1e6, 10.0, 4.0)
-    (4.0, inf, -inf)
-    """
-    lowest, highest = -40.0 * scale, largest + 40.0 * scale
-
-    def median(z: float) -> float:
-        return float(posterior_median(z, scale, 0.0, largest))
-
-    if bound >= largest or median(highest) <= bound:
-        return np.inf
-    if median(lowest) > bound:
-        return -np.inf
-    for _ in range(80):
-        middle = (lowest + highest) / 2
-        lowest, highest = (middle, highest) if median(middle) <= bound else (lowest, middle)
-    return lowest

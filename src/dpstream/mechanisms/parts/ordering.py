@@ -24,8 +24,8 @@ def log_chances(scale: float) -> Reals:
     """[a, b]: log of the chance that a value in cell a, with noise, beats one in cell b."""
     cell = np.arange(CELLS) / CELLS
     d = cell[:, None] - cell[None, :]
-    tail = 0.5 * np.exp(-np.abs(d) / scale)
-    chances: Reals = np.log(np.where(d >= 0, 1 - tail, tail))
+    tail = np.log(0.5) - np.abs(d) / scale  # of the wrong answer
+    chances: Reals = np.where(d >= 0, np.log1p(-np.exp(tail)), tail)
     return chances
 
 
