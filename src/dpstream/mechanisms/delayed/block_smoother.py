@@ -26,7 +26,7 @@ class BlockState:
     total: Integers
     steps: int
     length: int
-    published: int  # steps, from the first on
+    published: int  # the first step that is not published yet
     beliefs: Beliefs
 
 
@@ -76,7 +76,7 @@ class BlockSmoother(SeriesMechanism):
                 total=np.zeros_like(x),
                 steps=0,
                 length=self.next_length(beliefs),
-                published=0,
+                published=spend.step,
                 beliefs=beliefs,
             )
         state = replace(state, total=state.total + x, steps=state.steps + 1)
@@ -128,7 +128,7 @@ class BlockSmoother(SeriesMechanism):
         """All values up to step `last` that are not published yet."""
         if last < state.published:
             return state, []
-        shares = state.beliefs.look_back(state.published, last, float(self.budget))
+        shares, spread = state.beliefs.look_back(state.published, last, float(self.budget))
         lo, hi, _ = (float(part) for part in self.range)
-        out = releases(state.published, lo + shares * (hi - lo))
+        out = releases(state.published, lo + shares * (hi - lo), spread * (hi - lo))
         return replace(state, published=last + 1), out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -10,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpstream.mechanisms.base import Spender
+from dpstream.mechanisms.parts.block_filter import Beliefs
 from dpstream.mechanisms.parts.delayed import DelayedMechanism
-from dpstream.mechanisms.parts.flat_prior import posterior_median
 from dpstream.mechanisms.parts.history import History
 from dpstream.mechanisms.parts.ordering import align, log_chances
 from dpstream.privacy.sensitivity import comparison_change
@@ -25,8 +26,8 @@ class ComparedState:
     """The newest values, exact and noisy, the answers about each, what was published."""
 
     exact: History
-    noisy: History  # from here on as shares of the range
-    known: History  # what the noise alone leaves possible
+    noisy: History  # as shares of the range, like what was published
+    beliefs: Beliefs  # what the noisy values say together
     answers: History  # 1: larger than the one k steps before, -1: smaller, 0: not asked
     published: History
     waiting: int = 0
@@ -40,8 +41,9 @@ class CompOrder(DelayedMechanism):
     """Noise on every value, and noisy comparisons with the `delay` values before and after it.
 
     The window slides: every step publishes the value of `delay` steps ago. With `shrink`, a value
-    is put where its noise and all answers about it leave it as likely above as below; without, as
-    in the paper, halfway between the neighbours said to be smaller and larger if the noisy value
+    is put where the noisy values up to now (smoothed as in `BlockSmoother`, with blocks of one
+    step) and the answers about it leave it as likely above as below; without, as in the paper,
+    halfway between the neighbours said to be smaller and larger if the noisy value
     is not between them. When to use it: hardly ever; a comparison has so little of epsilon that
     the noisy value itself says more.
 
@@ -102,11 +104,12 @@ class CompOrder(DelayedMechanism):
                 interval=paid,
             )
             answers[:, :count] = np.where(told > 0, 1, -1)
-        share = (noisy - float(self.range[0] / self.range[2])) / float(self.change)
+        lowest = float(self.range[0] / self.range[2])
+        share: Reals = (noisy.astype(np.float64) - lowest) / float(self.change)
         state = ComparedState(
             exact=state.exact.append(x),
             noisy=state.noisy.append(share),
-            known=state.known.append(posterior_median(share, self.scales[0], 0.0, 1.0)),
+            beliefs=self._believed(state.beliefs, share, spend.step),
             answers=state.answers.append(answers.ravel()),
             published=state.published,
             waiting=state.waiting + 1,
@@ -121,12 +124,18 @@ class CompOrder(DelayedMechanism):
             return state, []
         return self._publish(state, spend.step, keep=0)
 
+    def _believed(self, beliefs: Beliefs, share: Reals, step: int) -> Beliefs:
+        """With one noisy value more; the paper's form has no use for it."""
+        if not self.shrink:
+            return beliefs
+        return beliefs.learn(share, first=step, steps=1, scale=self.scales[0])
+
     def _empty(self, bins: int) -> ComparedState:
         longest = self.delay + 1
         return ComparedState(
             exact=History.of(bins=bins, longest=self.delay, dtype=np.int64),
             noisy=History.of(bins=bins, longest=longest, dtype=np.float64),
-            known=History.of(bins=bins, longest=longest, dtype=np.float64),
+            beliefs=Beliefs.none(bins, self.delay),
             answers=History.of(bins=bins * self.delay, longest=longest, dtype=np.int8),
             published=History.of(bins=bins, longest=self.delay, dtype=np.float64),
         )
@@ -135,17 +144,24 @@ class CompOrder(DelayedMechanism):
         self, state: ComparedState, newest: int, *, keep: int
     ) -> tuple[ComparedState, list[Release]]:
         """Values with more than `keep` that wait, the oldest first."""
-        out = []
+        out: list[Release] = []
+        if state.waiting <= keep:
+            return state, out
         lo, quantum = float(self.range[0]), float(self.range[2])
+        waiting = state.noisy.block[:, state.noisy.end - state.waiting : state.noisy.end].T
+        spread = np.zeros_like(waiting)
+        if self.shrink:
+            oldest = newest - state.waiting + 1
+            waiting, spread = state.beliefs.look_back(oldest, newest, float(self.for_values))
         while state.waiting > keep:
             first = state.noisy.end - state.waiting
             before = state.published
             placed = align(
-                state.noisy.block[:, first],
-                state.known.block[:, first + 1 : state.known.end],
+                waiting[-state.waiting],
+                spread[-state.waiting] / math.sqrt(2.0),
+                waiting[len(waiting) - state.waiting + 1 :].T,
                 before.block[:, max(0, before.end - self.delay) : before.end],
                 state.answers.block[:, first : state.answers.end],
-                self.scales[0],
                 self.chances,
                 self.shrink,
             )

@@ -22,6 +22,7 @@ from dpstream.mechanisms.parts.laplace_filter import laplace_update
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Reals
 
+_TINY = 1e-6  # weights below this are left out
 _RETURN = 0.01  # weight that goes back to the prior with every block: a series may change
 
 
@@ -80,13 +81,13 @@ class Beliefs:
             after=_shifted(self.after, after),
         )
 
-    def look_back(self, first: int, last: int, epsilon: float) -> Reals:
-        """Values of steps `first` to `last`, in [0, 1]: steps x bins."""
+    def look_back(self, first: int, last: int, epsilon: float) -> tuple[Reals, Reals]:
+        """Values of steps `first` to `last`, in [0, 1], and their deviation: steps x bins."""
         drift, white, _ = models()
         used = slice(len(self.middle) - self.count, None)
         middle, length = self.middle[used], self.length[used]
         oldest = max(0, int(np.searchsorted(middle + length / 2, first)) - 1)
-        level, own = _backward(
+        level, own, variance = _backward(
             middle[oldest:],
             length[oldest:],
             self.seen[used][oldest:],
@@ -104,7 +105,7 @@ class Beliefs:
         out = own[block]
         for j in range(out.shape[1]):
             out[:, j] += np.interp(steps, middle[oldest:], level[:, j])
-        return np.clip(out, 0.0, 1.0)
+        return np.clip(out, 0.0, 1.0), np.sqrt(variance[block])
 
 
 def _shifted(array: Reals, newest: Reals | float) -> Reals:
@@ -165,21 +166,33 @@ def _backward(
     drift: Reals,
     white: Reals,
     epsilon: float,
-) -> tuple[Reals, Reals]:
-    """Blocks x bins: the level in the middle of each block, and what is added in it."""
+) -> tuple[Reals, Reals, Reals]:
+    """Blocks x bins: the level in the middle of each block, what is added in it, the variance.
+
+    The variance of one value: that of the level, of its wandering within the block, of the white
+    noise that the block's mean does not show, and of what the models disagree about.
+    """
     blocks, bins, size, _ = after.shape
     level, own = np.zeros((blocks, bins)), np.zeros((blocks, bins))
+    variance, square = np.zeros((blocks, bins)), np.zeros((blocks, bins))
     for j in range(bins):
         for g in range(size):
-            u, mean = weight[j, g], after[blocks - 1, j, g, 0]
-            if u < 1e-6:
+            u, mean, spread = weight[j, g], after[blocks - 1, j, g, 0], after[blocks - 1, j, g, 1]
+            if u < _TINY:
                 continue
             for k in range(blocks - 1, -1, -1):
                 if k < blocks - 1:
                     phi = kept(drift[g], middle[k + 1] - middle[k])
                     gain = phi * after[k, j, g, 1] / before[k + 1, j, g, 1]
                     mean = after[k, j, g, 0] + gain * (mean - before[k + 1, j, g, 0])
+                    spread = after[k, j, g, 1] + gain * gain * (spread - before[k + 1, j, g, 1])
                 noise, moved = 2.0 / (epsilon * length[k]) ** 2, white[g] / length[k]
+                share = moved / (moved + noise)
+                added = share * (seen[k, j] - mean)
                 level[k, j] += u * mean
-                own[k, j] += u * moved / (moved + noise) * (seen[k, j] - mean)
-    return level, own
+                own[k, j] += u * added
+                square[k, j] += u * (mean + added) ** 2
+                inside = min(drift[g] * (length[k] - 1.0) / 6.0, SPREAD)
+                hidden = white[g] - moved * share
+                variance[k, j] += u * ((1.0 - share) ** 2 * spread + inside + hidden)
+    return level, own, variance + np.maximum(square - (level + own) ** 2, 0.0)

@@ -193,9 +193,13 @@ class BatchMechanism(DelayedMechanism):
         raise NotImplementedError
 
 
-def releases(first: int, values: Reals) -> list[Release]:
+def releases(first: int, values: Reals, stddev: Reals | None = None) -> list[Release]:
     """One release per row, from step `first` on."""
-    return [Release(step=first + i, values=row, paid=True) for i, row in enumerate(values)]
+    spread = [None] * len(values) if stddev is None else list(stddev)
+    return [
+        Release(step=first + i, values=row, paid=True, stddev=spread[i])
+        for i, row in enumerate(values)
+    ]
 
 
 def checked_delay(delay: Any, least: int, why: str) -> int:

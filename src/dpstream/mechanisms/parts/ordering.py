@@ -2,10 +2,10 @@
 
 Guarantee: post-processing; it reads noisy values, noisy answers and public scales.
 
-A value x in [0, 1] is seen as z = x + Laplace(scale), and is compared with others that are known to
-be about y_1, y_2, ...: the answer to "is x > y?" is right more often the further they are apart.
-The range is cut into `CELLS` cells; within a cell the answers do not tell values apart, the noise
-around z does. Published is the median of what is possible.
+A value x in [0, 1] is known to be about z, with a Laplace density of some scale, and is compared
+with others that are known to be about y_1, y_2, ...: the answer to "is x > y?" is right more often
+the further they are apart. The range is cut into `CELLS` cells; within a cell the answers do not
+tell values apart, the density around z does. Published is the median of what is possible.
 """
 
 from __future__ import annotations
@@ -73,20 +73,20 @@ def _between(low: float, high: float, z: float, scale: float) -> float:
 
 @njit(cache=True, nogil=True)
 def align(
-    noisy: Reals,
+    value: Reals,
+    scale: Reals,
     after: Reals,
     before: Reals,
     answers: Integers,
-    scale: float,
     chances: Reals,
     weighed: bool,
 ) -> Reals:
-    """Where to put a value of each bin, in shares of the range.
+    """Where to put a value of each bin, known to be about `value`, in shares of the range.
 
     `after` and `before` (bins x steps): what is known of its neighbours, in time order. `answers`:
     its own column, then those of the values after it; rows are bins x "k + 1 steps before".
     """
-    bins = len(noisy)
+    bins = len(value)
     asked = answers.shape[0] // bins
     out, above, below = np.empty(bins), np.empty(CELLS, np.int64), np.empty(CELLS, np.int64)
     for j in range(bins):
@@ -113,9 +113,9 @@ def align(
             else:
                 below[cell] += 1
         if weighed:
-            out[j] = aligned(noisy[j], scale, above, below, chances)
-        elif largest_below <= noisy[j] <= smallest_above:
-            out[j] = noisy[j]
+            out[j] = aligned(value[j], max(scale[j], 1e-9), above, below, chances)
+        elif largest_below <= value[j] <= smallest_above:
+            out[j] = value[j]
         elif largest_below == -math.inf:
             out[j] = smallest_above
         elif smallest_above == math.inf:
