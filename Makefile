@@ -4,6 +4,7 @@ BIN := .venv/bin
 BENCH ?=
 QUICK ?=
 PYTEST_ARGS ?=
+PYTEST_WORKERS ?= auto
 
 export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
 export DPSTREAM_BENCH_CACHE ?= $(CURDIR)/.cache/bench
@@ -23,7 +24,7 @@ demo: .venv/.core ## set up the core in .venv and publish a bundled series with 
 
 test: .venv/.dev ## set up .venv and run every test whose components are present; the rest is listed at the end
 	@echo "test: running every test whose components are present"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: .venv/.dev ## check style, types and who imports whom
 	@echo "lint: ruff, mypy --strict, import-linter"

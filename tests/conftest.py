@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,6 +24,9 @@ os.environ.setdefault("MPLBACKEND", "agg")
 
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.load_profile("ci")
+# Examples also draw constants from the source of whatever modules happen to be loaded, which
+# differs between one file and the whole run, and between parallel workers: none are taken.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 def _module(name: str) -> str | None:
@@ -86,7 +90,7 @@ class ComponentGate:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         for component in COMPONENTS:
             if item.get_closest_marker(component) and (reason := self.absence(component)):
-                self.left_out[component] += 1
+                item.user_properties.append(("absent", (component, reason)))
                 pytest.skip(f"{component} is absent: {reason}")
 
     @pytest.hookimpl(wrapper=True)
@@ -106,6 +110,14 @@ class ComponentGate:
         if report.skipped:
             self.fail_if_all_required(report)
         return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count what was left out, also by other workers."""
+        for name, value in report.user_properties if report.when == "setup" else ():
+            if name == "absent":
+                component, reason = value
+                self.left_out[component] += 1
+                self.reasons[component] = reason
 
     def fail_if_all_required(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if self.require_all:

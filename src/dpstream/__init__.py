@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from dpstream.records import Release
     from dpstream.session import run, run_all
     from dpstream.sql import sql
-    from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
-    from dpstream.stages.query import Query, Tumble
+    from dpstream.sql.explain import explain
+    from dpstream.stages.aggregates import Avg, Count, CountUnits, Stddev, Sum, Variance
+    from dpstream.stages.query import Query
+    from dpstream.stages.series_query import SeriesQuery
+    from dpstream.stages.windows import Cumulate, Hop, Tumble
 
 __version__ = version("dpstream")
 
@@ -27,18 +30,24 @@ __all__ = [
     "Count",
     "CountUnits",
     "Counter",
+    "Cumulate",
     "DpstreamError",
+    "Hop",
     "Ledger",
     "NoiseReuse",
     "Query",
     "Release",
     "Runner",
     "Series",
+    "SeriesQuery",
+    "Stddev",
     "Sum",
     "Terms",
     "Tumble",
+    "Variance",
     "__version__",
     "errors",
+    "explain",
     "mechanisms",
     "release",
     "run",
@@ -53,16 +62,22 @@ _HOMES = {
     "Count": "dpstream.stages.aggregates",
     "CountUnits": "dpstream.stages.aggregates",
     "Counter": "dpstream.mechanisms.counter",
+    "Cumulate": "dpstream.stages.windows",
     "DpstreamError": "dpstream.errors",
+    "Hop": "dpstream.stages.windows",
     "Ledger": "dpstream.privacy.ledger",
     "NoiseReuse": "dpstream.errors",
     "Query": "dpstream.stages.query",
     "Release": "dpstream.records",
     "Runner": "dpstream.mechanisms.runner",
     "Series": "dpstream.mechanisms.series",
+    "SeriesQuery": "dpstream.stages.series_query",
+    "Stddev": "dpstream.stages.aggregates",
     "Sum": "dpstream.stages.aggregates",
     "Terms": "dpstream.privacy.charges",
-    "Tumble": "dpstream.stages.query",
+    "Tumble": "dpstream.stages.windows",
+    "Variance": "dpstream.stages.aggregates",
+    "explain": "dpstream.sql.explain",
     "release": "dpstream.mechanisms.release",
     "run": "dpstream.session",
     "run_all": "dpstream.session",

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from dpstream.audit.query_recording import record_query
 from dpstream.audit.query_replay import replay_query
 from dpstream.mechanisms.parts.counting.keyed import KeyedNoise, move
-from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
+from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum, Variance
 from dpstream.stages.bounding import UnitBucket
 from dpstream.stages.flow import Flow
 from dpstream.stages.plan import planned
-from dpstream.stages.query import Query, Tumble
+from dpstream.stages.query import Query
 from dpstream.stages.rows import RowReader
+from dpstream.stages.windows import Cumulate, Hop, Tumble
 
 HOUR = 3600
 VALUES = (
@@ -67,6 +68,49 @@ CASES = {
         "every": "4 hours",
         "public_keys": ["a", "c", "nobody"],
         "aggregates": VALUES,
+        "max_groups_contributed": 2,
+        "max_rows_per_group": 2,
+    },
+    "hopping windows, late rows": {
+        "window": Hop("6 hours", slide="2 hours"),
+        "every": "3 hours",
+        "arrival": "seen",
+        "allowed_lateness": "1 hour",
+        "aggregates": VALUES,
+        "max_groups_contributed": 3,
+        "max_rows_per_group": 2,
+        "max_rows_contributed": 5,
+    },
+    "cumulating windows, periods": {
+        "window": Cumulate("12 hours", step="3 hours"),
+        "period": "8 hours",
+        "aggregates": (Variance("v", column="x", lo=-3, hi=5),),
+        "max_groups_contributed": 4,
+        "max_rows_per_group": 1,
+    },
+    "rounds, several rows per group": {
+        "strategy": "sqlp",
+        "window": Tumble("12 hours"),
+        "every": "2 hours",
+        "aggregates": (Count("n"), CountUnits("users")),
+        "max_groups_contributed": 2,
+        "max_rows_per_group": 3,
+        "max_rows_contributed": 5,
+    },
+    "rounds, hopping windows, values": {
+        "strategy": "sqlp",
+        "window": Hop("8 hours", slide="4 hours"),
+        "every": "2 hours",
+        "aggregates": VALUES,
+        "arrival": "seen",
+        "max_groups_contributed": 3,
+    },
+    "dropped rows made up for": {
+        "window": Tumble("6 hours"),
+        "every": "2 hours",
+        "period": "12 hours",
+        "debias": "global",
+        "debias_rows": 6,
         "max_groups_contributed": 2,
         "max_rows_per_group": 2,
     },
@@ -149,10 +193,14 @@ def test_a_unit_moves_its_own_groups_alone_and_no_further_than_planned(name, dra
 def test_the_worst_unit_uses_up_the_sensitivity(name):
     """The plan's numbers are reached: smaller ones would not do."""
     plan = plan_of(name)
-    worst = [("u0", key, 3 * HOUR + n, 5.0) for key in "ac" for n in range(6)]
+    hour = 5 if "hopping" in name else 3  # where it lies in two windows
+    worst = [("u0", key, hour * HOUR + n, 5.0) for key in "ac" for n in range(6)]
     if name.startswith("tumbling"):
         worst.append(("u0", "b", 3 * HOUR, 5.0))
     others = [(f"u{n}", key, 4 * HOUR, 1.0) for n in range(1, 4) for key in "abc"]
+    if name == "rounds, several rows per group":  # each of its rows in a round of its own
+        worst = [("u0", key, hour * HOUR, 5.0) for key in "ac" for hour in (1, 3, 5)]
+        others = [(f"v{h}.{n}", k, h * HOUR, 1.0) for n in range(60) for k in "ac" for h in (1, 3)]
     user, key, times, value = zip(*worst, *others, strict=True)
     table = pa.table({"user": user, "key": key, "ts": times, "seen": times, "x": value})
     replay = replay_query(plan, table, one_unit(table, plan, "u0"))

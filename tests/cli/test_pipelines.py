@@ -1,5 +1,6 @@
 """`dpstream init` and `dpstream run`: pipeline files, from the first run to the last trigger."""
 
+import csv
 import json
 import signal
 import sqlite3
@@ -135,6 +136,20 @@ def test_once_stops_after_the_next_triggers_and_the_next_run_goes_on(run, folder
     assert (rest[-1]["finished"], rest[-1]["new_charges"]) == (True, 0)
     assert set(releases(folder, "pages")) == {*range(1, 25)}
     assert "everything was published before" in run("run", "pipeline.toml").err
+
+
+def test_a_unit_is_erased_on_request(run, folder, example):
+    """From every query, between two runs; the second one goes on as if nothing had happened."""
+    assert run("run", "pipeline.toml", "--once").code == 0
+    with (folder / "clicks.csv").open() as file:
+        user = next(csv.DictReader(file))["user"]
+    told = run("run", "pipeline.toml", "--forget", user, "--json")
+    again = run("run", "pipeline.toml", "--forget", user)
+
+    assert told.code == again.code == 0
+    assert sum(json.loads(told.out)["groups"].values()) > 0
+    assert "erased from 0 groups" in again.out
+    assert run("run", "pipeline.toml").code == 0
 
 
 def test_an_interrupt_stops_in_order_and_the_next_run_goes_on(run, folder, example):
@@ -330,9 +345,21 @@ BAD = {
         "'a' protects all rows with one 'user' (period forever, time zone UTC), 'b' protects",
     ),
     "no source": (wanted(source='path = "no.csv"'), "there is no file no.csv"),
-    "history of two": (
-        wanted(source='path="a"\nhistory="b"', query=TWO.format("b", PAGES)),
-        "history goes with one query; this file has 2",
+    "two kinds of source": (
+        wanted(source='path="a"\n[source.clicks]\npath="b"'),
+        "p.toml, [source] has path beside [source.clicks]; move it into one of the named tables",
+    ),
+    "a source that is not there": (
+        wanted(source=None, **{"source.click": 'path = "clicks.csv"'}),
+        "'pages' reads 'clicks', and there is no [source.clicks]; did you mean 'click'?",
+    ),
+    "a budget that no source has": (
+        wanted(budget=None, **{"budget.clicks": "epsilon = 4"}),
+        "with [budget.NAME] every source has its own",
+    ),
+    "a key of a named source": (
+        wanted(source=None, **{"source.clicks": 'paht = "clicks.csv"'}),
+        "p.toml, [source.clicks] has an unknown key 'paht'; did you mean 'path'?",
     ),
 }
 

@@ -5,8 +5,9 @@ import pyarrow as pa
 
 from dpstream.connectors.sources import open_source
 from dpstream.engines.local import LocalRun, Options
-from dpstream.stages.aggregates import Avg, Count, Sum
-from dpstream.stages.query import Query, Tumble
+from dpstream.stages.aggregates import Avg, Count, CountUnits, Stddev, Sum
+from dpstream.stages.query import Query
+from dpstream.stages.windows import Cumulate, Hop, Tumble
 
 SECRET, RUN = bytes(range(32)), bytes(range(16))
 HOUR = 3600
@@ -73,3 +74,39 @@ LATE = query_of(
     delta=0.1,
     aggregates=(Count("n"), Sum("s", column="x", lo=0, hi=10), Avg("m", column="x", lo=0, hi=10)),
 )
+
+_SHOWN = {"epsilon": 8, "delta": 0.1, "arrival": "seen", "allowed_lateness": "2 hours"}
+OTHERS = {
+    "hop": query_of(
+        **_SHOWN,
+        window=Hop("8 hours", slide="4 hours"),
+        every="4 hours",
+        max_groups_contributed=4,
+        max_rows_per_group=2,
+        confidence=0.9,
+    ),
+    "cumulate": query_of(
+        **_SHOWN,
+        window=Cumulate("12 hours", step="3 hours"),
+        period="12 hours",
+        max_groups_contributed=6,
+        aggregates=(Count("n"), Stddev("d", column="x", lo=0, hi=10)),
+        weights={"n": 3},
+    ),
+    "sqlp": query_of(
+        **_SHOWN | {"epsilon": 16},
+        strategy="sqlp",
+        window=Tumble("12 hours"),
+        every="2 hours",
+        max_rows_per_group=3,
+        aggregates=(Count("n"), CountUnits("u"), Sum("s", column="x", lo=0, hi=10)),
+    ),
+    "debias": query_of(
+        **_SHOWN,
+        window=Tumble("12 hours"),
+        every="3 hours",
+        period="6 hours",
+        debias="global",
+    ),
+}
+"""Other windows, the other strategy, and totals of windows."""

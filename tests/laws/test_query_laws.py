@@ -9,8 +9,8 @@ from dpstream.errors import NoiseReuse
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.stages.aggregates import Sum
 from dpstream.stages.flow import Flow
-from dpstream.stages.query import Tumble
-from tests.laws.queries import HOUR, LATE, RUN, SECRET, Z, busy, query_of, run_of
+from dpstream.stages.windows import Tumble
+from tests.laws.queries import HOUR, LATE, OTHERS, RUN, SECRET, Z, busy, query_of, run_of
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,22 @@ def test_a_restart_at_any_step_gives_the_same_tables(whole, tmp_path):
         assert same(first.tables | second.tables, whole)
         both = first.tables.keys() & second.tables.keys()
         assert all(first.tables[place].equals(second.tables[place]) for place in both)
+
+
+@pytest.mark.parametrize("query", OTHERS.values(), ids=OTHERS)
+def test_every_kind_of_query_survives_restarts_and_other_buckets(query, tmp_path):
+    """Killed before every third table, over other buckets: the same tables as in one go."""
+    whole, again = ListSink(), ListSink()
+    list(run_of(query, busy(), sink=whole))
+    list(run_of(query, busy(), sink=again, buckets=7, threads=2))
+    assert sum(len(table) for table in whole.tables.values()) > 30
+    assert same(whole.tables, again.tables)
+    for cut in range(1, len(whole.tables), 3):
+        first, second = CrashingSink(cut), ListSink()
+        with pytest.raises(Killed):
+            list(run_of(query, busy(), sink=first, folder=tmp_path / str(cut), every=2))
+        list(run_of(query, busy(), sink=second, folder=tmp_path / str(cut), every=2))
+        assert same(first.tables | second.tables, whole.tables)
 
 
 def test_many_restarts_of_one_run_give_the_same_tables(whole, tmp_path):

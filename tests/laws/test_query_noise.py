@@ -8,7 +8,7 @@ from scipy.stats import chi2
 from dpstream.connectors.testing import ListSink
 from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
 from dpstream.stages.plan import planned
-from dpstream.stages.query import Tumble
+from dpstream.stages.windows import Tumble
 from tests.laws.queries import ALARM, HOUR, Z, query_of, run_of
 
 GROUPS = 3000

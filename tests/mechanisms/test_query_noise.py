@@ -1,20 +1,24 @@
 """The noise of a continual GROUP BY: sensitivities, calibration with float error, late joiners."""
 
 import itertools
+from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
+from dpstream.mechanisms.parts.counting.bottom_up import Honaker
 from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
 from dpstream.mechanisms.parts.counting.float_error import (
     calibrate_query,
     float_error,
+    path_error,
     query_error,
     query_sigma,
 )
 from dpstream.mechanisms.parts.counting.keyed import move
+from dpstream.mechanisms.parts.counting.strategy import noise_paths
 from dpstream.privacy.accounting import delta_of
 from dpstream.privacy.calibration import mu_squared_for
 from dpstream.privacy.events import Composed, Gaussian, Tail
@@ -34,7 +38,7 @@ COLUMNS = [
 def noise_for(steps, epsilon=1, delta=1e-6, *, tail=None, **more):
     amounts = {"epsilon": Fraction(epsilon), "delta": Fraction(delta)}
     tail = amounts["delta"] / 2 if tail is None else tail
-    columns = {"sensitivities": COLUMNS, "shares": HALVES, "groups": 32}
+    columns = {"sensitivities": COLUMNS, "shares": HALVES, "influence": [32, 32]}
     return calibrate_query(
         BufferedLinearToeplitz(steps=steps), **amounts, tail=tail, **columns | more
     )
@@ -103,7 +107,7 @@ def test_float_error_adds_over_groups_and_columns():
     """Thirty-two processes in each of two columns; shorter windows count as the worst one."""
     long, short = (BufferedLinearToeplitz(steps=steps) for steps in (100, 10))
     mu_squares = [Fraction(1, 10)] * 2
-    found = query_error(long, sensitivities=COLUMNS, mu_squares=mu_squares, groups=32)
+    found = query_error(long, sensitivities=COLUMNS, mu_squares=mu_squares, influence=[32, 32])
     each = [
         float_error(
             long,
@@ -116,7 +120,9 @@ def test_float_error_adds_over_groups_and_columns():
     assert float(found.xi) == pytest.approx(32 * float(sum(e.xi for e in each)))
     assert found.xi >= 32 * sum(e.xi for e in each)
     assert found.tau >= 64 * each[0].tau
-    both = query_error(short, long, sensitivities=COLUMNS, mu_squares=mu_squares, groups=32)
+    both = query_error(
+        short, long, sensitivities=COLUMNS, mu_squares=mu_squares, influence=[32, 32]
+    )
     assert both == found
 
 
@@ -151,7 +157,7 @@ def test_a_query_fits_the_book_it_opens():
         (100, {"delta": Fraction(0), "tail": Fraction(0)}),
         (100, {"shares": [Fraction(1, 2), Fraction(2, 3)]}),
         (100, {"shares": [Fraction(1), Fraction(0)]}),
-        (100, {"groups": 0}),
+        (100, {"influence": [0, 32]}),
     ],
 )
 def test_what_cannot_be_kept_is_refused(steps, more):
@@ -199,3 +205,50 @@ def test_no_step_is_left_out_and_nobody_joins_twice():
             move(process, noise, ids[:0], step, 1.0, draw)
     with pytest.raises(InvalidInput, match="joins once"):
         move(process, noise, ids[:1], 3, 1.0, draw)
+
+
+def test_the_error_of_a_streamed_tree_stays_within_its_bound():
+    """Against the same recursion with fifty digits; normals of nine digits would leave it."""
+    tree = Honaker(steps=255)
+    z = np.random.default_rng(3).normal(size=(255, 3))
+
+    def worst(streamed):
+        with localcontext(prec=50):
+            return max(
+                abs(float(Decimal(streamed[t, key]) - exact))
+                for key in range(3)
+                for t, exact in enumerate(_exact_path(tree, [Decimal(x) for x in z[:, key]]))
+            )
+
+    assert 0 < worst(noise_paths(tree, z)) <= path_error(tree)
+    assert worst(noise_paths(tree, z.round(9))) > path_error(tree)
+
+
+def _exact_path(tree, normals):
+    """Prefix noise of a bottom-up tree, node by node."""
+    one, two = Decimal(1), Decimal(2)
+    variance = [one / (two * (one - two ** -(k + 1))) for k in range(tree.width)]
+    nodes, paths = {}, []
+    for step, z in enumerate(normals, start=1):
+        level = (step & -step).bit_length() - 1
+        carried, left, factor = Decimal(0), variance[level], one
+        for low in range(level - 1, -1, -1):
+            factor *= one - variance[low + 1]
+            carried += factor * nodes.pop(low)
+            left -= factor**2 * variance[low]
+        nodes[level] = carried + left.sqrt() * z
+        paths.append(sum(nodes.values()))
+    return paths
+
+
+def test_a_tree_costs_a_query_little_float_error():
+    """A thousand releases of 32 groups: well below a hundredth of epsilon."""
+    columns = {"sensitivities": COLUMNS, "shares": HALVES, "influence": [32, 32]}
+    found = calibrate_query(
+        Honaker(steps=1000),
+        epsilon=Fraction(1),
+        delta=Fraction(1e-6),
+        tail=Fraction(5e-7),
+        **columns,
+    )
+    assert 0 < found.error.xi < Fraction(1, 200)

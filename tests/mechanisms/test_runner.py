@@ -71,13 +71,13 @@ def test_charges_are_durable_before_noise_is_drawn(tmp_path, monkeypatch):
     """When a sampler is called, the ledger file already holds its charge."""
     from dpstream.privacy import noise
 
-    path, seen, real = tmp_path / "ledger", [], noise.discrete_laplace
+    path, seen, real = tmp_path / "ledger", [], noise.add_laplace
 
-    def spy(draws, scale):
+    def spy(*asked):
         seen.append(sum(r.get("repeat", 1) for r in dps.Ledger(path).history() if "amount" in r))
-        return real(draws, scale)
+        return real(*asked)
 
-    monkeypatch.setattr(noise, "discrete_laplace", spy)
+    monkeypatch.setattr(noise, "add_laplace", spy)
     dps.release(Sample(epsilon=1, window=3), [[1]] * 7, ledger=path)
 
     assert seen == [1, 2, 3]

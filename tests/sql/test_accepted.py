@@ -1,7 +1,7 @@
 """SQL compiles to the query it stands for."""
 
 import json
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import dpstream as dps
 from dpstream.sql import compile_sql
 from dpstream.sql.plan import Compiled
 from dpstream.stages.query import Query
+from dpstream.stages.series_query import SeriesQuery
 from tests.sql.test_refused import FIXTURES, PRIVATE, cases
 
 ACCEPTED = list(cases("accepted.sql"))
@@ -20,8 +21,12 @@ def described(compiled: Compiled) -> str:
     """Table and every parameter that differs from its default."""
     plain = Query(unit="u", epsilon=1, delta=0.1, max_groups_contributed=1)
     lines = [f"table = {compiled.table}"]
+    query = compiled.query
+    if isinstance(query, SeriesQuery):
+        lines.append(f"mechanism = {query.mechanism!r}")
+        query = query.rows
     for each in fields(Query):
-        value = getattr(compiled.query, each.name)
+        value = getattr(query, each.name)
         required = each.default is MISSING
         if required or repr(value) != repr(getattr(plain, each.name)):
             shown = str(value) if hasattr(value, "numerator") else repr(value)
@@ -56,7 +61,9 @@ def test_plain_sql_is_the_query_that_python_writes():
         max_groups_contributed=32,
     )
 
-    assert dps.sql(query) == python
+    assert replace(dps.sql(query), finish=None) == python
+    plain = query.replace("url, window_start, C", "window_start, window_end, url, C")
+    assert dps.sql(plain) == python
     assert dps.sql(query, name="clicks").name == "clicks"
 
 
@@ -68,8 +75,26 @@ def test_options_of_the_call_go_before_those_of_the_text():
     assert dps.sql(query, min_privacy_units_per_group=6).pre_threshold == 5
     with pytest.raises(ValueError, match="there is no option epsilom"):
         dps.sql(query, epsilom=1)
-    with pytest.raises(ValueError, match="strategy cannot be 'sqlp'"):
-        dps.sql(query, strategy="sqlp")
+    assert dps.sql(query, strategy="sqlp").strategy == "sqlp"
+    with pytest.raises(ValueError, match="strategy cannot be 'best'"):
+        dps.sql(query, strategy="best")
+
+
+def test_options_of_mechanisms_come_from_python_and_the_command_line():
+    """As dicts, or as the texts that --set gives."""
+    text = ACCEPTED[-4][0]
+    assert "'naive'" in text
+    python = dps.sql(text, mechanism_options={"lo": 0, "hi": 1000})
+    command = dps.sql(text, mechanism_options=("lo=0", "hi=1000"))
+
+    assert python == command
+    assert python.mechanism.hi == 1000
+    for wrong in (5, ("lo",), {"low": 0}):
+        with pytest.raises(ValueError, match="fix: "):
+            dps.sql(text, mechanism_options=wrong)
+    for option in ("mechanism", "privacy_unit"):
+        with pytest.raises(ValueError, match=f"{option} cannot be 5"):
+            dps.sql(text, **{option: 5})
 
 
 def test_comments_spaces_and_case_of_words_change_nothing():

@@ -10,6 +10,7 @@ from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.sql import compile_sql
 from dpstream.sql.dialect import PrivateSql
 from dpstream.stages.plan import Plan
+from dpstream.stages.series_query import SeriesQuery
 from tests.sql.test_accepted import ACCEPTED
 from tests.sql.test_refused import REFUSED
 
@@ -111,6 +112,20 @@ def aggregate(rng):
     )  # fmt: skip
 
 
+SERIES = [
+    "end = '2024-05-03'", "mechanism = 'spas'", "mechanism = 'blt'", "mechanism_options = (lo = 0)",
+    "mechanism_options = (warm_up = 2, update = 'all')", "public_groups = ('a', 'b')", "w = page",
+]  # fmt: skip
+
+
+def figure(rng):
+    """An aggregate, or arithmetic on some."""
+    if rng.random() < 0.85:
+        return aggregate(rng)
+    forms = ["({0} + {1})", "{0} / {1}", "2 * {0} - 1", "IF({0} > {1}, {0}, {2})", "{0} * {2}"]
+    return rng.choice(forms).format(aggregate(rng), aggregate(rng), rng.choice(VALUES))
+
+
 def built(rng):
     """A query by the grammar, with parts that may not go together."""
     number = rng.choice(["1", "0.5", "3"] * 5 + ["0", "page", "1e400"])
@@ -122,7 +137,11 @@ def built(rng):
         rng.randint(0, 4))]  # fmt: skip
     keys = [rng.choice(NAMES) if rng.random() < 0.6 else expression(rng) for _ in range(2)]
     keys = [f"{key} AS k{at}" for at, key in enumerate(keys[: rng.randint(0, 2)])]
-    items = [*keys, *(f"{aggregate(rng)} AS a{at}" for at in range(rng.randint(1, 3)))]
+    if rng.random() < 0.1:
+        options = [option for option in options if "delta" not in option and "max_" not in option]
+        options += ["privacy_unit = 'w_event'", "w = 4", "start = '2024-05-01'"]
+        options += rng.sample(SERIES, rng.randint(0, 3))
+    items = [*keys, *(f"{figure(rng)} AS a{at}" for at in range(rng.randint(1, 3)))]
     groups = [f"k{at}" for at in range(len(keys))]
     source = rng.choice(FROMS)
     if "TUMBLE" in source and rng.random() < 0.9:
@@ -152,6 +171,10 @@ def test_queries_made_at_random_are_refused_or_bounded(make, seed, count):
 
     assert len(queries) > 50
     for query in queries:
+        if isinstance(query, SeriesQuery):  # one row of a unit in each window, and a finite budget
+            assert query.rows.bounds.rows == 1
+            assert 0 < query.terms().total < math.inf
+            continue
         sizes = Plan(query.starting(0)).sensitivities
         assert all(0 < float(size) < math.inf for size in sizes)
 
@@ -170,16 +193,33 @@ def test_random_queries_that_compile_also_compute():
         "odd name": pa.array([1, 2, None, 4, 5], pa.decimal128(20, 3)),
         "window_start": ["x", "y", None, "", "2024-01-01"],
     }
-    table, done = pa.table(rows), 0
+    table, done, finished = pa.table(rows), 0, 0
     for _ in range(1_500):
         query = outcome(built(rng))
-        if query is None or query.prepare is None:
+        query = query.rows if isinstance(query, SeriesQuery) else query
+        if query is None:
             continue
+        prepare, finish = query.prepare or (lambda rows: rows), query.finish or (lambda rows: rows)
         try:
-            made = query.prepare(table)
-            assert made.schema == query.prepare(table.slice(0, 0)).schema
+            made = prepare(table)
+            assert made.schema == prepare(table.slice(0, 0)).schema
+            release = release_of(query, made)
+            assert finish(release).schema == finish(release.slice(0, 0)).schema
             done += 1
+            finished += query.finish is not None
         except InvalidInput:  # kinds that cannot meet: the same without any row
             with pytest.raises(InvalidInput):
-                query.prepare(table.slice(0, 0))
+                finish(release_of(query, prepare(table.slice(0, 0))))
     assert done > 20
+    assert finished > 8
+
+
+def release_of(query, rows):
+    """A release with the keys of these rows, and odd figures."""
+    odd = pa.array([1.0, -2.5, None, float("nan"), 1e308][: len(rows)], pa.float64())
+    names = [name for each in query.aggregates for name in (each.name, f"{each.name}_stddev")]
+    times = pa.array([0] * len(rows), pa.timestamp("us", tz="UTC"))
+    columns = {name: rows[name] for name in query.keys} | dict.fromkeys(names, odd)
+    columns |= dict.fromkeys(("window_start", "window_end", "trigger_time"), times)
+    return pa.table(columns | {"held": pa.array([True] * len(rows), pa.bool_()),
+                               "release_index": pa.array([1] * len(rows), pa.int64())})  # fmt: skip

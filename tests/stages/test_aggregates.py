@@ -13,9 +13,13 @@ from dpstream.stages.aggregates import (
     Count,
     CountUnits,
     Measure,
+    Reading,
+    Stddev,
     Sum,
+    Variance,
     all_measures,
     answers,
+    kept_share,
 )
 
 rationals = st.fractions(-1000, 1000, max_denominator=60)
@@ -119,16 +123,18 @@ def test_each_column_is_measured_once():
         Sum("s", column="x", lo=0, hi=1),
         Avg("m", column="x", lo=0, hi=1),
     )
-    kinds = [m.kind for m in all_measures(asked, one_row=True, unknown_keys=True)]
+    kinds = [m.kind for m in all_measures(asked, one_row=True, finder=Measure(kind="units"))]
     assert kinds == ["units", "value", "value"]
-    kinds = [m.kind for m in all_measures(asked, one_row=False, unknown_keys=True)]
+    kinds = [m.kind for m in all_measures(asked, one_row=False, finder=Measure(kind="units"))]
     assert kinds == ["units", "rows", "value", "value"]
-    kinds = [m.kind for m in all_measures(asked[2:3], one_row=False, unknown_keys=False)]
+    kinds = [m.kind for m in all_measures(asked[2:3], one_row=False, finder=None)]
     assert kinds == ["value"]
-    kinds = [m.kind for m in all_measures(asked[2:3], one_row=False, unknown_keys=True)]
+    kinds = [m.kind for m in all_measures(asked[2:3], one_row=False, finder=Measure(kind="units"))]
     assert kinds == ["units", "value"]
     zero = Sum("a", column="x", lo=-1, hi=1), Avg("b", column="x", lo=-1, hi=1)
-    assert len(all_measures(zero, one_row=True, unknown_keys=True)) == 2  # one about 0 serves both
+    assert (
+        len(all_measures(zero, one_row=True, finder=Measure(kind="units"))) == 2
+    )  # one about 0 serves both
 
 
 def test_names_of_measures_differ():
@@ -143,13 +149,17 @@ def test_names_of_measures_differ():
         Measure(kind="value", column="x", quantum=Fraction(1, 2)),
         Measure(kind="value", column="1|x"),
         Measure(kind="value", column="x", hi=Fraction(2)),
+        Measure(kind="value", column="x", power=2),
+        Measure(kind="round"),
+        Measure(kind="offered"),
+        Measure(kind="kept"),
     ]
     assert len({measure.name for measure in measures}) == len(measures)
 
 
 def answered(aggregate, noisy, *, one_row=False, nonnegative=False):
     given_ = dict(zip(aggregate.measures(one_row), noisy, strict=True))
-    table = answers([aggregate], given_, one_row=one_row, nonnegative=nonnegative)
+    table = answers([aggregate], given_, Reading(one_row=one_row, nonnegative=nonnegative))
     return table[aggregate.name].tolist(), table[f"{aggregate.name}_stddev"].tolist()
 
 
@@ -167,8 +177,8 @@ def test_counts_and_sums_are_scaled_from_the_grid():
 
 def test_counts_are_whole_numbers():
     """A count with decimals would be odd to read."""
-    table = answers([Count("n")], {Measure(kind="units"): (np.array([3]), 1.0)}, one_row=True,
-                    nonnegative=False)  # fmt: skip
+    noisy = {Measure(kind="units"): (np.array([3]), 1.0)}
+    table = answers([Count("n")], noisy, Reading(one_row=True, nonnegative=False))
     assert table["n"].dtype == np.int64
 
 
@@ -181,3 +191,73 @@ def test_averages_stay_in_range_with_a_deviation_to_first_order():
     shift = np.array([2.0, -10.0, 5.0, 3.0])
     expected = np.sqrt(4.0**2 + (shift * 2.0) ** 2) / np.array([10, 20, 1, 1])
     assert spread == pytest.approx(np.minimum(expected, 10.0))
+
+
+@given(st.lists(st.integers(-5, 25) | st.none(), min_size=1, max_size=40))
+def test_the_variance_without_noise_is_that_of_clamped_values(values):
+    """Squares about the middle, less the square of the mean; NULL counts as the middle."""
+    made = Variance("v", column="x", lo=0, hi=20, quantum=1)
+    read = np.array([np.nan if value is None else value for value in values], float)
+    squares, sums, _ = made.measures(one_row=False)
+    exact = [squares.on_grid(read).sum(), sums.on_grid(read).sum(), len(values)]
+    noisy = [(np.array([number]), 0.0) for number in exact]
+    clamped = np.clip(np.where(np.isnan(read), 10, read), 0, 20)
+
+    found, spread = answered(made, noisy)
+    assert found == pytest.approx([clamped.var()], abs=5)  # squares lie on a grid of 10
+    assert spread == [0.0]
+    root, _ = answered(Stddev("d", column="x", lo=0, hi=20, quantum=1), noisy)
+    assert root == pytest.approx(np.sqrt(found))
+
+
+@given(st.floats(-1e9, 1e9) | st.just(float("nan")), rationals, st.integers(1, 60))
+def test_squares_stay_within_their_largest_step(value, lo, size):
+    """The sensitivity counts on it."""
+    made = Variance("v", column="x", lo=lo, hi=lo + size)
+    assert abs(made.squares.on_grid(np.array([value]))[0]) <= made.squares.largest
+
+
+def test_errors_of_a_variance_are_those_of_its_parts_to_first_order():
+    """Against noise drawn many times."""
+    made = Variance("v", column="x", lo=0, hi=10, quantum="0.01")
+    squares, sums, _ = made.measures(one_row=False)
+    values = np.random.default_rng(1).uniform(0, 10, 5000)
+    exact = np.array([squares.on_grid(values).sum(), sums.on_grid(values).sum(), 5000])
+    deviations = np.array([3000.0, 2000.0, 20.0])
+    drawn = np.random.default_rng(2).normal(size=(3, 20_000)) * deviations[:, None]
+    noisy = [
+        (np.rint(number + noise).astype(np.int64), float(deviation))
+        for number, noise, deviation in zip(exact, drawn, deviations, strict=True)
+    ]
+    found, declared = answered(made, noisy)
+
+    assert np.mean(found) == pytest.approx(values.var(), rel=0.01)
+    assert np.std(found) == pytest.approx(np.mean(declared), rel=0.05)
+
+
+def test_intervals_are_as_wide_as_asked_and_cut_to_what_is_possible():
+    """A count is not below 0; a mean lies between its clamps."""
+    reading = Reading(one_row=False, nonnegative=False, deviations=2.0)
+    count, mean = Count("n"), Avg("m", column="x", lo=0, hi=10, quantum=1)
+    table = answers([count], {Measure(kind="rows"): (np.array([100, 3]), 5.0)}, reading)
+    assert table["n_low"].tolist() == [90.0, 0.0]
+    assert table["n_high"].tolist() == [110.0, 13.0]
+    given_ = dict(
+        zip(mean.measures(False), [(np.array([4]), 9.0), (np.array([1]), 1.0)], strict=True)
+    )
+    table = answers([mean], given_, reading)
+    assert (table["m_low"][0], table["m_high"][0]) == (0.0, 10.0)
+
+
+def test_dropped_rows_are_made_up_for_in_counts_and_sums_alone():
+    """Half of the rows were kept, so counts double, and so do their deviations."""
+    share = kept_share((20_000, 10.0), (10_000, 10.0))
+    assert share == pytest.approx((0.5, 0.5 * np.hypot(0.0005, 0.001)))
+    reading = Reading(one_row=False, nonnegative=False, kept=(0.5, 0.01))
+    count = answers([Count("n")], {Measure(kind="rows"): (np.array([100]), 5.0)}, reading)
+    units = answers([CountUnits("u")], {Measure(kind="units"): (np.array([100]), 5.0)}, reading)
+    assert count["n"].tolist() == [200.0]
+    assert count["n_stddev"] == pytest.approx([np.hypot(5.0, 200 * 0.01) / 0.5])
+    assert units["u"].tolist() == [100]
+    assert kept_share((50, 10.0), (20, 10.0)) == (1.0, 0.0)  # drowned in noise
+    assert kept_share((1000, 1.0), (1001, 1.0)) == (1.0, 0.0)

@@ -5,8 +5,9 @@ import pytest
 from dpstream.errors import InvalidParameter
 from dpstream.stages.aggregates import Avg, Count, Sum
 from dpstream.stages.bounding import Bounds
-from dpstream.stages.query import Query, Tumble
+from dpstream.stages.query import Query
 from dpstream.stages.ticks import DAY, SECOND, instant, iso
+from dpstream.stages.windows import Tumble
 
 DATED = {"time": "ts", "start": "2024-05-01", "end": "2024-05-03"}
 

@@ -16,9 +16,14 @@ HOUR = 3600 * SECOND
 class Slow:
     """The definition, over a short stretch of whole numbers."""
 
-    def __init__(self, start, end, size, triggers, lateness):
+    def __init__(self, start, end, size, triggers, lateness, kind="tumble", cells=1):
         edges = [start] if size is None else list(range(start, end, size))
-        self.spans = list(zip(edges, [*edges[1:], end], strict=True))
+        ends = [*edges[1:], end]
+        self.spans, self.opens = list(zip(edges, ends, strict=True)), edges
+        if kind == "hop":  # all that begin where `cells` cells still follow, if the last is cut
+            self.spans = list(zip(edges, ends[cells - 1 :], strict=False))
+        elif kind == "cumulate":
+            self.spans = [(edges[n - n % cells], end) for n, end in enumerate(ends)]
         self.lateness = lateness
         closing = [end + lateness for _, end in self.spans]
         if triggers is None:
@@ -35,7 +40,7 @@ class Slow:
 
     def published(self, window):
         """The steps at which a window is published."""
-        start, end = self.spans[window]
+        start, end = self.opens[window], self.spans[window][1]
         if self.on_close:
             return [window]
         last = next(n for n, time in enumerate(self.triggers) if time >= end + self.lateness)
@@ -48,6 +53,12 @@ def schedules(draw):
     end = start + draw(st.integers(1, 60))
     size = draw(st.none() | st.integers(1, 25))
     lateness = draw(st.integers(0, 12))
+    shape, cells = "tumble", 1
+    if size is not None:
+        most = -(-(end - start) // size)  # hopping windows must fit
+        shape, cells = draw(st.sampled_from(["tumble", "hop", "cumulate"])), 1
+        if shape != "tumble":
+            cells = draw(st.integers(1, min(most, 6)))
     kind = draw(st.sampled_from(["ticks", "listed", "on close"]))
     triggers = None
     if kind == "ticks":
@@ -59,10 +70,12 @@ def schedules(draw):
         start=start,
         end=end,
         edges=None if size is None else Ticks(origin=start, size=size),
+        kind=shape,
+        cells=cells,
         triggers=Ticks(origin=start, size=triggers) if kind == "ticks" else triggers,
         lateness=lateness,
     )
-    return schedule, Slow(start, end, size, triggers, lateness)
+    return schedule, Slow(start, end, size, triggers, lateness, shape, cells)
 
 
 @given(schedules())
@@ -98,6 +111,9 @@ def test_rows_go_to_the_window_and_step_of_their_own_times(both, times):
     for time, window, step in zip(times, windows.tolist(), steps.tolist(), strict=True):
         inside = [n for n, (a, b) in enumerate(slow.spans) if a <= time < b]
         assert window == (inside[0] if inside else -1)
+        assert inside == list(range(inside[0], inside[-1] + 1)) if inside else True
+        if inside:
+            assert schedule.last_window_of(np.array([time]))[0] == inside[-1]
         expected = slow.step_of(time)
         if expected is None or expected >= schedule.steps:
             assert step >= schedule.steps  # too late for every window

@@ -24,11 +24,15 @@ from dpstream.stages.bounding import Verdicts
 from dpstream.stages.flow import Flow
 from dpstream.stages.perturb import Noisy
 from dpstream.stages.plan import Plan
+from dpstream.stages.rounds import Mask, Passes
 from dpstream.stages.rows import RowReader, Rows
 from dpstream.stages.schedule import Due
 
 Group = tuple[int, bytes]
 """(window, group id)."""
+Ends = dict[tuple[int, int], set[bytes]]
+"""By (window, release): the groups whose round ended."""
+_ALL_ROUNDS = -1
 
 
 @dataclass(kw_only=True, eq=False)
@@ -39,8 +43,14 @@ class Recording:
     """(unit, step, window, digest) of every row that reached the bounds."""
     kept: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     """(unit, step, window, group, digest, verdict) of every row that was kept."""
-    sums: dict[Group, dict[int, Integers]] = field(default_factory=dict)
-    """What each step added to each group, by measure, in grid steps."""
+    sums: dict[tuple[int, bytes, int], dict[int, Integers]] = field(default_factory=dict)
+    """What each step added to each (window, group, round), by measure, in grid steps.
+
+    Only counts that find keys in rounds belong to one; all others are those of round -1.
+    """
+    totals: dict[int, dict[int, Integers]] = field(default_factory=dict)
+    """What each step added to each window's totals."""
+    ends: Ends = field(default_factory=dict)
     tables: list[tuple[Any, ...]] = field(default_factory=list)
     """(step, window, release, releases, columns) of every table, in order."""
     draws: Counter[tuple[Any, ...]] = field(default_factory=Counter)
@@ -68,8 +78,12 @@ def record_query(
     run: bytes,
     buckets: int = 1,
     chunk: int = ROWS,
+    frozen: Ends | None = None,
 ) -> Recording:
-    """Run a query over a table, on a book of its own, and write down what it computes."""
+    """Run a query over a table, on a book of its own, and write down what it computes.
+
+    `frozen`: rounds end where they did in another run, as if the same had been published.
+    """
     book, key = Ledger(), Secret(secret)
     book.admit("audit", plan.terms(), "an audit")
     keys = MemoryWindowKeys(derived_for_tests=key)
@@ -78,7 +92,7 @@ def record_query(
     recording = Recording()
     spend = _RecordingSpend(real, recording)
     reader = RowReader(plan.query, key, run)
-    flow = _RecordingFlow(plan, reader, recording, buckets=buckets)
+    flow = _RecordingFlow(plan, reader, recording, buckets=buckets, frozen=frozen)
     source = ChunkReader(TableSource(table, rows=chunk), reader, _Unseen())
     files = FileInput(source, memory=1 << 20)
     steps = plan.query.schedule.steps
@@ -103,10 +117,16 @@ class _RecordingFlow(Flow):
     """A Flow that writes down what its stages answer."""
 
     def __init__(
-        self, plan: Plan, reader: RowReader, recording: Recording, *, buckets: int
+        self,
+        plan: Plan,
+        reader: RowReader,
+        recording: Recording,
+        *,
+        buckets: int,
+        frozen: Ends | None,
     ) -> None:
         super().__init__(plan, reader, buckets=buckets, threads=1)
-        self._recording = recording
+        self._recording, self._frozen = recording, frozen
         self._before: dict[Group, Integers] = {}
 
     def _bound(self, window: int, period: int, rows: Rows) -> Verdicts:
@@ -127,12 +147,48 @@ class _RecordingFlow(Flow):
             for group, sums in zip(
                 bucket.table.ids[:used], bucket.table.numbers[:used], strict=True
             ):
-                place = (window, group.tobytes())
-                added = sums - self._before.get(place, np.zeros_like(sums))
-                self._before[place] = sums.copy()
-                if added.any():
-                    by_step = self._recording.sums.setdefault(place, {})
-                    by_step[step] = by_step.get(step, np.zeros_like(sums)) + added
+                self._note((window, group.tobytes()), step, sums, bucket.in_rounds)
+
+    def _note(self, group: Group, step: int, sums: Integers, in_rounds: bool) -> None:
+        """What a step has added; where there are rounds, the last number tells them apart."""
+        before = self._before.get(group, np.zeros_like(sums))
+        if in_rounds and _round(before) != _round(sums):
+            before = before.copy()
+            before[0] = 0
+        self._before[group], added = sums.copy(), sums - before
+        parts = [(_ALL_ROUNDS, added)]
+        if in_rounds:
+            added = added[:-1]
+            first = np.zeros_like(added)
+            first[0], added[0] = added[0], 0
+            parts = [(_ALL_ROUNDS, added), (_round(sums), first)]
+        for number, part in parts:
+            if part.any():
+                by_step = self._recording.sums.setdefault((*group, number), {})
+                by_step[step] = by_step.get(step, np.zeros_like(part)) + part
+
+    def _count(self, window: int, period: int, rows: Rows, verdicts: Verdicts) -> None:
+        if not self.query.totals:
+            return
+        numbers = self.totals(window).bucket.table.numbers
+        before = numbers[0].copy()
+        super()._count(window, period, rows, verdicts)
+        by_step, step = self._recording.totals.setdefault(window, {}), int(rows.steps[0])
+        by_step[step] = by_step.get(step, np.zeros_like(before)) + numbers[0] - before
+
+    def _passes(self, due: Due) -> Passes:
+        usual, place = super()._passes(due), (due.window, due.release)
+        ends = self._recording.ends.setdefault(place, set())
+
+        def choose(ids: Words, noisy: Integers, threshold: int) -> Mask:
+            found = usual(ids, noisy, threshold)
+            if self._frozen is not None:
+                known = self._frozen.get(place, set())
+                found = np.array([one.tobytes() in known for one in ids], bool)
+            ends.update(one.tobytes() for one in ids[found])
+            return found
+
+        return choose
 
     def _perturb(self, due: Due, spend: QuerySpend) -> list[Noisy]:
         noisy = super()._perturb(due, spend)
@@ -147,6 +203,11 @@ class _RecordingFlow(Flow):
                 read = self._recording.keys.setdefault((due.window, one.tobytes()), set())
                 read.add(repr(keys))
         return noisy
+
+
+def _round(sums: Integers) -> int:
+    """The same number all through a round: when its group was last published."""
+    return max(int(sums[-1]), 1)
 
 
 class _RecordingSpend(QuerySpend):

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from dpstream.audit.query_recording import Group, Recording, record_query
 from dpstream.connectors.sources.table import ROWS
+from dpstream.records import Integers
 from dpstream.stages.plan import Plan
 
 
@@ -48,10 +49,9 @@ def replay_query(
     The same pair of runs shows what adding the unit does. `chunk`: rows per read of the source.
     """
     without = table.filter(pa.array([not gone for gone in unit], pa.bool_()))
-    more, less = (
-        record_query(plan, data, secret=secret, run=run, buckets=buckets, chunk=chunk)
-        for data in (table, without)
-    )
+    facts: dict[str, Any] = {"secret": secret, "run": run, "buckets": buckets, "chunk": chunk}
+    less = record_query(plan, without, **facts)
+    more = record_query(plan, table, **facts, frozen=less.ends if plan.query.in_rounds else None)
     return compare(plan, more, less)
 
 
@@ -98,20 +98,27 @@ def _changes(
 ) -> tuple[tuple[float, ...], list[str]]:
     """Per measure: L2 over groups of the sum over steps of what changed, against the plan."""
     found, squares = [], [0] * len(plan.sensitivities)
+    count = len(plan.query.measures)
     for group in more.sums.keys() | less.sums.keys():
-        one, two = more.sums.get(group, {}), less.sums.get(group, {})
-        zero = np.zeros(len(squares), np.int64)
-        moved = sum((abs(one.get(s, zero) - two.get(s, zero)) for s in {*one, *two}), zero)
-        if moved.any() and group not in touched:
+        moved = _moved(more.sums.get(group, {}), less.sums.get(group, {}), count)
+        if moved.any() and group[:2] not in touched:
             found.append(f"window {group[0]}: the sums of another group move by {moved.tolist()}")
-        squares = [total + int(by) ** 2 for total, by in zip(squares, moved, strict=True)]
-    for measure, square, bound in zip(
-        plan.query.measures, squares, plan.sensitivities, strict=True
-    ):
+        squares[:count] = (s + int(by) ** 2 for s, by in zip(squares, moved, strict=False))
+    for window in more.totals.keys() | less.totals.keys():
+        totals = more.totals.get(window, {}), less.totals.get(window, {})
+        moved = _moved(*totals, len(plan.query.totals))
+        squares[count:] = (s + int(by) ** 2 for s, by in zip(squares[count:], moved, strict=True))
+    for measure, square, bound in zip(plan.columns, squares, plan.sensitivities, strict=True):
         if square > bound**2:
             found.append(f"{measure.name!r} moves by {square**0.5}, its sensitivity is {bound}")
     used = (s**0.5 / float(b) for s, b in zip(squares, plan.sensitivities, strict=True))
     return tuple(used), found
+
+
+def _moved(one: dict[int, Integers], two: dict[int, Integers], count: int) -> Integers:
+    """By measure: the sum over steps of what changed."""
+    zero = np.zeros(count, np.int64)
+    return sum((abs(one.get(s, zero) - two.get(s, zero)) for s in {*one, *two}), zero)
 
 
 def _words(draw: tuple[Any, ...]) -> str:

@@ -54,6 +54,10 @@ _REGISTRY: Final = {
         "dpstream.bench.logs:measure",
         "the continual GROUP BY on two real event logs: keys found, errors, time",
     ),
+    "queries": (
+        "dpstream.bench.queries:measure",
+        "SQL on real event logs, from the command and from Python: the same releases",
+    ),
 }
 BENCHES: Final[dict[str, str]] = {name: line for name, (_, line) in _REGISTRY.items()}
 

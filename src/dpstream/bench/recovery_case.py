@@ -17,7 +17,8 @@ from dpstream.connectors.sinks import AllSinks, open_sink
 from dpstream.connectors.sinks.encode import parquet
 from dpstream.privacy.ledger import Ledger
 from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
-from dpstream.stages.query import Query, Tumble
+from dpstream.stages.query import Query
+from dpstream.stages.windows import Tumble
 
 SECRET, RUN = bytes(range(32)), bytes(range(16))
 _DAY, _HOUR = 86_400, 3_600

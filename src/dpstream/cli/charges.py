@@ -1,4 +1,4 @@
-"""What queries take from their dataset's book: refused early, and told afterwards."""
+"""What queries have taken from their dataset's book, told afterwards."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from typing import Any
 
 from dpstream.cli.output import note
 from dpstream.engines.directory import read_about
-from dpstream.errors import BudgetExceeded, SecretError
+from dpstream.errors import SecretError
 from dpstream.privacy.amounts import show
-from dpstream.privacy.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.query_spend import QuerySpend
-from dpstream.privacy.state import MemoryWindowKeys
-from dpstream.stages.plan import planned
+from dpstream.session.budget import AnyQuery
 from dpstream.stages.query import Query
 
 Books = Ledger | Path
@@ -53,48 +50,6 @@ def _reading(books: Books) -> Iterator[Ledger]:
         ledger.close()
 
 
-def refuse_early(books: Books, dataset: str, queries: Sequence[tuple[Query, Path | None]]) -> None:
-    """Refuse queries that do not fit into the book together, before a row is read.
-
-    `queries` come with their state directories: a run that was charged is not charged again. They
-    are charged to a copy of the book; the book itself still decides when they begin.
-    """
-    book = book_of(books, dataset)
-    if book is None or book["terms"]["measure"] != "mu_squared":
-        return
-    copy = Ledger()
-    copy.open(dataset, Terms.from_json(book["terms"]))
-    for line in book["spent_on"]:
-        copy.charge(dataset, _as_spent(line))
-    paid = charged_runs(books, dataset)
-    for number, (query, folder) in enumerate(queries):
-        kept = None if folder is None else read_about(folder)
-        if kept is not None and kept["run"].hex() in paid:
-            continue
-        run = number.to_bytes(16, "big")
-        keys = MemoryWindowKeys()
-        spend = QuerySpend(run=run, query=query.name, ledger=copy, dataset=dataset, keys=keys)
-        try:
-            planned(query.starting(0)).pay(spend, "copy")
-        except BudgetExceeded as problem:
-            raise BudgetExceeded(
-                f"the query {query.name!r} does not fit into the book: {problem}; nothing was read"
-            ) from None
-
-
-def _as_spent(line: dict[str, Any]) -> Charge:
-    return Charge(
-        run=line["run"],
-        query=line["query"],
-        purpose=line["purpose"],
-        step=0,
-        amount=Fraction(line["amount"]),
-        cells=Cells(first=0, last=0),
-        tail=Fraction(line.get("tail", 0)),
-        drift=Fraction(line.get("drift", 0)),
-    )
-
-
 def refuse_lost_secret(secret: Path, folders: Sequence[Path]) -> None:
     """A run whose secret is gone cannot go on, and a new secret would not help it."""
     begun = [folder for folder in folders if read_about(folder) is not None]
@@ -106,7 +61,7 @@ def refuse_lost_secret(secret: Path, folders: Sequence[Path]) -> None:
         )
 
 
-def tell(queries: Sequence[Query], before: Mapping[str, str], books: Books, dataset: str) -> int:
+def tell(queries: Sequence[AnyQuery], before: Mapping[str, str], books: Books, dataset: str) -> int:
     """Say what was charged since `before`; how many runs it were."""
     book, now = book_of(books, dataset), charged_runs(books, dataset)
     names = [query for run, query in now.items() if run not in before]
@@ -114,13 +69,20 @@ def tell(queries: Sequence[Query], before: Mapping[str, str], books: Books, data
         note("nothing was charged")
         return 0
     amounts = ", ".join(
-        f"epsilon = {show(query.epsilon)}, delta = {show(query.delta)} for {query.name!r}"
-        for query in queries
-        if query.name in names
+        f"{_promised(query)} for {query.name!r}" for query in queries if query.name in names
     )
     left, total = (show(Fraction(amount)) for amount in (book["left"], book["terms"]["total"]))
     what = f"charged to the book {dataset!r}: {amounts}"
     if not amounts:
         what = f"nothing new was charged to the book {dataset!r}"
-    note(f"{what}; mu_squared = {left} of {total} is left in it")
+    measure, steps = book["terms"]["measure"], book["terms"].get("window")
+    where = "in it" if book["terms"]["unit"] == "user" else f"in the newest {steps or 1} windows"
+    note(f"{what}; {measure} = {left} of {total} is left {where}")
     return len(names)
+
+
+def _promised(query: AnyQuery) -> str:
+    if isinstance(query, Query):
+        return f"epsilon = {show(query.epsilon)}, delta = {show(query.delta)}"
+    terms = query.mechanism.terms()
+    return f"{terms.measure} = {show(terms.total)} within any {terms.window or 1} windows"

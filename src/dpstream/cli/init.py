@@ -21,6 +21,7 @@ EXAMPLE = '''\
 path = "clicks.csv"         # a file, a glob such as "clicks/*.parquet", a directory, or a list
 # live = true               # path is a directory that grows; rows are read by the clock
 # history = "old/*.parquet" # with live: rows that came before, read by event time first
+# Several sources are tables [source.clicks], [source.orders]; each query's FROM names its own.
 
 [budget]                    # what all queries together may reveal of one user, ever
 dataset = "clicks"          # one book per dataset: whatever reads these rows must share it

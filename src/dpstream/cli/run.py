@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpstream.cli.charges import charged_runs, refuse_early, refuse_lost_secret, tell
+from dpstream.cli.charges import charged_runs, refuse_lost_secret, tell
 from dpstream.cli.exits import INTERRUPTED
 from dpstream.cli.output import note
 from dpstream.cli.releases import about, as_json, in_words, show
@@ -19,8 +19,7 @@ from dpstream.errors import LedgerError
 from dpstream.pipeline import Pipeline, load_pipeline
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state.files import make_directory
-from dpstream.session import Runs, run_all
-from dpstream.session import run as run_one
+from dpstream.session import Runs, refuse_early, run_all
 from dpstream.stages.ticks import instant
 
 
@@ -29,58 +28,95 @@ def run(
     once: Annotated[
         bool, typer.Option("--once", help="Stop after the next trigger of each query.")
     ] = False,
+    forget: Annotated[
+        str | None,
+        typer.Option(
+            "--forget",
+            metavar="UNIT",
+            help="Do not run: erase one unit (such as a user id) from the state of all queries.",
+        ),
+    ] = None,
     as_lines: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Run a pipeline's queries; started again, they go on where they stopped."""
     pipeline = load_pipeline(path)
-    terms = pipeline.terms()
+    if forget is not None:
+        _forget(pipeline, forget, as_lines=as_lines)
+        return
+    terms = [book.terms() for book in pipeline.books]
     folders = _folders(pipeline)
     refuse_lost_secret(pipeline.secret, list(folders.values()))
     existed = pipeline.secret.exists()
     make_directory(pipeline.state, mode=0o700)
-    ledger, stopper = Ledger(pipeline.ledger), Stopper(as_json=as_lines)
+    stopper, paths = Stopper(as_json=as_lines), {book.ledger for book in pipeline.books}
+    ledgers = {place: Ledger(place) for place in paths}
     try:
-        runs = _started(pipeline, ledger, stopper)
-        try:
-            ledger.open(pipeline.dataset, terms)
-        except LedgerError as problem:
-            raise LedgerError(f"{path}, [budget]: {problem}") from None
-        before = charged_runs(ledger, pipeline.dataset)
-        refuse_early(ledger, pipeline.dataset, [(q, folders[q.name]) for q in pipeline.queries])
+        runs = _started(pipeline, ledgers, stopper)
+        before = []
+        for book, wanted in zip(pipeline.books, terms, strict=True):
+            ledger = ledgers[book.ledger]
+            try:
+                ledger.open(book.dataset, wanted)
+            except LedgerError as problem:
+                raise LedgerError(f"{book.where}: {problem}") from None
+            before.append(charged_runs(ledger, book.dataset))
+            refuse_early(ledger, book.dataset, [(q, folders[q.name]) for q in book.queries])
         if not existed:
             note(
                 f"created the secret {pipeline.secret}; back it up: without it the pipeline cannot "
                 "go on"
             )
         count = _publish(pipeline, runs, stopper, once=once, as_lines=as_lines)
-        new = tell(pipeline.queries, before, ledger, pipeline.dataset)
+        new = sum(
+            tell(book.queries, was, ledgers[book.ledger], book.dataset)
+            for book, was in zip(pipeline.books, before, strict=True)
+        )
     finally:
-        ledger.close()
+        for ledger in ledgers.values():
+            ledger.close()
     if not count and not stopper.signals:
         note("everything was published before")
     _finish(pipeline, runs, stopper, folders, new=new, as_lines=as_lines)
+
+
+def _forget(pipeline: Pipeline, unit: str, *, as_lines: bool) -> None:
+    """Erase a unit from every query that has state, and say in how many groups it was."""
+    refuse_lost_secret(pipeline.secret, list(_folders(pipeline).values()))
+    ledgers = {book.ledger: Ledger(book.ledger) for book in pipeline.books}
+    try:
+        runs = _started(pipeline, ledgers, Stopper(as_json=as_lines))
+        places = {name: one.forget(unit) for name, one in runs.runs.items()}
+    finally:
+        for ledger in ledgers.values():
+            ledger.close()
+    if as_lines:
+        print(json.dumps({"forgot": unit, "groups": places, "operator_only": True}))
+        return
+    for name, count in places.items():
+        print(f"{name}: erased from {count} groups; nothing more of this unit is kept")
 
 
 def _folders(pipeline: Pipeline) -> dict[str, Path]:
     return {query.name: pipeline.state / safe_name(query.name) for query in pipeline.queries}
 
 
-def _started(pipeline: Pipeline, ledger: Ledger, stopper: Stopper) -> Runs:
+def _started(pipeline: Pipeline, ledgers: dict[Path, Ledger], stopper: Stopper) -> Runs:
     """The queries, ready to be iterated over; nothing is paid for yet."""
     keep_freed_memory()
-    sink = list(pipeline.sinks) or None
-    source = pipeline.source if isinstance(pipeline.source, str) else list(pipeline.source)
-    settings: dict[str, Any] = {"live": pipeline.live, "secret": pipeline.secret, "clock": stopper}
-    settings |= {"ledger": ledger, "dataset": pipeline.dataset, "sink": sink}
-    if pipeline.history is None:
-        return run_all(
-            pipeline.queries, source=source, checkpoint_location=pipeline.state, **settings
+    started = [
+        run_all(
+            book.queries,
+            source=pipeline.feeds,
+            sink=list(pipeline.sinks) or None,
+            checkpoint_location=pipeline.state,
+            secret=pipeline.secret,
+            ledger=ledgers[book.ledger],
+            dataset=book.dataset,
+            clock=stopper,
         )
-    history = pipeline.history if isinstance(pipeline.history, str) else list(pipeline.history)
-    (query,) = pipeline.queries
-    folder = _folders(pipeline)[query.name]
-    one = run_one(query, source=source, history=history, checkpoint_location=folder, **settings)
-    return Runs([one])
+        for book in pipeline.books
+    ]
+    return Runs([run for runs in started for run in runs.runs.values()])
 
 
 def _publish(
@@ -98,7 +134,7 @@ def _publish(
                     line = as_json(release, rows=False) if as_lines else in_words(release)
                     print(line, flush=True)
                 draw()
-                if once and (not pipeline.live or _time(release) >= began):
+                if once and (not pipeline.feeds[name].live or _time(release) >= began):
                     runs.runs[name].stop()
                 if stopper.signals:
                     runs.stop()
@@ -133,7 +169,10 @@ def _finish(
             }
             for one in each
         }
-        facts = {"pipeline": str(pipeline.path), "dataset": pipeline.dataset, "finished": not left}
+        datasets = [book.dataset for book in pipeline.books]
+        facts = {"pipeline": str(pipeline.path), "dataset": datasets[0], "finished": not left}
+        if len(datasets) > 1:
+            facts |= {"dataset": datasets}
         print(json.dumps(facts | {"new_charges": new, "queries": queries}), flush=True)
     if left:
         note(f"not finished; go on with: dpstream run {pipeline.path}")

@@ -12,7 +12,6 @@ from dpstream.cli.charges import (
     Books,
     charged_runs,
     own_book,
-    refuse_early,
     refuse_lost_secret,
     tell,
 )
@@ -88,7 +87,6 @@ def sql(
         clock=stopper,
     )
     before = charged_runs(book, dataset)
-    refuse_early(book, dataset, [(query, state)])
     _tell_storage(state, ledger)
     count = 0
     with running, stopper.listening(), progress([running], as_json=as_json) as draw:

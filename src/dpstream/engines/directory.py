@@ -58,16 +58,11 @@ class StateDirectory:
 
     def types(self) -> dict[str, pa.DataType]:
         """The types of unit and keys that this run has met; none at first."""
-        path = self.folder / "types.dps"
-        if not path.exists():
-            return {}
-        stored = read_packed(path, kind="column types")
-        return {field.name: field.type for field in pa.ipc.read_schema(pa.py_buffer(stored))}
+        return read_types(self.folder)
 
     def keep_types(self, types: dict[str, pa.DataType]) -> None:
         """Fix the types of unit and keys: after a restart 5 and "5" must not be two users."""
-        schema = pa.schema(list(types.items())).serialize().to_pybytes()
-        write_packed(self.folder / "types.dps", schema, kind="column types")
+        write_types(self.folder, types)
 
     def close(self) -> None:
         """Release the lock."""
@@ -86,6 +81,21 @@ class StateDirectory:
                     path.rmdir()
             else:
                 path.unlink(missing_ok=True)
+
+
+def read_types(folder: Path) -> dict[str, pa.DataType]:
+    """The types of unit and keys that a run has met; none at first."""
+    path = folder / "types.dps"
+    if not path.exists():
+        return {}
+    stored = read_packed(path, kind="column types")
+    return {field.name: field.type for field in pa.ipc.read_schema(pa.py_buffer(stored))}
+
+
+def write_types(folder: Path, types: dict[str, pa.DataType]) -> None:
+    """Fix the types of unit and keys."""
+    schema = pa.schema(list(types.items())).serialize().to_pybytes()
+    write_packed(folder / "types.dps", schema, kind="column types")
 
 
 def read_about(folder: Path) -> dict[str, Any] | None:

@@ -253,6 +253,45 @@ class LiveInput:
         return rows, batch
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What a run reads: a source, live unless it is bounded, and files before and beside it."""
+
+    source: Source | None
+    history: Source | None = None
+
+    def partitions(self) -> list[str]:
+        """Every partition of the bounded ones: a run reads a fixed set."""
+        return [name for source in self._bounded() for name in source.partitions()]
+
+    def refuse_others(self, was: list[str]) -> None:
+        """Refuse other files than those that the run began with."""
+        now = self.partitions()
+        if was != now:
+            raise InvalidInput(
+                f"the source had {len(was)} files when this run began and has {len(now)} now, or "
+                "other ones; a run over files reads a fixed set; use a live source for a directory "
+                "that grows, or a new state directory"
+            )
+
+    def inputs(
+        self, reader: RowReader, aside: Aside, clock: Clock, stop: Event, *, memory: int
+    ) -> tuple[FileInput | None, LiveInput | None]:
+        """Rows by event time, and rows by the clock."""
+        bounded = self._bounded()
+        if len(bounded) > 1:
+            raise InvalidInput("history goes with a live source; join two bounded ones in a list")
+        files = live = None
+        if bounded:
+            files = FileInput(ChunkReader(bounded[0], reader, aside), memory=memory)
+        if self.source is not None and not self.source.bounded:
+            live = LiveInput(ChunkReader(self.source, reader, aside), clock, stop)
+        return files, live
+
+    def _bounded(self) -> list[Source]:
+        return [s for s in (self.history, self.source) if s is not None and s.bounded]
+
+
 def _pieces(rows: Rows) -> Iterable[Piece]:
     return [(rows, first, end) for *_, first, end in rows.runs]
 

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.directory import StateDirectory, open_directory, read_about
-from dpstream.engines.inputs import Aside, ChunkReader, FileInput, LiveInput, check_columns
+from dpstream.engines.erasure import erase_unit
+from dpstream.engines.inputs import Aside, Sources, check_columns
 from dpstream.engines.loop import Loop
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError
 from dpstream.privacy.ledger import Ledger
@@ -83,6 +84,9 @@ class LocalRun:
 
     def __post_init__(self) -> None:
         kept = None if self.folder is None else read_about(self.folder)
+        self._begun = None if kept is None else kept["facts"]
+        if self._begun is not None:
+            self.query = self.query.as_begun(self._begun)
         start = self.clock.now() if kept is None else kept["notes"]["now"]
         self._now = start
         if self.live and self.query.time is None:
@@ -124,6 +128,20 @@ class LocalRun:
             self._iterator = self._releases()
         return self._iterator
 
+    def forget(self, unit: Any) -> int:
+        """Erase one unit from the state directory, instead of running; how many places it had."""
+        if self.folder is None or read_about(self.folder) is None:
+            raise InvalidParameter("only a run with a state directory has anything to forget")
+        storage = self._storage()
+        assert storage.directory is not None
+        flow = self._flow(storage, threads=1)
+        try:
+            with writing(self.folder):
+                return erase_unit(flow, storage.directory, unit)
+        finally:
+            flow.close()
+            self._close(storage)
+
     def close(self) -> None:
         """Give up where it is, without a snapshot: as a kill would, but with everything closed."""
         if self._iterator is not None:
@@ -146,21 +164,14 @@ class LocalRun:
             self._close(storage)
 
     def _opened(self, storage: Storage) -> Loop:
-        cores = len(os.sched_getaffinity(0))
-        buckets = self.options.buckets or cores
-        if storage.directory is not None:
-            buckets = storage.directory.about["buckets"]
-        reader = RowReader(self.plan.query, storage.secret, storage.run)
-        if storage.directory is not None:
-            reader.types = storage.directory.types()
-            reader.learned = storage.directory.keep_types
-        threads = self.options.threads or cores
+        flow = self._flow(storage, threads=self.options.threads or len(os.sched_getaffinity(0)))
         if storage.ledger.terms(self.dataset) is not None:  # refuse early what will not fit
             self._admit(storage)
-        files, live = self._inputs(reader)
-        mark = hashlib.sha256(b"run mark" + storage.run).hexdigest()[:16]
+        files, live = self._sources().inputs(
+            flow.reader, self.aside, self.clock, self._stop, memory=self.options.memory
+        )
         return Loop(
-            flow=Flow(self.plan, reader, buckets=buckets, threads=threads, mark=mark),
+            flow=flow,
             pay=lambda: self._pay(storage),
             digest_key=storage.secret.key("input digest", storage.run),
             files=files,
@@ -172,18 +183,18 @@ class LocalRun:
             forget_rows=getattr(self.source, "forget", None) if live is not None else None,
         )
 
-    def _inputs(self, reader: RowReader) -> tuple[FileInput | None, LiveInput | None]:
-        bounded = [s for s in (self.history, self.source) if s is not None and s.bounded]
-        if len(bounded) > 1:
-            raise InvalidInput("history goes with a live source; join two bounded ones in a list")
-        files = live = None
-        if bounded:
-            chunks = ChunkReader(bounded[0], reader, self.aside)
-            files = FileInput(chunks, memory=self.options.memory)
-        if self.live:
-            assert self.source is not None
-            live = LiveInput(ChunkReader(self.source, reader, self.aside), self.clock, self._stop)
-        return files, live
+    def _sources(self) -> Sources:
+        return Sources(source=self.source, history=self.history)
+
+    def _flow(self, storage: Storage, *, threads: int) -> Flow:
+        buckets = self.options.buckets or len(os.sched_getaffinity(0))
+        reader = RowReader(self.plan.query, storage.secret, storage.run)
+        if storage.directory is not None:
+            buckets = storage.directory.about["buckets"]
+            reader.types = storage.directory.types()
+            reader.learned = storage.directory.keep_types
+        mark = hashlib.sha256(b"run mark" + storage.run).hexdigest()[:16]
+        return Flow(self.plan, reader, buckets=buckets, threads=threads, mark=mark)
 
     def _storage(self) -> Storage:
         if self.folder is None:
@@ -200,17 +211,14 @@ class LocalRun:
             buckets=self.options.buckets or len(os.sched_getaffinity(0)),
             given_secret=self.secret,
             given_ledger=self.ledger,
-            notes={"now": self._now, "partitions": self._fixed_partitions()},
+            notes={"now": self._now, "partitions": self._sources().partitions()},
             run_id=self.options.run_id,
         )
-        was = directory.about["notes"]["partitions"]
-        if was != self._fixed_partitions():
+        try:
+            self._sources().refuse_others(directory.about["notes"]["partitions"])
+        except InvalidInput:
             directory.close()
-            raise InvalidInput(
-                f"the source had {len(was)} files when this run began and has "
-                f"{len(self._fixed_partitions())} now, or other ones; a run over files reads a "
-                "fixed set; use a live source for a directory that grows, or a new state directory"
-            )
+            raise
         return Storage(
             run=directory.run,
             secret=directory.secret,
@@ -219,13 +227,14 @@ class LocalRun:
             directory=directory,
         )
 
-    def _fixed_partitions(self) -> list[str]:
-        bounded = [s for s in (self.history, self.source) if s is not None and s.bounded]
-        return [name for source in bounded for name in source.partitions()]
-
     def _facts_of_query(self) -> dict[str, str]:
+        """What fixes the releases, as far as the version knew it that began the run."""
         facts = self.plan.query.facts()
-        return facts | {"noise": repr(tuple(noise_versions())), "counters": repr(self.plan.decays)}
+        facts["noise"] = repr(tuple(noise_versions()))
+        facts["counters"] = repr(self.plan.matrices)
+        if self._begun is None:
+            return facts
+        return {name: fact for name, fact in facts.items() if name in self._begun}
 
     def _admit(self, storage: Storage) -> None:
         terms, name = self.plan.terms(), self.plan.query.name

@@ -122,7 +122,7 @@ class Loop:
             if claim is not None:
                 claim(self.flow.query.name, self.flow.mark)
             self._spend = self.pay()
-        self._chain = chain_digest(self.digest_key, self._chain, _content(self.step, pieces))
+        self._chain = chain_digest(self.digest_key, self._chain, step_content(self.step, pieces))
         if self.directory is not None:
             positions = None if self.live is None else self.live.moved()
             head = self.directory.ledger.head()
@@ -222,7 +222,7 @@ class Windows:
             self._erase(window)
 
 
-def _content(step: int, pieces: list[Piece]) -> bytes:
+def step_content(step: int, pieces: list[Piece]) -> bytes:
     """What a step has read, in any order: the sum of its rows' digests, and their number."""
     total = (0, 0)
     for rows, first, end in pieces:

@@ -21,6 +21,7 @@ Owner = tuple[str, int]
 """("window", number) or ("period", number)."""
 Marks = dict[str, Any]
 """How much of an owner's tables a snapshot has: rows in use."""
+_UNSEEN = (0, 0, 0)  # rows of a group bucket's table, active groups, rows of its members
 
 
 def owners(flow: Flow) -> list[Owner]:
@@ -42,14 +43,32 @@ def extract(flow: Flow, owner: Owner, marks: Marks | None) -> tuple[dict[str, An
         ]
     }
     new: Marks = {"tables": [table.used for table in tables]}
+    if kind == "period" and flow.query.totals:
+        offered = [bucket.offered.setdefault(number, Table(1)) for bucket in flow.state.units]
+        first = [0] * len(offered) if marks is None else marks["offered"]
+        part["offered"] = [
+            table.delta(since, bucket.changed.pop(("offered", number), []))
+            for bucket, table, since in zip(flow.state.units, offered, first, strict=True)
+        ]
+        new["offered"] = [table.used for table in offered]
     if kind == "window":
-        buckets = flow.groups(number)
-        known = [(0, 0)] * len(buckets) if marks is None else marks["groups"]
+        buckets = _buckets(flow, number)
+        known = [_UNSEEN] * len(buckets) if marks is None else marks["groups"]
         part["groups"] = [
             _group(bucket, *seen) for bucket, seen in zip(buckets, known, strict=True)
         ]
-        new["groups"] = [(bucket.table.used, len(bucket.active)) for bucket in buckets]
+        new["groups"] = [_seen(bucket) for bucket in buckets]
     return part, new
+
+
+def _buckets(flow: Flow, window: int) -> list[GroupBucket]:
+    """The groups of a window, and its totals if they are counted."""
+    return [*flow.groups(window), *([flow.totals(window).bucket] if flow.query.totals else [])]
+
+
+def _seen(bucket: GroupBucket) -> tuple[int, int, int]:
+    members = 0 if bucket.members is None else bucket.members.used
+    return bucket.table.used, len(bucket.active), members
 
 
 def size_of(flow: Flow, owner: Owner) -> int:
@@ -68,14 +87,19 @@ def restore(flow: Flow, owner: Owner, part: dict[str, Any]) -> Marks:
     for table, delta in zip(tables, part["tables"], strict=True):
         table.apply(delta)
     marks: Marks = {"tables": [table.used for table in tables]}
+    if kind == "period" and flow.query.totals:
+        offered = [bucket.offered.setdefault(number, Table(1)) for bucket in flow.state.units]
+        for table, delta in zip(offered, part["offered"], strict=True):
+            table.apply(delta)
+        marks["offered"] = [table.used for table in offered]
     if kind == "window":
         flow.state.windows.setdefault(
             number, [GroupBucket(flow.query.measures) for _ in range(flow.buckets)]
         )
-        buckets = flow.state.windows[number]
+        buckets = _buckets(flow, number)
         for bucket, group in zip(buckets, part["groups"], strict=True):
             _restore_group(bucket, group)
-        marks["groups"] = [(bucket.table.used, len(bucket.active)) for bucket in buckets]
+        marks["groups"] = [_seen(bucket) for bucket in buckets]
     return marks
 
 
@@ -85,11 +109,14 @@ def _table_of(bucket: UnitBucket, kind: str, number: int) -> Table:
     return bucket.windows.setdefault(number, pair_table(bucket.bounds))
 
 
-def _group(bucket: GroupBucket, rows: int, active: int) -> dict[str, Any]:
+def _group(bucket: GroupBucket, rows: int, active: int, members: int) -> dict[str, Any]:
     changed, bucket.changed = bucket.changed, []
-    shown = bucket.shown
+    changed_members, bucket.changed_members = bucket.changed_members, []
+    shown, known = bucket.shown, bucket.members
     return {
         "table": bucket.table.delta(rows, changed),
+        "members": None if known is None else known.delta(members, changed_members),
+        "round": bucket.round.copy(),
         "active since": active,
         "active": bucket.active[active:].copy(),
         "keys": _to_bytes(bucket.keys, active, len(bucket.active) - active),
@@ -105,6 +132,10 @@ def _group(bucket: GroupBucket, rows: int, active: int) -> dict[str, Any]:
 
 def _restore_group(bucket: GroupBucket, part: dict[str, Any]) -> None:
     bucket.table.apply(part["table"])
+    if part.get("members") is not None:  # earlier versions have neither members nor rounds
+        bucket.members = bucket.members or Table(1)
+        bucket.members.apply(part["members"])
+    bucket.round = part.get("round", bucket.round)
     if part["active since"] == 0:
         bucket.active, bucket.keys = np.zeros(0, np.int64), []
     bucket.active = np.concatenate([bucket.active, part["active"]])
@@ -112,7 +143,8 @@ def _restore_group(bucket: GroupBucket, part: dict[str, Any]) -> None:
         bucket.keys.append(_from_bytes(part["keys"]))
     bucket.joined = part["joined"]
     if part["noise"] is not None:
-        ids = bucket.ids(np.arange(bucket.joined))
+        joined = bucket.round if bucket.in_rounds else np.arange(bucket.joined)
+        ids = bucket.ids(joined)
         bucket.noise = KeyedNoise(ids=ids, state=part["noise"], step=part["noise step"])
     shown = bucket.shown
     shown.active, shown.since = part["shown"], part["shown since"]

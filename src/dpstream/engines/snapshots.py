@@ -62,6 +62,11 @@ class Snapshots:
             del self._chains[owner], self._marks[owner]
         self._pending = self._writer.submit(self._write, self._number, parts, facts)
 
+    def save_whole(self, flow: Flow, facts: dict[str, Any]) -> None:
+        """As `save`, with nothing taken over from the snapshots before."""
+        self._chains, self._marks = {}, {}
+        self.save(flow, facts)
+
     def wait(self) -> None:
         """Return when the last snapshot is durable; raise what went wrong with it."""
         if self._pending is not None:
@@ -88,11 +93,11 @@ class Snapshots:
         self._number = 0
         return None
 
-    def finish(self) -> None:
-        """The query is over: only the last, empty snapshot stays."""
+    def finish(self, *, overwrite: bool = False) -> None:
+        """Only the last snapshot stays: the query is over, or nobody may go back beyond it."""
         self.wait()
         if self._number:
-            self._clean(self._number, self._number)
+            self._clean(self._number, self._number, overwrite=overwrite)
 
     def close(self) -> None:
         """Stop the writer."""
@@ -125,7 +130,7 @@ class Snapshots:
             raise StateError("it belongs to another run")
         return facts
 
-    def _clean(self, newest: int, oldest: int) -> None:
+    def _clean(self, newest: int, oldest: int, *, overwrite: bool = False) -> None:
         """Forget what neither of the kept manifests needs."""
         kept: set[str] = set()
         facts: list[dict[str, Any]] = []
@@ -139,7 +144,8 @@ class Snapshots:
                 path.unlink()
         for path in (self._folder / "segments").iterdir():
             if path.name not in kept:
-                erase(path) if path.name.startswith("window") else path.unlink()
+                noise = path.name.startswith("window")
+                erase(path) if noise or overwrite else path.unlink()
         if len(facts) > 1 or newest == oldest:  # the only snapshot may turn out to be damaged
             self._settled(min(facts, key=lambda known: known["step"]))
 

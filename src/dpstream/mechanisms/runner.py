@@ -214,11 +214,15 @@ class Runner:
         runner._progress, runner._finished = Progress(mechanism.start()), False
         return runner
 
-    def close(self) -> None:
-        """Release the state directory and the ledger file; the run is loaded to go on."""
+    def close(self, *, keep_ledger: bool = False) -> None:
+        """Release the state directory and the ledger file; the run is loaded to go on.
+
+        `keep_ledger`: others still use the ledger that was given.
+        """
         if self._log is not None:
             self._log.close()
-        self._ledger.close()
+        if not keep_ledger:
+            self._ledger.close()
         self._closed = True
 
     def __enter__(self) -> Self:

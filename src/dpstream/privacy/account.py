@@ -31,15 +31,14 @@ class StepLoss:
     __slots__ = ("everywhere", "pieces", "top")
 
     def __init__(self) -> None:
-        self.everywhere = 0
-        self.pieces: list[tuple[Ranges, int]] = []
-        self.top = 0
+        self.everywhere = self.top = 0
+        self.pieces: list[tuple[Ranges, int]] | None = None  # most steps have none
 
     def with_charge(self, amount: int, bins: Ranges | None) -> int:
         """The largest loss of any bin if `amount` were charged to `bins` too."""
         if bins is None:
             return self.top + amount
-        return self.everywhere + _highest([*self.pieces, (bins, amount)])
+        return self.everywhere + _highest([*(self.pieces or ()), (bins, amount)])
 
     def add(self, amount: int, bins: Ranges | None) -> None:
         """Charge `amount` to `bins`."""
@@ -47,7 +46,7 @@ class StepLoss:
         if bins is None:
             self.everywhere += amount
         else:
-            self.pieces.append((bins, amount))
+            self.pieces = [*(self.pieces or ()), (bins, amount)]
 
 
 def _highest(pieces: list[tuple[Ranges, int]]) -> int:
@@ -71,7 +70,8 @@ class Account:
     """
 
     def __init__(self, terms: Terms, *, since: int = 0) -> None:
-        self.terms, self.since = terms, since
+        self.terms, self.since, self._width = terms, since, terms.width
+        self.kept = self._oldest_kept()  # the oldest step in a window with one to be charged
         self.total = floor_units(terms.total)
         self.peak = 0
         self.tail, self.drift = Fraction(0), Fraction(0)
@@ -105,11 +105,12 @@ class Account:
     def add(self, charge: Charge, loss: int | None = None) -> None:
         """Make the charge; `loss` is what `loss_with` said of it."""
         amount = charge.units
-        key = (charge.run, charge.query, charge.purpose, charge.cells.first)
-        self.tail, self.drift = self.tail + charge.tail, self.drift + charge.drift
+        if charge.tail or charge.drift:
+            self.tail, self.drift = self.tail + charge.tail, self.drift + charge.drift
         if charge.cells.first < self.since:
             loss = self.peak  # read back from before; it was within the total when it was made
         self.peak = max(self.peak, self.loss_with(charge) if loss is None else loss)
+        key = (charge.run, charge.query, charge.purpose, charge.cells.first)
         if charge.kind in ("open", "cover"):
             end = charge.cells.last if charge.kind == "cover" else None
             self._intervals[key] = self._live[key] = (charge.cells.first, end, amount)
@@ -123,18 +124,41 @@ class Account:
         for offset in range(charge.repeat):
             first, last = charge.cells.first + offset, charge.cells.last + offset
             for number in range(max(first, self.kept), last + 1):
-                step = self._steps.setdefault(number, StepLoss())
+                step = self._steps.get(number)
+                if step is None:
+                    step = self._steps[number] = StepLoss()
                 before = step.top
                 step.add(amount, charge.cells.bins)
                 self._advance(number)
                 if self._inside(number):
                     self._sum += step.top - before
 
+    def newest_loss_with(self, charge: Charge) -> int | None:
+        """`loss_with` of a plain charge to the newest step or a later one; None: it is older."""
+        first = charge.step
+        if first < self._end or first < self.since:
+            return None
+        return self._sum_at(first) + (self._overlapping(first) if self._live else 0) + charge.units
+
+    def add_newest(self, charge: Charge, loss: int) -> None:
+        """`add` of a charge that `newest_loss_with` has judged."""
+        number, amount = charge.step, charge.units
+        if number > self._end:
+            self._advance(number)
+        step = self._steps.get(number)
+        if step is None:
+            step = self._steps[number] = StepLoss()
+        step.everywhere += amount
+        step.top += amount
+        self._sum += amount
+        if loss > self.peak:
+            self.peak = loss
+
     def loss_at(self, step: int) -> int:
         """Loss of the window that ends at `step`, in grid units."""
         if step >= self._end:
             return self._sum_at(step) + self._overlapping(step)
-        width = self.terms.width
+        width = self._width
         low = 0 if width is None else max(self.kept, step - width + 1)
         tops = sum(self._steps[s].top for s in range(low, step + 1) if s in self._steps)
         return tops + self._overlapping(step)
@@ -145,9 +169,10 @@ class Account:
 
     def forget_before(self, step: int) -> None:
         """Settle old steps: they can no longer share a window with a new one."""
-        if step <= self.since or self.terms.width is None:
+        if step <= self.since or self._width is None:
             return
         self.since = step
+        self.kept = self._oldest_kept()
         self._steps = {s: loss for s, loss in self._steps.items() if s >= self.kept}
         self._intervals = {
             key: value
@@ -160,14 +185,12 @@ class Account:
         return self._intervals.get(key)
 
     @property
-    def kept(self) -> int:
-        """The oldest step that still shares a window with one that may be charged."""
-        return 0 if self.terms.width is None else max(0, self.since - self.terms.width + 1)
-
-    @property
     def newest(self) -> int:
         """The newest step that was charged, or -1."""
         return self._end
+
+    def _oldest_kept(self) -> int:
+        return 0 if self._width is None else max(0, self.since - self._width + 1)
 
     def _refuse_second_close(self, charge: Charge) -> None:
         key = (charge.run, charge.query, charge.purpose, charge.cells.first)
@@ -178,25 +201,27 @@ class Account:
             )
 
     def _inside(self, step: int) -> bool:
-        return self.terms.width is None or step > self._end - self.terms.width
+        return self._width is None or step > self._end - self._width
 
     def _sum_at(self, step: int) -> int:
         """Losses of the `width` steps that end at `step`, for `step` at or after the newest."""
-        width = self.terms.width
-        if width is None or step == self._end:
+        width, end = self._width, self._end
+        if width is None or step == end:
             return self._sum
-        if step - self._end >= width:
+        if step - end >= width:
             return 0
-        leaving = range(self._end - width + 1, step - width + 1)
-        steps = self._steps
-        return self._sum - sum(steps[s].top for s in leaving if s in steps)
+        steps, left = self._steps, self._sum
+        for leaving in range(end - width + 1, step - width + 1):
+            if leaving in steps:
+                left -= steps[leaving].top
+        return left
 
     def _advance(self, step: int) -> None:
         if step > self._end:
             self._sum = self._sum_at(step)
             self._end = step
-            if self._live and self.terms.width is not None:
-                oldest = step - self.terms.width + 1
+            if self._live and self._width is not None:
+                oldest = step - self._width + 1
                 spans = self._live.items()
                 for key in [k for k, (_, last, _) in spans if last is not None and last < oldest]:
                     del self._live[key]
@@ -206,13 +231,11 @@ class Account:
         spans = self._live if end >= self._end else self._intervals
         if not spans:
             return 0
-        width = self.terms.width
-        start = 0 if width is None else end - width + 1
-        return sum(
-            cost
-            for first, last, cost in spans.values()
-            if first <= end and (last is None or last >= start)
-        )
+        start, total = 0 if self._width is None else end - self._width + 1, 0
+        for first, last, cost in spans.values():
+            if first <= end and (last is None or last >= start):
+                total += cost
+        return total
 
     def _highest_between(self, first: int, last: int) -> int:
         """The largest loss of any of these steps, however many; for books of single events.
@@ -225,7 +248,7 @@ class Account:
 
     def _scan(self, charge: Charge, amount: int, first: int, last: int) -> int:
         """The worst window among all that touch steps `first` to `last`."""
-        width = self.terms.width
+        width = self._width
         extra: dict[int, int] = {}
         if charge.kind == "cells":
             for offset in range(charge.repeat):

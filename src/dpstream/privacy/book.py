@@ -30,8 +30,8 @@ class Book:
         self, charge: Charge, digest_at: DigestAt, *, verified: bool = False
     ) -> list[Charge]:
         """The parts of a charge that were not made yet; a contradiction raises."""
-        known = self._known.get(charge.source, [])
-        if not known or known[-1].last_step < charge.step:
+        known = self._known.get(charge.source)
+        if not known or known[-1].step + known[-1].repeat <= charge.step:
             return [_part(charge, charge.step, charge.last_step, digest_at)]
         parts, step = [], charge.step
         index = max(bisect_right(known, charge.step, key=lambda c: c.step) - 1, 0)
@@ -46,6 +46,36 @@ class Book:
             parts.append(_part(charge, step, charge.last_step, digest_at))
         return parts
 
+    def newest_loss_with(self, charge: Charge) -> int | None:
+        """What a charge that is plain and new leads to; None: it takes the long way."""
+        if not (charge.plain and charge.digest):
+            return None
+        known = self._known.get(charge.source)
+        if known and known[-1].step + known[-1].repeat > charge.step:
+            return None
+        return self.account.newest_loss_with(charge)
+
+    def add_newest(self, charge: Charge, loss: int) -> None:
+        """`add` of a charge that `newest_loss_with` has judged."""
+        self.account.add_newest(charge, loss)
+        known = self._known.get(charge.source)
+        if known is None:
+            known = self._known[charge.source] = []
+        known.append(charge)
+        line = self.spent_on.get(charge.source[:3])
+        if line is None:
+            line = self._line(charge)
+        line[0] += 1
+        line[1] += charge.units
+        if line[2] < 0 or charge.step < line[2]:
+            line[2] = charge.step
+        if line[3] < charge.step:
+            line[3] = charge.step
+
+    def _line(self, charge: Charge) -> list[Any]:
+        new = [0, 0, -1, -1, Fraction(0), Fraction(0)]
+        return self.spent_on.setdefault((charge.run, charge.query, charge.purpose), new)
+
     def add(self, charge: Charge, loss: int | None = None) -> None:
         """Apply a charge that is durable; `loss` is what the account said it leads to."""
         reaches = charge.cells.last + charge.repeat > self.account.kept
@@ -56,15 +86,14 @@ class Book:
                 known.append(charge)
             else:
                 known.insert(bisect_right(known, charge.step, key=lambda c: c.step), charge)
-        line = self.spent_on.setdefault(
-            (charge.run, charge.query, charge.purpose), [0, 0, -1, -1, Fraction(0), Fraction(0)]
-        )
+        line = self._line(charge)
         if charge.kind != "close":
             line[0] += charge.repeat
             line[1] += charge.units * charge.repeat
             line[2] = charge.step if line[2] < 0 else min(line[2], charge.step)
             line[3] = max(line[3], charge.last_step)
-            line[4], line[5] = line[4] + charge.tail, line[5] + charge.drift
+            if charge.tail or charge.drift:
+                line[4], line[5] = line[4] + charge.tail, line[5] + charge.drift
 
     def charges(self) -> list[Charge]:
         """The charges still held, oldest first."""
@@ -110,7 +139,7 @@ def _shown(charge: Charge) -> str:
 def _part(charge: Charge, first: int, last: int, digest_at: DigestAt) -> Charge:
     """The share of a repeated charge that falls on steps `first` to `last`."""
     digest = digest_at(last) or charge.digest
-    if (first, last) == (charge.step, charge.last_step):
+    if first == charge.step and last == charge.last_step:
         return charge if charge.digest == digest else dataclasses.replace(charge, digest=digest)
     shift = first - charge.step
     cells = dataclasses.replace(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
 from typing import Any, Literal
 
 from dpstream.errors import InvalidParameter, LedgerError
@@ -13,6 +12,8 @@ from dpstream.privacy.amounts import exact, positive, show, units
 Measure = Literal["epsilon", "rho", "mu_squared"]
 Unit = Literal["event", "w_event", "user"]
 Kind = Literal["cells", "open", "close", "cover"]
+
+_ZERO = Fraction(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ class Terms:
     @property
     def width(self) -> int | None:
         """Steps that one protected unit can touch; None means all of them."""
-        return {"event": 1, "w_event": self.window, "user": None}[self.unit]
+        return 1 if self.unit == "event" else self.window
 
     def joins(self, kind: Kind) -> bool:
         """May one charge stand for a block of steps that were measured together?
@@ -118,7 +119,7 @@ class Terms:
         return cls(**record)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Cells:
     """A block of the stream: steps `first` to `last`, all bins or some half-open ranges of them."""
 
@@ -129,11 +130,13 @@ class Cells:
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last:
             raise LedgerError(f"cells need 0 <= first <= last; got {self.first} to {self.last}")
-        if self.bins is not None and not (self.bins and all(0 <= a < b for a, b in self.bins)):
+        if self.bins is None:
+            return
+        if not (self.bins and all(0 <= a < b for a, b in self.bins)):
             raise LedgerError(f"bins must be ranges (a, b) with 0 <= a < b; got {self.bins}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Charge:
     """`amount` for having read `cells` at `step`; the same again at the next `repeat - 1` steps.
 
@@ -155,21 +158,35 @@ class Charge:
     repeat: int = 1
     digest: str = ""
     kind: Kind = "cells"
-    tail: Fraction = Fraction(0)
-    drift: Fraction = Fraction(0)
+    tail: Fraction = _ZERO
+    drift: Fraction = _ZERO
+    units: int = field(init=False, repr=False, compare=False)
+    """The amount in grid steps, rounded up."""
+    plain: bool = field(init=False, repr=False, compare=False)
+    """The ordinary case: one step, charged by itself, in all bins, for nothing besides."""
 
     def __post_init__(self) -> None:
-        if self.amount < 0 or self.repeat < 1 or self.step < 0:
+        object.__setattr__(self, "units", units(self.amount))
+        object.__setattr__(self, "plain", self._is_plain())
+        if self.amount.numerator < 0 or self.repeat < 1 or self.step < 0:
             raise LedgerError(f"a charge needs amount, step >= 0 and repeat >= 1; got {self}")
+        if self.tail is _ZERO and self.drift is _ZERO:
+            return
         if self.tail < 0 or self.drift < 0:
             raise LedgerError(f"a charge needs tail, drift >= 0; got {self}")
         if (self.tail or self.drift) and (self.repeat, self.kind) != (1, "cells"):
             raise LedgerError(f"tail and drift go with a single charge of kind cells; got {self}")
 
-    @cached_property
-    def units(self) -> int:
-        """The amount in grid steps, rounded up."""
-        return units(self.amount)
+    def _is_plain(self) -> bool:
+        cells = self.cells
+        return (
+            self.kind == "cells"
+            and cells.bins is None
+            and cells.first == cells.last == self.step
+            and self.repeat == 1
+            and self.tail is _ZERO
+            and self.drift is _ZERO
+        )
 
     @property
     def last_step(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
@@ -26,6 +26,26 @@ from dpstream.privacy.state.journal import Journal, Record
 _KEEP = 1 << 14  # steps held in memory beyond the window; older ones are read back if asked for
 
 
+_REFUSALS = (BudgetExceeded, NoiseReuse, LedgerError)
+
+
+class _InMemory(AbstractContextManager[None]):
+    """The lock of a book without a file; once a change was cut short it lets nobody in."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock, self._broken = lock, False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._broken:
+            self._lock.release()
+            raise LedgerError("a charge to this book was cut short; start a new one")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._broken = self._broken or not (kind is None or issubclass(kind, _REFUSALS))
+        self._lock.release()
+
+
 class Ledger:
     """Books by dataset, in a file or (path None) in memory."""
 
@@ -37,7 +57,8 @@ class Ledger:
         self._books: dict[str, Book] = {}
         self._runs: dict[str, tuple[str, str]] = {}  # run -> dataset and fingerprint
         self._reached: dict[str, tuple[int, str]] = {}
-        self._lock, self._broken = threading.RLock(), False
+        self._lock = threading.RLock()
+        self._in_memory = _InMemory(self._lock)
 
     def open(self, dataset: str, terms: Terms) -> None:
         """Create the dataset's book, or check that it has these very terms."""
@@ -130,6 +151,13 @@ class Ledger:
         """
         with self._current(oldest=charge.cells.first, dataset=dataset):
             book = self._book(dataset)
+            news = book.newest_loss_with(charge)
+            if news is not None and news <= book.account.total:
+                if self._journal is not None:
+                    self._journal.append([{"dataset": dataset, "at": _now()} | charge.to_json()])
+                book.add_newest(charge, news)
+                self._trim(book, charge.step)
+                return True
             parts = book.missing(charge, digest_at, verified=verified)
             for part in parts:
                 loss = self._refuse_overspend(dataset, book, part)
@@ -144,6 +172,11 @@ class Ledger:
         with self._current():
             account = self._book(dataset).account
             return account.left(account.newest if step is None else step)
+
+    def peak(self, dataset: str) -> Fraction:
+        """The most that any protected unit has lost so far."""
+        with self._current():
+            return Fraction(self._book(dataset).account.peak, GRID)
 
     def newest_step(self, dataset: str, run: str) -> int:
         """The newest step that a run was charged for, or -1."""
@@ -214,21 +247,24 @@ class Ledger:
         """Is this the file that once ended at `head`, with all it held then?"""
         return self._journal is None or self._journal.has(head)
 
-    @contextmanager
-    def _current(self, *, oldest: int | None = None, dataset: str = "") -> Iterator[None]:
+    def _current(
+        self, *, oldest: int | None = None, dataset: str = ""
+    ) -> AbstractContextManager[None]:
         """Hold the lock, with every charge of every process applied.
 
         If anything but a refusal cuts a change short (an interrupt, a full disk), what is in
         memory is dropped and read again from the file; without a file, nothing more is admitted.
         """
-        with self._lock, self._journal.locked() if self._journal else nullcontext():
-            if self._broken:
-                raise LedgerError("a charge to this book was cut short; start a new one")
+        return self._in_memory if self._journal is None else self._of_file(oldest, dataset)
+
+    @contextmanager
+    def _of_file(self, oldest: int | None, dataset: str) -> Iterator[None]:
+        assert self._journal is not None
+        with self._lock, self._journal.locked():
             try:
-                if self._journal is not None:
-                    self._catch_up(oldest, dataset)
+                self._catch_up(oldest, dataset)
                 yield
-            except (BudgetExceeded, NoiseReuse, LedgerError):
+            except _REFUSALS:
                 raise
             except BaseException:
                 self._start_over()
@@ -247,9 +283,7 @@ class Ledger:
             raise
 
     def _start_over(self) -> None:
-        if self._journal is None:
-            self._broken = True
-            return
+        assert self._journal is not None
         self._books.clear()
         self._runs.clear()
         self._reached.clear()
@@ -294,6 +328,8 @@ class Ledger:
 
     def _trim(self, book: Book, charged: int) -> None:
         """Forget what is far behind both the newest step and the one being charged (a replay)."""
+        if charged <= book.account.since + _KEEP:
+            return
         width = book.terms.width
         if width is None:
             return
@@ -310,7 +346,8 @@ class Ledger:
                 f"them would cost up to k^2 times as much; charge step by step, or use a book of "
                 "single events (unit='event')"
             )
-        _refuse_allowance(dataset, book, charge)
+        if charge.tail or charge.drift:
+            _refuse_allowance(dataset, book, charge)
         loss = book.account.loss_with(charge)
         if loss <= book.account.total:
             return loss

@@ -16,6 +16,8 @@ from dpstream.privacy.curves import pure_rho_above
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.tokens import Cover, Interval, Paid
 
+_NOTHING: tuple[int, Fraction | None] = (-1, None)
+
 
 class Payments:
     """One run's charges to one book."""
@@ -147,24 +149,23 @@ class Payments:
     def _charge_as(
         self, amount: Fraction, purpose: str, cells: Cells | None, kind: Kind = "cells"
     ) -> None:
-        prepaid_to, prepaid = self._prepaid.get(purpose, (-1, None))
-        ahead = kind == "cells" and cells is None and self._ahead > self.step
-        if (
-            cells is None
-            and kind == "cells"
-            and self.step <= prepaid_to
-            and (amount is prepaid or amount == prepaid)
-        ):
-            return
+        step, ahead = self.step, False
+        if cells is None:
+            if kind == "cells":
+                prepaid_to, prepaid = self._prepaid.get(purpose, _NOTHING)
+                if step <= prepaid_to and (amount is prepaid or amount == prepaid):
+                    return
+                ahead = self._ahead > step
+            cells = Cells(first=step, last=step)
         charge = Charge(
             run=self._run_name,
             query=self._query,
             purpose=purpose,
-            step=self.step,
+            step=step,
             amount=amount,
-            cells=cells or Cells(first=self.step, last=self.step),
-            repeat=self._ahead - self.step + 1 if ahead else 1,
-            digest=self._digest_at(self._ahead if ahead else self.step),
+            cells=cells,
+            repeat=self._ahead - step + 1 if ahead else 1,
+            digest=self._digest_at(self._ahead if ahead else step),
             kind=kind,
         )
         self._ledger.charge(self._dataset, charge, self._digest_at, verified=self._verified)
@@ -174,7 +175,7 @@ class Payments:
 
 def positive_amount(amount: Fraction, name: str) -> Fraction:
     """On the grid, rounded down, and above zero."""
-    rounded = on_grid(Fraction(amount))
-    if rounded <= 0:
+    rounded = on_grid(amount if type(amount) is Fraction else Fraction(amount))
+    if rounded.numerator <= 0:
         raise InvalidParameter(f"{name} must be greater than 0; got {amount}")
     return rounded

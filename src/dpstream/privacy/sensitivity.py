@@ -152,6 +152,19 @@ def units_change(*, rows: int, groups: int) -> Fraction:
     return root_above(Fraction(min(rows, groups)))
 
 
+def rounds_change(*, rows: int) -> Fraction:
+    """L2 change of the units of all rounds of all groups, for one unit with at most `rows` rows.
+
+    A row is counted in one round of one group, and a unit once in a round: at most `rows` impulses
+    of size 1, each in a process of its own.
+
+    >>> rounds_change(rows=4)
+    Fraction(2, 1)
+    """
+    _at_least_one(rows=rows)
+    return root_above(Fraction(rows))
+
+
 def _at_least_one(**bounds: int) -> None:
     for name, bound in bounds.items():
         if bound < 1:

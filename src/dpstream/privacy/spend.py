@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,11 @@ NORMAL_PRECISION, NORMAL_LARGEST, NORMAL_LOST = noise.PRECISION, noise.LARGEST, 
 
 _LIMIT = 1 << 62  # noisy values stay clear of the ends of int64
 
+_INT64 = np.dtype(np.int64)
+
+Plan = tuple[Fraction, int, int]
+"""What Laplace noise is charged, and its scale as a ratio of whole numbers, not reduced."""
+
 
 class Spend(Payments):
     """Charges one run's budget and draws its noise, step by step."""
@@ -37,7 +41,7 @@ class Spend(Payments):
         self._run, self._key = run, key
         self._streams: dict[str, noise.Stream] = {}
         self._asked: dict[str, tuple[int, str]] = {}
-        self._plans: dict[str, tuple[Fraction, Fraction, tuple[Fraction, Fraction]]] = {}
+        self._plans: dict[str, tuple[Fraction, Fraction, Plan]] = {}
 
     def laplace(
         self,
@@ -50,13 +54,18 @@ class Spend(Payments):
         interval: Interval | Paid | None = None,
     ) -> Integers:
         """`value` plus discrete Laplace noise of scale sensitivity / epsilon."""
-        exact, (epsilon, scale) = _integers(value), self._plan(purpose, sensitivity, epsilon)
+        exact, plan = _integers(value), self._plan(purpose, sensitivity, epsilon)
+        epsilon, over, under = plan
         if interval is None:
             self._charge(epsilon, purpose, cells)
         else:
             self._check_open(interval, epsilon)
             self._tie(purpose)
-        return _added(exact, noise.discrete_laplace(self._draws("L:" + purpose, exact.size), scale))
+        flat = exact if exact.ndim == 1 else exact.ravel()
+        noisy = noise.add_laplace(flat, self._draws("L:" + purpose, flat.size), over, under)
+        if noisy is None:
+            raise InvalidInput("the noise left the 62-bit grid; use a coarser quantum")
+        return noisy if exact.ndim == 1 else noisy.reshape(exact.shape)
 
     def gaussian(
         self,
@@ -147,9 +156,7 @@ class Spend(Payments):
             exact.shape
         )
 
-    def _plan(
-        self, purpose: str, sensitivity: Fraction, epsilon: Fraction
-    ) -> tuple[Fraction, Fraction]:
+    def _plan(self, purpose: str, sensitivity: Fraction, epsilon: Fraction) -> Plan:
         """What is charged and the scale it buys; the same question again is not worked out anew."""
         known = self._plans.get(purpose)
         if known is None or known[0] is not sensitivity or known[1] is not epsilon:
@@ -180,11 +187,11 @@ class Spend(Payments):
         return stream
 
 
-@lru_cache(maxsize=1024)
-def _laplace(sensitivity: Fraction, epsilon: Fraction) -> tuple[Fraction, Fraction]:
+def _laplace(sensitivity: Fraction, epsilon: Fraction) -> Plan:
     """What is charged, and the scale that it buys."""
     charged = positive_amount(epsilon, "epsilon")
-    return charged, Fraction(sensitivity) / charged
+    over = sensitivity.numerator * charged.denominator
+    return charged, over, sensitivity.denominator * charged.numerator
 
 
 def noise_versions() -> Sequence[int]:
@@ -194,6 +201,8 @@ def noise_versions() -> Sequence[int]:
 
 def _integers(value: npt.ArrayLike) -> Integers:
     array = np.asarray(value)
+    if array.dtype is _INT64 and array.ndim == 1 and noise.within(array, _LIMIT):
+        return array
     if array.dtype.kind == "u" and array.size and int(array.max()) >= _LIMIT:
         array = array.astype(object)
     if array.dtype.kind not in "iu" or not noise.within(array.ravel(), _LIMIT):

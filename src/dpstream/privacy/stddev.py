@@ -11,14 +11,15 @@ import numpy as np
 from dpstream.privacy.amounts import on_grid
 
 
-@lru_cache(maxsize=1024)
 def laplace_stddev(sensitivity: Fraction, epsilon: Fraction) -> float:
     """Standard deviation of discrete Laplace noise, in grid steps.
 
     >>> round(laplace_stddev(Fraction(1), Fraction(1, 100)), 2)
     141.42
     """
-    rate = float(on_grid(epsilon) / sensitivity)
+    charged = on_grid(epsilon)  # hashing it, or a division of fractions, would take longer
+    over = charged.numerator * sensitivity.denominator
+    rate = over / (charged.denominator * sensitivity.numerator)
     return 0.0 if rate > 1400 else math.sqrt(0.5) / math.sinh(rate / 2)
 
 

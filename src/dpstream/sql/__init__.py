@@ -8,11 +8,12 @@ from typing import Any
 
 from dpstream.sql.plan import Compiled, compile_sql
 from dpstream.stages.query import Query
+from dpstream.stages.series_query import SeriesQuery
 
 __all__ = ["Compiled", "compile_sql", "sql"]
 
 
-def sql(text: str, name: str | None = None, **options: Any) -> Query:
+def sql(text: str, name: str | None = None, **options: Any) -> Query | SeriesQuery:
     """The query that SQL stands for, ready for `dps.run`.
 
     `name`: what its releases are called. `options`: options of the privacy clause by their names,
@@ -34,7 +35,7 @@ def sql(text: str, name: str | None = None, **options: Any) -> Query:
 class _CallableModule(ModuleType):
     """`dpstream.sql` is a package and a function: importing one must not hide the other."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Query:
+    def __call__(self, *args: Any, **kwargs: Any) -> Query | SeriesQuery:
         return sql(*args, **kwargs)
 
 

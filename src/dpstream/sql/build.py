@@ -7,16 +7,31 @@ from fractions import Fraction
 from sqlglot import exp
 
 from dpstream.errors import InvalidParameter
-from dpstream.sql.columns import Expression, Ordered, Prepared
+from dpstream.sql.columns import Expression, Prepared
 from dpstream.sql.compiler import literal
 from dpstream.sql.dialect import canonical
-from dpstream.sql.draft import AGGREGATES, SHOWN_ALWAYS, WINDOW_COLUMNS, Draft, called
+from dpstream.sql.draft import Draft, called
 from dpstream.sql.expressions import compiler
 from dpstream.sql.outputs import (
     named_arguments,
 )
 from dpstream.sql.relation import substituted
-from dpstream.stages.aggregates import Aggregate, Avg, Count, CountUnits, Sum
+from dpstream.stages.aggregates import (
+    Aggregate,
+    Avg,
+    Count,
+    CountUnits,
+    Stddev,
+    Sum,
+    Variance,
+)
+
+_KINDS: dict[str, type[Sum]] = {
+    "SUM": Sum,
+    "AVG": Avg,
+    **dict.fromkeys(("VARIANCE", "VAR_POP"), Variance),
+    **dict.fromkeys(("STDDEV", "STDDEV_POP"), Stddev),
+}
 
 
 class Builder:
@@ -78,7 +93,7 @@ class Builder:
         named = named_arguments(call)
         lo, hi = (self._number(each) for each in named["contribution_bounds_per_row"].expressions)
         quantum = self._number(named["quantum"]) if "quantum" in named else None
-        kind = Sum if called(call) == "SUM" else Avg
+        kind = _KINDS[called(call)]
         try:
             return kind(name, column=self.value(node), lo=lo, hi=hi, quantum=quantum)
         except InvalidParameter as error:
@@ -108,65 +123,3 @@ class Builder:
             where=where,
             zone=self.zone,
         )
-
-    def finish(self) -> Ordered | None:
-        """HAVING, ORDER BY and LIMIT; None if there are none."""
-        select = self.draft.select
-        having, order = select.args.get("having"), select.args.get("order")
-        limit, offset = select.args.get("limit"), select.args.get("offset")
-        if not (having or order or limit or offset):
-            return None
-        terms = []
-        for term in [] if order is None else order.expressions:
-            down = bool(term.args.get("desc"))
-            first = term.args.get("nulls_first")
-            terms.append((self._published(term.this), down, bool(first)))
-        return Ordered(
-            having=None if having is None else self._published(having.this),
-            order=tuple(terms),
-            limit=None if limit is None else int(limit.expression.name),
-            offset=0 if offset is None else int(offset.expression.name),
-            zone=self.zone,
-        )
-
-    def _published(self, node: exp.Expr) -> Expression:
-        """An expression of what is published: names of keys, aggregates and windows."""
-        draft = self.draft
-        names = [name for each in draft.aggregates for name in (each, f"{each}_stddev")]
-        names += [*draft.keys, *SHOWN_ALWAYS]
-        if "time" in draft.parameters:
-            names += WINDOW_COLUMNS
-        if isinstance(node, exp.Literal) and not node.is_string:
-            node = self._by_number(node)
-        written = {canonical(call): name for name, call in draft.aggregates.items()}
-        keys = {canonical(expression): name for name, expression in draft.keys.items()}
-
-        def replaced(part: exp.Expr) -> exp.Expr:
-            text = canonical(part)
-            if called(part) in AGGREGATES:
-                if text not in written:
-                    raise draft.refusal(
-                        part, f"{text} is not among the columns of SELECT", "select it too"
-                    )
-                return exp.column(written[text], quoted=True)
-            if isinstance(part, exp.Column) and part.name in names and not part.args.get("table"):
-                return exp.column(part.name, quoted=True)
-            if text in keys:
-                return exp.column(keys[text], quoted=True)
-            if isinstance(part, exp.Column):
-                raise draft.refusal(
-                    part,
-                    f"{text} is not published: HAVING and ORDER BY see noisy results alone",
-                    f"use {', '.join(names)}; filter rows in WHERE",
-                )
-            return part
-
-        return self.expression(node.transform(replaced))
-
-    def _by_number(self, node: exp.Expr) -> exp.Expr:
-        chosen = self.draft.select.expressions
-        at = int(node.name) if node.name.isdigit() else 0
-        if not 1 <= at <= len(chosen):
-            raise self.draft.refusal(node, f"there is no column {node.name}", "count from 1")
-        item: exp.Expr = chosen[at - 1]
-        return item.unalias()

@@ -124,7 +124,7 @@ def public_triggers(draft: Draft) -> None:
 
 
 def known_window(draft: Draft) -> None:
-    """TUMBLE is built; the others are understood and refused."""
+    """Sessions are understood and refused."""
     for window in draft.select.find_all(WindowTable):
         kind = window.args["kind"]
         if kind == "SESSION":
@@ -132,10 +132,6 @@ def known_window(draft: Draft) -> None:
                 window,
                 "session windows begin and end with the rows of units: their edges are private",
                 "use TUMBLE, whose edges are public",
-            )
-        if kind != "TUMBLE":
-            raise draft.refusal(
-                window, f"{kind} windows are not built yet", "use TUMBLE for windows side by side"
             )
 
 

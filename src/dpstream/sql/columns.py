@@ -1,11 +1,10 @@
-"""What a query does before and after the private part, row by row and on noisy values."""
+"""What a query does before the private part, row by row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -79,59 +78,3 @@ def computed(expression: Expression, columns: dict[str, pa.Array], size: int) ->
     if isinstance(value, pa.ChunkedArray):
         value = value.combine_chunks()
     return value.cast(pa.string()) if value.type.equals(KINDS["null"]) else value
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Ordered:
-    """HAVING, ORDER BY and LIMIT: of what is published already, so they cost nothing."""
-
-    having: Expression | None = None
-    order: tuple[tuple[Expression, bool, bool], ...] = ()
-    """Expression, is it descending, do NULLs come first?"""
-    limit: int | None = None
-    offset: int = 0
-    zone: str = "UTC"
-
-    def __repr__(self) -> str:
-        text = []
-        if self.having is not None:
-            text.append(f"HAVING {self.having.text}")
-        if self.order:
-            text.append(f"ORDER BY {', '.join(self._terms())}")
-        if self.limit is not None:
-            text.append(f"LIMIT {self.limit}")
-        if self.offset:
-            text.append(f"OFFSET {self.offset}")
-        return " ".join([*text, f"IN {self.zone}"])
-
-    def _terms(self) -> Iterator[str]:
-        for expression, down, nulls_first in self.order:
-            way, nulls = "DESC" if down else "ASC", "FIRST" if nulls_first else "LAST"
-            yield f"{expression.text} {way} NULLS {nulls}"
-
-    def __call__(self, release: pa.Table) -> pa.Table:
-        """What is published of a release."""
-        if self.having is not None:
-            kept = as_bool(self._computed(self.having, release))
-            release = release.filter(pc.fill_null(kept, False))
-        if self.order:
-            release = release.take(pa.array(self._sorted(release)))
-        end = len(release) if self.limit is None else self.offset + self.limit
-        return release.slice(self.offset, max(end - self.offset, 0))
-
-    def _sorted(self, release: pa.Table) -> Sequence[int]:
-        """Row numbers in order, by the last term first: each sort keeps the order before it."""
-        order = np.arange(len(release))
-        for expression, down, nulls_first in reversed(self.order):
-            column = self._computed(expression, release).take(pa.array(order))
-            found = pc.array_sort_indices(
-                column,
-                order="descending" if down else "ascending",
-                null_placement="at_start" if nulls_first else "at_end",
-            )
-            order = order[found.to_numpy()]
-        return order  # type: ignore[return-value]
-
-    def _computed(self, expression: Expression, release: pa.Table) -> pa.Array:
-        columns = {name: usual(release[name], name, self.zone) for name in expression.columns}
-        return computed(expression, columns, len(release))

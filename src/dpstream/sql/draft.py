@@ -12,7 +12,9 @@ from dpstream.errors import InvalidParameter
 from dpstream.sql.dialect import PrivacyClause, WindowTable
 from dpstream.sql.statement import Statement
 
-AGGREGATES = ("COUNT", "COUNTIF", "SUM", "AVG")
+BOUNDED = ("SUM", "AVG", "VARIANCE", "VAR_POP", "STDDEV", "STDDEV_POP")
+"""Aggregates of values, each clamped to bounds."""
+AGGREGATES = ("COUNT", "COUNTIF", *BOUNDED)
 WINDOW_COLUMNS = ("window_start", "window_end")
 SHOWN_ALWAYS = ("trigger_time", "release_index")
 
@@ -46,8 +48,16 @@ class Draft:
     """Expressions of the source's columns to group by, by the name they are published under."""
     aggregates: dict[str, exp.Expr] = field(default_factory=dict)
     """Calls as they are written, by the name they are published under."""
+    hidden: set[str] = field(default_factory=set)
+    """Aggregates that only computed columns need: they are not shown themselves."""
+    computed: dict[str, exp.Expr] = field(default_factory=dict)
+    """Expressions of published columns, by the name they are published under."""
+    outputs: list[str] = field(default_factory=list)
+    """The columns of SELECT, in order."""
     windowed: bool = False
     """Is window_start or window_end grouped by?"""
+    series: bool = False
+    """Is it published through a time-series mechanism?"""
 
     @property
     def select(self) -> exp.Expr:

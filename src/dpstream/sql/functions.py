@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.sql.numbers import absolute, finite, remainder, rounded, whole_division
+from dpstream.sql.times import from_epoch
 from dpstream.sql.values import (
     Value,
     as_bool,
@@ -203,6 +204,9 @@ FUNCTIONS: dict[str, Function] = {
     ),
     "SUBSTR": Function(_substring, 2, 3, {1: int, 2: int}),
     "TIMESTAMP": Function(lambda zone, value: as_moment(value, zone)),
+    "TIMESTAMP_MICROS": Function(from_epoch(1)),
+    "TIMESTAMP_MILLIS": Function(from_epoch(1_000)),
+    "TIMESTAMP_SECONDS": Function(from_epoch(1_000_000)),
     "TRIM": _trim(pc.utf8_trim_whitespace, pc.utf8_trim),
     "TRUNC": _numeric(pc.trunc),
     "UPPER": _text(pc.utf8_upper),
@@ -217,6 +221,7 @@ _ALIASES = {
     "NVL": "COALESCE",
     "POWER": "POW",
     "SUBSTRING": "SUBSTR",
+    "TO_DATE": "DATE",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,9 +17,6 @@ from dpstream.sql.statement import Statement
 from dpstream.stages.ticks import duration
 
 _LATER = {
-    "privacy_unit": "time-series mechanisms are used from Python: dps.release(mechanism, series)",
-    "mechanism": "time-series mechanisms are used from Python: dps.release(mechanism, series)",
-    "w": "time-series mechanisms are used from Python: dps.release(mechanism, series)",
     "group_selection_strategy": "leave it out; list public groups with public_groups = ('a', 'b')",
     "watermark": "use allowed_lateness: a watermark taken from the data depends on other rows",
 }
@@ -111,10 +109,62 @@ def _groups(node: exp.Expr) -> Any:
     return found
 
 
-def _strategy(name: Any) -> str:
-    if name != "latched":
-        raise NotThat("'latched', the only strategy there is by now")
-    return "latched"
+def _parameters(node: exp.Expr) -> dict[str, Any]:
+    """(name = value, ...) of a mechanism."""
+    items = node.expressions if isinstance(node, exp.Tuple) else [getattr(node, "this", node)]
+    found = {}
+    for item in items:
+        if not isinstance(item, exp.EQ | exp.Kwarg) or not isinstance(item.this, exp.Expr):
+            raise NotThat("a list of parameters: (lo = 0, hi = 1000)")
+        value = _plain(item.expression)
+        found[item.this.name.lower()] = Fraction(str(value)) if _is_real(value) else value
+    return found
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _weights(node: exp.Expr) -> dict[str, Any]:
+    """(clicks = 2, selection = 1/2): parts of the budget, by the names that are published."""
+    items = node.expressions if isinstance(node, exp.Tuple) else [getattr(node, "this", node)]
+    found = {}
+    for item in items:
+        if not isinstance(item, exp.EQ | exp.Kwarg) or not isinstance(item.this, exp.Expr):
+            raise NotThat("a list of columns and numbers: (clicks = 2, seconds = 1)")
+        found[item.this.name] = _number(item.expression)
+    return found
+
+
+def _named(value: Any) -> dict[str, Any]:
+    """Names and values: a dict, or texts such as "lo=0" from the command line."""
+    if isinstance(value, dict):
+        return value
+    found: dict[str, Any] = {}
+    for item in value if isinstance(value, tuple | list) else (value,):
+        name, equals, rest = str(item).partition("=")
+        if not isinstance(item, str) or not equals or not name:
+            raise NotThat("names and values: {'lo': 0, 'hi': 1000}, or lo=0,hi=1000")
+        try:
+            found[name] = Fraction(rest)
+        except (ValueError, ZeroDivisionError):
+            found[name] = rest
+    return found
+
+
+def _words(value: Any) -> str:
+    if not isinstance(value, str):
+        raise NotThat("text")
+    return value
+
+
+def _one_of(*known: str) -> Callable[[Any], str]:
+    def given(name: Any) -> str:
+        if name not in known:
+            raise NotThat(" or ".join(map(repr, known)))
+        return str(name)
+
+    return given
 
 
 def _one_less(units: Any) -> Any:
@@ -141,7 +191,11 @@ OPTIONS = {
     "max_rows_per_group": Option("max_rows_per_group", _whole),
     "max_rows_contributed": Option("max_rows_contributed", _whole),
     "public_groups": Option("public_keys", _groups),
-    "strategy": Option("strategy", _text, _strategy),
+    "strategy": Option("strategy", _text, _one_of("latched", "sqlp")),
+    "weights": Option("weights", _weights, _named),
+    "confidence": Option("confidence", lambda node: float(_number(node))),
+    "debias": Option("debias", _text, _one_of("global")),
+    "debias_rows": Option("debias_rows", _whole),
     "min_change": Option("min_change", lambda node: float(_number(node))),
     "nonnegative": Option("nonnegative", _flag),
     "pre_threshold": Option("pre_threshold", _whole),
@@ -154,6 +208,10 @@ OPTIONS = {
     "allowed_lateness": Option("allowed_lateness", interval),
     "start": Option("start", _instant),
     "end": Option("end", _instant),
+    "privacy_unit": Option("privacy_unit", _text, _words),
+    "w": Option("w", _whole),
+    "mechanism": Option("mechanism", _text, _words),
+    "mechanism_options": Option("mechanism_options", _parameters, _named),
 }
 """BigQuery's names where it has them; `start` and `end` of event time are public."""
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from sqlglot import exp
 
 from dpstream.sql.dialect import canonical
-from dpstream.sql.draft import AGGREGATES, WINDOW_COLUMNS, Draft, called, calls, parts
+from dpstream.sql.draft import (
+    AGGREGATES,
+    BOUNDED,
+    SHOWN_ALWAYS,
+    WINDOW_COLUMNS,
+    Draft,
+    called,
+    calls,
+    parts,
+)
 from dpstream.sql.relation import substituted
 
 _BOUNDS = "contribution_bounds_per_row"
@@ -81,31 +90,100 @@ def _is_window_column(draft: Draft, node: exp.Expr) -> bool:
 
 
 def name_aggregates(draft: Draft) -> None:
-    """The aggregates, under their aliases; any other column must be a key."""
-    keys = {canonical(expression) for expression in draft.keys.values()}
+    """The aggregates, under their aliases; any other column is a key, or made of both."""
+    keys = {canonical(expression): name for name, expression in draft.keys.items()}
+    later: list[exp.Expr] = []
     for item in draft.select.expressions:
         plain = item.this if isinstance(item, exp.Alias) else item
         if _is_window_column(draft, item):
             if not draft.windowed:
                 raise _raw(draft, item)
-            continue
-        if called(plain) in AGGREGATES:
+            _output(draft, item, plain.name)
+        elif called(plain) in AGGREGATES:
             name = item.alias if isinstance(item, exp.Alias) else _default_name(draft, plain)
-            if name in draft.aggregates or name in draft.keys:
+            if name in draft.keys:
                 raise draft.refusal(item, f"two columns are named {name}", "name one with AS")
+            _output(draft, item, name)
             draft.aggregates[name] = plain
-        elif any(calls(plain, AGGREGATES)):
-            raise draft.refusal(
-                item,
-                "arithmetic on aggregates is not offered",
-                "select the aggregates, and compute with what is published",
-            )
-        elif canonical(substituted(draft, plain, draft.relation)) not in keys:
-            raise _raw(draft, item)
+        else:
+            found = keys.get(canonical(substituted(draft, plain, draft.relation)))
+            _output(draft, item, found or _computed_name(draft, item))
+            later += [] if found else [item]
+    for item in later:
+        if {f"{item.alias}_stddev", item.alias.removesuffix("_stddev")} & {*draft.outputs} - {
+            item.alias
+        }:
+            raise draft.refusal(item, f"{item.alias} would be taken for an error bar", "rename it")
+        draft.computed[item.alias] = _of_published(draft, item.this, keys)
     if not draft.aggregates:
         raise draft.refusal(
             draft.clause, "nothing is aggregated", "add COUNT(*), or another aggregate"
         )
+
+
+def _output(draft: Draft, item: exp.Expr, name: str) -> None:
+    if name in draft.outputs:
+        raise draft.refusal(item, f"two columns are named {name}", "name one with AS")
+    draft.outputs.append(name)
+
+
+def _computed_name(draft: Draft, item: exp.Expr) -> str:
+    """Of a column that is neither a key nor an aggregate, but may be made of them."""
+    plain = item.this if isinstance(item, exp.Alias) else item
+    if isinstance(plain, exp.Column):
+        raise _raw(draft, item)
+    if not isinstance(item, exp.Alias):
+        for column in [] if any(calls(plain, AGGREGATES)) else plain.find_all(exp.Column):
+            if not _is_key(draft, column):
+                raise _raw(draft, item)
+        raise draft.refusal(
+            item, "a computed column needs a name", f"write {canonical(plain)} AS x"
+        )
+    name = str(item.alias)
+    taken = {f"{each}_stddev" for each in [*draft.outputs, *draft.aggregates]}
+    if name in {*draft.keys, *WINDOW_COLUMNS, *SHOWN_ALWAYS, "held"} | taken:
+        raise draft.refusal(item, f"two columns are named {name}", "name one with another AS")
+    return name
+
+
+def _is_key(draft: Draft, part: exp.Expr) -> bool:
+    texts = {canonical(expression) for expression in draft.keys.values()}
+    return canonical(substituted(draft, part, draft.relation)) in texts
+
+
+def _of_published(draft: Draft, node: exp.Expr, keys: dict[str, str]) -> exp.Expr:
+    """An expression in terms of published columns: keys, windows and (noisy) aggregates."""
+
+    def replaced(part: exp.Expr) -> exp.Expr:
+        if called(part) in AGGREGATES:
+            return exp.column(_aggregate_named(draft, part), quoted=True)
+        if isinstance(part, exp.Identifier | exp.Literal):
+            return part
+        if draft.windowed and isinstance(part, exp.Column) and part.name in WINDOW_COLUMNS:
+            return exp.column(part.name, quoted=True)
+        if part.find(exp.Anonymous, exp.Column) and not any(calls(part, AGGREGATES)):
+            name = keys.get(canonical(substituted(draft, part, draft.relation)))
+            if name is not None:
+                return exp.column(name, quoted=True)
+        if isinstance(part, exp.Column):
+            raise _raw(draft, part)
+        return part
+
+    return node.transform(replaced)
+
+
+def _aggregate_named(draft: Draft, call: exp.Expr) -> str:
+    """The name under which an aggregate is published; one that is not shown has one too."""
+    text = canonical(call)
+    for name, known in draft.aggregates.items():
+        if canonical(known) == text:
+            return name
+    name = text
+    while name in {*draft.outputs, *draft.keys}:
+        name += "'"
+    draft.aggregates[name] = call
+    draft.hidden.add(name)
+    return name
 
 
 def _raw(draft: Draft, item: exp.Expr) -> Exception:
@@ -118,7 +196,7 @@ def _raw(draft: Draft, item: exp.Expr) -> Exception:
 
 
 def _default_name(draft: Draft, call: exp.Expr) -> str:
-    """count, units, sum_x, avg_x."""
+    """count, units, sum_x, avg_x, variance_x."""
     argument = call.expressions[0] if call.expressions else None
     if isinstance(argument, exp.Star):
         return "count"
@@ -168,7 +246,7 @@ def bounded_aggregates(draft: Draft) -> None:
                 call, f"{called(call)} takes one column", f"write {called(call)}(column)"
             )
         named = named_arguments(call)
-        known = {_BOUNDS, "quantum"} if called(call) in ("SUM", "AVG") else set()
+        known = {_BOUNDS, "quantum"} if called(call) in BOUNDED else set()
         for name in named:
             if name not in known:
                 raise draft.refusal(
@@ -178,7 +256,7 @@ def bounded_aggregates(draft: Draft) -> None:
                 )
         if isinstance(arguments[0], exp.Distinct):
             _counts_units(draft, call, arguments[0])
-        elif called(call) in ("SUM", "AVG") and not _pair(named.get(_BOUNDS)):
+        elif called(call) in BOUNDED and not _pair(named.get(_BOUNDS)):
             raise draft.refusal(
                 call,
                 f"{called(call)} has no bounds: one row could change it by any amount",

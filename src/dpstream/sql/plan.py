@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlglot import exp
 
 from dpstream.errors import InvalidParameter
 from dpstream.sql.build import Builder
 from dpstream.sql.draft import Draft, called
+from dpstream.sql.finish import Finisher
 from dpstream.sql.options import OPTIONS, NotThat, interval, node_of
 from dpstream.sql.outputs import (
     bounded_aggregates,
@@ -22,15 +24,18 @@ from dpstream.sql.outputs import (
 )
 from dpstream.sql.parse import parse
 from dpstream.sql.relation import inline_tables
+from dpstream.sql.series import one_count, rows_of_series, series_query, steps_are_windows
 from dpstream.sql.validate import CHECKS, times_are_columns, unit_is_a_column
-from dpstream.stages.query import Query, Tumble
+from dpstream.stages.query import Query
+from dpstream.stages.series_query import SeriesQuery
+from dpstream.stages.windows import Cumulate, Hop, Tumble
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
     """A query, the name of the table that it reads, and its SQL."""
 
-    query: Query
+    query: Query | SeriesQuery
     table: str
     text: str
 
@@ -51,26 +56,55 @@ def compile_sql(text: str, name: str | None = None, **overrides: Any) -> Compile
     return Compiled(query=_query(draft), table=draft.relation.table, text=text)
 
 
+class _Window(NamedTuple):
+    """What a window function takes after its table and time, and what it makes of it."""
+
+    lengths: int
+    takes: str
+    example: str
+    make: Callable[..., Tumble]
+
+
+_WINDOWS = {
+    "TUMBLE": _Window(
+        1, "a size", "write TUMBLE(clicks, DESCRIPTOR(ts), INTERVAL '1' DAY)", Tumble
+    ),
+    "HOP": _Window(
+        2,
+        "a slide and a size",
+        "write HOP(clicks, DESCRIPTOR(ts), INTERVAL '1' HOUR, INTERVAL '1' DAY)",
+        lambda slide, size: Hop(size, slide=slide),
+    ),
+    "CUMULATE": _Window(
+        2,
+        "a step and a size",
+        "write CUMULATE(clicks, DESCRIPTOR(ts), INTERVAL '1' HOUR, INTERVAL '1' DAY)",
+        lambda step, size: Cumulate(size, step=step),
+    ),
+}
+
+
 def window_and_time(draft: Draft) -> None:
-    """TUMBLE's size and time column, and the triggers of EMIT."""
+    """The sizes and the time column of TUMBLE, HOP or CUMULATE, and the triggers of EMIT."""
     window, parameters = draft.relation.window, draft.parameters
     if window is not None:
         time, sizes = window.args.get("time"), window.expressions
         if isinstance(time, exp.Anonymous) and called(time) == "DESCRIPTOR":
             time = time.expressions[0] if len(time.expressions) == 1 else None
-        try:
-            size = interval(sizes[0]) if len(sizes) == 1 else 0
-        except NotThat:
-            size = 0
-        if not isinstance(time, exp.Column) or not size:
+        kind, lengths = window.args["kind"], []
+        with suppress(NotThat):
+            lengths = [interval(size) for size in sizes]
+        made = _WINDOWS[kind]
+        if not isinstance(time, exp.Column) or len(lengths) != made.lengths or not all(lengths):
             raise draft.refusal(
-                window,
-                "TUMBLE takes a table, the time column and a size",
-                "write TUMBLE(clicks, DESCRIPTOR(ts), INTERVAL '1' DAY)",
+                window, f"{kind} takes a table, the time column and {made.takes}", made.example
             )
         if parameters.setdefault("time", time.name) != time.name:
             raise draft.refusal(window, "two time columns are named", "leave time_column out")
-        parameters["window"] = Tumble(size)
+        try:
+            parameters["window"] = made.make(*lengths)
+        except InvalidParameter as error:
+            raise draft.refusal(window, str(error), made.example) from None
     emit = draft.select.args.get("emit")
     if emit is not None and "time" not in parameters:
         raise draft.refusal(
@@ -88,7 +122,7 @@ def window_and_time(draft: Draft) -> None:
 
 def bounded_groups(draft: Draft) -> None:
     """How many groups a unit may reach has no default, unless there is only one."""
-    if "max_groups_contributed" in draft.parameters:
+    if draft.series or "max_groups_contributed" in draft.parameters:
         return
     if draft.keys or draft.windowed:
         raise draft.refusal(
@@ -102,7 +136,7 @@ def bounded_groups(draft: Draft) -> None:
 def endless_windows_need_a_period(draft: Draft) -> None:
     """Over endless windows one budget per unit needs saying for how long a unit is one."""
     parameters = draft.parameters
-    endless = "time" in parameters and parameters.get("end") is None
+    endless = "time" in parameters and parameters.get("end") is None and not draft.series
     if endless and "period" not in parameters:
         raise draft.refusal(
             draft.relation.window or draft.clause,
@@ -115,6 +149,7 @@ def endless_windows_need_a_period(draft: Draft) -> None:
 RULES: tuple[Callable[[Draft], None], ...] = (
     *CHECKS,
     inline_tables,
+    steps_are_windows,
     window_and_time,
     unit_is_a_column,
     times_are_columns,
@@ -123,29 +158,31 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     name_aggregates,
     windows_are_grouped,
     bounded_aggregates,
+    one_count,
     bounded_groups,
     endless_windows_need_a_period,
 )
 """Checks and rewrites, in order; each is a function of the draft."""
 
 
-def _query(draft: Draft) -> Query:
+def _query(draft: Draft) -> Query | SeriesQuery:
     builder = Builder(draft)
     for name, node in draft.keys.items():
         builder.key(name, node)
-    aggregates = [builder.aggregate(name, call) for name, call in draft.aggregates.items()]
-    prepare, finish = builder.prepare(), builder.finish()
+    aggregates = {name: builder.aggregate(name, call) for name, call in draft.aggregates.items()}
+    parts: dict[str, Any] = {
+        "name": draft.name,
+        "keys": tuple(draft.keys),
+        "aggregates": list(aggregates.values()),
+        "prepare": builder.prepare(),
+        "finish": Finisher(builder, aggregates).finish(),
+    }
+    parameters = rows_of_series(draft) if draft.series else draft.parameters
     try:
-        return Query(
-            name=draft.name,
-            keys=tuple(draft.keys),
-            aggregates=aggregates,
-            prepare=prepare,
-            finish=finish,
-            **draft.parameters,
-        )
+        query = Query(**parts, **parameters)
     except InvalidParameter as error:
         raise _pointed(draft, error) from None
+    return series_query(draft, query) if draft.series else query
 
 
 def _pointed(draft: Draft, error: InvalidParameter) -> InvalidParameter:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.sql.values import (
+    MOMENT,
     Value,
     as_moment,
+    as_real,
+    as_whole,
     kind,
+    only_where,
 )
+
+_FAR = float(2**62)  # microseconds, far beyond the calendar
 
 PARTS = {
     "MICROSECOND": lambda t: pc.add(pc.multiply(pc.millisecond(t), 1000), pc.microsecond(t)),
@@ -53,6 +60,17 @@ def truncated(zone: str, value: Value, unit: str) -> Value:
         return pc.cast(pc.floor_temporal(days, unit="day"), pa.date32())
     local = pc.cast(as_moment(value, zone), pa.timestamp("us", tz=zone))
     return pc.cast(pc.floor_temporal(local, **options), pa.timestamp("us", tz="UTC"))
+
+
+def from_epoch(factor: int) -> Callable[[str, Value], Value]:
+    """An instant from a whole number of units since 1970; NULL beyond the calendar."""
+
+    def compute(zone: str, value: Value) -> Value:
+        whole = as_whole(value)
+        near = only_where(pc.less(pc.abs(as_real(whole)), _FAR / factor), whole)
+        return as_moment(pc.cast(pc.multiply(near, factor), MOMENT), zone)
+
+    return compute
 
 
 TRUNCATIONS = ("DATE_TRUNC", "TIMESTAMP_TRUNC", "DATETIME_TRUNC")

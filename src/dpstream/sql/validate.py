@@ -21,6 +21,7 @@ from dpstream.sql.clauses import (
 from dpstream.sql.dialect import canonical
 from dpstream.sql.draft import AGGREGATES, Draft, called, calls
 from dpstream.sql.options import node_of, read_options, read_overrides
+from dpstream.sql.series import which_unit
 
 _NOW_WORDS = frozenset(
     [
@@ -83,13 +84,9 @@ _ONE_ROW = frozenset(
 
 _NOT_YET = frozenset(
     [
-        "VARIANCE",
         "VAR_SAMP",
-        "VAR_POP",
         "VAR",
-        "STDDEV",
         "STDDEV_SAMP",
-        "STDDEV_POP",
         "MEDIAN",
         "PERCENTILE_CONT",
         "QUANTILE",
@@ -138,7 +135,9 @@ def known_aggregates(draft: Draft) -> None:
         )
     for call in calls(draft.select, _NOT_YET):
         raise draft.refusal(
-            call, f"{called(call)} is not offered", "use COUNT, COUNTIF, SUM or AVG"
+            call,
+            f"{called(call)} is not offered",
+            "use COUNT, COUNTIF, SUM, AVG, VARIANCE or STDDEV (of all rows: VAR_POP, STDDEV_POP)",
         )
     for node in draft.select.find_all(exp.Filter):
         raise draft.refusal(
@@ -167,7 +166,6 @@ def options(draft: Draft) -> None:
     """Every option is known and readable; what was given to the call goes before the text."""
     found = read_options(draft.statement, draft.clause)
     found |= read_overrides(draft.statement, draft.overrides)
-    found.pop("strategy", None)
     draft.parameters = found
 
 
@@ -176,8 +174,9 @@ def what_is_protected(draft: Draft) -> None:
     wanted = {
         "unit": ("which column names the protected unit", "privacy_unit_column = user_id"),
         "epsilon": ("how much may be learned about a unit", "epsilon = 1"),
-        "delta": ("with which chance more may be learned", "delta = 1e-9"),
     }
+    if not draft.series:
+        wanted["delta"] = ("with which chance more may be learned", "delta = 1e-9")
     for parameter, (meaning, fix) in wanted.items():
         if parameter not in draft.parameters:
             option = fix.split(" = ")[0]
@@ -236,6 +235,7 @@ CHECKS: tuple[Callable[[Draft], None], ...] = (
     public_triggers,
     nothing_left_over,
     options,
+    which_unit,
     what_is_protected,
 )
 """Of the statement as it is written."""

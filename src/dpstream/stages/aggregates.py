@@ -1,21 +1,22 @@
 """Aggregates, the exact integer columns behind them, and how noisy columns become answers.
 
-Each aggregate is a function of one or two *measures*: running sums of integers per group, to which
-noise is added. A value lies on a public grid, `quantum`, after clamping to [lo, hi].
+Each aggregate is a function of a few *measures*: running sums of integers per group, to which noise
+is added. A value lies on a public grid, `quantum`, after clamping to [lo, hi].
 
     COUNT(*)              rows (with one row per unit and group: units)
     COUNT(DISTINCT unit)  units
     SUM(x)                sum of clamp(x)
     AVG(x)                middle + sum of (clamp(x) - middle) / rows
+    VARIANCE, STDDEV      AVG of the squared distance from the middle, less that of AVG, squared
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -29,33 +30,55 @@ Pair: TypeAlias = tuple[Any, Reals]
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """One exact column: units, rows, or the sum of a value on its grid less `middle`."""
+    """One exact column: units, rows, or the sum of a value on its grid less `middle`.
 
-    kind: Literal["units", "rows", "value"]
+    "round": units since their group was last published. "offered" and "kept": rows of a window
+    before and after bounding. With `power` 2 the squared distance from `middle` is summed, less
+    the middle of its own range.
+    """
+
+    kind: Literal["units", "rows", "value", "round", "offered", "kept"]
     column: str = ""
     lo: Fraction = Fraction(0)
     hi: Fraction = Fraction(1)
     middle: Fraction = Fraction(0)
     quantum: Fraction = Fraction(1)
+    power: Literal[1, 2] = 1
 
     @property
     def name(self) -> str:
         """Injective; part of every noise address."""
         if self.kind != "value":
             return self.kind
-        return f"{self.lo}|{self.hi}|{self.middle}|{self.quantum}|{self.column}"
+        squared = "" if self.power == 1 else "^2|"
+        return f"{squared}{self.lo}|{self.hi}|{self.middle}|{self.quantum}|{self.column}"
+
+    @property
+    def reach(self) -> Fraction:
+        """The largest distance of a clamped value from the middle."""
+        return max(self.hi - self.middle, self.middle - self.lo)
+
+    @property
+    def offset(self) -> Fraction:
+        """What is taken off a squared distance: a grid point halfway to the largest one."""
+        return math.floor(self.reach**2 / 2 / self.quantum) * self.quantum
 
     @property
     def largest(self) -> Fraction:
         """The most that one row adds, in grid steps."""
         if self.kind != "value":
             return Fraction(1)
-        return max(self.hi - self.middle, self.middle - self.lo) / self.quantum
+        if self.power == 1:
+            return self.reach / self.quantum
+        return max(self.reach**2 - self.offset, self.offset) / self.quantum
 
     def on_grid(self, values: Reals) -> Integers:
-        """Clamp, take the middle off and round to the grid; NULL (NaN here) adds nothing."""
+        """Clamp, take the middle off, round to the grid; NULL (NaN here) counts as the middle."""
         lo, hi, middle = float(self.lo), float(self.hi), float(self.middle)
-        steps = np.rint((np.clip(values, lo, hi) - middle) / float(self.quantum))
+        distances = np.clip(values, lo, hi) - middle
+        if self.power == 2:
+            distances = np.where(np.isnan(distances), 0, distances) ** 2 - float(self.offset)
+        steps = np.rint(distances / float(self.quantum))
         most = float(self.largest)  # the division may round beyond the edge
         return np.where(np.isnan(steps), 0, np.clip(steps, -most, most)).astype(np.int64)
 
@@ -65,6 +88,8 @@ class Count:
     """COUNT(*): rows per group."""
 
     name: str = "count"
+    grows: ClassVar[bool] = True
+    """Does it grow with every row? Then rows that bounding dropped can be made up for."""
 
     def measures(self, one_row: bool) -> tuple[Measure, ...]:
         """Rows; they are the units where a unit has one row per group."""
@@ -75,12 +100,17 @@ class Count:
         values, stddev = noisy[0]
         return np.maximum(values, 0) if nonnegative else values, stddev
 
+    def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
+        """An interval, cut to what is possible: a count is not below 0."""
+        return np.maximum(low, 0.0), np.maximum(high, 0.0)
+
 
 @dataclass(frozen=True)
 class CountUnits(Count):
     """COUNT(DISTINCT unit): units per group."""
 
     name: str = "units"
+    grows = False
 
     def measures(self, one_row: bool) -> tuple[Measure, ...]:
         """Distinct units."""
@@ -98,6 +128,7 @@ class Sum:
     quantum: Any = field(kw_only=True, default=None)
     chosen: bool = field(kw_only=True, default=True, repr=False)
     """Did the user choose the quantum?"""
+    grows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         lo, hi = exact(self.lo, "lo"), exact(self.hi, "hi")
@@ -137,10 +168,17 @@ class Sum:
         values, stddev = noisy[0]
         return np.maximum(values, 0.0) if nonnegative and self.lo >= 0 else values, stddev
 
+    def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
+        """An interval, cut to what is possible."""
+        least = 0.0 if self.lo >= 0 else -np.inf
+        return np.maximum(low, least), np.maximum(high, least)
+
 
 @dataclass(frozen=True)
 class Avg(Sum):
     """AVG of a column, each value clamped to [lo, hi] first; NULL counts as the middle."""
+
+    grows = False
 
     @property
     def middle(self) -> Fraction:
@@ -160,6 +198,58 @@ class Avg(Sum):
         stddev = np.sqrt(spread**2 + (shift * of_rows) ** 2) / count
         middle, lo, hi = float(self.middle), float(self.lo), float(self.hi)
         return np.clip(middle + shift, lo, hi), np.minimum(stddev, hi - lo)
+
+    def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
+        """A mean lies between the clamps."""
+        return np.maximum(low, float(self.lo)), np.minimum(high, float(self.hi))
+
+
+@dataclass(frozen=True)
+class Variance(Avg):
+    """VAR_POP of a column, each value clamped to [lo, hi] first; NULL counts as the middle."""
+
+    @property
+    def squares(self) -> Measure:
+        """Sums of squared distances, with as many grid steps as the distances have."""
+        reach = self._value(self.middle).reach
+        quantum = reach**2 / math.ceil(reach / self.quantum)
+        return replace(self._value(self.middle), quantum=quantum, power=2)
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """Squared distances, distances, and rows."""
+        return self.squares, *super().measures(one_row)
+
+    def answer(self, noisy: Sequence[Pair], nonnegative: bool) -> Pair:
+        """Mean square less squared mean, within what values in [lo, hi] can have."""
+        (squares, of_squares), (sums, of_sums), (rows, of_rows) = noisy
+        count = np.maximum(rows, 1.0)
+        shift, square = sums / count, squares / count
+        most = float((self.hi - self.lo) ** 2) / 4
+        variance = np.clip(float(self.squares.offset) + square - shift**2, 0.0, most)
+        by_rows = (2 * shift**2 - square) * of_rows
+        spread = np.sqrt(of_squares**2 + (2 * shift * of_sums) ** 2 + by_rows**2) / count
+        return variance, np.minimum(spread, most)
+
+    def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
+        """Nor can it be below 0, or above that of values at both clamps."""
+        return np.maximum(low, 0.0), np.minimum(high, float((self.hi - self.lo) ** 2) / 4)
+
+
+@dataclass(frozen=True)
+class Stddev(Variance):
+    """STDDEV_POP of a column, each value clamped to [lo, hi] first."""
+
+    def answer(self, noisy: Sequence[Pair], nonnegative: bool) -> Pair:
+        """The root of the variance; where that drowns in noise, so does this."""
+        variance, spread = super().answer(noisy, nonnegative)
+        found, most = np.sqrt(variance), float(self.hi - self.lo) / 2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slope = np.where(found > 0, spread / (2 * found), np.inf)
+        return found, np.minimum(np.minimum(slope, np.sqrt(spread)), most)
+
+    def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
+        """Nor can it be below 0, or above that of values at both clamps."""
+        return np.maximum(low, 0.0), np.minimum(high, float(self.hi - self.lo) / 2)
 
 
 Aggregate: TypeAlias = Count | Sum
@@ -182,10 +272,10 @@ def _quantum(lo: Fraction, hi: Fraction) -> Fraction:
 
 
 def all_measures(
-    aggregates: Sequence[Aggregate], *, one_row: bool, unknown_keys: bool
+    aggregates: Sequence[Aggregate], *, one_row: bool, finder: Measure | None
 ) -> tuple[Measure, ...]:
-    """Every column that needs noise, once; unknown keys are found by their units, column 0."""
-    found = [Measure(kind="units")] if unknown_keys else []
+    """Every column that needs noise, once; unknown keys are found by `finder`, column 0."""
+    found = [] if finder is None else [finder]
     for aggregate in aggregates:
         for measure in aggregate.measures(one_row):
             if measure not in found:
@@ -193,22 +283,54 @@ def all_measures(
     return tuple(found)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How noisy columns are read: public facts, and the noisy share of rows that were kept."""
+
+    one_row: bool
+    nonnegative: bool
+    deviations: float | None = None
+    """Half the width of a confidence interval, in standard deviations."""
+    kept: tuple[float, float] = (1.0, 0.0)
+    """The share of rows that bounding kept, and the standard deviation of that."""
+
+
 def answers(
     aggregates: Sequence[Aggregate],
     noisy: Mapping[Measure, tuple[Integers, float]],
-    *,
-    one_row: bool,
-    nonnegative: bool,
+    reading: Reading,
 ) -> dict[str, Any]:
-    """Named columns of a release: each aggregate, and `<name>_stddev`."""
+    """Named columns of a release: each aggregate, `<name>_stddev`, and an interval if asked for."""
     table: dict[str, Any] = {}
     for aggregate in aggregates:
         pairs = []
-        for measure in aggregate.measures(one_row):
+        for measure in aggregate.measures(reading.one_row):
             steps, stddev = noisy[measure]
             quantum = float(measure.quantum)
             values = steps if measure.kind != "value" else steps * quantum
             pairs.append((values, np.full(len(steps), stddev * quantum)))
-        values, spread = aggregate.answer(pairs, nonnegative)
-        table[aggregate.name], table[f"{aggregate.name}_stddev"] = values, spread
+        values, spread = aggregate.answer(pairs, reading.nonnegative)
+        if aggregate.grows and reading.kept != (1.0, 0.0):
+            share, of_share = reading.kept
+            values = values / share
+            spread = np.hypot(spread, values * of_share) / share
+        name = aggregate.name
+        table[name], table[f"{name}_stddev"] = values, spread
+        if reading.deviations is not None:
+            low, high = values - reading.deviations * spread, values + reading.deviations * spread
+            table[f"{name}_low"], table[f"{name}_high"] = aggregate.within(
+                low, high, reading.nonnegative
+            )
     return table
+
+
+def kept_share(offered: tuple[int, float], kept: tuple[int, float]) -> tuple[float, float]:
+    """Share of rows that were kept, and its standard deviation, from two noisy counts.
+
+    Where the counts drown in their noise nothing is known, and nothing is made up for.
+    """
+    (rows, of_rows), (left, of_left) = offered, kept
+    if rows < 10 * of_rows or left < 10 * of_left or left >= rows:
+        return 1.0, 0.0
+    share = left / rows
+    return share, share * math.hypot(of_rows / rows, of_left / left)

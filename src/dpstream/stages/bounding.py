@@ -54,6 +54,8 @@ class UnitBucket:
     bounds: Bounds
     periods: dict[int, Table] = field(default_factory=dict)
     windows: dict[int, Table] = field(default_factory=dict)
+    offered: dict[int, Table] = field(default_factory=dict)
+    """Rows offered by each unit, by period, where they are counted."""
     changed: dict[tuple[str, int], list[Integers]] = field(default_factory=dict)
     """Rows of those tables that changed since the last snapshot, by ("period" or "window", n)."""
 

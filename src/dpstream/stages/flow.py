@@ -19,16 +19,18 @@ import pyarrow as pa
 
 from dpstream.privacy.query_spend import Door, QuerySpend
 from dpstream.records import Integers, Words
-from dpstream.stages.aggregates import answers
+from dpstream.stages.aggregates import Reading, answers
 from dpstream.stages.bounding import UnitBucket, Verdicts
 from dpstream.stages.groups import GroupBucket
 from dpstream.stages.perturb import Noisy, perturb, thinned
 from dpstream.stages.plan import Plan, WindowPlan
+from dpstream.stages.rounds import Passes, in_rounds, passes
 from dpstream.stages.rows import RowReader, Rows
 from dpstream.stages.schedule import Due
 from dpstream.stages.select_keys import select_keys
-from dpstream.stages.tables import split
+from dpstream.stages.tables import Table, split
 from dpstream.stages.ticks import iso
+from dpstream.stages.totals import Totals, count_offered
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -43,11 +45,17 @@ class State:
 
     units: list[UnitBucket]
     windows: dict[int, list[GroupBucket]] = field(default_factory=dict)
+    totals: dict[int, Totals] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
         """Memory held."""
-        tables = [t for b in self.units for t in (*b.periods.values(), *b.windows.values())]
+        tables = [
+            table
+            for bucket in self.units
+            for kind in (bucket.periods, bucket.windows, bucket.offered)
+            for table in kind.values()
+        ]
         groups = [bucket for buckets in self.windows.values() for bucket in buckets]
         return sum(t.bytes for t in tables) + sum(g.bytes for g in groups)
 
@@ -73,6 +81,8 @@ class Flow:
         self.reset()
         self._by_value = any(m.kind == "value" for m in plan.query.measures)
         self._doors: dict[int, list[list[Door]]] = {}
+        self._total_doors: dict[int, list[Door]] = {}
+        self._of_units = plan.query.in_rounds and plan.query.bounds.rows_per_group > 1
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def reset(self) -> None:
@@ -89,6 +99,7 @@ class Flow:
         """Add a step's rows to the exact sums."""
         for window, period, rows in _by_window(pieces):
             verdicts = self._bound(window, period, rows)  # [rows]: dropped, kept, first of its unit
+            self._count(window, period, rows, verdicts)
             self._aggregate(window, rows, verdicts)
 
     def publish(self, step: int, spend: QuerySpend) -> list[Publication]:
@@ -96,13 +107,16 @@ class Flow:
         releases = []
         for due in self.query.schedule.due(step):
             noisy = self._perturb(due, spend)  # per bucket: groups x measures, in grid steps
-            releases.append(Publication(due=due, table=self._table(step, due, noisy)))
+            kept = self._kept_share(due, spend)
+            releases.append(Publication(due=due, table=self._table(step, due, noisy, kept)))
         return releases
 
     def forget(self, window: int) -> None:
-        """A window is final: its groups, its pairs and its doors go."""
+        """A window is final: its groups, its pairs, its totals and its doors go."""
         self.state.windows.pop(window, None)
+        self.state.totals.pop(window, None)
         self._doors.pop(window, None)
+        self._total_doors.pop(window, None)
         for bucket in self.state.units:
             bucket.windows.pop(window, None)
             bucket.changed.pop(("window", window), None)
@@ -116,17 +130,18 @@ class Flow:
             gone = list(known)
         for period in known if ticks is not None else ():
             assert ticks is not None
-            last = int(schedule.window_of(np.array([ticks.at(period + 1) - 1]))[0])
-            if last < 0:  # the period reaches beyond the end, if there is one
-                if schedule.windows is None:
-                    continue
-                last = schedule.windows - 1
+            end = ticks.at(period + 1)
+            if schedule.end is not None:  # the period may reach beyond it
+                end = min(end, schedule.end)
+            last = int(schedule.last_window_of(np.array([end - 1]))[0])
             if schedule.last_step(last) < step:
                 gone.append(period)
         for bucket in self.state.units:
             for period in gone:
                 bucket.periods.pop(period, None)
+                bucket.offered.pop(period, None)
                 bucket.changed.pop(("period", period), None)
+                bucket.changed.pop(("offered", period), None)
         return sorted(gone)
 
     def forget_changes(self) -> None:
@@ -136,6 +151,9 @@ class Flow:
         for buckets in self.state.windows.values():
             for group in buckets:
                 group.changed.clear()
+                group.changed_members.clear()
+        for totals in self.state.totals.values():
+            totals.bucket.changed.clear()
 
     def close(self) -> None:
         """Stop the threads."""
@@ -164,20 +182,53 @@ class Flow:
         self._each(one, self.state.units, self._split(rows.units))
         return verdicts
 
+    def totals(self, window: int) -> Totals:
+        """The totals of a window, where they are counted."""
+        return self.state.totals.setdefault(window, Totals(self.query.totals))
+
+    def _count(self, window: int, period: int, rows: Rows, verdicts: Verdicts) -> None:
+        """Count the rows that came and those that were kept, if somebody wants to know."""
+        most = self.query.debias_rows
+        if most is None:
+            return
+
+        def one(bucket: UnitBucket, places: Integers) -> int:
+            table = bucket.offered.setdefault(period, Table(1))
+            found, units = count_offered(table, rows.units, places, most)
+            bucket.changed.setdefault(("offered", period), []).append(units)
+            return found
+
+        offered = sum(self._each(one, self.state.units, self._split(rows.units)))
+        self.totals(window).add(offered=offered, kept=int(np.count_nonzero(verdicts)))
+
     def _aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
         if not verdicts.any():
             return  # no state for a window that nobody has got into
         plan = self._window_plan(window)
         early = -1 if plan.public else plan.pre_threshold
+        units, step = (rows.units if self._of_units else None), int(rows.steps[0])
 
         def one(bucket: GroupBucket, places: Integers) -> None:
             batch = (rows.groups, verdicts, rows.values, rows.keys)
-            bucket.add(*batch, places, pre_threshold=early)
+            bucket.add(*batch, places, pre_threshold=early, units=units, step=step)
 
         self._each(one, self.groups(window), self._split(rows.groups, verdicts))
 
+    def _kept_share(self, due: Due, spend: QuerySpend) -> tuple[float, float]:
+        """The noisy share of rows that bounding kept, and its standard deviation."""
+        if not self.query.totals:
+            return 1.0, 0.0
+        names = [total.name for total in self.query.totals]
+        if due.window not in self._total_doors:
+            self._total_doors[due.window] = [
+                spend.door(window=due.window, column=name, part=0) for name in names
+            ]
+        plan = self.plan.totals(due.releases)
+        return self.totals(due.window).share(plan, due.release, self._total_doors[due.window])
+
     def _perturb(self, due: Due, spend: QuerySpend) -> list[Noisy]:
         plan = self._window_plan(due.window)
+        step = self.query.schedule.first_step(due.window) + due.release - 1
         columns = [measure.name for measure in self.query.measures]
         doors = self._doors.get(due.window)
         if doors is None:
@@ -187,6 +238,8 @@ class Flow:
             ]
 
         def one(bucket: GroupBucket, mine: list[Door]) -> Noisy:
+            if self.query.in_rounds:
+                return in_rounds(bucket, plan, due.release, step, mine, self._passes(due))
             noise, appearing = select_keys(bucket, plan, due.release, mine[0])
             noisy = perturb(bucket, plan, due.release, mine, noise, appearing)
             if self.query.min_change is None or due.release == due.releases:
@@ -195,7 +248,13 @@ class Flow:
 
         return self._each(one, self.groups(due.window), doors)
 
-    def _table(self, step: int, due: Due, noisy: Sequence[Noisy]) -> pa.Table:
+    def _passes(self, due: Due) -> Passes:
+        """Whose round ends; an audit holds this fixed."""
+        return passes
+
+    def _table(
+        self, step: int, due: Due, noisy: Sequence[Noisy], kept: tuple[float, float]
+    ) -> pa.Table:
         """All buckets' groups: oldest appearance first, then by id."""
         query, plan = self.query, self._window_plan(due.window)
         ids = np.concatenate([n.ids for n in noisy])
@@ -206,9 +265,13 @@ class Flow:
             measure: (sums[:, number], float(plan.stddevs[number, due.release - 1]))
             for number, measure in enumerate(query.measures)
         }
-        columns = answers(
-            query.aggregates, by_measure, one_row=query.one_row, nonnegative=query.nonnegative
+        reading = Reading(
+            one_row=query.one_row,
+            nonnegative=query.nonnegative,
+            deviations=self.plan.interval,
+            kept=kept,
         )
+        columns = answers(query.aggregates, by_measure, reading)
         start, end = query.schedule.span(due.window)
         time = query.schedule.time_of(step)
         size = len(order)
@@ -237,6 +300,8 @@ class Flow:
             "release_index": due.release,
             "releases": due.releases,
         }
+        if query.totals:
+            about["kept_share"] = kept[0]
         release = pa.table(named)
         if query.finish is not None:
             release = query.finish(release)

@@ -18,6 +18,8 @@ from dpstream.stages.bounding import FIRST, Verdicts
 from dpstream.stages.tables import Table
 
 _LARGEST_SUM = 1 << 61
+_KINDS = ("units", "rows", "value", "round")
+_ACTIVE = 1  # a group has been active, and its key columns are known
 _FEW = 32  # pieces of key columns before they are joined
 
 
@@ -35,17 +37,25 @@ class Shown:
 
 
 class GroupBucket:
-    """Sums of every group; noise and key columns of the active ones."""
+    """Sums of every group; noise and key columns of the active ones.
+
+    Where keys are found in rounds, a group's row ends with `_ACTIVE`, or `_ACTIVE` plus one more
+    than the step at which it was last published.
+    """
 
     def __init__(self, measures: Sequence[Measure]) -> None:
-        self.codes = np.array([("units", "rows", "value").index(m.kind) for m in measures])
-        self.table = Table(len(measures))
+        self.codes = np.array([_KINDS.index(m.kind) for m in measures])
+        self.in_rounds = any(m.kind == "round" for m in measures)
+        self.table = Table(len(measures) + self.in_rounds)
+        self.members: Table | None = None  # units in groups, and the step of their last row
+        self.round: Integers = np.zeros(0, np.int64)  # active groups whose round has noise
         self.active: Integers = np.zeros(0, np.int64)  # rows of the table, as they became active
         self.keys: list[pa.Table] = []  # key columns of the active groups
         self.joined = 0  # active groups whose noise has begun
         self.noise: KeyedNoise | None = None  # of the units of the joined groups
         self.shown = Shown()
         self.changed: list[Integers] = []  # rows of the table since the last snapshot
+        self.changed_members: list[Integers] = []
 
     def add(
         self,
@@ -56,22 +66,42 @@ class GroupBucket:
         places: Integers,
         *,
         pre_threshold: int,
+        units: Words | None = None,
+        step: int = 0,
     ) -> None:
         """Add the rows at `places`, which are kept; groups that pass the pre-threshold get active.
 
-        The row that takes a group past the threshold names its key columns.
+        The row that takes a group past the threshold names its key columns. `units` and `step` are
+        needed where keys are found in rounds and a unit may have several rows in a group.
         """
         rows = self.table.rows(groups, places)
         became: Integers = np.empty(len(rows), np.int64)
         at: Integers = np.empty(len(rows), np.int64)
         sums = self.table.numbers
+        new = verdicts  # in its first round, a unit is new where it is new to the group
+        if units is not None:
+            new = self._new_in_round(groups, units, rows, places, step, len(verdicts))
         state = (self.codes, sums, pre_threshold, became, at, _LARGEST_SUM)
-        count, over = _add(rows, places, verdicts, values, *state)
+        count, over = _add(rows, places, verdicts, new, values, *state)
         if over:
             raise StateError("a sum left the integers of 61 bits; use a coarser quantum")
         if count:
             self._activate(became[:count], keys.take(pa.array(at[:count])))
         self.changed.append(rows)
+
+    def _new_in_round(
+        self, groups: Words, units: Words, rows: Integers, places: Integers, step: int, size: int
+    ) -> Verdicts:
+        """Which rows are the first of their unit since their group was last published."""
+        if self.members is None:
+            self.members = Table(1)
+        # Ids are pseudo-random, so an exclusive or with the words swapped is an id of the pair.
+        pairs = units[places] ^ groups[places][:, ::-1]
+        known = self.members.rows(np.ascontiguousarray(pairs))
+        new: Verdicts = np.zeros(size, np.uint8)
+        _first_since(rows, places, known, self.members.numbers, self.table.numbers, step, new)
+        self.changed_members.append(known)
+        return new
 
     def open(self, groups: Words, keys: pa.Table) -> None:
         """Public groups: there from the beginning, whatever the data are."""
@@ -90,7 +120,7 @@ class GroupBucket:
 
     def sums(self, active: Integers) -> Integers:
         """The exact sums of active groups, groups x measures."""
-        found: Integers = self.table.numbers[self.active[active]]
+        found: Integers = self.table.numbers[self.active[active], : len(self.codes)]
         return found
 
     def key_columns(self, active: Integers) -> pa.Table:
@@ -104,7 +134,8 @@ class GroupBucket:
         """Memory held."""
         noise = 0 if self.noise is None else self.noise.ids.nbytes + self.noise.state.nbytes
         others = sum(n.ids.nbytes + n.state.nbytes for n in self.shown.noise)
-        return self.table.bytes + noise + others + sum(int(k.nbytes) for k in self.keys)
+        members = 0 if self.members is None else self.members.bytes
+        return self.table.bytes + members + noise + others + sum(int(k.nbytes) for k in self.keys)
 
 
 @compiled
@@ -112,6 +143,7 @@ def _add(
     rows: Any,
     places: Any,
     verdicts: Any,
+    new: Any,
     values: Any,
     codes: Any,
     sums: Any,
@@ -133,8 +165,27 @@ def _add(
                         count += 1
             elif codes[m] == 1:
                 sums[row, m] += 1
-            else:
+            elif codes[m] == 2:
                 sums[row, m] += values[place, value]
                 value += 1
                 over |= abs(sums[row, m]) > largest
+            elif new[place] & FIRST:
+                sums[row, 0] += 1
+                if sums[row, 0] == pre_threshold + 1 and sums[row, len(codes)] == 0:
+                    sums[row, len(codes)] = _ACTIVE
+                    became[count], at[count] = row, place
+                    count += 1
     return count, over
+
+
+@compiled
+def _first_since(
+    rows: Any, places: Any, known: Any, members: Any, sums: Any, step: int, new: Any
+) -> None:
+    """Mark rows whose unit has no other since the last publication of their group."""
+    last = sums.shape[1] - 1
+    for i in range(len(rows)):
+        before = members[known[i], 0]  # 0, or one more than the step of its last row
+        if before <= max(sums[rows[i], last] - _ACTIVE, 0):
+            new[places[i]] = FIRST
+        members[known[i], 0] = step + 1

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from dpstream.mechanisms.parts.counting.keyed import move
 from dpstream.privacy.query_spend import Door
@@ -23,6 +24,15 @@ class Noisy:
     sums: Integers
     groups: Integers
     """Which of the bucket's active groups they are."""
+
+    def part(self, kept: npt.NDArray[np.bool_]) -> Noisy:
+        """Some of them."""
+        return Noisy(
+            ids=self.ids[kept],
+            since=self.since[kept],
+            sums=self.sums[kept],
+            groups=self.groups[kept],
+        )
 
 
 def perturb(
@@ -78,9 +88,4 @@ def thinned(bucket: GroupBucket, noisy: Noisy, least: Reals) -> Noisy:
         new[:known] = moved.any(axis=1)
         published[:known] = np.where(new[:known, None], noisy.sums[:known], shown.published)
     shown.published = published
-    return Noisy(
-        ids=noisy.ids[new],
-        since=noisy.since[new],
-        sums=noisy.sums[new],
-        groups=noisy.groups[new],
-    )
+    return noisy.part(new)

@@ -2,12 +2,13 @@
 
 The whole run is one charge of mu^2 (GDP), a tail for the selection of keys, and what float
 arithmetic adds. The columns share mu^2; each window's noise has the standard deviation that its own
-number of releases asks for. Proof: `docs/soundness/latched.md`.
+number of releases asks for. Proofs: `docs/soundness/latched.md`, `docs/soundness/sqlp.md`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -16,19 +17,22 @@ import numpy as np
 from scipy.stats import norm
 
 from dpstream.errors import InvalidParameter
+from dpstream.mechanisms.parts.counting.bottom_up import Honaker
 from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
 from dpstream.mechanisms.parts.counting.float_error import (
+    Process,
     QueryCalibration,
     calibrate_query,
     query_sigma,
 )
+from dpstream.mechanisms.parts.counting.last_twice import LastTwice
 from dpstream.privacy.calibration import split_budget
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.promises import own_terms
 from dpstream.privacy.query_spend import QuerySpend
-from dpstream.privacy.sensitivity import group_by_change, units_change
+from dpstream.privacy.sensitivity import group_by_change, rounds_change, units_change
 from dpstream.records import Integers, Reals
-from dpstream.stages.aggregates import Avg, Measure, Sum
+from dpstream.stages.aggregates import Measure, Sum
 from dpstream.stages.query import Query
 
 _EARLY = 0.02  # the part of a threshold that sparing noise for rare keys may cost
@@ -41,7 +45,7 @@ class WindowPlan:
 
     public: bool
     """Are all groups known, and shown from the first release on?"""
-    process: BufferedLinearToeplitz
+    process: Process
     sigmas: tuple[float, ...]
     stddevs: Reals
     """In grid steps, measures x releases; rounding included."""
@@ -58,19 +62,37 @@ class Plan:
 
     @cached_property
     def sensitivities(self) -> tuple[Fraction, ...]:
-        """Of each measure, in grid steps, for one unit; L2 over all its groups."""
-        return tuple(self._sensitivity(measure) for measure in self.query.measures)
+        """Of each measure and total, in grid steps, for one unit; L2 over all its groups."""
+        return tuple(self._sensitivity(measure) for measure in self.columns)
+
+    @cached_property
+    def columns(self) -> tuple[Measure, ...]:
+        """All that noise is added to: measures of groups, then totals of windows."""
+        return self.query.measures + self.query.totals
 
     def _sensitivity(self, measure: Measure) -> Fraction:
         bounds = self.query.bounds
         if measure.kind == "units":
             return units_change(rows=bounds.rows, groups=bounds.groups)
+        if measure.kind == "round":
+            return rounds_change(rows=bounds.rows)
+        if measure.kind in ("offered", "kept"):  # all rows of a unit may lie in one window
+            rows = self._reached(measure)
+            return group_by_change(rows=rows, per_group=rows, groups=1, largest=measure.largest)
         return group_by_change(
             rows=bounds.rows,
             per_group=bounds.rows_per_group,
             groups=bounds.groups,
             largest=measure.largest,
         )
+
+    def _reached(self, measure: Measure) -> int:
+        """How many processes of a measure one unit may move, at most."""
+        bounds, most = self.query.bounds, self.query.debias_rows
+        if measure.kind == "offered":
+            assert most is not None
+            return most
+        return bounds.rows if measure.kind in ("round", "kept") else bounds.groups
 
     @property
     def tail(self) -> Fraction:
@@ -81,28 +103,44 @@ class Plan:
     @cached_property
     def calibrated(self) -> QueryCalibration:
         """mu^2 of the whole run, and its float error, whatever the windows' lengths."""
-        query = self.query
-        columns = len(query.measures)
+        query, weights = self.query, self.query.column_weights
         return calibrate_query(
-            *(_process(releases, query.buffers) for releases in query.schedule.lengths),
+            *(self._process(releases) for releases in query.schedule.lengths),
             sensitivities=self.sensitivities,
-            shares=[Fraction(1, columns)] * columns,
-            groups=query.bounds.groups,
+            shares=[weight / sum(weights) for weight in weights],
+            influence=[self._reached(column) for column in self.columns],
             epsilon=query.epsilon,
             delta=query.delta,
             tail=self.tail,
         )
 
+    @property
+    def interval(self) -> float | None:
+        """Half the width of a confidence interval, in standard deviations."""
+        confidence = self.query.confidence
+        return None if confidence is None else float(norm.isf((1 - confidence) / 2))
+
     @cached_property
     def shares(self) -> tuple[Fraction, ...]:
-        """mu^2 of each measure."""
-        return split_budget(self.calibrated.mu_squared, columns=len(self.query.measures))
+        """mu^2 of each measure and total."""
+        return split_budget(self.calibrated.mu_squared, weights=self.query.column_weights)
+
+    def _process(self, releases: int) -> Process:
+        if self.query.strategy == "sqlp":
+            return Honaker(steps=releases)
+        process, share = _buffered(releases, self.query.buffers), self.query.last_budget
+        if share is None or releases == 1:
+            return process
+        return _last_twice(process, share)
 
     @property
-    def decays(self) -> list[tuple[int, tuple[float, ...]]]:
+    def matrices(self) -> list[tuple[int, tuple[float, ...]]]:
         """The counters' matrices, by the number of releases: they fix the noise."""
-        buffers, lengths = self.query.buffers, self.query.schedule.lengths
-        return [(releases, _process(releases, buffers).decays) for releases in lengths]
+        found = []
+        for releases in self.query.schedule.lengths:
+            process = self._process(releases)
+            found.append((releases, () if isinstance(process, Honaker) else process.decays))
+        return found
 
     def terms(self) -> Terms:
         """The book that this query opens where there is none."""
@@ -130,46 +168,77 @@ class Plan:
     @lru_cache(maxsize=64)  # noqa: B019 - a plan lives as long as its query
     def window(self, releases: int) -> WindowPlan:
         """The noise of a window with so many releases."""
-        query = self.query
-        process = _process(releases, query.buffers)
-        sigmas = tuple(
-            float(query_sigma(process, sensitivity=sensitivity, mu_squared=share))
-            for sensitivity, share in zip(self.sensitivities, self.shares, strict=True)
-        )
-        rows = process.error()
-        stddevs = np.hypot(np.outer(sigmas, rows), 12**-0.5)
-        if query.public_keys is not None:
-            return WindowPlan(
-                public=True,
-                process=process,
-                sigmas=sigmas,
-                stddevs=stddevs,
-                pre_threshold=0,
-                thresholds=np.zeros(releases, np.int64),
-            )
-        deviations = self._quantile(releases) * sigmas[0] * rows * (1 + 1e-12)
-        early = query.pre_threshold
-        if early is None:
-            early = math.floor(_EARLY * float(deviations[-1]))
-        thresholds = early + 1 + np.ceil(deviations + 0.5).astype(np.int64)
+        query, public = self.query, self.query.public_keys is not None
+        process, sigmas = self._process(releases), self._sigmas(releases)[: len(query.measures)]
+        rows, early = process.error(), 0
+        thresholds: Integers = np.zeros(releases, np.int64)
+        if not public:
+            deviations = self._quantiles(releases) * sigmas[0] * rows * (1 + 1e-12)
+            if query.pre_threshold is not None:
+                early = query.pre_threshold
+            else:
+                early = math.floor(_EARLY * float(deviations[-1]))
+            thresholds = early + 1 + np.ceil(deviations + 0.5).astype(np.int64)
         return WindowPlan(
-            public=False,
+            public=public,
             process=process,
             sigmas=sigmas,
-            stddevs=stddevs,
+            stddevs=_stddevs(sigmas, rows),
             pre_threshold=early,
             thresholds=thresholds,
         )
 
-    def _quantile(self, releases: int) -> float:
-        """How many standard deviations no noise of a unit's own keys passes, but for the tail."""
-        each = float(self.tail) * (1 - 1e-12) / (self.query.bounds.groups * releases)
-        return float(norm.isf(each)) * (1 + 1e-12)
+    @lru_cache(maxsize=64)  # noqa: B019
+    def totals(self, releases: int) -> WindowPlan:
+        """The noise of a window's totals: one group, which everybody knows."""
+        process, sigmas = (
+            self._process(releases),
+            self._sigmas(releases)[len(self.query.measures) :],
+        )
+        return WindowPlan(
+            public=True,
+            process=process,
+            sigmas=sigmas,
+            stddevs=_stddevs(sigmas, process.error()),
+            pre_threshold=0,
+            thresholds=np.zeros(releases, np.int64),
+        )
+
+    def _sigmas(self, releases: int) -> tuple[float, ...]:
+        process = self._process(releases)
+        return tuple(
+            float(query_sigma(process, sensitivity=sensitivity, mu_squared=share))
+            for sensitivity, share in zip(self.sensitivities, self.shares, strict=True)
+        )
+
+    def _quantiles(self, releases: int) -> Reals:
+        """How many standard deviations no noise of a unit's own keys passes, but for the tail.
+
+        By release: the last one has a part of the tail of its own, the others share the rest.
+        """
+        parts = np.full(releases, 1 / releases)
+        if self.query.last_share is not None and releases > 1:
+            last = float(self.query.last_share)
+            parts[:-1], parts[-1] = (1 - last) / (releases - 1), last
+        each = float(self.tail) * (1 - 1e-12) / self._reached(self.columns[0]) * parts
+        found: Reals = norm.isf(each) * (1 + 1e-12)
+        return found
+
+
+def _stddevs(sigmas: Sequence[float], rows: Reals) -> Reals:
+    """Measures x releases, rounding included."""
+    found: Reals = np.hypot(np.outer(sigmas, rows), 12**-0.5)
+    return found
 
 
 @lru_cache(maxsize=256)
-def _process(releases: int, buffers: int) -> BufferedLinearToeplitz:
+def _buffered(releases: int, buffers: int) -> BufferedLinearToeplitz:
     return BufferedLinearToeplitz(steps=releases, buffers=buffers)
+
+
+@lru_cache(maxsize=256)
+def _last_twice(process: BufferedLinearToeplitz, share: Fraction) -> LastTwice:
+    return LastTwice(process=process, share=share)
 
 
 def planned(query: Query) -> Plan:
@@ -200,9 +269,6 @@ def _coarser(query: Query) -> Query | None:
     if not found:
         return None
     _, finest, quantum = max(found, key=lambda item: item[0])
-    kind = Avg if isinstance(finest, Avg) else Sum
-    changed = kind(
-        finest.name, column=finest.column, lo=finest.lo, hi=finest.hi, quantum=quantum, chosen=False
-    )
+    changed = replace(finest, quantum=quantum, chosen=False)
     aggregates = [changed if a is finest else a for a in query.aggregates]
     return replace(query, aggregates=aggregates)

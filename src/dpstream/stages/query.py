@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
@@ -29,9 +29,13 @@ from dpstream.stages.ticks import (
     iso,
     time_zone,
 )
+from dpstream.stages.windows import Tumble
 
 _TIME_UNITS = {"us": 1, "ms": 1000, "s": SECOND, "min": 60 * SECOND, "h": 3600 * SECOND, "day": DAY}
 _ZERO, _ONE_DAY = Micros(0), Micros(DAY)
+_TOTALS_WEIGHT = Fraction(1, 50)  # totals of a window are large beside their noise
+_FORMERLY: dict[str, Any] = {"last_share": None, "last_budget": None}
+"""What versions did that did not know a field, where it is not the default of now."""
 _RESERVED = ("window_start", "window_end", "trigger_time", "release_index")
 
 
@@ -57,19 +61,6 @@ class Finish(Protocol):
         """What is published of a release."""
 
 
-@dataclass(frozen=True)
-class Tumble:
-    """Windows of one size, side by side, from the query's start on.
-
-    Whole days follow the calendar of the query's time zone.
-    """
-
-    size: Any
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", duration(self.size, "the window's size"))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Query:
     """Aggregates per key, for ever, under user-level (epsilon, delta)-DP.
@@ -84,6 +75,15 @@ class Query:
     only if some sum has moved by so many standard deviations since (and always at the window's
     last trigger). `nonnegative` clamps counts and sums at 0. `pre_threshold`: groups with no more
     units are never looked at (default: as many as raise the threshold by 2%).
+
+    `strategy`: "latched", or "sqlp", which publishes a group only when enough units have come to it
+    since the last time. `weights`: by aggregate, how much of the budget it gets beside the
+    others (1 each); "selection" is the count that finds keys. `last_share`: the part of what the
+    selection of keys may lose that is kept for a window's last release; `last_budget`: the part of
+    the budget that measures that release once more (None: all releases alike).
+    `confidence`: publish an interval that holds the truth with this probability, as far as noise
+    goes. `debias="global"` estimates, under the same budget, what share of all rows the bounds have
+    kept, and makes up for it in counts and sums; it counts at most `debias_rows` rows of a unit.
 
     A unit contributes at most `max_groups_contributed` groups (over all windows),
     `max_rows_per_group` rows to each and `max_rows_contributed` rows in all.
@@ -103,6 +103,7 @@ class Query:
     time_origin: Any = _ZERO
     arrival: str | None = None
     window: Tumble | None = None
+    strategy: Literal["latched", "sqlp"] = "latched"
     every: Any = None
     triggers: Sequence[Any] | None = None
     start: Any = None
@@ -116,6 +117,12 @@ class Query:
     public_keys: Sequence[Any] | None = None
     pre_threshold: int | None = None
     selection_share: Any = Fraction(1, 2)
+    last_share: Any | None = Fraction(1, 2)
+    last_budget: Any | None = Fraction(1, 8)
+    weights: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
+    confidence: float | None = None
+    debias: Literal["global"] | None = None
+    debias_rows: int | None = None
     min_change: float | None = None
     nonnegative: bool = False
     buffers: int = 4
@@ -129,6 +136,11 @@ class Query:
         put("epsilon", positive(self.epsilon, "epsilon"))
         put("delta", positive(self.delta, "delta"))
         put("selection_share", positive(self.selection_share, "selection_share"))
+        for name in ("last_share", "last_budget"):
+            if getattr(self, name) is not None:
+                put(name, positive(getattr(self, name), name))
+        if self.strategy == "sqlp":
+            put("last_budget", None)  # its trees measure every step alike
         put("keys", _names(self.keys, "keys"))
         put("aggregates", tuple(self.aggregates))
         self._check_names()
@@ -145,14 +157,14 @@ class Query:
         )
         if self.pre_threshold is not None:
             put("pre_threshold", whole(self.pre_threshold, "pre_threshold", at_least=0))
-        if self.delta >= 1 or self.selection_share >= 1:
-            raise InvalidParameter(
-                f"delta and selection_share must be below 1; got delta={float(self.delta):g}, "
-                f"selection_share={float(self.selection_share):g}"
-            )
-        if self.min_change is not None and not self.min_change > 0:
-            raise InvalidParameter(f"min_change must be above 0; got {self.min_change}")
+        for name in ("delta", "selection_share", "last_share", "last_budget"):
+            if getattr(self, name) is not None and getattr(self, name) >= 1:
+                raise InvalidParameter(
+                    f"{name} must be below 1; got {float(getattr(self, name)):g}"
+                )
+        self._check_answers()
         self._check_public_keys()
+        self._check_strategy()
         _ = self.schedule
 
     def _put(self, name: str, value: Any) -> None:
@@ -161,14 +173,16 @@ class Query:
     def _check_names(self) -> None:
         if not self.aggregates or not all(isinstance(a, Count | Sum) for a in self.aggregates):
             raise InvalidParameter(
-                f"aggregates must be Count, CountUnits, Sum or Avg; got {self.aggregates!r}"
+                "aggregates must be Count, CountUnits, Sum, Avg, Variance or Stddev; got "
+                f"{self.aggregates!r}"
             )
         if self.unit in self.keys:
             raise InvalidParameter(
                 f"the unit {self.unit!r} must not be a key: each group would be one unit; "
                 "group by other columns"
             )
-        outputs = [name for a in self.aggregates for name in (a.name, f"{a.name}_stddev")]
+        added = ("", "_stddev") if self.confidence is None else ("", "_stddev", "_low", "_high")
+        outputs = [f"{a.name}{more}" for a in self.aggregates for more in added]
         outputs += [*self.keys, *_RESERVED]
         twice = {name for name in outputs if outputs.count(name) > 1}
         if twice:
@@ -194,6 +208,8 @@ class Query:
             put("triggers", tuple(times))
         if self.every is not None and self.triggers is not None:
             raise InvalidParameter("give every= or triggers=, not both")
+        if self.window is not None:
+            self.window.check(self.time_zone)
         if self.time_unit is not None and self.time_unit not in _TIME_UNITS:
             raise InvalidParameter(
                 f"time_unit must be one of {', '.join(_TIME_UNITS)}; got {self.time_unit!r}"
@@ -210,6 +226,40 @@ class Query:
             raise InvalidParameter(
                 "a query with a time column needs its public range: start= and end= (or a window "
                 "and a live source); taken from the data it would reveal the first and last row"
+            )
+
+    def _check_answers(self) -> None:
+        if self.min_change is not None and not self.min_change > 0:
+            raise InvalidParameter(f"min_change must be above 0; got {self.min_change}")
+        if self.confidence is not None and not 0 < self.confidence < 1:
+            raise InvalidParameter(
+                f"confidence must lie between 0 and 1, such as 0.95; got {self.confidence}"
+            )
+        if self.debias not in (None, "global"):
+            raise InvalidParameter(f"debias must be 'global' or None; got {self.debias!r}")
+        if self.debias_rows is not None and self.debias is None:
+            raise InvalidParameter("debias_rows needs debias='global'")
+        if self.debias is not None:
+            rows = 4 * self.bounds.rows if self.debias_rows is None else self.debias_rows
+            rows = whole(rows, "debias_rows", at_least=self.bounds.rows)
+            self._put("debias_rows", rows)
+        known = {*(a.name for a in self.aggregates), "selection", "debias"}
+        weights = dict(self.weights)
+        if not weights.keys() <= known:
+            raise InvalidParameter(
+                f"weights must name aggregates of the query or 'selection'; got "
+                f"{sorted(weights.keys() - known)}, known are {sorted(known)}"
+            )
+        exact = tuple((n, positive(w, f"the weight of {n}")) for n, w in sorted(weights.items()))
+        self._put("weights", exact)
+
+    def _check_strategy(self) -> None:
+        if self.strategy not in ("latched", "sqlp"):
+            raise InvalidParameter(f"strategy must be 'latched' or 'sqlp'; got {self.strategy!r}")
+        if self.strategy == "sqlp" and self.min_change is not None:
+            raise InvalidParameter(
+                "min_change is for the strategy 'latched': 'sqlp' publishes a group only when "
+                "enough units have come to it anyway"
             )
 
     def _check_public_keys(self) -> None:
@@ -245,24 +295,55 @@ class Query:
         )
 
     @property
+    def in_rounds(self) -> bool:
+        """Are keys found again and again, each time by the units since the last time?"""
+        return self.strategy == "sqlp" and self.public_keys is None
+
+    @property
     def one_row(self) -> bool:
-        """Does a unit have at most one row in a group? Then rows are units."""
-        return self.bounds.rows_per_group == 1
+        """Are rows units in what is published? A unit has one row in a group, then."""
+        return self.bounds.rows_per_group == 1 and not self.in_rounds
 
     @cached_property
     def measures(self) -> tuple[Measure, ...]:
         """The exact columns behind the aggregates."""
-        unknown = self.public_keys is None
-        return all_measures(self.aggregates, one_row=self.one_row, unknown_keys=unknown)
+        finder = Measure(kind="round" if self.in_rounds else "units")
+        return all_measures(
+            self.aggregates,
+            one_row=self.one_row,
+            finder=finder if self.public_keys is None else None,
+        )
+
+    @cached_property
+    def totals(self) -> tuple[Measure, ...]:
+        """Exact counts of each window as a whole."""
+        if self.debias is None:
+            return ()
+        return Measure(kind="offered"), Measure(kind="kept")
+
+    @cached_property
+    def column_weights(self) -> tuple[Fraction, ...]:
+        """How the budget is divided among measures and totals: by the greatest wish for each."""
+        wishes: dict[Measure, list[Fraction]] = {measure: [] for measure in self.measures}
+        given = dict(self.weights)
+        for aggregate in self.aggregates:
+            for measure in aggregate.measures(self.one_row):
+                wishes[measure].append(given.get(aggregate.name, Fraction(1)))
+        if self.public_keys is None:
+            finder = wishes[self.measures[0]]
+            if "selection" in given or not finder:
+                finder.append(given.get("selection", Fraction(1)))
+        total = given.get("debias", _TOTALS_WEIGHT)
+        return (*(max(wish) for wish in wishes.values()), *(total for _ in self.totals))
 
     @cached_property
     def schedule(self) -> Schedule:
         """When what is published; an endless query is given its start when it first runs."""
         if self.time is None or self.start is None:
             return Schedule()
-        edges = None
-        if self.window is not None:
-            edges = Ticks(origin=self.start, size=self.window.size, zone=self.time_zone)
+        window, edges = self.window, None
+        if window is not None:
+            edges = Ticks(origin=self.start, size=window.cell, zone=self.time_zone)
         ticks: Ticks | tuple[int, ...] | None = self.triggers  # type: ignore[assignment]
         if self.every is not None:
             ticks = Ticks(origin=self.start, size=self.every, zone=self.time_zone)
@@ -270,6 +351,8 @@ class Query:
             start=self.start,
             end=self.end,
             edges=edges,
+            kind="tumble" if window is None else window.kind,
+            cells=1 if window is None else window.cells,
             triggers=ticks,
             lateness=self.allowed_lateness,
         )
@@ -342,6 +425,24 @@ class Query:
         origin = instant("1970-01-01", "the first window", self.time_zone)
         ticks = Ticks(origin=origin, size=self.window.size, zone=self.time_zone)
         return replace(self, start=Micros(ticks.at(ticks.last_before(now))))
+
+    def as_begun(self, facts: Mapping[str, str]) -> Query:
+        """This query as a run with these facts began it, perhaps by an earlier version.
+
+        What that version did not know has the value that stands for what it did.
+        """
+        changes = {}
+        for item in fields(self):
+            if item.name in facts or item.default is MISSING:
+                continue
+            if getattr(self, item.name) != item.default:
+                raise InvalidParameter(
+                    f"this run was begun by a version that did not know {item.name}; go on without "
+                    "it, or use a new state directory (a new run)"
+                )
+            if item.name in _FORMERLY:
+                changes[item.name] = _FORMERLY[item.name]
+        return replace(self, **changes) if changes else self
 
     def facts(self) -> dict[str, str]:
         """Everything that fixes the releases besides the data."""

@@ -109,16 +109,17 @@ class RowReader:
         good = reasons == 0
         inside = good & (columns["windows"] >= 0)
         late = np.zeros(len(inside), bool)
-        if arrived is not None or self.query.arrival is not None:  # else they arrive as they happen
+        overlapping = self.query.schedule.overlapping  # then, some windows of a row may be over
+        if not overlapping and (arrived is not None or self.query.arrival is not None):
             late = inside & (columns["steps"] > self._last_steps(columns["windows"], inside))
         aside.outside, aside.late = int((good & ~inside).sum()), int(late.sum())
         columns = _filtered(columns, inside & ~late)
         columns["groups"] = self._group_ids(columns["keys"], len(columns["steps"]))
         if self.query.public_keys is not None:  # other keys go before anything is bounded
-            known = np.isin(_pairs(columns["groups"]), _pairs(self.public_ids()))
+            known = np.isin(id_pairs(columns["groups"]), id_pairs(self.public_ids()))
             aside.other_keys = int((~known).sum())
             columns = _filtered(columns, known)
-        return _in_order(self._identified(columns)), aside
+        return _in_order(self._identified(columns, aside)), aside
 
     def _columns(self, table: pa.Table, reasons: Codes, arrived: int | None) -> dict[str, Any]:
         """Every column that matters, parsed; rows that cannot be used are marked."""
@@ -157,11 +158,30 @@ class RowReader:
         last[inside] = self.query.schedule.last_steps(windows[inside])
         return last
 
-    def _identified(self, columns: dict[str, Any]) -> Rows:
+    def _in_every_window(self, columns: dict[str, Any], aside: Setting) -> dict[str, Any]:
+        """Once for each window of a row that is not over; the row's own step stays."""
+        schedule = self.query.schedule
+        if not schedule.overlapping:
+            return columns
+        last = schedule.last_window_of(columns["moments"])
+        counts = last - columns["windows"] + 1
+        rows = np.repeat(np.arange(len(counts)), counts)
+        columns = {
+            name: column[rows] if isinstance(column, np.ndarray) else column.take(pa.array(rows))
+            for name, column in columns.items()
+        }
+        columns["windows"] += np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        late = columns["steps"] > schedule.last_steps(columns["windows"])
+        aside.late += int(late.sum())
+        return _filtered(columns, ~late)
+
+    def _identified(self, columns: dict[str, Any], aside: Setting) -> Rows:
         """Ids and digests in place of units, keys and times."""
+        columns["periods"] = self._periods(columns["moments"])
+        columns["units"] = self.unit_ids(columns["units"], columns["periods"])
+        columns = self._in_every_window(columns, aside)
         moments, groups, values = columns["moments"], columns["groups"], columns["values"]
-        periods = self._periods(moments)
-        units = self._with_period(column_ids(columns["units"], self._unit_key), periods)
+        units, periods = columns["units"], columns["periods"]
         content = [units, groups, columns["windows"], moments, *values.T]
         return Rows(
             units=units,
@@ -173,6 +193,10 @@ class RowReader:
             values=values,
             keys=columns["keys"],
         )
+
+    def unit_ids(self, units: pa.Array, periods: Integers) -> Words:
+        """The ids of units, each within its period."""
+        return self._with_period(column_ids(units, self._unit_key), periods)
 
     def public_ids(self) -> Words:
         """The ids of the public groups, in the order of the query's list."""
@@ -323,7 +347,7 @@ def _filtered(columns: dict[str, Any], kept: parse.Mask) -> dict[str, Any]:
     }
 
 
-def _pairs(ids: Words) -> Any:
+def id_pairs(ids: Words) -> Any:
     """Ids as single items, for set operations."""
     pair = np.dtype([("first", "<u8"), ("second", "<u8")])
     return np.ascontiguousarray(ids, "<u8").view(pair)[:, 0]

@@ -1,9 +1,13 @@
 """Windows and triggers: when what is published. All of it is public and fixed in advance.
 
-A step is one trigger of the schedule. A row belongs to the window of its event time and to the
+A step is one trigger of the schedule. A row belongs to the windows of its event time and to the
 first step after its arrival; neither depends on any other row. A window is published at its own
-triggers, from the first one after its start to the first one at or after its end and the allowed
+triggers, from the first one after it opens to the first one at or after its end and the allowed
 lateness; a row that arrives after the last of them is late.
+
+Windows are made of cells, the spans between two edges. Tumbling windows are one cell each, hopping
+ones `cells` in a row, and cumulating ones grow cell by cell and begin anew after `cells`. So the
+windows of a row are always a range of numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -34,15 +38,18 @@ class Due(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Windows [edge, next edge) from `start` to `end`, published at `triggers`.
+    """Windows over the cells between `edges` from `start` to `end`, published at `triggers`.
 
     `edges` None: one window for all. `triggers`: ticks, listed times, or None (each window once,
-    when it closes). `start` None: no times at all, one window that is published once.
+    when it closes). `start` None: no times at all, one window that is published once. A cumulating
+    window opens where the one before it ends: until then that one says the same.
     """
 
     start: int | None = None
     end: int | None = None
     edges: Ticks | None = None
+    kind: Literal["tumble", "hop", "cumulate"] = "tumble"
+    cells: int = 1
     triggers: Ticks | tuple[int, ...] | None = None
     lateness: int = 0
 
@@ -55,6 +62,11 @@ class Schedule:
             raise InvalidParameter("a list of triggers needs an end")
         if self.start is not None and self.end is None and self.edges is None:
             raise InvalidParameter("one window for all rows needs an end")
+        if self.windows is not None and self.windows < 1:
+            raise InvalidParameter(
+                f"the range from {iso(self.start)} to {iso(self.end)} has no room for a hopping "
+                "window; give it a later end"
+            )
         if isinstance(self.triggers, tuple):
             self._check_listed(self.triggers)
 
@@ -83,7 +95,10 @@ class Schedule:
         """How many windows there are; None if the stream has no end."""
         if self.edges is None:
             return 1
-        return None if self.end is None else self.edges.next_from(self.end)
+        if self.end is None:
+            return None
+        cells = self.edges.next_from(self.end)
+        return cells if self.kind == "cumulate" else cells - self.cells + 1
 
     @cached_property
     def steps(self) -> int | None:
@@ -94,8 +109,18 @@ class Schedule:
         """From when to when a window reaches."""
         if self.edges is None:
             return self.start, self.end
-        last = self.edges.at(window + 1)
-        return self.edges.at(window), last if self.end is None else min(last, self.end)
+        first, last = window, self._last_cell(window)
+        if self.kind == "cumulate":
+            first -= window % self.cells
+        end = self.edges.at(last + 1)
+        return self.edges.at(first), end if self.end is None else min(end, self.end)
+
+    def _last_cell(self, window: int) -> int:
+        return window + self.cells - 1 if self.kind == "hop" else window
+
+    def opens(self, window: int) -> int | None:
+        """From when on a window is published."""
+        return self.start if self.edges is None else self.edges.at(window)
 
     def time_of(self, step: int) -> int | None:
         """When a step happens."""
@@ -111,12 +136,12 @@ class Schedule:
     @lru_cache(maxsize=4096)  # noqa: B019 - schedules live as long as the process
     def first_step(self, window: int) -> int:
         """The first step at which a window is published."""
-        start = self.span(window)[0]
-        if self.triggers is None or start is None:
+        opens = self.opens(window)
+        if self.triggers is None or opens is None:
             return window
         if isinstance(self.triggers, tuple):
-            return bisect_right(self.triggers, start)
-        return max(self.triggers.next_from(start + 1) - 1, 0)
+            return bisect_right(self.triggers, opens)
+        return max(self.triggers.next_from(opens + 1) - 1, 0)
 
     @lru_cache(maxsize=4096)  # noqa: B019
     def last_step(self, window: int) -> int:
@@ -167,14 +192,31 @@ class Schedule:
         return found[::-1]
 
     def window_of(self, times: Integers) -> Integers:
-        """The window of each event time, -1 where there is none."""
+        """The first window of each event time, -1 where there is none."""
         if self.start is None:
             return np.zeros(len(times), np.int64)
         end = self.start + _ENDLESS if self.end is None else self.end
         outside = (times < self.start) | (times >= end)
         if self.edges is None:
             return np.where(outside, -1, 0)
-        return np.where(outside, -1, self.edges.before(np.clip(times, self.start, end - 1)))
+        first = self.edges.before(np.clip(times, self.start, end - 1))
+        if self.kind == "hop":
+            first = np.maximum(first - (self.cells - 1), 0)
+        return np.where(outside, -1, first)
+
+    @property
+    def overlapping(self) -> bool:
+        """May a row be in several windows?"""
+        return self.cells > 1
+
+    def last_window_of(self, times: Integers) -> Integers:
+        """The last window of each event time that has a window."""
+        if self.edges is None or self.start is None:
+            return np.zeros(len(times), np.int64)
+        last = self.edges.before(times)
+        if self.kind == "cumulate":
+            last += self.cells - 1 - last % self.cells
+        return last if self.windows is None else np.minimum(last, self.windows - 1)
 
     def step_of(self, arrivals: Integers) -> Integers:
         """The first step after each arrival."""
@@ -192,7 +234,8 @@ class Schedule:
         if self.edges is None:
             found = np.zeros(len(arrivals), np.int64)
         else:
-            found = np.maximum(self.edges.before(within - self.lateness), 0)
+            closing = self.edges.before(within - self.lateness) - self._last_cell(0)
+            found = np.maximum(closing, 0)
         over = arrivals >= last  # the last window may be cut short
         return found if steps is None else np.where(over, steps, np.minimum(found, steps - 1))
 

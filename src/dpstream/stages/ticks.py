@@ -123,6 +123,18 @@ def time_zone(name: str) -> ZoneInfo:
         ) from None
 
 
+@lru_cache(maxsize=256)
+def keeps_its_offset(name: str) -> bool:
+    """Is a zone free of clock changes, from 1970 to 2050?
+
+    >>> keeps_its_offset("Asia/Tokyo"), keeps_its_offset("Europe/Rome")
+    (True, False)
+    """
+    zone = time_zone(name)
+    months = (datetime(y, m, 1, tzinfo=zone) for y in range(1970, 2050) for m in range(1, 13))
+    return len({month.utcoffset() for month in months}) == 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ticks:
     """Times `origin`, `origin + size`, ...; whole days are counted in `zone`'s calendar."""

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
@@ -32,22 +33,22 @@ class SpasPublished(Spas):
     is shared. A ledger refuses that sooner or later, at the latest after a few positives.
     """
 
+    @cached_property
     def _warm_up_share(self) -> Fraction:
-        return on_grid(self.budget * self._warm_up_interval() / self.window)
+        return on_grid(self.budget * self._warm_up_interval / self.window)
 
-    def _decide(
-        self, state: SpasState, x: Integers, amount: Fraction, spend: Spender
-    ) -> tuple[SpasState, bool]:
-        now, spent = spend.step, state.published.before(spend.step)
+    def _decide(self, state: SpasState, x: Integers, spend: Spender) -> tuple[SpasState, bool]:
+        costs, now = self._by_count(state.count), spend.step
+        spent = state.published.units_before(now)
         half = on_grid(self.testing / 2)
         if state.run is None:
             run = AboveThreshold.open(spend, epsilon=half, sensitivity=histogram_change())
             state = replace(state, run=run)
         assert state.run is not None
         assert state.values is not None
-        if spent + amount > self.publishing:
+        if spent > costs.before_publication:
             return state, False
-        if self._covers_the_rest(state, spent, amount, now):
+        if self._covers_the_rest(state, spent, costs, now):
             return state, True
         noisy = spend.laplace(
             np.array([np.abs(state.values - x).sum()]),
@@ -56,7 +57,7 @@ class SpasPublished(Spas):
             purpose="test",
             interval=state.run.interval,
         )
-        threshold = len(x) * state.count / self.publishing
+        threshold = len(x) * costs.error
         positive = int(noisy[0]) - state.run.rho > threshold
         if positive:
             spend.open_interval(on_grid(half / state.count), purpose="positive")

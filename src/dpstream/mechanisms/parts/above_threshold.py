@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
@@ -62,16 +63,22 @@ class AboveThreshold:
         )
         return cls(interval=interval, rho=int(rho[0]), epsilon=epsilon, sensitivity=sensitivity)
 
+    @cached_property
+    def for_test(self) -> Fraction:
+        """Half of e2: nu ~ Lap(2 Delta / e2)."""
+        return on_grid(split(self.epsilon)[1] / 2)
+
     def exceeded(self, distance: int, threshold: Fraction, spend: Spender) -> bool:
         """One test; a "yes" ends the run with this step."""
         noisy = spend.laplace(
             np.array([distance]),
             sensitivity=self.sensitivity,
-            epsilon=on_grid(split(self.epsilon)[1] / 2),
+            epsilon=self.for_test,
             purpose="test",
             interval=self.interval,
         )
-        if int(noisy[0]) - self.rho <= threshold:
+        above = (int(noisy[0]) - self.rho) * threshold.denominator
+        if above <= threshold.numerator:
             return False
         spend.close_interval(self.interval)
         return True

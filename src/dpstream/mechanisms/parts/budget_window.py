@@ -5,11 +5,15 @@ Guarantee: none of its own. It is a mechanism's private arithmetic; the ledger k
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import itemgetter
 
 from dpstream.privacy.amounts import GRID, units
 from dpstream.privacy.state.serial import storable
+
+_STEP = itemgetter(0)
 
 
 @storable("budget window")
@@ -23,15 +27,37 @@ class BudgetWindow:
     """
 
     width: int
-    entries: tuple[tuple[int, int], ...] = ()  # (step, amount in grid units)
+    entries: tuple[tuple[int, int, int], ...] = ()
+    """(step, amount in grid units, all that was ever paid up to it)."""
 
     def before(self, step: int) -> Fraction:
         """Spent in the steps that share a window of `width` with `step`, `step` itself excluded."""
-        oldest = step - self.width + 1
-        return Fraction(sum(amount for at, amount in self.entries if at >= oldest), GRID)
+        return Fraction(self.units_before(step), GRID)
+
+    def units_before(self, step: int) -> int:
+        """`before` in grid units."""
+        entries, first = self.entries, self._since(step - self.width + 1)
+        if first == len(entries):
+            return 0
+        _, amount, total = entries[first]
+        return entries[-1][2] - total + amount
 
     def paid(self, step: int, amount: Fraction) -> BudgetWindow:
         """The record after paying `amount` at `step`."""
-        oldest = step - self.width + 2  # what can still matter at the next step
-        kept = tuple(entry for entry in self.entries if entry[0] >= oldest)
-        return BudgetWindow(width=self.width, entries=(*kept, (step, units(amount))))
+        cost, total = units(amount), self.entries[-1][2] if self.entries else 0
+        kept = self.entries[self._since(step - self.width + 2) :]  # matters at the next step
+        return BudgetWindow(width=self.width, entries=(*kept, (step, cost, total + cost)))
+
+    def steps(self, oldest: int) -> int:
+        """How many payments were made from step `oldest` on."""
+        return len(self.entries) - self._since(oldest)
+
+    def first_step(self, oldest: int) -> int | None:
+        """The first payment from step `oldest` on."""
+        first = self._since(oldest)
+        return self.entries[first][0] if first < len(self.entries) else None
+
+    def _since(self, oldest: int) -> int:
+        if not self.entries or self.entries[0][0] >= oldest:
+            return 0
+        return bisect_left(self.entries, oldest, key=_STEP)

@@ -35,21 +35,18 @@ def flat_prior() -> Reals:
     return flat
 
 
+_FLAT = flat_prior()
+
+
 def estimate(mean: Reals, variance: Reals, prior: Reals, *, gamma: float) -> tuple[Reals, Reals]:
     """Whole, non-negative counts to publish, and the shared prior for the next time.
 
     >>> estimate(np.array([900.0]), np.array([100.0]), flat_prior(), gamma=0.5)[0]
     array([900.])
     """
-    sd = np.sqrt(np.maximum(variance, _LEAST_SD**2))
-    out = np.maximum(mean - gamma * variance / np.maximum(mean, 1.0), 0.0)
-    weak = mean < _STRONG * sd
-    if weak.any():
-        typical = float(np.median(sd[weak]))
-        weak &= mean < _STRONG * typical  # within the cells
-        prior = prior.copy()
-        out[weak] = _weak(mean[weak], sd[weak], typical, gamma, flat_prior(), prior)
-    return np.rint(out), prior
+    new = prior.copy()
+    out, weak = _estimate(mean, variance, gamma, _FLAT, new)
+    return out, new if weak else prior
 
 
 @njit(cache=True, nogil=True)
@@ -87,3 +84,19 @@ def _weak(mean: Reals, sd: Reals, typical: float, gamma: float, flat: Reals, pri
             inside = (middle - below) / max(likelihood[j, i], 1e-300)
             out[j] = (i - 0.5 + inside) * step
     return out
+
+
+@njit(cache=True, nogil=True)
+def _estimate(
+    mean: Reals, variance: Reals, gamma: float, flat: Reals, prior: Reals
+) -> tuple[Reals, bool]:
+    """The numbers to publish, and whether any bin is weak; then `prior` is updated in place."""
+    sd = np.sqrt(np.maximum(variance, _LEAST_SD**2))
+    out = np.maximum(mean - gamma * variance / np.maximum(mean, 1.0), 0.0)
+    weak = mean < _STRONG * sd
+    some = bool(weak.any())
+    if some:
+        typical = np.median(sd[weak])
+        weak &= mean < _STRONG * typical  # within the cells
+        out[weak] = _weak(mean[weak], sd[weak], typical, gamma, flat, prior)
+    return np.rint(out), some

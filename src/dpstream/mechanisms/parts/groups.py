@@ -32,8 +32,6 @@ class ColumnGroups:
 
     def sums(self, distance: Integers) -> Integers:
         """Group totals of a per-column distance."""
-        if self.count == 1:
-            return np.array([distance.sum()])
         return np.bincount(self.group, weights=distance, minlength=self.count).astype(np.int64)
 
     def sizes(self) -> Integers:

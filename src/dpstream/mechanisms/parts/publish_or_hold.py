@@ -13,12 +13,13 @@ overspend: their paid steps differ, and a trajectory through the groups meets al
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
 from dpstream.mechanisms.base import Spender
+from dpstream.mechanisms.parts.distance import distance
 from dpstream.mechanisms.parts.groups import ColumnGroups
 from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
@@ -59,9 +60,12 @@ def publish_all(x: Integers, spend: Spender, budget: Fraction, *, groups: int) -
 
 def compare(last: Published, x: Integers, spend: Spender, test: Fraction) -> Integers:
     """Noisy L1 distance of the counts from the last release, per group of columns."""
-    distance = last.groups.sums(np.abs(last.values - x))
+    if last.groups.count == 1:
+        distances = np.array([distance(last.values, x)])
+    else:
+        distances = last.groups.sums(np.abs(last.values - x))
     return spend.laplace(
-        distance, sensitivity=histogram_change(), epsilon=test, purpose="dissimilarity"
+        distances, sensitivity=histogram_change(), epsilon=test, purpose="dissimilarity"
     )
 
 
@@ -69,8 +73,15 @@ def publish_groups(
     last: Published, x: Integers, distances: Integers, spend: Spender, budget: Fraction
 ) -> tuple[Published, bool]:
     """Publish the groups whose mean distance exceeds the error 1 / budget of publishing them."""
+    over, under = budget.numerator, budget.denominator
+    if last.groups.count == 1:
+        if int(distances[0]) * over <= len(x) * under:
+            return last, False
+        return publish_again(last, x, spend, budget), True
     sizes = last.groups.sizes()
-    worth = np.array([int(d) * budget > int(n) for d, n in zip(distances, sizes, strict=True)])
+    worth = np.array(
+        [int(d) * over > int(n) * under for d, n in zip(distances, sizes, strict=True)]
+    )
     chosen = worth[last.groups.group]
     if not chosen.any():
         return last, False
@@ -80,5 +91,13 @@ def publish_groups(
     values, stddev = last.values.copy(), last.stddev.copy()
     values[chosen] = noisy
     stddev[chosen] = laplace_stddev(histogram_change(), budget)
-    groups = last.groups.moved(last.values, values) if last.groups.count > 1 else last.groups
-    return replace(last, values=values, stddev=stddev, groups=groups), True
+    groups = last.groups.moved(last.values, values)
+    return Published(values=values, stddev=stddev, groups=groups), True
+
+
+def publish_again(last: Published, x: Integers, spend: Spender, budget: Fraction) -> Published:
+    """Publish all columns, which are one group."""
+    noisy = spend.laplace(x, sensitivity=histogram_change(), epsilon=budget, purpose="publish")
+    stddev = np.empty(len(x))
+    stddev.fill(laplace_stddev(histogram_change(), budget))
+    return Published(values=noisy, stddev=stddev, groups=last.groups)

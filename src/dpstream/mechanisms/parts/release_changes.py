@@ -8,10 +8,11 @@ The three updates of "SPAS: Continuous Release of Data Streams under w-Event Dif
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
+from numba import njit
 
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
@@ -39,7 +40,7 @@ def release_changes(update: Update, window: int) -> ReleaseChanges:
 
 
 @storable("changes in two windows")
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TwoWindows:
     """Changes in the last two windows, their mean taken off; the paper's choice.
 
@@ -49,22 +50,20 @@ class TwoWindows:
     """
 
     window: int
-    entries: tuple[tuple[int, float, float], ...] = ()
+    entries: Reals = field(default_factory=lambda: np.empty((0, 3)))
+    """Rows of (step, mean |change|, mean squared change)."""
 
     def changed(self, step: int, old: Integers, new: Integers) -> TwoWindows:
-        """Keep (step, mean |change|, mean squared change)."""
+        """Forget what is too old, add one change."""
         oldest = step - 2 * self.window + 1
-        kept = tuple(entry for entry in self.entries if entry[0] >= oldest)
-        change = np.abs(new - old).astype(np.float64)
-        entry = (step, float(change.mean()), _mean_square(old, new))
-        return replace(self, entries=(*kept, entry))
+        mean, square = _mean(np.abs(new - old).astype(np.float64)), _mean_square(old, new)
+        return TwoWindows(
+            window=self.window, entries=_appended(self.entries, oldest, step, mean, square)
+        )
 
     def variance(self) -> float:
         """Mean square less squared mean."""
-        if not self.entries:
-            return 0.0
-        means = np.array([(mean, square) for _, mean, square in self.entries]).mean(axis=0)
-        return max(0.0, float(means[1] - means[0] ** 2))
+        return float(_variance(self.entries)) if len(self.entries) else 0.0
 
 
 @storable("all changes")
@@ -114,4 +113,29 @@ class Decayed:
 
 
 def _mean_square(old: Integers, new: Integers) -> float:
-    return float(np.square((new - old).astype(np.float64)).mean())
+    return _mean(np.square((new - old).astype(np.float64)))
+
+
+def _mean(values: Reals) -> float:
+    return float(values[0]) if len(values) == 1 else float(values.mean())
+
+
+@njit(cache=True, nogil=True)
+def _appended(entries: Reals, oldest: int, step: int, mean: float, square: float) -> Reals:
+    first = 0
+    while first < len(entries) and entries[first, 0] < oldest:
+        first += 1
+    out = np.empty((len(entries) - first + 1, 3))
+    out[:-1] = entries[first:]
+    out[-1, 0], out[-1, 1], out[-1, 2] = step, mean, square
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _variance(entries: Reals) -> float:
+    mean = square = 0.0
+    for row in range(len(entries)):
+        mean += entries[row, 1]
+        square += entries[row, 2]
+    mean, square = mean / len(entries), square / len(entries)
+    return max(0.0, square - mean * mean)

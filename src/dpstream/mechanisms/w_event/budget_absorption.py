@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
 
 from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
 from dpstream.mechanisms.parts.publish_or_hold import (
@@ -63,8 +65,7 @@ class BudgetAbsorption(HistogramMechanism):
         self, state: BudgetAbsorptionState, x: Integers, spend: Spender
     ) -> tuple[BudgetAbsorptionState, list[Release]]:
         """Compare; then rest, publish with the saved shares, or hold and save one more."""
-        test = on_grid(comparison_share(self.budget, self.window, columns=len(x)))
-        share = on_grid((self.budget - test * self.window) / self.window)
+        test, share = self._split(len(x))
         now, last = spend.step, state.published
         if last is None:
             last = publish_all(x, spend, share, groups=self.groups)
@@ -78,7 +79,22 @@ class BudgetAbsorption(HistogramMechanism):
             distances = compare(last, x, spend, test)
             shares = min(now - rests_until, self.window)
             last, paid = publish_groups(last, x, distances, spend, share * shares)
-        state = replace(state, published=last)
-        if paid:
-            state = replace(state, paid_at=now, shares=shares)
+        if not paid:
+            now_paid, shares = state.paid_at, state.shares
+        else:
+            now_paid = now
+        state = BudgetAbsorptionState(published=last, paid_at=now_paid, shares=shares)
         return state, [last.release(now, paid=paid)]
+
+    def _split(self, columns: int) -> tuple[Fraction, Fraction]:
+        """What a comparison costs, and the share of each step in the rest."""
+        known = self._splits.get(columns)
+        if known is None:
+            test = on_grid(comparison_share(self.budget, self.window, columns=columns))
+            share = on_grid((self.budget - test * self.window) / self.window)
+            known = self._splits[columns] = (test, share)
+        return known
+
+    @cached_property
+    def _splits(self) -> dict[int, tuple[Fraction, Fraction]]:
+        return {}

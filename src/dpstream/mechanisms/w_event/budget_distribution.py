@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
 
 from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
 from dpstream.mechanisms.parts.budget_window import BudgetWindow
@@ -13,7 +15,7 @@ from dpstream.mechanisms.parts.publish_or_hold import (
     publish_all,
     publish_groups,
 )
-from dpstream.privacy.amounts import on_grid
+from dpstream.privacy.amounts import GRID, floor_units, on_grid
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release
 
@@ -62,9 +64,9 @@ class BudgetDistribution(HistogramMechanism):
         self, state: BudgetDistributionState, x: Integers, spend: Spender
     ) -> tuple[BudgetDistributionState, list[Release]]:
         """Compare, then publish with half of what is left or hold."""
-        test = on_grid(comparison_share(self.budget, self.window, columns=len(x)))
-        left = self.budget - test * self.window - state.spent.before(spend.step)
-        amount, last, paid = on_grid(left / 2), state.published, True
+        test, pool = self._split(len(x))
+        half = (pool - state.spent.units_before(spend.step)) // 2
+        amount, last, paid = Fraction(half, GRID), state.published, True
         if last is None:
             last = publish_all(x, spend, amount, groups=self.groups)
         else:
@@ -75,3 +77,15 @@ class BudgetDistribution(HistogramMechanism):
         spent = state.spent.paid(spend.step, amount) if paid else state.spent
         new = BudgetDistributionState(spent=spent, published=last)
         return new, [last.release(spend.step, paid=paid)]
+
+    def _split(self, columns: int) -> tuple[Fraction, int]:
+        """What a comparison costs, and what that leaves a window's publications, in grid units."""
+        known = self._splits.get(columns)
+        if known is None:
+            test = on_grid(comparison_share(self.budget, self.window, columns=columns))
+            known = self._splits[columns] = (test, floor_units(self.budget - test * self.window))
+        return known
+
+    @cached_property
+    def _splits(self) -> dict[int, tuple[Fraction, int]]:
+        return {}

@@ -12,7 +12,8 @@ from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism, Spender
 from dpstream.mechanisms.parts.above_threshold import AboveThreshold
 from dpstream.mechanisms.parts.budget_window import BudgetWindow
-from dpstream.privacy.amounts import Amount, on_grid, positive
+from dpstream.mechanisms.parts.distance import distance
+from dpstream.privacy.amounts import Amount, on_grid, positive, units
 from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.privacy.stddev import laplace_stddev
@@ -80,6 +81,22 @@ class Dsat(HistogramMechanism):
         """What one publication may spend."""
         return on_grid((self.budget - self.testing) / self.samples)
 
+    @cached_property
+    def stddev(self) -> float:
+        """Of every publication."""
+        return laplace_stddev(histogram_change(), self.share)
+
+    @cached_property
+    def run_budget(self) -> Fraction:
+        """What one run of tests may spend."""
+        return on_grid(self.testing / (self.samples + 1))
+
+    @cached_property
+    def _limits(self) -> tuple[int, int]:
+        """What the window may have spent before another publication, another run, in grid units."""
+        publications = units(self.share) * (self.samples - 1)
+        return publications, units(self.testing) - units(self.run_budget)
+
     def start(self) -> DsatState:
         """Nothing published, nothing spent."""
         empty = BudgetWindow(width=self.window)
@@ -89,8 +106,8 @@ class Dsat(HistogramMechanism):
         self, state: DsatState, x: Integers, spend: Spender
     ) -> tuple[DsatState, list[Release]]:
         """Publish the first step; then let the tests decide, as long as both budgets last."""
-        if self.adaptive:
-            state = replace(state, factor=self._adapted(state, spend.step))
+        if self.adaptive and (factor := self._adapted(state, spend.step)) != state.factor:
+            state = replace(state, factor=factor)
         state, paid = self._decide(state, x, spend)
         if paid:
             noisy = spend.laplace(
@@ -104,33 +121,40 @@ class Dsat(HistogramMechanism):
             values=state.values.astype(np.float64),
             paid=paid,
             held=not paid,
-            stddev=np.full(x.shape, laplace_stddev(histogram_change(), self.share)),
+            stddev=np.full(x.shape, self.stddev),
         )
         return state, [release]
 
     def _decide(self, state: DsatState, x: Integers, spend: Spender) -> tuple[DsatState, bool]:
         if state.values is None:
             return state, True
-        if state.published.before(spend.step) + self.share > self.share * self.samples:
+        before_publication, before_run = self._limits
+        if state.published.units_before(spend.step) > before_publication:
             return state, False
         if state.run is None:
-            budget = on_grid(self.testing / (self.samples + 1))
-            if state.runs.before(spend.step) + budget > self.testing:
+            if state.runs.units_before(spend.step) > before_run:
                 return state, False
-            run = AboveThreshold.open(spend, epsilon=budget, sensitivity=histogram_change())
+            run = AboveThreshold.open(
+                spend, epsilon=self.run_budget, sensitivity=histogram_change()
+            )
             state = replace(state, run=run)
         assert state.run is not None
         assert state.values is not None
         level = max(int(state.values.sum()), 0)
-        threshold = Fraction(self.change) * level * Fraction(state.factor)
-        if not state.run.exceeded(int(np.abs(state.values - x).sum()), threshold, spend):
+        over, under = state.factor.as_integer_ratio()
+        over, under = over * level * self._change[0], under * self._change[1]
+        if not state.run.exceeded(distance(state.values, x), Fraction(over, under), spend):
             return state, False
         closed = state.runs.paid(spend.step, state.run.epsilon)
         return replace(state, run=None, runs=closed), True
 
+    @cached_property
+    def _change(self) -> tuple[int, int]:
+        return Fraction(self.change).as_integer_ratio()
+
     def _adapted(self, state: DsatState, now: int) -> float:
         """Sampling more than c / w raises the threshold, less lowers it."""
-        recent = sum(step > now - self.window for step, _ in state.published.entries)
+        recent = state.published.steps(now - self.window + 1)
         gap = recent / min(max(now, 1), self.window) - self.samples / self.window
         if abs(gap) <= _TOLERANCE:
             return state.factor

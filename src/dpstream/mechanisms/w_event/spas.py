@@ -13,8 +13,9 @@ from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
 from dpstream.mechanisms.parts.above_threshold import AboveThreshold
 from dpstream.mechanisms.parts.budget_window import BudgetWindow
+from dpstream.mechanisms.parts.distance import distance
 from dpstream.mechanisms.parts.release_changes import ReleaseChanges, Update, release_changes
-from dpstream.privacy.amounts import on_grid
+from dpstream.privacy.amounts import floor_units, on_grid, units
 from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.privacy.stddev import laplace_stddev
@@ -33,6 +34,18 @@ class SpasState:
     count: int = 1  # C*: publications per window that the past suggests
     values: Integers | None = None
     stddev: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What follows from C*: of a publication, of a run, and what may be spent before each."""
+
+    publication: Fraction
+    run: Fraction
+    units: int  # of a publication, on the grid; the next two likewise
+    before_publication: int
+    before_run: int
+    error: Fraction  # the mean error of publishing, per bin
 
 
 @storable("spas")
@@ -92,10 +105,10 @@ class Spas(HistogramMechanism):
         """Publish, hold, or let a test decide."""
         now = spend.step
         if now < self.window:
-            amount, paid = self._warm_up_share(), now % self._warm_up_interval() == 0
+            amount, paid = self._warm_up_share, now % self._warm_up_interval == 0
         else:
-            amount = on_grid(self.publishing / state.count)
-            state, paid = self._decide(state, x, amount, spend)
+            amount = self._by_count(state.count).publication
+            state, paid = self._decide(state, x, spend)
         if paid:
             state = self._publish(state, x, amount, spend)
         assert state.values is not None
@@ -108,47 +121,64 @@ class Spas(HistogramMechanism):
         )
         return state, [release]
 
+    @cached_property
     def _warm_up_interval(self) -> int:
         return min(self.warm_up, self.window)
 
+    @cached_property
     def _warm_up_share(self) -> Fraction:
-        return on_grid(self.publishing / -(-self.window // self._warm_up_interval()))
+        return on_grid(self.publishing / -(-self.window // self._warm_up_interval))
 
-    def _decide(
-        self, state: SpasState, x: Integers, amount: Fraction, spend: Spender
-    ) -> tuple[SpasState, bool]:
+    def _by_count(self, count: int) -> Costs:
+        """What follows from C* = `count`."""
+        known = self._costs.get(count)
+        if known is None:
+            publication = on_grid(self.publishing / count)
+            run = on_grid(self.testing / (count + 1))
+            known = self._costs[count] = Costs(
+                publication=publication,
+                run=run,
+                units=units(publication),
+                before_publication=floor_units(self.publishing) - units(publication),
+                before_run=floor_units(self.testing) - units(run),
+                error=count / self.publishing,
+            )
+        return known
+
+    @cached_property
+    def _costs(self) -> dict[int, Costs]:
+        return {}
+
+    def _decide(self, state: SpasState, x: Integers, spend: Spender) -> tuple[SpasState, bool]:
         """After the warm-up. Only the test's answer depends on `x`."""
-        now, spent = spend.step, state.published.before(spend.step)
-        if spent + amount > self.publishing:
+        costs, now = self._by_count(state.count), spend.step
+        spent = state.published.units_before(now)
+        if spent > costs.before_publication:
             return state, False
-        if self._covers_the_rest(state, spent, amount, now):
+        if self._covers_the_rest(state, spent, costs, now):
             return state, True
         if state.run is None:
-            budget = on_grid(self.testing / (state.count + 1))
-            if state.runs.before(now) + budget > self.testing:
+            if state.runs.units_before(now) > costs.before_run:
                 return state, False
-            run = AboveThreshold.open(spend, epsilon=budget, sensitivity=histogram_change())
+            run = AboveThreshold.open(spend, epsilon=costs.run, sensitivity=histogram_change())
             state = replace(state, run=run)
         assert state.run is not None
         assert state.values is not None
-        distance = int(np.abs(state.values - x).sum())  # moves by at most 1
-        threshold = len(x) * state.count / self.publishing  # the mean error of publishing, summed
-        if not state.run.exceeded(distance, threshold, spend):
+        threshold = len(x) * costs.error
+        if not state.run.exceeded(distance(state.values, x), threshold, spend):
             return state, False
         closed = state.runs.paid(now, state.run.epsilon)
         return replace(state, run=None, runs=closed), True
 
-    def _covers_the_rest(
-        self, state: SpasState, spent: Fraction, amount: Fraction, now: int
-    ) -> bool:
+    def _covers_the_rest(self, state: SpasState, spent: int, costs: Costs, now: int) -> bool:
         """Enough is left to publish every step until the window's oldest publication leaves it."""
         if state.count >= self.window:
             return True
-        inside = [step for step, _ in state.published.entries if step > now - self.window]
-        if not inside:
+        oldest = state.published.first_step(now - self.window + 1)
+        if oldest is None:
             return False
-        oldest = inside[0]
-        return spent + (oldest + self.window - now) * amount <= self.publishing
+        others = oldest + self.window - now - 1
+        return spent + others * costs.units <= costs.before_publication
 
     def _publish(
         self, state: SpasState, x: Integers, amount: Fraction, spend: Spender

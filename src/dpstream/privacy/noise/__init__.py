@@ -6,6 +6,7 @@ Nothing outside `privacy.spend` (and the benchmark of the samplers) may import t
 from dpstream.privacy.noise.kernels import within
 from dpstream.privacy.noise.normals import LARGEST, LOST, PRECISION, Reals, normals
 from dpstream.privacy.noise.samplers import (
+    add_laplace,
     bernoulli_exp,
     choose,
     discrete_gaussian,
@@ -27,6 +28,7 @@ __all__ = [
     "Reals",
     "Stream",
     "Words",
+    "add_laplace",
     "bernoulli_exp",
     "choose",
     "discrete_gaussian",

@@ -39,6 +39,17 @@ def fill_vector(out, step, which, counters):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
+def fill_ahead(out, step, width):  # type: ignore[no-untyped-def]
+    """Attempt 0 of coordinates 0 to `width` - 1 at `step` and the steps after it, in vector mode.
+
+    `width` < 2^32.
+    """
+    for row in range(out.shape[0]):
+        out[row, 0] = np.uint64(step + row // width) << np.uint64(16)
+        out[row, 1] = np.uint64(row % width) << np.uint64(32)
+
+
+@njit(cache=True, nogil=True)
 def fill_keyed(out, masked, step, which, counters):  # type: ignore[no-untyped-def]
     """Second blocks of keyed mode: AES(key id) xor (step 64 | counter 32)."""
     one = counters.shape[0] == 1
@@ -115,6 +126,23 @@ def laplace(words, scale, margin, status, values):  # type: ignore[no-untyped-de
             status[row] = ACCEPTED
             values[row] = -magnitude if negative else magnitude
     return _undone(status)
+
+
+@njit(cache=True, nogil=True)
+def laplace_added(words, scale, margin, exact, out):  # type: ignore[no-untyped-def]
+    """`exact` plus noise in `out`, if every draw is accepted; else how many are not.
+
+    One call for what `laplace` and an addition do: for a few draws the calls are what costs.
+    """
+    undone = 0
+    for row in range(words.shape[0]):
+        negative = words[row, 0] & np.uint64(1)
+        magnitude = _magnitude(words[row, 0], scale, margin)
+        if magnitude < 0 or (negative and magnitude == 0):
+            undone += 1
+        else:
+            out[row] = exact[row] + (-magnitude if negative else magnitude)
+    return undone
 
 
 @njit(cache=True, nogil=True)

@@ -36,14 +36,36 @@ _CHUNK = 1 << 15  # draws in flight: their blocks and values stay in the cache
 def discrete_laplace(draws: Draws, scale: Fraction, *, margin: float = MARGIN) -> Integers:
     """P[X = x] proportional to exp(-|x| / scale)."""
     real = _checked_scale(scale)
+    draws.use()
+    return _laplace(draws, scale, real, margin)
 
+
+def add_laplace(exact: Integers, draws: Draws, over: int, under: int) -> Integers | None:
+    """A flat vector plus discrete Laplace noise of scale `over` / `under`, one draw per number.
+
+    The ratio need not be reduced, which would take longer than all the rest for a few draws. None
+    if a sum would leave 62 bits, which takes a draw that float64 could not decide.
+    """
+    if not 0 < over <= MAX_SCALE * under:
+        _checked_scale(Fraction(over, under))
+    draws.use()
+    words, real = draws.first(), over / under  # correctly rounded, as float(Fraction) is
+    if words is not None:
+        out = np.empty(draws.size, dtype=np.int64)
+        if kernels.laplace_added(words, real, MARGIN, exact, out) == 0:
+            return out
+    drawn = _laplace(draws, Fraction(over, under), real, MARGIN)
+    return exact + drawn if kernels.within(drawn, 1 << 62) else None
+
+
+def _laplace(draws: Draws, scale: Fraction, real: float, margin: float) -> Integers:
     def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
         return int(kernels.laplace(words, real, margin, status, values))
 
     def settle(word: int, first: LazyUniform, _: LazyUniform) -> tuple[int, int]:
         return _signed(word, first.floor_minus_log(scale))
 
-    return _sample(draws, attempt, settle)
+    return _sampled(draws, attempt, settle)
 
 
 def discrete_gaussian(draws: Draws, variance: Fraction, *, margin: float = MARGIN) -> Integers:
@@ -148,6 +170,10 @@ def _weighted(draws: Draws, rates: Sequence[Fraction], margin: float) -> Integer
 def _sample(draws: Draws, kernel: Kernel, settle: Settle) -> Integers:
     """Attempt 0 for every draw, attempt 1 for those rejected, and so on."""
     draws.use()
+    return _sampled(draws, kernel, settle)
+
+
+def _sampled(draws: Draws, kernel: Kernel, settle: Settle) -> Integers:
     if draws.size <= _CHUNK:
         return _sample_chunk(draws, np.arange(draws.size), kernel, settle)
     out = np.empty(draws.size, dtype=np.int64)

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from dpstream.errors import InvalidParameter, NoiseExhausted, NoiseReuse
 from dpstream.privacy.keys import derive
-from dpstream.privacy.noise.kernels import fill_keyed, fill_vector
+from dpstream.privacy.noise.kernels import fill_ahead, fill_keyed, fill_vector
 
 Mode = Literal["vector", "keyed"]
 Words = npt.NDArray[np.uint64]
@@ -33,7 +33,11 @@ NOISE_VERSION = 1
 
 ATTEMPTS, LANES, EXTENSIONS = 1 << 20, 1 << 2, 1 << 10
 MAX_STEP = MAX_COORDINATE = (1 << 48) - 1
+SMALL: int = 64
+"""Draws of at most so many coordinates take their blocks from those made for several steps."""
+
 _BLOCK = 16
+_AHEAD = 256  # blocks made at a time for small draws: one call of AES costs more than they do
 
 
 def _fixed(text: str, width: int, field: str) -> bytes:
@@ -84,6 +88,7 @@ class Stream:
         cipher = Cipher(algorithms.AES(derive(key, address.encode(mode))), modes.ECB())
         self._aes: Any = cipher.encryptor()
         self._last: tuple[int, set[int]] = (-1, set())
+        self._ahead = (0, 0, 0, np.empty((0, 2), dtype="<u8"))  # first step, steps, width, words
 
     def at(self, step: int, size: int) -> Draws:
         """`size` draws at `step`, one per coordinate."""
@@ -116,6 +121,23 @@ class Stream:
                 f"asked again at step {step}; one call per purpose and step, in order"
             )
         self._last = (step, parts | {part} if step == last else {part})
+
+    def first_blocks(self, step: int, size: int) -> Words:
+        """Attempt 0 of the first `size` coordinates at `step`, for `size` up to SMALL.
+
+        The blocks of the steps that follow are made along with them. They are a function of the
+        address alone, as always; nobody reads them before a draw of their step asks for them.
+        """
+        first, steps, width, words = self._ahead
+        if size > width or not first <= step < first + steps:
+            first, width = step, max(size, min(width, SMALL))
+            steps = min(max(_AHEAD // max(width, 1), 1), MAX_STEP - step + 1)
+            words = np.empty((steps * width, 2), dtype="<u8")
+            fill_ahead(words, step, width)
+            words = self.encrypt(words)
+            self._ahead = (first, steps, width, words)
+        start = (step - first) * width
+        return words[start : start + size]
 
     def encrypt(self, blocks: Words) -> Words:
         """AES over rows of two little-endian words, in whatever order they come."""
@@ -151,6 +173,10 @@ class Draws:
         low, high = self.blocks(which, counters)[0]
         return int(high) << 64 | int(low)
 
+    def first(self) -> Words | None:
+        """The blocks of every draw's attempt 0, where they are at hand at little cost."""
+        return None
+
     def _fill(
         self, out: Words, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]
     ) -> None:
@@ -163,7 +189,12 @@ class VectorDraws(Draws):
     def __init__(self, stream: Stream, step: int, size: int) -> None:
         if size > MAX_COORDINATE:
             raise InvalidParameter(f"a vector draw has at most 2^48 coordinates; got {size}")
-        super().__init__(stream, step, size)
+        self.stream, self.step, self.size = stream, step, size
+        self._used = False
+
+    def first(self) -> Words | None:
+        """Few draws: from those that the stream has made for several steps."""
+        return self.stream.first_blocks(self.step, self.size) if self.size <= SMALL else None
 
     def _fill(
         self, out: Words, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]

@@ -4,10 +4,11 @@ A path of integers is published: sums plus the noise rounded to the quantum. If 
 within eta of the ideal one, each rounding box grows or shrinks by eta on every side, and on paths
 of probability all but tau the law of the published path is within a factor e^xi of the ideal law:
 
-    xi = T eta (2 / quantum + 2 L / sigma),   L the largest |z|
+    xi = T eta (2 / quantum + r L / sigma),   L the largest |z|
 
-(`docs/soundness/counters.md` has the proof). T counts one key's steps: another key's noise has the
-same law under both neighbours.
+with r = 2 for Toeplitz matrices (somewhat more where the last step is measured twice) and 10 for
+trees (`docs/soundness/counters.md` has the proof). T
+counts one key's steps: another key's noise has the same law under both neighbours.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import numpy as np
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.parts.counting import modes
+from dpstream.mechanisms.parts.counting.bottom_up import Honaker
 from dpstream.mechanisms.parts.counting.buffered import UNIT, BufferedLinearToeplitz
+from dpstream.mechanisms.parts.counting.last_twice import LastTwice
 from dpstream.privacy.accounting import delta_of
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.calibration import mu_squared_for, round_up
@@ -30,12 +33,50 @@ from dpstream.privacy.sensitivity import root_above
 from dpstream.privacy.spend import NORMAL_LARGEST, NORMAL_LOST, NORMAL_PRECISION
 
 _ROOM = 1.05  # for second-order terms, and for the float error of this very bound
+_TOEPLITZ_RATIO, _TREE_RATIO = 2, 10
 NEGLIGIBLE = Fraction(1, 100)
 """The part of epsilon, and of delta, that float error may take at most."""
 
 
-def path_error(process: BufferedLinearToeplitz) -> float:
-    """Bound on |streamed - ideal| noise at any step, for sigma = 1, outside a mass of `tail`.
+Process = BufferedLinearToeplitz | LastTwice | Honaker
+"""Processes whose float error is known."""
+
+
+def path_error(process: Process) -> float:
+    """Bound on |streamed - ideal| noise at any step, for sigma = 1, outside a mass of `tail`."""
+    if isinstance(process, Honaker):
+        return _tree_error(process)
+    if isinstance(process, LastTwice):
+        return _last_error(process)
+    return _modes_error(process)
+
+
+def _last_error(process: LastTwice) -> float:
+    """The last step takes at most the whole of the process, and one product more.
+
+    Its two factors are correct to some units in the last place, of noise within L deviations.
+    """
+    row = process.process.row_norm(process.steps)
+    weighing = 64 * UNIT * NORMAL_LARGEST * (row + 1) + NORMAL_PRECISION
+    return _modes_error(process.process) + _ROOM * weighing
+
+
+def _tree_error(process: Honaker) -> float:
+    """A closing node of level h takes in nodes j levels below with factors of at most 2^-j.
+
+    Each node is a sum of at most `width` + 1 products, all of them within 2 L in absolute value,
+    of factors that are correct to `width` + 4 units in the last place; that makes e_0. Errors of
+    nodes taken in add, so E_h <= e_0 + sum_j 2^-j E_(h - j), hence E_h <= (h + 1) e_0. A prefix
+    sum adds at most `width` nodes.
+    """
+    width = process.width
+    each = 32 * (width + 4) * UNIT * NORMAL_LARGEST + NORMAL_PRECISION
+    adding = width * width * UNIT * NORMAL_LARGEST
+    return float(_ROOM * (width * width * each + adding))
+
+
+def _modes_error(process: BufferedLinearToeplitz) -> float:
+    """Modes that decay.
 
     Mode j is a Gaussian of variance gram_jj, so it stays within L of its standard deviations; each
     step rounds a product and a sum of that size and adds the normal's own error, and errors decay
@@ -51,26 +92,44 @@ def path_error(process: BufferedLinearToeplitz) -> float:
     return float(_ROOM * (process.weights @ (streamed + joined + weighing)))
 
 
-def float_error(process: BufferedLinearToeplitz, *, sigma: float, quantum: float) -> FloatError:
+def float_error(process: Process, *, sigma: float, quantum: float) -> FloatError:
     """The event that the accountant composes with the Gaussian one."""
     steps = process.steps
-    noise = NORMAL_LARGEST * process.row_norm(steps)
+    largest = process.process if isinstance(process, LastTwice) else process
+    noise = NORMAL_LARGEST * largest.row_norm(steps)
     eta = sigma * (path_error(process) + 2 * UNIT * noise)
     if eta > quantum / 1000:
         return FloatError(xi=Fraction(1), tau=Fraction(1))
-    xi = _ROOM * steps * eta * (2 / quantum + 2 * NORMAL_LARGEST / sigma)
+    xi = _ROOM * steps * eta * (2 / quantum + _ratio(process) * NORMAL_LARGEST / sigma)
     # lost normals, and modes or noise beyond L standard deviations, at any step
     tau = (steps + process.width + (process.width + 1) * steps) * NORMAL_LOST
     return FloatError(xi=round_up(xi), tau=round_up(tau))
 
 
-def weight_error(process: BufferedLinearToeplitz) -> Fraction:
-    """Relative change of the sensitivity because the weights of B are floats."""
+def _ratio(process: Process) -> float:
+    """How far a normal moves with the path it belongs to, at most."""
+    if isinstance(process, Honaker):
+        return _TREE_RATIO
+    if isinstance(process, LastTwice):
+        first, other = process.weights
+        return max(_TOEPLITZ_RATIO, (1 + first) / math.hypot(first, other))
+    return _TOEPLITZ_RATIO
+
+
+def weight_error(process: Process) -> Fraction:
+    """Relative change of the sensitivity because the weights of B are floats.
+
+    Those of a tree are counted as errors of its path.
+    """
+    if isinstance(process, Honaker):
+        return Fraction(0)
+    if isinstance(process, LastTwice):
+        return weight_error(process.process)
     total = float(process.weights @ modes.spans(process.mode_decays, process.steps))
     return round_up(_ROOM * 16 * process.buffers * UNIT * total)
 
 
-def streamed_norm(process: BufferedLinearToeplitz) -> Fraction:
+def streamed_norm(process: Process) -> Fraction:
     """The column norm of what is streamed, rounded up."""
     return Fraction(process.column_norm()) * (1 + Fraction(1, 10**12) + weight_error(process))
 
@@ -118,9 +177,7 @@ class QueryCalibration:
     error: FloatError
 
 
-def query_sigma(
-    process: BufferedLinearToeplitz, *, sensitivity: Fraction, mu_squared: Fraction
-) -> Fraction:
+def query_sigma(process: Process, *, sensitivity: Fraction, mu_squared: Fraction) -> Fraction:
     """Sigma in grid steps of a column that may cost mu^2, in windows of this many steps.
 
     A unit shifts what a window measures by `sensitivity` times its column norm at most, so every
@@ -130,18 +187,18 @@ def query_sigma(
 
 
 def query_error(
-    *processes: BufferedLinearToeplitz,
+    *processes: Process,
     sensitivities: Sequence[Fraction],
     mu_squares: Sequence[Fraction],
-    groups: int,
+    influence: Sequence[int],
 ) -> FloatError:
-    """Float error of all that one unit influences: `groups` processes in each column.
+    """Float error of all that one unit influences: so many processes in each column.
 
     They are independent, so log-ratios and lost masses add. Windows of several lengths each count
     as the worst of them.
     """
     xi = tau = Fraction(0)
-    for sensitivity, share in zip(sensitivities, mu_squares, strict=True):
+    for sensitivity, share, count in zip(sensitivities, mu_squares, influence, strict=True):
         each = [
             float_error(
                 process,
@@ -150,31 +207,33 @@ def query_error(
             )
             for process in processes
         ]
-        xi += groups * max(error.xi for error in each)
-        tau += groups * max(error.tau for error in each)
+        xi += count * max(error.xi for error in each)
+        tau += count * max(error.tau for error in each)
     return FloatError(xi=round_up(xi), tau=min(round_up(tau), Fraction(1)))
 
 
 def calibrate_query(
-    process: BufferedLinearToeplitz,
-    *others: BufferedLinearToeplitz,
+    process: Process,
+    *others: Process,
     sensitivities: Sequence[Fraction],
     shares: Sequence[Fraction],
-    groups: int,
+    influence: Sequence[int],
     epsilon: Fraction,
     delta: Fraction,
     tail: Fraction,
 ) -> QueryCalibration:
     """The largest mu^2 with which a continual GROUP BY keeps (epsilon, delta).
 
-    One unit reaches at most `groups` groups, over all windows; `sensitivities` are upper bounds on
-    what it changes in each column, in grid steps; `shares`, of sum 1, say how mu^2 is divided
-    among the columns; `tail` is the part of delta that selecting keys takes. `others` are the
-    processes of windows of other lengths; sigmas are those of `process`.
+    One unit reaches at most so many processes of each column (`influence`), over all windows;
+    `sensitivities` are upper bounds on what it changes in each column, in grid steps; `shares`, of
+    sum 1, say how mu^2 is divided among the columns; `tail` is the part of delta that selecting
+    keys takes. `others` are the processes of windows of other lengths; sigmas are those of
+    `process`.
     """
-    if not 0 < sum(shares) <= 1 or min(shares) <= 0 or groups < 1:
+    if not 0 < sum(shares) <= 1 or min(shares) <= 0 or min(influence) < 1:
         raise InvalidParameter(
-            f"shares must be above 0 with a sum of 1, groups at least 1; got {shares=}, {groups=}"
+            "shares must be above 0 with a sum of 1, influence at least 1; got "
+            f"{shares=}, {influence=}"
         )
     most = math.exp(min(float(epsilon), 700.0)) + 1
     spare = FloatError(xi=Fraction(0), tau=Fraction(0))
@@ -194,7 +253,11 @@ def calibrate_query(
             )
         mu_squares = [mu_squared * share for share in shares]
         error = query_error(
-            process, *others, sensitivities=sensitivities, mu_squares=mu_squares, groups=groups
+            process,
+            *others,
+            sensitivities=sensitivities,
+            mu_squares=mu_squares,
+            influence=influence,
         )
         event = Composed(events=(Gaussian(mu_squared=mu_squared), Tail(delta=tail), error))
         if delta_of(event, epsilon=epsilon) <= delta:
@@ -208,7 +271,7 @@ def calibrate_query(
         spare = FloatError(xi=error.xi * Fraction(11, 10), tau=error.tau)
     raise InvalidParameter(
         f"float noise over {process.steps} releases of a window cannot be shown to keep epsilon="
-        f"{float(epsilon):g}, delta={float(delta):g} for a unit in {groups} groups (xi = "
+        f"{float(epsilon):g}, delta={float(delta):g} for a unit in {max(influence)} groups (xi = "
         f"{float(error.xi):.2g}, tau = {float(error.tau):.2g}); use fewer releases or groups, or "
         "coarser quanta"
     )

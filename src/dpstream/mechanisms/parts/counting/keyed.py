@@ -18,7 +18,7 @@ from dpstream.mechanisms.base import Spender, whole
 from dpstream.mechanisms.parts.counting.budget import CountingParameters
 from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
 from dpstream.mechanisms.parts.counting.float_error import calibrate
-from dpstream.mechanisms.parts.counting.strategy import late_normals, late_start
+from dpstream.mechanisms.parts.counting.strategy import NoiseProcess, late_normals, late_start
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.events import FloatError
 from dpstream.privacy.state.serial import storable
@@ -103,7 +103,7 @@ class KeyedCounting(CountingParameters):
 
 
 def move(
-    process: BufferedLinearToeplitz,
+    process: NoiseProcess,
     noise: KeyedNoise | None,
     joining: Words,
     step: int,
@@ -138,7 +138,7 @@ def move(
     return KeyedNoise(ids=ids, state=state, step=step), np.rint(path, out=path).astype(np.int64)
 
 
-def nobody(process: BufferedLinearToeplitz) -> KeyedNoise:
+def nobody(process: NoiseProcess) -> KeyedNoise:
     """Nobody has joined."""
     return KeyedNoise(ids=np.zeros((0, 2), np.uint64), state=np.zeros((0, process.width)))
 

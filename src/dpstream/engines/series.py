@@ -1,0 +1,239 @@
+"""Run a query through a time-series mechanism: rows to histograms, one window a step.
+
+Rows are read as the embedded engine reads them, by event time from files and by the clock from a
+live source. Each window is handed to the mechanism's Runner when it closes; the Runner logs,
+charges and draws. So a kill loses nothing here either: rows and mechanism go on from one snapshot,
+the steps after it are taken again, and the Runner publishes for them what it has published before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.engines.clock import Clock, SystemClock
+from dpstream.engines.directory import read_about, read_types, write_types
+from dpstream.engines.inputs import Aside, FileInput, LiveInput, Sources, check_columns
+from dpstream.engines.local import Options
+from dpstream.engines.loop import step_content
+from dpstream.engines.series_state import SeriesState, open_series
+from dpstream.errors import InvalidParameter, StateError
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.state import Secret, chain_digest
+from dpstream.privacy.state.files import writing
+from dpstream.records import Release, Sink, Source
+from dpstream.stages.flow import Piece
+from dpstream.stages.series_query import SeriesQuery
+from dpstream.stages.step_counts import StepCounts
+from dpstream.stages.ticks import iso
+
+_START = bytes(16)  # the digest chain before the first step
+
+
+@dataclass(kw_only=True)
+class SeriesRun:
+    """A running query: iterate over its releases, a table per window."""
+
+    query: SeriesQuery
+    source: Source | None
+    aside: Aside
+    sink: Sink | None = None
+    history: Source | None = None
+    folder: Path | None = None
+    secret: Secret | bytes | str | Path | None = None
+    ledger: Ledger | str | Path | None = None
+    dataset: str = "stream"
+    clock: Clock = field(default_factory=SystemClock)
+    options: Options = field(default_factory=Options)
+    steps_done: int = field(init=False, default=0)
+    _stop: Event = field(init=False, default_factory=Event)
+    _iterator: Generator[pa.Table, None, None] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        kept = None if self.folder is None else read_about(self.folder)
+        self._now = self.clock.now() if kept is None else kept["notes"]["now"]
+        live = self.source is not None and not self.source.bounded
+        if self.query.live and not live:
+            raise InvalidParameter(
+                "a query over files needs its public range: give start= and end="
+            )
+        if self.options.run_id is not None and self.folder is None and self.ledger is not None:
+            raise InvalidParameter(
+                "a fixed run id needs a state directory: without its log the same noise could "
+                "meet other data"
+            )
+        self.query = self.query.starting(self._now)
+        self._sources = Sources(source=self.source, history=self.history)
+        for source in (self.source, self.history):
+            if source is not None:
+                check_columns(source, self.query.source_columns)
+
+    def stop(self) -> None:
+        """End at the next occasion, with a snapshot; a later run goes on from there."""
+        self._stop.set()
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """The releases. There is one iterator: a second one would be a second noisy copy."""
+        if self._iterator is None:
+            self._iterator = self._releases()
+        return self._iterator
+
+    def close(self) -> None:
+        """Give up where it is, without a snapshot."""
+        if self._iterator is not None:
+            self._iterator.close()
+
+    def forget(self, unit: Any) -> int:
+        """Nothing: of a unit only a keyed mark is kept, in windows that are not published yet.
+
+        It is what lets no second row of the unit in, and goes with the window.
+        """
+        return 0
+
+    def _releases(self) -> Generator[pa.Table, None, None]:
+        try:
+            state = open_series(
+                self.query,
+                folder=self.folder,
+                dataset=self.dataset,
+                secret=self.secret,
+                ledger=self.ledger,
+                notes={"now": self._now, "partitions": self._sources.partitions()},
+                run_id=self.options.run_id,
+            )
+            try:
+                self._sources.refuse_others(state.notes["partitions"])
+                with writing(self.folder or Path()):
+                    yield from self._steps(state)
+            finally:
+                state.close()
+        finally:
+            for part in (self.source, self.history, self.sink):
+                if part is not None:
+                    part.close()
+
+    def _steps(self, state: SeriesState) -> Iterator[pa.Table]:
+        """Every step from where the run stands: rows, log, noise, sink, snapshot."""
+        counts, run = StepCounts(self.query, state.secret, state.runner.run_id), state.runner
+        if self.folder is not None:
+            counts.reader.types = read_types(self.folder)
+            folder = self.folder
+            counts.reader.learned = lambda types: write_types(folder, types)
+        files, live = self._sources.inputs(
+            counts.reader, self.aside, self.clock, self._stop, memory=self.options.memory
+        )
+        saved, chain = state.saved_rows(), _START
+        if saved is not None:
+            counts.load(saved["counts"])
+            chain = saved["chain"]
+            if live is not None:
+                live.positions = dict(saved["positions"])
+        key = state.secret.key("input digest", run.run_id)
+        steps, self.steps_done = self.query.schedule.steps, run.steps_done
+        mark = hashlib.sha256(b"run mark" + run.run_id).hexdigest()[:16]
+        if self.sink is not None and hasattr(self.sink, "claim"):
+            self.sink.claim(self.query.name, mark)
+        try:
+            while steps is None or run.steps_done < steps:
+                step = run.steps_done
+                pieces = self._rows(step, files, live, state)
+                if pieces is None:
+                    break
+                counts.take(pieces)
+                chain = chain_digest(key, chain, step_content(step, pieces))
+                if state.arrivals is not None and live is not None:
+                    state.arrivals.record(step, [chain], positions=live.moved())
+                found = run.step(counts.counts(step))
+                if run.steps_done == steps:
+                    found = [*found, *run.finish()]
+                yield from self._delivered(found, step, mark, counts)
+                counts.forget(step)
+                self.steps_done = run.steps_done
+                if self.steps_done % self.options.snapshot_every == 0 or self.steps_done == steps:
+                    state.save(_snapshot(counts, chain, live))
+            if self.steps_done and self.steps_done != steps:
+                state.save(_snapshot(counts, chain, live))
+        finally:
+            if files is not None:
+                files.close()
+
+    def _rows(
+        self, step: int, files: FileInput | None, live: LiveInput | None, state: SeriesState
+    ) -> list[Piece] | None:
+        """The rows of a step; None if the run was stopped."""
+        pieces: list[Piece] = []
+        if live is not None:
+            logged = None if state.arrivals is None else state.arrivals.positions.get(step)
+            found = live.take(step) if logged is None else live.replay(step, logged)
+            if found is None:
+                return None
+            pieces += found
+        elif self._stop.is_set():
+            return None
+        return pieces if files is None else pieces + files.take(step)
+
+    def _delivered(
+        self, releases: list[Release], step: int, mark: str, counts: StepCounts
+    ) -> Iterator[pa.Table]:
+        """Each release as a table, once every sink has it."""
+        for release in releases:
+            table = self._table(release, step, mark, counts)
+            if self.sink is not None:
+                try:
+                    self.sink.write(self.query.name, release.step, 1, table)
+                except OSError as error:
+                    raise StateError(
+                        f"the sink cannot be written: {error}; mend that and run again: nothing is "
+                        "lost"
+                    ) from error
+            yield table
+
+    def _table(self, release: Release, step: int, mark: str, counts: StepCounts) -> pa.Table:
+        """All public groups of one window; `held`: the mechanism repeats an earlier value."""
+        query, size = self.query, len(release.values)
+        start, end = query.schedule.span(release.step)
+        time = query.schedule.time_of(step)
+        spread = np.full(size, np.nan) if release.stddev is None else release.stddev
+        named: dict[str, Any] = {
+            "window_start": _instants(start, size),
+            "window_end": _instants(end, size),
+        }
+        if query.rows.keys:
+            keys = counts.reader.public_table()
+            named |= {name: keys[name] for name in query.rows.keys}
+        named[query.column] = pa.array(release.values)
+        named[f"{query.column}_stddev"] = pa.array(np.broadcast_to(spread, size).copy())
+        named["held"] = pa.array([release.held] * size)
+        named["trigger_time"] = _instants(time, size)
+        named["release_index"] = pa.array(np.ones(size, np.int64))
+        table = pa.table(named)
+        if query.rows.finish is not None:
+            table = query.rows.finish(table)
+        about = {
+            "query": query.name,
+            "run": mark,
+            "window": release.step,
+            "window_start": iso(start),
+            "window_end": iso(end),
+            "trigger_time": iso(time),
+            "release_index": 1,
+            "releases": 1,
+        }
+        return table.replace_schema_metadata({"dpstream": json.dumps(about)})
+
+
+def _snapshot(counts: StepCounts, chain: bytes, live: LiveInput | None) -> dict[str, Any]:
+    positions = {} if live is None else dict(live.positions)
+    return {"counts": counts.save(), "chain": chain, "positions": positions}
+
+
+def _instants(time: int | None, size: int) -> pa.Array:
+    return pa.array([time] * size, pa.timestamp("us", tz="UTC"))

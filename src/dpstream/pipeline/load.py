@@ -1,0 +1,174 @@
+"""A pipeline file, read and compiled: errors name file, table and key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpstream.connectors.sinks.encode import ENCODERS
+from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.pipeline.books import Book
+from dpstream.pipeline.tables import nearest, read_tables
+from dpstream.privacy.amounts import positive
+from dpstream.privacy.state.secret import beside
+from dpstream.session import Feed
+from dpstream.session.budget import AnyQuery
+from dpstream.sql.plan import Compiled, compile_sql
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """What a pipeline file says; paths are already relative to the current directory."""
+
+    path: Path
+    queries: tuple[AnyQuery, ...]
+    feeds: Mapping[str, Feed]
+    """What each query reads, by its name; queries of one source have the same feed."""
+    books: tuple[Book, ...]
+    state: Path
+    secret: Path
+    sinks: tuple[str, ...] = ()
+
+    @property
+    def live(self) -> bool:
+        """Does any query go by the clock?"""
+        return any(feed.live for feed in self.feeds.values())
+
+
+def load_pipeline(path: str | Path) -> Pipeline:
+    """Read a pipeline file and compile its queries."""
+    path = Path(path)
+    tables, base = read_tables(path), path.parent
+    state = tables["state"]
+    compiled = _compiled(path, tables["query"])
+    of_query = {one.query.name: _source_of(path, one, compiled, tables) for one in compiled}
+    feeds = {name: _feed(base, name, table) for name, table in tables["source"].items()}
+    folder = Path(_placed(base, state["path"]))
+    secret = Path(_placed(base, state["secret"])) if "secret" in state else beside(folder)
+    sinks = _listed(tables.get("sink", {}).get("to", []))
+    queries = tuple(one.query for one in compiled)
+    return Pipeline(
+        path=path,
+        queries=queries,
+        feeds={query.name: feeds[of_query[query.name]] for query in queries},
+        books=_books(path, tables, queries, of_query, folder),
+        state=folder,
+        secret=secret,
+        sinks=tuple(_sink(base, each) for each in sinks),
+    )
+
+
+def _compiled(path: Path, tables: Sequence[Mapping[str, Any]]) -> list[Compiled]:
+    found: dict[str, Compiled] = {}
+    for table in tables:
+        name = table["name"]
+        where = f"{path}, [[query]] {name!r}"
+        if name in found:
+            raise InvalidInput(f"{where}: two queries have this name; rename one")
+        if ("sql" in table) == ("file" in table):
+            raise InvalidInput(f"{where} needs sql or file, and not both")
+        text = table["sql"] if "sql" in table else _text(where, path.parent / table["file"])
+        try:
+            found[name] = compile_sql(text, name)
+        except InvalidParameter as problem:
+            raise InvalidParameter(f"{where}: {problem}") from None
+    return list(found.values())
+
+
+def _source_of(
+    path: Path, one: Compiled, others: Sequence[Compiled], tables: Mapping[str, Any]
+) -> str:
+    """The source that a query's FROM names; a source without a name has any."""
+    known = tables["source"]
+    if "" not in known:
+        if one.table not in known:
+            raise InvalidInput(
+                f"{path}, [[query]] {one.query.name!r} reads {one.table!r}, and there is no "
+                f"[source.{one.table}]; {nearest(one.table, known)}"
+            )
+        return one.table
+    if len({each.table for each in others}) > 1:
+        listed = ", ".join(f"{each.query.name!r} reads {each.table!r}" for each in others)
+        raise InvalidInput(
+            f"{path}: all queries read the one [source]; but {listed}; name the sources: "
+            f"[source.{one.table}]"
+        )
+    return ""
+
+
+def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
+    history = table.get("history")
+    return Feed(
+        source=_all_placed(base, table["path"]),
+        live=table.get("live", False),
+        history=None if history is None else _all_placed(base, history),
+        name=name,
+    )
+
+
+def _books(
+    path: Path,
+    tables: Mapping[str, Any],
+    queries: Sequence[AnyQuery],
+    of_query: Mapping[str, str],
+    folder: Path,
+) -> tuple[Book, ...]:
+    """One book for all, or one for each source."""
+    budgets, sources, found = tables["budget"], tables["source"], []
+    if "" not in budgets and set(budgets) != set(sources):
+        other = sorted(set(budgets) ^ set(sources))[0]
+        raise InvalidInput(
+            f"{path}: with [budget.NAME] every source has its own; {other or 'the source'!r} has "
+            "only one of [source.NAME] and [budget.NAME]"
+        )
+    for name, table in budgets.items():
+        where = f"{path}, [budget{'.' if name else ''}{name}]"
+        mine = tuple(query for query in queries if not name or of_query[query.name] == name)
+        if not mine:
+            continue  # a source that no query reads yet
+        ledger = Path(_placed(path.parent, table["ledger"])) if "ledger" in table else None
+        found.append(
+            Book(
+                where=where,
+                dataset=table["dataset"],
+                epsilon=positive(table["epsilon"], f"{where}: epsilon"),
+                delta=positive(table["delta"], f"{where}: delta") if "delta" in table else None,
+                ledger=ledger or folder / "ledger",
+                queries=mine,
+            )
+        )
+    names = [(book.ledger, book.dataset) for book in found]
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"{path}: two budgets name one dataset; use one [budget] for both")
+    return tuple(found)
+
+
+def _text(where: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = getattr(problem, "strerror", None) or "it is not UTF-8 text"
+        raise InvalidInput(f"{where}: file {path} cannot be read: {reason}") from None
+
+
+def _listed(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
+
+
+def _all_placed(base: Path, value: str | list[str]) -> str | list[str]:
+    if isinstance(value, str):
+        return _placed(base, value)
+    return [_placed(base, each) for each in value]
+
+
+def _placed(base: Path, text: str) -> str:
+    """A path of the file, seen from the current directory; "-" is standard input or output."""
+    slash = "/" if text.endswith("/") else ""  # an "out.db/" is a directory
+    return text if text == "-" else f"{base / text}{slash}"
+
+
+def _sink(base: Path, text: str) -> str:
+    kind, colon, rest = text.partition(":")
+    return f"{kind}:{_placed(base, rest)}" if colon and kind in ENCODERS else _placed(base, text)

@@ -1,0 +1,101 @@
+"""What does not fit into its dataset's book is refused before a row is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from dpstream.engines.directory import read_about
+from dpstream.engines.series_state import agree
+from dpstream.errors import BudgetExceeded
+from dpstream.privacy.amounts import show
+from dpstream.privacy.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.state import MemoryWindowKeys
+from dpstream.stages.plan import planned
+from dpstream.stages.query import Query
+from dpstream.stages.series_query import SeriesQuery
+
+AnyQuery = Query | SeriesQuery
+
+
+def refuse_early(
+    ledger: Ledger, dataset: str, queries: Sequence[tuple[AnyQuery, Path | None]]
+) -> None:
+    """Refuse queries that do not fit into the book together.
+
+    `queries` come with their state directories: a run that was charged is not charged again. They
+    are charged to a copy of the book; the book itself still decides when they begin. A book that is
+    not open yet is opened by the first query that is charged, and refuses the others.
+    """
+    book = next((each for each in ledger.report() if each["dataset"] == dataset), None)
+    if book is None:
+        return
+    paid = {line["run"] for line in book["spent_on"]}
+    new = [query for query, folder in queries if not _charged(folder, paid)]
+    users = [query for query in new if isinstance(query, Query)]
+    series = [query for query in new if isinstance(query, SeriesQuery)]
+    if users and book["terms"]["measure"] == "mu_squared":
+        _refuse_users(dataset, book, users)
+    if series and book["terms"]["unit"] != "user":
+        _refuse_series(ledger, dataset, series)
+
+
+def _charged(folder: Path | None, paid: set[str]) -> bool:
+    kept = None if folder is None else read_about(folder)
+    return kept is not None and kept["run"].hex() in paid
+
+
+def _refuse_users(dataset: str, book: dict[str, Any], queries: Sequence[Query]) -> None:
+    copy = Ledger()
+    copy.open(dataset, Terms.from_json(book["terms"]))
+    for line in book["spent_on"]:
+        copy.charge(dataset, _as_spent(line))
+    for number, query in enumerate(queries):
+        run, keys = number.to_bytes(16, "big"), MemoryWindowKeys()
+        spend = QuerySpend(run=run, query=query.name, ledger=copy, dataset=dataset, keys=keys)
+        try:
+            planned(query.starting(0)).pay(spend, "copy")
+        except BudgetExceeded as problem:
+            raise BudgetExceeded(
+                f"the query {query.name!r} does not fit into the book: {problem}; nothing was read"
+            ) from None
+
+
+def _refuse_series(ledger: Ledger, dataset: str, queries: Sequence[SeriesQuery]) -> None:
+    """A mechanism may spend all that it promises in any of its windows of steps."""
+    book = ledger.terms(dataset)
+    assert book is not None
+    spent = ledger.peak(dataset)
+    for query in queries:
+        terms = query.mechanism.terms()
+        if query.rows.start is not None:
+            agree(ledger, dataset, query.terms())
+        if terms.measure != book.measure or terms.width is None or book.width is None:
+            continue  # refused in its own words when the run begins
+        asked = terms.total * math.ceil(Fraction(book.width, terms.width))
+        if spent + asked > book.total:
+            raise BudgetExceeded(
+                f"the query {query.name!r} does not fit into the book: {dataset}: it may spend "
+                f"{terms.measure}={show(asked)} within {book.width} steps, but only "
+                f"{show(max(book.total - spent, Fraction(0)))} of {show(book.total)} is left; "
+                f"lower {terms.measure}; nothing was read"
+            )
+        spent += asked
+
+
+def _as_spent(line: dict[str, Any]) -> Charge:
+    return Charge(
+        run=line["run"],
+        query=line["query"],
+        purpose=line["purpose"],
+        step=0,
+        amount=Fraction(line["amount"]),
+        cells=Cells(first=0, last=0),
+        tail=Fraction(line.get("tail", 0)),
+        drift=Fraction(line.get("drift", 0)),
+    )

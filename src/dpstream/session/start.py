@@ -1,0 +1,221 @@
+"""Start a query, or several over one read, with all that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpstream.connectors.dead_letters import DeadLetters
+from dpstream.connectors.sinks import open_sink
+from dpstream.connectors.sources import open_source
+from dpstream.connectors.sources.growing import GrowingDirectory
+from dpstream.connectors.sources.shared import SharedSource
+from dpstream.connectors.storage import safe_name
+from dpstream.connectors.write_ahead import WriteAhead
+from dpstream.engines.clock import Clock, SystemClock
+from dpstream.engines.local import LocalRun, Options
+from dpstream.engines.series import SeriesRun
+from dpstream.errors import InvalidParameter
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.state import Secret
+from dpstream.privacy.state.files import make_directory
+from dpstream.privacy.state.secret import beside
+from dpstream.records import Source
+from dpstream.session.budget import AnyQuery, refuse_early
+from dpstream.session.runs import Operator, Run, Runs
+from dpstream.stages.series_query import SeriesQuery
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Feed:
+    """What queries read together: a source, live or not, and files that came before it."""
+
+    source: Any
+    live: bool = False
+    history: Any = None
+    name: str = ""
+
+
+def run(
+    query: AnyQuery,
+    *,
+    source: Any = None,
+    sink: Any = None,
+    history: Any = None,
+    checkpoint_location: str | Path | None = None,
+    live: bool = False,
+    secret: Secret | bytes | str | Path | None = None,
+    ledger: Ledger | str | Path | None = None,
+    dataset: str = "stream",
+    dead_letters: str | Path | None = None,
+    options: Options | None = None,
+    clock: Clock | None = None,
+) -> Run:
+    """Publish a query's releases, for as long as its schedule runs.
+
+    `source`: files (a path, a glob, a directory, a list), an Arrow table, a pandas or Polars frame,
+    or "-" for standard input. Files are read by event time; with `live` a directory may grow, and
+    what is in it is read by the clock. `history`: files that are read by event time before and
+    beside a live source. `sink`: a directory (Parquet; "csv:out/", "jsonl:out/"), an `.sqlite` or
+    `.duckdb` file, "-" for standard output, or a list of them.
+
+    With `checkpoint_location`, a directory, the run survives a kill at any moment; its secret is
+    made beside it on first use: back it up. Rows that cannot be used go to `dead_letters` (default:
+    in the state directory), with the reason.
+
+    What does not fit into the dataset's book is refused here, before a row is read.
+
+    >>> import pyarrow as pa
+    >>> from dpstream.stages.query import Query
+    >>> clicks = pa.table({"user": ["ann", "bob"] * 500, "page": ["home"] * 1000})
+    >>> query = Query(unit="user", keys=["page"], public_keys=["home"], epsilon=5, delta=1e-9,
+    ...               max_groups_contributed=1)
+    >>> [table.column_names for table in run(query, source=clicks)]
+    [['page', 'count', 'count_stddev', 'trigger_time', 'release_index']]
+    """
+    if source is None and history is None:
+        raise InvalidParameter("a run needs a source: files, a table, or '-' for standard input")
+    folder = None if checkpoint_location is None else Path(checkpoint_location)
+    given = own_ledger(ledger, folder)
+    if given is not None:
+        refuse_early(given, dataset, [(query, folder)])
+        if given is not ledger:
+            given.close()
+    place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
+    operator = Operator(dead_letters=None if place is None else DeadLetters(Path(place)))
+    parts: dict[str, Any] = {
+        "source": _opened(source, live, folder),
+        "aside": operator,
+        "sink": open_sink(sink),
+        "history": None if history is None else open_source(history),
+        "folder": folder,
+        "secret": secret,
+        "ledger": ledger,
+        "dataset": dataset,
+        "clock": clock or SystemClock(),
+        "options": options or Options(),
+    }
+    if isinstance(query, SeriesQuery):
+        return Run(SeriesRun(query=query, **parts), operator)
+    return Run(LocalRun(query=query, **parts), operator)
+
+
+def run_all(
+    queries: Sequence[AnyQuery],
+    *,
+    source: Any,
+    sink: Any = None,
+    history: Any = None,
+    checkpoint_location: str | Path | None = None,
+    live: bool = False,
+    secret: Secret | bytes | str | Path | None = None,
+    ledger: Ledger | str | Path | None = None,
+    dataset: str = "stream",
+    options: Options | None = None,
+    clock: Clock | None = None,
+) -> Runs:
+    """Publish several queries of one dataset: one read of each source, one book, one secret.
+
+    `source`: what all of them read, or a `Feed` for each by the query's name; queries with the same
+    feed share one read. Each query has a state directory of its own in `checkpoint_location`, and
+    its releases go to the one sink under its name. The book is that of `ledger`; it must hold all
+    of them, so open it with `query.promise` or `dpstream ledger open` first. Queries that do not
+    fit into it together are refused here, before a row is read.
+    """
+    names = [query.name for query in queries]
+    if not queries or len(set(names)) < len(names):
+        raise InvalidParameter(f"queries that run together need different names; got {names}")
+    folder = None if checkpoint_location is None else Path(checkpoint_location)
+    folders = {name: None if folder is None else folder / safe_name(name) for name in names}
+    feeds = _feeds(names, source, Feed(source=source, live=live, history=history))
+    given = own_ledger(ledger, folder)
+    if given is not None:
+        refuse_early(given, dataset, [(query, folders[query.name]) for query in queries])
+    if folder is not None:
+        make_directory(folder, mode=0o700)
+    book = given or Ledger(_ledger_path(ledger, folder))
+    kept = secret
+    if secret is None and folder is not None:
+        begun = any((folder / safe_name(name) / "run.dps").exists() for name in names)
+        kept = Secret.load(beside(folder)) if begun else beside(folder)  # a lost one is not remade
+    views = _views(queries, feeds, folder)
+    runs = [
+        run(
+            query,
+            source=views[query.name][0],
+            sink=sink,
+            history=views[query.name][1],
+            checkpoint_location=folders[query.name],
+            secret=Secret.of(kept),
+            ledger=book,
+            dataset=dataset,
+            options=options,
+            clock=clock,
+        )
+        for query in queries
+    ]
+    return Runs(runs)
+
+
+def _feeds(names: Sequence[str], source: Any, common: Feed) -> dict[str, Feed]:
+    """What each query reads, by its name."""
+    if isinstance(source, Feed):
+        return dict.fromkeys(names, source)
+    if not (isinstance(source, Mapping) and any(isinstance(f, Feed) for f in source.values())):
+        return dict.fromkeys(names, common)
+    for name in names:
+        if not isinstance(source.get(name), Feed):
+            raise InvalidParameter(f"source has no Feed for the query {name!r}; add it")
+    return {name: source[name] for name in names}
+
+
+def _views(
+    queries: Sequence[AnyQuery], feeds: Mapping[str, Feed], folder: Path | None
+) -> dict[str, tuple[Source, Source | None]]:
+    """Each query's view of what its feed reads once for all."""
+    found: dict[str, tuple[Source, Source | None]] = {}
+    for feed in dict.fromkeys(feeds.values()):
+        readers = [query for query in queries if feeds[query.name] is feed]
+        columns = [query.source_columns for query in readers]
+        opened = _opened(feed.source, feed.live, folder, feed.name)
+        assert opened is not None
+        views: list[Any] = list(SharedSource(opened, columns).views())
+        before: list[Any] = [None] * len(readers)
+        if feed.history is not None:
+            before = list(SharedSource(open_source(feed.history), columns).views())
+        pairs = zip(readers, views, before, strict=True)
+        found |= {query.name: (view, earlier) for query, view, earlier in pairs}
+    return found
+
+
+def own_ledger(ledger: Ledger | str | Path | None, folder: Path | None) -> Ledger | None:
+    """The ledger, if it is there already: looking makes none."""
+    if isinstance(ledger, Ledger):
+        return ledger
+    path = _ledger_path(ledger, folder)
+    return Ledger(path) if path is not None and path.exists() else None
+
+
+def _ledger_path(ledger: Any, folder: Path | None) -> Path | None:
+    """Where the ledger is, or would be; None: in memory."""
+    if ledger is not None:
+        return Path(ledger)
+    return None if folder is None else folder / "ledger"
+
+
+def _opened(source: Any, live: bool, folder: Path | None, name: str = "") -> Source | None:
+    """The source; one that cannot be read twice is kept in the state directory."""
+    if source is None:
+        return None
+    growing = live and _is_path(source)
+    opened = GrowingDirectory(Path(source)) if growing else open_source(source)
+    if not opened.replayable and folder is not None:
+        place = f"arrived-{safe_name(name)}" if name else "arrived"
+        return WriteAhead(opened, folder / place)
+    return opened
+
+
+def _is_path(source: Any) -> bool:
+    return isinstance(source, str | Path) and source != "-"

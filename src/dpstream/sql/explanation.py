@@ -1,0 +1,82 @@
+"""What a query will do and cost, as facts by topic: for people, for scripts, for notebooks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dpstream.sql.drawing import Stage, as_mermaid, as_svg, as_text
+
+NOT_PROTECTED = (
+    "the query itself: bounds, windows, schedule, noise and thresholds are public",
+    "that and when a table is published: every trigger publishes one, also an empty one",
+    "truths about groups: what many units have in common is what is published",
+    "dead letters, row counts and the state directory: they are for the operator alone",
+    "bounds, ranges and options that were chosen by looking at the data",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Facts by topic; `text` draws them, `to_json` hands them on, a notebook shows both."""
+
+    stages: list[Stage]
+    unit: str
+    bounds: dict[str, int]
+    schedule: dict[str, Any]
+    budget: dict[str, Any]
+    measures: list[dict[str, Any]]
+    columns: list[dict[str, Any]]
+    keys: dict[str, Any]
+    memory: dict[str, Any]
+    not_protected: list[str] = field(default_factory=lambda: list(NOT_PROTECTED))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for scripts; `drawing` is a Mermaid flow chart."""
+        return asdict(self) | {"drawing": as_mermaid(self.stages)}
+
+    def text(self) -> str:
+        """For people."""
+        lines = ["PLAN", *as_text(self.stages)]
+        lines += ["", "WHAT IS PROTECTED", f"  {self.unit}"]
+        lines += ["", "SENSITIVITY (the most that one unit changes, over all its groups; L2)"]
+        lines += [f"  {each['measure']}: {each['derivation']}" for each in self.measures]
+        lines += ["", "NOISE (standard deviation of what is published)"]
+        lines += [f"  {each['column']}: {_noise(each)}" for each in self.columns]
+        lines += ["", "KEYS", f"  {self.keys['words']}"]
+        lines += ["", "BUDGET", f"  {self.budget['words']}"]
+        shares = [each for each in self.measures if each["share"]]
+        lines += [f"  {each['measure']}: {each['share']} of mu^2" for each in shares]
+        lines += ["", "MEMORY", f"  {self.memory['words']}"]
+        lines += ["", "WHAT IS NOT PROTECTED", *(f"  - {each}" for each in self.not_protected)]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        """The drawn plan, and the rest as text."""
+        rest = self.text().partition("\n\n")[2]
+        escaped = rest.replace("&", "&amp;").replace("<", "&lt;")
+        return f"{as_svg(self.stages)}<pre>{escaped}</pre>"
+
+
+def computed_columns(finish: Any) -> list[dict[str, Any]]:
+    """What is said of columns that SELECT computes from noisy ones."""
+    found = []
+    for made in getattr(finish, "made", ()):
+        note = "computed from noisy columns; its error bar follows from theirs"
+        if made.spread is None:
+            note = (
+                "computed from noisy columns, without an error bar: only sums and quotients of "
+                "aggregates that share no noise have one"
+            )
+        found.append({"column": made.name, "first": None, "last": None, "note": note})
+    return found
+
+
+def _noise(column: dict[str, Any]) -> str:
+    if column["first"] is None:
+        return str(column["note"])
+    ends = f"{column['first']:.4g} at the first release of a window, {column['last']:.4g} at the"
+    return f"{ends} last{column['note']}"

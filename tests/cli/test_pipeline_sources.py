@@ -1,0 +1,234 @@
+"""Pipelines with several sources, budgets, histories, and time-series mechanisms."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.csv as pcsv
+import pyarrow.parquet as pq
+import pytest
+
+import dpstream as dps
+from dpstream.connectors.sources.files import Files
+from dpstream.data.clicks import clicks
+from dpstream.engines.local import Options
+from dpstream.errors import BudgetExceeded
+from dpstream.pipeline import load_pipeline
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.state import Secret
+
+DAY = "start = '2024-05-01', end = '2024-05-02'"
+COUNT = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = {epsilon}, delta = 1e-9,
+    privacy_unit_column = user, max_groups_contributed = 4) page, COUNT(*) AS n
+    FROM {table} GROUP BY page"""
+SERIES = f"""SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = {{epsilon}},
+    privacy_unit = 'w_event', w = 6, mechanism = '{{mechanism}}', privacy_unit_column = user,
+    time_unit = 's', public_groups = ('home', 'news'), {DAY})
+    page, window_start, COUNT(*) AS n FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' HOUR)
+    GROUP BY page, window_start"""
+REST = '[state]\npath = "state/"\n[sink]\nto = "csv:out/"\n'
+
+
+@pytest.fixture(autouse=True)
+def logs(folder):
+    """Two logs of different people."""
+    pcsv.write_csv(clicks(4_000, 900), folder / "clicks.csv")
+    pcsv.write_csv(clicks(3_000, 700), folder / "orders.csv")
+
+
+def queries(**texts):
+    return "".join(
+        f'[[query]]\nname = "{name}"\nsql = """{text}"""\n' for name, text in texts.items()
+    )
+
+
+def counted(monkeypatch):
+    """How often each file is read in chunks."""
+    found, read = {}, Files.read
+
+    def counting(self, partition, position, *, columns=None):
+        key = (partition, json.dumps(position), tuple(columns or ()))
+        found[key] = found.get(key, 0) + 1
+        return read(self, partition, position, columns=columns)
+
+    monkeypatch.setattr(Files, "read", counting)
+    return found
+
+
+def test_queries_of_one_source_share_one_read(run, folder, monkeypatch):
+    """Each source is named by FROM, and read once for all queries over it."""
+    (folder / "p.toml").write_text(
+        '[source.clicks]\npath = "clicks.csv"\n[source.orders]\npath = "orders.csv"\n'
+        '[budget]\ndataset = "people"\nepsilon = 9\ndelta = 1e-8\n' + REST
+        + queries(a=COUNT.format(epsilon=2, table="clicks"),
+                  b=COUNT.format(epsilon=1, table="clicks"),
+                  c=COUNT.format(epsilon=1, table="orders"))
+    )  # fmt: skip
+    reads = counted(monkeypatch)
+    done = run("run", "p.toml")
+
+    assert done.code == 0, done.err
+    whole = {key: count for key, count in reads.items() if key[2] == ("user", "page")}
+    assert {partition for partition, *_ in whole} == {"clicks.csv", "orders.csv"}
+    assert set(whole.values()) == {1}
+    names = {path.name.split("-")[0] for path in (folder / "out").glob("*.csv")}
+    assert names == {"a", "b", "c"}
+
+
+def test_each_source_may_have_its_own_book(run, folder):
+    """With other units, periods or budgets; one refusal stops all before a row is read."""
+    text = (
+        '[source.clicks]\npath = "clicks.csv"\n[source.orders]\npath = "orders.csv"\n'
+        "[budget.clicks]\nepsilon = 1\n"
+        '[budget.orders]\ndataset = "sales"\nepsilon = {}\ndelta = 1e-8\nledger = "sales.ledger"\n'
+        + REST
+        + queries(
+            hours=SERIES.format(epsilon=1, mechanism="pacer"),
+            c=COUNT.format(epsilon=2, table="orders"),
+        )
+    )
+    (folder / "small.toml").write_text(text.format(1).replace("sales", "small"))
+    refused = run("run", "small.toml")
+    assert refused.code == 3
+    assert "'c' does not fit into the book" in refused.err
+    assert not list((folder / "out").glob("*.csv"))
+
+    (folder / "p.toml").write_text(text.format(3).replace('"state/"', '"state2/"'))
+    done = run("run", "p.toml", "--json")
+    assert done.code == 0, done.err
+    last = json.loads(done.out.splitlines()[-1])
+    assert (last["dataset"], last["new_charges"]) == (["clicks", "sales"], 2)
+    assert Ledger(folder / "state2" / "ledger").terms("clicks").unit == "w_event"
+    assert Ledger(folder / "sales.ledger").terms("sales").unit == "user"
+
+
+def test_a_series_pipeline_goes_on_and_adds_up(run, folder):
+    """Two mechanisms in one book of windows; stopped and started, and refused when it is full."""
+    text = (
+        '[source]\npath = "clicks.csv"\n[budget]\ndataset = "clicks"\nepsilon = 1\n' + REST
+        + queries(one=SERIES.format(epsilon="0.5", mechanism="spas"),
+                  two=SERIES.format(epsilon="0.5", mechanism="pacer"))
+    )  # fmt: skip
+    (folder / "p.toml").write_text(text)
+    first = run("run", "p.toml", "--once")
+    assert "not finished; go on with" in first.err
+    again = run("run", "p.toml")
+    assert again.code == 0, again.err
+    assert "nothing new was charged" in again.err
+    assert len(list((folder / "out").glob("one-*.csv"))) == 24
+    assert len(list((folder / "out").glob("two-*.csv"))) == 24
+
+    (folder / "p.toml").write_text(text + queries(three=SERIES.format(epsilon=1, mechanism="spas")))
+    third = run("run", "p.toml")
+    assert third.code == 3
+    assert "'three' does not fit into the book" in third.err
+
+
+def test_a_book_of_windows_needs_what_its_queries_need(folder):
+    """Windows that differ, users beside windows, a start that is not said: refused by name."""
+    head = '[source]\npath = "clicks.csv"\n[budget]\ndataset = "c"\nepsilon = 1\n' + REST
+    one = SERIES.format(epsilon=1, mechanism="spas")
+    for other, message in (
+        (one.replace("'1' HOUR", "'2' HOUR"), "must protect the same unit"),
+        (COUNT.format(epsilon=1, table="clicks"), "has no delta, which 'b' needs"),
+        (one.replace(DAY, "time_zone = 'UTC'"), "'b' has no start"),
+        (one.replace("w = 6", "w = 7"), "must protect the same unit"),
+    ):
+        (folder / "p.toml").write_text(head + queries(a=one, b=other))
+        with pytest.raises(ValueError, match=message):
+            _ = [book.terms() for book in load_pipeline("p.toml").books]
+
+
+def test_history_goes_with_several_queries(run, folder):
+    """Files that came before a live source are read for each of them."""
+    table = clicks(2_000, 500)
+    pq.write_table(table, folder / "old.parquet")
+    (folder / "new").mkdir()
+    live = f"""SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9,
+        privacy_unit_column = user, max_groups_contributed = 2, time_unit = 's', {DAY})
+        {{}} COUNT(*) AS n FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' DAY) {{}}"""
+    (folder / "p.toml").write_text(
+        '[source]\npath = "new/"\nlive = true\nhistory = "old.parquet"\n'
+        '[budget]\ndataset = "c"\nepsilon = 4\ndelta = 1e-8\n' + REST
+        + queries(all=live.format("window_start,", "GROUP BY window_start"),
+                  pages=live.format("page, window_start,", "GROUP BY page, window_start"))
+    )  # fmt: skip
+    done = run("run", "p.toml")
+
+    assert done.code == 0, done.err
+    published = pcsv.read_csv(next((folder / "out").glob("all-*.csv")))
+    assert abs(published["n"][0].as_py() - 500) < 60
+
+
+def test_python_users_are_refused_before_a_row_is_read(folder, monkeypatch):
+    """All queries together, by run_all; one more, by run; nothing is left behind."""
+    two = [dps.sql(COUNT.format(epsilon=1, table="clicks"), name=name) for name in "ab"]
+    book = Ledger(folder / "book")
+    book.open("clicks", two[0].promise(epsilon="1.2", delta=1e-8))
+    settings = {"source": "clicks.csv", "ledger": book, "dataset": "clicks"}
+    reads = []
+
+    def refused(call):
+        with monkeypatch.context() as patch:
+            patch.setattr(Files, "read", lambda *args, **more: reads.append(args))
+            with pytest.raises(BudgetExceeded, match=r"'b' does not fit.*nothing was read"):
+                call()
+
+    refused(lambda: dps.run_all(two, checkpoint_location="state", **settings))
+    assert not (folder / "state").exists()
+    dps.run(two[0], **settings).finish()
+    refused(lambda: dps.run(two[1], **settings))
+    refused(lambda: dps.run(two[1], **settings | {"ledger": folder / "book"}))
+    assert reads == []
+
+
+@pytest.mark.parametrize("text", [COUNT.format(epsilon=2, table="clicks"),
+                                  SERIES.format(epsilon=1, mechanism="spas")])  # fmt: skip
+def test_the_command_and_python_publish_the_same(run, folder, monkeypatch, text):
+    """With one secret and, for this test, one run id: the same bytes."""
+    from dpstream.cli import sql as command
+
+    Secret.create(folder / "secret", value=bytes(range(32)))
+    fixed = Options(run_id=bytes(16))
+    plain = command.run
+    monkeypatch.setattr(command, "run", lambda *a, **k: plain(*a, **k | {"options": fixed}))
+    done = run("sql", text, "--source", "clicks=clicks.csv", "--secret", "secret",
+               "--state", "one", "--sink", "csv:cli/")  # fmt: skip
+    assert done.code == 0, done.err
+    dps.run(dps.sql(text), source="clicks.csv", secret=folder / "secret", sink="csv:python/",
+            checkpoint_location="two", options=fixed).finish()  # fmt: skip
+
+    files = sorted(path.name for path in (folder / "cli").glob("*.csv"))
+    assert files
+    for name in files:
+        assert (folder / "cli" / name).read_bytes() == (folder / "python" / name).read_bytes()
+
+
+def test_releases_are_good_in_a_notebook(folder):
+    """Frames, a chart and HTML of what was collected."""
+    text = SERIES.format(epsilon=1, mechanism="pacer")
+    found = dps.run(dps.sql(text), source="clicks.csv").collect()
+
+    assert len(found) == 24
+    assert found.to_pandas().shape[0] == found.to_polars().height == 48
+    assert found.last.num_rows == 48
+    assert "<table>" in found._repr_html_()
+    assert "± " in found._repr_html_()
+    assert found.plot(path=str(folder / "x.png")) is not None
+    assert (folder / "x.png").stat().st_size > 1_000
+    with pytest.raises(ValueError, match="no published number 'page'"):
+        found.plot("page")
+    once = dps.run(dps.sql(COUNT.format(epsilon=2, table="clicks")), source="clicks.csv").collect()
+    assert once.plot(path=str(folder / "y.png")) is not None
+    assert once.table.num_rows == pa.concat_tables([*once]).num_rows > 0
+    runs = dps.run_all([dps.sql(text, name="a"), dps.sql(text, name="b")], source="clicks.csv",
+                       ledger=_book(dps.sql(text), 2))  # fmt: skip
+    assert "0 of 24 triggers" in repr(runs)
+    assert {name: len(one) for name, one in runs.collect().items()} == {"a": 24, "b": 24}
+
+
+def _book(query, total):
+    from dataclasses import replace
+
+    ledger = Ledger()
+    ledger.open("stream", replace(query.terms(), total=total))
+    return ledger

@@ -1,0 +1,148 @@
+"""Erase one unit from a run that has stopped."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import dpstream as dps
+from dpstream.errors import InvalidInput, InvalidParameter, StateError
+from dpstream.stages.rows import RowReader
+
+HOUR = 3600
+HEAVY = "heavy user"
+
+
+def query_of(**more):
+    facts = {
+        "unit": "user",
+        "keys": ["key"],
+        "epsilon": 8,
+        "delta": 1e-3,
+        "time": "ts",
+        "time_unit": "s",
+        "start": "1970-01-01",
+        "end": "1970-01-02",
+        "every": "6 hours",
+        "max_groups_contributed": 6,
+        "max_rows_per_group": 2,
+    }
+    return dps.Query(**facts | more)
+
+
+def clicks(*, late_rows):
+    """Many users, and one who visits every key early and, if asked for, again later."""
+    rng = np.random.default_rng(2)
+    user = [f"u{n}" for n in rng.integers(0, 300, 2000)]
+    key = [f"k{n}" for n in rng.integers(0, 5, 2000)]
+    times = rng.integers(0, 24 * HOUR, 2000).tolist()
+    mine = [HOUR + n for n in range(5)] + [13 * HOUR + n for n in range(5)] * late_rows
+    keys = [f"k{n}" for n in range(5)] * (1 + late_rows)
+    return pa.table({"user": user + [HEAVY] * len(mine), "key": key + keys, "ts": times + mine})
+
+
+def started(folder, query, table, *, steps=2):
+    run = dps.run(
+        query, source=table, sink=str(folder / "out"), checkpoint_location=folder / "state"
+    )
+    for number, _ in enumerate(run, start=1):
+        if number == steps:
+            run.stop()
+    return folder / "state"
+
+
+KINDS = {
+    "latched": {},
+    "sqlp": {"strategy": "sqlp"},
+    "debias": {"debias": "global"},
+    "periods": {
+        "period": "12 hours",
+        "window": dps.Hop("12 hours", slide="6 hours"),
+        "allowed_lateness": "6 hours",
+        "max_groups_contributed": 12,
+    },
+}
+
+
+@pytest.mark.parametrize("more", KINDS.values(), ids=KINDS)
+def test_nothing_but_a_full_counter_is_left(tmp_path, more):
+    """No file of the state holds a place of the unit any more, and the run goes on."""
+    query, table = query_of(**more), clicks(late_rows=True)
+    state = started(tmp_path, query, table)
+    run = dps.run(query, source=table, sink=str(tmp_path / "out"), checkpoint_location=state)
+    places = _places(run, state)
+    before = sum(place in blob for place in places for blob in _blobs(state))
+
+    assert before >= 5
+    assert run.forget(HEAVY) >= 5
+    assert not any(place in blob for place in places for blob in _blobs(state))
+    again = dps.run(query, source=table, sink=str(tmp_path / "out"), checkpoint_location=state)
+    assert again.forget(HEAVY) == 0
+    last = dps.run(query, source=table, sink=str(tmp_path / "out"), checkpoint_location=state)
+    assert last.finish().steps_done == query.schedule.steps
+
+
+def test_the_unit_adds_nothing_more(tmp_path):
+    """Later tables are those of a stream without its later rows."""
+    query, outputs = query_of(public_keys=[f"k{n}" for n in range(5)]), []
+    for number, table in enumerate((clicks(late_rows=True), clicks(late_rows=False))):
+        folder = tmp_path / str(number)
+        state = started(folder, query, table)
+        facts = {"source": table, "sink": str(folder / "out"), "checkpoint_location": state}
+        if number == 0:
+            dps.run(query, **facts).forget(HEAVY)
+        outputs.append(list(dps.run(query, **facts))[-1])
+    with_, without = (
+        dict(zip(*(t[c].to_pylist() for c in ("key", "count")), strict=True)) for t in outputs
+    )
+    spread = outputs[0]["count_stddev"][0].as_py()
+
+    # two runs have independent noise: their difference is that of two normals, at 6 deviations
+    assert all(abs(with_[key] - without[key]) < 6 * 2**0.5 * spread for key in with_)
+    assert spread < 8
+
+
+def test_a_run_that_was_killed_is_refused(tmp_path):
+    """Its last steps will be taken again, and must meet the same rows."""
+    query, table = query_of(), clicks(late_rows=True)
+    run = dps.run(
+        query, source=table, sink=str(tmp_path / "out"), checkpoint_location=tmp_path / "s"
+    )
+    releases = iter(run)
+    next(releases)
+    run.close()
+    with pytest.raises(StateError, match="no snapshot yet"):
+        dps.run(query, source=table, checkpoint_location=tmp_path / "s").forget(HEAVY)
+
+
+def test_what_cannot_be_forgotten_is_said(tmp_path):
+    """No state directory; a unit of another type."""
+    query, table = query_of(), clicks(late_rows=True)
+    with pytest.raises(InvalidParameter, match="state directory"):
+        dps.run(query, source=table).forget(HEAVY)
+    numbers = table.set_column(0, "user", pa.array(range(len(table))))
+    state = started(tmp_path, query, numbers)
+    with pytest.raises(InvalidInput, match="must fit the type"):
+        dps.run(query, source=numbers, checkpoint_location=state).forget("ann")
+    assert dps.run(query, source=numbers, checkpoint_location=state).forget("2000") == 1
+
+
+def _blobs(state):
+    return [path.read_bytes() for path in state.rglob("*") if path.is_file()]
+
+
+def _places(run, state):
+    """What bounding calls the unit in each group, as bytes."""
+    engine = run._engine
+    storage = engine._storage()
+    reader = RowReader(engine.plan.query, storage.secret, storage.run)
+    storage.directory.close()
+    groups = reader._group_ids(pa.table({"key": [f"k{n}" for n in range(5)]}), 5)
+    ticks = engine.plan.query.periods
+    periods = [0] if ticks is None else ticks.before(np.array([HOUR, 13 * HOUR]) * 1_000_000)
+    return [
+        np.ascontiguousarray(
+            reader.unit_ids(pa.array([HEAVY]), np.array([period])) ^ one[::-1]
+        ).tobytes()
+        for period in periods
+        for one in groups
+    ]
