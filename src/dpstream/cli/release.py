@@ -111,6 +111,8 @@ def release(
     try:
         before = _charges(runner)
         series = _publish(runner, rows, final=final or state is None)
+        if state is not None and (final or runner.ended):
+            runner.save(state)
         new_charges = _charges(runner) - before
         book = next(b for b in runner.ledger.report() if b["dataset"] == dataset)
     finally:

@@ -68,6 +68,8 @@ def release(
         progress(done, len(block))
     if runner.ended or (state is None if final is None else final):
         releases += runner.finish()
+        if state is not None:
+            runner.save(state)
     if state is not None:
         runner.close()
     return Series.of(releases, run=runner.run_id.hex(), names=names, times=times)

@@ -98,7 +98,7 @@ class Runner:
     def finish(self) -> list[Release]:
         """The stream has ended: return what a delay still held back.
 
-        A run that is kept remembers it: the same steps may be repeated, none may follow.
+        Saved afterwards, a run remembers it: the same steps may be repeated, none may follow.
         """
         if self._finished:
             return []
@@ -107,8 +107,6 @@ class Runner:
         self._spend.begin(max(steps - 1, 0), lambda _: chain.hex(), verified=verified)
         state, releases = self.mechanism.finish(state, self._spend)
         self._progress, self._finished = Progress(state, steps, chain), True
-        if self._folder is not None:
-            self.save(self._folder)
         return releases
 
     def save(self, path: str | Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.errors import InvalidParameter
+from dpstream.errors import InvalidParameter, StateError
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import SeriesMechanism
 
@@ -140,3 +140,18 @@ def test_bad_parameters_are_refused(options, reason):
     """With the reason."""
     with pytest.raises(InvalidParameter, match=reason):
         build("contin_group", **options)
+
+
+def test_a_kept_series_ends_when_told(tmp_path):
+    """What waits is published with final=True, and nothing can follow."""
+    mechanism, data, state = build("contin_group"), list(range(12)), tmp_path / "state"
+    open_, ended, again = (
+        dps.release(mechanism, data, state=state, secret=SECRET, final=final)
+        for final in (None, True, None)
+    )
+
+    assert (len(open_), len(ended), len(again)) == (10, 12, 12)
+    assert (open_.values == ended.values[:10]).all()
+    assert (again.values == ended.values).all()
+    with pytest.raises(StateError, match="was finished after 12 steps"):
+        dps.release(mechanism, [*data, 5], state=state, secret=SECRET)
