@@ -42,6 +42,10 @@ _REGISTRY: Final = {
         "dpstream.bench.dpi:measure",
         "distributions for ever under user-level privacy: errors, budget left, time",
     ),
+    "delayed": (
+        "dpstream.bench.delayed:measure",
+        "errors of the mechanisms with a delay, beside their published forms, and steps/s",
+    ),
     "recovery": (
         "dpstream.bench.recovery:measure",
         "kill -9 and restart, again and again: the same bytes, and how long a restart takes",
