@@ -19,6 +19,7 @@ from dpstream.audit.controls.engine import (
     TouchedOnly,
 )
 from dpstream.audit.controls.forgetful import Forgetful
+from dpstream.audit.controls.groups_published import THETA, grouping_loss
 from dpstream.audit.controls.noise_again import RedrawnOnReplay, SameNoise
 from dpstream.audit.controls.shared_noise import SharedNoise
 from dpstream.audit.controls.spas_published import svt_loss
@@ -53,6 +54,13 @@ def _spas_loss() -> float:
         rho_scale=2 / share,
         nu_scale=4 / share,
     )
+
+
+def _contin_group_loss() -> float:
+    """The tests' loss, and the noise on the sum, which is drawn apart: eps_p = 4 eps_g."""
+    rest, share = [0.0] * 73 + [1.0] * 26, 0.01
+    tests = grouping_loss([0.0, *rest], [1.0, *rest], epsilon=share, theta=THETA)
+    return 4 * share + abs(tests)
 
 
 def _svt(
@@ -229,6 +237,13 @@ def broken() -> dict[str, Callable[[], Audited]]:
             apart="nothing",
             epsilon=1,
             runs=(120, 400),
+        ),
+        "contin_group_printed": lambda: Exact(
+            name="contin_group_printed",
+            about="ContinGroup at the printed scale: a fifth of epsilon for its tests.",
+            loss=_contin_group_loss,
+            epsilon=0.05,
+            witness="100 values, the first 0 or 1, then 73 zeros and 26 ones: all but the last join",
         ),
         "dpi_summed_score": lambda: Exact(
             name="dpi_summed_score",

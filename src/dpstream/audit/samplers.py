@@ -62,11 +62,11 @@ class OneByOne:
 class SideBySide:
     """All runs at once, each in bins of its own: for mechanisms that treat every bin alike.
 
-    Why these are as good as separate runs: such a mechanism applies one function to every bin and
-    draws one independent number per coordinate, so that what it publishes of a run's bins is a
-    function of those bins and of draws that no other run's bins see. `tests/audit/test_samplers.py`
-    checks it bin by bin for each mechanism that is sampled like this: with the noise frozen, no bin
-    moves another one's answer or question.
+    Why these are as good as separate runs: such a mechanism applies one function to every bin
+    (groups, orders, buckets and sums are those of a column) and draws one independent number per
+    coordinate, so that what it publishes of a run's bins is a function of those bins and of draws
+    that no other bin uses. `tests/audit/test_samplers.py` checks it for each mechanism that is
+    sampled like this: without noise, no bin moves another one's answers, whatever it holds.
     """
 
     mechanism: Mechanism

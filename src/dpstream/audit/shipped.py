@@ -27,15 +27,30 @@ LO, HI = 0, 8
 
 EXTRA: dict[str, dict[str, Any]] = {
     "adapub": {"pivots": 2},
+    "contin_group": {"threshold": 2},
+    "discontin_group": {"threshold": 2},
+    "buc_order": {"bucket": 2},
+    "sensitivity_truncation": {"options": (("threshold", 2),), "every": 2},
     "dpi": {"rows_per_user": 1, "pool_size": 20, "allocation": "ranges"},
 }
 """What a mechanism needs beside its family's parameters."""
 
-BINS_APART = ("uniform", "sample", "naive")
-"""Mechanisms, beside the counters, that treat every bin alike: see `SideBySide`."""
+SIMPLE = ("uniform", "sample", "naive")
+BINS_APART = (
+    *SIMPLE,
+    "pegasus_w",
+    "pegasus",
+    "pegasus_delay",
+    "contin_group",
+    "discontin_group",
+    "comp_order",
+    "buc_order",
+    "block_smoother",
+)
+"""Mechanisms, beside the counters, that treat every bin by itself: see `SideBySide`."""
 
 _MANY, _SLOW = (24_000, 200_000), (1_200, 8_000)
-_LONG = (8_000, 40_000)
+_LONG, _APART = (8_000, 40_000), (16_000, 100_000)
 
 WORST: dict[str, str] = {
     "uniform": "flat counts, steps 3 to 5, one bin",
@@ -76,7 +91,7 @@ def mechanism_target(name: str) -> Target:
     """One registered mechanism against its own terms."""
     mechanism = example(name)
     counts = isinstance(mechanism, CountingParameters)
-    apart = counts or name in BINS_APART
+    apart, simple = counts or name in BINS_APART, counts or name in SIMPLE
     sample: Sampler = OneByOne(mechanism=mechanism)
     if apart:
         sample = SideBySide(mechanism=mechanism)
@@ -92,8 +107,8 @@ def mechanism_target(name: str) -> Target:
         about=first,
         sample=sample,
         pairs=tuple(sorted(pairs_of(mechanism), key=lambda pair: pair.name != WORST.get(name))),
-        simple=apart,
-        runs=_MANY if apart else _LONG if users else _SLOW,
+        simple=simple,
+        runs=_MANY if simple else _APART if apart else _LONG if users else _SLOW,
         **claim,
     )
 
