@@ -14,6 +14,7 @@ from dpstream.audit.query_samplers import QueryRuns, Scenario
 from dpstream.audit.replay import Changed, Recorder, drive, replay
 from dpstream.mechanisms import REGISTRY
 from dpstream.mechanisms.counters import unbounded
+from dpstream.privacy import sensitivity
 from dpstream.privacy.amounts import on_grid
 from dpstream.stages.aggregates import Count, Sum
 from dpstream.stages.plan import planned
@@ -22,13 +23,7 @@ from tests.laws.test_laws import Z, moments
 
 SECRET = bytes(range(32))
 LESS = Fraction(4, 5)
-SENSITIVITIES = (
-    "histogram_change",
-    "range_change",
-    "encoded_change",
-    "deviation_change",
-    "score_sum_change",
-)
+SENSITIVITIES = [name for name in vars(sensitivity) if name.endswith("_change")]
 
 FORGET = {"BltCounter": {"decays": ()}}  # they belong to a number of steps
 
@@ -68,7 +63,7 @@ def scale_error(mechanism, dealer, draws=2000):
     return abs(total - expected) / math.sqrt(variance)
 
 
-def choice_error(mechanism, dealer, runs=800):
+def choice_error(mechanism, dealer, runs=500):
     """How far the scores of what was chosen are from their mean, in standard deviations."""
     total = variance = 0.0
     for number in range(runs):
