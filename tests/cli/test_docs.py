@@ -21,6 +21,7 @@ PAGES = (
     "docs/getting-started.md",
     "docs/cli.md",
     "docs/w-event.md",
+    "docs/delayed.md",
     "docs/counters.md",
     "docs/dpi.md",
     "docs/group-by.md",

@@ -1,5 +1,6 @@
 """One ready example of every registered mechanism, and streams and neighbours to try it on."""
 
+from dataclasses import fields
 from fractions import Fraction
 from itertools import pairwise
 
@@ -14,12 +15,18 @@ from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
 SECRET = bytes(range(32))
 RUN = bytes(range(16))
 WINDOW = 5
+DELAY = 4
 LO, HI = 0, 20
 LONGEST = 1500  # steps of the longest stream that a law feeds
 
 # A mechanism that needs more than its family's parameters names them here.
 EXTRA: dict[str, dict[str, object]] = {
     "adapub": {"pivots": 2},
+    # thresholds of their own would make no tests at these epsilons
+    "contin_group": {"threshold": 4},
+    "discontin_group": {"threshold": 4},
+    "buc_order": {"bucket": 4},
+    "sensitivity_truncation": {"options": (("threshold", 4),), "every": 2},
     "dpi": {"rows_per_user": 1, "dummy_rows": 20, "pool_size": 60}
     | {"allocation": "ranges", "series": "telescoping", "queries": (6, 3)},
 }
@@ -36,6 +43,8 @@ def example(name: str, epsilon: Fraction | float = 1) -> Mechanism:
         family = {"epsilon": epsilon, "window": WINDOW}
     elif issubclass(cls, SeriesMechanism):
         family = {"epsilon": epsilon, "lo": LO, "hi": HI}
+        if "delay" in {field.name for field in fields(cls)}:
+            family["delay"] = DELAY
     elif issubclass(cls, CountingParameters):
         family = {"rho": Fraction(str(epsilon)) ** 2 / 2}
         if issubclass(cls, CounterMechanism):

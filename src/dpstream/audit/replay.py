@@ -177,7 +177,7 @@ def replay(
     if len(twin.calls) < len(calls):
         raise Changed(f"the neighbour asks only {len(twin.calls)} of {len(calls)} questions")
     loss, violations, moved = Fraction(0), [], set()
-    paid: dict[str, Fraction] = {}  # by purpose: what has changed, in sensitivities
+    paid: dict[str, int] = {}  # by purpose: how many of the values paid for have changed
     users = mechanism.terms().unit == "user"
     for old, new in zip(calls, twin.calls, strict=True):
         change = Fraction(int(np.abs(old.value - new.value).sum()))
@@ -189,7 +189,13 @@ def replay(
             cost = old.amount * Fraction(squares) / old.sensitivity**2
         elif old.kind == "choose":
             change = Fraction(int(np.abs(old.value - new.value).max(initial=0)))
-            too_much, cost = change > old.sensitivity, old.amount * change / old.sensitivity
+            cost = old.amount * change / old.sensitivity
+            too_much = change > old.sensitivity
+            if isinstance(old.interval, Paid):
+                too_much, cost = (
+                    change > old.sensitivity * paid.get(old.interval.purpose, 0),
+                    Fraction(0),
+                )
         elif old.kind == "respond":
             moved_buckets = int((old.value != new.value).sum())
             too_much, cost = False, old.amount * moved_buckets
@@ -205,7 +211,7 @@ def replay(
         if too_much:
             violations.append(f"step {old.step}, {old.purpose!r}: moved by {change}")
         if old.kind == "pay":
-            paid[old.purpose] = paid.get(old.purpose, Fraction(0)) + change / old.sensitivity
+            paid[old.purpose] = paid.get(old.purpose, 0) + int((old.value != new.value).sum())
         if old.interval is None or isinstance(old.interval, Paid):
             loss += cost
         elif change:

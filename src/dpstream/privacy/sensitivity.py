@@ -53,6 +53,60 @@ def deviation_change(change: Fraction, *, grid: int) -> Fraction:
     return Fraction(math.ceil(2 * change * grid))
 
 
+@cache
+def deviation_grid(change: Fraction) -> int:
+    """Parts of a unit in which a deviation is measured: fewer where the range is wide."""
+    return max(1, min(1024, (1 << 20) // math.ceil(change)))
+
+
+@cache
+def grouping_change(change: Fraction, *, delay: int, grid: int) -> Fraction:
+    """L1 change of all tests of a batch, if one of its `delay` values moves by `change`.
+
+    A test of a value against a group (n values together) reads grid n dev / (n - 1), dev being
+    sum_i |c_i - mean|; one of them moves it by at most 2 change grid, whatever n is. The i-th value
+    takes part in one test for every group before it, at most i - 1, and, as a member of one group,
+    in one test of every later value: delay - 1 in all.
+
+    >>> grouping_change(Fraction(10), delay=4, grid=1)
+    Fraction(60, 1)
+    """
+    return (delay - 1) * deviation_change(change, grid=grid)
+
+
+@cache
+def comparison_change(change: Fraction, *, delay: int) -> Fraction:
+    """L1 change of all differences that read one value, if it moves by `change`.
+
+    It is compared with the `delay` values before it and the `delay` values after it.
+
+    >>> comparison_change(Fraction(10), delay=4)
+    Fraction(80, 1)
+    """
+    return 2 * delay * change
+
+
+@cache
+def bucket_change(change: Fraction, *, width: int) -> Fraction:
+    """How far a value moves that is clipped to a bucket of this width, and in any case in all.
+
+    >>> bucket_change(Fraction(100), width=25)
+    Fraction(25, 1)
+    """
+    return min(change, Fraction(width))
+
+
+@cache
+def truncation_change(change: Fraction) -> Fraction:
+    """How far one value moves any of the centred scores of truncation bounds.
+
+    At the bound b a value v scores (v - lo)/2 - max(v - b, 0): slope 1/2 below b, -1/2 above it. So
+    a move by `change` moves no score by more than half of it. Twice, to be whole: the scores are
+    doubled too.
+    """
+    return change
+
+
 def root_above(square: Fraction, bits: int = 40) -> Fraction:
     """A rational not below the square root, within 2^-bits of it.
 

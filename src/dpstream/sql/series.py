@@ -222,4 +222,9 @@ def _built(
         made: Mechanism = cls(**values)
     except InvalidParameter as error:
         raise draft.refusal(place, str(error), "change its parameters") from None
+    except (TypeError, ValueError, ArithmeticError) as error:  # a text where a number belongs
+        option = node_of(clause, "mechanism_options") or place
+        raise draft.refusal(
+            option, f"{name} cannot use its parameters: {error}", "change them"
+        ) from None
     return made
