@@ -23,6 +23,7 @@ PAGES = (
     "docs/w-event.md",
     "docs/delayed.md",
     "docs/counters.md",
+    "docs/dpi.md",
     "docs/group-by.md",
     "docs/pipelines.md",
     "docs/sql.md",

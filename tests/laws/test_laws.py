@@ -1,9 +1,10 @@
 """Laws that every registered mechanism obeys. A new mechanism is tested here without a new line."""
 
+import dataclasses
 import math
 import re
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from dpstream.mechanisms.base import HistogramMechanism
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.state import pack, unpack
 from tests.laws.cases import (
+    CHOOSING,
     NAMES,
     RUN,
     SECRET,
@@ -95,7 +97,7 @@ def test_another_run_sees_other_noise(name):
         assert both.any()
         assert (one.values[both] != other.values[both]).any()
     drawn = [
-        np.concatenate([np.ravel(c.answer - c.value) for c in calls if c.kind in NOISY])
+        np.concatenate([drawn_by(c) for c in calls if c.kind in (*NOISY, "choose")])
         for calls, _ in (
             record(mechanism, data, secret=secret, run=run)
             for secret, run in ((SECRET, RUN), (SECRET, RUN[::-1]), (SECRET[::-1], RUN))
@@ -104,6 +106,11 @@ def test_another_run_sees_other_noise(name):
     for other_noise in drawn[1:]:
         size = min(len(drawn[0]), len(other_noise))
         assert (drawn[0][:size] != other_noise[:size]).mean() > 0.5
+
+
+def drawn_by(call):
+    """What a call added to its value, or what it chose."""
+    return np.atleast_1d(call.answer - call.value if call.kind in NOISY else call.answer)
 
 
 @every_mechanism
@@ -223,6 +230,35 @@ def moments(call, off):
     return scale, float(weights @ np.abs(x)), float(weights @ x**2)
 
 
+@cache
+def choices_of(name):
+    """The private choices of many short runs."""
+    mechanism, found = dataclasses.replace(example(name), **CHOOSING[name]), []
+    for number in range(800):
+        run = number.to_bytes(16, "big")
+        calls, _ = record(mechanism, stream(mechanism, 6, seed=number), secret=SECRET, run=run)
+        found += [call for call in calls if call.kind == "choose"]
+    return found
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+@pytest.mark.parametrize(("off", "passes"), [(1.0, True), (1.2, False), (0.8, False)])
+def test_choices_have_the_declared_weights(name, off, passes):
+    """Scores of what was chosen match their mean at a 1e-6 level; weights 20% off must fail."""
+    total = variance = 0.0
+    for call in choices_of(name):
+        slope = float(on_grid(call.amount) / (2 * call.sensitivity))
+        exponent = slope * (call.value - call.value.max())
+        weights = np.exp(off * exponent)
+        weights /= weights.sum()
+        mean = weights @ exponent
+        total += exponent[call.answer] - mean
+        variance += weights @ exponent**2 - mean**2
+    z = total / math.sqrt(variance)
+
+    assert (abs(z) < Z) == passes
+
+
 @lru_cache(maxsize=1)
 def noisy_calls(name):
     """Enough noise of a mechanism to tell its scale; the same for all that is asked of it."""
@@ -238,7 +274,7 @@ def noisy_calls(name):
 
 
 @pytest.mark.parametrize(("off", "passes"), [(1.0, True), (1.2, False), (0.8, False)])
-@every_mechanism
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in CHOOSING])
 def test_noise_has_the_declared_scale(name, off, passes):
     """Mean |noise| matches the declared scale at a 1e-6 level; 20% off must fail."""
     calls = noisy_calls(name)

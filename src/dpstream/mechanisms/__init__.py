@@ -30,6 +30,7 @@ REGISTRY = {
     "buc_order": "dpstream.mechanisms.delayed.buc_order:BucOrder",
     "sensitivity_truncation": "dpstream.mechanisms.delayed.truncation:SensitivityTruncation",
     "block_smoother": "dpstream.mechanisms.delayed.block_smoother:BlockSmoother",
+    "dpi": "dpstream.mechanisms.infinite.dpi:Dpi",
     "naive_counter": "dpstream.mechanisms.counters.naive:NaiveCounter",
     "tree": "dpstream.mechanisms.counters.tree:TreeCounter",
     "honaker": "dpstream.mechanisms.counters.honaker:HonakerCounter",

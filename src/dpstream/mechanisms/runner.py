@@ -258,8 +258,9 @@ class Runner:
     def _batch(self, block: Integers) -> Iterator[list[Release]]:
         """Steps of one batch: log all digests, then charge and draw step by step."""
         first, chain, digests = self.steps_done, self._progress.chain, []
-        for row in block:
-            content = len(row).to_bytes(8, "little") + row.astype("<i8").tobytes()
+        size, rows = block.shape[1].to_bytes(8, "little"), block.astype("<i8").tobytes()
+        for start in range(0, len(rows), 8 * block.shape[1]):
+            content = size + rows[start : start + 8 * block.shape[1]]
             chain = chain_digest(self._digest_key, chain, content)
             digests.append(chain)
 

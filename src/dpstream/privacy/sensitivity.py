@@ -179,3 +179,45 @@ def encoded_change(norm: Fraction, change: Fraction, *, slack: Fraction = Fracti
     to integers adds to that, over all steps together.
     """
     return norm * change + slack
+
+
+@cache
+def distribution_change(*, rows: int | None, dummy_rows: int = 0) -> Fraction:
+    """L1 change of one step's distribution over bins, when all rows of a user come or go.
+
+    Two distributions are never further apart than 2. With at most `rows` = b of the user's rows
+    in a step and n0 = `dummy_rows` public ones, (c + r) / (n + n0 + |r|) and c / (n + n0) differ
+    by (r - |r| D) / (n + n0 + |r|), D the latter: at most 2 b / (n0 + b), whatever n is.
+
+    >>> distribution_change(rows=1, dummy_rows=99), distribution_change(rows=None)
+    (Fraction(1, 50), Fraction(2, 1))
+    """
+    if dummy_rows < 0:
+        raise InvalidParameter(f"dummy_rows must be 0 or more; got {dummy_rows}")
+    if rows is None:
+        return Fraction(2)
+    _at_least_one(rows=rows)
+    return Fraction(2 * rows, dummy_rows + rows)
+
+
+@cache
+def score_change(change: Fraction, *, bins: int, grid: int, span: int, steps: int) -> Fraction:
+    """How far one step's score of a synopsis moves, in score steps, when its distribution does.
+
+    The score is floor(steps (span + const - 2 error) / span), held within [-steps, steps]; `span`
+    is the paper's mu and `error` an L1 distance, both in grid steps. Each bin is rounded to the
+    grid, by less than 1 + 2^-20: the error moves by at most change * grid + 2 bins.
+
+    >>> score_change(Fraction(2), bins=10, grid=2**30, span=2**30, steps=100)
+    Fraction(200, 1)
+    """
+    error = math.ceil(change * grid) + 2 * bins
+    return Fraction(min(2 * steps, -(-2 * steps * error // span)))
+
+
+def score_sum_change(change: Fraction, *, slots: int) -> Fraction:
+    """How far one user, who may be in every slot, moves a sum of scores over `slots`.
+
+    A private choice by the sum with this sensitivity is one by the mean with `change`.
+    """
+    return change * max(slots, 1)

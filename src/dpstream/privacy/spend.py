@@ -133,9 +133,8 @@ class Spend(Payments):
         else:
             self._check_open(interval, epsilon)
             self._tie(purpose)
-        best, slope = int(exact.max()), epsilon / (2 * Fraction(sensitivity))
-        rates = [(best - int(score)) * slope for score in exact]
-        return noise.choose(self._draws("C:" + purpose, 1), rates)
+        slope = epsilon / (2 * Fraction(sensitivity))
+        return noise.choose(self._draws("C:" + purpose, 1), exact.max() - exact, slope)
 
     def respond(
         self,
