@@ -101,7 +101,8 @@ def _fits(mechanism: Any, unit: str) -> bool:
     if ".infinite." in mechanism.__module__:  # of users
         return False
     windowed = "window" in {field.name for field in dataclasses.fields(mechanism)}
-    return windowed == (unit == "w_event")
+    of_users = getattr(mechanism, "user_level", False)
+    return not of_users and windowed == (unit == "w_event")
 
 
 def steps_are_windows(draft: Draft) -> None:
