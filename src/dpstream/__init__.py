@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpstream import errors, mechanisms
+    from dpstream.choosing import bounds
     from dpstream.errors import BudgetExceeded, DpstreamError, NoiseReuse
     from dpstream.mechanisms.counter import Counter
     from dpstream.mechanisms.release import release
@@ -46,6 +47,7 @@ __all__ = [
     "Tumble",
     "Variance",
     "__version__",
+    "bounds",
     "errors",
     "explain",
     "mechanisms",
@@ -77,6 +79,7 @@ _HOMES = {
     "Terms": "dpstream.privacy.charges",
     "Tumble": "dpstream.stages.windows",
     "Variance": "dpstream.stages.aggregates",
+    "bounds": "dpstream.choosing",
     "explain": "dpstream.sql.explain",
     "release": "dpstream.mechanisms.release",
     "run": "dpstream.session",

@@ -175,7 +175,7 @@ def test_no_block_is_used_twice(monkeypatch):
                 bernoulli_exp(draws, Fraction(1))
         choices = Stream(KEY, dataclasses.replace(address, purpose=address.purpose + "C"))
         for step in range(20):
-            choose(choices.at(step, 1), [Fraction(0)] + [Fraction(6)] * 200)
+            choose(choices.at(step, 1), np.array([0] + [6] * 200), Fraction(1))
         keyed = Stream(KEY, address, "keyed")
         for step in (0, 1, 2, MAX_STEP):
             for part in range(2):

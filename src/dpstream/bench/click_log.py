@@ -48,11 +48,15 @@ Numbers = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ClickLog:
-    """Which log: how many records, over how many keys, from which seed."""
+    """Which log: how many records, over how many keys, from which seed.
+
+    `first`: what the laws call the smallest number of rows and the first key, 1 or 0.
+    """
 
     records: int
     keys: int = 1_000_000
     seed: int = 2023
+    first: int = 1
 
     def __post_init__(self) -> None:
         """Refuse a log without rows, or with more keys than a URL has digits for."""
@@ -60,20 +64,33 @@ class ClickLog:
             raise InvalidParameter(f"records must be at least 1; got {self.records}")
         if not 1 <= self.keys <= 1_000_000:
             raise InvalidParameter(f"keys must be in 1 to 1,000,000; got {self.keys}")
+        if self.first not in (0, 1):
+            raise InvalidParameter(f"first must be 0 or 1; got {self.first}")
 
     @property
     def name(self) -> str:
         """What tells this log from others, as a file name."""
-        return f"clicks-{self.records}-{self.keys}-{self.seed}"
+        name = f"clicks-{self.records}-{self.keys}-{self.seed}"
+        return name if self.first else f"{name}-from0"
 
 
-def zipf_mandelbrot(size: int, q: float, s: float) -> Reals:
-    """P(k) = (k + q)^-s / sum, for k = 1 to `size`.
+def records_of(users: int, *, first: int = 1) -> int:
+    """How many records so many users have on average.
+
+    >>> records_of(10_000_000, first=0)
+    59046774
+    """
+    law = zipf_mandelbrot(MOST_ROWS, *ROWS_LAW, first=first)
+    return round(users * float(law @ np.arange(1, MOST_ROWS + 1)))
+
+
+def zipf_mandelbrot(size: int, q: float, s: float, *, first: int = 1) -> Reals:
+    """P(k) = (k + q)^-s / sum, for k = `first` and so on, `size` numbers in all.
 
     >>> zipf_mandelbrot(3, 1.0, 1.0).round(3).tolist()
     [0.462, 0.308, 0.231]
     """
-    weights: Reals = (np.arange(1, size + 1, dtype=np.float64) + q) ** -s
+    weights: Reals = (np.arange(first, first + size, dtype=np.float64) + q) ** -s
     weights /= weights.sum()
     return weights
 
@@ -85,8 +102,8 @@ def parts(log: ClickLog) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
     user's rows are spread over the whole day; all else is held for one file at a time.
     """
     shuffling, *per_file = np.random.SeedSequence(log.seed).spawn(1 + FILES)
-    users = _users(log.records, np.random.default_rng(shuffling))
-    cumulative = np.cumsum(zipf_mandelbrot(log.keys, *KEYS_LAW))
+    users = _users(log, np.random.default_rng(shuffling))
+    cumulative = np.cumsum(zipf_mandelbrot(log.keys, *KEYS_LAW, first=log.first))
     begins = [log.records * file // FILES for file in range(FILES + 1)]
     for file, seed in enumerate(per_file):
         rng = np.random.default_rng(seed)
@@ -97,9 +114,9 @@ def parts(log: ClickLog) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
         yield times, users[begins[file] : begins[file + 1]], ranks.astype(np.int32)
 
 
-def _users(records: int, rng: np.random.Generator) -> Numbers:
+def _users(log: ClickLog, rng: np.random.Generator) -> Numbers:
     """The user of each record: as many rows each as the law says (the last one's are cut)."""
-    law = zipf_mandelbrot(MOST_ROWS, *ROWS_LAW)
+    records, law = log.records, zipf_mandelbrot(MOST_ROWS, *ROWS_LAW, first=log.first)
     mean = float(law @ np.arange(1, MOST_ROWS + 1))
     enough = int(records / mean * 1.02) + 1_000
     rows = 1 + np.searchsorted(np.cumsum(law), rng.random(enough)).astype(np.int32)

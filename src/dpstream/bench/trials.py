@@ -109,7 +109,7 @@ def trials(
     for run in range(runs):
         try:
             made = chosen(epsilon=asked, window=window)
-            score = _run(made, mechanism, block, _noise(fixed, run), bounded=bounded)
+            score = _run(made, mechanism, block, fixed_noise(fixed, run), bounded=bounded)
         except BudgetExceeded as refusal:
             found.refusals.append(str(refusal))
         else:
@@ -131,7 +131,7 @@ def _run(
     mechanism: Any,
     name: str,
     block: Integers,
-    noise: dict[str, bytes],
+    noise: dict[str, Any],
     *,
     bounded: bool,
 ) -> Score:
@@ -175,7 +175,7 @@ def _chunks(block: Integers) -> Iterable[Integers]:
     return (block[first : first + size] for first in range(0, len(block), size))
 
 
-def _noise(fixed: str | None, run: int) -> dict[str, bytes]:
+def fixed_noise(fixed: str | None, run: int) -> dict[str, Any]:
     """A secret and a run id made from a public name; without one, both are drawn afresh."""
     if fixed is None:
         return {}

@@ -9,6 +9,7 @@ import typer
 import dpstream
 from dpstream.cli import (
     bench,
+    bounds,
     compare,
     demo,
     explain,
@@ -33,6 +34,7 @@ app.command("init")(init.init)
 app.command("run")(run.run)
 app.command("sql")(sql.sql)
 app.command("explain")(explain.explain)
+app.command("bounds")(bounds.bounds)
 app.command("release")(release.release)
 app.command("compare")(compare.compare)
 app.command("mechanisms")(mechanisms.mechanisms)
