@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from dpstream import bench, mechanisms
-from dpstream.bench import trials, w_event, w_event_targets
+from dpstream.bench import (
+    trials,
+    w_event,
+    w_event_findings,
+    w_event_published,
+    w_event_speed,
+    w_event_targets,
+)
+from dpstream.bench import w_event_figures as figures
 from dpstream.bench.streams import Stream
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism
@@ -48,8 +56,10 @@ class Late(HistogramMechanism):
 @pytest.fixture
 def tiny(monkeypatch):
     """Two mechanisms, streams of 24 steps, two runs, roads by the dozen."""
-    plan = replace(w_event.QUICK, runs=2, steps=24, rome_bins=12, other_bins=3)
+    size = figures.Size(windows_004=(5, 9), windows=(5, 9), groups=(1, 2), bins=8, steps=20, runs=1)
+    plan = replace(w_event.QUICK, runs=2, steps=24, rome_bins=12, other_bins=3, figures=size)
     monkeypatch.setattr(w_event, "QUICK", plan)
+    monkeypatch.setattr(w_event_speed, "_STEPS", {1: (4, 8), 1_000: (2, 4)})
     monkeypatch.setattr(
         w_event, "w_event_mechanisms", lambda: ["uniform", "sample", "budget_absorption"]
     )
@@ -90,7 +100,8 @@ def test_a_run_has_a_row_for_every_cell_and_says_what_is_absent(tmp_path):
         "flu outpatients", "flu deaths", "state flu", "t-drive", "world cup",
     ]  # fmt: skip
     assert len([one for one in rows if one["stream"].startswith("rome")]) == 3 * 3
-    cell = [one for one in rows if one["stream"] == "synthetic 3" and one["epsilon"] == 0.5]
+    heat_map = [one for one in rows if "delta_mre" in one]
+    cell = [one for one in heat_map if (one["stream"], one["epsilon"]) == ("synthetic 3", 0.5)]
     judged = [one for one in cell if one["mechanism"] not in ("zeros", "spas as published")]
     best = min(one["mre"] for one in judged)
     assert len(judged) == 3
@@ -118,8 +129,12 @@ def test_figures_are_the_same_every_time(tmp_path):
     """Noise is fixed by name; only times differ."""
     first, second = (bench.run("w_event", quick=True, out=tmp_path)["rows"] for _ in range(2))
 
-    assert [one | {"seconds": 0} for one in first] == [one | {"seconds": 0} for one in second]
-    assert len({one["mre"] for one in first if one.get("mechanism") == "uniform"}) > 10
+    times = {"seconds": 0, "steps_per_second": 0}
+    assert [one | times for one in first] == [one | times for one in second]
+    assert (
+        len({one["mre"] for one in first if one.get("mechanism") == "uniform" and "mre" in one})
+        > 10
+    )
 
 
 @pytest.mark.usefixtures("tiny")
@@ -129,12 +144,15 @@ def test_an_overspending_mechanism_is_refused_and_shown(tmp_path, monkeypatch, o
 
     result = bench.run("w_event", quick=True, out=tmp_path)
 
-    rows = [one for one in result["rows"] if one.get("mechanism") == overspender]
+    all_rows = [one for one in result["rows"] if one.get("mechanism") == overspender]
+    rows = [one for one in all_rows if "delta_mre" in one]
     assert len(rows) == 4 * 3
     assert all((one["mre"], one["delta_mre"], one["refused"]) == (None, None, 2) for one in rows)
     assert all("the ledger refused 2 runs" in one["note"] for one in rows)
+    refused = sum(one.get("refused") or 0 for one in all_rows)
+    assert refused == 24 + 4 * 2  # the heat map's, and those of the figure that varies w
     assert (named(result, "ledger refused")["value"], named(result, "ledger")["reached"]) == (
-        24,
+        refused,
         False,
     )
     others = [one for one in result["rows"] if one.get("mechanism") == "sample"]
@@ -251,3 +269,79 @@ def test_budget_absorption_is_judged_against_the_best_of_the_others():
         [], [one | {"stream": "rome 1,442 x 500", "mae": 1 / one["mae"]} for one in wide]
     )
     assert (ratio["value"], ratio["reached"], seconds["reached"]) == (2.25, False, None)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_other_figures_have_rows_where_their_data_are(tmp_path):
+    """Roads are generated; the World Cup is absent here, and so are its figures."""
+    rows = bench.run("w_event", quick=True, out=tmp_path)["rows"]
+
+    parts = {one.get("part") for one in rows}
+    assert {figures.W_004, figures.LENGTHS, figures.SHARES, figures.W_ROADS} <= parts
+    assert {figures.CHANGE_ROADS, figures.GROUPS_ROADS, "published forms", "speed"} <= parts
+    assert not {figures.W_CUP, figures.CHANGE_CUP, figures.GROUPS_CUP} & parts
+    by_w = [one for one in rows if one.get("part") == figures.W_ROADS]
+    assert {(one["at"], one["window"]) for one in by_w} == {(5, 5), (9, 9)}
+    change = [one["at"] for one in rows if one.get("part") == figures.CHANGE_ROADS]
+    assert change == sorted(change)
+
+
+def test_the_slowest_mechanism_is_judged():
+    """One that is too slow misses, whatever the others do."""
+    rows = [
+        {"stream": "1 bin", "mechanism": name, "steps_per_second": speed}
+        for name, speed in (("a", 90_000.0), ("b", 19_999.0))
+    ]
+
+    one, many = w_event_speed.targets(rows)
+
+    assert (one["value"], one["reached"]) == (19_999.0, False)
+    assert "(b) at 1 bin" in one["name"]
+    assert many["reached"] is None
+
+
+def test_a_published_form_is_set_against_its_sound_one():
+    """Worst window over the streams; the errors' ratio as a geometric mean."""
+    rows = [
+        {"mechanism": "x", "form": form, "stream": stream, "mre": mre, "spent": spent}
+        for form, stream, mre, spent in (
+            ("sound", "s", 4.0, 0.9), ("published", "s", 1.0, 3.0),
+            ("sound", "t", 1.0, 1.0), ("published", "t", 1.0, 2.0),
+        )
+    ]  # fmt: skip
+
+    assert w_event_published.table(rows) == [
+        {"scheme": "x", "sound": 1.0, "published": 3.0, "times": pytest.approx(2)}
+    ]
+
+
+def figure_row(part, stream, at, mechanism, error):
+    return {"part": part, "stream": stream, "at": at, "mechanism": mechanism, "mre": error,
+            "mae": error, "range": math.nan}  # fmt: skip
+
+
+def test_findings_are_judged_by_the_rows():
+    """The same sentence is confirmed, in part or refuted, as the rows have it."""
+
+    def said(*errors):
+        rows = []
+        for at, error in enumerate(errors):
+            rows.append(figure_row(figures.W_ROADS, "roads", at, "budget_absorption", error))
+            rows.append(figure_row(figures.W_ROADS, "roads", at, "uniform", 2.0))
+        return next(one for one in w_event_findings.findings([], rows, []) if "Figure 6" in one)
+
+    assert "confirmed, 3 of 3 places; error over the best: median 1.00" in said(1.0, 1.0, 1.0)
+    assert "in part, 2 of 3" in said(1.0, 5.0, 1.0)
+    assert "refuted, 1 of 2 places; error over the best: median 4.00, worst 4.00" in said(1.0, 8.0)
+
+
+def test_groups_are_judged_against_one_group():
+    """A finding on groups needs the single group beside it."""
+    rows = [
+        figure_row(figures.GROUPS_ROADS, "roads", at, "budget_absorption", error)
+        for at, error in ((1, 10.0), (5, 8.0), (20, 9.0))
+    ]
+
+    (sentence,) = w_event_findings.findings([], rows, [])
+    assert "confirmed for groups that are charged soundly, 0.80 times" in sentence
+    assert w_event_findings.findings([], rows[1:], []) == []

@@ -170,3 +170,26 @@ def test_values_that_are_no_counts_are_refused_with_their_line(run, folder):
     assert done.code == 2
     assert "x.csv (row 0 is line 2)" in done.err
     assert "not whole: 2.5" in done.err
+
+
+def test_a_delay_compares_event_level_mechanisms(run, flat):
+    """By absolute error, with the middle of the range beside them."""
+    flags = ("--delay", "10", "--lo", "0", "--hi", "1500", "--epsilon", "1", "--runs", "3")
+    names = ("--mechanism", "naive", "--mechanism", "contin_group")
+    found = run("compare", flat, *flags, *names, "--public", "--json").json
+
+    (one,) = found["comparisons"]
+    first, second, middle = one["ranking"]
+    assert (first["mechanism"], second["mechanism"]) == ("contin_group", "naive")
+    assert first["mae"] < second["mae"]
+    assert (middle["mechanism"], middle["rank"], middle["mae"]) == ("midpoint", None, 250)
+    assert one["command"].endswith("contin_group --epsilon 1 --delay 10 --lo 0 --hi 1500")
+
+
+def test_compare_wants_a_window_or_a_delay(run, flat):
+    """Not both, and one of them."""
+    for flags in ((), ("--window", "3", "--delay", "3")):
+        done = run("compare", flat, "--epsilon", "1", *flags, "--json")
+
+        assert done.code == 2
+        assert "compare needs --window" in done.error["message"]

@@ -232,3 +232,29 @@ def _book(query, total):
     ledger = Ledger()
     ledger.open("stream", replace(query.terms(), total=total))
     return ledger
+
+
+def test_queries_that_would_open_a_book_for_the_first_alone_are_refused(folder):
+    """Without a promise the book holds one query: the second is refused before a row is read."""
+    two = [dps.sql(COUNT.format(epsilon=1, table="clicks"), name=name) for name in "ab"]
+    both = [dps.sql(SERIES.format(epsilon=1, mechanism="spas"), name=name) for name in "ab"]
+
+    for queries in (two, both):
+        with pytest.raises(BudgetExceeded, match=r"'b' does not fit.*nothing was read"):
+            dps.run_all(queries, source="clicks.csv")
+
+
+def test_a_book_of_windows_can_be_opened_first(run, folder):
+    """With the clock that a refusal names, several queries of the command line share it."""
+    book = ("--ledger", "book", "--dataset", "clicks")
+    query = ("sql", SERIES.format(epsilon="0.5", mechanism="spas"), "--source", "clicks=clicks.csv")
+    run("ledger", "open", *book, "--unit", "w_event", "--window", "6", "--epsilon", "1")
+    refused = run(*query, *book)
+    assert refused.code == 4
+    clock = refused.err.split("this query's are ")[1].split("; use the same")[0]
+    opened = run("ledger", "open", "--ledger", "book", "--dataset", "hours", "--unit", "w_event",
+                 "--window", "6", "--epsilon", "1", "--clock", clock)  # fmt: skip
+    assert opened.code == 0
+
+    codes = [run(*query, "--ledger", "book", "--dataset", "hours").code for _ in range(3)]
+    assert codes == [0, 0, 3]

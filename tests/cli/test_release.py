@@ -168,3 +168,67 @@ def test_a_window_alone_asks_for_pacer(run, visits):
     assert done.code == 0
     assert done.json["mechanism"] == "pacer"
     assert "with --window it is pacer" in done.err
+
+
+WAITING = ("--mechanism", "contin_group", "--epsilon", "1", "--delay", "4", "--lo", "0", "--hi",
+           "50", "--column", "north", "--state", "state")  # fmt: skip
+
+
+def test_a_kept_release_does_not_publish_an_unfinished_batch(run, visits, folder):
+    """Six steps, batches of four: two wait, until rows are appended; what is out stays as it is."""
+    first = run("release", str(visits), *WAITING, "--out", "a.csv", "--json")
+    visits.write_text(visits.read_text() + "2024-03-07,10,30\n2024-03-08,10,30\n")
+    second = run("release", str(visits), *WAITING, "--out", "b.csv", "--json")
+
+    assert (first.json["steps"], first.json["waiting"], first.json["new_charges"]) == (4, 2, 1)
+    assert (second.json["steps"], second.json["waiting"], second.json["new_charges"]) == (8, 0, 1)
+    assert (folder / "b.csv").read_text().startswith((folder / "a.csv").read_text())
+
+
+def test_people_are_told_what_waits(run, visits):
+    """And how to publish it."""
+    done = run("release", str(visits), *WAITING)
+
+    assert "2 steps at the end wait for their delay; --final publishes them" in done.err
+
+
+def test_final_publishes_what_waits_and_closes_the_series(run, visits, folder):
+    """It may be repeated, with or without the flag; rows cannot be appended any more."""
+    run("release", str(visits), *WAITING)
+    final = run("release", str(visits), *WAITING, "--final", "--out", "a.csv", "--json")
+    again = run("release", str(visits), *WAITING, "--out", "b.csv", "--json")
+    visits.write_text(visits.read_text() + "2024-03-07,10,30\n")
+    late = run("release", str(visits), *WAITING, "--json")
+
+    assert (final.json["steps"], final.json["waiting"], final.json["new_charges"]) == (6, 0, 1)
+    assert again.json["new_charges"] == 0
+    assert (folder / "a.csv").read_bytes() == (folder / "b.csv").read_bytes()
+    assert (late.code, late.error["error"]) == (4, "StateError")
+    assert "was finished after 6 steps" in late.error["message"]
+
+
+def test_without_a_state_nothing_is_held_back(run, visits):
+    """There is no later run that could publish it."""
+    done = run("release", str(visits), *WAITING[:-2], "--json")
+
+    assert (done.json["steps"], done.json["waiting"]) == (6, 0)
+
+
+def test_a_delay_alone_asks_for_the_smoother(run, visits):
+    """The default for series that may be late."""
+    command = ("release", str(visits), "--delay", "3", "--epsilon", "1", "--lo", "0", "--hi", "50")
+    done = run(*command, "--json")
+
+    assert done.json["mechanism"] == "block_smoother"
+    assert "with --delay it is block_smoother" in done.err
+    assert run(*command, "--window", "3").code == 2
+
+
+def test_truncation_takes_its_options_as_settings(run, visits):
+    """Of the mechanism inside too."""
+    settings = ("--set", "inside=contin_group", "--set", "options=publish=pp,smoother=median")
+    done = run("release", str(visits), "--mechanism", "sensitivity_truncation", *WAITING[2:-2],
+               *settings, "--json")  # fmt: skip
+
+    assert done.code == 0
+    assert "median" in done.json["parameters"]["options"]

@@ -1,9 +1,13 @@
 """Queries through time-series mechanisms: what they count, and that nothing is drawn twice."""
 
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
@@ -21,6 +25,7 @@ from dpstream.errors import (
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import Secret
 from dpstream.session import Operator
+from dpstream.stages.series_query import SeriesQuery
 from dpstream.stages.step_counts import StepCounts
 from tests.engines.test_live import ScriptedClock
 
@@ -228,7 +233,7 @@ def minutes(*times, user="u"):
     start = np.datetime64("2024-05-01", "us")
     return pa.table(
         {
-            "user_id": [f"{user}{time}" for time in times],
+            "user_id": [f"{user}{time}" if user else "same" for time in times],
             "page": ["a"] * len(times),
             "ts": [start + np.timedelta64(time, "m") for time in times],
         }
@@ -238,19 +243,20 @@ def minutes(*times, user="u"):
 @pytest.mark.parametrize("stop", [None, 1, 2, 3])
 def test_a_live_directory_is_counted_by_windows_and_lateness(stop, tmp_path):
     """A late row counts while its window waits for it; a killed run replays what it had read."""
-    import pyarrow.parquet as pq
-
     folder = tmp_path / "in"
     folder.mkdir()
     zero = int(np.datetime64("2024-05-01", "us").astype(int))
     minute = 60_000_000
-    arrivals = [(5, (1, 2)), (50, (48, 49)), (63, (58, 62)), (80, (30,)), (130, (121, 129))]
+    arrivals = [(5, (1, 2)), (50, (48, 49)), (63, (58, 62)), (80, (30,)), (125, (122,))]
+    arrivals.append((130, (121, 129)))
+    again = [(64, (61,)), (81, (75,)), (82, (76,))]  # one unit, three times in the second window
 
-    def drop(number, times):
-        return lambda: pq.write_table(minutes(*times), folder / f"{number}.parquet")
+    def drop(number, times, user):
+        return lambda: pq.write_table(minutes(*times, user=user), folder / f"{number}.parquet")
 
     events = [
-        (zero + at * minute, drop(number, times)) for number, (at, times) in enumerate(arrivals)
+        (zero + at * minute, drop(number, times, "u" if number < len(arrivals) else None))
+        for number, (at, times) in enumerate([*arrivals, *again])
     ]
     clock = ScriptedClock(zero, events)
     span = "start = '2024-05-01', end = '2024-05-01 03:00', allowed_lateness = INTERVAL '10' MINUTE"
@@ -271,16 +277,12 @@ def test_a_live_directory_is_counted_by_windows_and_lateness(stop, tmp_path):
     windows = {table["window_start"][0].as_py().hour: table["n"].to_pylist() for table in found}
 
     # the row of minute 30 came at minute 80, after the first window was published at 70
-    assert windows == {0: [5.0, 0.0], 1: [1.0, 0.0], 2: [2.0, 0.0]}
+    assert windows == {0: [5.0, 0.0], 1: [2.0, 0.0], 2: [3.0, 0.0]}
 
 
 def test_what_does_not_fit_a_mechanism_is_refused():
     """The class itself checks, whoever builds the query."""
     good = dps.sql(text())
-    from dataclasses import replace
-
-    from dpstream.stages.series_query import SeriesQuery
-
     for change in (
         {"window": None, "start": None, "end": None, "time": None},
         {"every": "10 minutes"},
@@ -310,3 +312,38 @@ def test_every_mechanism_runs_and_charges_all_bins(mechanism, tmp_path):
     assert records
     assert not any("bins" in record for record in records)
     assert book.peak("stream") <= 1
+
+
+CHILD = """
+import sys
+import dpstream as dps
+from dpstream.engines.local import Options
+query, source, state, sink = sys.argv[1:]
+options = Options(run_id=bytes(16), snapshot_every=4)
+for table in dps.run(dps.sql(query), source=source, checkpoint_location=state, sink="csv:" + sink,
+                     secret=bytes(32), options=options):
+    print("published", flush=True)
+"""
+
+
+def test_a_process_that_is_killed_publishes_the_same_bytes(tmp_path):
+    """SIGKILL after some windows; the sink's files are those of an unbroken run."""
+    source = tmp_path / "log.parquet"
+    pq.write_table(log(), source)
+    arguments = [text(), source, tmp_path / "killed.state", tmp_path / "killed"]
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, *map(str, arguments)], stdout=subprocess.PIPE
+    ) as process:
+        for _ in range(6):
+            assert process.stdout.readline() == b"published\n"
+        process.kill()
+    for name in ("killed", "whole"):
+        dps.run(dps.sql(text()), source=source, checkpoint_location=tmp_path / f"{name}.state",
+                sink=f"csv:{tmp_path / name}", **FIXED).finish()  # fmt: skip
+
+    found = [
+        {path.name: path.read_bytes() for path in (tmp_path / name).glob("*.csv")}
+        for name in ("killed", "whole")
+    ]
+    assert len(found[0]) == HOURS
+    assert found[0] == found[1]

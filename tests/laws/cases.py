@@ -1,5 +1,6 @@
 """One ready example of every registered mechanism, and streams and neighbours to try it on."""
 
+from dataclasses import fields
 from fractions import Fraction
 from itertools import pairwise
 
@@ -7,17 +8,31 @@ import numpy as np
 
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
+from dpstream.mechanisms.infinite.dpi import Dpi
 from dpstream.mechanisms.parts.counting.budget import CountingParameters
 from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
 
 SECRET = bytes(range(32))
 RUN = bytes(range(16))
 WINDOW = 5
+DELAY = 4
 LO, HI = 0, 20
 LONGEST = 1500  # steps of the longest stream that a law feeds
 
 # A mechanism that needs more than its family's parameters names them here.
-EXTRA: dict[str, dict[str, object]] = {"adapub": {"pivots": 2}}
+EXTRA: dict[str, dict[str, object]] = {
+    "adapub": {"pivots": 2},
+    # thresholds of their own would make no tests at these epsilons
+    "contin_group": {"threshold": 4},
+    "discontin_group": {"threshold": 4},
+    "buc_order": {"bucket": 4},
+    "sensitivity_truncation": {"options": (("threshold", 4),), "every": 2},
+    "dpi": {"rows_per_user": 1, "dummy_rows": 20, "pool_size": 60}
+    | {"allocation": "ranges", "series": "telescoping", "queries": (6, 3)},
+}
+
+CHOOSING = {"dpi": {"epsilon": 100, "allocation": "in_order"}}
+"""Mechanisms that add no noise but choose, with parameters at which a choice says much."""
 
 
 def example(name: str, epsilon: Fraction | float = 1) -> Mechanism:
@@ -28,15 +43,21 @@ def example(name: str, epsilon: Fraction | float = 1) -> Mechanism:
         family = {"epsilon": epsilon, "window": WINDOW}
     elif issubclass(cls, SeriesMechanism):
         family = {"epsilon": epsilon, "lo": LO, "hi": HI}
+        if "delay" in {field.name for field in fields(cls)}:
+            family["delay"] = DELAY
     elif issubclass(cls, CountingParameters):
         family = {"rho": Fraction(str(epsilon)) ** 2 / 2}
         if issubclass(cls, CounterMechanism):
             family["steps"] = LONGEST
+    elif issubclass(cls, Dpi):
+        family = {"epsilon": epsilon}
     return cls(**(family | EXTRA.get(name, {})))
 
 
 def bins_of(mechanism: Mechanism) -> int:
-    """Several bins for histograms and counts, one for series."""
+    """Several bins for histograms, counts and distributions, one for series."""
+    if isinstance(mechanism, Dpi):
+        return 6
     return 3 if isinstance(mechanism, HistogramMechanism | CountingParameters) else 1
 
 
@@ -62,6 +83,14 @@ def neighbours(mechanism: Mechanism, block: np.ndarray, count: int, seed: int = 
             step, bin_ = (int(rng.integers(0, size)) for size in block.shape)
             step = 0 if number < 2 else step  # the worst step of every counter
             other[step, bin_] += 1 if number % 2 or other[step, bin_] == 0 else -1
+        elif isinstance(
+            mechanism, Dpi
+        ):  # a user with a row in every step, or in some, comes or goes
+            always = int(rng.integers(0, block.shape[1]))
+            for step in range(len(block)):
+                bin_ = always if number % 3 == 0 else int(rng.integers(0, block.shape[1]))
+                if number % 3 < 2 or rng.random() < 0.3:
+                    other[step, bin_] += 1 if number % 2 or other[step, bin_] == 0 else -1
         else:
             step = int(rng.integers(0, len(block)))
             other[step, 0] = (LO, HI)[number % 2]

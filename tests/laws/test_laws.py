@@ -1,8 +1,10 @@
 """Laws that every registered mechanism obeys. A new mechanism is tested here without a new line."""
 
+import dataclasses
 import math
 import re
 from fractions import Fraction
+from functools import cache, lru_cache
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from dpstream.mechanisms.base import HistogramMechanism
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.state import pack, unpack
 from tests.laws.cases import (
+    CHOOSING,
     NAMES,
     RUN,
     SECRET,
@@ -94,7 +97,7 @@ def test_another_run_sees_other_noise(name):
         assert both.any()
         assert (one.values[both] != other.values[both]).any()
     drawn = [
-        np.concatenate([np.ravel(c.answer - c.value) for c in calls if c.kind in NOISY])
+        np.concatenate([drawn_by(c) for c in calls if c.kind in (*NOISY, "choose")])
         for calls, _ in (
             record(mechanism, data, secret=secret, run=run)
             for secret, run in ((SECRET, RUN), (SECRET, RUN[::-1]), (SECRET[::-1], RUN))
@@ -103,6 +106,11 @@ def test_another_run_sees_other_noise(name):
     for other_noise in drawn[1:]:
         size = min(len(drawn[0]), len(other_noise))
         assert (drawn[0][:size] != other_noise[:size]).mean() > 0.5
+
+
+def drawn_by(call):
+    """What a call added to its value, or what it chose."""
+    return np.atleast_1d(call.answer - call.value if call.kind in NOISY else call.answer)
 
 
 @every_mechanism
@@ -146,6 +154,22 @@ def test_no_release_uses_later_data(name):
     runner = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
     complete = all_releases(runner, other)
     assert published(complete)[: len(by_cut(data))] == by_cut(data)
+
+
+@every_mechanism
+def test_every_release_comes_within_its_delay(name):
+    """And so depends on no data later than that: at once, or `delay` steps later at most."""
+    mechanism = example(name)
+    runner = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
+    late = [
+        now - release.step
+        for now, batch in enumerate(runner.feed(stream(mechanism, 50)))
+        for release in batch
+    ]
+
+    assert min(late) >= 0
+    assert max(late) <= getattr(mechanism, "delay", 0)
+    assert len(late) >= 50 - getattr(mechanism, "delay", 0)
 
 
 @every_mechanism
@@ -206,12 +230,39 @@ def moments(call, off):
     return scale, float(weights @ np.abs(x)), float(weights @ x**2)
 
 
-@every_mechanism
+@cache
+def choices_of(name):
+    """The private choices of many short runs."""
+    mechanism, found = dataclasses.replace(example(name), **CHOOSING[name]), []
+    for number in range(800):
+        run = number.to_bytes(16, "big")
+        calls, _ = record(mechanism, stream(mechanism, 6, seed=number), secret=SECRET, run=run)
+        found += [call for call in calls if call.kind == "choose"]
+    return found
+
+
+@pytest.mark.parametrize("name", CHOOSING)
 @pytest.mark.parametrize(("off", "passes"), [(1.0, True), (1.2, False), (0.8, False)])
-def test_noise_has_the_declared_scale(name, off, passes):
-    """Mean |noise| matches the declared scale at a 1e-6 level; 20% off must fail."""
-    mechanism = example(name)
-    calls, draws = [], 0
+def test_choices_have_the_declared_weights(name, off, passes):
+    """Scores of what was chosen match their mean at a 1e-6 level; weights 20% off must fail."""
+    total = variance = 0.0
+    for call in choices_of(name):
+        slope = float(on_grid(call.amount) / (2 * call.sensitivity))
+        exponent = slope * (call.value - call.value.max())
+        weights = np.exp(off * exponent)
+        weights /= weights.sum()
+        mean = weights @ exponent
+        total += exponent[call.answer] - mean
+        variance += weights @ exponent**2 - mean**2
+    z = total / math.sqrt(variance)
+
+    assert (abs(z) < Z) == passes
+
+
+@lru_cache(maxsize=1)
+def noisy_calls(name):
+    """Enough noise of a mechanism to tell its scale; the same for all that is asked of it."""
+    mechanism, calls, draws = example(name), [], 0
     for number in range(2000):
         run = number.to_bytes(16, "big")
         new, _ = record(mechanism, stream(mechanism, 30), secret=SECRET, run=run)
@@ -219,7 +270,15 @@ def test_noise_has_the_declared_scale(name, off, passes):
         draws = sum(c.value.size for c in calls)
         if draws >= 6000:
             break
-    assert draws >= 6000
+    return calls
+
+
+@pytest.mark.parametrize(("off", "passes"), [(1.0, True), (1.2, False), (0.8, False)])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in CHOOSING])
+def test_noise_has_the_declared_scale(name, off, passes):
+    """Mean |noise| matches the declared scale at a 1e-6 level; 20% off must fail."""
+    calls = noisy_calls(name)
+    assert sum(call.value.size for call in calls) >= 6000
     total = expected = variance = 0.0
     for call in calls:
         scale, mean, second = moments(call, off)

@@ -207,8 +207,8 @@ def test_the_state_of_final_windows_and_periods_is_gone(monkeypatch):
         state = self.state
         periods = {n for bucket in state.units for n in bucket.periods}
         pairs = {n for bucket in state.units for n in bucket.windows}
-        owners = {owner for bucket in state.units for owner in bucket.changed}
-        seen.append((set(state.windows), periods, pairs, owners, state.bytes, len(self._doors)))
+        layouts = set(self._layouts)
+        seen.append((set(state.windows), periods, pairs, layouts, state.bytes, len(self._doors)))
         return gone
 
     def erasing(self, window):
@@ -229,14 +229,14 @@ def test_the_state_of_final_windows_and_periods_is_gone(monkeypatch):
     list(run_of(query, table))
 
     assert erased == list(range(48))
-    for step, (windows, periods, pairs, owners, _, doors) in enumerate(seen, start=1):
+    for step, (windows, periods, pairs, layouts, _, doors) in enumerate(seen, start=1):
         open_windows = {w for w in range(48) if query.schedule.last_step(w) >= step}
         assert windows <= open_windows
         assert pairs <= open_windows
         assert len(windows) <= 2
         assert len(periods) <= 2
         assert doors <= 2
-        assert {n for kind, n in owners if kind == "window"} <= open_windows
+        assert layouts <= open_windows
     assert not seen[-1][0]
     assert not seen[-1][1]
     assert max(size for *_, size, _ in seen[48:]) <= 2 * max(size for *_, size, _ in seen[:48])

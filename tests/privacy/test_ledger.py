@@ -547,3 +547,34 @@ def test_lost_float_mass_counts_with_the_books_epsilon():
     assert float(folded(large, tail=Fraction(0), error=error)) == pytest.approx(162755.79e-15)
     with pytest.raises(InvalidParameter, match="names its epsilon"):
         folded(users(epsilon=None), tail=Fraction(0), error=error)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.sampled_from("ab")), max_size=25)
+)
+def test_the_short_way_and_the_long_way_keep_the_same_books(asked):
+    """Charges that come in order are added up and refused as the account of all of them says."""
+    short, long = (opened(w_event(window=3, total=1)) for _ in range(2))
+    step, outcomes = 0, ([], [])
+    for ahead, sevenths, purpose in asked:
+        step += ahead
+        for ledger, digest, seen in zip((short, long), ("d", ""), outcomes, strict=True):
+            one = charge(step, Fraction(sevenths, 7), purpose=purpose, digest=digest)
+            try:
+                seen.append(ledger.charge("flu", one, lambda _, digest=digest: digest))
+            except (BudgetExceeded, LedgerError) as refusal:
+                seen.append(type(refusal))
+
+    assert outcomes[0] == outcomes[1]
+    assert short.report() == long.report()
+
+
+def test_the_short_way_still_sees_other_data():
+    """A charge made again, with another digest, is a reuse of noise."""
+    ledger = opened(w_event())
+    ledger.charge("flu", charge(0, digest="one"), lambda _: "one")
+    ledger.charge("flu", charge(1, digest="two"), lambda _: "two")
+
+    assert not ledger.charge("flu", charge(1, digest="two"), lambda _: "two")
+    with pytest.raises(NoiseReuse):
+        ledger.charge("flu", charge(1, digest="three"), lambda _: "three")

@@ -183,11 +183,11 @@ def test_respond_answers_each_draw_from_its_own_truth():
 
 
 def test_choose_follows_its_pmf():
-    """Candidate j has weight exp(-rates[j]); the same choices do not fit rates 3% off."""
-    rates = [Fraction(0)] + [Fraction(7, 2)] * 20 + [Fraction(3)] * 10
+    """Candidate j has weight exp(-gap slope); the same choices do not fit a slope 3% off."""
+    gaps, slope = np.array([0] + [7] * 20 + [6] * 10), Fraction(1, 2)
     stream = Stream(bytes(range(32)), Address(run=b"sampler tests 01", purpose="choose"))
-    sample = np.array([choose(stream.at(step, 1), rates) for step in range(20_000)])
-    weights, off = (np.exp([-float(rate * factor) for rate in rates]) for factor in (1, OFF))
+    sample = np.array([choose(stream.at(step, 1), gaps, slope) for step in range(20_000)])
+    weights, off = (np.exp(-gaps * float(slope * factor)) for factor in (1, OFF))
 
     assert p_value(sample, np.arange(31), weights) > FALSE_ALARM
     # the first candidate against the rest: where all of the difference is
@@ -283,10 +283,10 @@ def test_fast_and_exact_paths_agree_bit_for_bit(name: str):
 
 def test_choices_agree_bit_for_bit():
     """Choosing by exact arithmetic gives the same candidates, huge rates included."""
-    rates = [Fraction(1, 3), Fraction(0), Fraction(2), Fraction(1 << 50), Fraction(1, 1000)]
+    gaps, slope = np.array([1000, 0, 6000, 3000 << 50, 3]), Fraction(1, 3000)
 
     fast, exact = (
-        [choose(fresh(f"choice {i}", 1), rates, margin=margin) for i in range(200)]
+        [choose(fresh(f"choice {i}", 1), gaps, slope, margin=margin) for i in range(200)]
         for margin in (MARGIN, ALWAYS_EXACT)
     )
 
@@ -541,7 +541,7 @@ def test_decided_gaussians_are_right(variance: str):
 def test_huge_rates_are_decided_at_once():
     """exp(-rate) of a rate beyond 2^43 leaves float64's bound; it is still 0 in no time."""
     assert not bernoulli_exp(fresh("huge rate", 100), Fraction(1 << 62)).any()
-    assert choose(fresh("huge choice", 1), [Fraction(1 << 62), Fraction(0)]) == 1
+    assert choose(fresh("huge choice", 1), np.array([1 << 62, 0]), Fraction(1)) == 1
 
 
 @pytest.mark.parametrize("scale", [Fraction(0), Fraction(-1), Fraction(MAX_SCALE + 1)])
@@ -564,6 +564,7 @@ def test_other_parameters_out_of_range_are_refused():
         with pytest.raises(InvalidParameter, match="1 <= count < 2"):
             uniform(fresh("refused", 1), count)
     with pytest.raises(InvalidParameter, match="2 to 16384 candidates"):
-        choose(fresh("refused", 1), [Fraction(0)])
-    with pytest.raises(InvalidParameter, match="must have rate 0"):
-        choose(fresh("refused", 1), [Fraction(1), Fraction(2)])
+        choose(fresh("refused", 1), np.array([0]), Fraction(1))
+    for gaps, slope in ((np.array([1, 2]), Fraction(1)), (np.array([0, 2]), Fraction(-1))):
+        with pytest.raises(InvalidParameter, match="must have gap 0"):
+            choose(fresh("refused", 1), gaps, slope)

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -32,6 +34,7 @@ from dpstream.privacy.state import (
     unpack,
     write_packed,
 )
+from dpstream.privacy.state.checksum import Checksum
 from dpstream.privacy.state.files import create_exclusive
 
 VALUE = bytes(range(100, 132))
@@ -431,8 +434,88 @@ def test_other_kinds_versions_and_missing_files_are_named(tmp_path):
         read_packed(tmp_path / "missing", kind="run")
     newer = bytearray(pack(1, kind="k"))
     newer[9] += 1
-    with pytest.raises(StateError, match="has format 2; this version of dpstream reads format 1"):
+    with pytest.raises(StateError, match="has format 3; this version of dpstream reads formats up"):
         unpack(bytes(newer), kind="k")
+
+
+def test_files_of_the_format_before_are_read():
+    """Format 1 had SHA-256 for a checksum; its files are read, and damage to them is found."""
+    old = packed_json({"$": "tuple", "is": [1, 2]})
+
+    assert old[8:10] == b"\0\1"
+    assert unpack(old, kind="k") == (1, 2)
+    with pytest.raises(StateError, match="checksum does not match"):
+        unpack(old[:-1] + b" ", kind="k")
+
+
+def test_a_checksum_is_of_the_content_however_it_is_divided():
+    """Whole, in odd pieces, or from an odd address: one digest."""
+    content = np.random.default_rng(1).integers(0, 256, 3 * 65536 + 77, np.uint8).tobytes()
+    whole = _checksum(content)
+    for size in (1000, 65536, 65537, 100_001):
+        pieces = [content[i : i + size] for i in range(0, len(content), size)]
+        assert _checksum(*pieces) == whole
+    assert _checksum(memoryview(b"x" + content)[1:]) == whole
+
+
+@pytest.mark.parametrize("size", [0, 8, 65535, 65536, 65544, 3 * 65536 + 5])
+def test_a_checksum_finds_every_kind_of_damage(size):
+    """A flipped bit, two flips of the same place, a swap, a cut and an addition change it."""
+    rng = np.random.default_rng(size)
+    content = rng.integers(0, 256, size, np.uint8)
+    seen = {_checksum(content.tobytes()), _checksum(content.tobytes() + b"\0")}
+    expected = 2
+    if size:
+        seen.add(_checksum(content[:-1].tobytes()))
+        expected += 1
+        for place in rng.choice(size, 8, replace=False):
+            for bit in (1, 128):
+                other = content.copy()
+                other[place] ^= bit
+                seen.add(_checksum(other.tobytes()))
+                expected += 1
+    if size > 65536:
+        for one, two in ((7, 7 + 64), (7, 65536 + 7), (7, 15)):  # of a lane, a block, a row
+            other = content.copy()
+            other[[one, two]] ^= 128  # the highest bits of two words
+            seen.add(_checksum(other.tobytes()))
+            expected += 1
+
+    assert len(seen) == expected
+
+
+def _checksum(*pieces):
+    found = Checksum()
+    for piece in pieces:
+        found.update(piece)
+    return found.digest()
+
+
+@pytest.mark.parametrize("refuses", [None, "at once", "at a write", "half a write"])
+def test_large_files_are_whole_however_they_are_written(tmp_path, monkeypatch, refuses):
+    """Directly, or as usual where the file system cannot, from the start or in between."""
+    content = np.random.default_rng(2).integers(0, 2**60, 700_001)
+    write, calls = os.write, []
+
+    def poor(fd, data):
+        calls.append(bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT))
+        if len(calls) == 2 and refuses == "at a write":
+            raise OSError(errno.EINVAL, "no")
+        half = len(calls) == 2 and refuses == "half a write"
+        return write(fd, data[: len(data) // 2] if half else data)
+
+    if refuses == "at once":
+        monkeypatch.setattr("dpstream.privacy.state.large_files._DIRECT", 0)
+    monkeypatch.setattr(os, "write", poor)
+    write_packed(tmp_path / "f", {"a": content, "b": b"rest"}, kind="k")
+    monkeypatch.undo()
+
+    found = read_packed(tmp_path / "f", kind="k")
+    assert (found["a"] == content).all()
+    assert found["b"] == b"rest"
+    assert len(calls) >= 6
+    if refuses is not None:
+        assert not any(calls[2:])
 
 
 def packed_json(tree: object) -> bytes:
@@ -488,7 +571,7 @@ def test_values_without_a_rule_are_not_stored(value):
 def test_reading_never_pickles():
     """Packing, unpacking and the whole state package work without importing pickle's loader."""
     script = (
-        "import sys, pickle\n"
+        "import sys, pickle, numba\n"  # a compiler, which needs pickle to be whole as it loads
         "def no(*a, **k): raise SystemExit('pickle was used')\n"
         "pickle.loads = pickle.load = pickle.dumps = pickle.dump = no\n"
         "pickle.Pickler = pickle.Unpickler = no\n"

@@ -16,6 +16,7 @@ from dpstream.errors import InvalidParameter, NoiseExhausted, NoiseReuse
 from dpstream.privacy.noise import (
     Address,
     Stream,
+    add_laplace,
     bernoulli_exp,
     choose,
     discrete_gaussian,
@@ -174,7 +175,7 @@ def test_no_block_is_used_twice(monkeypatch):
                 bernoulli_exp(draws, Fraction(1))
         choices = Stream(KEY, dataclasses.replace(address, purpose=address.purpose + "C"))
         for step in range(20):
-            choose(choices.at(step, 1), [Fraction(0)] + [Fraction(6)] * 200)
+            choose(choices.at(step, 1), np.array([0] + [6] * 200), Fraction(1))
         keyed = Stream(KEY, address, "keyed")
         for step in (0, 1, 2, MAX_STEP):
             for part in range(2):
@@ -342,3 +343,30 @@ def test_draws_serve_one_sampler_once():
 
     with pytest.raises(NoiseReuse, match="already used"):
         uniform(draws, 10)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 64, 2, 65, 64), (1, 300, 1, 7)])
+def test_blocks_made_ahead_are_those_of_their_address(sizes):
+    """Few draws or many, steps in a row or far apart: the noise is that of the address alone."""
+    ahead, steps = Stream(KEY, HOME), (0, 1, 2, 300, 301, 9_000, MAX_STEP - 1, MAX_STEP)
+    for step in steps:
+        size = sizes[step % len(sizes)]
+        exact = np.arange(size)
+        noisy = add_laplace(exact, ahead.at(step, size), 7, 2)
+        alone = discrete_laplace(Stream(KEY, HOME).at(step, size), Fraction(7, 2))
+
+        assert noisy is not None
+        assert np.array_equal(noisy - exact, alone)
+
+
+def test_a_ratio_need_not_be_reduced():
+    """70 / 20 is 7 / 2; scales out of bounds are refused either way."""
+    one, other = (
+        add_laplace(np.zeros(50, np.int64), Stream(KEY, HOME).at(3, 50), over, under)
+        for over, under in ((7, 2), (70, 20))
+    )
+    assert one is not None
+    assert np.array_equal(one, other)
+    for over, under in ((0, 1), (1 << 45, 1), (-1, 3)):
+        with pytest.raises(InvalidParameter, match="noise scale"):
+            add_laplace(np.zeros(1, np.int64), Stream(KEY, HOME).at(3, 1), over, under)

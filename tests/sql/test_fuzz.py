@@ -1,12 +1,14 @@
 """Queries made at random are refused in words, or have a finite sensitivity; never a traceback."""
 
 import math
+from dataclasses import fields
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.mechanisms import REGISTRY, find
 from dpstream.sql import compile_sql
 from dpstream.sql.dialect import PrivateSql
 from dpstream.stages.plan import Plan
@@ -155,10 +157,10 @@ def built(rng):
     return text + (" EMIT EVERY INTERVAL '6' HOUR" if rng.random() < 0.2 else "")
 
 
-def outcome(text):
+def outcome(text, **options):
     """The query, or None if it was refused in words."""
     try:
-        return compile_sql(text).query
+        return compile_sql(text, **options).query
     except InvalidParameter as refused:
         return None if "fix: " in str(refused) else pytest.fail(f"{refused}: {text}")
 
@@ -223,3 +225,19 @@ def release_of(query, rows):
     columns |= dict.fromkeys(("window_start", "window_end", "trigger_time"), times)
     return pa.table(columns | {"held": pa.array([True] * len(rows), pa.bool_()),
                                "release_index": pa.array([1] * len(rows), pa.int64())})  # fmt: skip
+
+
+@pytest.mark.parametrize("mechanism", sorted(REGISTRY))
+def test_odd_parameters_of_mechanisms_are_refused_in_words(mechanism):
+    """Whatever stands in mechanism_options: a query, or a refusal."""
+    unit = "privacy_unit = 'event', delta = 1e-6"
+    names = [field.name for field in fields(find(mechanism)) if field.init]
+    if "window" in names:
+        unit = "privacy_unit = 'w_event', w = 3"
+    text = f"""SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, {unit}, start = '2024-05-01',
+        mechanism = '{mechanism}', privacy_unit_column = u, end = '2024-05-02') window_start,
+        COUNT(*) AS n FROM TUMBLE(l, DESCRIPTOR(t), INTERVAL '1' HOUR) GROUP BY window_start"""
+    for name in [*names, "other"]:
+        for value in (0, -1, 2.5, "x", "", None, True, 10**30, math.nan, math.inf):
+            query = outcome(text, mechanism_options={name: value})
+            assert query is None or 0 < query.terms().total < math.inf

@@ -193,3 +193,21 @@ def test_error_bars_are_what_repeated_noise_shows(what):
 
     told, seen = np.median(made["x_stddev"].to_numpy()), np.std(made["x"].to_numpy())
     assert seen == pytest.approx(told, rel=0.06)  # 5.4 standard errors of a standard deviation
+
+
+ODD = (
+    "COUNT(*) + d AS x FROM log GROUP BY d",
+    "d, COUNT(*) AS n FROM log GROUP BY d HAVING d > TRUE",
+)
+
+
+@pytest.mark.parametrize("rest", ODD)
+def test_post_processing_of_kinds_that_cannot_meet_costs_nothing(rest):
+    """It is refused by the types of the keys, before anything is charged."""
+    from dpstream.errors import InvalidInput
+    from dpstream.privacy.ledger import Ledger
+
+    book, table = Ledger(), log().append_column("d", pa.array([dt.date(2024, 5, 1)] * 20_000))
+    with pytest.raises(InvalidInput):
+        list(dps.run(dps.sql(f"SELECT {PRIVATE} {rest}"), source=table, ledger=book))
+    assert book.report() == []

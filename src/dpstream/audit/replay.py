@@ -177,7 +177,8 @@ def replay(
     if len(twin.calls) < len(calls):
         raise Changed(f"the neighbour asks only {len(twin.calls)} of {len(calls)} questions")
     loss, violations, moved = Fraction(0), [], set()
-    paid: dict[str, Fraction] = {}  # by purpose: what has changed, in sensitivities
+    paid: dict[str, int] = {}  # by purpose: how many of the values paid for have changed
+    users = mechanism.terms().unit == "user"
     for old, new in zip(calls, twin.calls, strict=True):
         change = Fraction(int(np.abs(old.value - new.value).sum()))
         if old.kind in ("normals", "cover"):
@@ -188,7 +189,13 @@ def replay(
             cost = old.amount * Fraction(squares) / old.sensitivity**2
         elif old.kind == "choose":
             change = Fraction(int(np.abs(old.value - new.value).max(initial=0)))
-            too_much, cost = change > old.sensitivity, old.amount * change / old.sensitivity
+            cost = old.amount * change / old.sensitivity
+            too_much = change > old.sensitivity
+            if isinstance(old.interval, Paid):
+                too_much, cost = (
+                    change > old.sensitivity * paid.get(old.interval.purpose, 0),
+                    Fraction(0),
+                )
         elif old.kind == "respond":
             moved_buckets = int((old.value != new.value).sum())
             too_much, cost = False, old.amount * moved_buckets
@@ -198,13 +205,13 @@ def replay(
         else:
             too_much, cost = change > old.sensitivity, old.amount * change / old.sensitivity
         if original is not None and old.interval is None and old.kind not in _JOINT:
-            declared = _changed_cells(old, original, neighbour)
+            declared = _changed_cells(old, original, neighbour, user=users)
             if cost > old.amount * declared:
                 violations.append(f"step {old.step}, {old.purpose!r}: moved by cells not named")
         if too_much:
             violations.append(f"step {old.step}, {old.purpose!r}: moved by {change}")
         if old.kind == "pay":
-            paid[old.purpose] = paid.get(old.purpose, Fraction(0)) + change / old.sensitivity
+            paid[old.purpose] = paid.get(old.purpose, 0) + int((old.value != new.value).sum())
         if old.interval is None or isinstance(old.interval, Paid):
             loss += cost
         elif change:
@@ -218,8 +225,13 @@ _JOINT = ("normals", "cover", "open_interval", "close_interval", "gaussian")
 """Calls that are charged for whole blocks of steps: their cover or interval names the cells."""
 
 
-def _changed_cells(call: Call, original: Integers, neighbour: Integers) -> int:
-    """How many of the cells that a call named differ between the neighbours, in events."""
+def _changed_cells(call: Call, original: Integers, neighbour: Integers, *, user: bool) -> int:
+    """How many of the cells that a call named differ between the neighbours, in events.
+
+    Where users are protected a call is charged once for all that a user did until then.
+    """
+    if user:
+        return int((original != neighbour)[: call.step + 1].any())
     cells = call.cells or Cells(first=call.step, last=call.step)
     moved = np.abs(original - neighbour)[cells.first : cells.last + 1]
     if cells.bins is not None:

@@ -38,6 +38,14 @@ _REGISTRY: Final = {
         "dpstream.bench.w_event:measure",
         "errors of the w-event mechanisms on real and synthetic streams",
     ),
+    "dpi": (
+        "dpstream.bench.dpi:measure",
+        "distributions for ever under user-level privacy: errors, budget left, time",
+    ),
+    "delayed": (
+        "dpstream.bench.delayed:measure",
+        "errors of the mechanisms with a delay, beside their published forms, and steps/s",
+    ),
     "recovery": (
         "dpstream.bench.recovery:measure",
         "kill -9 and restart, again and again: the same bytes, and how long a restart takes",

@@ -62,7 +62,7 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
         rows=rows,
         targets=[
             target("queries with identical releases", float(same), "==", float(len(asked))),
-            target("queries without a release", float(_empty(rows)), "==", 0.0),
+            target("queries that published nothing", float(_empty(rows)), "==", 0.0),
         ],
         notes=notes,
     )
@@ -94,10 +94,10 @@ def both(asked: Asked, source: Path, folder: Path, command: Command | None = Non
         go()
         seconds[name] = time.perf_counter() - began
         found[name] = {path.name: path.read_bytes() for path in (place / name).glob("*.csv")}
-    last = max(found["python"])
+    rows = [pa_csv.read_csv(place / "python" / name).num_rows for name in found["python"]]
     return {
-        "releases": len(found["python"]),
-        "last_rows": pa_csv.read_csv(place / "python" / last).num_rows,
+        "releases": len(rows),
+        "rows_published": sum(rows),
         "identical": found["command"] == found["python"] and bool(found["python"]),
         "seconds_command": seconds["command"],
         "seconds_python": seconds["python"],
@@ -114,4 +114,4 @@ def in_a_process(arguments: list[str]) -> None:
 
 
 def _empty(rows: list[Row]) -> int:
-    return sum(not row["releases"] for row in rows)
+    return sum(not row["rows_published"] for row in rows)

@@ -87,7 +87,7 @@ def _synthetic(rows: int, rng: np.random.Generator) -> Columns:
     return {
         "sec": rng.integers(0, _DAY, size),
         "user": users,
-        "key": _skewed(rng, size, max(rows // 10, 10), q=1_000, s=1.4),
+        "key": _skewed(rng, size, max(rows // 100, 10), q=1_000, s=1.4),
     }
 
 

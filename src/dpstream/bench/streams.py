@@ -59,15 +59,15 @@ def _real(name: str, steps: int | None) -> Stream:
     file, column = _FILES[name]
     folder = os.environ.get(VARIABLE)
     if folder and (path := Path(folder) / file).is_file():
-        return Stream(name=name, source=VARIABLE, block=_read(path, column)[:steps])
+        return Stream(name=name, source=VARIABLE, block=read_counts(path, column)[:steps])
     if name == _BUNDLED:
         with as_file(files("dpstream") / "data" / file) as path:
-            return Stream(name=name, source="bundled", block=_read(path, column)[:steps])
+            return Stream(name=name, source="bundled", block=read_counts(path, column)[:steps])
     why = f"the folder {VARIABLE} names has no {file}" if folder else f"{VARIABLE} is not set"
     return Stream(name=name, source="absent", absence=why)
 
 
-def _read(path: Path, column: str | None) -> Integers:
+def read_counts(path: Path, column: str | None) -> Integers:
     """The column, or all of them, as whole counts."""
     with path.open(encoding="utf-8") as file:
         header = file.readline().strip().split(",")

@@ -7,7 +7,7 @@ mechanism says of itself: a mechanism that would spend more is refused, and scor
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import blake2b
@@ -33,6 +33,9 @@ PUBLISHED: Final[dict[str, type[HistogramMechanism]]] = {"spas as published": Sp
 """Forms that overspend what they claim: run under a book that lets them, shown and never judged."""
 
 NOT_JUDGED: Final = frozenset({ZEROS, *PUBLISHED})
+
+Build = Callable[..., Any]
+"""Called with epsilon= and window=: a mechanism."""
 
 _DATASET: Final = "stream"
 _NO_LIMIT: Final = 10**9
@@ -86,20 +89,27 @@ def trials(
     window: int,
     runs: int,
     fixed: str | None = None,
+    build: Build | None = None,
+    bounded: bool = True,
 ) -> Trials:
     """Run `mechanism` with its default parameters `runs` times.
 
     `fixed` names the noise: the same name gives the same figures again. It is for public data.
+    `build` makes a mechanism that is not registered, or has other parameters; `bounded=False`
+    gives it a book that refuses nothing, and only counts.
 
     >>> block = np.full((4, 2), 50)
     >>> one = trials("sample", block, epsilon=1, window=2, runs=3, fixed="an example")
     >>> [score.paid for score in one.scores], one.refusals
     ([0.5, 0.5, 0.5], [])
     """
-    found = Trials(mechanism=mechanism)
+    found, asked = Trials(mechanism=mechanism), positive(epsilon, "epsilon")
+    chosen: Build = build or PUBLISHED.get(mechanism) or find(mechanism)
+    bounded = bounded and mechanism not in PUBLISHED
     for run in range(runs):
         try:
-            score = _run(mechanism, block, positive(epsilon, "epsilon"), window, _noise(fixed, run))
+            made = chosen(epsilon=asked, window=window)
+            score = _run(made, mechanism, block, fixed_noise(fixed, run), bounded=bounded)
         except BudgetExceeded as refusal:
             found.refusals.append(str(refusal))
         else:
@@ -118,15 +128,17 @@ def zeros(block: Integers) -> Trials:
 
 
 def _run(
-    name: str, block: Integers, epsilon: Fraction, window: int, noise: dict[str, bytes]
+    mechanism: Any,
+    name: str,
+    block: Integers,
+    noise: dict[str, Any],
+    *,
+    bounded: bool,
 ) -> Score:
-    build: Any = PUBLISHED.get(name) or find(name)
-    ledger = Ledger()
-    total = epsilon * _NO_LIMIT if name in PUBLISHED else epsilon
-    ledger.open(_DATASET, Terms(unit="w_event", total=total, window=window))
-    runner = Runner(
-        build(epsilon=epsilon, window=window), ledger=ledger, dataset=_DATASET, query=name, **noise
-    )
+    ledger, epsilon = Ledger(), Fraction(mechanism.epsilon)
+    total = epsilon if bounded else epsilon * _NO_LIMIT
+    ledger.open(_DATASET, Terms(unit="w_event", total=total, window=mechanism.window))
+    runner = Runner(mechanism, ledger=ledger, dataset=_DATASET, query=name, **noise)
     seconds, paid, parts, kept = 0.0, 0, [], []
     for chunk in _chunks(block):
         began = time.perf_counter()
@@ -163,7 +175,7 @@ def _chunks(block: Integers) -> Iterable[Integers]:
     return (block[first : first + size] for first in range(0, len(block), size))
 
 
-def _noise(fixed: str | None, run: int) -> dict[str, bytes]:
+def fixed_noise(fixed: str | None, run: int) -> dict[str, Any]:
     """A secret and a run id made from a public name; without one, both are drawn afresh."""
     if fixed is None:
         return {}

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dpstream.bench import w_event_figures as figures
+from dpstream.bench import w_event_published as published
+from dpstream.bench import w_event_speed as speed
 from dpstream.bench.harness import Findings, Progress, Row
 from dpstream.bench.metrics import delta_mre
 from dpstream.bench.streams import ROME, VARIABLE, Stream, rome, streams
@@ -21,6 +24,7 @@ from dpstream.bench.trials import (
     w_event_mechanisms,
     zeros,
 )
+from dpstream.bench.w_event_findings import findings
 from dpstream.bench.w_event_plot import Curves, draw
 from dpstream.bench.w_event_targets import SHOWN, summaries, targets
 from dpstream.records import Integers
@@ -47,6 +51,8 @@ class Plan:
     steps: int | None
     rome_bins: int  # in the regime that is judged
     other_bins: int  # in the others
+    figures: figures.Size
+    published_runs: int
 
 
 FULL: Final = Plan(
@@ -56,14 +62,23 @@ FULL: Final = Plan(
     steps=None,
     rome_bins=ROME[1],
     other_bins=5_000,
+    figures=figures.Size(),
+    published_runs=5,
 )
 QUICK: Final = Plan(
-    epsilons=(0.1, 0.5, 0.9), windows=(120,), runs=3, steps=240, rome_bins=500, other_bins=500
+    epsilons=(0.1, 0.5, 0.9),
+    windows=(120,),
+    runs=3,
+    steps=240,
+    rome_bins=500,
+    other_bins=500,
+    figures=figures.SMALL,
+    published_runs=1,
 )
 
 
 def measure(*, quick: bool, progress: Progress) -> Findings:
-    """Every mechanism on every stream at every epsilon and window; then the wide stream."""
+    """Every mechanism on every stream at every epsilon and window; then the other figures."""
     plan = QUICK if quick else FULL
     names = [*w_event_mechanisms(), *PUBLISHED]
     found = streams(steps=plan.steps)
@@ -88,12 +103,26 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
         if (epsilon, window) == SHOWN:
             curves[stream.name] = {one.mechanism: one.by_step() for one in all_trials if one.scores}
     wide = _wide(plan, names, progress)
+
+    def last(what: str) -> None:
+        progress(_TICKS - 1, _TICKS, what)
+
+    mechanisms = [name for name in names if name not in PUBLISHED]
+    more = figures.measure(present, mechanisms, plan.figures, last)
+    epsilon, window = SHOWN
+    forms = published.measure(
+        present, epsilon=epsilon, window=window, runs=plan.published_runs, tick=last
+    )
+    last("steps per second")
+    speeds = speed.measure(mechanisms)
     progress(_TICKS, _TICKS, "done")
+    sound = [row for row in forms if row["form"] == "sound"]
+    others = [*(row for part in wide[1:] for row in part), *more, *sound]
     return Findings(
-        rows=[*rows, *(row for part in wide for row in part)],
-        targets=targets(rows, wide[0], [row for part in wide[1:] for row in part]),
-        notes=[*_notes(plan, found), *summaries(rows)],
-        draw=lambda figure: draw(figure, rows, curves),
+        rows=[*rows, *(row for part in wide for row in part), *more, *forms, *speeds],
+        targets=[*targets(rows, wide[0], others), *speed.targets(speeds)],
+        notes=[*_notes(plan, found), *summaries(rows), *findings(rows, more, forms)],
+        draw=lambda figure: draw(figure, rows, curves, more),
     )
 
 

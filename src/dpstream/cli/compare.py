@@ -1,4 +1,4 @@
-"""`dpstream compare`: which w-event mechanism suits a stream that is no secret?"""
+"""`dpstream compare`: which mechanism suits a stream that is no secret?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 
-from dpstream.cli import results, tables
+from dpstream.cli import compare_series, results, tables
 from dpstream.cli.mechanisms import complete_mechanism
 from dpstream.cli.output import note, people, print_json, progress_bar
 from dpstream.cli.parameters import build
@@ -28,17 +28,24 @@ _TIE: Final = 2.0  # standard errors within which a mechanism is as good as the 
 
 def compare(
     source: Annotated[Path, typer.Argument(metavar="SERIES", help="A .csv or .parquet file.")],
-    window: Annotated[int, typer.Option(help="Steps protected together (w).")],
     epsilons: Annotated[
-        list[str], typer.Option("--epsilon", help="Budget per window; may be repeated.")
+        list[str], typer.Option("--epsilon", help="Budget (per window); may be repeated.")
     ],
+    window: Annotated[
+        int | None, typer.Option(help="Steps protected together (w): w-event mechanisms.")
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option(help="Steps to wait: event-level mechanisms, with --lo and --hi.")
+    ] = None,
+    lo: Annotated[str | None, typer.Option(help="Lowest value (public).")] = None,
+    hi: Annotated[str | None, typer.Option(help="Highest value (public).")] = None,
     names: Annotated[
         list[str] | None,
         typer.Option(
             "--mechanism",
             "-m",
             autocompletion=complete_mechanism,
-            help="A candidate; may be repeated. By default every w-event mechanism.",
+            help="A candidate; may be repeated. By default every one of its kind.",
         ),
     ] = None,
     runs: Annotated[int, typer.Option(min=2, help="Runs of each candidate.")] = 20,
@@ -58,7 +65,18 @@ def compare(
     plot: Annotated[Path | None, typer.Option(help="Draw the errors (.png, .svg).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Rank w-event mechanisms on data that are public or already released."""
+    """Rank mechanisms on data that are public or already released."""
+    if (window is None) == (delay is None):
+        raise InvalidParameter(
+            "compare needs --window (w-event mechanisms on counts), or --delay with --lo and --hi "
+            "(event-level mechanisms on a series in a public range)"
+        )
+    if window is None:
+        _compare_series(
+            source, {"delay": delay, "lo": lo, "hi": hi}, epsilons, names or [], runs, columns,
+            time, public=public, plot=plot, as_json=as_json,
+        )  # fmt: skip
+        return
     trials = import_module("dpstream.bench.trials")  # needed by this command alone
     candidates = _candidates(names or [], trials.w_event_mechanisms())
     budgets = list(dict.fromkeys(epsilons))
@@ -90,6 +108,41 @@ def compare(
         return
     for one in found:
         _show(one, window=window, runs=runs, zeros=trials.ZEROS)
+
+
+def _compare_series(
+    source: Path,
+    flags: dict[str, str | None],
+    epsilons: list[str],
+    names: list[str],
+    runs: int,
+    columns: list[str] | None,
+    time: str | None,
+    *,
+    public: bool,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Event-level mechanisms."""
+    if plot is not None:
+        raise InvalidParameter("--plot goes with --window; leave it out with --delay")
+    rows = tables.read(source, columns=columns or [], time=time)
+    if not public:
+        note(WARNING)
+    budgets = list(dict.fromkeys(epsilons))
+    found = compare_series.rankings(
+        rows, source, names=names, epsilons=budgets, flags=flags, runs=runs
+    )
+    for one in found:
+        one["command"] += _selected(columns, time)
+    if as_json:
+        about: dict[str, Any] = {"private": False, "declared_public": public, "runs": runs}
+        warning = {} if public else {"warning": WARNING}
+        shape = {**flags, "steps": len(rows.block), "columns": rows.names}
+        print_json(about | warning | shape | {"comparisons": found})
+        return
+    for one in found:
+        compare_series.show(one, delay=str(flags["delay"]), runs=runs)
 
 
 def _candidates(asked: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -135,8 +188,14 @@ def _command(
     """How to publish with the winner."""
     words = ["dpstream", "release", str(source), "--mechanism", name]
     words += ["--window", str(window), "--epsilon", epsilon]
-    words += [word for column in columns or [] for word in ("--column", column)]
-    return shlex.join([*words, *(["--time", time] if time else [])])
+    return shlex.join(words) + _selected(columns, time)
+
+
+def _selected(columns: list[str] | None, time: str | None) -> str:
+    """The part of a command that says what is published."""
+    words = [word for column in columns or [] for word in ("--column", column)]
+    words += ["--time", time] if time else []
+    return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 def _show(one: dict[str, Any], *, window: int, runs: int, zeros: str) -> None:

@@ -71,6 +71,9 @@ def open_book(
     change: Annotated[
         str | None, typer.Option(help="How far one event moves the data, as the mechanism says it.")
     ] = None,
+    clock: Annotated[
+        str, typer.Option(help="What one step is, as a query over windows says it.")
+    ] = "steps",
     delta: Annotated[
         str | None,
         typer.Option(help="For user: open the book of an (epsilon, delta) promise to each user."),
@@ -98,6 +101,7 @@ def open_book(
             period=period,
             time_zone=time_zone,
             change=change or "a count by 1",
+            clock=clock,
         )
     elif unit == "user" and window is None and measure != "rho":
         terms = promise(

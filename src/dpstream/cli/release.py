@@ -25,6 +25,7 @@ from dpstream.privacy.state.secret import beside
 
 _PARAMETERS = "Parameters of the mechanism"
 _DEFAULT = "pacer"  # the w-event mechanism that is nowhere far from the best
+_DELAYED = "block_smoother"  # the same for series that may be late
 
 
 def release(
@@ -35,7 +36,8 @@ def release(
             "--mechanism",
             "-m",
             autocompletion=complete_mechanism,
-            help=f"One of those that `dpstream mechanisms` lists; with --window, {_DEFAULT}.",
+            help=f"One of those that `dpstream mechanisms` lists; with --window, {_DEFAULT}; "
+            f"with --delay, {_DELAYED}.",
         ),
     ] = None,
     epsilon: Annotated[str | None, typer.Option(rich_help_panel=_PARAMETERS)] = None,
@@ -81,6 +83,15 @@ def release(
             rich_help_panel=BUDGET,
         ),
     ] = None,
+    final: Annotated[
+        bool,
+        typer.Option(
+            "--final",
+            help="The series has ended: publish what a delay still holds back. Without --state "
+            "that is always so.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = False,
     secret: SecretFile = None,
     ledger: SharedLedger = None,
     dataset: Payer = "stream",
@@ -89,7 +100,7 @@ def release(
     """Publish a series under differential privacy, one row a step."""
     flags = {"epsilon": epsilon, "window": window, "delay": delay}
     flags |= {"lo": lo, "hi": hi, "quantum": quantum}
-    chosen = build(mechanism or _default(window), flags, settings or [])
+    chosen = build(mechanism or _default(window, delay), flags, settings or [])
     results.check_target(out)
     results.check_target(plot, (".png", ".svg", ".pdf"))
     if plot is not None:
@@ -99,7 +110,9 @@ def release(
     runner = _start(chosen, state=state, secret=secret, ledger=ledger, dataset=dataset)
     try:
         before = _charges(runner)
-        series = _publish(runner, rows)
+        series = _publish(runner, rows, final=final or state is None)
+        if state is not None and (final or runner.ended):
+            runner.save(state)
         new_charges = _charges(runner) - before
         book = next(b for b in runner.ledger.report() if b["dataset"] == dataset)
     finally:
@@ -107,8 +120,10 @@ def release(
     if out is not None:
         results.write(series, out)
     if plot is not None:
-        dataclasses.replace(series, times=rows.stamps).plot(path=str(plot))
-    about = _about(chosen, series, book) | {"new_charges": new_charges}
+        stamps = None if rows.stamps is None else rows.stamps[: len(series)]
+        dataclasses.replace(series, times=stamps).plot(path=str(plot))
+    waiting = len(rows.block) - len(series)
+    about = _about(chosen, series, book) | {"new_charges": new_charges, "waiting": waiting}
     if as_json:
         print_json(about | ({"out": str(out)} if out else {"rows": [*results.records(series)]}))
         return
@@ -122,17 +137,23 @@ def release(
         f"{dataset!r} promises {about['promise']}; {show(Fraction(about['left_next_step']))} is "
         "left at the next step"
     )
+    if waiting:
+        note(
+            f"{waiting} step{'s' * (waiting != 1)} at the end wait for their delay; --final "
+            "publishes them, and closes the series"
+        )
 
 
-def _default(window: str | None) -> str:
-    """The mechanism when none is named: a window asks for w-event privacy."""
-    if window is None:
+def _default(window: str | None, delay: str | None) -> str:
+    """The mechanism when none is named: a window asks for w-event privacy, a delay for a series."""
+    if (window is None) == (delay is None):
         raise InvalidParameter(
             "release needs --mechanism (`dpstream mechanisms` lists them), or --window: then it "
-            f"uses {_DEFAULT}"
+            f"uses {_DEFAULT}; or --delay, with --lo and --hi: then it uses {_DELAYED}"
         )
-    note(f"--mechanism is not given: with --window it is {_DEFAULT}")
-    return _DEFAULT
+    flag, chosen = ("--delay", _DELAYED) if window is None else ("--window", _DEFAULT)
+    note(f"--mechanism is not given: with {flag} it is {chosen}")
+    return chosen
 
 
 def _start(
@@ -180,13 +201,14 @@ def _charges(runner: Runner) -> int:
     return sum(line["charges"] for line in lines if line["run"] == runner.run_id.hex())
 
 
-def _publish(runner: Runner, rows: tables.Rows) -> Series:
+def _publish(runner: Runner, rows: tables.Rows, *, final: bool) -> Series:
     releases = []
     with progress_bar("publishing") as progress:
         for done, batch in enumerate(runner.feed(rows.block), start=1):
             releases += batch
             progress(done, len(rows.block))
-        releases += runner.finish()
+        if final or runner.ended:
+            releases += runner.finish()
     return Series.of(releases, run=runner.run_id.hex(), names=rows.names, times=rows.times)
 
 

@@ -113,6 +113,7 @@ def _started(pipeline: Pipeline, ledgers: dict[Path, Ledger], stopper: Stopper) 
             ledger=ledgers[book.ledger],
             dataset=book.dataset,
             clock=stopper,
+            check_budget=False,  # the book is opened with the file's promise when all can begin
         )
         for book in pipeline.books
     ]

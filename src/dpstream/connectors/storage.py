@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from dpstream.errors import StateError
 from dpstream.privacy.state.files import (
-    create_exclusive,
     make_directory,
     remove_leftovers,
     replace,
     sync_directory,
+    write_hidden,
     writing,
 )
 
@@ -49,19 +50,47 @@ def put_new(path: Path, content: bytes, *, private: bool = False) -> bool:
 
     Who may use the directory may use the file, unless it is `private` to this user.
     """
+    return reveal([prepare_new(path, content, private=private)]) == 1
+
+
+Prepared = tuple[Path, Path] | None
+"""A file that is durable under its first name and will be seen under its second; None: it is."""
+
+
+def prepare_new(path: Path, content: bytes, *, private: bool = False) -> Prepared:
+    """Write a file that nobody sees yet."""
     if path.exists():
-        return False
+        return None
     with writing(path):
         try:
-            create_exclusive(path, content)
-        except FileExistsError:
-            return False
+            hidden = write_hidden(path, content)
+            if not private:
+                os.chmod(hidden, path.parent.stat().st_mode & 0o666)
         except OSError:
             remove_leftovers(path.parent, path.name)
             raise
-        if not private:
-            os.chmod(path, path.parent.stat().st_mode & 0o666)
-    return True
+    return hidden, path
+
+
+def reveal(prepared: Sequence[Prepared]) -> int:
+    """Show files that are prepared, in order and durably; how many were not there before."""
+    new = 0
+    folders: list[Path] = []
+    for hidden, path in filter(None, prepared):
+        with writing(path):
+            try:
+                os.link(hidden, path)  # it appears whole or not at all
+                new += 1
+            except FileExistsError:
+                pass
+            finally:
+                hidden.unlink()
+        if path.parent not in folders:
+            folders.append(path.parent)
+    for folder in folders:
+        with writing(folder):
+            sync_directory(folder)
+    return new
 
 
 def put(path: Path, content: bytes) -> None:

@@ -23,7 +23,7 @@ from dpstream.stages.flow import Piece
 from dpstream.stages.rows import RowReader, Rows
 
 Positions = dict[str, Position]
-_AHEAD = 4  # chunks that are read before they are needed
+_AHEAD = 2  # chunks that are read before they are needed; more take memory and save no time
 
 
 class Aside(Protocol):
@@ -103,6 +103,11 @@ class FileInput:
             if chunk.last == step or held > self._memory:
                 chunk.rows = None  # its time is over, or it is read again when needed
         return pieces
+
+    def ready(self, step: int) -> bool:
+        """Are the rows of a step here, so that nobody waits for them?"""
+        needed = [chunk for chunk in self._index or () if chunk.first <= step <= chunk.last]
+        return all(chunk.rows is not None and chunk.rows.done() for chunk in needed)
 
     def close(self) -> None:
         """Stop reading."""

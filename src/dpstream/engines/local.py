@@ -172,7 +172,7 @@ class LocalRun:
         )
         return Loop(
             flow=flow,
-            pay=lambda: self._pay(storage),
+            pay=lambda: self._pay(storage, flow),
             digest_key=storage.secret.key("input digest", storage.run),
             files=files,
             live=live,
@@ -240,8 +240,9 @@ class LocalRun:
         terms, name = self.plan.terms(), self.plan.query.name
         storage.ledger.admit(self.dataset, terms, f"query {name!r}")
 
-    def _pay(self, storage: Storage) -> QuerySpend:
+    def _pay(self, storage: Storage, flow: Flow) -> QuerySpend:
         """Open the book if there is none, register the run, and charge it."""
+        flow.try_finish()
         self._admit(storage)
         facts = repr(sorted(self._facts_of_query().items())) + repr(self.dataset)
         mark = storage.secret.fingerprint(storage.run, facts)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -18,15 +19,16 @@ import pyarrow as pa
 
 from dpstream.engines.directory import StateDirectory
 from dpstream.engines.inputs import FileInput, LiveInput
+from dpstream.engines.sender import MOST_ON_THE_WAY, Sender
 from dpstream.engines.snapshots import Snapshots
-from dpstream.errors import StateError
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import chain_digest
 from dpstream.records import Sink
-from dpstream.stages.flow import Flow, Piece, Publication
+from dpstream.stages.flow import Flow, Piece
 from dpstream.stages.hashing import combine, multiset_digest
 
 _START = bytes(16)  # the digest chain before the first step
+_MANY = 16  # one step in this many may be ahead of what is durable
 
 
 @dataclass(kw_only=True)
@@ -51,27 +53,65 @@ class Loop:
     _snapshots: Snapshots | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self._sender = ThreadPoolExecutor(1)
+        steps = self.flow.query.schedule.steps or 0
+        # A short run does not run away from who reads it, and may want to stop it.
+        on_the_way = min(MOST_ON_THE_WAY, steps // _MANY)
+        self._sender = Sender(self.sink, self.flow.query.name, on_the_way)
+        self._logger = ThreadPoolExecutor(1)
         self._windows = Windows(self.flow.query.schedule.last_step, self._erase)
         self._steps = self.flow.query.schedule.steps
 
     def releases(self) -> Iterator[pa.Table]:
         """Every table, as it is published."""
         self._resume()
-        pieces = self._taken()
-        while pieces is not None:
-            self._log(pieces)
-            sending = self._publish()
-            if self.live is None:  # files: the next rows are taken in while these are written
-                pieces = self._taken()
-            yield from sending.result()
-            if self.live is not None:
-                pieces = self._taken()
+        yield from self._from_files() if self.live is None else self._from_live()
         self._end()
+
+    def _from_live(self) -> Iterator[pa.Table]:
+        """One step after another: a table is out before the next rows are waited for."""
+        while (pieces := self._rows(self.step)) is not None:
+            self.flow.take(pieces)
+            self._chain = self._logged(self.step, pieces, self._chain)
+            self._publish()
+            yield from self._delivered()
+
+    def _from_files(self) -> Iterator[pa.Table]:
+        """The next step's input is logged, and tables are written, while this one is worked on."""
+        pieces = self._rows(self.step)
+        if pieces is None:
+            return
+        self.flow.take(pieces)
+        self._chain = self._logged(self.step, pieces, self._chain)
+        while True:
+            ahead = self._log_ahead() if self._is_ready(self.step + 1) else None
+            self._publish()
+            yield from self._delivered()
+            ahead = self._log_ahead(before=False) if ahead is None else ahead
+            if ahead is None:
+                break
+            pieces, logging = ahead
+            self.flow.take(pieces)
+            self._chain = logging.result()
+        yield from chain.from_iterable(self._sender.arrived(all_of_them=True))
+
+    def _delivered(self) -> Iterator[pa.Table]:
+        """Tables that every sink has, and a snapshot if it is time for one.
+
+        A snapshot says that everything is out: in the sinks, and, but for this step's tables, with
+        who iterates here.
+        """
+        everything = self._is_due or self.live is not None
+        steps = self._sender.arrived(all_of_them=everything)
+        if self._is_due:
+            yield from chain.from_iterable(steps[:-1])
+            self._save()
+            steps = steps[-1:]
+        yield from chain.from_iterable(steps)
 
     def close(self) -> None:
         """Stop the threads."""
-        self._sender.shutdown()
+        self._sender.close()
+        self._logger.shutdown()
         self.flow.close()
         if self.files is not None:
             self.files.close()
@@ -89,51 +129,57 @@ class Loop:
             if self.live is not None:
                 self.live.positions = dict(facts["positions"])
 
-    def _taken(self) -> list[Piece] | None:
-        """The rows of the step, which are now in the exact sums; None if the run is over."""
-        if self._steps is not None and self.step >= self._steps:
+    def _rows(self, step: int) -> list[Piece] | None:
+        """The rows of a step; None if the run is over, or was stopped."""
+        if self._steps is not None and step >= self._steps:
             return None
-        pieces = self._rows()
-        if pieces is not None:
-            self.flow.take(pieces)
-        return pieces
-
-    def _rows(self) -> list[Piece] | None:
-        """The rows of this step; None if the run was stopped."""
         pieces: list[Piece] = []
         if self.live is not None:
             logged = None
             if self.directory is not None:
-                logged = self.directory.log.positions.get(self.step)
-            found = (
-                self.live.take(self.step) if logged is None else self.live.replay(self.step, logged)
-            )
+                logged = self.directory.log.positions.get(step)
+            found = self.live.take(step) if logged is None else self.live.replay(step, logged)
             if found is None:
                 return None
             pieces += found
         elif self.stopped():
             return None
-        return pieces if self.files is None else pieces + self.files.take(self.step)
+        return pieces if self.files is None else pieces + self.files.take(step)
 
-    def _log(self, pieces: list[Piece]) -> None:
+    def _is_ready(self, step: int) -> bool:
+        """Are there further rows, and are they here already?"""
+        if self._steps is not None and step >= self._steps:
+            return False
+        return self.files is None or self.files.ready(step)
+
+    def _log_ahead(self, *, before: bool = True) -> tuple[list[Piece], Future[bytes]] | None:
+        """The next step's rows, which are being logged; `before`: this one is not published yet."""
+        step = self.step + before
+        pieces = self._rows(step)
+        if pieces is None:
+            return None
+        return pieces, self._logger.submit(self._logged, step, pieces, self._chain)
+
+    def _logged(self, step: int, pieces: list[Piece], before: bytes) -> bytes:
         """Charge the run if that was not done; then make the step's input durable."""
         if self._spend is None:  # after the first rows: a source that cannot be read costs nothing
             claim = getattr(self.sink, "claim", None)
             if claim is not None:
                 claim(self.flow.query.name, self.flow.mark)
             self._spend = self.pay()
-        self._chain = chain_digest(self.digest_key, self._chain, step_content(self.step, pieces))
+        digest = chain_digest(self.digest_key, before, step_content(step, pieces))
         if self.directory is not None:
             positions = None if self.live is None else self.live.moved()
             head = self.directory.ledger.head()
-            self.directory.log.record(self.step, [self._chain], ledger=head, positions=positions)
+            self.directory.log.record(step, [digest], ledger=head, positions=positions)
+        return digest
 
-    def _publish(self) -> Future[list[pa.Table]]:
-        """Draw and publish; the answer is there when every sink has the tables."""
+    def _publish(self) -> None:
+        """Draw and publish; the sender says when every sink has the tables."""
         assert self._spend is not None
         self._spend.begin(self.step)
         tables = self.flow.publish(self.step, self._spend)
-        sending = self._sender.submit(self._deliver, tables)
+        self._sender.send(tables)
         for due in (table.due for table in tables):
             self._windows.add(due.window)
             if due.release == due.releases:
@@ -141,12 +187,13 @@ class Loop:
         self.step += 1
         self.flow.forget_periods(self.step)
         if self._snapshots is None:
-            self.flow.forget_changes()
             self._windows.settle(self.step)
-        elif self.step == self._steps or self.step % self.snapshot_every == 0:
-            sending.result()  # a snapshot says that they are out
-            self._save()
-        return sending
+
+    @property
+    def _is_due(self) -> bool:
+        """Does a snapshot belong here?"""
+        at = self.step == self._steps or self.step % self.snapshot_every == 0
+        return at and self._snapshots is not None
 
     def _save(self) -> None:
         assert self._snapshots is not None
@@ -171,18 +218,6 @@ class Loop:
         elif self.step:
             self._save()
             self._snapshots.wait()
-
-    def _deliver(self, tables: list[Publication]) -> list[pa.Table]:
-        for table in tables if self.sink is not None else ():
-            assert self.sink is not None
-            due = table.due
-            try:
-                self.sink.write(self.flow.query.name, due.window, due.release, table.table)
-            except OSError as error:
-                raise StateError(
-                    f"the sink cannot be written: {error}; mend that and run again: nothing is lost"
-                ) from error
-        return [table.table for table in tables]
 
     def _settled(self, facts: dict[str, Any]) -> None:
         """No recovery goes back beyond this snapshot any more."""

@@ -37,19 +37,13 @@ def extract(flow: Flow, owner: Owner, marks: Marks | None) -> tuple[dict[str, An
     tables = [_table_of(bucket, kind, number) for bucket in flow.state.units]
     since = [0] * len(tables) if marks is None else marks["tables"]
     part: dict[str, Any] = {
-        "tables": [
-            table.delta(first, bucket.changed.pop(owner, []))
-            for bucket, table, first in zip(flow.state.units, tables, since, strict=True)
-        ]
+        "tables": [table.delta(first) for table, first in zip(tables, since, strict=True)]
     }
     new: Marks = {"tables": [table.used for table in tables]}
     if kind == "period" and flow.query.totals:
         offered = [bucket.offered.setdefault(number, Table(1)) for bucket in flow.state.units]
         first = [0] * len(offered) if marks is None else marks["offered"]
-        part["offered"] = [
-            table.delta(since, bucket.changed.pop(("offered", number), []))
-            for bucket, table, since in zip(flow.state.units, offered, first, strict=True)
-        ]
+        part["offered"] = [table.delta(since) for table, since in zip(offered, first, strict=True)]
         new["offered"] = [table.used for table in offered]
     if kind == "window":
         buckets = _buckets(flow, number)
@@ -110,12 +104,10 @@ def _table_of(bucket: UnitBucket, kind: str, number: int) -> Table:
 
 
 def _group(bucket: GroupBucket, rows: int, active: int, members: int) -> dict[str, Any]:
-    changed, bucket.changed = bucket.changed, []
-    changed_members, bucket.changed_members = bucket.changed_members, []
     shown, known = bucket.shown, bucket.members
     return {
-        "table": bucket.table.delta(rows, changed),
-        "members": None if known is None else known.delta(members, changed_members),
+        "table": bucket.table.delta(rows),
+        "members": None if known is None else known.delta(members),
         "round": bucket.round.copy(),
         "active since": active,
         "active": bucket.active[active:].copy(),

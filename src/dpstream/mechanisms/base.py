@@ -73,6 +73,7 @@ class Spender(Protocol):
         epsilon: Fraction,
         purpose: str,
         cells: Cells | None = None,
+        interval: Paid | None = None,
     ) -> int:
         """An index, better scores more likely."""
 
@@ -189,6 +190,11 @@ class SeriesMechanism:
     def range(self) -> tuple[Fraction, Fraction, Fraction]:
         """lo, hi and quantum, exactly."""
         return Fraction(self.lo), Fraction(self.hi), Fraction(self.quantum)
+
+    @cached_property
+    def change(self) -> Fraction:
+        """Grid steps by which one value can move."""
+        return range_change(*self.range)
 
     def terms(self) -> Terms:
         """Event-level epsilon-DP."""

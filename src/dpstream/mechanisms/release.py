@@ -28,6 +28,7 @@ def release(
     state: str | Path | None = None,
     dataset: str = "stream",
     query: str = "",
+    final: bool | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Series:
     """Publish `data` (steps x bins) through a mechanism.
@@ -37,6 +38,8 @@ def release(
     published as it is). Without `secret` a fresh one is drawn and forgotten: nothing can be
     replayed. `state` names a directory (see `Runner.resume`): the same data again publish the
     same values and cost nothing, appended steps are new, changed data raise NoiseReuse.
+    `final`: the series has ended, so what a delay holds back is published too; with a `state`
+    only if you say so, since nothing can be appended afterwards.
     `ledger` makes the release share its dataset's budget with every other release; `run_id` is
     for tests. `progress` is called with the steps done and their total.
 
@@ -63,7 +66,10 @@ def release(
     for done, batch in enumerate(runner.feed(block), start=1):
         releases += batch
         progress(done, len(block))
-    releases += runner.finish()
+    if runner.ended or (state is None if final is None else final):
+        releases += runner.finish()
+        if state is not None:
+            runner.save(state)
     if state is not None:
         runner.close()
     return Series.of(releases, run=runner.run_id.hex(), names=names, times=times)

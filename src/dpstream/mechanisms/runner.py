@@ -74,6 +74,7 @@ class Runner:
         self._logged_from = 0
         self._folder: Path | None = None
         self._finished = self._closed = False
+        self._ended: int | None = None  # the steps after which this run was once finished
         self._ledger.admit(dataset, mechanism.terms(), type(mechanism).__name__)
         self._connect()
 
@@ -95,7 +96,10 @@ class Runner:
             block = block[size:]
 
     def finish(self) -> list[Release]:
-        """The stream has ended: return what a delay still held back."""
+        """The stream has ended: return what a delay still held back.
+
+        Saved afterwards, a run remembers it: the same steps may be repeated, none may follow.
+        """
         if self._finished:
             return []
         state, steps, chain = self._progress
@@ -204,6 +208,7 @@ class Runner:
                 else f"{folder} is logged from step {runner._logged_from} on only, so it cannot "
                 "start again from step 0; use Runner.load and feed what follows its snapshot"
             )
+        runner._ended = runner.steps_done if runner._finished else None
         runner._progress, runner._finished = Progress(mechanism.start()), False
         return runner
 
@@ -230,6 +235,11 @@ class Runner:
         return self._progress.steps
 
     @property
+    def ended(self) -> bool:
+        """Was this run, which is repeated now, once finished after as many steps?"""
+        return self._ended is not None and self._ended == self.steps_done
+
+    @property
     def left(self) -> Fraction:
         """What may still be spent in the window that ends at the newest step."""
         return self._ledger.left(self.dataset, max(self.steps_done - 1, 0))
@@ -248,8 +258,9 @@ class Runner:
     def _batch(self, block: Integers) -> Iterator[list[Release]]:
         """Steps of one batch: log all digests, then charge and draw step by step."""
         first, chain, digests = self.steps_done, self._progress.chain, []
-        for row in block:
-            content = len(row).to_bytes(8, "little") + row.astype("<i8").tobytes()
+        size, rows = block.shape[1].to_bytes(8, "little"), block.astype("<i8").tobytes()
+        for start in range(0, len(rows), 8 * block.shape[1]):
+            content = size + rows[start : start + 8 * block.shape[1]]
             chain = chain_digest(self._digest_key, chain, content)
             digests.append(chain)
 
@@ -280,6 +291,12 @@ class Runner:
             raise StateError("this run is closed; load it again to go on")
         if self._finished:
             raise InvalidInput("this stream was finished; start a new run for a new stream")
+        if self._ended is not None and self.steps_done + len(block) > self._ended:
+            raise StateError(
+                f"{self._folder} was finished after {self._ended} steps, and what a delay held "
+                f"back then is published; {self.steps_done + len(block)} steps need a new state "
+                "directory (a new run, charged anew)"
+            )
         if self._bins is not None and block.shape[1] != self._bins:
             raise InvalidInput(
                 f"every step must have {self._bins} bins, as the first one; got {block.shape[1]}"

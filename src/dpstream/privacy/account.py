@@ -42,10 +42,11 @@ class StepLoss:
 
     def add(self, amount: int, bins: Ranges | None) -> None:
         """Charge `amount` to `bins`."""
-        self.top = self.with_charge(amount, bins)
         if bins is None:
             self.everywhere += amount
+            self.top += amount
         else:
+            self.top = self.with_charge(amount, bins)
             self.pieces = [*(self.pieces or ()), (bins, amount)]
 
 
@@ -121,6 +122,7 @@ class Account:
                 start, _, cost = self._intervals[key]
                 self._intervals[key] = self._live[key] = (start, charge.cells.last, cost)
             return
+        bins = charge.cells.bins
         for offset in range(charge.repeat):
             first, last = charge.cells.first + offset, charge.cells.last + offset
             for number in range(max(first, self.kept), last + 1):
@@ -128,8 +130,9 @@ class Account:
                 if step is None:
                     step = self._steps[number] = StepLoss()
                 before = step.top
-                step.add(amount, charge.cells.bins)
-                self._advance(number)
+                step.add(amount, bins)
+                if number > self._end:
+                    self._advance(number)
                 if self._inside(number):
                     self._sum += step.top - before
 
@@ -257,21 +260,21 @@ class Account:
         fixed = amount if charge.kind == "open" else 0
         bins = charge.cells.bins
 
-        def top(s: int) -> int:
-            step = self._steps.get(s)
-            if s in extra:
-                return (step or StepLoss()).with_charge(extra[s], bins)
-            return step.top if step else 0
-
+        steps, none = self._steps, StepLoss()
         if width is None:
-            everywhere = self._steps.keys() | extra.keys()
-            end = max(last, self._end)
-            return sum(map(top, everywhere)) + self._overlapping(end) + fixed
+            total = sum(step.top for step in steps.values())
+            for s, more in extra.items():
+                step = steps.get(s, none)
+                total += step.with_charge(more, bins) - step.top
+            return total + self._overlapping(max(last, self._end)) + fixed
         start = max(self.kept, first - width + 1)
-        tops = [top(s) for s in range(start, last + width)]
+        tops = [steps[s].top if s in steps else 0 for s in range(start, last + width)]
+        for s, more in extra.items():
+            tops[s - start] = steps.get(s, none).with_charge(more, bins)
         worst = running = 0
         for index, value in enumerate(tops):
             running += value - (tops[index - width] if index >= width else 0)
             if start + index >= first:
-                worst = max(worst, running + self._overlapping(start + index))
+                over = self._overlapping(start + index) if self._intervals else 0
+                worst = max(worst, running + over)
         return worst + fixed

@@ -30,6 +30,7 @@ class Payments:
         self._query, self._run_name = query, run.hex()
         self._ledger, self._dataset, self._measure = ledger, dataset, terms.measure
         self._prepaid: dict[str, tuple[int, Fraction]] = {}
+        self._paying: dict[str, tuple[Fraction, Fraction, Paid]] = {}  # as asked, as charged
         self._digest_at: DigestAt = lambda step: ""
         self._ahead, self._verified = -1, False
         self._process = os.getpid()
@@ -82,8 +83,12 @@ class Payments:
         cells: Cells | None = None,
     ) -> Paid:
         """Charge `epsilon` for all that draws under the answer read of `value`; draw nothing."""
-        self._charge(positive_amount(epsilon, "epsilon"), purpose, cells)
-        return Paid(purpose=purpose, run=self._run_name)
+        known = self._paying.get(purpose)
+        if known is None or known[0] is not epsilon:
+            token = Paid(purpose=purpose, run=self._run_name)
+            known = self._paying[purpose] = (epsilon, positive_amount(epsilon, "epsilon"), token)
+        self._charge(known[1], purpose, cells)
+        return known[2]
 
     def open_interval(self, epsilon: Fraction, *, purpose: str = "interval") -> Interval:
         """Charge `epsilon` once to every window that overlaps the steps until it is closed."""

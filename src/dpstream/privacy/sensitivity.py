@@ -53,6 +53,60 @@ def deviation_change(change: Fraction, *, grid: int) -> Fraction:
     return Fraction(math.ceil(2 * change * grid))
 
 
+@cache
+def deviation_grid(change: Fraction) -> int:
+    """Parts of a unit in which a deviation is measured: fewer where the range is wide."""
+    return max(1, min(1024, (1 << 20) // math.ceil(change)))
+
+
+@cache
+def grouping_change(change: Fraction, *, delay: int, grid: int) -> Fraction:
+    """L1 change of all tests of a batch, if one of its `delay` values moves by `change`.
+
+    A test of a value against a group (n values together) reads grid n dev / (n - 1), dev being
+    sum_i |c_i - mean|; one of them moves it by at most 2 change grid, whatever n is. The i-th value
+    takes part in one test for every group before it, at most i - 1, and, as a member of one group,
+    in one test of every later value: delay - 1 in all.
+
+    >>> grouping_change(Fraction(10), delay=4, grid=1)
+    Fraction(60, 1)
+    """
+    return (delay - 1) * deviation_change(change, grid=grid)
+
+
+@cache
+def comparison_change(change: Fraction, *, delay: int) -> Fraction:
+    """L1 change of all differences that read one value, if it moves by `change`.
+
+    It is compared with the `delay` values before it and the `delay` values after it.
+
+    >>> comparison_change(Fraction(10), delay=4)
+    Fraction(80, 1)
+    """
+    return 2 * delay * change
+
+
+@cache
+def bucket_change(change: Fraction, *, width: int) -> Fraction:
+    """How far a value moves that is clipped to a bucket of this width, and in any case in all.
+
+    >>> bucket_change(Fraction(100), width=25)
+    Fraction(25, 1)
+    """
+    return min(change, Fraction(width))
+
+
+@cache
+def truncation_change(change: Fraction) -> Fraction:
+    """How far one value moves any of the centred scores of truncation bounds.
+
+    At the bound b a value v scores (v - lo)/2 - max(v - b, 0): slope 1/2 below b, -1/2 above it. So
+    a move by `change` moves no score by more than half of it. Twice, to be whole: the scores are
+    doubled too.
+    """
+    return change
+
+
 def root_above(square: Fraction, bits: int = 40) -> Fraction:
     """A rational not below the square root, within 2^-bits of it.
 
@@ -125,3 +179,45 @@ def encoded_change(norm: Fraction, change: Fraction, *, slack: Fraction = Fracti
     to integers adds to that, over all steps together.
     """
     return norm * change + slack
+
+
+@cache
+def distribution_change(*, rows: int | None, dummy_rows: int = 0) -> Fraction:
+    """L1 change of one step's distribution over bins, when all rows of a user come or go.
+
+    Two distributions are never further apart than 2. With at most `rows` = b of the user's rows
+    in a step and n0 = `dummy_rows` public ones, (c + r) / (n + n0 + |r|) and c / (n + n0) differ
+    by (r - |r| D) / (n + n0 + |r|), D the latter: at most 2 b / (n0 + b), whatever n is.
+
+    >>> distribution_change(rows=1, dummy_rows=99), distribution_change(rows=None)
+    (Fraction(1, 50), Fraction(2, 1))
+    """
+    if dummy_rows < 0:
+        raise InvalidParameter(f"dummy_rows must be 0 or more; got {dummy_rows}")
+    if rows is None:
+        return Fraction(2)
+    _at_least_one(rows=rows)
+    return Fraction(2 * rows, dummy_rows + rows)
+
+
+@cache
+def score_change(change: Fraction, *, bins: int, grid: int, span: int, steps: int) -> Fraction:
+    """How far one step's score of a synopsis moves, in score steps, when its distribution does.
+
+    The score is floor(steps (span + const - 2 error) / span), held within [-steps, steps]; `span`
+    is the paper's mu and `error` an L1 distance, both in grid steps. Each bin is rounded to the
+    grid, by less than 1 + 2^-20: the error moves by at most change * grid + 2 bins.
+
+    >>> score_change(Fraction(2), bins=10, grid=2**30, span=2**30, steps=100)
+    Fraction(200, 1)
+    """
+    error = math.ceil(change * grid) + 2 * bins
+    return Fraction(min(2 * steps, -(-2 * steps * error // span)))
+
+
+def score_sum_change(change: Fraction, *, slots: int) -> Fraction:
+    """How far one user, who may be in every slot, moves a sum of scores over `slots`.
+
+    A private choice by the sum with this sensitivity is one by the mean with `change`.
+    """
+    return change * max(slots, 1)

@@ -124,13 +124,17 @@ class Spend(Payments):
         epsilon: Fraction,
         purpose: str,
         cells: Cells | None = None,
+        interval: Paid | None = None,
     ) -> int:
         """Index j with probability proportional to exp(epsilon * scores[j] / (2 sensitivity))."""
         exact, epsilon = _integers(scores), positive_amount(epsilon, "epsilon")
-        self._charge(epsilon, purpose, cells)
-        best, slope = int(exact.max()), epsilon / (2 * Fraction(sensitivity))
-        rates = [(best - int(score)) * slope for score in exact]
-        return noise.choose(self._draws("C:" + purpose, 1), rates)
+        if interval is None:
+            self._charge(epsilon, purpose, cells)
+        else:
+            self._check_open(interval, epsilon)
+            self._tie(purpose)
+        slope = epsilon / (2 * Fraction(sensitivity))
+        return noise.choose(self._draws("C:" + purpose, 1), exact.max() - exact, slope)
 
     def respond(
         self,

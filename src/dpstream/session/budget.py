@@ -30,11 +30,16 @@ def refuse_early(
 
     `queries` come with their state directories: a run that was charged is not charged again. They
     are charged to a copy of the book; the book itself still decides when they begin. A book that is
-    not open yet is opened by the first query that is charged, and refuses the others.
+    not open yet would be opened by the first of them, for it alone.
     """
     book = next((each for each in ledger.report() if each["dataset"] == dataset), None)
-    if book is None:
+    if book is None and len(queries) < 2:
         return
+    if book is None:
+        ledger, first = Ledger(), queries[0][0].starting(0)
+        own = first.terms() if isinstance(first, SeriesQuery) else planned(first).terms()
+        ledger.open(dataset, own)
+        (book,) = ledger.report()
     paid = {line["run"] for line in book["spent_on"]}
     new = [query for query, folder in queries if not _charged(folder, paid)]
     users = [query for query in new if isinstance(query, Query)]

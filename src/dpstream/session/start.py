@@ -15,6 +15,7 @@ from dpstream.connectors.sources.shared import SharedSource
 from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import WriteAhead
 from dpstream.engines.clock import Clock, SystemClock
+from dpstream.engines.directory import read_about
 from dpstream.engines.local import LocalRun, Options
 from dpstream.engines.series import SeriesRun
 from dpstream.errors import InvalidParameter
@@ -115,6 +116,7 @@ def run_all(
     dataset: str = "stream",
     options: Options | None = None,
     clock: Clock | None = None,
+    check_budget: bool = True,
 ) -> Runs:
     """Publish several queries of one dataset: one read of each source, one book, one secret.
 
@@ -122,7 +124,8 @@ def run_all(
     feed share one read. Each query has a state directory of its own in `checkpoint_location`, and
     its releases go to the one sink under its name. The book is that of `ledger`; it must hold all
     of them, so open it with `query.promise` or `dpstream ledger open` first. Queries that do not
-    fit into it together are refused here, before a row is read.
+    fit into it together are refused here, before a row is read (unless `check_budget` is off,
+    for callers who open the book after this).
     """
     names = [query.name for query in queries]
     if not queries or len(set(names)) < len(names):
@@ -131,14 +134,15 @@ def run_all(
     folders = {name: None if folder is None else folder / safe_name(name) for name in names}
     feeds = _feeds(names, source, Feed(source=source, live=live, history=history))
     given = own_ledger(ledger, folder)
-    if given is not None:
-        refuse_early(given, dataset, [(query, folders[query.name]) for query in queries])
+    if check_budget:
+        several = [(query, folders[query.name]) for query in queries]
+        refuse_early(given or Ledger(), dataset, several)
     if folder is not None:
         make_directory(folder, mode=0o700)
     book = given or Ledger(_ledger_path(ledger, folder))
     kept = secret
     if secret is None and folder is not None:
-        begun = any((folder / safe_name(name) / "run.dps").exists() for name in names)
+        begun = any(read_about(folder / safe_name(name)) is not None for name in names)
         kept = Secret.load(beside(folder)) if begun else beside(folder)  # a lost one is not remade
     views = _views(queries, feeds, folder)
     runs = [

@@ -99,7 +99,8 @@ def _fitting(unit: str) -> list[str]:
 
 def _fits(mechanism: Any, unit: str) -> bool:
     windowed = "window" in {field.name for field in dataclasses.fields(mechanism)}
-    return windowed == (unit == "w_event")
+    of_users = getattr(mechanism, "user_level", False)
+    return not of_users and windowed == (unit == "w_event")
 
 
 def steps_are_windows(draft: Draft) -> None:
@@ -221,4 +222,9 @@ def _built(
         made: Mechanism = cls(**values)
     except InvalidParameter as error:
         raise draft.refusal(place, str(error), "change its parameters") from None
+    except (TypeError, ValueError, ArithmeticError) as error:  # a text where a number belongs
+        option = node_of(clause, "mechanism_options") or place
+        raise draft.refusal(
+            option, f"{name} cannot use its parameters: {error}", "change them"
+        ) from None
     return made

@@ -8,14 +8,15 @@ row is kept if it fits all three bounds. So every replay, and every engine, keep
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dpstream.mechanisms.parts.counting.kernels import compiled
 from dpstream.records import Integers, Words
-from dpstream.stages.tables import SLICE, Table, find_or_add
+from dpstream.stages.prefetch import FAR, prefetch
+from dpstream.stages.tables import SLICE, Table
 
 Limits = tuple[int, int, int]
 Verdicts = npt.NDArray[np.uint8]
@@ -56,8 +57,6 @@ class UnitBucket:
     windows: dict[int, Table] = field(default_factory=dict)
     offered: dict[int, Table] = field(default_factory=dict)
     """Rows offered by each unit, by period, where they are counted."""
-    changed: dict[tuple[str, int], list[Integers]] = field(default_factory=dict)
-    """Rows of those tables that changed since the last snapshot, by ("period" or "window", n)."""
 
     def keep(
         self,
@@ -78,14 +77,12 @@ class UnitBucket:
         units = self.periods.setdefault(period, unit_table())
         pairs = self.windows.setdefault(window, pair_table(self.bounds))
         most = estimate(batch[0], places)  # of each place's unit: not fewer rows than it has here
-        done = self._keep(units, pairs, batch, places, most, verdicts, by_value=by_value)
-        later = places[done.waiting]
+        waiting = self._keep(units, pairs, batch, places, most, verdicts, by_value=by_value)
+        later = places[waiting]
         later = later[np.argsort(hashes[later, 0], kind="stable")]
-        rest = self._keep(units, pairs, batch, later, None, verdicts, by_value=by_value)
+        self._keep(units, pairs, batch, later, None, verdicts, by_value=by_value)
         if not pairs.used:
             del self.windows[window]  # nobody has got into it
-        self.changed.setdefault(("period", period), []).extend([done.units, rest.units])
-        self.changed.setdefault(("window", window), []).extend([done.pairs, rest.pairs])
 
     def _keep(
         self,
@@ -97,20 +94,18 @@ class UnitBucket:
         verdicts: Verdicts,
         *,
         by_value: bool,
-    ) -> Done:
-        """Go through rows, a slice at a time; with `most`, some are put off."""
+    ) -> Integers:
+        """Go through rows, a slice at a time; with `most`, some are put off: which."""
         limits = (self.bounds.rows, self.bounds.groups, self.bounds.rows_per_group)
-        found: list[tuple[Integers, Integers, Integers]] = []
+        rows: Integers = np.empty(min(len(places), SLICE), np.int64)
+        waiting: Integers = np.empty(len(rows), np.int64)
+        put_off = [_NONE]
         for start in range(0, len(places), SLICE):
             part = places[start : start + SLICE]
-            units.reserve(len(part))
+            units.find(batch[0], part, rows)
             pairs.reserve(len(part))
-            rows: Integers = np.empty(len(part), np.int64)
-            units.used = find_or_add(units.words, units.index, units.used, batch[0], part, rows)
-            again: Integers = np.empty(len(part) if limits[2] > 1 else 0, np.int64)
-            waiting: Integers = np.empty(len(part), np.int64)
             known = _EVERY if most is None else most[start : start + SLICE]
-            pairs.used, more, left = _keep(
+            pairs.used, left = _keep(
                 part,
                 rows,
                 known,
@@ -119,23 +114,16 @@ class UnitBucket:
                 units.words.view(np.int64),
                 pairs.words,
                 pairs.index,
+                pairs.touched,
                 pairs.used,
                 limits,
                 by_value,
                 verdicts,
-                again,
                 waiting,
             )
-            found.append((rows, again[:more], waiting[:left] + start))
-        return Done(*(np.concatenate([_NONE, *parts]) for parts in zip(*found, strict=True)))
-
-
-class Done(NamedTuple):
-    """Units and known pairs that may have changed, and the rows that were put off."""
-
-    units: Integers = _NONE
-    pairs: Integers = _NONE
-    waiting: Integers = _NONE
+            if left:
+                put_off.append(waiting[:left] + start)
+        return np.concatenate(put_off)
 
 
 def estimate(units: Words, places: Integers) -> Verdicts:
@@ -170,25 +158,31 @@ def _keep(
     counters: Any,
     pairs: Any,
     index: Any,
+    touched: Any,
     used: int,
     limits: Limits,
     by_value: bool,
     out: Any,
-    again: Any,
     waiting: Any,
-) -> tuple[int, int, int]:
-    """Go through rows in order and keep what fits; returns the pairs in use.
+) -> tuple[int, int]:
+    """Go through rows in order and keep what fits; returns the pairs in use, and the rows put off.
 
     Where the estimate `most` leaves it open whether all rows of a unit fit, or where it matters
     which of them are kept, they are put off, all of them or those after some that fit anyway: only
-    then does order matter, and they are taken in the order of their hashes. `again`: pairs that
-    were there before and have one row more.
+    then does order matter, and they are taken in the order of their hashes.
     """
     mask = np.uint64(len(index) - 1)
     one, shift = np.uint64(1), np.uint64(32)
     low_bits = np.uint64(0xFFFFFFFF)
-    known = left = 0
-    for i in range(len(places)):
+    slots = np.uint64(index.ctypes.data)
+    left = 0
+    for ahead in range(len(places) + FAR):
+        if ahead < len(places):
+            place = places[ahead]
+            prefetch(slots + (((units[place, 1] ^ groups[place, 0]) & mask) << np.uint64(3)))
+        i = ahead - FAR
+        if i < 0:
+            continue
         row, place = rows[i], places[i]
         if len(most) and most[i] > 1:
             fits = counters[row, _ROWS] + most[i] <= limits[0]
@@ -222,10 +216,9 @@ def _keep(
                 if pairs[pair, 0] == first and pairs[pair, 1] == second:
                     if limits[2] > 1 and np.int64(pairs[pair, 2]) < limits[2]:
                         pairs[pair, 2] += one
-                        again[known] = pair
-                        known += 1
+                        touched[pair] = 1
                         counters[row, _ROWS] += 1
                         out[place] = KEPT
                     break
             slot = (slot + one) & mask
-    return used, known, left
+    return used, left

@@ -22,6 +22,7 @@ from dpstream.records import Integers, Words
 from dpstream.stages.aggregates import Reading, answers
 from dpstream.stages.bounding import UnitBucket, Verdicts
 from dpstream.stages.groups import GroupBucket
+from dpstream.stages.layout import Layout
 from dpstream.stages.perturb import Noisy, perturb, thinned
 from dpstream.stages.plan import Plan, WindowPlan
 from dpstream.stages.rounds import Passes, in_rounds, passes
@@ -34,6 +35,8 @@ from dpstream.stages.totals import Totals, count_offered
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+_FEW = 1 << 14  # rows or groups that are sooner done than handed to a thread
 
 Piece = tuple[Rows, int, int]
 """Rows `first` to `end` of a batch."""
@@ -89,6 +92,7 @@ class Flow:
         """Forget everything."""
         units = [UnitBucket(bounds=self.query.bounds) for _ in range(self.buckets)]
         self.state = State(units=units)
+        self._layouts: dict[int, Layout] = {}
 
     def step(self, step: int, pieces: Iterable[Piece], spend: QuerySpend) -> list[Publication]:
         """Take one step's rows in; return the table of every window that is due."""
@@ -114,12 +118,12 @@ class Flow:
     def forget(self, window: int) -> None:
         """A window is final: its groups, its pairs, its totals and its doors go."""
         self.state.windows.pop(window, None)
+        self._layouts.pop(window, None)
         self.state.totals.pop(window, None)
         self._doors.pop(window, None)
         self._total_doors.pop(window, None)
         for bucket in self.state.units:
             bucket.windows.pop(window, None)
-            bucket.changed.pop(("window", window), None)
 
     def forget_periods(self, step: int) -> list[int]:
         """Periods whose every window is final by `step`: no row of theirs can be kept any more."""
@@ -140,20 +144,7 @@ class Flow:
             for period in gone:
                 bucket.periods.pop(period, None)
                 bucket.offered.pop(period, None)
-                bucket.changed.pop(("period", period), None)
-                bucket.changed.pop(("offered", period), None)
         return sorted(gone)
-
-    def forget_changes(self) -> None:
-        """No snapshot will ask what has changed."""
-        for bucket in self.state.units:
-            bucket.changed.clear()
-        for buckets in self.state.windows.values():
-            for group in buckets:
-                group.changed.clear()
-                group.changed_members.clear()
-        for totals in self.state.totals.values():
-            totals.bucket.changed.clear()
 
     def close(self) -> None:
         """Stop the threads."""
@@ -179,7 +170,7 @@ class Flow:
         def one(bucket: UnitBucket, places: Integers) -> None:
             bucket.keep(window, period, batch, places, verdicts, by_value=self._by_value)
 
-        self._each(one, self.state.units, self._split(rows.units))
+        self._each(one, self.state.units, self._split(rows.units), few=len(rows) < _FEW)
         return verdicts
 
     def totals(self, window: int) -> Totals:
@@ -194,9 +185,7 @@ class Flow:
 
         def one(bucket: UnitBucket, places: Integers) -> int:
             table = bucket.offered.setdefault(period, Table(1))
-            found, units = count_offered(table, rows.units, places, most)
-            bucket.changed.setdefault(("offered", period), []).append(units)
-            return found
+            return count_offered(table, rows.units, places, most)
 
         offered = sum(self._each(one, self.state.units, self._split(rows.units)))
         self.totals(window).add(offered=offered, kept=int(np.count_nonzero(verdicts)))
@@ -212,7 +201,8 @@ class Flow:
             batch = (rows.groups, verdicts, rows.values, rows.keys)
             bucket.add(*batch, places, pre_threshold=early, units=units, step=step)
 
-        self._each(one, self.groups(window), self._split(rows.groups, verdicts))
+        places = self._split(rows.groups, verdicts)
+        self._each(one, self.groups(window), places, few=len(rows) < _FEW)
 
     def _kept_share(self, due: Due, spend: QuerySpend) -> tuple[float, float]:
         """The noisy share of rows that bounding kept, and its standard deviation."""
@@ -246,7 +236,9 @@ class Flow:
                 return noisy
             return thinned(bucket, noisy, self.query.min_change * plan.stddevs[:, due.release - 1])
 
-        return self._each(one, self.groups(due.window), doors)
+        groups = self.groups(due.window)
+        few = sum(len(bucket.active) for bucket in groups) < _FEW
+        return self._each(one, groups, doors, few=few)
 
     def _passes(self, due: Due) -> Passes:
         """Whose round ends; an audit holds this fixed."""
@@ -257,10 +249,7 @@ class Flow:
     ) -> pa.Table:
         """All buckets' groups: oldest appearance first, then by id."""
         query, plan = self.query, self._window_plan(due.window)
-        ids = np.concatenate([n.ids for n in noisy])
-        since = np.concatenate([n.since for n in noisy])
-        order = np.lexsort((ids[:, 1], ids[:, 0], since))
-        sums = np.concatenate([n.sums for n in noisy])[order]
+        sums, keys = self._arranged(due.window, noisy)
         by_measure = {
             measure: (sums[:, number], float(plan.stddevs[number, due.release - 1]))
             for number, measure in enumerate(query.measures)
@@ -274,19 +263,13 @@ class Flow:
         columns = answers(query.aggregates, by_measure, reading)
         start, end = query.schedule.span(due.window)
         time = query.schedule.time_of(step)
-        size = len(order)
-        keys = [
-            bucket.key_columns(part.groups)
-            for bucket, part in zip(self.groups(due.window), noisy, strict=True)
-            if len(part.groups)
-        ]
+        size = len(sums)
         named: dict[str, Any] = {}
         if start is not None:
             named |= {"window_start": _instants(start, size), "window_end": _instants(end, size)}
         if query.keys:
-            joined = pa.concat_tables(keys) if keys else self._no_keys()
-            taken = joined.take(pa.array(order)).combine_chunks()
-            named |= {name: taken[name] for name in query.keys}
+            shown = self._no_keys() if keys is None else keys
+            named |= {name: shown[name] for name in query.keys}
         named |= {name: pa.array(values) for name, values in columns.items()}
         named["trigger_time"] = _instants(time, size)
         named["release_index"] = pa.array(np.full(size, due.release, np.int64))
@@ -307,6 +290,30 @@ class Flow:
             release = query.finish(release)
         return release.replace_schema_metadata({"dpstream": json.dumps(about)})
 
+    def try_finish(self) -> None:
+        """See by types alone, before anything is paid, that the post-processing can be done."""
+        query = self.query
+        if query.finish is None:
+            return
+        keys, instants = self._no_keys(), _instants(None, 0)
+        added = ("", "_stddev", "_low", "_high")
+        figures = [f"{a.name}{more}" for a in query.aggregates for more in added]
+        times = ("window_start", "window_end", "trigger_time")
+        named: dict[str, Any] = dict.fromkeys(times, instants)
+        named |= {name: keys[name] for name in query.keys}
+        named |= dict.fromkeys(figures, pa.array([], pa.float64()))
+        query.finish(pa.table(named | {"release_index": pa.array([], pa.int64())}))
+
+    def _arranged(self, window: int, noisy: Sequence[Noisy]) -> tuple[Integers, pa.Table | None]:
+        """All buckets' sums and keys, in the order of a table; where it was thinned, made anew."""
+        buckets = self.groups(window)
+        whole = all(
+            len(part.groups) == len(bucket.shown.active)
+            for bucket, part in zip(buckets, noisy, strict=True)
+        )
+        layout = self._layouts.setdefault(window, Layout()) if whole else Layout()
+        return layout.arranged(buckets, noisy)
+
     def _no_keys(self) -> pa.Table:
         types = self.reader.types
         return pa.table(
@@ -325,10 +332,17 @@ class Flow:
         split(np.ascontiguousarray(ids), taken, self.buckets, order, ends)
         return np.split(order[: ends[-1]], ends[:-1])
 
-    def _each(self, work: Callable[[T, U], Any], one: Iterable[T], two: Iterable[U]) -> list[Any]:
-        """Do the work for every bucket, on the threads there are."""
+    def _each(
+        self,
+        work: Callable[[T, U], Any],
+        one: Iterable[T],
+        two: Iterable[U],
+        *,
+        few: bool = False,
+    ) -> list[Any]:
+        """Do the work for every bucket, on the threads there are; a little of it right here."""
         pairs = list(zip(one, two, strict=True))
-        if self._pool is None:
+        if self._pool is None or few:
             return [work(a, b) for a, b in pairs]
         return list(self._pool.map(lambda pair: work(*pair), pairs))
 

@@ -15,7 +15,7 @@ from dpstream.mechanisms.parts.counting.keyed import KeyedNoise
 from dpstream.records import Integers, Reals, Words
 from dpstream.stages.aggregates import Measure
 from dpstream.stages.bounding import FIRST, Verdicts
-from dpstream.stages.tables import Table
+from dpstream.stages.tables import SLICE, Table
 
 _LARGEST_SUM = 1 << 61
 _KINDS = ("units", "rows", "value", "round")
@@ -54,8 +54,6 @@ class GroupBucket:
         self.joined = 0  # active groups whose noise has begun
         self.noise: KeyedNoise | None = None  # of the units of the joined groups
         self.shown = Shown()
-        self.changed: list[Integers] = []  # rows of the table since the last snapshot
-        self.changed_members: list[Integers] = []
 
     def add(
         self,
@@ -74,20 +72,24 @@ class GroupBucket:
         The row that takes a group past the threshold names its key columns. `units` and `step` are
         needed where keys are found in rounds and a unit may have several rows in a group.
         """
-        rows = self.table.rows(groups, places)
-        became: Integers = np.empty(len(rows), np.int64)
-        at: Integers = np.empty(len(rows), np.int64)
-        sums = self.table.numbers
-        new = verdicts  # in its first round, a unit is new where it is new to the group
-        if units is not None:
-            new = self._new_in_round(groups, units, rows, places, step, len(verdicts))
-        state = (self.codes, sums, pre_threshold, became, at, _LARGEST_SUM)
-        count, over = _add(rows, places, verdicts, new, values, *state)
-        if over:
-            raise StateError("a sum left the integers of 61 bits; use a coarser quantum")
-        if count:
-            self._activate(became[:count], keys.take(pa.array(at[:count])))
-        self.changed.append(rows)
+        rows: Integers = np.empty(min(len(places), SLICE), np.int64)
+        became, at = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        found: list[tuple[Integers, Integers]] = []
+        for start in range(0, len(places), SLICE):
+            part = places[start : start + SLICE]
+            self.table.find(groups, part, rows)
+            new = verdicts  # in its first round, a unit is new where it is new to the group
+            if units is not None:
+                new = self._new_in_round(groups, units, rows, part, step, len(verdicts))
+            state = (self.codes, self.table.numbers, pre_threshold, became, at, _LARGEST_SUM)
+            count, over = _add(rows, part, verdicts, new, values, *state)
+            if over:
+                raise StateError("a sum left the integers of 61 bits; use a coarser quantum")
+            if count:
+                found.append((became[:count].copy(), at[:count].copy()))
+        if found:
+            active, named = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            self._activate(active, keys.take(pa.array(named)))
 
     def _new_in_round(
         self, groups: Words, units: Words, rows: Integers, places: Integers, step: int, size: int
@@ -100,7 +102,6 @@ class GroupBucket:
         known = self.members.rows(np.ascontiguousarray(pairs))
         new: Verdicts = np.zeros(size, np.uint8)
         _first_since(rows, places, known, self.members.numbers, self.table.numbers, step, new)
-        self.changed_members.append(known)
         return new
 
     def open(self, groups: Words, keys: pa.Table) -> None:
@@ -125,9 +126,17 @@ class GroupBucket:
 
     def key_columns(self, active: Integers) -> pa.Table:
         """The key columns of active groups."""
-        if len(self.keys) > 1:
-            self.keys = [pa.concat_tables(self.keys).combine_chunks()]
-        return self.keys[0].take(pa.array(active))
+        ends = np.cumsum([len(piece) for piece in self.keys])
+        piece_of = np.searchsorted(ends, active, side="right")
+        order = np.argsort(piece_of, kind="stable")
+        found = []
+        for number in np.unique(piece_of):
+            first = ends[number] - len(self.keys[number])
+            within = active[order[piece_of[order] == number]] - first
+            found.append(self.keys[number].take(pa.array(within)))
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return pa.concat_tables(found).combine_chunks().take(pa.array(back))
 
     @property
     def bytes(self) -> int:
@@ -154,7 +163,7 @@ def _add(
 ) -> tuple[int, bool]:
     """Add each row to its group's sums; note the groups that pass the pre-threshold, and where."""
     count, over = 0, False
-    for i in range(len(rows)):
+    for i in range(len(places)):
         row, place, value = rows[i], places[i], 0
         for m in range(len(codes)):
             if codes[m] == 0:
@@ -184,7 +193,7 @@ def _first_since(
 ) -> None:
     """Mark rows whose unit has no other since the last publication of their group."""
     last = sums.shape[1] - 1
-    for i in range(len(rows)):
+    for i in range(len(places)):
         before = members[known[i], 0]  # 0, or one more than the step of its last row
         if before <= max(sums[rows[i], last] - _ACTIVE, 0):
             new[places[i]] = FIRST

@@ -48,7 +48,7 @@ def in_rounds(
     rows = bucket.active[chosen]
     bucket.table.numbers[rows, 0] = 0
     bucket.table.numbers[rows, -1] = step + 2  # see GroupBucket
-    bucket.changed.append(rows)
+    bucket.table.touched[rows] = 1
     hidden = np.ones(len(bucket.active), bool)
     hidden[bucket.shown.active] = False
     unseen: Integers = np.zeros(len(bucket.active), np.int64)  # nobody sees the count itself

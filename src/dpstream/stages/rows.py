@@ -32,6 +32,7 @@ from dpstream.stages.screening import (
     readable_text,
     reject,
 )
+from dpstream.stages.stepwise import is_constant, stepwise
 from dpstream.stages.ticks import within_calendar
 
 
@@ -59,7 +60,8 @@ class Rows:
         edges = np.zeros(len(self), bool)
         edges[0] = True
         for column in (self.steps, self.windows, self.periods):
-            edges[1:] |= column[1:] != column[:-1]
+            if not is_constant(column):
+                edges[1:] |= column[1:] != column[:-1]
         starts = np.flatnonzero(edges)
         ends = [*starts[1:].tolist(), len(self)]
         columns = (self.steps[starts], self.windows[starts], self.periods[starts])
@@ -68,8 +70,9 @@ class Rows:
     @cached_property
     def bytes(self) -> int:
         """Memory held."""
-        arrays = (self.units, self.groups, self.digests, self.windows, self.periods, self.steps)
-        return sum(a.nbytes for a in arrays) + self.values.nbytes + int(self.keys.nbytes)
+        ids = (self.units, self.groups, self.digests, self.values)
+        places = [c for c in (self.windows, self.periods, self.steps) if not is_constant(c)]
+        return sum(a.nbytes for a in (*ids, *places)) + int(self.keys.nbytes)
 
 
 @dataclass(kw_only=True)
@@ -139,16 +142,17 @@ class RowReader:
         for name in query.keys:
             mark(reasons, Reason.OVERSIZE_KEY, oversize(keys[name], query.max_key_bytes))
         if arrived is None:
-            steps = query.schedule.step_of(arrivals)
-            mark(reasons, Reason.AHEAD, moments - arrivals > query.max_ahead)
+            steps = stepwise(query.schedule.step_of, arrivals)
+            if arrivals is not moments:
+                mark(reasons, Reason.AHEAD, moments - arrivals > query.max_ahead)
         else:
-            steps = np.full(len(table), arrived, np.int64)
+            steps = np.broadcast_to(np.int64(arrived), len(table))
             mark(reasons, Reason.AHEAD, self._ahead(moments, arrived))
         return {
             "units": units,
             "keys": keys,
             "moments": moments,
-            "windows": query.schedule.window_of(moments),
+            "windows": stepwise(query.schedule.window_of, moments),
             "steps": steps,
             "values": values,
         }
@@ -314,7 +318,9 @@ class RowReader:
 
     def _periods(self, moments: Integers) -> Integers:
         ticks = self.query.periods
-        return np.zeros(len(moments), np.int64) if ticks is None else ticks.before(moments)
+        if ticks is None:
+            return np.broadcast_to(np.int64(0), len(moments))
+        return stepwise(ticks.before, moments)
 
     def _with_period(self, ids: Words, periods: Integers) -> Words:
         """A user in another period is another unit, with an id of its own."""

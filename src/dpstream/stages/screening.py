@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.records import Rejected
-from dpstream.stages import parse
+from dpstream.stages import parse, texts
 
 Codes = npt.NDArray[np.uint8]
 """Why a row cannot be used; 0: it can."""
@@ -48,14 +48,15 @@ _CUT = 4096
 
 def mark(reasons: Codes, code: int, bad: parse.Mask) -> None:
     """Note a reason; the first one of a row counts."""
-    reasons[bad & (reasons == 0)] = code
+    if bad.any():
+        reasons[bad & (reasons == 0)] = code
 
 
 def readable_text(table: pa.Table, name: str) -> tuple[pa.Table, parse.Mask]:
     """The table with "" where a text column is not UTF-8, and where that is."""
     array = parse.whole_column(table[name])
     bad = np.zeros(len(table), bool)
-    if parse.is_text(array.type):
+    if parse.is_text(array.type) and not texts.plain(array):
         try:
             array.validate(full=True)
         except pa.ArrowInvalid:
@@ -76,6 +77,8 @@ def _is_utf8(raw: bytes) -> bool:
 
 def missing(units: pa.Array) -> parse.Mask:
     """Where no unit is named."""
+    if not units.null_count and (not parse.is_text(units.type) or texts.lengths(units)[0] > 0):
+        return np.zeros(len(units), bool)
     none = units.is_null().to_numpy(zero_copy_only=False)
     if parse.is_text(units.type):
         empty = pc.fill_null(pc.equal(units, ""), True)
@@ -87,8 +90,10 @@ def oversize(column: pa.ChunkedArray, most: int) -> parse.Mask:
     """Where a key is longer than it may be."""
     if not (parse.is_text(column.type) or pa.types.is_binary(column.type)):
         return np.zeros(len(column), bool)
-    lengths = pc.fill_null(pc.binary_length(column), 0)
-    return np.asarray(lengths.to_numpy() > most, bool)
+    if all(texts.lengths(chunk)[1] <= most for chunk in column.chunks):
+        return np.zeros(len(column), bool)
+    sizes = pc.fill_null(pc.binary_length(column), 0)
+    return np.asarray(sizes.to_numpy() > most, bool)
 
 
 def one_spelling(keys: pa.Array) -> pa.Array:

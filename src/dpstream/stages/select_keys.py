@@ -6,8 +6,11 @@ by itself. Testing only keys with new data would reveal which keys those were.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from dpstream.mechanisms.parts.counting.kernels import compiled
 from dpstream.mechanisms.parts.counting.keyed import move
 from dpstream.privacy.query_spend import Door
 from dpstream.records import Integers
@@ -39,6 +42,19 @@ def select_keys(
     hidden[bucket.shown.active] = False
     if plan.public:
         return noise, np.flatnonzero(hidden)
-    units = bucket.table.numbers[bucket.active, 0]
-    appears = hidden & (units + noise >= plan.thresholds[release - 1])
-    return noise, np.flatnonzero(appears)
+    found: Integers = np.empty(len(noise), np.int64)
+    least = int(plan.thresholds[release - 1])
+    count = _appearing(bucket.table.numbers, bucket.active, hidden, noise, least, found)
+    return noise, found[:count]
+
+
+@compiled
+def _appearing(
+    sums: Any, active: Integers, hidden: Any, noise: Integers, least: int, found: Integers
+) -> int:
+    """The hidden groups whose noisy units, column 0, have reached the threshold: how many."""
+    count = 0
+    for group in range(len(active)):
+        found[count] = group
+        count += hidden[group] and sums[active[group], 0] + noise[group] >= least
+    return count

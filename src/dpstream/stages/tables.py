@@ -8,21 +8,24 @@ outside can make them collide.
 
 from __future__ import annotations
 
-import ctypes
-import sys
-from collections.abc import Sequence
-from typing import Any
+import mmap
+from contextlib import suppress
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from dpstream.errors import StateError
 from dpstream.mechanisms.parts.counting.kernels import compiled
 from dpstream.records import Integers, Words
+from dpstream.stages.prefetch import FAR, NEAR, prefetch
 
-SLICE = 1 << 15  # rows between two looks at the free space
+Marks: TypeAlias = npt.NDArray[np.uint8]
+
+SLICE = 1 << 13  # rows between two looks at the free space; what they touch stays in the cache
 _FIRST = 1 << 8
-_GROWTH = 4  # a full table gets a quarter longer
-_PAGE, _HUGE_PAGE, _ADVICE = 4096, 1 << 21, 14  # MADV_HUGEPAGE; if it is refused, nothing is lost
+_GROWTH, _LARGE_GROWTH = 2, 4
+_LARGE_PAGE = 1 << 21  # bytes
 _MOST_ROWS = (1 << 32) - 2  # row numbers have 32 bits
 _FULLEST = 0.6
 _LARGE = 1 << 22  # slots; below, an index grows in larger steps, to be rebuilt less often
@@ -36,6 +39,8 @@ class Table:
         self.used = 0
         self.words: Words = np.zeros((_FIRST, 2 + numbers), np.uint64)
         self.index: Words = np.zeros(2 * _FIRST, np.uint64)
+        self.touched: Marks = np.zeros(_FIRST, np.uint8)
+        """Rows that were found, and may have changed, since the last `delta`."""
 
     @property
     def ids(self) -> Words:
@@ -53,12 +58,14 @@ class Table:
         if wanted > _MOST_ROWS:
             raise StateError("a hash bucket is full (2^32 rows); use more buckets")
         if wanted > len(self.words):
-            _lengthen(self.words, max(wanted, len(self.words) + len(self.words) // _GROWTH))
+            self.words = _longer(self.words, self.used, wanted)
+            touched, self.touched = self.touched, np.zeros(len(self.words), np.uint8)
+            self.touched[: self.used] = touched[: self.used]
         if wanted > _FULLEST * len(self.index):
             slots = len(self.index)
             while wanted > _FULLEST * slots:
                 slots *= 4 if slots < _LARGE else 2
-            self.index = np.zeros(slots, np.uint64)
+            self.index = _zeros(slots, 1)[:, 0]
             reindex(self.words, self.used, self.index)
 
     def rows(self, ids: Words, places: Integers | None = None) -> Integers:
@@ -67,27 +74,30 @@ class Table:
             places = np.arange(len(ids))
         found: Integers = np.empty(len(places), np.int64)
         for start in range(0, len(places), SLICE):
-            part = places[start : start + SLICE]
-            self.reserve(len(part))
-            out = found[start : start + SLICE]
-            self.used = find_or_add(self.words, self.index, self.used, ids, part, out)
+            self.find(ids, places[start : start + SLICE], found[start : start + SLICE])
         return found
 
-    def delta(self, since: int, changed: Sequence[Integers]) -> dict[str, Any]:
-        """Rows from `since` on, and older ones that changed: what a snapshot adds."""
-        touched = np.zeros(self.used, bool)
-        for rows in changed:
-            touched[rows] = True
-        older = np.flatnonzero(touched[:since])
+    def find(self, ids: Words, places: Integers, rows: Integers) -> None:
+        """The same for a slice, into `rows`."""
+        self.reserve(len(places))
+        state = (self.words, self.index, self.touched)
+        self.used = find_or_add(*state, self.used, ids, places, rows)
+
+    def delta(self, since: int) -> dict[str, Any]:
+        """What a snapshot adds: rows from `since` on, and older ones touched since the last."""
+        older = np.flatnonzero(self.touched[:since])
+        self.touched[: self.used] = 0
+        new = self.words[since : self.used]
         return {
             "since": since,
-            "new": self.words[since : self.used].copy(),
+            "new": new.copy() if new.shape[1] > 2 else new,  # ids never change
             "older": older,
             "changed": self.words[older, 2:],
         }
 
     def apply(self, delta: dict[str, Any]) -> None:
         """Take in what `delta` gave, in the order it was given."""
+        before = self.used
         if delta["since"] == 0:
             self.used = 0
         if delta["since"] != self.used:
@@ -96,8 +106,9 @@ class Table:
         end = self.used + len(delta["new"])
         self.words[self.used : end] = delta["new"]
         self.words[delta["older"], 2:] = delta["changed"]
-        self.words[end:] = 0
         self.used = end
+        self.words[end:before] = 0
+        self.touched[:] = 0
         self.index[:] = 0
         reindex(self.words, self.used, self.index)
 
@@ -108,28 +119,57 @@ class Table:
 
     @property
     def bytes(self) -> int:
-        """Memory held."""
-        return int(self.words.nbytes + self.index.nbytes)
+        """Memory held: the rows in use, and the index."""
+        return int(self.stored + self.index.nbytes)
 
 
-def _lengthen(array: Any, capacity: int) -> None:
-    """Make an array longer in place: large ones are not copied, and get large pages."""
-    array.resize((capacity, *array.shape[1:]), refcheck=False)
-    if array.nbytes >= _HUGE_PAGE and sys.platform == "linux":
-        start = -(-array.ctypes.data // _PAGE) * _PAGE
-        length = array.ctypes.data + array.nbytes - start
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _ADVICE)
+def _longer(words: Words, used: int, wanted: int) -> Words:
+    """Room for more rows. What is not used yet takes addresses, not memory, so a large array is
+    made much longer."""
+    factor = _GROWTH if words.nbytes < _LARGE_PAGE else _LARGE_GROWTH
+    longer = _zeros(max(wanted, factor * len(words)), words.shape[1])
+    longer[:used] = words[:used]
+    return longer
+
+
+def _zeros(rows: int, width: int) -> Words:
+    """Zeros; many of them in memory of their own, of large pages, which goes when they go."""
+    size = rows * width * 8
+    if size < _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros((rows, width), np.uint64)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint64).reshape(rows, width)
 
 
 @compiled
 def find_or_add(
-    words: Words, index: Words, used: int, wanted: Words, places: Integers, rows: Integers
+    words: Words,
+    index: Words,
+    touched: Marks,
+    used: int,
+    wanted: Words,
+    places: Integers,
+    rows: Integers,
 ) -> int:
     """rows[i] = the row of wanted[places[i]], added if it is new; returns the rows in use."""
     mask = np.uint64(len(index) - 1)
     one, shift = np.uint64(1), np.uint64(32)
     low_bits = np.uint64(0xFFFFFFFF)
-    for i in range(len(places)):
+    slots, lines = np.uint64(index.ctypes.data), np.uint64(words.ctypes.data)
+    line = np.uint64(8 * words.shape[1])
+    for ahead in range(len(places) + FAR):
+        if ahead < len(places):
+            prefetch(slots + ((wanted[places[ahead], 1] & mask) << np.uint64(3)))
+        near = ahead - (FAR - NEAR)
+        if 0 <= near < len(places):
+            entry = index[wanted[places[near], 1] & mask]
+            if entry != 0:
+                prefetch(lines + ((entry & low_bits) - one) * line)
+        i = ahead - FAR
+        if i < 0:
+            continue
         first, second = wanted[places[i], 0], wanted[places[i], 1]
         tag = first >> shift
         slot = second & mask
@@ -145,6 +185,7 @@ def find_or_add(
                 row = np.int64(entry & low_bits) - 1
                 if words[row, 0] == first and words[row, 1] == second:
                     rows[i] = row
+                    touched[row] = 1
                     break
             slot = (slot + one) & mask
     return used
@@ -155,7 +196,11 @@ def reindex(words: Words, used: int, index: Words) -> None:
     """Fill an empty index."""
     mask = np.uint64(len(index) - 1)
     one, shift = np.uint64(1), np.uint64(32)
+    slots = np.uint64(index.ctypes.data)
     for row in range(used):
+        ahead = row + FAR
+        if ahead < used:
+            prefetch(slots + ((words[ahead, 1] & mask) << np.uint64(3)))
         slot = words[row, 1] & mask
         while index[slot] != 0:
             slot = (slot + one) & mask

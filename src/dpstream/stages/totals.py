@@ -38,7 +38,7 @@ class Totals:
     def add(self, *, offered: int, kept: int) -> None:
         """Count rows of a step."""
         self.bucket.table.numbers[0] += (offered, kept)
-        self.bucket.changed.append(np.zeros(1, np.int64))
+        self.bucket.table.touched[0] = 1
 
     def share(self, plan: WindowPlan, release: int, doors: Sequence[Door]) -> tuple[float, float]:
         """The noisy share of rows kept, and its standard deviation."""
@@ -49,12 +49,10 @@ class Totals:
         return kept_share((offered, of_offered), (kept, of_kept))
 
 
-def count_offered(
-    counters: Table, units: Words, places: Integers, most: int
-) -> tuple[int, Integers]:
-    """How many of the rows at `places` count, at most `most` of a unit for ever; units touched."""
+def count_offered(counters: Table, units: Words, places: Integers, most: int) -> int:
+    """How many of the rows at `places` count, at most `most` of a unit for ever."""
     rows = counters.rows(units, places)
-    return int(_count_offered(rows, counters.numbers, most)), rows
+    return int(_count_offered(rows, counters.numbers, most))
 
 
 @compiled

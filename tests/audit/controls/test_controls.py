@@ -1,9 +1,12 @@
 """Known-broken forms are caught, each by the judge that its fault belongs to."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
 import dpstream as dps
+from dpstream.audit.controls.dpi_published import bounded_loss, path_loss
 from dpstream.audit.controls.shared_noise import SharedNoise
 from dpstream.audit.controls.spas_published import SpasPublished, svt_loss
 from dpstream.audit.replay import record, replay
@@ -64,6 +67,17 @@ def test_a_sound_run_loses_no_more_than_its_budget():
             scales = {"rho_scale": 1 / e1, "nu_scale": 2 / e2}
             loss = svt_loss(distances, neighbour, outcomes, threshold=20, **scales)
             assert abs(loss) <= budget
+
+
+def test_printed_dpi_loses_more_than_epsilon():
+    """A user who decides every slot: the exact loss of one path, on sums and on means of scores."""
+    budgets = [Fraction(1, t * (t + 1)) for t in range(1, 201)]  # below 1 for ever
+    floats = [float(budget) for budget in budgets]
+    printed, sound = (path_loss(floats, printed=form) for form in (True, False))
+
+    assert sound <= 1 < 4 < printed <= float(bounded_loss(budgets))
+    assert printed > path_loss(floats[:100], printed=True) + 0.5  # and it never stops growing
+    assert sound > 0.95  # the bound of the sound form is reached
 
 
 def test_shared_noise_reveals_differences():

@@ -78,7 +78,8 @@ def svt_loss(
     Summed over rho on the integers; nu has the continuous law, whose distribution function is
     closed.
     """
-    reach = math.ceil(40 * (rho_scale + nu_scale))
+    farthest = max(abs(threshold - distance) for distance in (*distances, *neighbour))
+    reach = math.ceil(40 * (rho_scale + nu_scale) + farthest)
     rho = np.arange(-reach, reach + 1, dtype=np.float64)
     prior = -np.abs(rho) / rho_scale
     log_likelihoods = []

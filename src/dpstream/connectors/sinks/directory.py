@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
 from dpstream.connectors.sinks.encode import ENCODERS
 from dpstream.connectors.sinks.numbers import another_run, run_of
-from dpstream.connectors.storage import open_folder, put_new, safe_name
+from dpstream.connectors.storage import (
+    Prepared,
+    open_folder,
+    prepare_new,
+    put_new,
+    reveal,
+    safe_name,
+)
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.state.files import remove_leftovers, writing
 
@@ -31,6 +39,10 @@ class DirectorySink:
 
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
         """Write the file, unless it is there; releases of another run are refused."""
+        self.publish([self.prepare(query, window, trigger, table)])
+
+    def prepare(self, query: str, window: int, trigger: int, table: pa.Table) -> Prepared:
+        """Write the file where nobody sees it, unless it is there; several threads may."""
         run = run_of(table)
         if run and query not in self._runs:
             put_new(self._marker(query), run.encode())
@@ -38,8 +50,11 @@ class DirectorySink:
             self._runs[query] = run
         self.claim(query, run)
         path = self._folder / file_name(query, window, trigger, self._suffix)
-        if not path.exists():
-            put_new(path, ENCODERS[self._suffix](table))
+        return None if path.exists() else prepare_new(path, ENCODERS[self._suffix](table))
+
+    def publish(self, prepared: Sequence[Prepared]) -> None:
+        """Show files that were prepared, in order."""
+        reveal(prepared)
 
     def close(self) -> None:
         """Nothing is held open."""

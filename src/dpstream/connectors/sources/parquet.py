@@ -113,7 +113,8 @@ class ParquetFile:
         if self._held is not None and self._held[:2] == wanted:
             return self._held[2]
         try:
-            table = self._file.read_row_group(group, columns=names)
+            # One thread: readers run beside other work, and a thread per column costs more in all.
+            table = self._file.read_row_group(group, columns=names, use_threads=False)
         except (OSError, pa.ArrowException) as problem:
             raise _unreadable(self._path, problem) from problem
         # read_row_group takes a name with a dot for a path into a struct; the selection is exact

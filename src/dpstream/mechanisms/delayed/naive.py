@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
 from dpstream.mechanisms.base import SeriesMechanism, Spender
-from dpstream.privacy.sensitivity import range_change
 from dpstream.privacy.state.serial import storable
 from dpstream.privacy.stddev import laplace_stddev
 from dpstream.records import Integers, Release
@@ -34,14 +34,18 @@ class Naive(SeriesMechanism):
 
     steady: ClassVar[bool] = True
 
+    @cached_property
+    def noise(self) -> float:
+        """Standard deviation, in grid steps."""
+        return laplace_stddev(self.change, self.budget)
+
     def start(self) -> None:
         """No memory is needed."""
 
     def step(self, state: None, x: Integers, spend: Spender) -> tuple[None, list[Release]]:
         """Noise on every value, at once."""
-        sensitivity = range_change(*self.range)
-        noisy = spend.laplace(x, sensitivity=sensitivity, epsilon=self.budget, purpose="publish")
+        noisy = spend.laplace(x, sensitivity=self.change, epsilon=self.budget, purpose="publish")
         quantum = float(self.range[2])
-        stddev = np.full(x.shape, laplace_stddev(sensitivity, self.budget) * quantum)
+        stddev = np.full(x.shape, self.noise * quantum)
         values = noisy.astype(np.float64) * quantum
         return None, [Release(step=spend.step, values=values, paid=True, stddev=stddev)]

@@ -40,6 +40,20 @@ def split(budget: Fraction) -> tuple[Fraction, Fraction]:
     return threshold, budget - threshold
 
 
+def _shares(budget: Fraction) -> tuple[Fraction, Fraction]:
+    """e1, and half of e2; runs of one mechanism mostly have the same budget, to the object."""
+    global _LAST
+    known, shares = _LAST
+    if known is not budget:
+        threshold, tests = split(budget)
+        shares = (threshold, on_grid(tests / 2))
+        _LAST = (budget, shares)
+    return shares
+
+
+_LAST: tuple[Fraction | None, tuple[Fraction, Fraction]] = (None, (Fraction(0), Fraction(0)))
+
+
 @storable("above threshold")
 @dataclass(frozen=True, kw_only=True)
 class AboveThreshold:
@@ -57,7 +71,7 @@ class AboveThreshold:
         rho = spend.laplace(
             np.zeros(1, np.int64),
             sensitivity=sensitivity,
-            epsilon=split(epsilon)[0],
+            epsilon=_shares(epsilon)[0],
             purpose="threshold",
             interval=interval,
         )
@@ -66,7 +80,7 @@ class AboveThreshold:
     @cached_property
     def for_test(self) -> Fraction:
         """Half of e2: nu ~ Lap(2 Delta / e2)."""
-        return on_grid(split(self.epsilon)[1] / 2)
+        return _shares(self.epsilon)[1]
 
     def exceeded(self, distance: int, threshold: Fraction, spend: Spender) -> bool:
         """One test; a "yes" ends the run with this step."""

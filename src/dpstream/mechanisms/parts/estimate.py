@@ -73,9 +73,12 @@ def _weak(mean: Reals, sd: Reals, typical: float, gamma: float, flat: Reals, pri
                 posterior = prior * likelihood[j]
                 new += posterior / posterior.sum()
             prior[:] = new / (_PRIOR_BINS + bins)
+    counts_for = np.empty(CELLS)
+    for i in range(CELLS):
+        counts_for[i] = prior[i] / max(i * step, 1.0) ** gamma
     for j in range(bins):
         for i in range(CELLS):
-            likelihood[j, i] *= prior[i] / max(i * step, 1.0) ** gamma
+            likelihood[j, i] *= counts_for[i]
         middle, below, i = 0.5 * likelihood[j].sum(), 0.0, 0
         while i < CELLS - 1 and below + likelihood[j, i] < middle:
             below += likelihood[j, i]

@@ -99,7 +99,9 @@ class Grouping:
         """
         paid = spend.pay(x, sensitivity=self.change, epsilon=self.epsilon, purpose="group")
         length = groups.length
-        if groups.run != paid.run:  # a copied state: this run has not paid for the open groups
+        if (
+            groups.run is not paid.run and groups.run != paid.run
+        ):  # a copied state: this run has not paid for the open groups
             length = np.zeros_like(length)
         dev = deviations(groups.values.block, groups.values.end, length, x, self.largest)
         rho = noisy = _NONE

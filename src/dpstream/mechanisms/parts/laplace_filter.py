@@ -57,6 +57,14 @@ def laplace_update(
     >>> round(mean, 3), round(variance, 3)  # the pull is at most variance / scale
     (102.5, 25.0)
     """
+    return update(mean, variance, z, scale, math.log(2.0 * scale))
+
+
+@njit(cache=True, nogil=True)
+def update(
+    mean: float, variance: float, z: float, scale: float, log_two_scales: float
+) -> tuple[float, float, float]:
+    """`laplace_update` for many beliefs and one scale, whose logarithm is taken once."""
     sd = math.sqrt(variance)
     h, e = sd / scale, z - mean
     if h > _NEGLIGIBLE:
@@ -65,13 +73,14 @@ def laplace_update(
     log_high, high, high_variance = half(-e, sd, h)
     high = -high
     top = max(log_low, log_high)
-    p_low, p_high = math.exp(log_low - top), math.exp(log_high - top)
+    p_low = 1.0 if log_low == top else math.exp(log_low - top)
+    p_high = 1.0 if log_high == top else math.exp(log_high - top)
     total = p_low + p_high
     p_low, p_high = p_low / total, p_high / total
     shift = p_low * low + p_high * high
     spread = p_low * (low_variance + (low - shift) ** 2)
     spread += p_high * (high_variance + (high - shift) ** 2)
-    return top + math.log(total) - math.log(2.0 * scale), mean + shift, spread
+    return top + math.log(total) - log_two_scales, mean + shift, spread
 
 
 @njit(cache=True, nogil=True)

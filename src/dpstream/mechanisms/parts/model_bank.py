@@ -19,13 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from dpstream.mechanisms.parts.laplace_filter import laplace_update
-from dpstream.mechanisms.parts.model_grid import Models, priors
+from dpstream.mechanisms.parts.laplace_filter import gaussian_update, update
+from dpstream.mechanisms.parts.model_grid import FULL_BINS, Models, priors
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Reals
 
 _SHARE = 0.02  # weight that returns to the prior at a publication
 _POOLED = 0.5  # part of the prior that comes from the other bins
+_LIGHT = 1e-3  # with many bins, weights below it learn as from Gaussian noise, which is faster
 _TINY = 1e-8  # weights below this are left out of averages
 
 
@@ -70,30 +71,24 @@ def first_belief(z: Reals, scale: float, grid: Models) -> tuple[Bank, Belief]:
 
 def learn(bank: Bank, z: Reals, scale: float, gap: int, grid: Models) -> tuple[Bank, Belief]:
     """After another publication, `gap` steps later."""
-    bins = len(z)
-    new = Bank(
-        weight=np.empty_like(bank.weight),
-        mean=bank.mean.copy(),
-        variance=bank.variance.copy(),
-        level=np.empty(bins),
-        pool=np.zeros(grid.size),
-    )
-    belief = Belief(
-        count=np.empty(bins),
-        count_variance=np.empty(bins),
-        level=np.empty(bins),
-        disagreement=np.empty(bins),
-    )
-    pooled = _POOLED if bins > 1 else 0.0
-    priors(bank.level, grid.log_drift_sd, grid.log_white_sd, bank.pool, pooled, new.weight)
-    _learn(
-        (z, scale, float(gap)),
-        (grid.drift, grid.white),
+    pooled = _POOLED if len(z) > 1 else 0.0
+    weight = np.empty_like(bank.weight)
+    priors(bank.level, grid.log_drift_sd, grid.log_white_sd, bank.pool, pooled, weight)
+    mean, variance, level, pool, count, count_variance, level_mean, disagreement = _learn(
+        z,
+        scale,
+        float(gap),
+        grid.drift,
+        grid.white,
         bank.weight,
-        (new.weight, new.mean, new.variance, new.level, new.pool),
-        (belief.count, belief.count_variance, belief.level, belief.disagreement),
+        bank.mean,
+        bank.variance,
+        weight,
+        _LIGHT if len(z) > FULL_BINS else 0.0,
     )
-    return new, belief
+    return Bank(weight=weight, mean=mean, variance=variance, level=level, pool=pool), Belief(
+        count=count, count_variance=count_variance, level=level_mean, disagreement=disagreement
+    )
 
 
 def later_variance(bank: Bank, belief: Belief, after: float, grid: Models) -> Reals:
@@ -108,25 +103,41 @@ def later_variance(bank: Bank, belief: Belief, after: float, grid: Models) -> Re
 
 @njit(cache=True, nogil=True)
 def _learn(
-    seen_at: tuple[Reals, float, float],
-    grid: tuple[Reals, Reals],
+    z: Reals,
+    scale: float,
+    gap: float,
+    drift: Reals,
+    white: Reals,
     old_weight: Reals,
-    bank: tuple[Reals, Reals, Reals, Reals, Reals],
-    belief: tuple[Reals, Reals, Reals, Reals],
-) -> None:
-    """`weight` comes as the prior and leaves as the posterior; the others are filled in."""
-    z, scale, gap = seen_at
-    drift, white = grid
-    weight, mean, variance, level, pool = bank
-    count, count_variance, level_mean, disagreement = belief
+    old_mean: Reals,
+    old_variance: Reals,
+    weight: Reals,
+    light: float,
+) -> tuple[Reals, Reals, Reals, Reals, Reals, Reals, Reals, Reals]:
+    """`weight` comes as the prior and leaves as the posterior; a bank's rest, a belief's parts."""
     bins, size = weight.shape
+    mean, variance, level, pool = (
+        old_mean.copy(),
+        old_variance.copy(),
+        np.empty(bins),
+        np.zeros(size),
+    )
+    count, count_variance = np.empty(bins), np.empty(bins)
+    level_mean, disagreement = np.empty(bins), np.empty(bins)
+    log_two_scales = math.log(2.0 * scale)
     seen, seen_variance, log_density = np.empty(size), np.empty(size), np.empty(size)
     for j in range(bins):
         best = -math.inf
         for g in range(size):
+            kept = (1.0 - _SHARE) * old_weight[j, g] + _SHARE * weight[j, g]
+            weight[j, g] = kept
             before = variance[j, g] + drift[g] * gap
             total = before + white[g]
-            density, seen[g], seen_variance[g] = laplace_update(mean[j, g], total, z[j], scale)
+            if kept < light:
+                learnt = gaussian_update(mean[j, g], total, z[j], 2.0 * scale * scale)
+            else:
+                learnt = update(mean[j, g], total, z[j], scale, log_two_scales)
+            density, seen[g], seen_variance[g] = learnt
             gain = before / total
             variance[j, g] = before * (1.0 - gain) + gain * gain * seen_variance[g]
             mean[j, g] += gain * (seen[g] - mean[j, g])
@@ -134,8 +145,7 @@ def _learn(
             best = max(best, density)
         total = 0.0
         for g in range(size):
-            kept = (1.0 - _SHARE) * old_weight[j, g] + _SHARE * weight[j, g]
-            weight[j, g] = kept * math.exp(log_density[g] - best)
+            weight[j, g] *= math.exp(log_density[g] - best)
             total += weight[j, g]
         x = y = log_x = log_y = 0.0
         for g in range(size):
@@ -155,6 +165,7 @@ def _learn(
         level_mean[j], disagreement[j] = y, spread_y
         sd = math.sqrt(math.exp(log_y) + spread_y)
         level[j] = y if y >= sd else max(y, 0.0) + 0.5 * sd
+    return mean, variance, level, pool, count, count_variance, level_mean, disagreement
 
 
 @njit(cache=True, nogil=True)

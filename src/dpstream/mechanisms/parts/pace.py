@@ -107,6 +107,21 @@ def _best(weight: Reals, level: Reals, log_error: Reals) -> int:
 
 
 @njit(cache=True, nogil=True)
+def remember(
+    steps: Integers, shares: Integers, now: int, spent: int, window: int
+) -> tuple[Integers, Integers]:
+    """What was spent, and at which steps, with `spent` now; what left the window is forgotten."""
+    first = 0
+    while first < len(steps) and steps[first] <= now - window + 1:
+        first += 1
+    size = len(steps) - first + 1
+    new_steps, new_shares = np.empty(size, np.int64), np.empty(size, np.int64)
+    new_steps[:-1], new_shares[:-1] = steps[first:], shares[first:]
+    new_steps[-1], new_shares[-1] = now, spent
+    return new_steps, new_shares
+
+
+@njit(cache=True, nogil=True)
 def sustainable(
     steps: Integers, shares: Integers, now: int, window: int, count: int, every: int
 ) -> int:

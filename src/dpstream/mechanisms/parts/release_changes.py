@@ -42,7 +42,7 @@ def release_changes(update: Update, window: int) -> ReleaseChanges:
 @storable("changes in two windows")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TwoWindows:
-    """Changes in the last two windows, their mean taken off; the paper's choice.
+    """Changes in the last `windows` windows, their mean taken off; two are the paper's choice.
 
     >>> last = TwoWindows(window=2).changed(1, np.array([0]), np.array([3]))
     >>> last.changed(2, np.array([3]), np.array([8])).variance()
@@ -50,16 +50,16 @@ class TwoWindows:
     """
 
     window: int
+    windows: int = 2
     entries: Reals = field(default_factory=lambda: np.empty((0, 3)))
     """Rows of (step, mean |change|, mean squared change)."""
 
     def changed(self, step: int, old: Integers, new: Integers) -> TwoWindows:
         """Forget what is too old, add one change."""
-        oldest = step - 2 * self.window + 1
+        oldest = step - self.windows * self.window + 1
         mean, square = _mean(np.abs(new - old).astype(np.float64)), _mean_square(old, new)
-        return TwoWindows(
-            window=self.window, entries=_appended(self.entries, oldest, step, mean, square)
-        )
+        entries = _appended(self.entries, oldest, step, mean, square)
+        return TwoWindows(window=self.window, windows=self.windows, entries=entries)
 
     def variance(self) -> float:
         """Mean square less squared mean."""

@@ -96,9 +96,13 @@ class AdaPub(HistogramMechanism):
         values, changes, theta = smooth(noisy, size, "median"), state.changes, state.theta
         if state.last is not None:
             seen = spend.step - 1
-            changes, theta = thresholds(changes, seen, state.last, values, float(self.budget))
+            changes, theta = thresholds(changes, seen, state.last, values, self._epsilon)
         state = AdaPubState(groups=groups, noisy=noisy, last=values, changes=changes, theta=theta)
         return state, [Release(step=spend.step, values=values, paid=True)]
+
+    @cached_property
+    def _epsilon(self) -> float:
+        return float(self.budget)
 
     def _first(self, bins: int) -> AdaPubState:
         return AdaPubState(

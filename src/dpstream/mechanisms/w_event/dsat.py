@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism, Spender
 from dpstream.mechanisms.parts.above_threshold import AboveThreshold
 from dpstream.mechanisms.parts.budget_window import BudgetWindow
+from dpstream.mechanisms.parts.changed import changed
 from dpstream.mechanisms.parts.distance import distance
 from dpstream.privacy.amounts import Amount, on_grid, positive, units
 from dpstream.privacy.sensitivity import histogram_change
@@ -107,14 +108,14 @@ class Dsat(HistogramMechanism):
     ) -> tuple[DsatState, list[Release]]:
         """Publish the first step; then let the tests decide, as long as both budgets last."""
         if self.adaptive and (factor := self._adapted(state, spend.step)) != state.factor:
-            state = replace(state, factor=factor)
+            state = changed(state, factor=factor)
         state, paid = self._decide(state, x, spend)
         if paid:
             noisy = spend.laplace(
                 x, sensitivity=histogram_change(), epsilon=self.share, purpose="publish"
             )
             spent = state.published.paid(spend.step, self.share)
-            state = replace(state, values=noisy, published=spent)
+            state = changed(state, values=noisy, published=spent)
         assert state.values is not None
         release = Release(
             step=spend.step,
@@ -137,16 +138,20 @@ class Dsat(HistogramMechanism):
             run = AboveThreshold.open(
                 spend, epsilon=self.run_budget, sensitivity=histogram_change()
             )
-            state = replace(state, run=run)
+            state = changed(state, run=run)
         assert state.run is not None
         assert state.values is not None
-        level = max(int(state.values.sum()), 0)
-        over, under = state.factor.as_integer_ratio()
-        over, under = over * level * self._change[0], under * self._change[1]
-        if not state.run.exceeded(distance(state.values, x), Fraction(over, under), spend):
+        threshold = self._threshold(state)
+        if not state.run.exceeded(distance(state.values, x), threshold, spend):
             return state, False
         closed = state.runs.paid(spend.step, state.run.epsilon)
-        return replace(state, run=None, runs=closed), True
+        return changed(state, run=None, runs=closed), True
+
+    def _threshold(self, state: DsatState) -> Fraction:
+        assert state.values is not None
+        level = max(int(state.values.sum()), 0)
+        (over, under), (change, per) = state.factor.as_integer_ratio(), self._change
+        return Fraction(over * level * change, under * per)
 
     @cached_property
     def _change(self) -> tuple[int, int]:

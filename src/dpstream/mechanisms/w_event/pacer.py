@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
@@ -19,7 +19,15 @@ from dpstream.mechanisms.parts.model_bank import (
     learn,
 )
 from dpstream.mechanisms.parts.model_grid import FULL_BINS, Models, models
-from dpstream.mechanisms.parts.pace import SHARES, Paces, best, interval, paces, sustainable
+from dpstream.mechanisms.parts.pace import (
+    SHARES,
+    Paces,
+    best,
+    interval,
+    paces,
+    remember,
+    sustainable,
+)
 from dpstream.privacy.amounts import Amount, exact, on_grid
 from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
@@ -100,13 +108,11 @@ class Pacer(HistogramMechanism):
         """Publish if it is time and can be paid; else hold."""
         shares = self._affordable(state, spend.step) if spend.step >= state.due else 0
         if shares:
+            budget = shares * self.share
             z = spend.laplace(
-                x,
-                sensitivity=histogram_change(),
-                epsilon=shares * self.share,
-                purpose="publish",
-            )
-            state, release = self._published(state, z.astype(np.float64), shares, spend.step)
+                x, sensitivity=histogram_change(), epsilon=budget, purpose="publish"
+            ).astype(np.float64)
+            state, release = self._published(state, z, shares, 1.0 / float(budget), spend.step)
             return state, [release]
         assert state.held is not None
         release = Release(
@@ -128,26 +134,26 @@ class Pacer(HistogramMechanism):
         return shares if 10 * shares >= fair else 0
 
     def _published(
-        self, state: PacerState, z: Reals, shares: int, now: int
+        self, state: PacerState, z: Reals, shares: int, scale: float, now: int
     ) -> tuple[PacerState, Release]:
         """All that follows from a release: beliefs, pace, estimates."""
-        scale = 1.0 / float(shares * self.share)
         grid, choices = self._public(len(z))
         if state.bank is None:
             bank, belief = first_belief(z, scale, grid)
         else:
             bank, belief = learn(state.bank, z, scale, now - int(state.steps[-1]), grid)
-        state = self._paced(state, bank, belief, scale, choices, now)
-        after = 0.5 * (state.due - now)
-        variance = later_variance(bank, belief, after, grid)
-        gamma = float(self.gamma)
+        count, due, probing = self._paced(state, bank, belief, scale, choices, now)
+        variance = later_variance(bank, belief, 0.5 * (due - now), grid)
+        gamma = self._gamma
         values, prior = estimate(belief.count, belief.count_variance, state.prior, gamma=gamma)
         held, held_prior = estimate(belief.level, variance, state.held_prior, gamma=gamma)
-        inside = state.steps > now - self.window + 1  # what can still matter at the next step
-        state = replace(
-            state,
-            steps=np.append(state.steps[inside], now),
-            shares=np.append(state.shares[inside], shares),
+        steps, spent = remember(state.steps, state.shares, now, shares, self.window)
+        state = PacerState(
+            count=count,
+            due=due,
+            probing=probing,
+            steps=steps,
+            shares=spent,
             bank=bank,
             held=held,
             stddev=np.sqrt(variance),
@@ -165,20 +171,28 @@ class Pacer(HistogramMechanism):
         scale: float,
         choices: Paces,
         now: int,
-    ) -> PacerState:
-        """Probe with twice the budget at once, or settle for a pace."""
+    ) -> tuple[int, int, bool]:
+        """Probe with twice the budget at once, or settle for a pace: its count, when next."""
         position = best(bank, choices)
         if state.probing:
             clear = float(np.maximum(belief.count, 0.0).mean()) >= _CLEAR * scale
             if not clear and state.count > 2:
-                return replace(state, count=max(2, state.count // 2), due=now + 1)
+                return max(2, state.count // 2), now + 1, True
         else:
             slowest = np.searchsorted(choices.counts, state.count / _SLOWING)
             position = max(position, int(slowest))
         count = int(choices.counts[position])
-        return replace(state, count=count, due=now + interval(self.window, count), probing=False)
+        return count, now + interval(self.window, count), False
+
+    @cached_property
+    def _gamma(self) -> float:
+        return float(self.gamma)
+
+    @cached_property
+    def _epsilon(self) -> float:
+        return float(self.budget)
 
     def _public(self, bins: int) -> tuple[Models, Paces]:
-        epsilon = float(self.budget)
+        epsilon = self._epsilon
         grid = models(epsilon, self.window, thin=bins > FULL_BINS)
         return grid, paces(epsilon, self.window, grid)

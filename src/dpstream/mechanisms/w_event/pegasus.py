@@ -19,7 +19,8 @@ from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release
 
-_THRESHOLD = 5  # theta = 5 / eps_g, eps_g that of one step
+THRESHOLD = 5
+"""theta = 5 / eps_g, eps_g that of one step."""
 
 
 @storable("pegasus state")
@@ -76,7 +77,7 @@ class PegasusW(HistogramMechanism):
     @cached_property
     def theta(self) -> Integers:
         """The threshold of every deviation, on its grid."""
-        return np.array([math.ceil(GRID * _THRESHOLD / self.grouping.epsilon)])
+        return np.array([math.ceil(GRID * THRESHOLD / self.grouping.epsilon)])
 
     def start(self) -> PegasusState | None:
         """The number of bins is not known yet."""

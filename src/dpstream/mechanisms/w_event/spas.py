@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
 from dpstream.mechanisms.parts.above_threshold import AboveThreshold
 from dpstream.mechanisms.parts.budget_window import BudgetWindow
+from dpstream.mechanisms.parts.changed import changed
 from dpstream.mechanisms.parts.distance import distance
 from dpstream.mechanisms.parts.release_changes import ReleaseChanges, Update, release_changes
 from dpstream.privacy.amounts import floor_units, on_grid, units
@@ -161,14 +162,14 @@ class Spas(HistogramMechanism):
             if state.runs.units_before(now) > costs.before_run:
                 return state, False
             run = AboveThreshold.open(spend, epsilon=costs.run, sensitivity=histogram_change())
-            state = replace(state, run=run)
+            state = changed(state, run=run)
         assert state.run is not None
         assert state.values is not None
         threshold = len(x) * costs.error
         if not state.run.exceeded(distance(state.values, x), threshold, spend):
             return state, False
         closed = state.runs.paid(now, state.run.epsilon)
-        return replace(state, run=None, runs=closed), True
+        return changed(state, run=None, runs=closed), True
 
     def _covers_the_rest(self, state: SpasState, spent: int, costs: Costs, now: int) -> bool:
         """Enough is left to publish every step until the window's oldest publication leaves it."""
@@ -188,7 +189,7 @@ class Spas(HistogramMechanism):
         if state.values is not None:
             changes = changes.changed(spend.step, state.values, noisy)
             count = self._count(changes.variance())
-        return replace(
+        return changed(
             state,
             published=state.published.paid(spend.step, amount),
             changes=changes,

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
-from typing import TypeAlias
 
 from dpstream.errors import StateError
+from dpstream.privacy.state.large_files import Buffer, write_all, write_large
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
-Buffer: TypeAlias = bytes | memoryview
+_LARGE = 1 << 20  # bytes from which a file is written past the system's cache
 
 
 def sync_directory(path: Path) -> None:
@@ -39,14 +39,20 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
 
 def create_exclusive(path: Path, content: bytes) -> None:
     """Write a new private file (0600) durably; FileExistsError if somebody else was first."""
-    make_directory(path.parent)
-    temporary = path.with_name(f".{path.name}.{token_hex(8)}.new")
-    _write_synced(temporary, content)
+    temporary = write_hidden(path, content)
     try:
         os.link(temporary, path)  # the file appears whole or not at all
     finally:
         temporary.unlink()
     sync_directory(path.parent)
+
+
+def write_hidden(path: Path, content: bytes) -> Path:
+    """Write the content of a file-to-be durably under another name, which is given."""
+    make_directory(path.parent)
+    temporary = path.with_name(f".{path.name}.{token_hex(8)}.new")
+    _write_synced(temporary, content)
+    return temporary
 
 
 def replace(path: Path, *content: Buffer) -> None:
@@ -73,10 +79,11 @@ def erase(path: Path) -> None:
 
 def _write_synced(path: Path, *content: Buffer) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        for piece in content:
-            file.write(piece)
-        file.flush()
+    with os.fdopen(fd, "wb", buffering=0) as file:
+        if sum(len(piece) for piece in content) < _LARGE:
+            write_all(file.fileno(), b"".join(content))
+        else:
+            write_large(file.fileno(), content)
         os.fsync(file.fileno())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from dpstream.errors import NoiseReuse, StateError
@@ -24,7 +25,7 @@ class InputLog:
     """One digest per step, in order, by one writer. Holds the file's lock until closed."""
 
     def __init__(self, path: Path, *, run: bytes) -> None:
-        self._journal = Journal(path, kind="input log")
+        self._journal, self._lock = Journal(path, kind="input log"), Lock()
         try:
             self._open(path, run)
         except BaseException:
@@ -66,6 +67,16 @@ class InputLog:
         `ledger`: where the ledger's file ended by then, to notice later if it was rolled back.
         `positions`: how far the source was read by then, for one that grows.
         """
+        with self._lock:
+            self._record(step, digests, ledger, positions)
+
+    def _record(
+        self,
+        step: int,
+        digests: Sequence[bytes],
+        ledger: tuple[int, str] | None,
+        positions: Any,
+    ) -> None:
         new: dict[int, bytes] = {}
         for number, digest in enumerate(digests, start=step):
             known = self._digests.get(number)
@@ -95,8 +106,9 @@ class InputLog:
 
     def forget_before(self, step: int) -> None:
         """Drop digests from memory (not from the file) that no replay can reach any more."""
-        self._digests = {s: d for s, d in self._digests.items() if s >= step or s == self.last}
-        self.positions = {s: p for s, p in self.positions.items() if s >= step - 1}
+        with self._lock:  # snapshots settle on a thread of their own
+            self._digests = {s: d for s, d in self._digests.items() if s >= step or s == self.last}
+            self.positions = {s: p for s, p in self.positions.items() if s >= step - 1}
 
     def close(self) -> None:
         """Release the log to another process."""

@@ -1,7 +1,9 @@
 """Values to bytes and back, versioned and checksummed, without running code from the file.
 
-    "dpstream" | format: 2 bytes | kind length: 1 | kind | SHA-256 of the body: 32 | body
+    "dpstream" | format: 2 bytes | kind length: 1 | kind | checksum of the body: 32 | body
     body = JSON length: 8 | JSON | raw arrays, one after another
+
+The checksum is that of `checksum.py`; files of format 1, whose checksum is SHA-256, are read too.
 
 JSON holds plain values; what JSON lacks is tagged: {"$": "fraction", ...}. Classes are written by
 the name that `storable` gave them and are rebuilt through their constructors, which check.
@@ -21,9 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.errors import StateError
-from dpstream.privacy.state.files import Buffer, replace
+from dpstream.privacy.state.checksum import Checksum
+from dpstream.privacy.state.files import replace
+from dpstream.privacy.state.large_files import Buffer
 
-FORMAT = 1
+FORMAT = 2
+_CHECKSUMS: dict[int, Callable[[], Any]] = {1: hashlib.sha256, 2: Checksum}
 _MAGIC = b"dpstream"
 _T = TypeVar("_T")
 _CLASSES: dict[str, type] = {}
@@ -51,8 +56,9 @@ def _pieces(value: object, kind: str) -> list[Buffer]:
     """The file in pieces; large arrays are views, not copies."""
     arrays = _Arrays()
     text = json.dumps(_encode(value, arrays), separators=(",", ":"), allow_nan=False).encode()
+    text += b" " * (-len(text) % 8)  # arrays begin at a word
     body: list[Buffer] = [len(text).to_bytes(8, "big") + text, *arrays.views]
-    digest = hashlib.sha256()
+    digest = _CHECKSUMS[FORMAT]()
     for piece in body:
         digest.update(piece)
     name = kind.encode()
@@ -87,16 +93,19 @@ def unpack(data: bytes, *, kind: str, origin: str = "these bytes") -> Any:
     if data[: len(_MAGIC)] != _MAGIC or len(data) < head:
         raise StateError(f"{origin} is not a dpstream file (foreign or truncated)")
     version = int.from_bytes(data[8:10], "big")
-    if version != FORMAT:
+    if version not in _CHECKSUMS:
         raise StateError(
-            f"{origin} has format {version}; this version of dpstream reads format {FORMAT}"
+            f"{origin} has format {version}; this version of dpstream reads formats up to "
+            f"{FORMAT}; use the version that wrote it"
         )
     found = data[head : head + data[10]]
     if found != name:
         raise StateError(f"{origin} holds a {found.decode(errors='replace')!r}, not a {kind!r}")
     start = head + len(name) + 32
     body = data[start:]
-    if hashlib.sha256(body).digest() != data[start - 32 : start]:
+    digest = _CHECKSUMS[version]()
+    digest.update(body)
+    if digest.digest() != data[start - 32 : start]:
         raise StateError(f"{origin} is truncated or damaged: its checksum does not match")
     length = int.from_bytes(body[:8], "big")
     try:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -132,8 +134,8 @@ def move(
             _refuse_known(ids, joining)
         z = draw(joining, "join", late_normals(process, step))
         new_state, new_path = late_start(process, step, z)
-        state, path = np.concatenate([state, new_state]), np.concatenate([path, new_path])
-        ids = np.concatenate([ids, joining])
+        state, path = extended(state, new_state), np.concatenate([path, new_path])
+        ids = extended(ids, joining)
     path *= sigma
     return KeyedNoise(ids=ids, state=state, step=step), np.rint(path, out=path).astype(np.int64)
 
@@ -141,6 +143,25 @@ def move(
 def nobody(process: NoiseProcess) -> KeyedNoise:
     """Nobody has joined."""
     return KeyedNoise(ids=np.zeros((0, 2), np.uint64), state=np.zeros((0, process.width)))
+
+
+_ROOMS: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""Buffers that were made with room behind the rows in use, by their addresses."""
+
+
+def extended(array: Any, more: Any) -> Any:
+    """The array with more rows after it; it is used up, since its buffer may be the answer's.
+
+    Half as much room again is left, so that a few rows at a time are not a copy of all each time.
+    """
+    size, wanted = len(array), len(array) + len(more)
+    buffer = _ROOMS.get(array.ctypes.data)
+    if buffer is None or buffer is not array.base or len(buffer) < wanted:
+        buffer = np.empty((wanted + wanted // 2, *array.shape[1:]), array.dtype)
+        buffer[:size] = array
+        _ROOMS[buffer.ctypes.data] = buffer
+    buffer[size:wanted] = more
+    return buffer[:wanted]
 
 
 def _refuse_known(known: Words, joining: Words) -> None:

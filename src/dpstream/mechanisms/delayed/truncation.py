@@ -1,0 +1,289 @@
+"""Truncate values at a bound that is chosen privately, so that less noise is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from dpstream.errors import InvalidParameter
+from dpstream.mechanisms import find, name_of
+from dpstream.mechanisms.base import SeriesMechanism, Spender, whole
+from dpstream.mechanisms.parts.bounds import candidates, kept_back, pairs_of, scores
+from dpstream.mechanisms.parts.delayed import (
+    BatchMechanism,
+    checked_delay,
+    releases,
+)
+from dpstream.mechanisms.parts.history import History
+from dpstream.privacy.amounts import Amount, on_grid, positive
+from dpstream.privacy.charges import Cells
+from dpstream.privacy.sensitivity import truncation_change
+from dpstream.privacy.state.serial import storable
+from dpstream.privacy.tokens import Paid
+from dpstream.records import Integers, Release
+
+_NOISE, _MOST = Fraction(1414, 1000), Fraction(1, 4)
+_FAMILY = ("epsilon", "lo", "hi", "quantum", "delay")
+
+
+@storable("truncation state")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TruncationState:
+    """The exact values of this batch, the bound, and the state of the mechanism inside."""
+
+    values: History
+    count: int
+    batch: int
+    bound: int
+    inside: Any
+
+
+@storable("sensitivity_truncation")
+@dataclass(frozen=True, kw_only=True)
+class SensitivityTruncation(SeriesMechanism):
+    """Any event-level mechanism, on values truncated at a bound that is renewed now and then.
+
+    `inside`: the mechanism's name; `options`: its other parameters, as (name, value) pairs. In
+    Python, `SensitivityTruncation.of(mechanism)` takes both from a mechanism. The bound is one of
+    `candidates` equally spaced ones, renewed in the first of `every` delays from that batch's
+    values with `share` of what publishes them; a mechanism that works in batches uses it at once,
+    any other from the next batch on. `sampled` = k: every k-th value of each group chooses the
+    bound with all of its share, is not read again and gets its group's value. When to use it: a few
+    values are far above the rest, and a public bound near the rest is not known.
+
+    Guarantee: event-level epsilon-DP: choosing a bound costs eps_s to each value of that batch,
+        which the mechanism inside then lacks (or has never read the value); truncated at tau, a
+        value moves by tau - lo at most.
+    Unit: one value, replaced by any other in [`lo`, `hi`].
+    Delay: that of the mechanism inside, `delay` steps at most.
+    Paper: Li, Qin, Ren, Gong, Feng, Hong, Wang, "Delay-allowed Differentially Private Data Stream
+        Release", 2025; the exponential mechanism with centred scores chooses, and the error saved
+        is what a value in a public range can have.
+
+    >>> from dpstream import release
+    >>> inside = {"delay": 20, "inside": "buc_order", "options": (("bucket", 5),)}
+    >>> low = SensitivityTruncation(epsilon=4, lo=0, hi=1000, **inside)
+    >>> bool(release(low, [5] * 60, secret=bytes(32)).values.max() <= 100)
+    True
+    """
+
+    delay: int
+    inside: str = "contin_group"
+    options: tuple[tuple[str, Any], ...] = ()
+    every: int = 5
+    share: Amount = Fraction(1, 2)
+    candidates: int = 20
+    sampled: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        why = "SensitivityTruncation: a bound is chosen from a batch of values"
+        object.__setattr__(self, "delay", checked_delay(self.delay, 1, why))
+        object.__setattr__(self, "options", pairs_of(self.options))
+        for name, least in (("every", 1), ("candidates", 2), ("sampled", 0)):
+            object.__setattr__(self, name, whole(getattr(self, name), name, at_least=least))
+        object.__setattr__(self, "share", positive(self.share, "share"))
+        if Fraction(self.share) >= 1:
+            raise InvalidParameter(f"share must be below 1; got {self.share}")
+        if not issubclass(find(self.inside), SeriesMechanism) or find(self.inside) is type(self):
+            raise InvalidParameter(
+                f"inside must be an event-level mechanism with lo and hi; got {self.inside!r}"
+            )
+        if self.sampled == 1 or (self.sampled and not self.batched):
+            raise InvalidParameter(
+                f"sampled={self.sampled} is not possible: "
+                + (
+                    "nothing would be left to publish; take 2 or more"
+                    if self.batched
+                    else f"{self.inside} does not group values in batches; take 0"
+                )
+            )
+        self.at(self.top)  # its own checks
+
+    @classmethod
+    def of(cls, mechanism: Any, **parameters: Any) -> SensitivityTruncation:
+        """Around a mechanism, with its epsilon, range and delay (or the `delay` given)."""
+        own = {field.name: getattr(mechanism, field.name) for field in fields(mechanism)}
+        family = {name: own.pop(name) for name in _FAMILY if name in own}
+        if "delay" not in family and "delay" not in parameters:
+            raise InvalidParameter(
+                f"{name_of(mechanism)} has no delay; say from how many steps a bound is chosen: "
+                "delay=..."
+            )
+        given = {"inside": name_of(mechanism), "options": tuple(own.items())}
+        return cls(**(family | given | parameters))
+
+    @cached_property
+    def batched(self) -> bool:
+        """Does the mechanism inside publish whole batches?"""
+        return issubclass(find(self.inside), BatchMechanism)
+
+    @cached_property
+    def bottom(self) -> int:
+        """`lo` in grid steps."""
+        return int(self.range[0] / self.range[2])
+
+    @cached_property
+    def top(self) -> int:
+        """`hi` in grid steps."""
+        return int(self.range[1] / self.range[2])
+
+    @cached_property
+    def bounds(self) -> Integers:
+        """What may be chosen."""
+        return candidates(self.bottom, self.top, self.candidates)
+
+    @cached_property
+    def for_bound(self) -> Fraction:
+        """eps_s, what a choice costs."""
+        inside = self.at(self.top)
+        whole_share = inside.for_values if isinstance(inside, BatchMechanism) else self.budget
+        return on_grid(whole_share * Fraction(self.share))
+
+    def at(self, bound: int, *, choosing: bool = False) -> Any:
+        """The mechanism inside, for values truncated at `bound`; `choosing` leaves it less."""
+        return _inside(self, bound, choosing)
+
+    def start(self) -> TruncationState | None:
+        """The number of bins is not known yet."""
+        return None
+
+    def step(
+        self, state: TruncationState | None, x: Integers, spend: Spender
+    ) -> tuple[Any, list[Release]]:
+        """Truncate, and let the mechanism inside go on."""
+        if state is None:
+            values = History.of(bins=len(x), longest=self.delay, dtype=np.int64)
+            state = TruncationState(values=values, count=0, batch=0, bound=self.top, inside=None)
+        state = replace(state, values=state.values.append(x), count=state.count + 1)
+        low = np.minimum(x, state.bound)
+        if self.batched:
+            inside = self.at(state.bound)
+            held = state.inside or inside.opened(len(x), inside.no_groups(len(x)))
+            state = replace(state, inside=inside.take(held, low, spend))
+            return self._close(state, spend) if state.count == self.delay else (state, [])
+        now = self.at(state.bound, choosing=self._chooses(state))
+        began = now.start() if state.inside is None else state.inside
+        after, out = now.step(began, low, spend)
+        state = replace(state, inside=after)
+        if state.count < self.delay:
+            return state, out
+        return self._turn(state, out, spend)
+
+    def finish(self, state: TruncationState | None, spend: Spender) -> tuple[Any, list[Release]]:
+        """The last batch, however short, in the same way."""
+        if state is None or (self.batched and state.count == 0) or state.inside is None:
+            return state, []
+        if self.batched:
+            return self._close(state, spend)
+        now = self.at(state.bound, choosing=self._chooses(state))
+        after, out = now.finish(state.inside, spend)
+        return replace(state, inside=after), out
+
+    def _chooses(self, state: TruncationState) -> bool:
+        """Is a bound chosen from this batch?"""
+        return state.batch % self.every == 0
+
+    def _block(self, state: TruncationState) -> Integers:
+        """The exact values of this batch, steps x bins."""
+        return state.values.block[:, state.values.end - state.count : state.values.end].T
+
+    def _next(self, state: TruncationState, bound: int, inside: Any) -> TruncationState:
+        return TruncationState(
+            values=state.values, count=0, batch=state.batch + 1, bound=bound, inside=inside
+        )
+
+    def _turn(
+        self, state: TruncationState, out: list[Release], spend: Spender
+    ) -> tuple[TruncationState, list[Release]]:
+        """End of a batch: with another bound or epsilon, what is inside begins anew."""
+        bound, chose = state.bound, self._chooses(state)
+        if chose:
+            cells = Cells(first=spend.step - state.count + 1, last=spend.step)
+            bound = self._choose(self._block(state).ravel(), cells, self.for_bound, spend)
+        after = self._next(state, bound, state.inside)
+        if bound == state.bound and chose == self._chooses(after):
+            return after, out
+        now = self.at(state.bound, choosing=chose)
+        _, last = now.finish(state.inside, spend)
+        return replace(after, inside=None), out + last
+
+    def _close(
+        self, state: TruncationState, spend: Spender
+    ) -> tuple[TruncationState, list[Release]]:
+        """End of a batch of a mechanism that publishes batches."""
+        inside, held = self.at(state.bound), state.inside
+        cells = Cells(first=spend.step - state.count + 1, last=spend.step)
+        block, (_, labels) = self._block(state), inside.contents(held)
+        bound, epsilon, keep, paid = state.bound, inside.for_values, None, None
+        if self._chooses(state) and self.sampled:
+            labels = inside.labelled(np.minimum(block, bound), labels, cells, spend)
+            paid = spend.pay(
+                block,
+                sensitivity=self.change,
+                epsilon=epsilon,
+                purpose="values",
+                cells=cells,
+            )
+            keep = kept_back(labels, self.sampled)
+            bound = self._choose(block[keep == 0], cells, epsilon, spend, paid)
+        elif self._chooses(state):
+            bound = self._choose(block.ravel(), cells, self.for_bound, spend)
+            epsilon -= self.for_bound
+        after = self.at(bound)
+        groups = held.groups if bound == state.bound else after.no_groups(block.shape[1])
+        speaker = inside if keep is not None and inside.labels_read_range else after
+        low = np.minimum(block, bound)
+        if keep is None:
+            labels = after.labelled(low, labels, cells, spend)
+        if speaker is after:
+            held = replace(held, groups=groups)
+        learnt = speaker.carried(held, labels)
+        values = speaker.answer(low, labels, learnt, epsilon, cells, spend, keep=keep, paid=paid)
+        if speaker is after:
+            groups = learnt
+        state = self._next(state, bound, after.opened(block.shape[1], groups))
+        return state, releases(cells.first, values)
+
+    def _choose(
+        self,
+        values: Integers,
+        cells: Cells,
+        epsilon: Fraction,
+        spend: Spender,
+        paid: Paid | None = None,
+    ) -> int:
+        """A bound for these values."""
+        if len(values) == 0:
+            return self.top
+        inside = self.at(self.top)
+        together = getattr(inside, "together", 1)
+        published = getattr(inside, "for_values", self.budget)
+        saved = min(_NOISE / (published * together), _MOST)
+        chosen = spend.choose(
+            scores(values, self.bounds, self.bottom, self.top, saved),
+            sensitivity=truncation_change(self.change),
+            epsilon=epsilon,
+            purpose="bound",
+            **({"cells": cells} if paid is None else {"interval": paid}),
+        )
+        return int(self.bounds[chosen])
+
+
+@lru_cache(maxsize=256)
+def _inside(outer: SensitivityTruncation, bound: int, choosing: bool) -> Any:
+    """The mechanism inside, built once for each bound."""
+    cls: Any = find(outer.inside)
+    names = {field.name for field in fields(cls)}
+    less = outer.for_bound if choosing else 0
+    family = {"epsilon": outer.budget - less, "lo": outer.lo, "quantum": outer.quantum}
+    family |= {"hi": bound * outer.range[2], "delay": outer.delay}
+    given = {name: value for name, value in family.items() if name in names}
+    unknown = sorted({name for name, _ in outer.options} - names - set(_FAMILY))
+    if unknown:
+        raise InvalidParameter(f"{outer.inside} has no parameter {unknown[0]!r}")
+    return cls(**(dict(outer.options) | given))

@@ -1,0 +1,213 @@
+"""DPI: a distribution a slot, for ever, each chosen from a public pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+from dpstream.errors import InvalidInput, InvalidParameter, StateError
+from dpstream.mechanisms.base import Spender, check_counts, whole
+from dpstream.mechanisms.parts.synopses import allocation as allocations
+from dpstream.mechanisms.parts.synopses.boosting import SCORE, Scoring, Workload, workload
+from dpstream.mechanisms.parts.synopses.compression import compressed
+from dpstream.mechanisms.parts.synopses.memory import Memory
+from dpstream.mechanisms.parts.synopses.queries import Grouping, checked
+from dpstream.mechanisms.parts.synopses.series import Series, series
+from dpstream.mechanisms.parts.synopses.shapes import POOLS, even
+from dpstream.privacy.amounts import Amount, exact, on_grid, positive
+from dpstream.privacy.charges import Terms
+from dpstream.privacy.promises import ALL_ROWS
+from dpstream.privacy.sensitivity import distribution_change
+from dpstream.privacy.state.serial import storable
+from dpstream.records import Integers, Reals, Release
+
+
+@storable("dpi state")
+@dataclass(frozen=True, kw_only=True)
+class DpiState:
+    """Scores of synopses and of queries, what was chosen last, which terms are used."""
+
+    pool: str = ""
+    synopses: Memory = field(default_factory=Memory)
+    queries: Memory = field(default_factory=Memory)
+    synopsis: int = -1
+    query: int = 0
+    allocation: Any = None
+
+
+@storable("dpi")
+@dataclass(frozen=True, kw_only=True)
+class Dpi:
+    """Publish one distribution a slot, sampled from a pool that was made without data.
+
+    Guarantee: epsilon-DP for all rows of a user over the whole stream: the budgets of all slots
+        together, for ever, are at most `epsilon`.
+    Unit: a user with all rows. With `rows_per_user` at most so many of them enter a slot, which
+        `bounded_counts` sees to; without it there is no such limit.
+    Delay: none.
+    Paper: Feng, Mohammady, Wang, Li, Qin, Hong, "DPI: Ensuring Strict Differential Privacy for
+        Infinite Data Streaming", 2024.
+
+    A step's input is the count of every bin of a public domain; what is published is a
+    distribution over the bins. `rows_per_user` and `dummy_rows` bound what a user can change:
+    without them little can be learnt. `pool`, `pool_size`, `seed`: which synopses; `allocation`,
+    `series`, `rate`, `decay_rate`: how the budget is spread over the slots (`random` is the
+    paper's Algorithm 3 with Lambda = `rate`, `ranges` its Algorithm 4); `error_bound` (lambda)
+    and `overfitting_bound` (mu): errors that count as none, and the span to the worst;
+    `queries`: groupings of the bins to answer, by default every bin by itself; with several of
+    them half of each slot's budget chooses among them; `half_life`: slots after which the past
+    counts half, by default never.
+
+    >>> from dpstream import release
+    >>> dpi = Dpi(epsilon=1, rows_per_user=1, dummy_rows=50, pool_size=200)
+    >>> series = release(dpi, [[900, 50, 50]] * 5, secret=bytes(32))
+    >>> series.paid, bool((abs(series.values.sum(axis=1) - 1) < 1e-12).all())
+    ([True, False, False, True, False], True)
+    """
+
+    epsilon: Amount
+    rows_per_user: int | None = None
+    dummy_rows: int = 0
+    pool: str = "mixed"
+    pool_size: int = 1000
+    allocation: str = "sparse"
+    series: str = "level"
+    queries: Sequence[Grouping] = ()
+    error_bound: Amount = 0
+    overfitting_bound: Amount = 2
+    decay_rate: Amount = 1
+    rate: Amount = 10**8
+    half_life: int | None = None
+    seed: int = 0
+    steady: ClassVar[bool] = False
+    user_level: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "overfitting_bound", "decay_rate", "rate"):
+            object.__setattr__(self, name, positive(getattr(self, name), name))
+        object.__setattr__(self, "error_bound", exact(self.error_bound, "error_bound"))
+        least = {"rows_per_user": 1, "half_life": 1, "dummy_rows": 0, "pool_size": 2, "seed": 0}
+        for name, at_least in least.items():
+            if getattr(self, name) is not None:
+                number = whole(getattr(self, name), name, at_least=at_least)
+                object.__setattr__(self, name, number)
+        if self.dummy_rows and self.rows_per_user is None:
+            raise InvalidParameter(
+                f"dummy_rows={self.dummy_rows} bound a user's influence only if rows_per_user "
+                "does: a user with all rows of a slot outweighs them; give rows_per_user too"
+            )
+        if self.pool not in POOLS:
+            raise InvalidParameter(f"pool must be one of {', '.join(POOLS)}; got {self.pool!r}")
+        object.__setattr__(self, "queries", checked(self.queries))
+        self._plan(self._scoring.change(self.pdf_change, 2))
+
+    @cached_property
+    def pdf_change(self) -> Fraction:
+        """L1 distance by which one user can move a slot's distribution (Delta_Q)."""
+        return distribution_change(rows=self.rows_per_user, dummy_rows=self.dummy_rows)
+
+    @cached_property
+    def _scoring(self) -> Scoring:
+        return Scoring(
+            error_bound=Fraction(self.error_bound),
+            overfitting_bound=Fraction(self.overfitting_bound),
+        )
+
+    def _plan(self, change: Fraction) -> tuple[Series, allocations.Allocation]:
+        """The series of budgets and who gets which, for scores that move by `change`."""
+        return _plan(
+            *(self.series, Fraction(self.epsilon), change / SCORE, Fraction(self.decay_rate)),
+            *(self.allocation, Fraction(self.rate), self.seed),
+        )
+
+    def terms(self) -> Terms:
+        """All rows of a user, for ever."""
+        return Terms(unit="user", total=Fraction(self.epsilon), change=ALL_ROWS)
+
+    def check(self, block: Reals) -> Integers:
+        """Counts of at least two bins."""
+        if block.shape[1] < 2:
+            raise InvalidInput(
+                "a distribution needs at least 2 bins; got one column; give the count of every bin"
+            )
+        return check_counts(block)
+
+    def start(self) -> DpiState:
+        """Nothing seen; sums are made with the first slot, which tells how many bins there are."""
+        return DpiState()
+
+    def step(self, state: DpiState, x: Integers, spend: Spender) -> tuple[DpiState, list[Release]]:
+        """Draw a query, score every synopsis on it, draw a synopsis; without budget, hold."""
+        work = workload(
+            self.pool, tuple(self.queries), bins=len(x), size=self.pool_size, seed=self.seed
+        )
+        change = self._scoring.change(self.pdf_change, len(x))
+        terms, rule = self._plan(change)
+        state = self._begun(state, work, rule)
+        used, term = rule.pick(state.allocation, spend.step + 1)
+        draws = 1 if len(work.queries) == 1 else 2
+        name = work.pool.digest[:8]  # were the pool another one, the same noise must not serve it
+        share = on_grid(terms.term(term) / draws) if term else Fraction(0)
+        if share and draws == 2:
+            query = self._choose(state.queries, f"query {name}", change, share, spend)
+            state = replace(state, query=query)
+        probabilities = compressed(x, dummy_rows=self.dummy_rows)
+        scores = self._scoring.of(work.errors(probabilities, state.query))
+        state = replace(state, synopses=state.synopses.plus(scores), allocation=used)
+        if share:
+            chosen = self._choose(state.synopses, f"synopsis {name}", change, share, spend)
+            state = replace(state, synopsis=chosen)
+        state = self._boosted(state, work, probabilities, spend.step + 1)
+        values = work.pool.pdf(state.synopsis) if state.synopsis >= 0 else even(len(x))
+        release = Release(step=spend.step, values=values, paid=bool(share), held=not share)
+        return state, [release]
+
+    def finish(self, state: DpiState, spend: Spender) -> tuple[DpiState, list[Release]]:
+        """Nothing is held back."""
+        return state, []
+
+    def _choose(
+        self, scores: Memory, purpose: str, change: Fraction, epsilon: Fraction, spend: Spender
+    ) -> int:
+        return scores.choose(spend, change=change, epsilon=epsilon, purpose=purpose)
+
+    def _begun(self, state: DpiState, work: Workload, rule: allocations.Allocation) -> DpiState:
+        if not state.pool:
+            return DpiState(
+                pool=work.pool.digest,
+                synopses=Memory.of(len(work.pool)),
+                queries=Memory.of(len(work.queries)),
+                allocation=rule.start(),
+            )
+        if state.pool != work.pool.digest:
+            raise StateError(
+                "the pool that this version or machine makes is not the one that the run began "
+                "with; go on where it began, or start a new run (charged anew)"
+            )
+        return state
+
+    def _boosted(self, state: DpiState, work: Workload, probabilities: Any, slot: int) -> DpiState:
+        """Queries gain what the published synopsis loses on them; then the past may fade."""
+        if len(work.queries) > 1 and state.synopsis >= 0:
+            lost = -self._scoring.of(work.errors_of(state.synopsis, probabilities))
+            state = replace(state, queries=state.queries.plus(lost))
+        if self.half_life is None or slot % self.half_life:
+            return state
+        return replace(state, synopses=state.synopses.halved(), queries=state.queries.halved())
+
+
+@lru_cache(maxsize=64)
+def _plan(
+    name: str,
+    total: Fraction,
+    change: Fraction,
+    decay: Fraction,
+    rule: str,
+    rate: Fraction,
+    seed: int,
+) -> tuple[Series, allocations.Allocation]:
+    terms = series(name, total=total, change=change, decay=decay)
+    return terms, allocations.allocation(rule, series=terms, rate=rate, seed=seed)

@@ -1,0 +1,1 @@
+"""Pools of public distributions, budget series without end, and boosting: the parts of DPI."""
