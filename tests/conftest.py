@@ -66,6 +66,7 @@ COMPONENTS: dict[str, Callable[[], str | None]] = {
     "postgres": lambda: _program("postgres", "pg_ctl", "pg_ctlcluster"),
     "browser": lambda: _program("chromium", "chromium-browser", "google-chrome"),
     "bench": _bench_peers,
+    "audit": lambda: None,  # needs nothing but time
 }
 
 

@@ -25,6 +25,7 @@ PAGES = (
     "docs/counters.md",
     "docs/dpi.md",
     "docs/group-by.md",
+    "docs/audit.md",
     "docs/pipelines.md",
     "docs/sql.md",
 )

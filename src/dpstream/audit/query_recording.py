@@ -13,13 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dpstream.connectors.sources.table import ROWS, TableSource
-from dpstream.engines.inputs import ChunkReader, FileInput
-from dpstream.errors import InvalidParameter
-from dpstream.privacy.ledger import Ledger
+from dpstream.audit.query_runs import run_plan
+from dpstream.connectors.sources.table import ROWS
 from dpstream.privacy.query_spend import Door, QuerySpend
-from dpstream.privacy.state import MemoryWindowKeys, Secret
-from dpstream.records import Integers, Reals, Rejected, Words
+from dpstream.records import Integers, Reals, Words
 from dpstream.stages.bounding import Verdicts
 from dpstream.stages.flow import Flow
 from dpstream.stages.perturb import Noisy
@@ -84,32 +81,20 @@ def record_query(
 
     `frozen`: rounds end where they did in another run, as if the same had been published.
     """
-    book, key = Ledger(), Secret(secret)
-    book.admit("audit", plan.terms(), "an audit")
-    keys = MemoryWindowKeys(derived_for_tests=key)
-    real = QuerySpend(run=run, query=plan.query.name, ledger=book, dataset="audit", keys=keys)
-    plan.pay(real, "audit")
     recording = Recording()
-    spend = _RecordingSpend(real, recording)
-    reader = RowReader(plan.query, key, run)
-    flow = _RecordingFlow(plan, reader, recording, buckets=buckets, frozen=frozen)
-    source = ChunkReader(TableSource(table, rows=chunk), reader, _Unseen())
-    files = FileInput(source, memory=1 << 20)
-    steps = plan.query.schedule.steps
-    if steps is None:
-        raise InvalidParameter("a recording is made over a table; give the query start= and end=")
-    try:
-        for step in range(steps):
-            pieces = files.take(step)
-            spend.begin(step)
-            for made in flow.step(step, pieces, spend):
-                recording.tables.append((step, *made.due, tuple(made.table.column_names)))
-                if made.due.release == made.due.releases:
-                    flow.forget(made.due.window)
-            flow.forget_periods(step + 1)
-    finally:
-        files.close()
-        flow.close()
+    published = run_plan(
+        plan,
+        table,
+        secret=secret,
+        run=run,
+        flow=lambda plan, reader: _RecordingFlow(
+            plan, reader, recording, buckets=buckets, frozen=frozen
+        ),
+        chunk=chunk,
+        through=lambda real: _RecordingSpend(real, recording),
+    )
+    for step, made in published:
+        recording.tables.append((step, *made.due, tuple(made.table.column_names)))
     return recording
 
 
@@ -234,13 +219,3 @@ class _RecordingDoor(Door):
         for one in ids:
             self._recording.draws[window, one.tobytes(), column, release, purpose, each] += 1
         return self._real.normals(ids, release=release, purpose=purpose, each=each)
-
-
-class _Unseen:
-    """Nobody looks at the rows that are set aside."""
-
-    def rejected(self, chunk: str, rows: list[Rejected]) -> None:
-        pass
-
-    def count(self, *, read: int, outside: int, late: int, other_keys: int) -> None:
-        pass

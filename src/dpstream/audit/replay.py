@@ -158,7 +158,7 @@ def record(
     ledger.open("audit", mechanism.terms())
     key = Secret(secret).key("runner noise", run)
     recorder = Recorder(Spend(run=run, key=key, ledger=ledger, dataset="audit"))
-    return recorder.calls, _drive(mechanism, block, recorder)
+    return recorder.calls, drive(mechanism, block, recorder)
 
 
 def replay(
@@ -173,7 +173,7 @@ def replay(
     Given the `original` data, a call must also have named the cells whose change has moved it.
     """
     twin = Recorder(script=calls)
-    _drive(mechanism, neighbour, twin)
+    drive(mechanism, neighbour, twin)
     if len(twin.calls) < len(calls):
         raise Changed(f"the neighbour asks only {len(twin.calls)} of {len(calls)} questions")
     loss, violations, moved = Fraction(0), [], set()
@@ -239,7 +239,8 @@ def _changed_cells(call: Call, original: Integers, neighbour: Integers, *, user:
     return int((moved != 0).sum())
 
 
-def _drive(mechanism: Mechanism, block: Integers, recorder: Recorder) -> list[Release]:
+def drive(mechanism: Mechanism, block: Integers, recorder: Recorder) -> list[Release]:
+    """Feed a whole stream, step by step."""
     state, releases = mechanism.start(), []
     for step, row in enumerate(block):
         recorder.begin(step)

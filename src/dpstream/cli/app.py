@@ -8,6 +8,7 @@ import typer
 
 import dpstream
 from dpstream.cli import (
+    audit,
     bench,
     bounds,
     compare,
@@ -40,6 +41,7 @@ app.command("compare")(compare.compare)
 app.command("mechanisms")(mechanisms.mechanisms)
 app.add_typer(ledger.app, name="ledger")
 app.command("demo")(demo.demo)
+app.command("audit")(audit.audit)
 app.command("bench")(bench.bench)
 
 

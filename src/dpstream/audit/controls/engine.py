@@ -1,0 +1,104 @@
+"""The engine with one line changed, each time another.
+
+All claim the (epsilon, delta) of the query's plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.privacy.query_spend import QuerySpend
+from dpstream.records import Reals, Words
+from dpstream.stages.bounding import FIRST, KEPT, Bounds, UnitBucket, Verdicts
+from dpstream.stages.flow import Flow, State
+from dpstream.stages.perturb import Noisy
+from dpstream.stages.plan import Plan, WindowPlan
+from dpstream.stages.rows import RowReader, Rows
+from dpstream.stages.schedule import Due
+
+
+class NoPlusOne(Plan):
+    """A threshold without the + 1.
+
+    True: a key with one unit more than the pre-threshold, which its neighbour never looks at, shows
+    with more than the probability that the tail allows for.
+    """
+
+    @lru_cache(maxsize=8)  # noqa: B019
+    def window(self, releases: int) -> WindowPlan:
+        """One lower."""
+        plan: WindowPlan = super().window(releases)
+        return replace(plan, thresholds=plan.thresholds - 1)
+
+
+class PerTrigger(Plan):
+    """Key selection with the tail of all releases given to each, as DP-SQLP prints it.
+
+    True: T releases may each show a key that nobody should see, so up to T times the tail.
+    """
+
+    def _quantiles(self, releases: int) -> Reals:
+        one: Reals = super()._quantiles(1)
+        return np.full(releases, one[0])
+
+
+class OffByOne(Flow):
+    """Keeps one row and one group more of a unit than the plan was made for."""
+
+    def reset(self) -> None:
+        """Wider bounds."""
+        b = self.query.bounds
+        wider = Bounds(rows=b.rows + 1, groups=b.groups + 1, rows_per_group=b.rows_per_group)
+        self.state = State(units=[UnitBucket(bounds=wider) for _ in range(self.buckets)])
+
+
+class CountedTwice(Flow):
+    """Counts a unit for each of its rows in a group, where it should count once.
+
+    True: with K rows per group the distinct units move by K, and a key with one unit looks like a
+    key with K.
+    """
+
+    def _bound(self, window: int, period: int, rows: Rows) -> Verdicts:
+        verdicts = super()._bound(window, period, rows)
+        return np.where(verdicts > 0, np.uint8(KEPT | FIRST), np.uint8(0))
+
+
+class TouchedOnly(Flow):
+    """Publishes a key only at the releases since which it had rows.
+
+    True: that a key is shown at all then says that somebody was there.
+    """
+
+    def __init__(self, *args: Any, **facts: Any) -> None:
+        super().__init__(*args, **facts)
+        self._touched: dict[int, set[bytes]] = {}
+
+    def _aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
+        super()._aggregate(window, rows, verdicts)
+        touched = self._touched.setdefault(window, set())
+        touched.update(group.tobytes() for group in rows.groups[verdicts > 0])
+
+    def _perturb(self, due: Due, spend: QuerySpend) -> list[Noisy]:
+        touched = self._touched.pop(due.window, set())
+        return [noisy.part(_among(noisy.ids, touched)) for noisy in super()._perturb(due, spend)]
+
+
+def _among(ids: Words, known: set[bytes]) -> Any:
+    return np.array([one.tobytes() in known for one in ids], bool)
+
+
+class DataWatermark(RowReader):
+    """Puts a row into the latest step that any row before it was in: a watermark from the data.
+
+    True: one row dated late moves all rows behind it, whoever they belong to.
+    """
+
+    def _columns(self, table: pa.Table, reasons: Any, arrived: Any) -> dict[str, Any]:
+        columns = super()._columns(table, reasons, arrived)
+        return columns | {"steps": np.maximum.accumulate(columns["steps"])}

@@ -1,0 +1,166 @@
+"""Queries of every kind, as the audit runs them: strategies, windows, lateness, values, totals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dpstream.audit.neighbours import Pair
+from dpstream.audit.query_samplers import STEPS, QueryRuns, Scenario
+from dpstream.audit.targets import Target
+from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
+from dpstream.stages.query import Query
+from dpstream.stages.windows import Cumulate, Hop, Tumble
+
+EPSILON, DELTA = 2, 0.02
+
+
+def query_of(**facts: Any) -> Query:
+    """A day in three steps; one unit is in at most two groups."""
+    common: dict[str, Any] = {
+        "unit": "user",
+        "keys": ("key",),
+        "time": "ts",
+        "time_unit": "s",
+        "start": "1970-01-01",
+        "end": "1970-01-02",
+        "every": "8 hours",
+        "epsilon": EPSILON,
+        "delta": DELTA,
+        "max_groups_contributed": 2,
+        "pre_threshold": 0,
+        "buffers": 2,
+    }
+    return Query(**common | facts)
+
+
+def _by_window(runs: int) -> Query:
+    """One hour after the other, each a run."""
+    days, hours = divmod(runs, 24)
+    return query_of(
+        window=Tumble("1 hour"),
+        every="20 minutes",
+        end=f"1970-01-{1 + days:02d}T{hours:02d}:00:00",
+        period="1 hour",
+        debias="global",
+        debias_rows=3,
+    )
+
+
+def unit_pairs(groups: int, *, again: bool = False) -> tuple[Pair, ...]:
+    """All rows of a unit come or go: in busy groups, in groups near the threshold, alone.
+
+    `again`: with a row in every step of each group.
+    """
+    found = []
+    for name, others in (("busy", 60), ("near the threshold", 9), ("few", 2), ("nobody else", 0)):
+        for first in (0, STEPS - 1):
+            steps = range(first, STEPS) if again else (first,)
+            base = tuple((group, 0, others) for group in range(groups) if others)
+            unit = tuple((group, step) for group in range(groups) for step in steps)
+            found.append(
+                Pair(
+                    name=f"{name}, a unit from step {first} on",
+                    one=Scenario(others=base, unit=unit),
+                    two=Scenario(others=base),
+                )
+            )
+    return tuple(found)
+
+
+def _target(name: str, about: str, *, groups: int = 2, again: bool = False, **facts: Any) -> Any:
+    """`public_keys`: from the number of runs to the keys."""
+    keys = facts.pop("public_keys", None)
+
+    def query(runs: int) -> Query:
+        return query_of(**facts, **({"public_keys": list(keys(runs))} if keys else {}))
+
+    def make() -> Target:
+        return Target(
+            name=name,
+            about=about,
+            sample=QueryRuns(query=query, groups=groups),
+            pairs=unit_pairs(groups, again=again),
+            epsilon=float(EPSILON),
+            delta=DELTA,
+            runs=(6_000, 40_000),
+        )
+
+    return make
+
+
+_VALUES = (
+    Count("n"),
+    Sum("s", column="x", lo=0, hi=4, quantum=1),
+    Avg("m", column="x", lo=0, hi=4),
+)
+
+
+def query_targets() -> dict[str, Callable[[], Target]]:
+    """By name."""
+    latched = "A continual GROUP BY, strategy latched"
+    sqlp = "A continual GROUP BY, strategy sqlp"
+    made = {
+        "latched": _target(
+            "latched",
+            f"{latched}, one row per group.",
+        ),
+        "latched_rows": _target(
+            "latched_rows",
+            f"{latched}: counts, sums and means of several rows.",
+            again=True,
+            aggregates=_VALUES,
+            max_rows_per_group=2,
+            max_rows_contributed=3,
+        ),
+        "latched_public_keys": _target(
+            "latched_public_keys",
+            f"{latched}, public keys.",
+            again=True,
+            groups=1,
+            max_groups_contributed=1,
+            max_rows_per_group=2,
+            public_keys=range,
+        ),
+        "latched_hop": _target(
+            "latched_hop",
+            f"{latched}, overlapping windows: a row is in two of them.",
+            groups=1,
+            window=Hop("16 hours", slide="8 hours"),
+        ),
+        "latched_cumulate": _target(
+            "latched_cumulate",
+            f"{latched}, cumulating windows, units of periods.",
+            groups=1,
+            window=Cumulate("24 hours", step="8 hours"),
+            every=None,
+            period="24 hours",
+            max_groups_contributed=3,
+        ),
+        "latched_late": _target(
+            "latched_late",
+            f"{latched}, rows that arrive late.",
+            window=Tumble("8 hours"),
+            arrival="seen",
+            allowed_lateness="8 hours",
+        ),
+        "sqlp": _target("sqlp", f"{sqlp}, one row per group.", strategy="sqlp"),
+        "sqlp_rows": _target(
+            "sqlp_rows",
+            f"{sqlp}: counts of rows and of units, several rows.",
+            again=True,
+            strategy="sqlp",
+            aggregates=(Count("n"), CountUnits("u")),
+            max_rows_per_group=3,
+        ),
+    }
+    made["latched_debias"] = lambda: Target(
+        name="latched_debias",
+        about=f"{latched}, dropped rows made up for from noisy totals.",
+        sample=QueryRuns(query=_by_window, groups=2, apart="windows"),
+        pairs=unit_pairs(2)[:4],
+        epsilon=float(EPSILON),
+        delta=DELTA,
+        runs=(60, 700),
+    )
+    return made

@@ -1,0 +1,137 @@
+"""Run a whole query once, and take from it as many independent runs as it has groups or windows.
+
+Why a group is as good as a run: nothing is shared between groups but public numbers. A unit's rows
+are bounded by its own rows; a group's sums, its noise (addressed by its id) and its threshold see
+no other group. `audit/query_replay.py` checks exactly that for any query and data: a unit changes
+no draw, no sum and no answer of a group that it is not in. Each run here has groups and units of
+its own, so its outputs are independent of the others' and have the law of a query over them alone.
+Where totals of windows are published (debias), all groups of a window share them; a run then is a
+window, with units that renew every window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.audit.query_runs import run_plan
+from dpstream.records import Integers, Reals
+from dpstream.stages.flow import Flow
+from dpstream.stages.plan import Plan, planned
+from dpstream.stages.query import Query
+from dpstream.stages.rows import RowReader
+
+HOUR = 3600
+STEPS = 3
+"""Steps of a run: parts of a day, or of a window."""
+
+Place = tuple[int, int]
+"""(group, step) of a row."""
+MakeFlow = Callable[[Plan, RowReader], Flow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """The rows of one run. `others`: so many units with one row each; `unit`: the target's rows."""
+
+    others: tuple[tuple[int, int, int], ...] = ()  # (group, step, how many)
+    unit: tuple[Place, ...] = ()
+    late: int = 0
+    """Steps between the event of the target's rows and their arrival."""
+
+    def facts(self) -> dict[str, Any]:
+        """For a report."""
+        return {"others": [list(o) for o in self.others], "unit": [list(p) for p in self.unit]}
+
+
+def usual_flow(plan: Plan, reader: RowReader) -> Flow:
+    """The engine's own."""
+    return Flow(plan, reader, buckets=1, threads=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryRuns:
+    """A sampler over a query whose steps are 8 hours (`apart` = "groups") or 20 minutes."""
+
+    query: Callable[[int], Query]
+    """From the number of runs: only windows side by side need it."""
+    groups: int = 1
+    apart: Literal["groups", "windows", "nothing"] = "groups"
+    plan: Callable[[Query], Plan] = planned
+    flow: MakeFlow = usual_flow
+    reader: type[RowReader] = RowReader
+
+    def __call__(self, data: Scenario, runs: int, secret: bytes) -> Reals:
+        """What is published of each run's groups, NaN where they are not shown."""
+        if self.apart == "nothing":
+            seeds = (number.to_bytes(4, "big") + secret[4:] for number in range(runs))
+            return np.concatenate([self._once(data, 1, seed) for seed in seeds])
+        return self._once(data, runs, secret)
+
+    def _once(self, data: Scenario, runs: int, secret: bytes) -> Reals:
+        plan = _planned(self.plan, self.query(runs))
+        windows = self.apart == "windows"
+        columns = [aggregate.name for aggregate in plan.query.aggregates]
+        table, width = _table(data, runs, self.groups, windows), self.groups
+        found: dict[int, list[Reals]] = {}
+        for _, made in run_plan(
+            plan, table, secret=secret, run=secret[:16], flow=self.flow, reader=self.reader
+        ):
+            places = 1 if windows else runs
+            out = np.full((places, width, len(columns)), np.nan)
+            keys = made.table["key"].to_numpy().astype(np.int64)
+            for number, name in enumerate(columns):
+                values = made.table[name].to_numpy(zero_copy_only=False)
+                out[keys // width if not windows else 0, keys % width, number] = values
+            place = made.due.window if windows else 0
+            found.setdefault(place, []).append(out.reshape(places, -1))
+        rows = [np.concatenate(found[place], axis=1) for place in sorted(found)]
+        return np.concatenate(rows[:runs] if windows else rows)
+
+
+@lru_cache(maxsize=64)
+def _planned(plan: Callable[[Query], Plan], query: Query) -> Plan:
+    """Calibrated once: it takes longer than a small run."""
+    return plan(query)
+
+
+def _table(data: Scenario, runs: int, groups: int, windows: bool) -> pa.Table:
+    """Rows of all runs, the targets' first; every unit but the target has one row."""
+    run, group, step, unit, delay = [], [], [], [], []
+    place, every = np.arange(runs), 1_000_000
+    named = 0
+    for which, when in data.unit:
+        run.append(place)
+        group.append(np.full(runs, which))
+        step.append(np.full(runs, when))
+        unit.append(place * every)
+        delay.append(np.full(runs, data.late))
+    for which, when, many in data.others:
+        run.append(np.repeat(place, many))
+        group.append(np.full(runs * many, which))
+        step.append(np.full(runs * many, when))
+        units = named + np.tile(np.arange(many), runs)
+        unit.append(np.repeat(place, many) * every + units + 1)
+        delay.append(np.zeros(runs * many, np.int64))
+        named += many
+    joined: list[Integers] = [
+        np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
+        for parts in (run, group, step, unit, delay)
+    ]
+    where, place_of, steps, who, late = joined
+    length = HOUR // STEPS if windows else 24 * HOUR // STEPS
+    times = steps * length + 60 + (where * HOUR if windows else 0)
+    return pa.table(
+        {
+            "user": who,
+            "key": place_of if windows else where * groups + place_of,
+            "ts": times,
+            "seen": times + late * length,
+            "x": np.full(len(times), 4),
+        }
+    )

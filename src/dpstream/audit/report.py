@@ -1,0 +1,65 @@
+"""The report: run what was asked for, one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from dpstream.audit.broken import broken
+from dpstream.audit.shipped import shipped
+from dpstream.audit.targets import Audited, Row, Watch
+from dpstream.errors import InvalidParameter
+
+
+def catalogue() -> dict[str, Callable[[], Audited]]:
+    """Everything that can be audited, by name: what is shipped, then the controls."""
+    return {**shipped(), **broken()}
+
+
+def audit(
+    names: Sequence[str] | None = None,
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    watch: Callable[[str], Watch] = lambda name: lambda done, total: None,
+) -> Iterator[Row]:
+    """The rows of a report, as they are found; without `names` all of them.
+
+    `seed` chooses the secrets: the same seed gives the same rows but for `seconds`.
+    """
+    known = catalogue()
+    for name in known if names is None else names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise InvalidParameter(
+                f"there is nothing called {name!r} to audit; {hint}choose one of {', '.join(known)}"
+            )
+    for name in known if names is None else names:
+        yield known[name]().audit(quick=quick, seed=seed, watch=watch(name))
+
+
+def again(row: Row, *, quick: bool = False) -> Row:
+    """A row made once more from what it says about itself."""
+    target = catalogue()[row["name"]]()
+    return target.audit(quick=quick, seed=row["seed"], watch=lambda done, total: None)
+
+
+def verdict(row: Row) -> tuple[bool, str]:
+    """Is a row as it should be, and in a word what it shows."""
+    if row["control"]:
+        return (True, "caught") if row["rejected"] else (False, "MISSED")
+    return (False, "REJECTED") if row["rejected"] else (True, "holds")
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """How many rows are as they should be."""
+    shown = [row for row in rows if not row["control"]]
+    controls = [row for row in rows if row["control"]]
+    return {
+        "shipped": len(shown),
+        "rejected": [row["name"] for row in shown if row["rejected"]],
+        "controls": len(controls),
+        "missed": [row["name"] for row in controls if not row["rejected"]],
+    }

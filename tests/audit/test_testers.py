@@ -1,0 +1,87 @@
+"""Lower bounds hold as often as they say, and find what is there."""
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from dpstream.audit.scores import as_a_whole, linear, output_by_output
+from dpstream.audit.testers import Event, at_least, at_most, bound_of, lower_bound
+
+
+@pytest.mark.parametrize(("hits", "runs"), [(0, 50), (1, 50), (17, 50), (50, 50)])
+def test_clopper_and_pearson(hits, runs):
+    """The bounds are the probabilities at which the count becomes as unlikely as the error."""
+    low, high = float(at_least(hits, runs, 0.01)), float(at_most(hits, runs, 0.01))
+
+    assert low == 0 if hits == 0 else binom.sf(hits - 1, runs, low) == pytest.approx(0.01)
+    assert high == 1 if hits == runs else binom.cdf(hits, runs, high) == pytest.approx(0.01)
+
+
+def laplace(rng, shift, scale, runs, size=1):
+    return np.rint(rng.laplace(shift, scale, (runs, size)))
+
+
+def test_bounds_are_false_no_more_often_than_they_say():
+    """200 audits of noise that loses exactly what it claims, at an error of 0.2.
+
+    Each is rejected with probability at most 0.2 (the bounds are conservative: far less), so more
+    than 70 rejections have a chance below 1e-6.
+    """
+    rng, rejected = np.random.default_rng(0), 0
+    for _ in range(200):
+        one, two = (laplace(rng, shift * 4, 4.0, 1000) for shift in (0, 1))
+        rejected += lower_bound(one, two, epsilon=1, delta=0, error=0.2).epsilon > 1
+
+    assert binom.sf(70, 200, 0.2) < 1e-6
+    assert rejected <= 70
+
+
+def test_too_little_noise_is_found():
+    """The same audit of noise that is a third too small."""
+    rng = np.random.default_rng(1)
+    one, two = (laplace(rng, shift * 40, 27.0, 40_000) for shift in (0, 1))
+
+    assert lower_bound(one, two, epsilon=1, delta=0, error=1e-3).epsilon > 1
+
+
+def test_events_are_chosen_on_other_runs_than_they_are_counted_on():
+    """Worlds that do not differ at all: a choice that saw the test would find something."""
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        one, two = rng.normal(size=(2, 600, 40))
+        bound = lower_bound(one, two, epsilon=1, delta=0, error=1e-6)
+        assert bound.epsilon < 0.1
+
+
+def test_both_orders_are_tried():
+    """What only the second world can publish is a loss too."""
+    one, two = np.zeros((400, 1)), np.tile([[0.0], [1.0]], (200, 1))
+    bound = lower_bound(one, two, epsilon=1, delta=0, error=1e-3)
+
+    assert bound.event.order == "two over one"
+    assert bound.epsilon > 2
+
+
+def test_delta_is_taken_off():
+    """An event that delta allows for shows nothing; beyond it, the rest counts."""
+    event = Event(score="s", order="one over two", threshold=0, hits=300, other_hits=0, runs=10_000)
+
+    assert bound_of(event, epsilon=1, delta=0.04, error=1e-3).epsilon == 0
+    found = bound_of(event, epsilon=1, delta=0.01, error=1e-3)
+    assert found.epsilon > 2
+    assert 0.01 < found.delta < 0.03
+
+
+def test_scores_find_what_they_are_made_for():
+    """Correlated, independent and rare differences, and outputs that are hidden."""
+    rng = np.random.default_rng(3)
+    shared = rng.laplace(size=(2, 3000, 1)) * 100
+    one, two = shared[0] + [[5, 9]], shared[1] + [[5, 10]]
+    assert lower_bound(one, two, epsilon=1, delta=0, error=1e-3).event.score == "linear"
+
+    hidden = np.where(rng.random((2, 3000, 2)) < 0.5, np.nan, 1.0)
+    hidden[0, :, 0] = np.nan
+    for learner in (linear, output_by_output, as_a_whole):
+        score = learner(*hidden)
+        assert score(hidden[0]).mean() > score(hidden[1]).mean()
+    assert as_a_whole(*rng.normal(size=(2, 3000, 2))) is None
