@@ -243,7 +243,7 @@ def broken() -> dict[str, Callable[[], Audited]]:
             about="ContinGroup at the printed scale: a fifth of epsilon for its tests.",
             loss=_contin_group_loss,
             epsilon=0.05,
-            witness="100 values, the first 0 or 1, then 73 zeros and 26 ones: all but the last join",
+            witness="100 values: 0 or 1, 73 zeros, 26 ones; all but the last join",
         ),
         "dpi_summed_score": lambda: Exact(
             name="dpi_summed_score",

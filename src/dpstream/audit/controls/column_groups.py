@@ -49,7 +49,7 @@ class _Outcome:
         self._step = step
 
     def laplace(self, value: npt.ArrayLike, *, purpose: str, **_: Any) -> Integers:
-        exact, (kind, _, column) = np.asarray(value), purpose.rpartition(" from ")
+        exact, (kind, _from, column) = np.asarray(value), purpose.rpartition(" from ")
         if kind != "dissimilarity":
             return exact
         turn = self._step >= self._start and self._step % self._groups == int(column)
