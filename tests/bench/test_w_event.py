@@ -56,7 +56,9 @@ class Late(HistogramMechanism):
 @pytest.fixture
 def tiny(monkeypatch):
     """Two mechanisms, streams of 24 steps, two runs, roads by the dozen."""
-    size = figures.Size(windows_004=(5, 9), windows=(5, 9), groups=(1, 2), bins=8, steps=20, runs=1)
+    size = figures.Size(
+        windows_streams=(5, 9), windows=(5, 9), groups=(1, 2), bins=8, steps=20, runs=1
+    )
     plan = replace(w_event.QUICK, runs=2, steps=24, rome_bins=12, other_bins=3, figures=size)
     monkeypatch.setattr(w_event, "QUICK", plan)
     monkeypatch.setattr(w_event_speed, "_STEPS", {1: (4, 8), 1_000: (2, 4)})
@@ -277,7 +279,7 @@ def test_the_other_figures_have_rows_where_their_data_are(tmp_path):
     rows = bench.run("w_event", quick=True, out=tmp_path)["rows"]
 
     parts = {one.get("part") for one in rows}
-    assert {figures.W_004, figures.LENGTHS, figures.SHARES, figures.W_ROADS} <= parts
+    assert {figures.W_STREAMS, figures.LENGTHS, figures.SHARES, figures.W_ROADS} <= parts
     assert {figures.CHANGE_ROADS, figures.GROUPS_ROADS, "published forms", "speed"} <= parts
     assert not {figures.W_CUP, figures.CHANGE_CUP, figures.GROUPS_CUP} & parts
     by_w = [one for one in rows if one.get("part") == figures.W_ROADS]

@@ -347,3 +347,19 @@ def test_a_process_that_is_killed_publishes_the_same_bytes(tmp_path):
     ]
     assert len(found[0]) == HOURS
     assert found[0] == found[1]
+
+
+def test_a_delayed_window_is_published_later_and_only_once(tmp_path):
+    """Every window has one table, with the time of the trigger that published it."""
+    query = dps.sql(
+        f"""SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 5, privacy_unit = 'event', {RANGE},
+        mechanism = 'contin_group', mechanism_options = (lo = 0, hi = 100, delay = 3),
+        privacy_unit_column = user_id, public_groups = ('a', 'b')) {SHAPE}
+        GROUP BY page, window_start"""
+    )
+    tables = dps.run(query, source=log(), checkpoint_location=tmp_path / "s").collect()
+
+    windows = [table["window_start"][0].as_py().hour for table in tables]
+    late = [table["trigger_time"][0].as_py() - table["window_end"][0].as_py() for table in tables]
+    assert sorted(windows) == list(range(HOURS))
+    assert max(late).total_seconds() > 0

@@ -68,7 +68,8 @@ def method(name: str, series: Series, *, epsilon: float, delay: int, **options: 
             form = {"width": series.bucket, **form}
         apart = bool(options.get("truncate_every"))
         return Method(mechanism=build(**basic, **{**form, **options}), limited=False, apart=apart)
-    return Method(mechanism=_sound(plain, basic, options))
+    # It chooses one block length for all bins: as bins of one release, runs would learn together.
+    return Method(mechanism=_sound(plain, basic, options), apart=plain == "block_smoother")
 
 
 def truncated(name: str, series: Series, *, epsilon: float, delay: int) -> Method:

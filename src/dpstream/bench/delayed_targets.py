@@ -95,10 +95,10 @@ def _thirty(cells: Sequence[Row]) -> list[Row]:
         ),
         target(f"{where}: MAE of buc_order over the midpoint's", over(sound, middle), "<=", 1,
                reason=why),
-        target(f"{where}: MAE of buc_order as published over the midpoint's",
-               over(printed, middle), "<=", 1, reason=why),
-        target(f"{where}: MAE of pegasus as published over the midpoint's",
-               over(pegasus, middle), "<=", 1, reason=why),
+        target(f"{where}: MAE of buc_order as published over the midpoint's, which needs no data",
+               over(printed, middle), ">=", 1, reason=why),
+        target(f"{where}: MAE of pegasus as published over the midpoint's, which needs no data",
+               over(pegasus, middle), ">=", 1, reason=why),
     ]  # fmt: skip
 
 

@@ -86,11 +86,10 @@ def midpoint(series: Series) -> Errors:
 
 def released(mechanism: Mechanism, block: Integers, fixed: str, *, limited: bool = True) -> Reals:
     """All values released, steps x bins, in the order of their steps."""
-    terms = mechanism.terms()
+    # The epsilon that was asked for, whatever the mechanism promises.
+    total = Fraction(mechanism.budget) * (1 if limited else _NO_LIMIT)  # type: ignore[attr-defined]
     ledger = Ledger()
-    ledger.open(
-        _DATASET, terms if limited else replace(terms, total=terms.total * Fraction(_NO_LIMIT))
-    )
+    ledger.open(_DATASET, replace(mechanism.terms(), total=total))
     runner = Runner(mechanism, ledger=ledger, dataset=_DATASET, **fixed_noise(fixed, 0))
     values = np.full(block.shape, np.nan)
     _fill(values, (release for batch in runner.feed(block) for release in batch))

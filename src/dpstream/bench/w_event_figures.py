@@ -1,8 +1,9 @@
 """The other figures of the two papers on w-event privacy: windows, changes, groups, parameters.
 
-003 is Kellaris, Papadopoulos, Xiao, Papadias, "Differentially Private Event Sequences over Infinite
-Streams", 2014, whose Rome stream was never published: a generated one of its shape stands in. 004
-is "SPAS: Continuous Release of Data Streams under w-Event Differential Privacy", 2025.
+Figures of 2014 are those of Kellaris, Papadopoulos, Xiao, Papadias, "Differentially Private Event
+Sequences over Infinite Streams", whose Rome stream was never published: a generated one of its
+shape stands in. Figures of 2025 are those of "SPAS: Continuous Release of Data Streams under
+w-Event Differential Privacy".
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ GROUPED: Final = {
     "budget_distribution": BudgetDistribution,
     "budget_absorption": BudgetAbsorption,
 }
-W_004: Final = "004 figure 5"
-LENGTHS, SHARES = "004 figure 7", "004 figure 8"
-W_ROADS, W_CUP = "003 figure 6", "003 figure 7"
-CHANGE_ROADS, CHANGE_CUP = "003 figure 8", "003 figure 9"
-GROUPS_ROADS, GROUPS_CUP = "003 figure 10a", "003 figure 10b"
+W_STREAMS: Final = "2025 figure 5"
+LENGTHS, SHARES = "2025 figure 7", "2025 figure 8"
+W_ROADS, W_CUP = "2014 figure 6", "2014 figure 7"
+CHANGE_ROADS, CHANGE_CUP = "2014 figure 8", "2014 figure 9"
+GROUPS_ROADS, GROUPS_CUP = "2014 figure 10a", "2014 figure 10b"
 
 Tick = Callable[[str], None]
 
@@ -47,7 +48,7 @@ Tick = Callable[[str], None]
 class Size:
     """How much is measured."""
 
-    windows_004: Sequence[int] = (80, 120, 160, 200, 240)
+    windows_streams: Sequence[int] = (80, 120, 160, 200, 240)
     windows: Sequence[int] = (40, 80, 120, 160, 200)
     groups: Sequence[int] = (1, 5, 20, 50, 150)
     groups_cup: Sequence[int] = (1, 2, 5, 10)
@@ -57,7 +58,7 @@ class Size:
 
 
 SMALL: Final = Size(
-    windows_004=(80, 240), windows=(40, 200), groups=(1, 20), groups_cup=(1, 5), bins=100,
+    windows_streams=(80, 240), windows=(40, 200), groups=(1, 20), groups_cup=(1, 5), bins=100,
     steps=240, runs=1,
 )  # fmt: skip
 
@@ -93,8 +94,8 @@ def measure(streams: Sequence[Stream], names: Sequence[str], size: Size, tick: T
     rows: list[Row] = []
     for stream in present:
         own = _block(stream)
-        for w in size.windows_004:
-            rows += run(W_004, stream.name, own, w, _named(names), window=w)
+        for w in size.windows_streams:
+            rows += run(W_STREAMS, stream.name, own, w, _named(names), window=w)
         rows += run(LENGTHS, stream.name, own, None, _lengths())
         rows += run(SHARES, stream.name, own, None, _shares())
     five = _named([name for name in FIVE if name in names])

@@ -1,8 +1,8 @@
 """What the two papers on w-event privacy found, and whether the bench finds it too.
 
 One sentence each, with its figure: "confirmed" where it holds at every place that was measured,
-"refuted" where it holds at no more than half of them, "in part" between. The names 003 and 004 are
-those of `w_event_figures`.
+"refuted" where it holds at no more than half of them, "in part" between. The papers of
+2014 and 2025 are named in `w_event_figures`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpstream.bench.harness import Row
 from dpstream.bench.w_event_targets import OURS, SHOWN, cells_of
 
 _BASELINES = ("uniform", "sample", "fast_w")
-_OURS_003 = ("budget_distribution", "budget_absorption")
+_OURS_2014 = ("budget_distribution", "budget_absorption")
 Errors = dict[Any, dict[str, float]]
 """Place on a figure -> mechanism -> error."""
 
@@ -28,17 +28,17 @@ def findings(rows: Sequence[Row], more: Sequence[Row], forms: Sequence[Row]) -> 
     cells = [row for row in cells_of(rows) if row["mechanism"] not in OURS]
     at_w = [row for row in cells if row["window"] == SHOWN[1]]
     of = {part: [row for row in more if row["part"] == part] for part in _parts(more)}
-    by_w = [row for row in of.get(figures.W_004, []) if row["mechanism"] not in OURS]
+    by_w = [row for row in of.get(figures.W_STREAMS, []) if row["mechanism"] not in OURS]
     found = [
-        _best("004, Figure 4", "spas", _errors(at_w, "mre", "stream", "epsilon")),
-        _worst("004, Figure 4", "budget_distribution", _errors(at_w, "mre", "stream", "epsilon")),
-        _gains("004, Figure 4", "uniform", "sample", "epsilon", at_w),
-        _best("004, Figure 5", "spas", _errors(by_w, "mre", "stream", "at")),
-        _gains("004, Figure 5", "sample", "uniform", "at", by_w),
+        _best("2025, Figure 4", "spas", _errors(at_w, "mre", "stream", "epsilon")),
+        _worst("2025, Figure 4", "budget_distribution", _errors(at_w, "mre", "stream", "epsilon")),
+        _gains("2025, Figure 4", "uniform", "sample", "epsilon", at_w),
+        _best("2025, Figure 5", "spas", _errors(by_w, "mre", "stream", "at")),
+        _gains("2025, Figure 5", "sample", "uniform", "at", by_w),
         _spread(of.get(figures.LENGTHS, [])),
         _shares(of.get(figures.SHARES, [])),
-        _best("004, Figure 9", "spas", _ranges(at_w, (0.7, 0.9)), what="range queries"),
-        _best("004, Figure 10", "spas", _ranges(by_w, (80, 120), "at"), what="range queries"),
+        _best("2025, Figure 9", "spas", _ranges(at_w, (0.7, 0.9)), what="range queries"),
+        _best("2025, Figure 10", "spas", _ranges(by_w, (80, 120), "at"), what="range queries"),
     ]
     found += [
         _best(_title(part), "budget_absorption", _errors(of.get(part, []), "mae", "at"))
@@ -48,7 +48,7 @@ def findings(rows: Sequence[Row], more: Sequence[Row], forms: Sequence[Row]) -> 
         found.append(_both_ahead(_title(part), _errors(of.get(part, []), "mae", "at")))
         found.append(_grows(_title(part), _errors(of.get(part, []), "mae", "at")))
     for part in (figures.GROUPS_ROADS, figures.GROUPS_CUP):
-        found += [_groups(_title(part), of.get(part, []), name) for name in _OURS_003]
+        found += [_groups(_title(part), of.get(part, []), name) for name in _OURS_2014]
     return [*(one for one in found if one), *_costs(forms)]
 
 
@@ -105,22 +105,22 @@ def _spread(rows: Sequence[Row]) -> str:
     spread = [max(place.values()) / min(place.values()) for place in errors.values()]
     good = sum(one <= 1.1 for one in spread)
     claim = "how many windows spas looks back on hardly matters (10%)"
-    return _said("004, Figure 7", claim, good, len(spread), f"; at most {max(spread):.2f} times")
+    return _said("2025, Figure 7", claim, good, len(spread), f"; at most {max(spread):.2f} times")
 
 
 def _shares(rows: Sequence[Row]) -> str:
     errors = _errors(rows, "mre", "stream")
     good = sum(place["spas, 1 : 3"] == min(place.values()) for place in errors.values())
     claim = "the smallest share for tests (1 : 3) is the best"
-    return _said("004, Figure 8", claim, good, len(errors)) if errors else ""
+    return _said("2025, Figure 8", claim, good, len(errors)) if errors else ""
 
 
 def _both_ahead(where: str, errors: Errors) -> str:
     def ahead(place: dict[str, float]) -> bool:
         others = min(place[name] for name in _BASELINES if name in place)
-        return all(place[name] < others for name in _OURS_003)
+        return all(place[name] < others for name in _OURS_2014)
 
-    needed = {*_BASELINES, *_OURS_003}
+    needed = {*_BASELINES, *_OURS_2014}
     return _count(where, "both BD and BA beat Uniform, Sample and FAST", errors, needed, ahead)
 
 

@@ -30,7 +30,7 @@ def count_bins(counts: Integers) -> Integers:
     """The bin of each count: that of the least upper edge that holds it.
 
     >>> COUNTS[count_bins(np.array([1, 16, 17, 20, 10**9]))].tolist()
-    [1, 16, 19, 23, 65536]
+    [1, 16, 23, 23, 65536]
     """
     found: Integers = np.searchsorted(COUNTS, counts)
     return np.minimum(found, len(COUNTS) - 1)

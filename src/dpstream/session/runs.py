@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from dpstream.connectors.dead_letters import DeadLetters
@@ -14,6 +16,8 @@ from dpstream.engines.series import SeriesRun
 from dpstream.records import Rejected
 from dpstream.session.budget import AnyQuery
 from dpstream.session.collected import Releases
+from dpstream.stages.schedule import Schedule
+from dpstream.stages.ticks import instant
 
 
 @dataclass(kw_only=True)
@@ -124,15 +128,19 @@ class Runs:
         self.runs = {run.query.name: run for run in runs}
 
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
-        """The query whose next trigger is the earliest goes on."""
+        """The query whose next table is the earliest goes on."""
         left = {name: iter(run) for name, run in self.runs.items()}
+        times = {name: run.next_trigger or 0 for name, run in self.runs.items()}
+        same = dict.fromkeys(times, 0)  # tables that came at that time already
         while left:
-            name = min(left, key=lambda one: self.runs[one].next_trigger or 0)
+            name = min(left, key=times.__getitem__)
             table = next(left[name], None)
             if table is None:
                 del left[name]
-            else:
-                yield name, table
+                continue
+            yield name, table
+            same[name] += 1
+            times[name], same[name] = _after(self.runs[name].query.schedule, table, same[name])
 
     def finish(self) -> Runs:
         """Run all to their ends."""
@@ -169,3 +177,20 @@ class Runs:
 
     def __repr__(self) -> str:
         return f"<Runs: {', '.join(map(repr, self.runs.values()))}>"
+
+
+def _after(schedule: Schedule, table: pa.Table, same: int) -> tuple[int, int]:
+    """When the table after this one is due, and how many have come at that time.
+
+    A run works ahead of its tables, so how far it is does not tell.
+    """
+    told = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}")).get("trigger_time")
+    if told is None:
+        return 0, 0
+    time = instant(told, "trigger_time")
+    step = int(schedule.step_of(np.array([time - 1]))[0])
+    if same < len(schedule.due(step)):
+        return time, same
+    if schedule.steps is not None and step + 1 >= schedule.steps:
+        return time, 0
+    return schedule.time_of(step + 1) or 0, 0

@@ -7,14 +7,12 @@ from fractions import Fraction
 from sqlglot import exp
 
 from dpstream.errors import InvalidParameter
+from dpstream.sql.bounded import named_arguments
 from dpstream.sql.columns import Expression, Prepared
 from dpstream.sql.compiler import literal
 from dpstream.sql.dialect import canonical
 from dpstream.sql.draft import Draft, called
 from dpstream.sql.expressions import compiler
-from dpstream.sql.outputs import (
-    named_arguments,
-)
 from dpstream.sql.relation import substituted
 from dpstream.stages.aggregates import (
     Aggregate,

@@ -1,23 +1,12 @@
-"""SELECT and GROUP BY: which columns are keys, which are aggregates, and what they are called."""
+"""GROUP BY: which columns are keys, and what they are called."""
 
 from __future__ import annotations
 
 from sqlglot import exp
 
 from dpstream.sql.dialect import canonical
-from dpstream.sql.draft import (
-    AGGREGATES,
-    BOUNDED,
-    SHOWN_ALWAYS,
-    WINDOW_COLUMNS,
-    Draft,
-    called,
-    calls,
-    parts,
-)
+from dpstream.sql.draft import AGGREGATES, WINDOW_COLUMNS, Draft, calls
 from dpstream.sql.relation import substituted
-
-_BOUNDS = "contribution_bounds_per_row"
 
 
 def name_keys(draft: Draft) -> None:
@@ -26,7 +15,7 @@ def name_keys(draft: Draft) -> None:
     listed = [] if group is None else group.expressions
     for node in listed:
         item = _selected(draft, node)
-        if _is_window_column(draft, item):
+        if is_window_column(draft, item):
             draft.windowed = True
             continue
         plain = item.this if isinstance(item, exp.Alias) else item
@@ -71,7 +60,8 @@ def _own_name(plain: exp.Expr) -> str:
     return plain.name if isinstance(plain, exp.Column) else canonical(plain)
 
 
-def _is_window_column(draft: Draft, node: exp.Expr) -> bool:
+def is_window_column(draft: Draft, node: exp.Expr) -> bool:
+    """Is this window_start or window_end, of a query that has windows?"""
     plain = node.this if isinstance(node, exp.Alias) else node
     named = isinstance(plain, exp.Column) and plain.name in WINDOW_COLUMNS
     if not named:
@@ -87,124 +77,6 @@ def _is_window_column(draft: Draft, node: exp.Expr) -> bool:
             node, f"{plain.name} keeps its name in what is published", "leave the alias out"
         )
     return True
-
-
-def name_aggregates(draft: Draft) -> None:
-    """The aggregates, under their aliases; any other column is a key, or made of both."""
-    keys = {canonical(expression): name for name, expression in draft.keys.items()}
-    later: list[exp.Expr] = []
-    for item in draft.select.expressions:
-        plain = item.this if isinstance(item, exp.Alias) else item
-        if _is_window_column(draft, item):
-            if not draft.windowed:
-                raise _raw(draft, item)
-            _output(draft, item, plain.name)
-        elif called(plain) in AGGREGATES:
-            name = item.alias if isinstance(item, exp.Alias) else _default_name(draft, plain)
-            if name in draft.keys:
-                raise draft.refusal(item, f"two columns are named {name}", "name one with AS")
-            _output(draft, item, name)
-            draft.aggregates[name] = plain
-        else:
-            found = keys.get(canonical(substituted(draft, plain, draft.relation)))
-            _output(draft, item, found or _computed_name(draft, item))
-            later += [] if found else [item]
-    for item in later:
-        if {f"{item.alias}_stddev", item.alias.removesuffix("_stddev")} & {*draft.outputs} - {
-            item.alias
-        }:
-            raise draft.refusal(item, f"{item.alias} would be taken for an error bar", "rename it")
-        draft.computed[item.alias] = _of_published(draft, item.this, keys)
-    if not draft.aggregates:
-        raise draft.refusal(
-            draft.clause, "nothing is aggregated", "add COUNT(*), or another aggregate"
-        )
-
-
-def _output(draft: Draft, item: exp.Expr, name: str) -> None:
-    if name in draft.outputs:
-        raise draft.refusal(item, f"two columns are named {name}", "name one with AS")
-    draft.outputs.append(name)
-
-
-def _computed_name(draft: Draft, item: exp.Expr) -> str:
-    """Of a column that is neither a key nor an aggregate, but may be made of them."""
-    plain = item.this if isinstance(item, exp.Alias) else item
-    if isinstance(plain, exp.Column):
-        raise _raw(draft, item)
-    if not isinstance(item, exp.Alias):
-        for column in [] if any(calls(plain, AGGREGATES)) else plain.find_all(exp.Column):
-            if not _is_key(draft, column):
-                raise _raw(draft, item)
-        raise draft.refusal(
-            item, "a computed column needs a name", f"write {canonical(plain)} AS x"
-        )
-    name = str(item.alias)
-    taken = {f"{each}_stddev" for each in [*draft.outputs, *draft.aggregates]}
-    if name in {*draft.keys, *WINDOW_COLUMNS, *SHOWN_ALWAYS, "held"} | taken:
-        raise draft.refusal(item, f"two columns are named {name}", "name one with another AS")
-    return name
-
-
-def _is_key(draft: Draft, part: exp.Expr) -> bool:
-    texts = {canonical(expression) for expression in draft.keys.values()}
-    return canonical(substituted(draft, part, draft.relation)) in texts
-
-
-def _of_published(draft: Draft, node: exp.Expr, keys: dict[str, str]) -> exp.Expr:
-    """An expression in terms of published columns: keys, windows and (noisy) aggregates."""
-
-    def replaced(part: exp.Expr) -> exp.Expr:
-        if called(part) in AGGREGATES:
-            return exp.column(_aggregate_named(draft, part), quoted=True)
-        if isinstance(part, exp.Identifier | exp.Literal):
-            return part
-        if draft.windowed and isinstance(part, exp.Column) and part.name in WINDOW_COLUMNS:
-            return exp.column(part.name, quoted=True)
-        if part.find(exp.Anonymous, exp.Column) and not any(calls(part, AGGREGATES)):
-            name = keys.get(canonical(substituted(draft, part, draft.relation)))
-            if name is not None:
-                return exp.column(name, quoted=True)
-        if isinstance(part, exp.Column):
-            raise _raw(draft, part)
-        return part
-
-    return node.transform(replaced)
-
-
-def _aggregate_named(draft: Draft, call: exp.Expr) -> str:
-    """The name under which an aggregate is published; one that is not shown has one too."""
-    text = canonical(call)
-    for name, known in draft.aggregates.items():
-        if canonical(known) == text:
-            return name
-    name = text
-    while name in {*draft.outputs, *draft.keys}:
-        name += "'"
-    draft.aggregates[name] = call
-    draft.hidden.add(name)
-    return name
-
-
-def _raw(draft: Draft, item: exp.Expr) -> Exception:
-    shown = canonical(item.this if isinstance(item, exp.Alias) else item)
-    return draft.refusal(
-        item,
-        f"{shown} is neither grouped by nor aggregated: it would publish values of rows",
-        f"add GROUP BY {shown}, or aggregate it",
-    )
-
-
-def _default_name(draft: Draft, call: exp.Expr) -> str:
-    """count, units, sum_x, avg_x, variance_x."""
-    argument = call.expressions[0] if call.expressions else None
-    if isinstance(argument, exp.Star):
-        return "count"
-    if isinstance(argument, exp.Distinct):
-        return "units"
-    if isinstance(argument, exp.Column):
-        return f"{called(call).lower()}_{argument.name}"
-    raise draft.refusal(call, "the aggregate has no name", f"write {canonical(call)} AS name")
 
 
 def unit_stays_hidden(draft: Draft) -> None:
@@ -235,64 +107,3 @@ def windows_are_grouped(draft: Draft) -> None:
             "windows are not grouped by",
             "add window_start to GROUP BY, or read the table without TUMBLE",
         )
-
-
-def bounded_aggregates(draft: Draft) -> None:
-    """Every aggregate is one whose change by one unit is known."""
-    for call in draft.aggregates.values():
-        arguments = [each for each in call.expressions if not isinstance(each, exp.Kwarg)]
-        if len(arguments) != 1:
-            raise draft.refusal(
-                call, f"{called(call)} takes one column", f"write {called(call)}(column)"
-            )
-        named = named_arguments(call)
-        known = {_BOUNDS, "quantum"} if called(call) in BOUNDED else set()
-        for name in named:
-            if name not in known:
-                raise draft.refusal(
-                    call,
-                    f"{called(call)} has no argument {name}",
-                    f"known are {', '.join(sorted(known))}" if known else "leave it out",
-                )
-        if isinstance(arguments[0], exp.Distinct):
-            _counts_units(draft, call, arguments[0])
-        elif called(call) in BOUNDED and not _pair(named.get(_BOUNDS)):
-            raise draft.refusal(
-                call,
-                f"{called(call)} has no bounds: one row could change it by any amount",
-                f"write {called(call)}({canonical(arguments[0])}, {_BOUNDS} => (0, 600)), with "
-                "bounds that do not come from the data",
-            )
-        elif isinstance(arguments[0], exp.Star) and called(call) != "COUNT":
-            raise draft.refusal(call, f"{called(call)}(*) has no meaning", "name a column")
-
-
-def _pair(node: exp.Expr | None) -> bool:
-    return isinstance(node, exp.Tuple) and len(node.expressions) == 2
-
-
-def _counts_units(draft: Draft, call: exp.Expr, distinct: exp.Expr) -> None:
-    column = distinct.expressions[0] if len(distinct.expressions) == 1 else None
-    found = None
-    if (
-        called(call) == "COUNT"
-        and isinstance(column, exp.Column)
-        and not parts(distinct) - {"expressions"}
-    ):
-        found = substituted(draft, column, draft.relation)
-    if not isinstance(found, exp.Column) or found.name != draft.parameters["unit"]:
-        raise draft.refusal(
-            call,
-            "only the privacy unit can be counted DISTINCT: other values are shared by units, and "
-            "the change by one unit is not known",
-            f"write COUNT(DISTINCT {draft.parameters['unit']}), or group by the column",
-        )
-
-
-def named_arguments(call: exp.Expr) -> dict[str, exp.Expr]:
-    """Name => value arguments of a call."""
-    return {
-        each.this.name.lower(): each.expression
-        for each in call.expressions
-        if isinstance(each, exp.Kwarg)
-    }

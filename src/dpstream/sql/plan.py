@@ -11,17 +11,13 @@ from typing import Any, NamedTuple
 from sqlglot import exp
 
 from dpstream.errors import InvalidParameter
+from dpstream.sql.bounded import bounded_aggregates
 from dpstream.sql.build import Builder
 from dpstream.sql.draft import Draft, called
+from dpstream.sql.figures import name_aggregates
 from dpstream.sql.finish import Finisher
 from dpstream.sql.options import OPTIONS, NotThat, interval, node_of
-from dpstream.sql.outputs import (
-    bounded_aggregates,
-    name_aggregates,
-    name_keys,
-    unit_stays_hidden,
-    windows_are_grouped,
-)
+from dpstream.sql.outputs import name_keys, unit_stays_hidden, windows_are_grouped
 from dpstream.sql.parse import parse
 from dpstream.sql.relation import inline_tables
 from dpstream.sql.series import one_count, rows_of_series, series_query, steps_are_windows

@@ -98,6 +98,8 @@ def _fitting(unit: str) -> list[str]:
 
 
 def _fits(mechanism: Any, unit: str) -> bool:
+    if ".infinite." in mechanism.__module__:  # of users
+        return False
     windowed = "window" in {field.name for field in dataclasses.fields(mechanism)}
     of_users = getattr(mechanism, "user_level", False)
     return not of_users and windowed == (unit == "w_event")

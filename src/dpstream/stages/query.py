@@ -118,7 +118,7 @@ class Query:
     pre_threshold: int | None = None
     selection_share: Any = Fraction(1, 2)
     last_share: Any | None = Fraction(1, 2)
-    last_budget: Any | None = Fraction(1, 8)
+    last_budget: Any | None = Fraction(1, 4)
     weights: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
     confidence: float | None = None
     debias: Literal["global"] | None = None

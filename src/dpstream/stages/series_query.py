@@ -76,7 +76,7 @@ class SeriesQuery:
                 f"a unit changes {_ONE_COUNT}, but {name_of(self.mechanism)} is set for events "
                 f"that change {terms.change}; leave its sensitivity at 1"
             )
-        self.mechanism.check(_SAMPLE)
+        self.mechanism.check(np.repeat(_SAMPLE, len(rows.public_keys), axis=1))
         self._check_length()
 
     def _check_length(self) -> None:

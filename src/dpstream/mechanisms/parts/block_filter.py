@@ -22,7 +22,7 @@ from dpstream.mechanisms.parts.laplace_filter import laplace_update
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Reals
 
-_TINY = 1e-6  # weights below this are left out
+_TINY = 1e-4  # weights below this are left out
 _RETURN = 0.01  # weight that goes back to the prior with every block: a series may change
 
 
@@ -195,9 +195,12 @@ def _backward(
             u, mean, spread = weight[j, g], after[blocks - 1, j, g, 0], after[blocks - 1, j, g, 1]
             if u < _TINY:
                 continue
+            gap, phi = 0.0, 1.0
             for k in range(blocks - 1, -1, -1):
                 if k < blocks - 1:
-                    phi = kept(drift[g], middle[k + 1] - middle[k])
+                    if middle[k + 1] - middle[k] != gap:
+                        gap = middle[k + 1] - middle[k]
+                        phi = kept(drift[g], gap)
                     gain = phi * after[k, j, g, 1] / before[k + 1, j, g, 1]
                     mean = after[k, j, g, 0] + gain * (mean - before[k + 1, j, g, 0])
                     spread = after[k, j, g, 1] + gain * gain * (spread - before[k + 1, j, g, 1])

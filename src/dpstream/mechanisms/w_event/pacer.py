@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -23,6 +24,7 @@ from dpstream.mechanisms.parts.pace import (
     SHARES,
     Paces,
     best,
+    counts,
     interval,
     paces,
     remember,
@@ -35,6 +37,7 @@ from dpstream.records import Integers, Reals, Release
 
 _PROBE = 32  # the first publication costs at most this part of epsilon
 _CLEAR = 8.0  # probing ends once the mean count is this many times the noise scale
+_KNOWN = 64  # budgets that are kept at hand
 _SLOWING = 2  # at most this many times slower from one publication to the next
 
 
@@ -108,17 +111,31 @@ class Pacer(HistogramMechanism):
         """Publish if it is time and can be paid; else hold."""
         shares = self._affordable(state, spend.step) if spend.step >= state.due else 0
         if shares:
-            budget = shares * self.share
+            budget, scale = self._budget(shares)
             z = spend.laplace(
                 x, sensitivity=histogram_change(), epsilon=budget, purpose="publish"
             ).astype(np.float64)
-            state, release = self._published(state, z, shares, 1.0 / float(budget), spend.step)
+            state, release = self._published(state, z, shares, scale, spend.step)
             return state, [release]
         assert state.held is not None
         release = Release(
             step=spend.step, values=state.held, paid=False, held=True, stddev=state.stddev
         )
         return state, [release]
+
+    def _budget(self, shares: int) -> tuple[Fraction, float]:
+        """So many shares, and the scale of the noise that they buy; at a steady pace, known."""
+        known = self._budgets.get(shares)
+        if known is None:
+            if len(self._budgets) > _KNOWN:
+                self._budgets.clear()
+            budget = shares * self.share
+            known = self._budgets[shares] = (budget, 1.0 / float(budget))
+        return known
+
+    @cached_property
+    def _budgets(self) -> dict[int, tuple[Fraction, float]]:
+        return {}
 
     def _affordable(self, state: PacerState, now: int) -> int:
         """Shares to spend now; 0 if the window has too little left."""
@@ -179,9 +196,8 @@ class Pacer(HistogramMechanism):
             if not clear and state.count > 2:
                 return max(2, state.count // 2), now + 1, True
         else:
-            slowest = np.searchsorted(choices.counts, state.count / _SLOWING)
-            position = max(position, int(slowest))
-        count = int(choices.counts[position])
+            position = max(position, bisect_left(counts(self.window), state.count / _SLOWING))
+        count = counts(self.window)[position]
         return count, now + interval(self.window, count), False
 
     @cached_property
