@@ -5,12 +5,14 @@ import math
 import numpy as np
 import pytest
 
+from dpstream.audit.broken import broken
 from dpstream.audit.dealer import Dealer
 from dpstream.audit.queries import query_of, query_targets
 from dpstream.audit.query_samplers import QueryRuns, Scenario
 from dpstream.audit.replay import Recorder, drive
 from dpstream.audit.samplers import OneByOne, SideBySide
 from dpstream.audit.shipped import BINS_APART, example
+from dpstream.audit.targets import Target
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.parts.counting.budget import CountingParameters
 from tests.laws.test_laws import Z, moments
@@ -121,3 +123,16 @@ def test_every_query_can_be_sampled(name):
 
     assert len(found) == runs
     assert np.isfinite(found).any(axis=1).all() or "sqlp" in name
+
+
+@pytest.mark.parametrize("name", [n for n, make in broken().items() if isinstance(make(), Target)])
+def test_every_control_can_be_sampled(name):
+    """Controls change a line of the code that they stand on; here it is seen if that moves."""
+    target = broken()[name]()
+    runs = 3 if name == "watermark_from_data" else 20
+    worlds = [
+        target.sample(data, runs, SECRET) for data in (target.pairs[0].one, target.pairs[0].two)
+    ]
+
+    assert [len(world) for world in worlds] == [runs, runs]
+    assert worlds[0].shape == worlds[1].shape

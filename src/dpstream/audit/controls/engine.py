@@ -15,7 +15,7 @@ import pyarrow as pa
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.records import Reals, Words
 from dpstream.stages.bounding import FIRST, KEPT, Bounds, UnitBucket, Verdicts
-from dpstream.stages.flow import Flow, State
+from dpstream.stages.flow import Flow
 from dpstream.stages.perturb import Noisy
 from dpstream.stages.plan import Plan, WindowPlan
 from dpstream.stages.rows import RowReader, Rows
@@ -52,9 +52,10 @@ class OffByOne(Flow):
 
     def reset(self) -> None:
         """Wider bounds."""
+        super().reset()
         b = self.query.bounds
         wider = Bounds(rows=b.rows + 1, groups=b.groups + 1, rows_per_group=b.rows_per_group)
-        self.state = State(units=[UnitBucket(bounds=wider) for _ in range(self.buckets)])
+        self.state.units = [UnitBucket(bounds=wider) for _ in range(self.buckets)]
 
 
 class CountedTwice(Flow):
