@@ -94,17 +94,28 @@ class ChoicesApart:
 
     def __call__(self, data: Integers, runs: int, secret: bytes) -> Reals:
         """Runs x what was chosen at each step that paid."""
-        calls, same = (self._questions(data, secret[turn:] + secret[:turn]) for turn in (0, 1))
+        rng = np.random.default_rng(np.frombuffer(secret, np.uint64))
+        weights = self._weights(data, secret)
+        columns = [rng.choice(len(logs), size=runs, p=np.exp(logs)) for logs in weights]
+        return np.stack(columns, axis=1).astype(np.float64)
+
+    def loss(self, one: Integers, two: Integers) -> float:
+        """The largest log ratio of any path's probabilities, exactly, in either order."""
+        steps = list(zip(*(self._weights(data, bytes(32)) for data in (one, two)), strict=True))
+        there = sum(float((p - q).max()) for p, q in steps)
+        return max(there, sum(float((q - p).max()) for p, q in steps))
+
+    def _weights(self, data: Integers, secret: bytes) -> list[Reals]:
+        """Of each step that pays: the log of every candidate's probability."""
+        calls, same = (self._questions(data, secret[:31] + end) for end in (b"a", b"b"))
         if [c.question() for c in calls] != [c.question() for c in same] or any(
             (one.value != two.value).any() for one, two in zip(calls, same, strict=True)
         ):
             raise InvalidParameter("this mechanism looks back at its choices; run it one by one")
-        rng = np.random.default_rng(np.frombuffer(secret, np.uint64))
-        found = np.empty((runs, len(calls)))
-        for number, call in enumerate(calls):
-            slope = float(call.amount / (2 * call.sensitivity))
-            weights = np.exp(slope * (call.value - call.value.max()))
-            found[:, number] = rng.choice(len(weights), size=runs, p=weights / weights.sum())
+        found = []
+        for call in calls:
+            exponents = float(call.amount / (2 * call.sensitivity)) * call.value
+            found.append(exponents - np.logaddexp.reduce(exponents))
         return found
 
     def _questions(self, data: Integers, secret: bytes) -> list[Call]:

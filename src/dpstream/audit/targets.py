@@ -44,7 +44,7 @@ class Target:
         """Try every pair out, test the best ones on fresh runs, keep the strongest bound."""
         began, runs, error = time.perf_counter(), self.runs[0 if quick else 1], 1 - CONFIDENCE
         tried = self.pairs[:1] if quick else self.pairs
-        few = max(400, runs // _SCOUT)
+        few = min(runs, max(400, runs // _SCOUT))
         total, promises = len(tried) + FINALISTS, []
         for number, pair in enumerate(tried):
             if len(tried) == 1:
