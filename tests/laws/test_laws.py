@@ -97,7 +97,7 @@ def test_another_run_sees_other_noise(name):
         assert both.any()
         assert (one.values[both] != other.values[both]).any()
     drawn = [
-        np.concatenate([drawn_by(c) for c in calls if c.kind in (*NOISY, "choose")])
+        np.concatenate([drawn_by(c).ravel() for c in calls if c.kind in (*NOISY, "choose")])
         for calls, _ in (
             record(mechanism, data, secret=secret, run=run)
             for secret, run in ((SECRET, RUN), (SECRET, RUN[::-1]), (SECRET[::-1], RUN))

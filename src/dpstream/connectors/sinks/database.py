@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from dpstream.connectors.sinks.numbers import another_run, run_of, with_numbers
 from dpstream.connectors.storage import open_folder
 from dpstream.errors import InvalidParameter, StateError
 
+_LOCKS: dict[Path, Lock] = {}
 BOOK = "dpstream_releases"
 QUERIES = "dpstream_queries"
 
@@ -38,6 +40,7 @@ class DatabaseSink:
     def __init__(self, path: Path) -> None:
         self._path = path
         open_folder(path.parent)
+        self._lock = _LOCKS.setdefault(path.resolve(), Lock())
         with self._explained():
             self._connection = self.connect(path)
             with self._transaction():
@@ -72,14 +75,15 @@ class DatabaseSink:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN TRANSACTION")
-        try:
-            yield
-        except BaseException:
-            with suppress(*self._all_errors()):  # it may be rolled back already
-                self._connection.execute("ROLLBACK")
-            raise
-        self._connection.execute("COMMIT")
+        with self._lock:  # queries that run side by side write to one file in turn
+            self._connection.execute("BEGIN TRANSACTION")
+            try:
+                yield
+            except BaseException:
+                with suppress(*self._all_errors()):  # it may be rolled back already
+                    self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
