@@ -5,7 +5,9 @@ import pyarrow as pa
 import pytest
 
 import dpstream as dps
-from dpstream.errors import InvalidInput, InvalidParameter, StateError
+from dpstream.engines.local import Options
+from dpstream.engines.snapshots import DamagedSnapshot
+from dpstream.errors import InvalidInput, InvalidParameter, NoiseReuse, StateError
 from dpstream.stages.rows import RowReader
 
 HOUR = 3600
@@ -112,6 +114,25 @@ def test_a_run_that_was_killed_is_refused(tmp_path):
     run.close()
     with pytest.raises(StateError, match="no snapshot yet"):
         dps.run(query, source=table, checkpoint_location=tmp_path / "s").forget(HEAVY)
+
+
+def test_a_replay_that_would_undo_an_erasure_is_refused(tmp_path):
+    """With its snapshot damaged, a run is taken from the start: the unit's rows would come back."""
+    query, table = query_of(every="1 hour"), clicks(late_rows=True)
+    state = started(tmp_path, query, table, steps=6)
+    facts = {"source": table, "sink": str(tmp_path / "out"), "checkpoint_location": state}
+    assert dps.run(query, **facts).forget(HEAVY) > 0
+    run = dps.run(query, **facts, options=Options(snapshot_every=100))
+    for number, _ in enumerate(run, start=1):
+        if number == 9:
+            run.close()
+            break
+    for manifest in state.glob("manifest-*.dps"):
+        damaged = bytearray(manifest.read_bytes())
+        damaged[len(damaged) // 2] ^= 255
+        manifest.write_bytes(damaged)
+    with pytest.warns(DamagedSnapshot), pytest.raises(NoiseReuse):
+        dps.run(query, **facts).finish()
 
 
 def test_what_cannot_be_forgotten_is_said(tmp_path):

@@ -363,3 +363,12 @@ def test_a_delayed_window_is_published_later_and_only_once(tmp_path):
     late = [table["trigger_time"][0].as_py() - table["window_end"][0].as_py() for table in tables]
     assert sorted(windows) == list(range(HOURS))
     assert max(late).total_seconds() > 0
+
+
+def test_steps_of_another_length_are_refused_by_the_book(tmp_path):
+    """Hours would be added to days, step by step."""
+    query = dps.sql(text())
+    list(dps.run(query, source=log(), ledger=tmp_path / "book"))
+
+    with pytest.raises(LedgerError, match="counts steps that are"):
+        dps.Runner(query.mechanism, ledger=tmp_path / "book")

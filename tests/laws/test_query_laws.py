@@ -1,5 +1,7 @@
 """Laws of a whole query, from a table to releases: restarts, order, other noise, memory."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -72,6 +74,36 @@ def test_every_kind_of_query_survives_restarts_and_other_buckets(query, tmp_path
             list(run_of(query, busy(), sink=first, folder=tmp_path / str(cut), every=2))
         list(run_of(query, busy(), sink=second, folder=tmp_path / str(cut), every=2))
         assert same(first.tables | second.tables, whole.tables)
+
+
+def test_rows_that_are_only_counted_survive_a_restart(tmp_path):
+    """A window whose rows were all dropped so far has nothing but its totals."""
+    full, new = 600, 1000
+    user = [f"f{n}" for n in range(full)] * 2 + [f"n{n}" for n in range(new)]
+    times = [10] * full + [2 * HOUR + 10] * full + [2 * HOUR + 100] * new
+    seen = [10] * full + [HOUR] * full + [5 * HOUR] * new
+    table = pa.table({"user": user, "key": ["a"] * len(user), "ts": times, "seen": seen})
+    query = query_of(
+        public_keys=["a"],
+        window=Tumble("2 hours"),
+        arrival="seen",
+        allowed_lateness="2 hours",
+        end="1970-01-01T08:00",
+        max_groups_contributed=1,
+        debias="global",
+        debias_rows=5,
+        epsilon=20,
+    )
+    whole, first, second = ListSink(), CrashingSink(1), ListSink()
+    list(run_of(query, table, sink=whole))
+    with pytest.raises(Killed):
+        list(run_of(query, table, sink=first, folder=tmp_path / "state", every=1))
+    list(run_of(query, table, sink=second, folder=tmp_path / "state", every=1))
+    shares = [
+        json.loads(t.schema.metadata[b"dpstream"])["kept_share"] for t in whole.tables.values()
+    ]
+    assert 0.5 < min(shares) < 0.8  # 1000 of 1600 rows of the second window are kept
+    assert same(first.tables | second.tables, whole.tables)
 
 
 def test_many_restarts_of_one_run_give_the_same_tables(whole, tmp_path):

@@ -17,13 +17,14 @@ import pyarrow as pa
 from dpstream.engines.directory import StateDirectory
 from dpstream.engines.snapshots import Snapshots
 from dpstream.errors import InvalidInput, StateError
+from dpstream.privacy.state import chain_digest
 from dpstream.records import Integers, Words
 from dpstream.stages.flow import Flow
 from dpstream.stages.rows import id_pairs
 from dpstream.stages.tables import Table
 
 
-def erase_unit(flow: Flow, directory: StateDirectory, unit: Any) -> int:
+def erase_unit(flow: Flow, directory: StateDirectory, unit: Any, *, digest_key: bytes) -> int:
     """Erase a unit from the newest snapshot; returns in how many (period, group) places it was.
 
     The run must have stopped in good order: steps that a restart takes again would lack the unit,
@@ -42,8 +43,12 @@ def erase_unit(flow: Flow, directory: StateDirectory, unit: Any) -> int:
                 f"{facts['step']} of {directory.log.last + 1} is saved); start it, stop it with "
                 "Ctrl-C, and try again"
             )
-        found = sum(_erase(flow, one) for one in _ids(flow, unit))
-        snapshots.save_whole(flow, facts)
+        ids = list(_ids(flow, unit))
+        found = sum(_erase(flow, one) for one in ids)
+        # What follows depends on this: a replay without it must not pass for the same input.
+        said = b"forgot" + b"".join(one.tobytes() for one in ids)
+        chain = chain_digest(digest_key, facts["chain"], said)
+        snapshots.save_whole(flow, facts | {"chain": chain})
         snapshots.finish(overwrite=True)
     finally:
         snapshots.close()

@@ -137,7 +137,8 @@ class LocalRun:
         flow = self._flow(storage, threads=1)
         try:
             with writing(self.folder):
-                return erase_unit(flow, storage.directory, unit)
+                key = storage.secret.key("input digest", storage.run)
+                return erase_unit(flow, storage.directory, unit, digest_key=key)
         finally:
             flow.close()
             self._close(storage)

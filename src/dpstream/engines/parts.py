@@ -26,7 +26,8 @@ _UNSEEN = (0, 0, 0)  # rows of a group bucket's table, active groups, rows of it
 
 def owners(flow: Flow) -> list[Owner]:
     """Every window and period that has state."""
-    windows = {n for bucket in flow.state.units for n in bucket.windows} | set(flow.state.windows)
+    windows = {n for bucket in flow.state.units for n in bucket.windows}
+    windows |= set(flow.state.windows) | set(flow.state.totals)
     periods = {n for bucket in flow.state.units for n in bucket.periods}
     return [("period", n) for n in sorted(periods)] + [("window", n) for n in sorted(windows)]
 

@@ -152,6 +152,7 @@ def _runner(query: SeriesQuery, secret: Secret, ledger: Ledger, dataset: str, ru
         ledger=ledger,
         dataset=dataset,
         query=query.name,
+        clock=query.clock,
     )
 
 
@@ -178,7 +179,7 @@ def _resumed(
             "state directory (a new run, charged anew)"
         )
     log.close()
-    return Runner.load(place, secret=secret, ledger=ledger)
+    return Runner.load(place, secret=secret, ledger=ledger, clock=query.clock)
 
 
 def _check(

@@ -63,7 +63,9 @@ class Runner:
         ledger: Ledger | str | Path | None = None,
         dataset: str = "stream",
         query: str = "",
+        clock: str = "steps",
     ) -> None:
+        """`clock` says in words what one step is; it must be that of the dataset's book."""
         self.mechanism, self.dataset, self.query = mechanism, dataset, query
         self.run_id = mint_run_id() if run_id is None else run_id
         self._secret = Secret.of(secret)
@@ -75,7 +77,8 @@ class Runner:
         self._folder: Path | None = None
         self._finished = self._closed = False
         self._ended: int | None = None  # the steps after which this run was once finished
-        self._ledger.admit(dataset, mechanism.terms(), type(mechanism).__name__)
+        asked = dataclasses.replace(mechanism.terms(), clock=clock)
+        self._ledger.admit(dataset, asked, type(mechanism).__name__)
         self._connect()
 
     def step(self, x: Any) -> list[Release]:
@@ -147,6 +150,7 @@ class Runner:
         secret: Secret | bytes | str | Path | None = None,
         ledger: Ledger | str | Path | None = None,
         new_run: bool = False,
+        clock: str = "steps",
     ) -> Runner:
         """Go on from a saved state; steps fed again after the snapshot replay their releases.
 
@@ -171,6 +175,7 @@ class Runner:
             ledger=book,
             dataset=saved.about["dataset"],
             query=saved.about["query"],
+            clock=clock,
         )
         runner._take_over(saved, log)
         return runner

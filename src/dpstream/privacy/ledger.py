@@ -90,6 +90,11 @@ class Ledger:
                 f"the book of {dataset!r} protects {_in_words(book)}; {who} protects "
                 f"{_in_words(asked)}; use the book's, or another dataset name"
             )
+        elif book.unit != "user" and book.clock != asked.clock:
+            raise LedgerError(
+                f"the book of {dataset!r} counts steps that are {book.clock}; those of {who} are "
+                f"{asked.clock}; steps of two lengths cannot be added up: use another dataset name"
+            )
         elif (book.measure, book.change) != (asked.measure, asked.change):
             raise LedgerError(
                 f"the book of {dataset!r} counts {book.measure} for events that change "

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.audit.replay import Recorder, _drive, record, replay
+from dpstream.audit.replay import Recorder, drive, record, replay
 from dpstream.mechanisms import ContinGroup, DiscontinGroup
 from dpstream.mechanisms.parts.scattered import deviations, places
 from dpstream.privacy.sensitivity import grouping_change
@@ -98,7 +98,7 @@ def test_one_value_moves_all_tests_of_its_batch_by_no_more_than_declared(delay):
 def moved_tests(mechanism, other, calls, tests):
     """L1 change of all tests of a recorded batch."""
     twin = Recorder(script=calls)
-    _drive(mechanism, other, twin)
+    drive(mechanism, other, twin)
     new = [c for c in twin.calls if c.purpose == "test"]
     pairs = zip(tests, new, strict=True)
     return sum(Fraction(int(np.abs(a.value - b.value).sum())) for a, b in pairs)

@@ -1,15 +1,18 @@
 """SensitivityTruncation: the choice of a bound, who pays for it, and what it saves."""
 
+import dataclasses
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.audit.replay import Recorder, _drive, record, replay
+from dpstream.audit.replay import Recorder, drive, record, replay
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import BucOrder, ContinGroup, Naive, SensitivityTruncation
 from dpstream.mechanisms.parts.bounds import candidates, scores
+from dpstream.mechanisms.runner import Runner
+from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.sensitivity import truncation_change
 
 SECRET, RUN = bytes(range(32)), bytes(16)
@@ -83,7 +86,7 @@ def test_representatives_pay_with_what_would_have_published_them(name):
 def moved_by(mechanism, other, calls):
     """Purposes whose exact values a neighbour moves."""
     twin = Recorder(script=calls)
-    _drive(mechanism, other, twin)
+    drive(mechanism, other, twin)
     pairs = zip(calls, twin.calls, strict=True)
     return {a.purpose for a, b in pairs if a.value.size and (a.value != b.value).any()}
 
@@ -137,3 +140,39 @@ def test_options_may_be_texts():
     assert told.at(1000) == ContinGroup(
         epsilon=1, delay=5, publish="pp", smoother="median", threshold=20, **RANGE
     )
+
+
+WITH_OPTIONS = [
+    ("naive", {}),
+    ("pegasus", {}),
+    ("contin_group", {"threshold": 50}),
+    ("discontin_group", {"threshold": 50}),
+    ("comp_order", {}),
+    ("block_smoother", {}),
+    ("buc_order", {}),
+    ("buc_order", {"bucket": 100}),
+    ("buc_order", {"bucket": 300}),
+]
+
+
+BATCHES = [(*one, 3) for one in WITH_OPTIONS if one[0].endswith(("_group", "buc_order"))]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sampled"), [*((*one, 0) for one in WITH_OPTIONS), *BATCHES]
+)
+@pytest.mark.parametrize("epsilon", [2, 8])
+def test_no_value_costs_more_than_epsilon_whatever_the_book_allows(name, options, sampled, epsilon):
+    """Bounds that jump from batch to batch change how many buckets there are, not what is spent."""
+    made = SensitivityTruncation(
+        epsilon=epsilon, lo=0, hi=1000, delay=6, inside=name, options=tuple(options.items()),
+        every=1, sampled=sampled,
+    )  # fmt: skip
+    book = Ledger()
+    book.open("stream", dataclasses.replace(made.terms(), total=Fraction(1000)))
+    runner = Runner(made, ledger=book, dataset="stream", secret=bytes(32))
+    for value in np.repeat([5, 990, 1, 500, 60, 990, 5], [7, 9, 12, 6, 8, 7, 5]):
+        runner.step([value, 0])
+    runner.finish()
+
+    assert 0 < book.peak("stream") <= epsilon

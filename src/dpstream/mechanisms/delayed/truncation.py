@@ -233,8 +233,10 @@ class SensitivityTruncation(SeriesMechanism):
             bound = self._choose(block[keep == 0], cells, epsilon, spend, paid)
         elif self._chooses(state):
             bound = self._choose(block.ravel(), cells, self.for_bound, spend)
-            epsilon -= self.for_bound
         after = self.at(bound)
+        if keep is None:  # labels that are made under the new bound are paid for by its parts
+            epsilon = min(epsilon, after.for_values)
+            epsilon -= self.for_bound if self._chooses(state) else 0
         groups = held.groups if bound == state.bound else after.no_groups(block.shape[1])
         speaker = inside if keep is not None and inside.labels_read_range else after
         low = np.minimum(block, bound)
