@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
+from dpstream.audit.broken_queries import broken_queries
 from dpstream.audit.controls.column_groups import trajectory_loss
 from dpstream.audit.controls.dpi_published import path_loss
-from dpstream.audit.controls.engine import (
-    CountedTwice,
-    DataWatermark,
-    NoPlusOne,
-    OffByOne,
-    PerTrigger,
-    TouchedOnly,
-)
 from dpstream.audit.controls.forgetful import Forgetful
 from dpstream.audit.controls.groups_published import THETA, grouping_loss
 from dpstream.audit.controls.noise_again import RedrawnOnReplay, SameNoise
@@ -26,16 +18,11 @@ from dpstream.audit.controls.spas_published import svt_loss
 from dpstream.audit.controls.svt import SparseVector
 from dpstream.audit.controls.wrong_norm import WrongNorm
 from dpstream.audit.neighbours import Pair, block
-from dpstream.audit.queries import query_of
-from dpstream.audit.query_samplers import QueryRuns, Scenario
 from dpstream.audit.samplers import OneByOne, SideBySide
 from dpstream.audit.shipped import RHO
 from dpstream.audit.targets import Audited, Exact, Target
 from dpstream.mechanisms.w_event.uniform import Uniform
 from dpstream.privacy.curves import zcdp_epsilon
-from dpstream.stages.aggregates import CountUnits
-from dpstream.stages.flow import Flow
-from dpstream.stages.query import Query
 
 _ONE_MORE = (Pair(name="one event", one=block([5]), two=block([6])),)
 _UNIFORM = Uniform(epsilon=1, window=1)
@@ -87,46 +74,6 @@ def _svt(
 def _stream(name: str, about: str, sample: Any, **facts: Any) -> Callable[[], Target]:
     usual: dict[str, Any] = {"pairs": _ONE_MORE, "epsilon": 1.0, "runs": _COUNTS}
     return lambda: Target(name=name, about=about, sample=sample, control=True, **usual | facts)
-
-
-def _query(
-    name: str,
-    about: str,
-    scenario: Scenario,
-    *,
-    plan: Any = None,
-    flow: type[Flow] | None = None,
-    runs: tuple[int, int] = (16_000, 60_000),
-    groups: int = 1,
-    apart: Any = "groups",
-    reader: Any = None,
-    **facts: Any,
-) -> Callable[[], Target]:
-    def make() -> Target:
-        def query(runs: int) -> Query:
-            made = {n: fact(runs) if n == "public_keys" else fact for n, fact in facts.items()}
-            return query_of(**{"max_groups_contributed": 1} | made)
-
-        how: dict[str, Any] = {"query": query, "groups": groups, "apart": apart}
-        if plan is not None:
-            how["plan"] = plan
-        if flow is not None:
-            how["flow"] = lambda plan, reader: flow(plan, reader, buckets=1, threads=1)
-        if reader is not None:
-            how["reader"] = reader
-        without = Scenario(others=scenario.others)
-        return Target(
-            name=name,
-            about=about,
-            sample=QueryRuns(**how),
-            pairs=(Pair(name="all rows of a unit", one=scenario, two=without),),
-            epsilon=float(query(1).epsilon),
-            delta=float(query(1).delta),
-            control=True,
-            runs=runs,
-        )
-
-    return make
 
 
 def _jumping(window: int) -> tuple[Pair, ...]:
@@ -186,58 +133,6 @@ def broken() -> dict[str, Callable[[], Audited]]:
             runs=(10_000, 40_000),
             **gaussian,
         ),
-        "bounds_off_by_one": _query(
-            "bounds_off_by_one",
-            "One row and one group more than the plan knows.",
-            Scenario(others=((0, 0, 40), (1, 0, 40)), unit=((0, 0), (1, 0))),
-            flow=OffByOne,
-            groups=2,
-            every=None,
-            public_keys=lambda runs: list(range(2 * runs)),
-        ),
-        "keys_only_when_touched": _query(
-            "keys_only_when_touched",
-            "A key is published only where it has new rows.",
-            Scenario(others=((0, 0, 40),), unit=((0, 2),)),
-            flow=TouchedOnly,
-            runs=(4_000, 20_000),
-        ),
-        "threshold_without_plus_one": _query(
-            "threshold_without_plus_one",
-            "A key with one unit is tested against the threshold of its neighbour.",
-            Scenario(unit=((0, 0),)),
-            plan=NoPlusOne,
-            every=None,
-            epsilon=3,
-            selection_share=Fraction(99, 100),
-        ),
-        "unit_counted_twice": _query(
-            "unit_counted_twice",
-            "A unit counts once per row, not once per group.",
-            Scenario(others=((0, 0, 40),), unit=((0, 0), (0, 1), (0, 2))),
-            flow=CountedTwice,
-            aggregates=(CountUnits("n"),),
-            max_rows_per_group=3,
-            runs=(8_000, 40_000),
-        ),
-        "sqlp_per_trigger": _query(
-            "sqlp_per_trigger",
-            "DP-SQLP's bound per trigger, where it must hold for all triggers.",
-            Scenario(unit=((0, 0),)),
-            plan=PerTrigger,
-            strategy="sqlp",
-            selection_share=Fraction(9, 10),
-            every="1 hour",
-        ),
-        "watermark_from_data": _query(
-            "watermark_from_data",
-            "Steps by the latest event time seen: one row moves those of all others.",
-            Scenario(others=((0, 0, 60),), unit=((0, 2),)),
-            reader=DataWatermark,
-            apart="nothing",
-            epsilon=1,
-            runs=(120, 400),
-        ),
         "contin_group_printed": lambda: Exact(
             name="contin_group_printed",
             about="ContinGroup at the printed scale: a fifth of epsilon for its tests.",
@@ -259,4 +154,4 @@ def broken() -> dict[str, Callable[[], Audited]]:
         "svt_5": _svt(5, one=[0, 1], two=[1, 0]),
         "svt_6": _svt(6, one=[0] * 10 + [1] * 10, two=[1] * 10 + [0] * 10),
     }
-    return found
+    return found | broken_queries()
