@@ -10,7 +10,7 @@ from dpstream.errors import InvalidParameter, StateError
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import SeriesMechanism
 
-SECRET = bytes(range(32))
+SECRET, RUN = bytes(range(32)), bytes(16)
 RANGE = {"lo": 0, "hi": 100}
 DELAYED = ("pegasus_delay", "contin_group", "discontin_group", "comp_order", "buc_order",
            "block_smoother", "sensitivity_truncation")  # fmt: skip
@@ -25,7 +25,7 @@ def build(name, **options):
 
 def waits(mechanism, steps):
     """How late each step was published."""
-    runner, late = dps.Runner(mechanism, secret=SECRET), {}
+    runner, late = dps.Runner(mechanism, secret=SECRET, run_id=RUN), {}
     data = np.arange(steps) * 7 % 100
     for now, batch in enumerate(runner.feed(data)):
         late |= {release.step: now - release.step for release in batch}
@@ -102,7 +102,7 @@ def test_charges_are_what_the_shares_say(name, publish):
     """One charge for publishing a batch; its cells are the batch's steps; the rest tells apart."""
     options = {"threshold": 10} if name != "buc_order" else {"bucket": 10}
     mechanism = build(name, publish=publish, group_share="1/4", **options)
-    runner = dps.Runner(mechanism, secret=SECRET)
+    runner = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
     for _ in runner.feed(np.arange(12)):
         pass
     runner.finish()
@@ -119,7 +119,7 @@ def test_reduce_has_one_noise_for_a_group_and_pp_one_for_each_value():
     spread = {}
     for publish in ("reduce", "pp"):
         mechanism = build("contin_group", delay=100, publish=publish, shrink=False)
-        values = dps.release(mechanism, [50] * 20000, secret=SECRET).values[::100, 0]
+        values = dps.release(mechanism, [50] * 20000, secret=SECRET, run_id=RUN).values[::100, 0]
         spread[publish] = float(np.std(values))
 
     # std of Laplace(100): 141; over 100 or 10. 200 batches: relative error 8%, 5.5 of them

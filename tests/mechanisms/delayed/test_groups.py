@@ -66,7 +66,7 @@ def test_without_a_threshold_no_test_is_made(kind):
     """A batch is one group, or with a large epsilon none; all of epsilon publishes it."""
     for epsilon, groups in ((1, 1), (20, 10)):
         mechanism = kind(epsilon=epsilon, delay=10, quantum="1/1000", **RANGE)
-        values = dps.release(mechanism, 40 + np.arange(30), secret=SECRET).values[:, 0]
+        values = dps.release(mechanism, 40 + np.arange(30), secret=SECRET, run_id=RUN).values[:, 0]
         calls, _ = record(mechanism, np.arange(30)[:, None], secret=SECRET, run=RUN)
 
         assert [len(set(values[a : a + 10])) for a in (0, 10, 20)] == [groups] * 3

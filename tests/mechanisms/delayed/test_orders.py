@@ -74,8 +74,10 @@ def test_order_flags_follow_the_text():
 def test_compared_values_are_no_worse_than_noisy_ones_in_the_range():
     """Comparisons cost a fifth of epsilon, and do no other harm."""
     data = np.random.default_rng(0).integers(0, 101, 4000)
-    naive = dps.release(Naive(epsilon="4/5", **RANGE), data, secret=SECRET).values[:, 0]
-    order = dps.release(CompOrder(epsilon=1, delay=10, **RANGE), data, secret=SECRET).values[:, 0]
+    naive = dps.release(Naive(epsilon="4/5", **RANGE), data, secret=SECRET, run_id=RUN).values[:, 0]
+    order = dps.release(
+        CompOrder(epsilon=1, delay=10, **RANGE), data, secret=SECRET, run_id=RUN
+    ).values[:, 0]
 
     assert np.abs(order - data).mean() < np.abs(np.clip(naive, 0, 100) - data).mean()
 

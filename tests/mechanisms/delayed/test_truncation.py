@@ -95,9 +95,9 @@ def test_truncation_helps_where_a_few_values_are_far_above():
     """Naive noise shrinks with the bound: the error is a third and less."""
     data = np.random.default_rng(0).integers(0, 60, 2000)
     data[::100] = 1000
-    plain = dps.release(Naive(epsilon=1, **RANGE), data, secret=SECRET).values[:, 0]
+    plain = dps.release(Naive(epsilon=1, **RANGE), data, secret=SECRET, run_id=RUN).values[:, 0]
     inside = SensitivityTruncation.of(Naive(epsilon=1, **RANGE), delay=100)
-    low = dps.release(inside, data, secret=SECRET).values[:, 0]
+    low = dps.release(inside, data, secret=SECRET, run_id=RUN).values[:, 0]
     after = slice(100, None)  # the first batch chooses the first bound
 
     assert np.abs(low - data)[after].mean() < np.abs(plain - data)[after].mean() / 3
@@ -170,7 +170,7 @@ def test_no_value_costs_more_than_epsilon_whatever_the_book_allows(name, options
     )  # fmt: skip
     book = Ledger()
     book.open("stream", dataclasses.replace(made.terms(), total=Fraction(1000)))
-    runner = Runner(made, ledger=book, dataset="stream", secret=bytes(32))
+    runner = Runner(made, ledger=book, dataset="stream", secret=bytes(32), run_id=bytes(16))
     for value in np.repeat([5, 990, 1, 500, 60, 990, 5], [7, 9, 12, 6, 8, 7, 5]):
         runner.step([value, 0])
     runner.finish()

@@ -50,7 +50,7 @@ class BlockSmoother(SeriesMechanism):
 
     >>> from dpstream import release
     >>> smooth = BlockSmoother(epsilon=1, delay=50, lo=0, hi=100)
-    >>> series = release(smooth, [30] * 200, secret=bytes(32))
+    >>> series = release(smooth, [30] * 200, secret=bytes(32), run_id=bytes(16))
     >>> len(series), bool(abs(series.values[150:] - 30).max() < 5)
     (200, True)
     """

@@ -45,7 +45,8 @@ class BucOrder(BatchMechanism):
 
     >>> from dpstream import release
     >>> jumps = BucOrder(epsilon=20, delay=4, lo=0, hi=100, bucket=25)
-    >>> release(jumps, [10, 90, 10, 90], secret=bytes(32)).values[:, 0].round(-1).tolist()
+    >>> series = release(jumps, [10, 90, 10, 90], secret=bytes(32), run_id=bytes(16))
+    >>> series.values[:, 0].round(-1).tolist()
     [10.0, 90.0, 10.0, 90.0]
     """
 

@@ -38,7 +38,8 @@ class DiscontinGroup(GroupedMechanism):
 
     >>> from dpstream import release
     >>> jumps = DiscontinGroup(epsilon=500, delay=4, lo=0, hi=100, threshold=20)
-    >>> release(jumps, [10, 90, 10, 90], secret=bytes(32)).values[:, 0].round().tolist()
+    >>> series = release(jumps, [10, 90, 10, 90], secret=bytes(32), run_id=bytes(16))
+    >>> series.values[:, 0].round().tolist()
     [10.0, 90.0, 10.0, 90.0]
     """
 

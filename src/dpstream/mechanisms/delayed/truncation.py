@@ -66,8 +66,8 @@ class SensitivityTruncation(SeriesMechanism):
 
     >>> from dpstream import release
     >>> inside = {"delay": 20, "inside": "buc_order", "options": (("bucket", 5),)}
-    >>> low = SensitivityTruncation(epsilon=4, lo=0, hi=1000, **inside)
-    >>> bool(release(low, [5] * 60, secret=bytes(32)).values.max() <= 100)
+    >>> low = SensitivityTruncation(epsilon=20, lo=0, hi=1000, **inside)
+    >>> bool(release(low, [5] * 60, secret=bytes(32), run_id=bytes(16)).values.max() <= 100)
     True
     """
 
