@@ -93,7 +93,10 @@ def _forget(pipeline: Pipeline, unit: str, *, as_lines: bool) -> None:
         print(json.dumps({"forgot": unit, "groups": places, "operator_only": True}))
         return
     for name, count in places.items():
-        print(f"{name}: erased from {count} groups; nothing more of this unit is kept")
+        print(
+            f"{name}: erased from {count} groups (for the operator only: an exact count); nothing "
+            "more of this unit is kept"
+        )
 
 
 def _folders(pipeline: Pipeline) -> dict[str, Path]:

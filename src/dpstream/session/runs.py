@@ -84,7 +84,7 @@ class Run:
 
         Nothing more of this unit is kept (within the periods that are still open): a unit that
         began anew could contribute twice what the promise allows. What was published stays.
-        Returns in how many groups the unit was.
+        Returns in how many groups the unit was: an exact number, for the operator alone.
         """
         return self._engine.forget(unit)
 

@@ -9,6 +9,7 @@ public range, because the paper does not clamp them.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -50,7 +51,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedBatch(SeriesMechanism):
+class PublishedBatch(SeriesMechanism, ABC):
     """Batches of `delay` steps: a strategy spends eps_g on their structure, the noise has the rest.
 
     With `truncate_every` = n, every n-th batch chooses a bound tau with half of eps_p: report noisy
@@ -111,9 +112,9 @@ class PublishedBatch(SeriesMechanism):
         """The last batch may be shorter."""
         return self._publish(state, spend) if state.rows else (state, [])
 
+    @abstractmethod
     def values(self, batch: Batch, spend: Spender) -> Reals:
         """What is published of one batch, in grid steps."""
-        raise NotImplementedError
 
     def _publish(self, state: Held, spend: Spender) -> tuple[Held, list[Release]]:
         raw, (_, batches, tau) = np.array(state.rows), state

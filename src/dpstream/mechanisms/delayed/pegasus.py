@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from fractions import Fraction
-from functools import cached_property
-from typing import Any, ClassVar, get_args
+from typing import Any
 
 import numpy as np
 
 from dpstream.mechanisms.base import Spender, whole
 from dpstream.mechanisms.parts import smoothing
-from dpstream.mechanisms.parts.delayed import SharedMechanism, Smoother, check_choice
-from dpstream.mechanisms.parts.grouping import GRID, Grouping, TimeGroups
+from dpstream.mechanisms.parts.grouping import TimeGroups
 from dpstream.mechanisms.parts.history import History
-from dpstream.privacy.amounts import Amount, positive
+from dpstream.mechanisms.parts.pegasus_groups import PegasusGroups
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release
-
-_THRESHOLD = 5  # theta = 5 Delta / eps_g
 
 
 @storable("pegasus values")
@@ -33,7 +27,7 @@ class PegasusState:
 
 @storable("pegasus")
 @dataclass(frozen=True, kw_only=True)
-class Pegasus(SharedMechanism):
+class Pegasus(PegasusGroups):
     """PeGaSuS for a series: 4/5 of epsilon for every value, 1/5 for finding its group.
 
     Successive values form a group, of at most `longest`, while their deviation is below
@@ -55,30 +49,16 @@ class Pegasus(SharedMechanism):
     ([True, True, True], (3, 1))
     """
 
-    threshold: Amount | None = None
-    smoother: Smoother = "median"
     longest: int = 100
-    steady: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self.smoother, "smoother", get_args(Smoother))
         object.__setattr__(self, "longest", whole(self.longest, "longest", at_least=1))
-        if self.threshold is not None:
-            object.__setattr__(self, "threshold", positive(self.threshold, "threshold"))
 
-    @cached_property
-    def grouping(self) -> Grouping:
-        """How groups grow, with eps_g per value."""
-        return Grouping(epsilon=self.for_groups, change=self.change, longest=self.longest)
-
-    @cached_property
-    def theta(self) -> Integers:
-        """The threshold of every deviation, on its grid."""
-        theta = _THRESHOLD * self.change / self.for_groups
-        if self.threshold is not None:
-            theta = Fraction(self.threshold) / self.range[2]
-        return np.array([math.ceil(GRID * theta)])
+    @property
+    def largest_group(self) -> int:
+        """As the parameter says."""
+        return self.longest
 
     def start(self) -> PegasusState | None:
         """The number of bins is not known yet."""

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from fractions import Fraction
-from functools import cached_property
-from typing import Any, ClassVar, get_args
+from typing import Any
 
 import numpy as np
 from numba import njit
 
 from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.delayed import DelayedMechanism, Smoother, check_choice
-from dpstream.mechanisms.parts.grouping import GRID, Grouping, TimeGroups
+from dpstream.mechanisms.parts.delayed import DelayedMechanism
+from dpstream.mechanisms.parts.grouping import TimeGroups
 from dpstream.mechanisms.parts.history import History
-from dpstream.privacy.amounts import Amount, positive
+from dpstream.mechanisms.parts.pegasus_groups import PegasusGroups
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
-
-_THRESHOLD = 5  # theta = 5 Delta / eps_g
 
 
 @storable("pegasus delayed values")
@@ -35,7 +30,7 @@ class WaitingState:
 
 @storable("pegasus_delay")
 @dataclass(frozen=True, kw_only=True)
-class PegasusDelay(DelayedMechanism):
+class PegasusDelay(PegasusGroups, DelayedMechanism):
     """PeGaSuS whose values wait `delay` steps, and are smoothed with their whole group till then.
 
     As `Pegasus`, with groups of at most 2 `delay` + 1 values; the window slides: every step
@@ -54,33 +49,10 @@ class PegasusDelay(DelayedMechanism):
     (5, 1)
     """
 
-    threshold: Amount | None = None
-    smoother: Smoother = "median"
-    steady: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self.smoother, "smoother", get_args(Smoother))
-        if self.threshold is not None:
-            object.__setattr__(self, "threshold", positive(self.threshold, "threshold"))
-
-    @cached_property
-    def longest(self) -> int:
+    @property
+    def largest_group(self) -> int:
         """Values that a waiting one can be smoothed with, itself included."""
         return 2 * self.delay + 1
-
-    @cached_property
-    def grouping(self) -> Grouping:
-        """How groups grow, with eps_g per value."""
-        return Grouping(epsilon=self.for_groups, change=self.change, longest=self.longest)
-
-    @cached_property
-    def theta(self) -> Integers:
-        """The threshold of every deviation, on its grid."""
-        theta = _THRESHOLD * self.change / self.for_groups
-        if self.threshold is not None:
-            theta = Fraction(self.threshold) / self.range[2]
-        return np.array([math.ceil(GRID * theta)])
 
     def start(self) -> WaitingState | None:
         """The number of bins is not known yet."""
@@ -98,7 +70,7 @@ class PegasusDelay(DelayedMechanism):
         groups, size = self.grouping.grow(state.groups, x, self.theta, spend)
         last = state.labels.block[:, state.labels.end - 1] if state.labels.end else -size
         # a group is known by a number that only has to differ from its neighbour's
-        labels = state.labels.append((last + (size == 1)) % (4 * self.longest))
+        labels = state.labels.append((last + (size == 1)) % (4 * self.largest_group))
         state = WaitingState(
             groups=groups,
             noisy=state.noisy.append(perturbed),
@@ -114,7 +86,7 @@ class PegasusDelay(DelayedMechanism):
         return self._publish(state, spend.step, keep=0)
 
     def _empty(self, bins: int) -> WaitingState:
-        longest = self.longest + self.delay + 1
+        longest = self.largest_group + self.delay + 1
         return WaitingState(
             groups=self.grouping.start(bins),
             noisy=History.of(bins=bins, longest=longest, dtype=np.float64),
@@ -130,7 +102,7 @@ class PegasusDelay(DelayedMechanism):
         median, shrunk = self.smoother == "median", self.smoother == "james_stein"
         while waiting > keep:
             end = state.noisy.end
-            at, first = end - waiting, max(0, end - waiting - self.longest)
+            at, first = end - waiting, max(0, end - waiting - self.largest_group)
             smooth, size = _smooth(
                 state.noisy.block[:, first:end],
                 state.labels.block[:, first:end],

@@ -6,6 +6,7 @@ one `delay` - 1 steps late. What is left at the end of the stream is a shorter b
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -98,7 +99,7 @@ Smoother = Literal["mean", "median", "james_stein"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchMechanism(DelayedMechanism):
+class BatchMechanism(DelayedMechanism, ABC):
     """Values of a batch are labelled as they come or at its end, then published by label.
 
     `publish`: noise on the sum of each group ("reduce"), or on each value ("pp"), which the
@@ -177,6 +178,7 @@ class BatchMechanism(DelayedMechanism):
         """The labels, public from here on."""
         return labels
 
+    @abstractmethod
     def answer(
         self,
         block: Integers,
@@ -190,7 +192,6 @@ class BatchMechanism(DelayedMechanism):
         paid: Paid | None = None,
     ) -> Reals:
         """What is published for every value of a labelled batch (see `group_release`)."""
-        raise NotImplementedError
 
 
 def releases(first: int, values: Reals, stddev: Reals | None = None) -> list[Release]:

@@ -9,6 +9,7 @@ nothing: no threshold makes tests worth their share. They are made if a threshol
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -72,9 +73,9 @@ class GroupedMechanism(BatchMechanism):
             groups=groups,
         )
 
+    @abstractmethod
     def join(self, held: Held, x: Integers, spend: Spender) -> tuple[Integers, Any]:
         """A label for every bin's value, and what the groups need from now on."""
-        raise NotImplementedError
 
     def answer(
         self,
