@@ -8,7 +8,6 @@ nothing else shares.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.errors import BudgetExceeded, LedgerError, NoiseReuse
-from dpstream.privacy.amounts import GRID, show
+from dpstream.privacy.amounts import GRID
 from dpstream.privacy.book import Book, DigestAt, report
 from dpstream.privacy.charges import Charge, Terms
+from dpstream.privacy.refusals import in_words, protected, refuse_overspend
 from dpstream.privacy.state.journal import Journal, Record
 
 _KEEP = 1 << 14  # steps held in memory beyond the window; older ones are read back if asked for
@@ -85,10 +85,10 @@ class Ledger:
         book = self.terms(dataset)
         if book is None:
             self.open(dataset, asked)
-        elif "user" in (book.unit, asked.unit) and _protected(book) != _protected(asked):
+        elif "user" in (book.unit, asked.unit) and protected(book) != protected(asked):
             raise LedgerError(
-                f"the book of {dataset!r} protects {_in_words(book)}; {who} protects "
-                f"{_in_words(asked)}; use the book's, or another dataset name"
+                f"the book of {dataset!r} protects {in_words(book)}; {who} protects "
+                f"{in_words(asked)}; use the book's, or another dataset name"
             )
         elif book.unit != "user" and book.clock != asked.clock:
             raise LedgerError(
@@ -165,7 +165,7 @@ class Ledger:
                 return True
             parts = book.missing(charge, digest_at, verified=verified)
             for part in parts:
-                loss = self._refuse_overspend(dataset, book, part)
+                loss = refuse_overspend(dataset, book, part)
                 if self._journal is not None:
                     self._journal.append([{"dataset": dataset, "at": _now()} | part.to_json()])
                 book.add(part, loss)
@@ -341,85 +341,6 @@ class Ledger:
         horizon = min(book.account.newest, charged) - width - _KEEP
         if horizon > book.account.since + _KEEP:
             book.forget_before(horizon)
-
-    def _refuse_overspend(self, dataset: str, book: Book, charge: Charge) -> int:
-        several = charge.kind == "cells" and charge.cells.last > charge.cells.first
-        if (several or charge.kind == "cover") and not book.terms.joins(charge.kind):
-            raise LedgerError(
-                f"{charge.purpose!r} charges steps {charge.cells.first} to {charge.cells.last} at "
-                f"once, but this book promises {book.terms.describe()}: a unit that changes k of "
-                f"them would cost up to k^2 times as much; charge step by step, or use a book of "
-                "single events (unit='event')"
-            )
-        if charge.tail or charge.drift:
-            _refuse_allowance(dataset, book, charge)
-        loss = book.account.loss_with(charge)
-        if loss <= book.account.total:
-            return loss
-        if charge.repeat > 1:  # name the first step that does not fit by itself
-            charge = _first_refused(book, charge)
-            loss = book.account.loss_with(charge)
-        terms, asked = book.terms, charge.amount
-        left = max(Fraction(0), asked - Fraction(loss - book.account.total, GRID))
-        where = {
-            "event": f"at step {charge.step}",
-            "w_event": f"in the {terms.window} steps around step {charge.step}",
-            "user": "for this dataset",
-        }[terms.unit]
-        remedy = {
-            "event": f"lower {terms.measure}; to repeat a release, use its state directory",
-            "w_event": f"lower {terms.measure} or wait for an older step to leave the window; "
-            "to repeat a release, use its state directory",
-            "user": f"lower {terms.measure}, or agree on a larger book",
-        }[terms.unit]
-        raise BudgetExceeded(
-            f"{dataset}: {charge.purpose!r} asks for {terms.measure}={show(asked)} but only "
-            f"{show(left)} of {show(terms.total)} is left {where}; {remedy}"
-        )
-
-
-def _refuse_allowance(dataset: str, book: Book, charge: Charge) -> None:
-    """Tails and drifts add up over all charges, exactly."""
-    terms, account = book.terms, book.account
-    for name, allowed, spent, asked in (
-        ("tail", terms.tail, account.tail, charge.tail),
-        ("drift", terms.drift, account.drift, charge.drift),
-    ):
-        if asked and spent + asked > allowed:
-            raise BudgetExceeded(
-                f"{dataset}: {charge.purpose!r} asks for {name}={show(asked)} but only "
-                f"{show(allowed - spent)} of {show(allowed)} is left for this dataset; lower "
-                f"{'delta' if name == 'tail' else 'the number of triggers'}, or agree on a larger "
-                "book"
-            )
-
-
-def _protected(terms: Terms) -> tuple[str, ...]:
-    return terms.unit, terms.period, terms.time_zone, terms.measure, terms.change
-
-
-def _in_words(terms: Terms) -> str:
-    unit = {"user": "users", "event": "single events", "w_event": "events in windows of steps"}
-    return (
-        f"{unit[terms.unit]} (period {terms.period!r}, time zone {terms.time_zone}, changing "
-        f"{terms.change}) in {terms.measure}"
-    )
-
-
-def _first_refused(book: Book, charge: Charge) -> Charge:
-    """The step of a repeated charge to blame: the first that does not fit, or the first of all."""
-    steps = [
-        dataclasses.replace(
-            charge,
-            step=charge.step + offset,
-            repeat=1,
-            cells=dataclasses.replace(
-                charge.cells, first=charge.cells.first + offset, last=charge.cells.last + offset
-            ),
-        )
-        for offset in range(charge.repeat)
-    ]
-    return next((s for s in steps if book.account.loss_with(s) > book.account.total), charge)
 
 
 def _now() -> str:

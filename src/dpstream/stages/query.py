@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal, Protocol
-
-import pyarrow as pa
+from typing import Any, Literal
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import whole
 from dpstream.privacy.amounts import positive
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.promises import promise, rows_of
-from dpstream.stages.aggregates import Aggregate, Count, Measure, Sum, all_measures
+from dpstream.stages.aggregates import Aggregate, Count, Measure, all_measures
 from dpstream.stages.bounding import Bounds
+from dpstream.stages.checks import (
+    check_names,
+    checked_keys,
+    checked_public_keys,
+    checked_weights,
+)
+from dpstream.stages.hooks import Finish, Prepare
 from dpstream.stages.schedule import Schedule
 from dpstream.stages.ticks import (
     DAY,
@@ -36,29 +41,6 @@ _ZERO, _ONE_DAY = Micros(0), Micros(DAY)
 _TOTALS_WEIGHT = Fraction(1, 50)  # totals of a window are large beside their noise
 _FORMERLY: dict[str, Any] = {"last_share": None, "last_budget": None}
 """What versions did that did not know a field, where it is not the default of now."""
-_RESERVED = ("window_start", "window_end", "trigger_time", "release_index")
-
-
-class Prepare(Protocol):
-    """Makes the query's columns out of the source's: filters and expressions, row by row.
-
-    Its `repr` must say all that it does: it is part of what fixes the releases. It never raises
-    for a row: what cannot be computed is NULL.
-    """
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """The columns of the source that it reads."""
-
-    def __call__(self, table: pa.Table) -> pa.Table:
-        """The rows that are wanted, with the query's columns."""
-
-
-class Finish(Protocol):
-    """Chooses and orders rows of a release by their noisy values; its `repr` says how."""
-
-    def __call__(self, release: pa.Table) -> pa.Table:
-        """What is published of a release."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +123,9 @@ class Query:
                 put(name, positive(getattr(self, name), name))
         if self.strategy == "sqlp":
             put("last_budget", None)  # its trees measure every step alike
-        put("keys", _names(self.keys, "keys"))
+        put("keys", checked_keys(self.keys))
         put("aggregates", tuple(self.aggregates))
-        self._check_names()
+        check_names(self.name, self.unit, self.keys, self.aggregates, self.confidence)
         time_zone(self.time_zone)
         self._check_times()
         for name in ("max_groups_contributed", "max_rows_per_group", "max_key_bytes", "buffers"):
@@ -163,34 +145,12 @@ class Query:
                     f"{name} must be below 1; got {float(getattr(self, name)):g}"
                 )
         self._check_answers()
-        self._check_public_keys()
+        put("public_keys", checked_public_keys(self.keys, self.public_keys))
         self._check_strategy()
         _ = self.schedule
 
     def _put(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
-
-    def _check_names(self) -> None:
-        if not self.aggregates or not all(isinstance(a, Count | Sum) for a in self.aggregates):
-            raise InvalidParameter(
-                "aggregates must be Count, CountUnits, Sum, Avg, Variance or Stddev; got "
-                f"{self.aggregates!r}"
-            )
-        if self.unit in self.keys:
-            raise InvalidParameter(
-                f"the unit {self.unit!r} must not be a key: each group would be one unit; "
-                "group by other columns"
-            )
-        added = ("", "_stddev") if self.confidence is None else ("", "_stddev", "_low", "_high")
-        outputs = [f"{a.name}{more}" for a in self.aggregates for more in added]
-        outputs += [*self.keys, *_RESERVED]
-        twice = {name for name in outputs if outputs.count(name) > 1}
-        if twice:
-            raise InvalidParameter(
-                f"a release cannot have two columns named {sorted(twice)}; rename an aggregate"
-            )
-        if not self.name or len(self.name.encode()) > 60:
-            raise InvalidParameter(f"name must have 1 to 60 bytes; got {self.name!r}")
 
     def _check_times(self) -> None:
         put = self._put
@@ -243,15 +203,7 @@ class Query:
             rows = 4 * self.bounds.rows if self.debias_rows is None else self.debias_rows
             rows = whole(rows, "debias_rows", at_least=self.bounds.rows)
             self._put("debias_rows", rows)
-        known = {*(a.name for a in self.aggregates), "selection", "debias"}
-        weights = dict(self.weights)
-        if not weights.keys() <= known:
-            raise InvalidParameter(
-                f"weights must name aggregates of the query or 'selection'; got "
-                f"{sorted(weights.keys() - known)}, known are {sorted(known)}"
-            )
-        exact = tuple((n, positive(w, f"the weight of {n}")) for n, w in sorted(weights.items()))
-        self._put("weights", exact)
+        self._put("weights", checked_weights(self.weights, self.aggregates))
 
     def _check_strategy(self) -> None:
         if self.strategy not in ("latched", "sqlp"):
@@ -261,26 +213,6 @@ class Query:
                 "min_change is for the strategy 'latched': 'sqlp' publishes a group only when "
                 "enough units have come to it anyway"
             )
-
-    def _check_public_keys(self) -> None:
-        if self.public_keys is None:
-            if not self.keys:
-                self._put("public_keys", ((),))  # all rows are one group, and that is public
-            return
-        if self.public_keys == ((),) and not self.keys:
-            return
-        rows = tuple(
-            tuple(row) if isinstance(row, tuple | list) else (row,) for row in self.public_keys
-        )
-        if not rows or not self.keys or any(len(row) != len(self.keys) for row in rows):
-            raise InvalidParameter(
-                f"public_keys must list one value for each of the key columns {list(self.keys)}; "
-                f"got {list(self.public_keys)[:3]!r}"
-            )
-        as_text = {tuple(None if item is None else str(item) for item in row) for row in rows}
-        if len(as_text) < len(rows):  # in a column of text, 1 and "1" are one key
-            raise InvalidParameter("public_keys must not list a key twice")
-        self._put("public_keys", rows)
 
     @cached_property
     def bounds(self) -> Bounds:
@@ -447,10 +379,3 @@ class Query:
     def facts(self) -> dict[str, str]:
         """Everything that fixes the releases besides the data."""
         return {f.name: repr(getattr(self, f.name)) for f in fields(self)}
-
-
-def _names(given: Iterable[str], name: str) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
-    if len(set(names)) < len(names) or not all(names):
-        raise InvalidParameter(f"{name} must be different column names; got {names!r}")
-    return names

@@ -1,0 +1,30 @@
+"""What a query may do to rows before everything else, and to releases after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+
+class Prepare(Protocol):
+    """Makes the query's columns out of the source's: filters and expressions, row by row.
+
+    Its `repr` must say all that it does: it is part of what fixes the releases. It never raises
+    for a row: what cannot be computed is NULL.
+    """
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of the source that it reads."""
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """The rows that are wanted, with the query's columns."""
+
+
+class Finish(Protocol):
+    """Chooses and orders rows of a release by their noisy values; its `repr` says how."""
+
+    def __call__(self, release: pa.Table) -> pa.Table:
+        """What is published of a release."""
