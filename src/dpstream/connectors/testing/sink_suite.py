@@ -23,7 +23,8 @@ def release(
     """A release as the engine makes it; its counts tell which one it is."""
     told = {"query": query, "run": run, "window": window, "release_index": trigger}
     values = [1000.0 * window + 10 * trigger + n for n in range(rows)]
-    table = pa.table({"page": [f"/{n}" for n in range(rows)], "count": values})
+    pages = pa.array([f"/{n}" for n in range(rows)], pa.string())
+    table = pa.table({"page": pages, "count": pa.array(values, pa.float64())})
     return table.replace_schema_metadata({"dpstream": json.dumps(told)})
 
 
