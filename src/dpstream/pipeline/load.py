@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpstream.connectors.address import scheme_of
-from dpstream.connectors.registry import is_uri
 from dpstream.connectors.sinks.encode import ENCODERS
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.pipeline.books import Book
@@ -166,15 +164,11 @@ def _all_placed(base: Path, value: str | list[str]) -> str | list[str]:
 
 
 def _placed(base: Path, text: str) -> str:
-    """A path of the file, seen from the current directory; "-" and URIs stay what they are."""
+    """A path of the file, seen from the current directory; "-" is standard input or output."""
     slash = "/" if text.endswith("/") else ""  # an "out.db/" is a directory
-    return text if text == "-" or is_uri(text) else f"{base / text}{slash}"
+    return text if text == "-" else f"{base / text}{slash}"
 
 
 def _sink(base: Path, text: str) -> str:
     kind, colon, rest = text.partition(":")
-    if colon and kind == "delta" and scheme_of(rest) is not None:
-        return text  # an object store
-    if colon and kind in (*ENCODERS, "delta"):
-        return f"{kind}:{_placed(base, rest)}"
-    return _placed(base, text)
+    return f"{kind}:{_placed(base, rest)}" if colon and kind in ENCODERS else _placed(base, text)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.dead_letters import DeadLetters
-from dpstream.connectors.registry import is_uri
 from dpstream.connectors.sinks import open_sink
 from dpstream.connectors.sources import open_source
 from dpstream.connectors.sources.growing import GrowingDirectory
@@ -58,11 +57,10 @@ def run(
     """Publish a query's releases, for as long as its schedule runs.
 
     `source`: files (a path, a glob, a directory, a list), an Arrow table, a pandas or Polars frame,
-    "-" for standard input, or a server's URI. Files are read by event time; with `live` a directory
-    may grow, and what is in it is read by the clock, as rows of servers are. `history`: files that
-    are read by event time before and beside a live source. `sink`: a directory (Parquet;
-    "csv:out/", "jsonl:out/", "delta:out/"), an `.sqlite` or `.duckdb` file, a server's URI, "-" for
-    standard output, or a list of them.
+    or "-" for standard input. Files are read by event time; with `live` a directory may grow, and
+    what is in it is read by the clock. `history`: files that are read by event time before and
+    beside a live source. `sink`: a directory (Parquet; "csv:out/", "jsonl:out/"), an `.sqlite` or
+    `.duckdb` file, "-" for standard output, or a list of them.
 
     With `checkpoint_location`, a directory, the run survives a kill at any moment; its secret is
     made beside it on first use: back it up. Rows that cannot be used go to `dead_letters` (default:
@@ -224,4 +222,4 @@ def _opened(source: Any, live: bool, folder: Path | None, name: str = "") -> Sou
 
 
 def _is_path(source: Any) -> bool:
-    return isinstance(source, str | Path) and source != "-" and not is_uri(source)
+    return isinstance(source, str | Path) and source != "-"

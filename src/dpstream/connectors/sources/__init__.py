@@ -1,4 +1,4 @@
-"""Where rows come from: files, growing directories, pipes, tables in memory, servers."""
+"""Where rows come from: files of several formats, growing directories, pipes, tables in memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
-from dpstream.connectors.registry import is_uri, open_uri
 from dpstream.connectors.sources.files import SUFFIXES, Files, suffix
 from dpstream.connectors.sources.growing import GrowingDirectory
 from dpstream.connectors.sources.stdin import StandardInput
@@ -20,11 +19,10 @@ __all__ = ["Files", "GrowingDirectory", "StandardInput", "TableSource", "open_so
 
 
 def open_source(spec: Any, *, growing: bool = False) -> Source:
-    """A source for a path, glob, directory, list of them, "-", a URI, or a table in memory.
+    """A source for a path, glob, directory, list of them, "-", or a table in memory.
 
     A directory stands for its files of one format, sorted by name, as they are now; `growing`,
-    also for the files that are moved into it later. "-" is standard input. A URI such as
-    "postgres://..." is a server; `dpstream sources` lists the kinds.
+    also for the files that are moved into it later. "-" is standard input.
     """
     if isinstance(spec, Source):
         return spec
@@ -33,18 +31,15 @@ def open_source(spec: Any, *, growing: bool = False) -> Source:
         return TableSource(table)
     if isinstance(spec, str) and spec == "-":
         return StandardInput()
-    if is_uri(spec):
-        opened: Source = open_uri(spec, "source")
-        return opened
     if isinstance(spec, str | os.PathLike):
         if growing and Path(spec).is_dir():
             return GrowingDirectory(Path(spec))
         return Files(_expand(spec))
     several = isinstance(spec, Sequence) and len(spec) > 0
-    if several and all(isinstance(one, str | os.PathLike) and not is_uri(one) for one in spec):
+    if several and all(isinstance(one, str | os.PathLike) for one in spec):
         return Files(path for one in spec for path in _expand(one))
     raise InvalidParameter(
-        "a source must be a path, a glob, a directory, a list of them, '-', a URI or a table; got "
+        "a source must be a path, a glob, a directory, a list of them, '-' or a table; got "
         f"{spec!r:.200}"
     )
 

@@ -1,0 +1,140 @@
+"""Payloads of messages: rows, poison, and nothing that reaches from one message into another."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpstream.connectors.sources.messages import payloads
+from dpstream.errors import InvalidInput, InvalidParameter
+
+NAME = "clicks"
+FIELDS = ["user", "page"]
+
+
+def place(number):
+    return f"clicks, message {number}"
+
+
+def formats():
+    return {
+        "json": payloads("json", name=NAME),
+        "csv": payloads("csv", name=NAME, fields=FIELDS),
+        "arrow": payloads("arrow", name=NAME),
+    }
+
+
+def stream(table):
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    return out.getvalue().to_pybytes()
+
+
+def decoded(kind, messages, columns=FIELDS):
+    table, bad = formats()[kind].decode(messages, place, columns)
+    return table.to_pylist(), [(one.where, one.reason) for one in bad]
+
+
+def test_json_objects_lines_and_poison():
+    """An object a message, over several lines if it likes, or several objects, one a line."""
+    rows, bad = decoded("json", [
+        b'{"user": "a", "page": 1, "more": [1]}',
+        b'{\n  "user": "b",\n  "page": null\n}\n',
+        b'{"user": "c"}\n{"user": "d", "page": "x"}',
+        b"",
+        None,
+        b'{"user": "e"',
+        b'{"user": [1]}',
+        b"\xff\xfe",
+        b"[1]",
+    ])  # fmt: skip
+
+    assert [row["user"] for row in rows] == ["a", "b", "c", "d"]
+    assert [row["page"] for row in rows] == ["1", None, None, "x"]
+    assert [where for where, _ in bad] == [place(n) for n in (3, 4, 5, 6, 7, 8)]
+    assert "not JSON" in dict(bad)[place(5)]
+
+
+def test_csv_lines_and_poison():
+    """Quotes that never close cost their own message and no other."""
+    rows, bad = decoded("csv", [b"a,1", b'b,"x', b'c,"y,z"', b"d", b"", b'"e\nf",2', b"g,\xff"])
+
+    found = [(row["user"], row["page"]) for row in rows]
+    assert found == [("a", "1"), ("c", "y,z"), ("e\nf", "2")]
+    assert [where for where, _ in bad] == [place(n) for n in (1, 3, 4, 6)]
+
+
+def test_arrow_values_are_text():
+    """Of whatever type they are; a column that a message lacks is null."""
+    noon = datetime(2024, 5, 1, 12, tzinfo=UTC)
+    first = pa.table({"user": [1, 2], "page": ["x", None], "at": pa.array([noon] * 2)})
+    second = pa.table({"user": pa.array(["1"]).dictionary_encode(), "at": [Decimal("1.50")]})
+    broken = bytearray(stream(first))
+    broken[40:60] = b"\xff" * 20
+    rows, bad = decoded(
+        "arrow",
+        [stream(first), stream(second), b"", b"garbage", bytes(broken)],
+        ["user", "page", "at"],
+    )
+
+    assert [row["user"] for row in rows] == ["1", "2", "1"]
+    assert [row["page"] for row in rows] == ["x", None, None]
+    assert [row["at"] for row in rows] == ["2024-05-01 12:00:00.000000Z"] * 2 + ["1.50"]
+    assert [where for where, _ in bad] == [place(2), place(3), place(4)]
+
+
+def test_an_offset_that_lies_is_no_crash():
+    """Text of an Arrow message is checked before it is used."""
+    table = pa.table({"user": ["abc", "defg"], "page": ["x", "y"]})
+    whole = bytearray(stream(table))
+    at = whole.index(b"abcdefg")
+    offsets = whole.rindex((3).to_bytes(4, "little") + (7).to_bytes(4, "little"), 0, at)
+    whole[offsets : offsets + 4] = (10**6).to_bytes(4, "little")
+    rows, bad = decoded("arrow", [bytes(whole), stream(table)])
+
+    assert len(rows) == 2
+    assert [where for where, _ in bad] == [place(0)]
+
+
+LINES = st.sampled_from([
+    b'{"user": "a", "page": "1"}', b'{"user": "b"}\n{"user": "c"}', b'{"user": ', b"a,1", b'a,"1',
+    b'"b,2', b'b","2', b'x"y,"z', b"c,3\nd,4", b"e", b"", b"\n", b"\r", b'"f\n', b',"', b"\xff,1",
+])  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+@given(messages=st.lists(LINES, max_size=6))
+def test_a_message_is_read_alone(kind, messages):
+    """Together they give the rows that each gives by itself."""
+    together, bad = decoded(kind, messages)
+    alone = [decoded(kind, [one]) for one in messages]
+
+    assert together == [row for rows, _ in alone for row in rows]
+    expected = [(place(n), why) for n, (_, found) in enumerate(alone) for _, why in found]
+    assert sorted(bad) == sorted(expected)
+
+
+def test_every_column_without_a_choice():
+    """Whatever the messages have."""
+    assert decoded("json", [b'{"a": 1}', b'{"b": 2}'], None)[0] == [
+        {"a": "1", "b": None},
+        {"a": None, "b": "2"},
+    ]
+    assert decoded("csv", [b"a,1"], None)[0] == [{"user": "a", "page": "1"}]
+    both = [stream(pa.table({"a": [1]})), stream(pa.table({"b": [2]}))]
+    assert decoded("arrow", both, None)[0] == [{"a": "1", "b": None}, {"a": None, "b": "2"}]
+
+
+def test_what_cannot_be_is_refused():
+    """A format that is not there, csv without its fields, a column that csv does not have."""
+    with pytest.raises(InvalidParameter, match="one of json, csv, arrow; got 'xml'"):
+        payloads("xml", name=NAME)
+    with pytest.raises(InvalidParameter, match="csv needs them"):
+        payloads("csv", name=NAME)
+    for message in (b"a,1", b'a,"1"'):
+        with pytest.raises(InvalidInput, match="no column 'time'"):
+            formats()["csv"].decode([message], place, ["time"])
