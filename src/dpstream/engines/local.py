@@ -12,10 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpstream.engines.chunks import Aside
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.directory import StateDirectory, open_directory, read_about
 from dpstream.engines.erasure import erase_unit
-from dpstream.engines.inputs import Aside, Sources, check_columns
+from dpstream.engines.inputs import Sources, check_columns
 from dpstream.engines.loop import Loop
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError
 from dpstream.privacy.ledger import Ledger

@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpstream.connectors.options import is_uri
+from dpstream.connectors.registry import open_uri
 from dpstream.connectors.sinks.directory import DirectorySink
 from dpstream.connectors.sinks.duckdb import DuckdbSink
 from dpstream.connectors.sinks.encode import ENCODERS
@@ -55,22 +57,26 @@ def open_sink(spec: Any, *, journal: Path | None = None) -> Sink | None:
 
     "out/" is a directory of Parquet files; "csv:out/", "jsonl:out/" and "parquet:out/" name the
     format. A path that ends in .sqlite, .db or .duckdb is a database. "-" is standard output,
-    which remembers what it wrote in the file `journal`. None is no sink.
+    which remembers what it wrote in the file `journal`. A URI such as
+    "kafka://127.0.0.1:9092/releases" names a server. None is no sink.
     """
     if spec is None:
         return None
     if isinstance(spec, str) and spec == "-":
         return StdoutSink(journal=journal)
+    if is_uri(spec):
+        opened: Sink = open_uri("sink", spec)
+        return opened
     if isinstance(spec, str | os.PathLike):
         return _open_path(os.fspath(spec))
     if callable(getattr(spec, "write", None)):
         found: Sink = spec
         return found
     if isinstance(spec, Sequence):
-        opened = (open_sink(one, journal=journal) for one in spec)
-        return AllSinks([sink for sink in opened if sink is not None])
+        several = (open_sink(one, journal=journal) for one in spec)
+        return AllSinks([sink for sink in several if sink is not None])
     raise InvalidParameter(
-        "a sink must be a directory, a database file, '-' or have a method write; got "
+        "a sink must be a directory, a database file, a URI, '-' or have a method write; got "
         f"{spec!r:.200}"
     )
 
