@@ -2,61 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from dpstream.connectors.address import Address, secret_from
-from dpstream.errors import MissingDependency
+from dpstream.connectors.options import Options
 
-LIBPQ = (
+_LIBPQ = (
     "sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "gssencmode",
     "passfile", "service", "target_session_attrs", "connect_timeout", "keepalives",
     "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
 )  # fmt: skip
 """What is passed through to the client library as it is."""
-OPTIONS = (*LIBPQ, "password_file", "patience")
+_DEFAULTS = {"connect_timeout": "10", "tcp_user_timeout": "30000", "keepalives_idle": "10"}
 _FOR_NOW = ("starting up", "shutting down", "terminating", "too many", "recovery")
 _FOR_GOOD = ("no password", "certificate", "SSL", "private key", "invalid")
-_DEFAULTS = {"connect_timeout": "10", "tcp_user_timeout": "30000", "keepalives_idle": "10"}
 
 
-def connect(address: Address) -> Any:
-    """A connection without transactions of its own; hosts, user and database as libpq has them.
+def connector(options: Options) -> Callable[[], Any]:
+    """What connects, as often as it is called: without transactions of its own, times in UTC.
 
-    What the address leaves out comes from the environment (PGHOST, PGUSER, PGPASSFILE, ...).
+    What the options leave out comes from where libpq looks: PGHOST, PGUSER, PGPASSFILE, ...
     """
-    psycopg = driver()
-    hosts = [host.rpartition(":") if ":" in host else (host, "", "") for host in address.hosts]
-    about = {
-        "host": ",".join(host or port for host, _, port in hosts),
-        "port": ",".join(port for host, colon, port in hosts if colon),
-        "user": address.user,
-        "dbname": address.name,
+    hosts = [host for host in options.servers.split(",") if host]
+    pairs = [host.rpartition(":") if ":" in host else (host, "", "") for host in hosts]
+    given: dict[str, Any] = {
+        "host": ",".join(host.strip("[]") for host, _, _ in pairs),
+        "port": ",".join(port for _, _, port in pairs) if any(c for _, c, _ in pairs) else None,
+        "user": options.user,
+        "dbname": options.path,
+        "password": options.secret("password"),
+        **{name: options.text(name, _DEFAULTS.get(name)) for name in _LIBPQ},
     }
-    options = _DEFAULTS | {name: address.options[name] for name in LIBPQ if name in address.options}
-    if "password_file" in address.options:
-        options["password"] = secret_from(address.options["password_file"])
-    given = {name: value for name, value in about.items() if value} | options
-    connection = psycopg.connect(**given, application_name="dpstream", autocommit=True)
-    connection.execute("SET TimeZone = 'UTC'")
-    connection.execute("SET DateStyle = 'ISO, YMD'")
-    connection.execute("SET extra_float_digits = 1")
-    return connection
+    given = {name: value for name, value in given.items() if value}
 
-
-def driver() -> Any:
-    """The module psycopg."""
-    try:
+    def connect() -> Any:
         import psycopg
-    except ImportError:
-        raise MissingDependency(
-            "a postgres:// address needs the package psycopg: pip install 'dpstream[postgres]'"
-        ) from None
-    return psycopg
+
+        connection = psycopg.connect(**given, application_name="dpstream", autocommit=True)
+        for setting in ("TimeZone = 'UTC'", "DateStyle = 'ISO, YMD'", "extra_float_digits = 1"):
+            connection.execute(f"SET {setting}")
+        return connection
+
+    return connect
 
 
 def is_away(problem: Exception) -> bool:
     """Does the server not answer (and may, later), rather than refuse?"""
-    psycopg = driver()
+    import psycopg
+
     if not isinstance(problem, psycopg.OperationalError | psycopg.InterfaceError):
         return False
     state = getattr(problem, "sqlstate", None)

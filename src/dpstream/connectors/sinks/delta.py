@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.connectors.address import scheme_of
+from dpstream.connectors.options import is_uri
 from dpstream.connectors.sinks.numbers import another_run, run_of, with_numbers
 from dpstream.connectors.storage import open_folder, safe_name
 from dpstream.errors import MissingDependency, StateError
@@ -33,7 +33,7 @@ class DeltaSink:
 
     def __init__(self, place: str | Path) -> None:
         self._delta = _deltalake()
-        self._local = scheme_of(os.fspath(place)) is None
+        self._local = not is_uri(os.fspath(place))
         self._place = os.fspath(place).rstrip("/") or "."
         self._tables: dict[str, Any] = {}  # by query
         if self._local:

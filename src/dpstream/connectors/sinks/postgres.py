@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.connectors import postgres
-from dpstream.connectors.address import Address
-from dpstream.connectors.patience import keep_trying, seconds_of
+from dpstream.connectors.options import Options
+from dpstream.connectors.patience import SECONDS, Patience
 from dpstream.connectors.sinks.database import DatabaseSink, identifier
 from dpstream.connectors.sinks.encode import csv
 from dpstream.errors import InvalidInput, ServerUnreachable
@@ -20,33 +20,39 @@ _LONGEST_NAME = 63  # PostgreSQL cuts longer names without a word
 _LOCK = 1_685_091_444  # "dpst": one of this number and a schema is held by who writes there
 
 
+def from_options(options: Options) -> PostgresSink:
+    """The sink that a URI names."""
+    schema = options.text("schema", "public")
+    patience = options.number("patience", SECONDS)
+    connect = postgres.connector(options)
+    options.finish()
+    return PostgresSink(options.where, connect, schema=schema or "public", patience=patience)
+
+
 class PostgresSink(DatabaseSink):
     """A commit that was not answered is looked up in the book before anything is sent again."""
 
     mark = "%s"
 
-    def __init__(self, address: Address) -> None:
-        options = address.take(known=(*postgres.OPTIONS, "schema"))
-        self._address, self._schema = address, options.get("schema", "public")
-        self._patience = seconds_of(options.get("patience"))
-        self._what = f"PostgreSQL at {address.shown}"
-        self.errors = postgres.driver().Error
-        place = f"{address.shown}, schema {self._schema}"
+    def __init__(
+        self, where: str, connect: Callable[[], Any], *, schema: str, patience: float
+    ) -> None:
+        import psycopg
+
+        self._where, self._connect, self._schema = where, connect, schema
+        self._patience = Patience(where, seconds=patience)
+        self.errors = psycopg.Error
+        place = f"the schema {schema} of {where}"
         try:
             super().__init__(place, one=place)
         except _Away as problem:
             raise ServerUnreachable(
-                f"{self._what} does not answer: {problem}; start it, or mend the address"
+                f"{where} does not answer: {problem}; start it, or mend the address"
             ) from problem
-
-    @classmethod
-    def open(cls, address: Address) -> PostgresSink:
-        """The sink at an address."""
-        return cls(address)
 
     def connect(self) -> Any:
         """Connect, and make the schema."""
-        connection = postgres.connect(self._address)
+        connection = self._connect()
         schema = _name(self._schema)
         if connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone()[0] is None:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
@@ -102,7 +108,9 @@ class PostgresSink(DatabaseSink):
                     raise _Away(postgres.said(problem)) from problem
                 raise
 
-    def _insisting(self, work: Any) -> None:
+    def _insisting(self, work: Callable[[], None]) -> None:
+        """Do it; while the server is away, wait and do it again."""
+
         def once() -> None:
             if self.connection.closed or self.connection.broken:
                 with self.explained():
@@ -114,7 +122,14 @@ class PostgresSink(DatabaseSink):
                     self.connection.close()
                 raise
 
-        keep_trying(once, again=_Away, what=self._what, seconds=self._patience)
+        while True:
+            try:
+                once()
+                break
+            except _Away as problem:
+                self._patience.failed(str(problem))
+                self._patience.wait()
+        self._patience.well()
 
 
 class _Away(Exception):
