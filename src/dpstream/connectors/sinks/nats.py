@@ -98,7 +98,7 @@ class NatsSink:
         if self._runs.get(query) == run:
             return
         kept = self._insisting(lambda js: self._last(js, self._marker(query)))
-        if kept is not None and kept.data.decode() != run:
+        if kept is not None and (kept.data or b"").decode() != run:
             raise another_run(f"the stream {self._stream}", query)
 
     def close(self) -> None:
