@@ -1,17 +1,15 @@
 """Payloads of messages: rows, poison, and nothing that reaches from one message into another."""
 
 from datetime import UTC, datetime
-from decimal import Decimal
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpstream.connectors.sources.messages import payloads
+from dpstream.connectors.sources.messages import messages_of
 from dpstream.errors import InvalidInput, InvalidParameter
 
-NAME = "clicks"
 FIELDS = ["user", "page"]
 
 
@@ -21,9 +19,10 @@ def place(number):
 
 def formats():
     return {
-        "json": payloads("json", name=NAME),
-        "csv": payloads("csv", name=NAME, fields=FIELDS),
-        "arrow": payloads("arrow", name=NAME),
+        "json": messages_of("json"),
+        "csv": messages_of("csv", header=FIELDS),
+        "headed": messages_of("csv"),
+        "arrow": messages_of("arrow"),
     }
 
 
@@ -35,12 +34,14 @@ def stream(table):
 
 
 def decoded(kind, messages, columns=FIELDS):
-    table, bad = formats()[kind].decode(messages, place, columns)
-    return table.to_pylist(), [(one.where, one.reason) for one in bad]
+    found = formats()[kind].decode(messages, columns)
+    bad = found.rejected(messages, [place(number) for number in range(len(messages))])
+    assert len(found.origin) == found.table.num_rows
+    return found.table.to_pylist(), [(one.where, one.reason) for one in bad]
 
 
-def test_json_objects_lines_and_poison():
-    """An object a message, over several lines if it likes, or several objects, one a line."""
+def test_json_objects_and_poison():
+    """An object a message, over several lines if it likes."""
     rows, bad = decoded("json", [
         b'{"user": "a", "page": 1, "more": [1]}',
         b'{\n  "user": "b",\n  "page": null\n}\n',
@@ -53,9 +54,9 @@ def test_json_objects_lines_and_poison():
         b"[1]",
     ])  # fmt: skip
 
-    assert [row["user"] for row in rows] == ["a", "b", "c", "d"]
-    assert [row["page"] for row in rows] == ["1", None, None, "x"]
-    assert [where for where, _ in bad] == [place(n) for n in (3, 4, 5, 6, 7, 8)]
+    assert [row["user"] for row in rows] == ["a", "b"]
+    assert [row["page"] for row in rows] == ["1", None]
+    assert [where for where, _ in bad] == [place(n) for n in (2, 3, 4, 5, 6, 7, 8)]
     assert "not JSON" in dict(bad)[place(5)]
 
 
@@ -69,22 +70,22 @@ def test_csv_lines_and_poison():
 
 
 def test_arrow_values_are_text():
-    """Of whatever type they are; a column that a message lacks is null."""
+    """Of whatever type they are; a message that lacks a column is no row."""
     noon = datetime(2024, 5, 1, 12, tzinfo=UTC)
     first = pa.table({"user": [1, 2], "page": ["x", None], "at": pa.array([noon] * 2)})
-    second = pa.table({"user": pa.array(["1"]).dictionary_encode(), "at": [Decimal("1.50")]})
+    second = pa.table({"user": pa.array(["1"]).dictionary_encode(), "page": ["y"], "at": [1.5]})
     broken = bytearray(stream(first))
     broken[40:60] = b"\xff" * 20
     rows, bad = decoded(
         "arrow",
-        [stream(first), stream(second), b"", b"garbage", bytes(broken)],
+        [stream(first), stream(second), b"", b"garbage", bytes(broken), stream(first.select([0]))],
         ["user", "page", "at"],
     )
 
     assert [row["user"] for row in rows] == ["1", "2", "1"]
-    assert [row["page"] for row in rows] == ["x", None, None]
-    assert [row["at"] for row in rows] == ["2024-05-01 12:00:00.000000Z"] * 2 + ["1.50"]
-    assert [where for where, _ in bad] == [place(2), place(3), place(4)]
+    assert [row["page"] for row in rows] == ["x", None, "y"]
+    assert [row["at"] for row in rows] == ["2024-05-01 12:00:00.000000Z"] * 2 + ["1.5"]
+    assert [where for where, _ in bad] == [place(n) for n in (2, 3, 4, 5)]
 
 
 def test_an_offset_that_lies_is_no_crash():
@@ -106,7 +107,7 @@ LINES = st.sampled_from([
 ])  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["json", "csv"])
+@pytest.mark.parametrize("kind", ["json", "csv", "headed"])
 @given(messages=st.lists(LINES, max_size=6))
 def test_a_message_is_read_alone(kind, messages):
     """Together they give the rows that each gives by itself."""
@@ -130,11 +131,11 @@ def test_every_column_without_a_choice():
 
 
 def test_what_cannot_be_is_refused():
-    """A format that is not there, csv without its fields, a column that csv does not have."""
+    """A format that is not there, a header without csv, a column that the header does not have."""
     with pytest.raises(InvalidParameter, match="one of json, csv, arrow; got 'xml'"):
-        payloads("xml", name=NAME)
-    with pytest.raises(InvalidParameter, match="csv needs them"):
-        payloads("csv", name=NAME)
+        messages_of("xml")
+    with pytest.raises(InvalidParameter, match="the format is json"):
+        messages_of("json", header=FIELDS)
     for message in (b"a,1", b'a,"1"'):
         with pytest.raises(InvalidInput, match="no column 'time'"):
-            formats()["csv"].decode([message], place, ["time"])
+            formats()["csv"].decode([message], ["time"])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dpstream.connectors.kafka_server import KafkaServer
 from dpstream.connectors.servers import NatsServer, PostgresServer
 
 PASSWORD = "planted-Xk7qv9-password"
@@ -32,6 +33,19 @@ def postgres_server(place):
 @pytest.fixture(scope="session")
 def nats_server(place):
     yield from running(NatsServer(place / "nats", password=PASSWORD))
+
+
+@pytest.fixture(scope="session")
+def kafka_server(place):
+    yield from running(KafkaServer(place / "kafka"))
+
+
+@pytest.fixture
+def kafka(kafka_server):
+    """Kafka, running."""
+    if not kafka_server.answers():
+        kafka_server.start()
+    return kafka_server
 
 
 @pytest.fixture

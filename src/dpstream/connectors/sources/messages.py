@@ -1,199 +1,238 @@
-"""Messages of a broker as rows: JSON, CSV or Arrow payloads, all columns as strings or null.
+"""Messages as rows: JSON objects, CSV records or Arrow streams; one that cannot be read costs only
+itself.
 
-What becomes of a message depends on that message alone, never on those it was fetched with: a
-replay may fetch others beside it. A message that cannot be read is rejected whole, with its place.
+Every column is text, as from files of JSON lines and CSV, so that messages of one topic may differ
+in the types they declare. Messages are parsed together where none can reach into the next.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from dpstream.connectors.sinks.encode import plain
 from dpstream.connectors.sources.csv import CsvParser
 from dpstream.connectors.sources.jsonl import JsonlParser
-from dpstream.connectors.sources.text import SHOWN, Bad, Parser, rejected
+from dpstream.connectors.sources.text import SHOWN
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.records import Rejected
+from dpstream.records import Integers, Rejected
 
-Where = Callable[[int], str]
-"""The place of the n-th message, in words."""
-Decoded = tuple[pa.Table, list[Rejected]]
 FORMATS = ("json", "csv", "arrow")
+MAX_BYTES = 16 << 20
 
 
-class Payloads(Protocol):
-    """A format of messages."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Decoded:
+    """The rows of some messages: `origin` is each row's message, `bad` what is no row, and why."""
 
-    def decode(
-        self, messages: Sequence[bytes | None], where: Where, columns: Sequence[str] | None
-    ) -> Decoded:
-        """The rows of some messages, in their order, and what could not be read."""
+    table: pa.Table
+    origin: Integers
+    bad: list[tuple[int, str]]
+
+    def rejected(self, payloads: Sequence[bytes | None], where: Sequence[str]) -> list[Rejected]:
+        """What could not be read, with its place and as much of its text as is kept."""
+        texts = ((payloads[i] or b"")[: 4 * SHOWN].decode(errors="replace") for i, _ in self.bad)
+        return [
+            Rejected(where=where[i], reason=reason, row=text[:SHOWN])
+            for (i, reason), text in zip(self.bad, texts, strict=True)
+        ]
+
+
+class Format(Protocol):
+    """How one kind of payload is read."""
+
+    def parts(self, payloads: Sequence[bytes]) -> Iterator[range]:
+        """Runs of messages that may be parsed together."""
+        ...
+
+    def parse(
+        self, payloads: Sequence[bytes], columns: Sequence[str] | None
+    ) -> tuple[pa.Table, Integers, list[tuple[int, str]]]:
+        """Rows of one run, each row's message, and what is no row; InvalidInput if none is."""
         ...
 
 
-def payloads(kind: str, *, name: str, fields: Sequence[str] | None = None) -> Payloads:
-    """The format `kind`: json, csv (with its `fields`, for messages have no header) or arrow."""
-    if kind not in FORMATS:
-        raise InvalidParameter(f"a format must be one of {', '.join(FORMATS)}; got {kind!r}")
-    if (kind == "csv") != bool(fields):
-        raise InvalidParameter(
-            f"{name}: fields (the names of the columns, with commas between) go with csv, and csv "
-            f"needs them; got format {kind!r} and fields {fields!r}"
-        )
-    if kind == "arrow":
-        return ArrowPayloads()
-    return JsonPayloads(name) if kind == "json" else CsvPayloads(name, fields or ())
+def messages_of(kind: str, *, header: Sequence[str] | None = None) -> Decoder:
+    """A decoder of `json`, `csv` or `arrow`; `header`: the columns of CSV messages without one."""
+    formats: dict[str, Format] = {"json": _Json(), "csv": _Csv(header), "arrow": _Arrow()}
+    if kind not in formats:
+        raise InvalidParameter(f"format must be one of {', '.join(FORMATS)}; got {kind!r}")
+    if header is not None and kind != "csv":
+        raise InvalidParameter(f"header names the columns of CSV messages; the format is {kind}")
+    return Decoder(formats[kind], header=header)
 
 
-class JsonPayloads:
-    """An object a message, or several with line ends between them."""
+class Decoder:
+    """Turns payloads into one table.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    >>> found = messages_of("json").decode([b'{"a": 1}', b"oops", None], ["a"])
+    >>> found.table.to_pylist(), found.origin.tolist(), [at for at, _ in found.bad]
+    ([{'a': '1'}], [0], [1, 2])
+    """
 
-    def decode(
-        self, messages: Sequence[bytes | None], where: Where, columns: Sequence[str] | None
-    ) -> Decoded:
-        """Line ends inside one object are blanks."""
-        lines = [None if one is None else _one_line(one) for one in messages]
-        return _joined(JsonlParser(self._name), lines, where, columns)
-
-
-class CsvPayloads:
-    """A line a message, or several."""
-
-    def __init__(self, name: str, fields: Sequence[str]) -> None:
-        self._name, self._fields = name, list(fields)
-        header = io.StringIO(newline="")
-        csv.writer(header).writerow(self._fields)
-        self._parser = CsvParser(name)
-        self._parser.head(header.getvalue().encode(), final=True)
+    def __init__(
+        self, kind: Format, *, header: Sequence[str] | None = None, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._kind, self._header, self.max_bytes = kind, header, max_bytes
 
     def decode(
-        self, messages: Sequence[bytes | None], where: Where, columns: Sequence[str] | None
+        self, payloads: Sequence[bytes | None], columns: Sequence[str] | None = None
     ) -> Decoded:
-        """Quotes that do not close would reach into the next message: such batches go one by one"""
-        if any(b'"' in one for one in messages if one is not None):
-            return self._one_by_one(messages, where, columns)
-        return _joined(self._parser, messages, where, columns)
-
-    def _one_by_one(
-        self, messages: Sequence[bytes | None], where: Where, columns: Sequence[str] | None
-    ) -> Decoded:
-        rows: list[list[str]] = []
-        bad: list[Rejected] = []
-        for number, message in enumerate(messages):
-            try:
-                if message is None or not message.strip():
-                    raise ValueError("it is empty")
-                found = [*csv.reader(io.StringIO(message.decode(), newline=""), strict=True)]
-            except UnicodeDecodeError:
-                bad.append(_refused(where(number), message or b"", "it is not UTF-8 text"))
-            except (csv.Error, ValueError) as problem:
-                bad.append(_refused(where(number), message or b"", str(problem)))
+        """The rows of all payloads; None is a message without a value."""
+        self._check(columns)
+        tables, origins = [_empty(columns)], [np.zeros(0, np.int64)]
+        bad: list[tuple[int, str]] = []
+        usable: list[int] = []
+        content: list[bytes] = []
+        for at, payload in enumerate(payloads):
+            reason = self._refused(payload)
+            if reason is None:
+                usable.append(at)
+                content.append(payload or b"")
             else:
-                rows += [row for row in found if len(row) == len(self._fields)]
-                bad += [
-                    _refused(where(number), ",".join(row).encode(), self._wrong(row))
-                    for row in found
-                    if row and len(row) != len(self._fields)
-                ]
-        self._parser.parse(b"", final=True, columns=columns)  # refuses columns that are not there
-        wanted = [n for n in self._fields if columns is None or n in columns]
-        cells = {name: [row[self._fields.index(name)] for row in rows] for name in wanted}
-        return pa.table({n: pa.array(found, pa.string()) for n, found in cells.items()}), bad
-
-    def _wrong(self, row: list[str]) -> str:
-        return f"it has {len(row)} fields but the header has {len(self._fields)}"
-
-
-class ArrowPayloads:
-    """An Arrow IPC stream a message; a column that a message lacks is null."""
-
-    def decode(
-        self, messages: Sequence[bytes | None], where: Where, columns: Sequence[str] | None
-    ) -> Decoded:
-        """Values as text, so that messages of different types go together."""
-        tables = [pa.table({name: pa.array([], pa.string()) for name in columns or ()})]
-        bad: list[Rejected] = []
-        for number, message in enumerate(messages):
+                bad.append((at, reason))
+        places = np.array(usable, dtype=np.int64)
+        for run in self._kind.parts(content):
+            part = content[run.start : run.stop]
             try:
-                tables.append(_from_stream(message, columns))
-            except (pa.ArrowException, InvalidInput, OSError, ValueError) as problem:
-                reason = str(problem).partition("\n")[0]
-                bad.append(_refused(where(number), message or b"", f"it is no rows: {reason}"))
-        return pa.concat_tables(tables, promote_options="default"), bad
+                table, origin, wrong = self._kind.parse(part, columns)
+            except InvalidInput as problem:
+                bad += [(usable[at], str(problem)) for at in run]
+                continue
+            tables.append(table)
+            origins.append(places[origin + run.start])
+            bad += [(usable[at + run.start], reason) for at, reason in wrong]
+        whole = pa.concat_tables(tables, promote_options="default")
+        return Decoded(table=whole, origin=np.concatenate(origins), bad=sorted(bad))
+
+    def _check(self, columns: Sequence[str] | None) -> None:
+        """A column that the header does not have is nobody's message's fault."""
+        for name in columns or ():
+            if self._header is not None and name not in self._header:
+                found = ", ".join(self._header)
+                raise InvalidInput(f"the messages have no column {name!r}; header names {found}")
+
+    def _refused(self, payload: bytes | None) -> str | None:
+        if payload is None:
+            return "it has no value (a tombstone)"
+        if len(payload) > self.max_bytes:
+            return f"it has {len(payload)} bytes, more than max_message_bytes={self.max_bytes}"
+        return None if payload and not payload.isspace() else "it is empty"
 
 
-def _joined(
-    parser: Parser,
-    messages: Sequence[bytes | None],
-    where: Where,
-    columns: Sequence[str] | None,
-) -> Decoded:
-    """All messages in one block; a rejected line is known by where it lies."""
-    bad = [
-        _refused(where(number), b"", "it is empty")
-        for number, one in enumerate(messages)
-        if one is None or not one.strip()
-    ]
-    block = b"\n".join(one or b"" for one in messages)
-    parsed = parser.parse(block, final=True, columns=columns)
-    if parsed.bad:
-        starts = [0, *accumulate(len(one or b"") + 1 for one in messages)]
-        bad += [_located(one, block, starts, where) for one in parsed.bad]
-    return parsed.table, bad
+class _Json:
+    """One object a message."""
+
+    def __init__(self) -> None:
+        self._parser = JsonlParser("a message")
+
+    def parts(self, payloads: Sequence[bytes]) -> Iterator[range]:
+        yield range(len(payloads))
+
+    def parse(
+        self, payloads: Sequence[bytes], columns: Sequence[str] | None
+    ) -> tuple[pa.Table, Integers, list[tuple[int, str]]]:
+        # Between the tokens of JSON a tab is as good as a line end, and in its strings as bad.
+        lines = [p.translate(_NO_LINES) if b"\n" in p or b"\r" in p else p for p in payloads]
+        starts = np.cumsum([0, *(len(line) + 1 for line in lines)])
+        parsed = self._parser.parse(b"\n".join(lines), final=True, columns=columns)
+        wrong = np.searchsorted(starts, [b.start for b in parsed.bad], side="right") - 1
+        origin = np.setdiff1d(np.arange(len(lines)), wrong)
+        reasons = [one.reason for one in parsed.bad]
+        return parsed.table, origin, list(zip(wrong.tolist(), reasons, strict=True))
 
 
-def _located(bad: Bad, block: bytes, starts: Sequence[int], where: Where) -> Rejected:
-    return rejected(where(bisect_right(starts, bad.start) - 1), bad, block)
+class _Csv:
+    """Records of the columns in `header`, or below a header line of the message's own."""
+
+    def __init__(self, header: Sequence[str] | None) -> None:
+        self._header = None if header is None else (",".join(header) + "\n").encode()
+
+    def parts(self, payloads: Sequence[bytes]) -> Iterator[range]:
+        """One by one where a line end or a quote stands; the rest in runs."""
+        start = 0
+        for at, payload in enumerate(payloads):
+            alone = self._header is None or b"\n" in payload or b"\r" in payload or b'"' in payload
+            if alone:
+                if start < at:
+                    yield range(start, at)
+                yield range(at, at + 1)
+                start = at + 1
+        if start < len(payloads):
+            yield range(start, len(payloads))
+
+    def parse(
+        self, payloads: Sequence[bytes], columns: Sequence[str] | None
+    ) -> tuple[pa.Table, Integers, list[tuple[int, str]]]:
+        parser = CsvParser("the message")
+        text = (self._header or b"") + b"\n".join(payloads)
+        used = parser.head(text, final=True) or 0
+        body = text[used:]
+        parsed = parser.parse(body, final=True, columns=columns)
+        reasons = [one.reason for one in parsed.bad]
+        if len(payloads) == 1:
+            origin = np.zeros(len(parsed.table), np.int64)
+            return parsed.table, origin, [(0, reason) for reason in reasons]
+        starts = np.cumsum([0, *(len(payload) + 1 for payload in payloads)])
+        wrong = np.searchsorted(starts, [b.start for b in parsed.bad], side="right") - 1
+        origin = np.setdiff1d(np.arange(len(payloads)), wrong)
+        return parsed.table, origin, list(zip(wrong.tolist(), reasons, strict=True))
 
 
-def _refused(where: str, message: bytes, reason: str) -> Rejected:
-    return Rejected(where=where, reason=reason, row=message.decode(errors="replace")[:SHOWN])
+class _Arrow:
+    """An Arrow stream or file a message, with any number of rows."""
 
+    def parts(self, payloads: Sequence[bytes]) -> Iterator[range]:
+        for at in range(len(payloads)):
+            yield range(at, at + 1)
 
-def _one_line(message: bytes) -> bytes:
-    """One object that is written over several lines, on one; other messages as they are."""
-    if b"\n" not in message.strip():
-        return message.strip(b"\n")
-    flat = message.replace(b"\n", b" ")  # a line end within a JSON string is not allowed
-    try:
-        json.loads(flat)
-    except (ValueError, RecursionError):
-        return message.strip(b"\n")
-    return flat
-
-
-def _from_stream(message: bytes | None, columns: Iterable[str] | None) -> pa.Table:
-    if not message:
-        raise InvalidInput("it is empty")
-    table = pa.ipc.open_stream(message).read_all()
-    if len(set(table.column_names)) < len(table.column_names):
-        raise InvalidInput("two columns have one name")
-    wanted = table.column_names if columns is None else list(columns)
-    table = table.select([name for name in wanted if name in table.column_names])
-    table.validate(full=True)  # bytes from elsewhere: lengths and offsets may lie
-    found = {one: _as_text(one, table[one]) for one in table.column_names}
-    absent = pa.nulls(table.num_rows, pa.string())
-    return pa.table({name: found.get(name, absent) for name in wanted})
+    def parse(
+        self, payloads: Sequence[bytes], columns: Sequence[str] | None
+    ) -> tuple[pa.Table, Integers, list[tuple[int, str]]]:
+        payload = payloads[0]
+        try:
+            is_file = payload.startswith(b"ARROW1")
+            reader = pa.ipc.open_file(payload) if is_file else pa.ipc.open_stream(payload)
+            table = reader.read_all()
+            table.validate(full=True)
+        except (pa.ArrowException, OSError, ValueError, EOFError) as problem:
+            reason = str(problem).partition("\n")[0]
+            raise InvalidInput(f"it is no Arrow stream: {reason}") from None
+        names = table.column_names
+        missing = [name for name in columns or () if name not in names]
+        if missing or len(set(names)) < len(names):
+            found = ", ".join(names)
+            raise InvalidInput(
+                f"it has no column {missing[0]!r}; its columns are {found}"
+                if missing
+                else f"its column names must differ; got {found}"
+            )
+        wanted = names if columns is None else [name for name in names if name in columns]
+        texts = {name: _as_text(name, table[name]) for name in wanted}
+        return pa.table(texts), np.zeros(len(table), np.int64), []
 
 
 def _as_text(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if pa.types.is_nested(column.type):
-        raise InvalidInput(f"the column {name!r} holds {column.type}, not numbers or strings")
-    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
-        column = column.cast(pa.timestamp(column.type.unit, "UTC"))
-    text = pc.cast(column, pa.string())
-    text.validate(full=True)
-    return text
+    """Numbers in their shortest spelling, instants in ISO 8601 down to the microsecond."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        return column.cast(pa.timestamp("us", "UTC" if kind.tz else None), safe=False).cast(
+            pa.string()
+        )
+    try:
+        return plain(column).cast(pa.string())
+    except (pa.ArrowException, ValueError):
+        raise InvalidInput(
+            f"the values of {name!r} are {kind}; a column holds numbers or strings"
+        ) from None
+
+
+def _empty(columns: Sequence[str] | None) -> pa.Table:
+    return pa.table({name: pa.array([], pa.string()) for name in columns or ()})
+
+
+_NO_LINES = bytes.maketrans(b"\r\n", b"\t\t")

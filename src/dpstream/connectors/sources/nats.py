@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pyarrow as pa
-
 from dpstream.connectors.nats import Away, Client
 from dpstream.connectors.nats_pull import Ended, Message, Puller
 from dpstream.connectors.options import Options
 from dpstream.connectors.patience import SECONDS, Patience
-from dpstream.connectors.sources.messages import FORMATS, Payloads, payloads
+from dpstream.connectors.sources.messages import FORMATS, MAX_BYTES, Decoder, messages_of
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost, ServerUnreachable
 from dpstream.records import Batch, Position
 
@@ -42,22 +40,23 @@ class Place:
 
 def from_options(options: Options) -> NatsSource:
     """The source that a URI names: nats://host:4222/STREAM."""
-    kind, fields = options.choice("format", FORMATS, "json"), options.text("fields")
-    begin = options.choice("begin", ("first", "new"), "first")
+    kind, header = options.choice("format", FORMATS, "json"), options.text("header")
+    decoder = messages_of(kind, header=None if header is None else header.split(","))
+    decoder.max_bytes = int(options.number("max_message_bytes", MAX_BYTES, least=1))
+    start = options.choice("start", ("earliest", "latest"), "earliest")
     subject, until = options.text("subject", ">"), options.number("until", 0)
     patience = Patience(options.where, seconds=options.number("patience", SECONDS))
     client = Client(options)
     options.finish()
     if not options.path or "/" in options.path:
         raise InvalidParameter(f"{options.where} must name one stream: nats://host:4222/STREAM")
-    decoder = payloads(kind, name=options.path, fields=fields.split(",") if fields else None)
     source = NatsSource(
         client,
         stream=options.path,
         subject=subject or ">",
         decoder=decoder,
         patience=patience,
-        begin=begin,
+        latest=start == "latest",
         end=int(until) or None,
     )
     source.check()
@@ -78,14 +77,14 @@ class NatsSource:
         *,
         stream: str,
         subject: str,
-        decoder: Payloads,
+        decoder: Decoder,
         patience: Patience,
-        begin: str = "first",
+        latest: bool = False,
         end: int | None = None,
     ) -> None:
         self._client, self._stream, self._decoder = client, stream, decoder
         self._fits = _pattern(subject)
-        self._patience, self._begin, self._end = patience, begin, end
+        self._patience, self._latest, self._end = patience, latest, end
         self.bounded = end is not None
         self._name = stream if end is None else f"{stream} up to {end}"
         self._puller: Puller | None = None
@@ -197,7 +196,7 @@ class NatsSource:
             )
         state = about.state
         if at is None:
-            begin = state.last_seq if self._begin == "new" else max(state.first_seq - 1, 0)
+            begin = state.last_seq if self._latest else max(state.first_seq - 1, 0)
             begin = begin if goal is None else goal.begin
             created = about.created.isoformat()
             at = Place(created=created, begin=begin, sequence=begin, count=0)
@@ -245,20 +244,14 @@ class NatsSource:
         self, found: list[Message], at: Place | None, columns: Sequence[str] | None, *, done: bool
     ) -> Batch:
         mine = [one for one in found if self._fits.fullmatch(one.subject)]
-
-        def where(number: int) -> str:
-            return f"{self._stream}, message {mine[number].sequence}"
-
-        if mine:
-            table, bad = self._decoder.decode([one.data for one in mine], where, columns)
-        else:
-            table = pa.table({name: pa.array([], pa.string()) for name in columns or ()})
-            bad = []
+        content = [one.data for one in mine]
+        decoded = self._decoder.decode(content, columns)
+        places = [f"{self._stream}, message {one.sequence}" for one in mine] if decoded.bad else []
         return Batch(
-            table=table,
+            table=decoded.table,
             position=None if at is None else at.position(),
             done=done,
-            rejected=bad,
+            rejected=decoded.rejected(content, places),
             where=f"{self._stream} from message {found[0].sequence}" if found else None,
         )
 

@@ -99,7 +99,9 @@ class PostgresSource:
             place=self._table.place,
         )  # fmt: skip
         self._name = self._table.name if end is None else f"{self._table.name} up to {end}"
-        self._passed: tuple[int | None, int, int] | None = None  # the last chunk: after, up to, rows
+        self._passed: tuple[int | None, int, int] | None = (
+            None  # the last chunk: after, up to, rows
+        )
 
     def partitions(self) -> list[str]:
         """The table."""
