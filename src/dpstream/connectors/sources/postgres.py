@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
     begin: int | None
     key: int | None
-    count: int
+    rows: int
 
 
 def from_options(options: Options) -> PostgresSource:
@@ -85,6 +85,9 @@ class PostgresSource:
         self._connect, self._where, self._patience = connect, where, patience
         self._latest, self._end, self._rows = latest, end, rows
         self.bounded = end is not None
+        import psycopg
+
+        self._errors = psycopg.Error
         try:
             self._connection: Any = connect()
             self._table: Table = find_table(self._connection, table, key, where)
@@ -92,7 +95,7 @@ class PostgresSource:
                 self._connection, table=self._table.oid, column=self._table.number,
                 place=self._table.place, settle=settle, lag=lag,
             )  # fmt: skip
-        except Exception as problem:
+        except self._errors as problem:
             raise self._explained(problem) from problem
         self._horizon = Horizon(
             table=self._table.oid, largest=self._table.largest, settle=settle, lag=lag,
@@ -135,7 +138,7 @@ class PostgresSource:
                 found = self._next(at, goal, names)
                 self._patience.well()
                 return found
-            except Exception as problem:
+            except self._errors as problem:
                 if not postgres.is_away(problem):
                     raise self._explained(problem) from problem
                 self.close()
@@ -165,9 +168,9 @@ class PostgresSource:
         last, full = found.last, found.rows == self._rows
         if not full and (goal is not None or self.bounded):
             last = stop
-        after = Place(at.begin, at.key if last is None else last, at.count + found.rows)
+        after = Place(at.begin, at.key if last is None else last, at.rows + found.rows)
         if goal is not None and after.key == goal.key and after != goal:
-            raise self._other_rows(goal.count - at.count, found.rows, at.key, goal.key)
+            raise self._other_rows(goal.rows - at.rows, found.rows, at.key, goal.key)
         if goal is None and last is not None:
             self._passed = (at.key, last, found.rows)
         return Batch(
@@ -238,10 +241,6 @@ class PostgresSource:
 
     def _explained(self, problem: Exception) -> Exception:
         """The server's words, with what to do."""
-        import psycopg
-
-        if not isinstance(problem, psycopg.Error):
-            return problem
         if postgres.is_away(problem):
             return ServerUnreachable(
                 f"{self._where} does not answer: {postgres.said(problem)}; start it, or mend the "
@@ -254,9 +253,9 @@ def _placed(position: Position) -> Place | None:
     if position is None:
         return None
     try:
-        begin, key, count = position
-        return Place(None if begin is None else int(begin), None if key is None else int(key),
-                     int(count))  # fmt: skip
+        begin, key, rows = position
+        edges = [None if one is None else int(one) for one in (begin, key)]
+        return Place(edges[0], edges[1], int(rows))
     except (TypeError, ValueError):
         raise InvalidInput(
             f"{position!r} is no position of a table; the checkpoint belongs to another source"

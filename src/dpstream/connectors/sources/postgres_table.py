@@ -78,7 +78,7 @@ class Table:
     def count(self, connection: Any, after: int | None, upto: int, most: int) -> int:
         """How many rows a range of keys has, at most `most`."""
         inside = f"SELECT 1 FROM {self.quoted} WHERE {self._range(after, upto)} LIMIT {most:d}"
-        (found,) = connection.execute(f"SELECT count(*) FROM ({inside}) AS some").fetchone()
+        (found,) = connection.execute(f"SELECT count(*) FROM ({inside}) AS found").fetchone()
         return int(found)
 
     def last_of_sequence(self, connection: Any) -> int | None:
