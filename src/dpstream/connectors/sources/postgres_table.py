@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpstream.connectors.postgres import copy_out
 from dpstream.connectors.sinks.database import identifier
 from dpstream.connectors.sources.postgres_types import Column, columns_of
 from dpstream.errors import InvalidInput
@@ -72,8 +73,7 @@ class Table:
             f"COPY (SELECT {asked} FROM {self.quoted} WHERE {self._range(after, upto)} "
             f"ORDER BY {identifier(self.key)} LIMIT {rows:d}) TO STDOUT (FORMAT csv)"
         )
-        with connection.cursor().copy(statement) as copy:
-            return b"".join(copy)
+        return copy_out(connection, statement)
 
     def count(self, connection: Any, after: int | None, upto: int, most: int) -> int:
         """How many rows a range of keys has, at most `most`."""
