@@ -2,7 +2,8 @@
 
 The subject of a release is PREFIX.query.window.trigger.part. A message is published on condition
 that its subject has none yet, which the server checks; de-duplication by message id, which servers
-forget after minutes, is not needed. A release that is too large for a message has several parts.
+forget after minutes, is not needed. A release that is too large for a message has several parts,
+and its part 0 comes last: who sees that one finds them all.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class NatsSink:
         subject = f"{self._prefix}.{safe_name(query)}.{window}.{trigger}"
         parts = [*self._parts(table)]
         headers = {_PARTS: str(len(parts)), _RUN: run, **_about(table)}
-        for number, payload in enumerate(parts):
+        for number, payload in reversed([*enumerate(parts)]):
             place = f"{subject}.{number}"
             self._insisting(partial(self._release, subject=place, data=payload, headers=headers))
 

@@ -97,10 +97,9 @@ class PostgresSource:
             )  # fmt: skip
         except self._errors as problem:
             raise self._explained(problem) from problem
-        self._horizon = Horizon(
-            table=self._table.oid, largest=self._table.largest, settle=settle, lag=lag,
-            place=self._table.place,
-        )  # fmt: skip
+        self._settle, self._lag = settle, lag
+        self._horizon = self._looking()
+        self._seen = False  # the row of the position, in this process
         self._name = self._table.name if end is None else f"{self._table.name} up to {end}"
         self._passed: tuple[int | None, int, int] | None = (
             None  # the last chunk: after, up to, rows
@@ -151,6 +150,7 @@ class PostgresSource:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+        self._horizon, self._seen = self._looking(), False  # another server may answer next time
 
     def _next(self, at: Place | None, goal: Place | None, names: list[str]) -> Batch:
         stop = self._reachable(at) if goal is None else goal.key
@@ -181,13 +181,23 @@ class PostgresSource:
             where=f"{self._table.place} after {self._table.key} {at.key}",
         )
 
+    def _looking(self) -> Horizon:
+        return Horizon(
+            table=self._table.oid,
+            largest=self._table.largest,
+            settle=self._settle,
+            lag=self._lag,
+            place=self._table.place,
+        )
+
     def _reachable(self, at: Place | None) -> int | None:
         """Up to where rows are settled."""
         known = self._horizon.settled
         key = None if at is None else at.key
         if key is None or known is None or key >= known:
             largest = self._horizon.look(self._connection)
-            self._refuse_shorter(key, largest)
+            if at is not None and at.rows:
+                self._refuse_other_table(at.key, largest)
             while self._end is not None and (self._horizon.settled or self._end - 1) < self._end:
                 self._refuse_early_end(largest)
                 time.sleep(_POLL)
@@ -196,23 +206,31 @@ class PostgresSource:
         return settled if self._end is None else self._end
 
     def _refuse_early_end(self, largest: int | None) -> None:
-        if largest is None or largest < (self._end or 0):
+        if largest is None or largest - self._lag < (self._end or 0):
+            behind = f", {self._lag} of which are left alone," if self._lag else ""
             raise InvalidInput(
-                f"{self._table.place} ends at {self._table.key} {largest}, before until="
+                f"{self._table.place} ends at {self._table.key} {largest}{behind} before until="
                 f"{self._end}; wait, or name an earlier end"
             )
 
-    def _refuse_shorter(self, key: int | None, largest: int | None) -> None:
-        """A table that ends before what was read is not the one that was read."""
-        if key is None:
+    def _refuse_other_table(self, key: int | None, largest: int | None) -> None:
+        """The last row that was read must be there, or nothing can have come after it.
+
+        Otherwise rows that nobody has read may be gone too. Who has seen the row, and looks again
+        and again, need not look for it any more.
+        """
+        if key is None or (self._seen and (largest is None or largest >= key)):
             return
-        if largest is None:
-            largest = self._table.last_of_sequence(self._connection)  # all rows may be old
-        if largest is not None and largest < key:
+        there = self._table.count(self._connection, key - 1, key, 1)
+        last = largest if there else self._table.last_of_sequence(self._connection)
+        if last is None or last < key or (not there and last != key):
             raise RowsLost(
-                f"{self._table.place} ends at {self._table.key} {largest} now, and was read up to "
-                f"{key}; restore it, or start anew with another checkpoint location"
+                f"{self._table.place} was read up to {self._table.key} {key}, and that row is gone"
+                f"{f', while the last key is {last}' if last is not None else ''}: rows that were "
+                "not read may be gone too; restore them, or start anew with another checkpoint "
+                "location"
             )
+        self._seen = True
 
     def _refuse_stragglers(self, at: Place) -> None:
         """Count the last chunk again: a row that came behind it would never be read."""
