@@ -42,6 +42,20 @@ SOURCES = {
         package="confluent_kafka",
         extra="kafka",
     ),
+    "nats": Connector(
+        module="dpstream.connectors.sources.nats",
+        example="nats://127.0.0.1:4222/CLICKS?format=json",
+        about="a NATS JetStream stream: JSON, CSV or Arrow messages",
+        package="nats",
+        extra="nats",
+    ),
+    "postgres": Connector(
+        module="dpstream.connectors.sources.postgres",
+        example="postgres://user@127.0.0.1:5432/database?table=clicks&key=id",
+        about="a table of PostgreSQL that grows, by its key",
+        package="psycopg",
+        extra="postgres",
+    ),
 }
 SINKS = {
     "kafka": Connector(
@@ -51,12 +65,28 @@ SINKS = {
         package="confluent_kafka",
         extra="kafka",
     ),
+    "nats": Connector(
+        module="dpstream.connectors.sinks.nats",
+        example="nats://127.0.0.1:4222/RELEASES",
+        about="a NATS JetStream stream, a subject for each release",
+        package="nats",
+        extra="nats",
+    ),
+    "postgres": Connector(
+        module="dpstream.connectors.sinks.postgres",
+        example="postgres://user@127.0.0.1:5432/database?schema=releases",
+        about="PostgreSQL, a table for each query",
+        package="psycopg",
+        extra="postgres",
+    ),
 }
 
 
 def open_uri(kind: str, uri: str, more: Mapping[str, Any] | None = None) -> Any:
     """The `kind` ("source" or "sink") that a URI names, with further options."""
     options = Options(uri, more)
+    if options.scheme == "postgresql":  # both are usual
+        options.scheme = "postgres"
     known = SOURCES if kind == "source" else SINKS
     connector = known.get(options.scheme)
     if connector is None:
