@@ -104,10 +104,18 @@ def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
     return Feed(
         source=_all_placed(base, path),
         live=table.get("live", False) or is_uri(path),
-        options=table.get("options"),
+        options=_options(base, table.get("options", {})),
         history=None if history is None else _all_placed(base, history),
         name=name,
     )
+
+
+def _options(base: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A server's options; the files that they name are placed like all others."""
+    return {
+        name: _placed(base, value) if name.endswith("_file") else value
+        for name, value in options.items()
+    }
 
 
 def _books(

@@ -100,6 +100,13 @@ def _check(where: str, name: str, table: Mapping[str, Any]) -> None:
         if key not in known:
             raise InvalidInput(f"{where} has an unknown key {key!r}; {nearest(key, known)}")
         fits = isinstance(value, known[key]) and (bool in known[key] or not isinstance(value, bool))
+        if isinstance(value, dict):
+            for inner, given in value.items():
+                if not isinstance(given, str | int | float):
+                    raise InvalidInput(
+                        f"{where}: {key}.{inner} must be text, a number, true or false; got "
+                        f"{given!r:.80}"
+                    )
         if isinstance(value, list):
             fits = fits and bool(value) and all(isinstance(each, str) for each in value)
         if not fits or value == "":

@@ -64,9 +64,11 @@ class KafkaSink:
         patience: float = SECONDS,
         book: str | None = None,
     ) -> None:
-        self._topic, self._settings, self._where = topic, settings, where
+        self._topic, self._where = topic, where
+        self._settings = settings | {"error_cb": self._noted}
+        self._refused: KafkaError | None = None
         self._patience = Patience(where, seconds=patience)
-        self._book = Book(book or f"{topic}.releases", topic, settings, where)
+        self._book = Book(book or f"{topic}.releases", topic, self._settings, where)
         self._producers: dict[str, Any] = {}
         self._done: dict[str, dict[tuple[int, int], str]] = {}  # by query: releases and their runs
 
@@ -145,9 +147,14 @@ class KafkaSink:
         if runs and run not in runs:
             raise another_run(f"the topic {self._topic}", query)
 
+    def _noted(self, error: KafkaError) -> None:
+        """The client tells of a problem; most it mends itself."""
+        if refused(self._where, error) is not None:
+            self._refused = error
+
     def _raise(self, error: KafkaError, query: str) -> None:
         """Raise what trying again cannot mend."""
-        problem = refused(self._where, error)
+        problem = refused(self._where, self._refused or error)
         if problem is not None:
             raise problem from None
         if error.code() in _FENCED:

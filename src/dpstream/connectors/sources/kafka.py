@@ -105,7 +105,7 @@ class KafkaSource:
             if at > end:
                 raise InvalidInput(f"{partition} cannot be read from offset {at} back to {end}")
             return self._batch(partition, [], until, columns, done=True)
-        held = self._topic.fetch(number, at, wait=end is not None)
+        held = self._topic.fetch(number, at, patiently=end is not None)
         messages = _taken(held, end)
         self._refuse_lost(partition, held, end)
         self._topic.taken(held)

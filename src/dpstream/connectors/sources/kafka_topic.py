@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from dpstream.connectors.patience import Patience
 from dpstream.errors import InvalidInput, RowsLost
 
 _POLL = 0.1  # seconds that a fetch waits for messages
-_ASK, _FIRST_ASK = 0.5, 5.0  # seconds that a question to the broker may take
+_ASK, _FIRST_ASK = 0.5, 3.0  # seconds that a question to the broker may take
 _LOOK_EVERY = 5.0  # seconds between looks for new partitions
 MESSAGES = 50_000
 """Messages that are taken from the client at once; twice as many may wait for a reader."""
@@ -117,8 +118,8 @@ class Topic:
         self._answered()
         return int(low), int(high)
 
-    def fetch(self, number: int, at: int, *, wait: bool) -> Held:
-        """What is there of a partition from an offset on; `wait` a little, also for a broker."""
+    def fetch(self, number: int, at: int, *, patiently: bool) -> Held:
+        """What is there of a partition from an offset on; `patiently`: wait a little, also for a broker."""
         held = self._held.get(number)
         if held is None or held.at != at:
             place = TopicPartition(self.name, number, at)
@@ -128,7 +129,7 @@ class Topic:
             held = self._held[number] = Held(number=number, at=at)
         if not held.messages:
             self._poll(0.0)
-        if not held.messages and held.end is None and (wait or not self.failing):
+        if not held.messages and held.end is None and (patiently or not self.failing):
             self._poll(_POLL)
         if self._down and not held.messages and not self._patience.too_early:
             self._look(_ASK)  # does it answer again?
@@ -175,8 +176,13 @@ class Topic:
     def _look(self, seconds: float) -> None:
         self._next_look = time.monotonic() + _LOOK_EVERY
         topics = TopicCollection([self.name])
+        asked = self._admin.describe_topics(topics, request_timeout=seconds)[self.name]
         try:
-            found = self._admin.describe_topics(topics, request_timeout=seconds)[self.name].result()
+            while not asked.done():
+                wait([asked], timeout=_POLL)
+                self._admin.poll(0)  # its callback tells why there is no answer
+                self._raise_refusal()
+            found = asked.result()
         except KafkaException as problem:
             error = problem.args[0]
             if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
