@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from dpstream.connectors.kafka_client import client_settings, create, refused, topic_of
+from dpstream.connectors.kafka_client import Problems, client_settings, create, topic_of
 from dpstream.connectors.options import Options
 from dpstream.connectors.patience import SECONDS, Patience
 from dpstream.connectors.sinks.encode import jsonl
@@ -65,8 +65,8 @@ class KafkaSink:
         book: str | None = None,
     ) -> None:
         self._topic, self._where = topic, where
-        self._settings = settings | {"error_cb": self._noted}
-        self._refused: KafkaError | None = None
+        self._problems = Problems(where)
+        self._settings = settings | {"error_cb": self._problems}
         self._patience = Patience(where, seconds=patience)
         self._book = Book(book or f"{topic}.releases", topic, self._settings, where)
         self._producers: dict[str, Any] = {}
@@ -147,16 +147,10 @@ class KafkaSink:
         if runs and run not in runs:
             raise another_run(f"the topic {self._topic}", query)
 
-    def _noted(self, error: KafkaError) -> None:
-        """The client tells of a problem; most it mends itself."""
-        if refused(self._where, error) is not None:
-            self._refused = error
-
     def _raise(self, error: KafkaError, query: str) -> None:
         """Raise what trying again cannot mend."""
-        problem = refused(self._where, self._refused or error)
-        if problem is not None:
-            raise problem from None
+        self._problems(error)
+        self._problems.raise_refusal()
         if error.code() in _FENCED:
             raise StateError(
                 f"{self._where}: another process has begun to publish {query!r}, and this one was "

@@ -20,7 +20,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from dpstream.connectors.kafka_client import create, refused
+from dpstream.connectors.kafka_client import Problems, create
 from dpstream.connectors.patience import Patience
 from dpstream.errors import InvalidInput, RowsLost
 
@@ -83,11 +83,10 @@ class Topic:
         self.name, self._where, self._patience = name, where, patience
         self.id: str | None = None
         self.numbers: list[int] = []
-        self._down = False
-        self._refused: KafkaError | None = None
         self._next_look = 0.0
         self._held: dict[int, Held] = {}
-        callback = {"error_cb": self._noted}
+        self._problems = Problems(where)
+        callback = {"error_cb": self._problems}
         self._consumer = create(Consumer, settings | _SETTINGS | callback, where)
         self._admin = create(AdminClient, settings | callback, where)
 
@@ -119,7 +118,7 @@ class Topic:
         return int(low), int(high)
 
     def fetch(self, number: int, at: int, *, patiently: bool) -> Held:
-        """What is there of a partition from an offset on; `patiently`: wait a little, also for a broker."""
+        """What is there of a partition from an offset on; `patiently` waits for a broker, too."""
         held = self._held.get(number)
         if held is None or held.at != at:
             place = TopicPartition(self.name, number, at)
@@ -131,7 +130,7 @@ class Topic:
             self._poll(0.0)
         if not held.messages and held.end is None and (patiently or not self.failing):
             self._poll(_POLL)
-        if self._down and not held.messages and not self._patience.too_early:
+        if self._problems.down and not held.messages and not self._patience.too_early:
             self._look(_ASK)  # does it answer again?
         return held
 
@@ -164,14 +163,14 @@ class Topic:
             elif error.code() in _OUT_OF_RANGE:
                 raise self._gone(held)
             else:
-                self._noted(error)
+                self._problems(error)
                 continue
             self._answered()
         for held in self._held.values():
             if len(held.messages) > 2 * MESSAGES and not held.paused:
                 self._consumer.pause([TopicPartition(self.name, held.number)])
                 held.paused = True
-        self._raise_refusal()
+        self._problems.raise_refusal()
 
     def _look(self, seconds: float) -> None:
         self._next_look = time.monotonic() + _LOOK_EVERY
@@ -181,14 +180,14 @@ class Topic:
             while not asked.done():
                 wait([asked], timeout=_POLL)
                 self._admin.poll(0)  # its callback tells why there is no answer
-                self._raise_refusal()
+                self._problems.raise_refusal()
             found = asked.result()
         except KafkaException as problem:
             error = problem.args[0]
             if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise self._missing() from None
-            self._noted(error)
-            self._raise_refusal()
+            self._problems(error)
+            self._problems.raise_refusal()
             self._patience.failed(_SILENT)
             return
         self._answered()
@@ -226,22 +225,9 @@ class Topic:
             "another checkpoint location"
         )
 
-    def _noted(self, error: KafkaError) -> None:
-        """The client tells of a problem; most it mends itself."""
-        if refused(self._where, error) is not None:
-            self._refused = error
-        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._down = True
-
     def _answered(self) -> None:
-        self._down = False
+        self._problems.down = False
         self._patience.well()
-
-    def _raise_refusal(self) -> None:
-        if self._refused is not None:
-            problem = refused(self._where, self._refused)
-            assert problem is not None
-            raise problem
 
 
 def another_topic(name: str, was: str, now: str) -> RowsLost:
