@@ -94,7 +94,9 @@ class KafkaSink:
                 self._patience.well()
                 return
             except KafkaException as problem:
-                self._producers.pop(query, None)  # whatever its state is: begin from the book
+                # Whatever state the clients are in: begin anew, from the book.
+                self._producers.pop(query, None)
+                self._book.close()
                 error = problem.args[0]
                 self._raise(error, query)
                 self._patience.failed(f"the broker did not take a release ({error.name()})")

@@ -30,6 +30,12 @@ MESSAGES = 50_000
 """Messages that are taken from the client at once; twice as many may wait for a reader."""
 _SILENT = "no broker answers"
 _OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+_NOT_YET = (  # a partition that is new, or whose leader changes
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+)
 _SETTINGS = {
     "group.id": "dpstream",  # the client wants one; it is not joined
     "enable.auto.commit": False,
@@ -40,6 +46,7 @@ _SETTINGS = {
     "fetch.wait.max.ms": 100,
     "queued.max.messages.kbytes": 16 << 10,
     "max.poll.interval.ms": 86_400_000,
+    "topic.metadata.refresh.interval.ms": 10_000,
 }
 
 
@@ -103,8 +110,9 @@ class Topic:
         place = TopicPartition(self.name, number)
         try:
             low, high = self._consumer.get_watermark_offsets(place, timeout=_ASK, cached=False)
-        except KafkaException:
-            self._patience.failed(_SILENT)
+        except KafkaException as problem:
+            if problem.args[0].code() not in _NOT_YET:
+                self._patience.failed(_SILENT)
             return None
         self._answered()
         return int(low), int(high)
@@ -180,8 +188,17 @@ class Topic:
         self._answered()
         if self.id not in (None, str(found.topic_id)):
             raise another_topic(self.name, str(self.id), str(found.topic_id))
-        self.id = str(found.topic_id)
-        self.numbers = sorted(one.id for one in found.partitions)
+        numbers = sorted(one.id for one in found.partitions)
+        if self.id is not None and numbers != self.numbers:
+            self._tell_consumer()
+        self.id, self.numbers = str(found.topic_id), numbers
+
+    def _tell_consumer(self) -> None:
+        """The consumer has a view of the topic of its own, which it seldom looks after."""
+        try:
+            self._consumer.list_topics(self.name, timeout=_ASK)
+        except KafkaException:
+            self._next_look = 0.0
 
     def _missing(self) -> InvalidInput:
         if self.id is None:
