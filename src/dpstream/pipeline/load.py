@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpstream.connectors.options import is_uri
 from dpstream.connectors.sinks.encode import ENCODERS
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.pipeline.books import Book
@@ -99,10 +100,11 @@ def _source_of(
 
 
 def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
-    history = table.get("history")
+    history, path = table.get("history"), table["path"]
     return Feed(
-        source=_all_placed(base, table["path"]),
-        live=table.get("live", False),
+        source=_all_placed(base, path),
+        live=table.get("live", False) or is_uri(path),
+        options=table.get("options"),
         history=None if history is None else _all_placed(base, history),
         name=name,
     )
@@ -164,9 +166,12 @@ def _all_placed(base: Path, value: str | list[str]) -> str | list[str]:
 
 
 def _placed(base: Path, text: str) -> str:
-    """A path of the file, seen from the current directory; "-" is standard input or output."""
+    """A path of the file, seen from the current directory; "-" is standard input or output.
+
+    A URI stays as it is.
+    """
     slash = "/" if text.endswith("/") else ""  # an "out.db/" is a directory
-    return text if text == "-" else f"{base / text}{slash}"
+    return text if text == "-" or is_uri(text) else f"{base / text}{slash}"
 
 
 def _sink(base: Path, text: str) -> str:

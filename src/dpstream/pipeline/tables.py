@@ -14,7 +14,7 @@ _TEXT: tuple[type, ...] = (str,)
 _TEXTS: tuple[type, ...] = (str, list)
 _NUMBER: tuple[type, ...] = (int, float, str)
 _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
-    "source": {"path": _TEXTS, "live": (bool,), "history": _TEXTS},
+    "source": {"path": _TEXTS, "live": (bool,), "history": _TEXTS, "options": (dict,)},
     "budget": {"dataset": _TEXT, "epsilon": _NUMBER, "delta": _NUMBER, "ledger": _TEXT},
     "state": {"path": _TEXT, "secret": _TEXT},
     "sink": {"to": _TEXTS},
@@ -29,7 +29,13 @@ _REQUIRED = {
 }
 _OPTIONAL = ("sink",)
 _SEVERAL = ("source", "budget")  # one table, or one for each source: [source.clicks]
-_IN_WORDS = {str: "text", list: "a list of texts", bool: "true or false", int: "a number"}
+_IN_WORDS = {
+    str: "text",
+    list: "a list of texts",
+    bool: "true or false",
+    int: "a number",
+    dict: "a table",
+}
 
 Table = dict[str, Any]
 
@@ -67,7 +73,11 @@ def _named(path: Path, name: str, table: Any) -> dict[str, Table]:
     """One table for all, or one for each name."""
     if not isinstance(table, dict):
         raise InvalidInput(f"{path}: {name} must be a table; write {heading(name)} above it")
-    inner = {key: value for key, value in table.items() if isinstance(value, dict)}
+    inner = {
+        key: value
+        for key, value in table.items()
+        if isinstance(value, dict) and not (key == "options" and "path" in table)
+    }
     if inner and len(inner) < len(table):
         key = next(key for key in table if key not in inner)
         raise InvalidInput(
