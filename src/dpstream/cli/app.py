@@ -19,6 +19,7 @@ from dpstream.cli import (
     mechanisms,
     release,
     run,
+    sources,
     sql,
 )
 from dpstream.cli.exits import epilog
@@ -39,6 +40,7 @@ app.command("bounds")(bounds.bounds)
 app.command("release")(release.release)
 app.command("compare")(compare.compare)
 app.command("mechanisms")(mechanisms.mechanisms)
+app.command("sources")(sources.sources)
 app.add_typer(ledger.app, name="ledger")
 app.command("demo")(demo.demo)
 app.command("audit")(audit.audit)
