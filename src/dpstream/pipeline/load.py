@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpstream.connectors.options import is_uri
+from dpstream.connectors.options import Options, is_uri
 from dpstream.connectors.sinks.encode import ENCODERS
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.pipeline.books import Book
@@ -101,13 +101,19 @@ def _source_of(
 
 def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
     history, path = table.get("history"), table["path"]
+    options = _options(base, table.get("options", {}))
     return Feed(
         source=_all_placed(base, path),
-        live=table.get("live", False) or is_uri(path),
-        options=_options(base, table.get("options", {})),
+        live=table.get("live", False) or (is_uri(path) and not _ends(path, options)),
+        options=options,
         history=None if history is None else _all_placed(base, history),
         name=name,
     )
+
+
+def _ends(uri: str, options: Mapping[str, Any]) -> bool:
+    """Is a server's source bounded?"""
+    return "until" in options or "until" in Options(uri).names
 
 
 def _options(base: Path, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 
 from dpstream.connectors.kafka_client import Problems, create
 from dpstream.connectors.patience import Patience
-from dpstream.errors import InvalidInput, RowsLost
+from dpstream.errors import DpstreamError, InvalidInput, RowsLost
 
 _POLL = 0.1  # seconds that a fetch waits for messages
 _ASK, _FIRST_ASK = 0.5, 3.0  # seconds that a question to the broker may take
@@ -88,7 +88,7 @@ class Topic:
         self._problems = Problems(where)
         callback = {"error_cb": self._problems}
         self._consumer = create(Consumer, settings | _SETTINGS | callback, where)
-        self._admin = create(AdminClient, settings | callback, where)
+        self._admin: Any = create(AdminClient, settings | callback, where)
 
     @property
     def failing(self) -> bool:
@@ -97,11 +97,15 @@ class Topic:
 
     def look(self) -> None:
         """Ask for the topic's partitions, every few seconds; wait for the very first answer."""
-        while self.id is None:
-            self._patience.wait()
-            self._look(_FIRST_ASK)
-        if time.monotonic() >= self._next_look and not self._patience.too_early:
-            self._look(_ASK)
+        try:
+            while self.id is None:
+                self._patience.wait()
+                self._look(_FIRST_ASK)
+            if time.monotonic() >= self._next_look and not self._patience.too_early:
+                self._look(_ASK)
+        except DpstreamError:
+            self.close()
+            raise
 
     def range_of(self, number: int) -> tuple[int, int] | None:
         """The first offset of a partition and the one that its next message gets."""
@@ -141,8 +145,10 @@ class Topic:
             held.paused = False
 
     def close(self) -> None:
-        """Leave the broker."""
-        self._consumer.close()
+        """Leave the broker; a second time does nothing."""
+        if self._admin is not None:
+            self._consumer.close()
+        self._admin = None
 
     def _poll(self, wait: float) -> None:
         """Sort what has come by partition."""
