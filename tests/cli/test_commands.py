@@ -8,6 +8,7 @@ import pytest
 
 from dpstream import bench as dps_bench
 from dpstream.cli import chart
+from dpstream.cli.app import Commands
 from dpstream.cli.mechanisms import about
 from dpstream.mechanisms import REGISTRY
 
@@ -21,6 +22,14 @@ def test_version_and_help(run):
     assert run("--version").out == f"dpstream {version('dpstream')}\n"
     assert "Exit codes: 0 ok" in run("--help").out
     assert run().code == 0
+
+
+@pytest.mark.parametrize("name", Commands.homes)
+def test_help_says_of_a_command_what_it_says_itself(name):
+    """The list is written apart from the commands, so that it needs none of them."""
+    command = Commands().load(name)
+
+    assert command.help.partition("\n")[0] == Commands.homes[name][1]
 
 
 def test_the_console_entry_is_main():
