@@ -53,7 +53,7 @@ class Commands(LazyGroup):
         ),
         "demo": (
             "dpstream.cli.demo:demo",
-            "Publish a bundled series and an event log with error bars, and show the ledger.",
+            "Take a tour: a live private query that survives a kill, a series, and the ledger.",
         ),
         "audit": (
             "dpstream.cli.audit:audit",
