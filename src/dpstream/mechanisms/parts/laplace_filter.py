@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 
-from numba import njit
+from dpstream.compiled import compiled
 
 _SQRT2, _SQRT_PI = math.sqrt(2.0), math.sqrt(math.pi)
 _NEGLIGIBLE = 30.0  # sd / scale from which the noise is a correction, and h^2 / 2 would overflow
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def erfcx(x: float) -> float:
     """exp(x^2) erfc(x) for x >= 0, without overflow."""
     if x < 20.0:
@@ -27,7 +27,7 @@ def erfcx(x: float) -> float:
     return (1.0 - 0.5 / (x * x) + 0.75 / (x * x * x * x)) / (x * _SQRT_PI)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def half(e: float, sd: float, h: float) -> tuple[float, float, float]:
     """The half below z: log mass, shift of its mean, its variance."""
     a = e / sd - h
@@ -47,7 +47,7 @@ def half(e: float, sd: float, h: float) -> tuple[float, float, float]:
     return log_mass, sd * (h - hazard), max(unit, 1e-9) * sd * sd
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def laplace_update(
     mean: float, variance: float, z: float, scale: float
 ) -> tuple[float, float, float]:
@@ -60,7 +60,7 @@ def laplace_update(
     return update(mean, variance, z, scale, math.log(2.0 * scale))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def update(
     mean: float, variance: float, z: float, scale: float, log_two_scales: float
 ) -> tuple[float, float, float]:
@@ -83,7 +83,7 @@ def update(
     return top + math.log(total) - log_two_scales, mean + shift, spread
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def gaussian_update(
     mean: float, variance: float, z: float, noise: float
 ) -> tuple[float, float, float]:

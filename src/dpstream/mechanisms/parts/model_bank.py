@@ -17,8 +17,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.mechanisms.parts.laplace_filter import gaussian_update, update
 from dpstream.mechanisms.parts.model_grid import FULL_BINS, Models, priors
 from dpstream.privacy.state.serial import storable
