@@ -20,7 +20,7 @@ from dpstream.bench import click_log
 from dpstream.bench.click_log import ClickLog
 from dpstream.bench.harness import Findings, Progress, Row
 from dpstream.bench.recovery_case import published, write_source
-from dpstream.bench.spark_cluster import Cluster, peak_mb
+from dpstream.bench.spark_cluster import MEMORY_MB, Cluster, peak_mb
 from dpstream.bench.spark_kills import ALL, DRIVER, EXECUTOR, Disturbed, compared, disturbed, drawn
 from dpstream.bench.spark_plot import draw
 from dpstream.bench.spark_runs import Driver, started
@@ -39,11 +39,12 @@ class Case:
     records: int
     keys: int
     batches: int
+    uniform: bool = False
 
     @property
     def log(self) -> ClickLog:
         """The log."""
-        return ClickLog(records=self.records, keys=self.keys)
+        return ClickLog(records=self.records, keys=self.keys, uniform=self.uniform)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,7 @@ FULL: Final = Plan(
         Case(executors=2, records=10 * _MILLION, keys=_MILLION, batches=4),
         Case(executors=2, records=10 * _MILLION, keys=_MILLION, batches=24),
         Case(executors=2, records=10 * _MILLION, keys=_MILLION // 10, batches=4),
+        Case(executors=2, records=6 * _MILLION, keys=_MILLION, batches=6, uniform=True),
         Case(executors=1, records=10 * _MILLION, keys=_MILLION, batches=4),
     ),
     rounds=3,
@@ -122,10 +124,7 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
         rows=rows,
         targets=targets(rows, killed),
         peers={"pyspark": _version()},
-        notes=[
-            "a local cluster: one core and 1 GB for each executor, the driver beside them on the "
-            "same cores",
-        ],
+        notes=[f"each executor has a core and {MEMORY_MB} MB; the driver shares their cores"],
         draw=lambda figure: draw(figure, rows),
     )
 

@@ -29,6 +29,8 @@ class Cluster:
     speculate: bool = False
     """Start a second copy of a task that takes longer than the others."""
     log_level: str = "WARN"
+    readable: bool = False
+    """Scratch files are not compressed, so that they can be searched."""
 
     @property
     def events(self) -> Path:
@@ -59,10 +61,10 @@ class Cluster:
             "PYSPARK_PYTHON": sys.executable,
         }
 
-    def settings(self) -> dict[str, str]:
+    def settings(self) -> dict[str, Any]:
         """The session's settings."""
         self.events.mkdir(parents=True, exist_ok=True)
-        found = {
+        found: dict[str, Any] = {
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.driver.host": "127.0.0.1",
@@ -80,6 +82,9 @@ class Cluster:
             "spark.deploy.maxExecutorRetries": "-1",
             "spark.excludeOnFailure.enabled": "false",
         }
+        if self.readable:
+            kinds = ("shuffle", "shuffle.spill", "broadcast", "rdd", "checkpoint")
+            found |= {f"spark.{kind}.compress": "false" for kind in kinds}
         if self.speculate:
             found |= {
                 "spark.speculation": "true",

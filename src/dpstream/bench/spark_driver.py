@@ -57,6 +57,8 @@ def clicks(session: Any, job: Job) -> dict[str, Any]:
 def publish(session: Any, job: Job) -> dict[str, Any]:
     """The query of the bench of recovery, to its end."""
     folder, began = Path(job["folder"]), time.perf_counter()
+    if "word" in job:
+        mention(session, job)
     query = replace(QUERY, end=job["end"]) if "end" in job else QUERY
     run(
         query,
@@ -70,11 +72,17 @@ def publish(session: Any, job: Job) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - began}
 
 
+def mention(session: Any, job: Job) -> dict[str, Any]:
+    """A plan with a word in it: what a search of the event log must find."""
+    rows = session.range(3).selectExpr("cast(id as string) as id")
+    return {"found": rows.where(rows["id"] == job["word"]).count()}
+
+
 def _bytes_under(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-JOBS: Final = {"count": count, "clicks": clicks, "publish": publish}
+JOBS: Final = {"count": count, "clicks": clicks, "publish": publish, "mention": mention}
 
 
 def main() -> None:

@@ -60,9 +60,17 @@ def drawn(whats: Sequence[str], releases: int, rng: np.random.Generator) -> list
 
 
 def disturbed(
-    cluster: Cluster, folder: Path, job: dict[str, Any], kills: Sequence[Kill]
+    cluster: Cluster,
+    folder: Path,
+    job: dict[str, Any],
+    kills: Sequence[Kill],
+    *,
+    after_kill: Callable[[], None] = lambda: None,
 ) -> Disturbed:
-    """Run a job that publishes into `folder / "out"`, killing as planned, until it has ended."""
+    """Run a job that publishes into `folder / "out"`, killing as planned, until it has ended.
+
+    `after_kill` is called while the driver is dead.
+    """
     found, ahead, began = Disturbed(), list(kills), time.monotonic()
     done = False
     while not done:
@@ -74,6 +82,8 @@ def disturbed(
             done = _killed(driver, folder, ahead, found)
             if done:
                 driver.answer()
+            else:
+                after_kill()
     found.seconds = time.monotonic() - began
     return found
 

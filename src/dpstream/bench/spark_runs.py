@@ -51,6 +51,7 @@ class Driver:
 
     def waits(self, seconds: float) -> bool:
         """Is there an answer, or the end, within this time?"""
+        assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
     def ask(self, **job: Any) -> dict[str, Any]:
