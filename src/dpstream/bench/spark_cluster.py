@@ -18,6 +18,14 @@ from typing import Any, Final
 MEMORY_MB: Final = 1024  # of each executor
 _EXECUTOR: Final = b"CoarseGrainedExecutorBackend"
 _PATIENCE: Final = 60.0  # seconds for processes to go
+_LOGGING: Final = """rootLogger.level = {level}
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +37,7 @@ class Cluster:
     speculate: bool = False
     """Start a second copy of a task that takes longer than the others."""
     log_level: str = "WARN"
+    """Of the driver and of the executors."""
     readable: bool = False
     """Scratch files are not compressed, so that they can be searched."""
 
@@ -52,8 +61,10 @@ class Cluster:
         home = self.folder / "home"
         self.printed.mkdir(parents=True, exist_ok=True)
         for part in Path(pyspark.__file__).parent.iterdir():
-            if part.name != "work" and not (home / part.name).is_symlink():
+            if part.name not in ("work", "conf") and not (home / part.name).is_symlink():
                 (home / part.name).symlink_to(part)
+        (home / "conf").mkdir(exist_ok=True)
+        (home / "conf" / "log4j2.properties").write_text(_LOGGING.format(level=self.log_level))
         return {
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": "127.0.0.1",
@@ -102,9 +113,7 @@ class Cluster:
         os.environ.update(self.environment())
         master = f"local-cluster[{self.executors},1,{MEMORY_MB}]"
         builder = SparkSession.builder.master(master).appName("dpstream bench")
-        session = builder.config(map=self.settings()).getOrCreate()
-        session.sparkContext.setLogLevel(self.log_level)
-        return session
+        return builder.config(map=self.settings()).getOrCreate()
 
 
 def descendants(pid: int) -> list[int]:

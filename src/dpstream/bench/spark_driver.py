@@ -21,8 +21,7 @@ from dpstream.bench.recovery_case import QUERY, RUN, SECRET, CheckingSink
 from dpstream.bench.spark_cluster import Cluster
 from dpstream.bench.throughput_run import clicks as clicks_query
 from dpstream.engines.local import Options
-
-SparkEngine: Any = None
+from dpstream.engines.spark import SparkEngine
 from dpstream.session import run
 
 Job = dict[str, Any]
@@ -66,8 +65,8 @@ def publish(session: Any, job: Job) -> dict[str, Any]:
         sink=CheckingSink(folder, lambda: None),
         checkpoint_location=folder / "state",
         secret=SECRET,
-        engine=SparkEngine(session),
-        options=Options(buckets=job.get("buckets", 2), run_id=RUN),
+        engine=SparkEngine(session, buckets=2, steps_at_once=1),
+        options=Options(run_id=RUN),
     ).finish()
     return {"seconds": time.perf_counter() - began}
 

@@ -66,26 +66,26 @@ class Jobs:
         write: bool = True,
     ) -> Taken:
         """Read rows and write them where their steps will find them; or only tell digests."""
-        with self._keys(None) as keys:
-            task = Reading(
-                **self._common(job, keys, self.plan),
-                where=where,
-                arrived=arrived,
-                schema=None if frame is None else arrow_schema(frame),
-                source=source,
-            )
-            schema = spark_schema(task.shape.arrived)
+        task = Reading(
+            **self._common(job, self.plan),
+            where=where,
+            arrived=arrived,
+            schema=None if frame is None else arrow_schema(frame),
+            source=source,
+        )
+        schema = spark_schema(task.shape.arrived)
+        with self._shipped(task, None) as does:
             if frame is None:
                 assert source is not None
                 count = len(source.partitions())
                 source.close()  # open files do not travel
                 rows = self.session.range(0, count, 1, count)
-                read = rows.mapInArrow(partial(tasks.read_source, task), schema)
+                read = rows.mapInArrow(does(tasks.read_source), schema)
             else:
-                read = frame.mapInArrow(partial(tasks.read_frame, task), schema)
+                read = frame.mapInArrow(does(tasks.read_frame), schema)
             work = tasks.keep_rows if write else tasks.digest_rows
             placed = read.repartitionById(self.buckets, "bucket")
-            found = _collected(placed.mapInArrow(partial(work, task), schema))
+            found = _collected(placed.mapInArrow(does(work), schema))
         told = [json.loads(text) for text in found["note"].to_pylist()]
         return Taken(
             waiting=[Waiting.from_json(one["file"]) for one in told if "file" in one],
@@ -106,20 +106,20 @@ class Jobs:
             windows={length: self.plan.window(length) for length in lengths},
             of_totals={length: self.plan.totals(length) for length in totals},
         )
-        with self._keys(lent) as keys:
-            task = Publishing(
-                **self._common(job, keys, plan),
-                first=first,
-                end=end,
-                waiting=[w for w in progress.waiting if w.first < end],
-                units=progress.units,
-                groups=progress.groups,
-            )
+        task = Publishing(
+            **self._common(job, plan),
+            first=first,
+            end=end,
+            waiting=[w for w in progress.waiting if w.first < end],
+            units=progress.units,
+            groups=progress.groups,
+        )
+        kept, noisy = spark_schema(task.shape.kept), spark_schema(task.shape.noisy)
+        with self._shipped(task, lent) as does:
             buckets = self.session.range(0, self.buckets, 1, self.buckets)
-            kept = buckets.mapInArrow(partial(tasks.bound, task), spark_schema(task.shape.kept))
-            placed = kept.repartitionById(self.buckets, "bucket")
-            work = partial(tasks.publish, task)
-            table = _collected(placed.mapInArrow(work, spark_schema(task.shape.noisy)))
+            placed = buckets.mapInArrow(does(tasks.bound), kept)
+            placed = placed.repartitionById(self.buckets, "bucket")
+            table = _collected(placed.mapInArrow(does(tasks.publish), noisy))
         kinds = numbers(table, "kind")
         told = table["note"].filter(pa.array(kinds == NOTE)).to_pylist()
         heard = [json.loads(text) for text in told]
@@ -160,22 +160,22 @@ class Jobs:
             keys = shape.keys_of(rows.slice(a, b - a), typed=True)
             yield int(steps[a]), int(windows[a]), sums[a:b], keys
 
-    def _common(self, job: str, keys: Any, plan: Plan) -> dict[str, Any]:
+    def _common(self, job: str, plan: Plan) -> dict[str, Any]:
         return {
             "plan": plan,
             "types": self.types,
             "buckets": self.buckets,
             "files": self.files,
             "job": job,
-            "keys": keys,
         }
 
     @contextmanager
-    def _keys(self, lent: LentKeys | None) -> Iterator[Any]:
-        """The keys as a broadcast, which is gone from all machines when the job is done."""
-        shared = self.session.sparkContext.broadcast(Keys(rows=self.row_keys, lent=lent))
+    def _shipped(self, task: Task, lent: LentKeys | None) -> Iterator[Callable[[Any], Any]]:
+        """Makes functions for Spark; what they share is gone from all machines afterwards."""
+        shared = self.session.sparkContext.broadcast(task)
+        keys = Keys(rows=self.row_keys, lent=lent)
         try:
-            yield shared
+            yield lambda work: partial(tasks.with_keys, work, shared, keys)
         finally:
             shared.destroy()
 

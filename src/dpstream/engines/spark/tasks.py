@@ -7,8 +7,8 @@ engine's (`stages/flow.py`), on the state of one bucket.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from zlib import crc32
 
@@ -21,6 +21,7 @@ from dpstream.engines.spark.segments import Chain
 from dpstream.engines.spark.shapes import NOTE, ROW, Shape, batch, notes, numbers
 from dpstream.engines.spark.waiting import Waiting
 from dpstream.privacy.query_spend import LentKeys
+from dpstream.privacy.state import mint_run_id
 from dpstream.records import Rejected, Source
 from dpstream.stages.flow import Flow, by_window
 from dpstream.stages.perturb import Noisy
@@ -35,7 +36,11 @@ _ROWS = 1 << 16  # rows that are read at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """What tasks need that nobody else may see; it travels as a broadcast, never in a plan."""
+    """What tasks need that nobody else may see.
+
+    They travel inside a task's function: from memory to memory, and through a pipe to Python. A
+    broadcast would be a file on the disk of every machine, and a setting would be logged.
+    """
 
     rows: RowKeys
     lent: LentKeys | None = None
@@ -66,9 +71,9 @@ class Task:
     buckets: int
     files: SharedFiles
     job: str
-    """Names the files that this job writes; no other job has it."""
-    keys: Any
-    """The broadcast of `Keys`."""
+    """Begins the names of the files that this job writes; no other job has it."""
+    keys: Keys | None = field(default=None, repr=False)
+    """Added where the task is done."""
 
     @property
     def shape(self) -> Shape:
@@ -77,7 +82,16 @@ class Task:
 
     def reader(self) -> RowReader:
         """Reads rows with the run's keys."""
-        return RowReader.with_keys(self.plan.query, self.keys.value.rows, self.types)
+        assert self.keys is not None
+        return RowReader.with_keys(self.plan.query, self.keys.rows, self.types)
+
+    def name(self, folder: str, what: str, ending: str) -> str:
+        """A name for a file that no other attempt has.
+
+        A task may be done twice, at the same time or after it was given up, and its rows may come
+        in another order: what one attempt wrote must stay as its successors know it.
+        """
+        return f"{folder}/{self.job}-{what}-{mint_run_id().hex()}.{ending}"
 
     def flow(self, bucket: int) -> Flow:
         """The stages, for one bucket."""
@@ -104,6 +118,13 @@ class Publishing(Task):
     waiting: Sequence[Waiting]
     units: Mapping[int, Chain]
     groups: Mapping[int, Chain]
+
+
+def with_keys(
+    work: Callable[[Any, Batches], Batches], shared: Any, keys: Keys, batches: Batches
+) -> Batches:
+    """Do a task: what is public comes as a broadcast, keys with the function itself."""
+    return work(replace(shared.value, keys=keys), batches)
 
 
 def read_frame(task: Reading, batches: Batches) -> Batches:
@@ -169,7 +190,7 @@ def keep_rows(task: Reading, batches: Batches) -> Batches:
     told = table["note"].filter(pa.array(kinds == NOTE)).to_pylist()
     rows = table.filter(pa.array(kinds == ROW))
     for bucket, mine in _by_number(rows, "bucket"):
-        name = f"rows/{task.job}-{bucket}.arrow"
+        name = task.name("rows", str(bucket), "arrow")
         about, digests = waiting.keep(task.files, task.shape, bucket, name, mine)
         told.append(json.dumps({"file": about.to_json(), "digests": waiting.as_text(digests)}))
     if told:
@@ -214,7 +235,7 @@ def _bound(task: Publishing, bucket: int) -> Batches:
             if due.release == due.releases:
                 flow.forget(due.window)
         flow.forget_periods(step + 1)
-    name = f"state/{task.job}-units-{bucket}.dps"
+    name = task.name("state", f"units-{bucket}", "dps")
     size, whole = segments.save(task.files, flow, "units", name, chain, marks)
     saved = {"stage": "units", "bucket": bucket, "segment": [name, size], "whole": whole}
     yield notes(schema, bucket, [json.dumps(saved)])
@@ -253,7 +274,8 @@ def publish(task: Publishing, batches: Batches) -> Batches:
 
 def _publish(task: Publishing, bucket: int, table: pa.Table, told: list[str]) -> Batches:
     flow, shape, schema = task.flow(bucket), task.shape, task.shape.noisy
-    lent = task.keys.value.lent
+    assert task.keys is not None
+    lent = task.keys.lent
     assert lent is not None
     doors = lent.doors()
     chain = task.groups.get(bucket, ())
@@ -275,7 +297,7 @@ def _publish(task: Publishing, bucket: int, table: pa.Table, told: list[str]) ->
                 yield notes(schema, 0, [json.dumps({"share": [step, due.window, *share]})])
             if due.release == due.releases:
                 flow.forget(due.window)
-    name = f"state/{task.job}-groups-{bucket}.dps"
+    name = task.name("state", f"groups-{bucket}", "dps")
     size, whole = segments.save(task.files, flow, "groups", name, chain, marks)
     saved = {"stage": "groups", "bucket": bucket, "segment": [name, size], "whole": whole}
     passed = [text for text, one in zip(told, heard, strict=True) if "stage" in one]
