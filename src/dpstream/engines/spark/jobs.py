@@ -74,11 +74,11 @@ class Jobs:
             source=source,
         )
         schema = spark_schema(task.shape.arrived)
+        count = 0 if source is None else len(source.partitions())
+        if source is not None:
+            source.close()  # open files do not travel
         with self._shipped(task, None) as does:
             if frame is None:
-                assert source is not None
-                count = len(source.partitions())
-                source.close()  # open files do not travel
                 rows = self.session.range(0, count, 1, count)
                 read = rows.mapInArrow(does(tasks.read_source), schema)
             else:
