@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.mechanisms.parts.laplace_filter import NEGLIGIBLE, updates
 from dpstream.mechanisms.parts.vector_math import exp, log, sum_of
 from dpstream.records import Reals

@@ -11,8 +11,8 @@ from zero up that is estimated from all of them (empirical Bayes, a few EM steps
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.mechanisms.parts.vector_math import exp
 from dpstream.records import Reals
 

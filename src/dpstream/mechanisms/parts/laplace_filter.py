@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 
-from numba import njit
-
+from dpstream.compiled import compiled, njit
 from dpstream.mechanisms.parts.vector_math import erfcx as fast_erfcx
 from dpstream.mechanisms.parts.vector_math import exp, log
 from dpstream.records import Reals
@@ -24,7 +23,7 @@ _PHI_0 = 1.0 / (_SQRT2 * _SQRT_PI)  # density of a unit Gaussian at its middle
 NEGLIGIBLE = 30.0  # sd / scale from which the noise is a correction, and h^2 / 2 would overflow
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def erfcx(x: float) -> float:
     """exp(x^2) erfc(x) for x >= 0, without overflow."""
     if x < 20.0:
@@ -32,7 +31,7 @@ def erfcx(x: float) -> float:
     return (1.0 - 0.5 / (x * x) + 0.75 / (x * x * x * x)) / (x * _SQRT_PI)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def half(e: float, sd: float, h: float) -> tuple[float, float, float]:
     """The half below z: log mass, shift of its mean, its variance."""
     a = e / sd - h
@@ -52,7 +51,7 @@ def half(e: float, sd: float, h: float) -> tuple[float, float, float]:
     return log_mass, sd * (h - hazard), max(unit, 1e-9) * sd * sd
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def laplace_update(
     mean: float, variance: float, z: float, scale: float
 ) -> tuple[float, float, float]:
@@ -80,7 +79,7 @@ def laplace_update(
     return top + math.log(total) - math.log(2.0 * scale), mean + shift, spread
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def gaussian_update(
     mean: float, variance: float, z: float, noise: float
 ) -> tuple[float, float, float]:

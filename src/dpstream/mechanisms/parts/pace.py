@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.mechanisms.parts.model_bank import Bank
 from dpstream.mechanisms.parts.model_grid import Models
 from dpstream.mechanisms.parts.vector_math import exp

@@ -11,8 +11,8 @@ units in the last place (the tests say how many). Loops that use them are compil
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.records import Reals
 
 _SHIFT = 6755399441055744.0  # 1.5 * 2^52: a double this large has a whole number in its low bits
