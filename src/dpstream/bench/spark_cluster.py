@@ -20,6 +20,8 @@ _EXECUTOR: Final = b"CoarseGrainedExecutorBackend"
 _PATIENCE: Final = 60.0  # seconds for processes to go
 _LOGGING: Final = """rootLogger.level = {level}
 rootLogger.appenderRef.stderr.ref = stderr
+logger.driver.name = org.apache.spark.api.python.PythonGatewayServer
+logger.driver.level = {level}
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
