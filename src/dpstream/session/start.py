@@ -122,11 +122,11 @@ def _elsewhere(
     sink: Any,
     parts: dict[str, Any],
 ) -> QueryRun:
-    """A run on another engine: what it knows it opens itself, the rest comes from the connectors."""
+    """A run on another engine, which opens what only it knows; the rest is for the connectors."""
     if isinstance(query, SeriesQuery):
         raise InvalidParameter(
-            f"{query.name!r} is a time series ({type(query.mechanism).__name__}), which one process "
-            "publishes step by step; run it on the embedded engine (without engine=)"
+            f"{query.name!r} is a time series ({type(query.mechanism).__name__}), which one "
+            "process publishes step by step; run it on the embedded engine (without engine=)"
         )
     if isinstance(source, Mapping):
         if query.name not in source and len(source) != 1:
@@ -136,8 +136,9 @@ def _elsewhere(
         source = source[query.name] if query.name in source else next(iter(source.values()))
     sources = []
     for spec, growing in ((source, live), (history, False)):
-        found = None if spec is None else engine.source(spec, live=growing)
-        sources.append(open_source(spec) if found is None and spec is not None else found)
+        found = None if spec is None else engine.source(spec)
+        opened = None if spec is None or found is not None else _opened(spec, growing, None)
+        sources.append(found if found is not None else opened)
     known = engine.sink(sink)
     return engine.start(
         query=query,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,6 +59,7 @@ class Jobs:
         self,
         frame: DataFrame | None,
         source: Source | None,
+        partitions: Sequence[str],
         *,
         job: str,
         where: str,
@@ -72,9 +73,10 @@ class Jobs:
             arrived=arrived,
             schema=None if frame is None else arrow_schema(frame),
             source=source,
+            partitions=tuple(partitions),
         )
         schema = spark_schema(task.shape.arrived)
-        count = 0 if source is None else len(source.partitions())
+        count = len(partitions)
         if source is not None:
             source.close()  # open files do not travel
         with self._shipped(task, None) as does:
@@ -227,6 +229,3 @@ def _collected(frame: DataFrame) -> pa.Table:
                 said = text.partition(marker)[2].partition("\n")[0]
                 raise kind(said) from problem
         raise
-
-
-Send = Callable[[list[Publication]], None]

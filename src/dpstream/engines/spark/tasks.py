@@ -107,6 +107,7 @@ class Reading(Task):
     arrived: int | None
     schema: pa.Schema | None = None
     source: Source | None = None
+    partitions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +146,7 @@ def read_source(task: Reading, batches: Batches) -> Batches:
     source, reader = task.source, task.reader()
     assert source is not None
     columns = task.plan.query.source_columns
-    listed = source.partitions()
-    for partition in [listed[n] for b in batches for n in b["id"].to_pylist()]:
+    for partition in [task.partitions[n] for b in batches for n in b["id"].to_pylist()]:
         position, done = None, False
         while not done:
             chunk = source.read(partition, position, columns=columns)
