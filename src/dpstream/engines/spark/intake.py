@@ -7,17 +7,18 @@ one belong to the first step whose time is not over when they are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dpstream.engines.inputs import Aside
-from dpstream.engines.spark.jobs import Jobs, is_frame, rejected
+from dpstream.engines.spark.jobs import Jobs, arrow_schema, is_frame, rejected
 from dpstream.engines.spark.progress import Progress
 from dpstream.engines.spark.waiting import StepDigests, added
 from dpstream.errors import NoiseReuse
 from dpstream.records import Source
+from dpstream.stages.rows import RowReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,6 +34,8 @@ class Intake:
     save: Callable[[], None]
     aside: Aside
     name_job: Callable[[str], str]
+    reader: RowReader
+    """Knows the types of unit and keys, once something was read."""
     arriving: Callable[[], int | None]
     """The step of rows that arrive now; None: their event times tell."""
     place: str
@@ -57,10 +60,20 @@ class Intake:
         known = set(self.progress.read)
         new = [name for name in source.partitions() if name not in known]
         if new:
+            self.learn(source, new)
             with self.lock:
                 self._take(None, source, new, "files", self.arriving())
                 self.progress.read += new
                 self.save()
+
+    def learn(self, source: Any, partitions: Sequence[str]) -> None:
+        """Fix the types of unit and keys by what the source declares."""
+        if self.reader.query.unit in self.reader.types:
+            return
+        if is_frame(source):
+            self.reader.learn({one.name: one.type for one in arrow_schema(source)})
+        elif partitions:
+            self.reader.learn(source.columns(partitions[0]))
 
     def stream(self, frame: DataFrame, **trigger: Any) -> StreamingQuery:
         """Begin to read a stream where it was left."""

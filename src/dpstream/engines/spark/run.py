@@ -24,7 +24,7 @@ from dpstream.engines.query_run import QueryRun, Storage
 from dpstream.engines.sender import Sender
 from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.intake import Intake
-from dpstream.engines.spark.jobs import Jobs, arrow_schema, is_frame
+from dpstream.engines.spark.jobs import Jobs, is_frame
 from dpstream.engines.spark.progress import Progress
 from dpstream.errors import (
     BudgetExceeded,
@@ -134,9 +134,6 @@ class SparkRun(QueryRun):
             reader.types, reader.learned = directory.types(), directory.keep_types
         if storage.ledger.terms(self.dataset) is not None:
             self._admit(storage)
-        for source in (self.source, self.history):
-            if source is not None:
-                _learn(reader, source)
         self._progress = Progress.load(self._place / "spark.dps")
         location = self.spark.state_location or str(self._place.absolute() / "shared")
         self._jobs = Jobs(
@@ -153,10 +150,14 @@ class SparkRun(QueryRun):
             progress=self._progress,
             save=self._save,
             aside=self.aside,
+            reader=reader,
             name_job=self._job,
             arriving=self._arriving,
             place=f"{location}/stream",
         )
+        for source in (self.source, self.history):
+            if source is not None:
+                self._intake.learn(source, [] if is_frame(source) else source.partitions())
         self._windows = Windows(
             self.plan.query.schedule.last_step, lambda w: self._erase(storage, w)
         )
@@ -247,6 +248,8 @@ class SparkRun(QueryRun):
         progress = self._progress
         chain = self._logged(storage, end)
         assert self._spend is not None
+        if self.plan.query.public_keys is not None:
+            self._intake.reader.public_table()  # fixes their types, if no row has
         self._spend.begin(end - 1)
         schedule = self.plan.query.schedule
         windows = {due.window for step in range(progress.step, end) for due in schedule.due(step)}
@@ -328,15 +331,3 @@ def _check_columns(source: Any, wanted: list[str]) -> None:
             raise InvalidInput(
                 f"the DataFrame has no column {name!r}; it has {', '.join(source.columns)}"
             )
-
-
-def _learn(reader: RowReader, source: Any) -> None:
-    """Fix the types of unit and keys by what the source declares."""
-    if reader.query.unit in reader.types:
-        return
-    if is_frame(source):
-        declared = arrow_schema(source)
-        reader.learn({one.name: one.type for one in declared})
-        return
-    for partition in source.partitions()[:1]:
-        reader.learn(source.columns(partition))

@@ -36,11 +36,11 @@ class Shape:
 
     @classmethod
     def of(cls, query: Query, types: Mapping[str, pa.DataType]) -> Shape:
-        """That of a query whose key types are known."""
+        """That of a query; as long as nothing was read, keys are taken for text."""
         return cls(
             values=sum(measure.kind == "value" for measure in query.measures),
             measures=len(query.measures),
-            keys=tuple((name, types[name]) for name in query.keys),
+            keys=tuple((name, types.get(name, pa.string())) for name in query.keys),
             units=query.rounds_of_units,
         )
 
