@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpstream.engines.spark.segments import Chain
 from dpstream.engines.spark.waiting import StepDigests, Waiting
 from dpstream.privacy.state import read_packed, write_packed
 
@@ -59,12 +58,10 @@ class Progress:
             ]
         write_packed(path, kept, kind=_KIND)
 
-    def extend(self, stage: str, bucket: int, segment: tuple[str, int], *, whole: bool) -> Chain:
-        """Add a file to a bucket's chain; the files that it replaces."""
+    def extend(self, stage: str, bucket: int, segment: tuple[str, int], *, whole: bool) -> None:
+        """Add a file to a bucket's chain, or put it in place of the chain."""
         chains = self.units if stage == "units" else self.groups
-        old = chains.get(bucket, [])
-        chains[bucket] = [segment] if whole else [*old, segment]
-        return old if whole else []
+        chains[bucket] = [segment] if whole else [*chains.get(bucket, []), segment]
 
     def names(self) -> set[str]:
         """Every file that is needed."""

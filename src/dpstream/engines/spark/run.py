@@ -168,7 +168,7 @@ class SparkRun(QueryRun):
         self._clean()
 
     def _clean(self) -> None:
-        """Remove what a job left that did not come to its end."""
+        """Remove what is over, and what was left by tasks whose output was not accepted."""
         needed, files = self._progress.names(), self._jobs.files
         found = [*files.names("rows"), *files.names("state")]
         files.remove(name for name in found if name not in needed)
@@ -256,11 +256,9 @@ class SparkRun(QueryRun):
         made, saved = self._jobs.publish(progress, end, lent, job=self._job("steps"))
         self._sender.send(made)
         self._sender.arrived(all_of_them=True)
-        old = [one.name for one in progress.waiting if one.last < end]
         for one in saved:
             name, size = one["segment"]
-            gone = progress.extend(one["stage"], one["bucket"], (name, size), whole=one["whole"])
-            old += [name for name, _ in gone]
+            progress.extend(one["stage"], one["bucket"], (name, size), whole=one["whole"])
         progress.waiting = [one for one in progress.waiting if one.last >= end]
         progress.digests = {s: d for s, d in progress.digests.items() if s >= end}
         progress.step, progress.chain = end, chain
@@ -268,7 +266,7 @@ class SparkRun(QueryRun):
             run = storage.run.hex()
             storage.ledger.reach(self.dataset, run, end, chain.hex())
         self._save()
-        self._jobs.files.remove(old)
+        self._clean()
         self._windows.settle(end)
         if storage.directory is not None:
             storage.directory.log.forget_before(end)

@@ -109,11 +109,7 @@ class Publishing(Task):
 
 def read_frame(task: Reading, batches: Batches) -> Batches:
     """Rows of a frame's partition, hashed, on their way to their units' buckets."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    number = 0 if context is None else context.partitionId()
-    where, reader = f"{task.where}, partition {number}", task.reader()
+    where, reader = f"{task.where}, partition {_context().partitionId()}", task.reader()
     assert task.schema is not None
     for piece, table in enumerate(_gathered(batches, task.schema)):
         rows, aside = reader.read(table, f"{where}, piece {piece}", arrived=task.arrived)
@@ -169,7 +165,7 @@ def keep_rows(task: Reading, batches: Batches) -> Batches:
     told = table["note"].filter(pa.array(kinds == NOTE)).to_pylist()
     rows = table.filter(pa.array(kinds == ROW))
     for bucket, mine in _by_number(rows, "bucket"):
-        name = f"rows/{task.job}-{bucket}.arrow"
+        name = f"rows/{task.job}-{bucket}-{_attempt()}.arrow"
         about, digests = waiting.keep(task.files, task.shape, bucket, name, mine)
         told.append(json.dumps({"file": about.to_json(), "digests": waiting.as_text(digests)}))
     if told:
@@ -214,7 +210,7 @@ def _bound(task: Publishing, bucket: int) -> Batches:
             if due.release == due.releases:
                 flow.forget(due.window)
         flow.forget_periods(step + 1)
-    name = f"state/{task.job}-units-{bucket}.dps"
+    name = f"state/{task.job}-units-{bucket}-{_attempt()}.dps"
     size, whole = segments.save(task.files, flow, "units", name, chain, marks)
     saved = {"stage": "units", "bucket": bucket, "segment": [name, size], "whole": whole}
     yield notes(schema, bucket, [json.dumps(saved)])
@@ -275,7 +271,7 @@ def _publish(task: Publishing, bucket: int, table: pa.Table, told: list[str]) ->
                 yield notes(schema, 0, [json.dumps({"share": [step, due.window, *share]})])
             if due.release == due.releases:
                 flow.forget(due.window)
-    name = f"state/{task.job}-groups-{bucket}.dps"
+    name = f"state/{task.job}-groups-{bucket}-{_attempt()}.dps"
     size, whole = segments.save(task.files, flow, "groups", name, chain, marks)
     saved = {"stage": "groups", "bucket": bucket, "segment": [name, size], "whole": whole}
     passed = [text for text, one in zip(told, heard, strict=True) if "stage" in one]
@@ -297,6 +293,22 @@ def _shown(task: Publishing, flow: Flow, step: int, due: Due, noisy: Noisy) -> p
     }
     columns |= {f"m{n}": noisy.sums[:, n] for n in range(noisy.sums.shape[1])}
     return batch(task.shape.noisy, columns | task.shape.of_keys(keys), size, ROW)
+
+
+def _attempt() -> int:
+    """Different for every try of every task: the driver learns the name that was accepted.
+
+    A copy of a task that is still at work when another was accepted, and its input is removed,
+    writes where nobody looks.
+    """
+    return int(_context().taskAttemptId())
+
+
+def _context() -> Any:
+    """Spark's own description of the task."""
+    from pyspark import TaskContext
+
+    return TaskContext.get()
 
 
 def _by_number(table: pa.Table, column: str) -> Iterator[tuple[int, pa.Table]]:
