@@ -11,6 +11,7 @@ import pytest
 import dpstream as dps
 from dpstream.engines.spark import SparkEngine, SparkSink
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
+from dpstream.privacy.state import unpack
 from tests.engines.runs import (
     SHORT,
     break_off,
@@ -150,8 +151,11 @@ def test_rows_that_were_changed_while_they_waited(engine, tmp_path):
     before = published(tmp_path)
     for path in (tmp_path / "state" / "shared" / "rows").glob("*.arrow"):
         rows = pa.ipc.open_file(path).read_all()
+        next_one = int((rows["step"].to_numpy() < 3).sum())  # of the steps that come
+        left = pa.concat_tables([rows.slice(0, next_one), rows.slice(next_one + 1)])
+        path.unlink()
         with pa.ipc.new_file(path, rows.schema) as writer:
-            writer.write_table(rows.slice(0, len(rows) - 1))
+            writer.write_table(left)
 
     with pytest.raises(NoiseReuse, match="does not hold the rows that were logged"):
         start(tmp_path, engine=engine).finish()
@@ -187,14 +191,20 @@ def test_broken_off_between_log_noise_sink_and_progress(
 
 
 def test_nothing_is_left_of_windows_that_are_over(engine, tmp_path):
-    """No waiting rows, no sums, no noise and no keys stay when the last window is final."""
+    """Their keys and noise go at once; when the last one is final, everything goes."""
     write(tmp_path, table())
-    start(tmp_path, SHORT, engine=engine).finish()
     shared, keys = tmp_path / "state" / "shared", tmp_path / "state" / "windows"
+    running = iter(start(tmp_path, SHORT, engine=engine))
+    for _ in range(3):  # steps 0 to 2: the first window is over
+        next(running)
+    assert [path.name for path in keys.glob("*.key")] == ["1.key"]
+    kept = [unpack(path.read_bytes(), kind="segment") for path in shared.glob("state/*-groups-*")]
+    assert [one["owners"] for one in kept] == [[["window", 1]]] * 2
+    assert list(running)
 
     assert not list((shared / "rows").iterdir())
+    assert not list((shared / "state").iterdir())
     assert not list(keys.glob("*.key"))
-    assert all(path.stat().st_size < 500 for path in (shared / "state").iterdir())
 
 
 def test_sinks_of_spark(session, engine, tmp_path):

@@ -40,6 +40,7 @@ from dpstream.stages.rows import RowKeys, RowReader
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LOOK = 0.1  # seconds between two looks at a stream that is read to its end
 _STREAM = "the stream"  # among the inputs that were read to their end
 
 
@@ -192,8 +193,8 @@ class SparkRun(QueryRun):
         """All that a stream has by now: only then is it known which rows a step has."""
         query = self._intake.stream(self.source, availableNow=True)
         try:
-            while not query.awaitTermination(1):
-                if self._stop.is_set():
+            while query.isActive:
+                if self._stop.wait(_LOOK):
                     return
             self._intake.raise_failure(query)
         finally:
@@ -260,6 +261,8 @@ class SparkRun(QueryRun):
             name, size = one["segment"]
             progress.extend(one["stage"], one["bucket"], (name, size), whole=one["whole"])
         progress.waiting = [one for one in progress.waiting if one.last >= end]
+        if end == schedule.steps:  # the query is over: nothing of its state is needed any more
+            progress.waiting, progress.units, progress.groups = [], {}, {}
         progress.digests = {s: d for s, d in progress.digests.items() if s >= end}
         progress.step, progress.chain = end, chain
         if storage.directory is not None:
