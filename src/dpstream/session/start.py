@@ -137,8 +137,9 @@ def _elsewhere(
     sources = []
     for spec, growing in ((source, live), (history, False)):
         found = None if spec is None else engine.source(spec)
-        opened = None if spec is None or found is not None else _opened(spec, growing, None)
-        sources.append(found if found is not None else opened)
+        if spec is not None and found is None:
+            found = _opened(_absolute(spec), growing, None)
+        sources.append(found)
     known = engine.sink(sink)
     return engine.start(
         query=query,
@@ -273,6 +274,13 @@ def _opened(source: Any, live: bool, folder: Path | None, name: str = "") -> Sou
         place = f"arrived-{safe_name(name)}" if name else "arrived"
         return WriteAhead(opened, folder / place)
     return opened
+
+
+def _absolute(source: Any) -> Any:
+    """Paths as other processes see them, which work in other folders."""
+    if isinstance(source, list | tuple):
+        return [_absolute(each) for each in source]
+    return str(Path(source).absolute()) if _is_path(source) else source
 
 
 def _is_path(source: Any) -> bool:

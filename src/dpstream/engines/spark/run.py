@@ -40,6 +40,7 @@ from dpstream.stages.rows import RowKeys, RowReader
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LOOK = 0.1  # seconds between two looks at a stream that is read to its end
 _STREAM = "the stream"  # among the inputs that were read to their end
 
 
@@ -169,8 +170,7 @@ class SparkRun(QueryRun):
         self._clean()
 
     def _clean(self) -> None:
-        """Remove what is not needed any more: what new state replaces, rows of steps that are out,
-        and what tasks have left that were given up."""
+        """Remove what is over, and what was left by tasks whose output was not accepted."""
         needed, files = self._progress.names(), self._jobs.files
         found = [*files.names("rows"), *files.names("state")]
         files.remove(name for name in found if name not in needed)
@@ -194,8 +194,8 @@ class SparkRun(QueryRun):
         """All that a stream has by now: only then is it known which rows a step has."""
         query = self._intake.stream(self.source, availableNow=True)
         try:
-            while not query.awaitTermination(1):
-                if self._stop.is_set():
+            while query.isActive:
+                if self._stop.wait(_LOOK):
                     return
             self._intake.raise_failure(query)
         finally:
@@ -262,6 +262,8 @@ class SparkRun(QueryRun):
             name, size = one["segment"]
             progress.extend(one["stage"], one["bucket"], (name, size), whole=one["whole"])
         progress.waiting = [one for one in progress.waiting if one.last >= end]
+        if end == schedule.steps:  # the query is over: nothing of its state is needed any more
+            progress.waiting, progress.units, progress.groups = [], {}, {}
         progress.digests = {s: d for s, d in progress.digests.items() if s >= end}
         progress.step, progress.chain = end, chain
         if storage.directory is not None:

@@ -138,11 +138,7 @@ def go_on(
 
 def read_frame(task: Reading, batches: Batches) -> Batches:
     """Rows of a frame's partition, hashed, on their way to their units' buckets."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    number = 0 if context is None else context.partitionId()
-    where, reader = f"{task.where}, partition {number}", task.reader()
+    where, reader = f"{task.where}, partition {_context().partitionId()}", task.reader()
     assert task.schema is not None
     for piece, table in enumerate(_gathered(batches, task.schema)):
         rows, aside = reader.read(table, f"{where}, piece {piece}", arrived=task.arrived)
@@ -327,6 +323,13 @@ def _shown(task: Publishing, flow: Flow, step: int, due: Due, noisy: Noisy) -> p
     }
     columns |= {f"m{n}": noisy.sums[:, n] for n in range(noisy.sums.shape[1])}
     return batch(task.shape.noisy, columns | task.shape.of_keys(keys), size, ROW)
+
+
+def _context() -> Any:
+    """Spark's own description of the task."""
+    from pyspark import TaskContext
+
+    return TaskContext.get()
 
 
 def _gathered(batches: Batches, schema: pa.Schema) -> Iterator[pa.Table]:
