@@ -23,7 +23,7 @@ from dpstream.bench.throughput_run import clicks
 from dpstream.connectors.sources import open_source
 from dpstream.engines.spark import segments, tasks, waiting
 from dpstream.engines.spark.files import SharedFiles
-from dpstream.engines.spark.shapes import numbers
+from dpstream.engines.spark.shapes import ROW, by_number, numbers
 from dpstream.engines.spark.tasks import Keys, Publishing, Reading
 from dpstream.privacy.state import Secret
 from dpstream.stages.plan import planned
@@ -98,9 +98,9 @@ def _measured(log: ClickLog, files: SharedFiles) -> list[Row]:
 
 
 def _add(task: Publishing, flow: Any, table: pa.Table) -> None:
-    rows = table.filter(pa.array(numbers(table, "kind") == tasks.ROW))
-    for _, of_step in tasks.by_number(rows, "step"):
-        for window, mine in tasks.by_number(of_step, "window"):
+    rows = table.filter(pa.array(numbers(table, "kind") == ROW))
+    for _, of_step in by_number(rows, "step"):
+        for window, mine in by_number(of_step, "window"):
             verdicts = numbers(mine, "verdict").astype("uint8")
             flow.aggregate(window, task.shape.rows_of(mine), verdicts)
 
