@@ -125,9 +125,7 @@ def local_session(master: str | None = None, **settings: str) -> Any:
 
 def ship_code(session: Any) -> None:
     """Send this dpstream to executors that have not installed it; they need its dependencies."""
-    import dpstream
-
-    package = Path(dpstream.__file__).parent
+    package = Path(__file__).parents[2]
     folder = tempfile.mkdtemp(prefix="dpstream-code-")
     made = shutil.make_archive(f"{folder}/dpstream", "zip", package.parent, package.name)
     session.sparkContext.addPyFile(made)
