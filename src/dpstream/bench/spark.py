@@ -100,7 +100,7 @@ class Lane:
     def times(self, what: str, figure: str) -> float:
         """Ours over theirs, round by round."""
         pairs = zip(self.seen[what], self.seen[PLAIN], strict=True)
-        return statistics.median(ours[figure] / theirs[figure] for ours, theirs in pairs)
+        return statistics.median(float(our[figure] / their[figure]) for our, their in pairs)
 
 
 def measure(*, quick: bool, progress: Progress) -> Findings:

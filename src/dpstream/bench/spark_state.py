@@ -26,6 +26,7 @@ from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.shapes import ROW, by_number, numbers
 from dpstream.engines.spark.tasks import Keys, Publishing, Reading
 from dpstream.privacy.state import Secret
+from dpstream.records import Source
 from dpstream.stages.plan import planned
 from dpstream.stages.rows import RowKeys
 
@@ -35,12 +36,12 @@ _RUN: Final = bytes(16)
 
 def state_rows(log: ClickLog) -> list[Row]:
     """Rows of the bench: records that wait, units and their groups, groups."""
-    with tempfile.TemporaryDirectory(dir=click_log.cache()) as folder:
-        return _measured(log, SharedFiles(folder))
-
-
-def _measured(log: ClickLog, files: SharedFiles) -> list[Row]:
     source = open_source(str(click_log.files(log) / "*.parquet"))
+    with tempfile.TemporaryDirectory(dir=click_log.cache()) as folder:
+        return _measured(log, source, SharedFiles(folder))
+
+
+def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
     common: dict[str, Any] = {
         "plan": planned(clicks(_TRIGGERS)),
         "types": {"user_id": pa.string(), "url": pa.string()},
