@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from dpstream.connectors.nats import Away, Client
+from dpstream.connectors.nats import Away, Client, Refused
 from dpstream.connectors.options import Options
 from dpstream.connectors.patience import SECONDS, Patience
 from dpstream.connectors.sinks.encode import ENCODERS
@@ -73,6 +73,9 @@ class NatsSink:
             raise ServerUnreachable(
                 f"{self._client.where} does not answer: {problem}; start it, or mend the address"
             ) from problem
+        except Refused as problem:
+            self._client.close()
+            raise StateError(f"{self._client.where} refuses: {problem}") from problem
         if f"{self._prefix}.>" not in subjects and ">" not in subjects:
             raise InvalidInput(
                 f"the stream {self._stream!r} takes {', '.join(subjects)}; for releases it must "

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpstream.connectors.nats import Away, Client
+from dpstream.connectors.nats import Away, Client, Refused
 from dpstream.connectors.nats_pull import Ended, Message, Puller
 from dpstream.connectors.options import Options
 from dpstream.connectors.patience import SECONDS, Patience
@@ -96,6 +96,9 @@ class NatsSource:
         except Away as problem:
             self._client.close()
             raise self._unreachable(problem) from problem
+        except Refused as problem:
+            self._client.close()
+            raise InvalidInput(f"{self._client.where} refuses: {problem}") from problem
         if about is None:
             raise InvalidInput(
                 f"{self._client.where}: there is no stream {self._stream!r}; create it first"
@@ -183,7 +186,10 @@ class NatsSource:
             except Ended:
                 self._puller = None
         self._puller = await Puller.begin(js, self._stream, first)
-        return await self._puller.pull(js, most)
+        try:
+            return await self._puller.pull(js, most)
+        except Ended:
+            raise TimeoutError("no messages come, though they are there") from None
 
     def _checked(self, about: Any, at: Place | None, goal: Place | None) -> Place:
         """The place in the stream that is there now."""
