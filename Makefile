@@ -12,7 +12,7 @@ export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bench-peers .venv-bench servers docs clean
+.PHONY: help demo test lint format bench bench-peers .venv-bench servers spark docs clean
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -47,6 +47,8 @@ bench-peers: .venv-bench/.stamp ## set up .venv-bench, the environment of the li
 
 servers: .venv/.servers ## add what speaks to Kafka, NATS, PostgreSQL and Delta Lake to .venv; .ci/servers installs the servers
 
+spark: .venv/.spark ## add Spark to .venv (it needs a Java 17 or 21), for its engine and the tests of it
+
 docs: .venv/.dev ## build the documentation into site/
 	@echo "docs: building site/"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
@@ -79,6 +81,11 @@ endef
 .venv/.servers: .venv/.dev
 	@echo "setting up .venv (connectors)"
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[connectors]'
+	@touch $@
+
+.venv/.spark: .venv/.dev
+	@echo "setting up .venv (Spark)"
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,spark]'
 	@touch $@
 
 .venv-bench/.stamp: constraints-bench.txt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from dpstream.session import Feed
 from dpstream.session.budget import AnyQuery
 from dpstream.sql.plan import Compiled, compile_sql
 
+ENGINES = ("embedded", "spark")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
@@ -31,6 +33,8 @@ class Pipeline:
     state: Path
     secret: Path
     sinks: tuple[str, ...] = ()
+    engine: Mapping[str, Any] = field(default_factory=lambda: {"name": "embedded"})
+    """Where the queries run, and how it is set up."""
 
     @property
     def live(self) -> bool:
@@ -58,7 +62,16 @@ def load_pipeline(path: str | Path) -> Pipeline:
         state=folder,
         secret=secret,
         sinks=tuple(_sink(base, each) for each in sinks),
+        engine=_engine(path, tables.get("engine", {"name": "embedded"})),
     )
+
+
+def _engine(path: Path, table: Mapping[str, Any]) -> Mapping[str, Any]:
+    if table["name"] not in ENGINES:
+        raise InvalidInput(
+            f"{path}, [engine]: name must be one of {', '.join(ENGINES)}; got {table['name']!r}"
+        )
+    return table
 
 
 def _compiled(path: Path, tables: Sequence[Mapping[str, Any]]) -> list[Compiled]:

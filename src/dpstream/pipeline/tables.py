@@ -18,6 +18,7 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "budget": {"dataset": _TEXT, "epsilon": _NUMBER, "delta": _NUMBER, "ledger": _TEXT},
     "state": {"path": _TEXT, "secret": _TEXT},
     "sink": {"to": _TEXTS},
+    "engine": {"name": _TEXT, "master": _TEXT, "buckets": (int,), "state_location": _TEXT},
     "query": {"name": _TEXT, "sql": _TEXT, "file": _TEXT},
 }
 _REQUIRED = {
@@ -25,9 +26,10 @@ _REQUIRED = {
     "budget": ("dataset", "epsilon"),
     "state": ("path",),
     "sink": ("to",),
+    "engine": ("name",),
     "query": ("name",),
 }
-_OPTIONAL = ("sink",)
+_OPTIONAL = ("sink", "engine")
 _SEVERAL = ("source", "budget")  # one table, or one for each source: [source.clicks]
 _IN_WORDS = {
     str: "text",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.engines.spark import tasks
+from dpstream.engines.spark.boxes import COLUMNS, unpacked
 from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.progress import Progress
 from dpstream.engines.spark.shapes import NOTE, ROW, ids, numbers
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 Noisy = tuple[int, int, Integers, pa.Table]
 """(step, window, sums, keys) of what is published of a window, in order."""
+Maker = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,7 @@ class Jobs:
         self,
         frame: DataFrame | None,
         source: Source | None,
+        partitions: Sequence[str],
         *,
         job: str,
         where: str,
@@ -72,20 +75,21 @@ class Jobs:
             arrived=arrived,
             schema=None if frame is None else arrow_schema(frame),
             source=source,
+            partitions=tuple(partitions),
         )
-        schema = spark_schema(task.shape.arrived)
-        count = 0 if source is None else len(source.partitions())
+        count = len(partitions)
         if source is not None:
             source.close()  # open files do not travel
-        with self._shipped(task, None) as does:
+        with self._shipped(task, None) as (begin, go_on):
             if frame is None:
                 rows = self.session.range(0, count, 1, count)
-                read = rows.mapInArrow(does(tasks.read_source), schema)
+                read = rows.mapInArrow(begin(tasks.read_source), COLUMNS)
             else:
-                read = frame.mapInArrow(does(tasks.read_frame), schema)
+                read = frame.mapInArrow(begin(tasks.read_frame), COLUMNS)
             work = tasks.keep_rows if write else tasks.digest_rows
             placed = read.repartitionById(self.buckets, "bucket")
-            found = _collected(placed.mapInArrow(does(work), schema))
+            boxes = placed.mapInArrow(go_on(work), COLUMNS)
+            found = _collected(boxes, task.shape.arrived)
         told = [json.loads(text) for text in found["note"].to_pylist()]
         return Taken(
             waiting=[Waiting.from_json(one["file"]) for one in told if "file" in one],
@@ -114,12 +118,12 @@ class Jobs:
             units=progress.units,
             groups=progress.groups,
         )
-        kept, noisy = spark_schema(task.shape.kept), spark_schema(task.shape.noisy)
-        with self._shipped(task, lent) as does:
+        with self._shipped(task, lent) as (begin, go_on):
             buckets = self.session.range(0, self.buckets, 1, self.buckets)
-            placed = buckets.mapInArrow(does(tasks.bound), kept)
-            placed = placed.repartitionById(self.buckets, "bucket")
-            table = _collected(placed.mapInArrow(does(tasks.publish), noisy))
+            kept = buckets.mapInArrow(begin(tasks.bound), COLUMNS)
+            placed = kept.repartitionById(self.buckets, "bucket")
+            boxes = placed.mapInArrow(go_on(tasks.publish), COLUMNS)
+            table = _collected(boxes, task.shape.noisy)
         kinds = numbers(table, "kind")
         told = table["note"].filter(pa.array(kinds == NOTE)).to_pylist()
         heard = [json.loads(text) for text in told]
@@ -170,12 +174,15 @@ class Jobs:
         }
 
     @contextmanager
-    def _shipped(self, task: Task, lent: LentKeys | None) -> Iterator[Callable[[Any], Any]]:
-        """Makes functions for Spark; what they share is gone from all machines afterwards."""
+    def _shipped(self, task: Task, lent: LentKeys | None) -> Iterator[tuple[Maker, Maker]]:
+        """Make functions for Spark; what they share is gone from all machines afterwards."""
         shared = self.session.sparkContext.broadcast(task)
-        keys = Keys(rows=self.row_keys, lent=lent)
+        told = (shared, Keys(rows=self.row_keys, lent=lent))
         try:
-            yield lambda work: partial(tasks.with_keys, work, shared, keys)
+            yield (
+                lambda work: partial(tasks.begin, work, *told),
+                lambda work: partial(tasks.go_on, work, *told),
+            )
         finally:
             shared.destroy()
 
@@ -185,17 +192,6 @@ def is_frame(source: Any) -> bool:
     from pyspark.sql import DataFrame
 
     return isinstance(source, DataFrame)
-
-
-def spark_schema(schema: pa.Schema) -> Any:
-    """The same columns in Spark's types; a key that has none is refused."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    try:
-        return from_arrow_schema(schema)
-    except PySparkException as problem:
-        raise InvalidInput(f"Spark has no type for a key of this query: {problem}") from None
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:
@@ -215,10 +211,10 @@ _KNOWN: dict[str, type[DpstreamError]] = {
 }
 
 
-def _collected(frame: DataFrame) -> pa.Table:
+def _collected(frame: DataFrame, schema: pa.Schema) -> pa.Table:
     """Run it; an error of ours that a task has met comes out as itself."""
     try:
-        return frame.toArrow()
+        boxes = frame.toArrow()
     except Exception as problem:
         text = str(problem)
         for name, kind in _KNOWN.items():
@@ -227,6 +223,4 @@ def _collected(frame: DataFrame) -> pa.Table:
                 said = text.partition(marker)[2].partition("\n")[0]
                 raise kind(said) from problem
         raise
-
-
-Send = Callable[[list[Publication]], None]
+    return pa.Table.from_batches(unpacked(boxes.to_batches()), schema)

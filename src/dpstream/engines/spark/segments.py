@@ -1,8 +1,8 @@
 """A bucket's state as a chain of files: one that is whole, then what each job added.
 
-A job reads a chain that is fixed before it begins and writes one more file, under a name that no
-other job uses. So a task that is done twice begins from the same state, and whichever copy of its
-file stays says the same.
+A job reads a chain that is fixed before it begins, and each try of a task writes one more file
+under a name of its own. So a task that is done twice begins from the same state, and what one try
+writes another cannot spoil: the driver adds the file of the try whose output was accepted.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Beside rows of data (`kind` 0) there are notes, JSON for who comes next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +36,11 @@ class Shape:
 
     @classmethod
     def of(cls, query: Query, types: Mapping[str, pa.DataType]) -> Shape:
-        """That of a query whose key types are known."""
+        """That of a query; as long as nothing was read, keys are taken for text."""
         return cls(
             values=sum(measure.kind == "value" for measure in query.measures),
             measures=len(query.measures),
-            keys=tuple((name, types[name]) for name in query.keys),
+            keys=tuple((name, types.get(name, pa.string())) for name in query.keys),
             units=query.rounds_of_units,
         )
 
@@ -136,6 +136,21 @@ def numbers(table: pa.Table, name: str) -> Integers:
     """A column of whole numbers without nulls."""
     found: Integers = _whole(table[name]).to_numpy(zero_copy_only=False)
     return found
+
+
+def by_number(table: pa.Table, column: str) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of each number in a column, in their order."""
+    if not len(table):
+        return
+    found = numbers(table, column)
+    if (found[0] == found).all():
+        yield int(found[0]), table
+        return
+    order = np.argsort(found, kind="stable")
+    sorted_table = table.take(pa.array(order))
+    edges = np.flatnonzero(np.diff(found[order])) + 1
+    for first, end in zip([0, *edges], [*edges, len(order)], strict=True):
+        yield int(found[order[first]]), sorted_table.slice(first, end - first)
 
 
 def ids(table: pa.Table, letter: str) -> Words:

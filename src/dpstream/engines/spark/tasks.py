@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.engines.spark import segments, waiting
+from dpstream.engines.spark.boxes import packed, unpacked
 from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.segments import Chain
-from dpstream.engines.spark.shapes import NOTE, ROW, Shape, batch, notes, numbers
+from dpstream.engines.spark.shapes import NOTE, ROW, Shape, batch, by_number, notes, numbers
 from dpstream.engines.spark.waiting import Waiting
 from dpstream.privacy.query_spend import LentKeys
 from dpstream.privacy.state import mint_run_id
@@ -107,6 +108,7 @@ class Reading(Task):
     arrived: int | None
     schema: pa.Schema | None = None
     source: Source | None = None
+    partitions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,20 +122,23 @@ class Publishing(Task):
     groups: Mapping[int, Chain]
 
 
-def with_keys(
+def begin(
     work: Callable[[Any, Batches], Batches], shared: Any, keys: Keys, batches: Batches
 ) -> Batches:
-    """Do a task: what is public comes as a broadcast, keys with the function itself."""
-    return work(replace(shared.value, keys=keys), batches)
+    """Do a task whose output goes on to others; keys come with the function itself."""
+    return packed(work(replace(shared.value, keys=keys), batches))
+
+
+def go_on(
+    work: Callable[[Any, Batches], Batches], shared: Any, keys: Keys, boxes: Batches
+) -> Batches:
+    """Do a task on the output of others."""
+    return packed(work(replace(shared.value, keys=keys), unpacked(boxes)))
 
 
 def read_frame(task: Reading, batches: Batches) -> Batches:
     """Rows of a frame's partition, hashed, on their way to their units' buckets."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    number = 0 if context is None else context.partitionId()
-    where, reader = f"{task.where}, partition {number}", task.reader()
+    where, reader = f"{task.where}, partition {_context().partitionId()}", task.reader()
     assert task.schema is not None
     for piece, table in enumerate(_gathered(batches, task.schema)):
         rows, aside = reader.read(table, f"{where}, piece {piece}", arrived=task.arrived)
@@ -145,8 +150,7 @@ def read_source(task: Reading, batches: Batches) -> Batches:
     source, reader = task.source, task.reader()
     assert source is not None
     columns = task.plan.query.source_columns
-    listed = source.partitions()
-    for partition in [listed[n] for b in batches for n in b["id"].to_pylist()]:
+    for partition in [task.partitions[n] for b in batches for n in b["id"].to_pylist()]:
         position, done = None, False
         while not done:
             chunk = source.read(partition, position, columns=columns)
@@ -189,7 +193,7 @@ def keep_rows(task: Reading, batches: Batches) -> Batches:
     kinds = numbers(table, "kind")
     told = table["note"].filter(pa.array(kinds == NOTE)).to_pylist()
     rows = table.filter(pa.array(kinds == ROW))
-    for bucket, mine in _by_number(rows, "bucket"):
+    for bucket, mine in by_number(rows, "bucket"):
         name = task.name("rows", str(bucket), "arrow")
         about, digests = waiting.keep(task.files, task.shape, bucket, name, mine)
         told.append(json.dumps({"file": about.to_json(), "digests": waiting.as_text(digests)}))
@@ -202,7 +206,7 @@ def digest_rows(task: Reading, batches: Batches) -> Batches:
     schema = task.shape.arrived
     table = pa.Table.from_batches(batches, schema)
     rows = table.filter(pa.array(numbers(table, "kind") == ROW))
-    for _, mine in _by_number(rows, "bucket"):
+    for _, mine in by_number(rows, "bucket"):
         digests = waiting.step_digests(in_order(task.shape.rows_of(mine)))
         yield notes(schema, 0, [json.dumps({"digests": waiting.as_text(digests)})])
 
@@ -266,8 +270,8 @@ def publish(task: Publishing, batches: Batches) -> Batches:
     table = pa.Table.from_batches(batches, task.shape.kept)
     kinds = numbers(table, "kind")
     told = table.filter(pa.array(kinds == NOTE))
-    rows = dict(_by_number(table.filter(pa.array(kinds == ROW)), "bucket"))
-    for bucket, notes_of_mine in _by_number(told, "bucket"):
+    rows = dict(by_number(table.filter(pa.array(kinds == ROW)), "bucket"))
+    for bucket, notes_of_mine in by_number(told, "bucket"):
         mine = rows.get(bucket, table.slice(0, 0))
         yield from _publish(task, bucket, mine, notes_of_mine["note"].to_pylist())
 
@@ -281,9 +285,9 @@ def _publish(task: Publishing, bucket: int, table: pa.Table, told: list[str]) ->
     chain = task.groups.get(bucket, ())
     marks = segments.load(task.files, flow, "groups", chain)
     heard = [json.loads(text) for text in told]
-    by_step = dict(_by_number(table, "step"))
+    by_step = dict(by_number(table, "step"))
     for step in range(task.first, task.end):
-        for window, mine in _by_number(by_step.get(step, table.slice(0, 0)), "window"):
+        for window, mine in by_number(by_step.get(step, table.slice(0, 0)), "window"):
             verdicts = numbers(mine, "verdict").astype(np.uint8)
             flow.aggregate(window, shape.rows_of(mine), verdicts)
         for one in (one for one in heard if one.get("total", [None])[0] == step):
@@ -321,19 +325,11 @@ def _shown(task: Publishing, flow: Flow, step: int, due: Due, noisy: Noisy) -> p
     return batch(task.shape.noisy, columns | task.shape.of_keys(keys), size, ROW)
 
 
-def _by_number(table: pa.Table, column: str) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of each number in a column, in their order."""
-    if not len(table):
-        return
-    found = numbers(table, column)
-    if (found[0] == found).all():
-        yield int(found[0]), table
-        return
-    order = np.argsort(found, kind="stable")
-    sorted_table = table.take(pa.array(order))
-    edges = np.flatnonzero(np.diff(found[order])) + 1
-    for first, end in zip([0, *edges], [*edges, len(order)], strict=True):
-        yield int(found[order[first]]), sorted_table.slice(first, end - first)
+def _context() -> Any:
+    """Spark's own description of the task."""
+    from pyspark import TaskContext
+
+    return TaskContext.get()
 
 
 def _gathered(batches: Batches, schema: pa.Schema) -> Iterator[pa.Table]:

@@ -100,7 +100,7 @@ def keep(
 
 
 def load(files: SharedFiles, shape: Shape, about: Waiting, first: int, end: int) -> Rows:
-    """The rows of steps `first` to `end` - 1; other rows than those that were logged are refused."""
+    """The rows of steps `first` to `end` - 1; others than those that were logged are refused."""
     table = pa.ipc.open_file(files.read(about.name)).read_all()
     text = (table.schema.metadata or {}).get(b"digests", b"").decode()
     steps = table["step"].combine_chunks().to_numpy()
