@@ -18,8 +18,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: .venv/.core ## set up the core in .venv and publish a bundled series with error bars and its ledger
-	@echo "demo: publishing a bundled series under differential privacy"
+demo: .venv/.core ## set up the core in .venv and take a tour: a live private query, a kill, a series, the ledger
+	@echo "demo: a tour of half a minute"
 	@$(BIN)/dpstream demo
 
 test: .venv/.dev ## set up .venv and run every test whose components are present; the rest is listed at the end

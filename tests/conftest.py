@@ -8,6 +8,8 @@ whatever its reason, is a failure.
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -56,6 +58,14 @@ def _bench_peers() -> str | None:
     return None if shutil.which("java") else "no java, which the Spark baseline needs"
 
 
+def _package_index() -> str | None:
+    """Whether pip can look up a package, with whatever settings it has here."""
+    look = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps",
+            "--ignore-installed", "hatchling"]  # fmt: skip
+    done = subprocess.run(look, capture_output=True, timeout=60)
+    return "pip reaches no package index" if done.returncode else None
+
+
 # Marker -> probe; a probe returns None when the component is there, otherwise why it is not.
 COMPONENTS: dict[str, Callable[[], str | None]] = {
     "spark": lambda: _module("pyspark") or _program("java"),
@@ -63,6 +73,7 @@ COMPONENTS: dict[str, Callable[[], str | None]] = {
     "browser": lambda: _program("chromium", "chromium-browser", "google-chrome"),
     "bench": _bench_peers,
     "audit": lambda: None,  # needs nothing but time
+    "package": lambda: _module("hatchling") or _package_index(),
 }
 
 

@@ -263,5 +263,10 @@ def step_content(step: int, pieces: list[Piece]) -> bytes:
     total = (0, 0)
     for rows, first, end in pieces:
         total = combine(total, multiset_digest(rows.digests[first:end]))
+    return content_of(step, total)
+
+
+def content_of(step: int, total: tuple[int, int]) -> bytes:
+    """The same, of the multiset digest of its rows."""
     digest, count = total
     return step.to_bytes(8, "little") + digest.to_bytes(16, "little") + count.to_bytes(8, "little")
