@@ -3,6 +3,8 @@
     DpstreamError
     |- InvalidParameter      a parameter cannot be used (also a ValueError)
     |- InvalidInput          the data cannot be used (also a ValueError)
+    |  `- RowsLost           rows that are needed are gone from the source for good
+    |- ServerUnreachable     a server did not answer for as long as was allowed (also an OSError)
     |- BudgetExceeded        the ledger refuses: the charge does not fit
     |- LedgerError           the ledger file is damaged, foreign, or contradicts a charge
     |- NoiseReuse            the same noise would meet other data, or be drawn twice
@@ -28,6 +30,14 @@ class InvalidParameter(DpstreamError, ValueError):
 
 class InvalidInput(DpstreamError, ValueError):
     """The data cannot be used."""
+
+
+class RowsLost(InvalidInput):
+    """Rows that a run has read, or has to read next, are gone from the source for good."""
+
+
+class ServerUnreachable(DpstreamError, ConnectionError):
+    """A server did not answer for as long as was allowed; the same run goes on when it is back."""
 
 
 class BudgetExceeded(DpstreamError):

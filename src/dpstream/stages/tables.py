@@ -207,6 +207,22 @@ def reindex(words: Words, used: int, index: Words) -> None:
         index[slot] = ((words[row, 0] >> shift) << shift) | np.uint64(row + 1)
 
 
+def in_buckets(ids: Words, buckets: int, taken: Marks | None = None) -> list[Integers]:
+    """Numbers of the rows (taken) by hash bucket."""
+    if taken is None:
+        taken = np.ones(len(ids), np.uint8)
+    order: Integers = np.empty(len(ids), np.int64)
+    ends: Integers = np.empty(buckets, np.int64)
+    split(np.ascontiguousarray(ids), taken, buckets, order, ends)
+    return np.split(order[: ends[-1]], ends[:-1])
+
+
+def bucket_numbers(ids: Words, buckets: int) -> Integers:
+    """The hash bucket of each id."""
+    low, shift = np.uint64(0xFFFF), np.uint64(16)
+    return (((ids[:, 0] & low) * np.uint64(buckets)) >> shift).astype(np.int64)
+
+
 @compiled
 def split(ids: Words, taken: Any, buckets: int, order: Integers, ends: Integers) -> None:
     """Numbers of the rows taken, by bucket; `ends[b]` is where bucket b ends in `order`."""
