@@ -26,7 +26,7 @@ _SLOW_START = (
 COMPILING = "compiling; this is done once per installation and may take half a minute"
 
 
-class _Tell(event.Listener):  # type: ignore[misc]
+class _Tell(event.Listener):
     """Says once per process that code is being compiled, in the log `dpstream.compiled`."""
 
     told = False
