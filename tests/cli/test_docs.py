@@ -48,11 +48,13 @@ LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def sessions(text):
-    """(command, expected output) of every console block, in order."""
+    """(command, expected output) of every console block, in order; `> ` goes on with a command."""
     for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, _, expected = part.partition("\n")
-            yield command, expected
+            lines = part.splitlines(keepends=True)
+            more = next((n for n, line in enumerate(lines[1:], 1) if line[:2] != "> "), len(lines))
+            command = "".join([lines[0], *(line[2:] for line in lines[1:more])])
+            yield command.removesuffix("\n"), "".join(lines[more:])
 
 
 def reference():
@@ -80,7 +82,8 @@ def test_python_examples_give_what_they_show(page):
 def execute(command, code):
     """Output and exit code, after a command that left with `code`; dpstream runs in here."""
     words = shlex.split(command)
-    if words[0] == "dpstream" and not re.search(r"[|<>;&$]", command):
+    bare = re.sub(r"'[^']*'|\"[^\"$`]*\"", "", command)  # what the shell would look at
+    if words[0] == "dpstream" and not re.search(r"[|<>;&$]", bare):
         text = io.StringIO()
         with redirect_stdout(text), redirect_stderr(text), pytest.raises(SystemExit) as left:
             main(words[1:])
@@ -106,6 +109,7 @@ def test_console_examples_give_what_they_show(page):
 def test_the_console_checker_sees_a_difference():
     """An ellipsis matches anything, but what is written must be there."""
     assert [*sessions("```console\n$ a\nx\ny\n$ b\n```\n")] == [("a", "x\ny\n"), ("b", "")]
+    assert [*sessions("```console\n$ a 'b\n> c'\nx\n```\n")] == [("a 'b\nc'", "x\n")]
     assert not doctest.OutputChecker().check_output("x ... y\n", "x 1 z\n", LOOSE)
 
 
