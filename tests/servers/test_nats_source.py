@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.connectors.nats import Client
+from dpstream.connectors.nats_pull import Puller
 from dpstream.connectors.options import Options
 from dpstream.connectors.sources import open_source
 from dpstream.connectors.testing import ServerSourceSuite
@@ -114,6 +115,23 @@ def test_messages_that_expire_unread(nats):
         read(source, stream.name, position)
     source.close()
     stream.client.close()
+
+
+def test_messages_that_expire_while_they_are_asked_for(stream, monkeypatch):
+    """Between the look at the stream and the answer."""
+    stream.put(*({"user": user} for user in "abc"))
+    source = opened(stream)
+    _, position = read(source, stream.name)
+    stream.put(*({"user": user} for user in "defg"))
+
+    async def late(self, js, most, pull=Puller.pull):
+        await js.purge_stream(stream.name, seq=6)
+        return await pull(self, js, most)
+
+    monkeypatch.setattr(Puller, "pull", late)
+    with pytest.raises(RowsLost, match="dropped the messages 4 to 5 before they were read"):
+        read(source, stream.name, position)
+    source.close()
 
 
 def test_a_consumer_that_the_server_dropped(stream):

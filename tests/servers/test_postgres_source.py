@@ -225,28 +225,35 @@ def test_many_writers_at_once(table):
 
     def write(number):
         with table.session() as session:
-            for turn in range(40):
+            turn = 0
+            while not stop.is_set():
+                turn += 1
                 users = [f"{number}-{turn}-{n}" for n in range(turn % 3 + 1)]
                 table.put(*users, connection=session)
-                time.sleep(0.001 * ((number * 7 + turn * 3) % 5))
+                time.sleep(0.002 * ((number * 7 + turn * 3) % 5))  # others commit meanwhile
                 if (number + turn) % 7:
                     session.commit()
                     kept.extend(users)
                 else:
                     session.rollback()
 
+    source, position, found, reads = table.open(), None, [], 0
     writers = [Thread(target=write, args=(number,)) for number in range(4)]
     for one in writers:
         one.start()
-    source, position, found = table.open(), None, []
-    while not stop.is_set():
-        if not any(one.is_alive() for one in writers):
-            stop.set()  # one more look
-        users, position = read(source, table.partition, position)
-        found += users
+    try:
+        while reads < 30:
+            users, position = read(source, table.partition, position)
+            found += users
+            reads += bool(users)
+    finally:
+        stop.set()
+        for one in writers:
+            one.join()
+    found += read(source, table.partition, position)[0]
     source.close()
 
-    assert len(kept) > 200
+    assert len(kept) > 60
     assert sorted(found) == sorted(kept)
 
 

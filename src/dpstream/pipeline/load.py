@@ -203,4 +203,5 @@ def _placed(base: Path, text: str) -> str:
 
 def _sink(base: Path, text: str) -> str:
     kind, colon, rest = text.partition(":")
-    return f"{kind}:{_placed(base, rest)}" if colon and kind in ENCODERS else _placed(base, text)
+    paths = (*ENCODERS, "delta")
+    return f"{kind}:{_placed(base, rest)}" if colon and kind in paths else _placed(base, text)
