@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from dpstream.engines.spark import tasks
 from dpstream.engines.spark.files import SharedFiles
+from dpstream.engines.spark.packets import IN_SPARK, Shape, ids, numbers, opened
 from dpstream.engines.spark.progress import Progress
-from dpstream.engines.spark.shapes import NOTE, ROW, ids, numbers
-from dpstream.engines.spark.tasks import Keys, Publishing, Reading, ShippedPlan, Task
+from dpstream.engines.spark.tasks import Keys, Publishing, Reading, ShippedPlan
 from dpstream.engines.spark.waiting import StepDigests, Waiting, added, from_text
 from dpstream.errors import DpstreamError, InvalidInput, NoiseReuse, StateError
 from dpstream.privacy.query_spend import LentKeys
@@ -76,19 +76,18 @@ class Jobs:
                 source=source,
                 partitions=tuple(partitions),
             )
-            schema = spark_schema(task.shape.arrived)
             if frame is None:
                 assert source is not None
                 count = len(partitions)
                 source.close()  # open files do not travel
                 rows = self.session.range(0, count, 1, count)
-                read = rows.mapInArrow(partial(tasks.read_source, task), schema)
+                read = rows.mapInArrow(partial(tasks.read_source, task), IN_SPARK)
             else:
-                read = frame.mapInArrow(partial(tasks.read_frame, task), schema)
+                read = frame.mapInArrow(partial(tasks.read_frame, task), IN_SPARK)
             work = tasks.keep_rows if write else tasks.digest_rows
             placed = read.repartitionById(self.buckets, "bucket")
-            found = _collected(placed.mapInArrow(partial(work, task), schema))
-        told = [json.loads(text) for text in found["note"].to_pylist()]
+            heard, _ = _collected(placed.mapInArrow(partial(work, task), IN_SPARK))
+        told = [json.loads(text) for text in heard]
         return Taken(
             waiting=[Waiting.from_json(one["file"]) for one in told if "file" in one],
             digests=added(from_text(one["digests"]) for one in told if "digests" in one),
@@ -118,12 +117,10 @@ class Jobs:
                 groups=progress.groups,
             )
             buckets = self.session.range(0, self.buckets, 1, self.buckets)
-            kept = buckets.mapInArrow(partial(tasks.bound, task), spark_schema(task.shape.kept))
+            kept = buckets.mapInArrow(partial(tasks.bound, task), IN_SPARK)
             placed = kept.repartitionById(self.buckets, "bucket")
             work = partial(tasks.publish, task)
-            table = _collected(placed.mapInArrow(work, spark_schema(task.shape.noisy)))
-        kinds = numbers(table, "kind")
-        told = table["note"].filter(pa.array(kinds == NOTE)).to_pylist()
+            told, table = _collected(placed.mapInArrow(work, IN_SPARK))
         heard = [json.loads(text) for text in told]
         saved = [one for one in heard if "stage" in one]
         if len(saved) != 2 * self.buckets:
@@ -135,7 +132,7 @@ class Jobs:
             (step, window): (float.fromhex(share), float.fromhex(spread))
             for step, window, share, spread in (one["share"] for one in heard if "share" in one)
         }
-        found = {(s, w): (sums, keys) for s, w, sums, keys in self._noisy(task, table, kinds)}
+        found = {(s, w): (sums, keys) for s, w, sums, keys in _noisy(task.shape, table)}
         making = ReleaseTables(plan=self.plan, types=self.types, mark=self.mark)
         nothing = (np.zeros((0, task.shape.measures), np.int64), None)
         publications = []
@@ -145,22 +142,6 @@ class Jobs:
             made = making.made(step, one, sums, shown, share)
             publications.append(Publication(due=one, table=made))
         return publications, saved
-
-    def _noisy(self, task: Task, table: pa.Table, kinds: Integers) -> Iterator[Noisy]:
-        """Everything shown: by step and window, oldest appearance first, then by id."""
-        rows = table.filter(pa.array(kinds == ROW))
-        if not len(rows):
-            return
-        words, since = ids(rows, "g"), numbers(rows, "since")
-        steps, windows = numbers(rows, "step"), numbers(rows, "window")
-        order = np.lexsort((words[:, 1], words[:, 0], since, windows, steps))
-        rows, steps, windows = rows.take(pa.array(order)), steps[order], windows[order]
-        edges = np.flatnonzero((np.diff(steps) != 0) | (np.diff(windows) != 0)) + 1
-        shape = task.shape
-        sums = np.stack([numbers(rows, f"m{n}") for n in range(shape.measures)], axis=1)
-        for a, b in zip([0, *edges], [*edges, len(steps)], strict=True):
-            keys = shape.keys_of(rows.slice(a, b - a), typed=True)
-            yield int(steps[a]), int(windows[a]), sums[a:b], keys
 
     def _common(self, job: str, keys: Any, plan: Plan) -> dict[str, Any]:
         return {
@@ -182,22 +163,26 @@ class Jobs:
             shared.destroy()
 
 
+def _noisy(shape: Shape, table: pa.Table | None) -> Iterator[Noisy]:
+    """Everything shown: by step and window, oldest appearance first, then by id."""
+    if table is None:
+        return
+    words, since = ids(table, "group"), numbers(table, "since")
+    steps, windows = numbers(table, "step"), numbers(table, "window")
+    order = np.lexsort((words[:, 1], words[:, 0], since, windows, steps))
+    table, steps, windows = table.take(pa.array(order)), steps[order], windows[order]
+    edges = np.flatnonzero((np.diff(steps) != 0) | (np.diff(windows) != 0)) + 1
+    sums = np.stack([numbers(table, f"m{n}") for n in range(shape.measures)], axis=1)
+    keys = shape.keys_of(table)
+    for a, b in zip([0, *edges], [*edges, len(steps)], strict=True):
+        yield int(steps[a]), int(windows[a]), sums[a:b], keys.slice(a, b - a)
+
+
 def is_frame(source: Any) -> bool:
     """Is it a DataFrame of Spark?"""
     from pyspark.sql import DataFrame
 
     return isinstance(source, DataFrame)
-
-
-def spark_schema(schema: pa.Schema) -> Any:
-    """The same columns in Spark's types; a key that has none is refused."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    try:
-        return from_arrow_schema(schema)
-    except PySparkException as problem:
-        raise InvalidInput(f"Spark has no type for a key of this query: {problem}") from None
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:
@@ -217,10 +202,11 @@ _KNOWN: dict[str, type[DpstreamError]] = {
 }
 
 
-def _collected(frame: DataFrame) -> pa.Table:
-    """Run it; an error of ours that a task has met comes out as itself."""
+def _collected(frame: DataFrame) -> tuple[list[str], pa.Table | None]:
+    """Run it: all notes, and the rows of all packets; an error of ours comes out as itself."""
     try:
-        return frame.toArrow()
+        told, rows = opened(frame.toArrow().to_batches())
+        return [text for texts in told.values() for text in texts], rows.get(0)
     except Exception as problem:
         text = str(problem)
         for name, kind in _KNOWN.items():
