@@ -54,6 +54,10 @@ _REGISTRY: Final = {
         "dpstream.bench.throughput:measure",
         "records per second from files to durable releases, against opendp, pipeline-dp, spark",
     ),
+    "spark": (
+        "dpstream.bench.spark:measure",
+        "the Spark engine against Spark's plain group-by on one cluster, and killed as it runs",
+    ),
     "sqlp": (
         "dpstream.bench.sqlp:measure",
         "the continual GROUP BY against the DP-SQLP paper's tables, figures and baselines",

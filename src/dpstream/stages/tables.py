@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dpstream.compiled import compiled
 from dpstream.errors import StateError
-from dpstream.mechanisms.parts.counting.kernels import compiled
 from dpstream.records import Integers, Words
 from dpstream.stages.prefetch import FAR, NEAR, prefetch
 

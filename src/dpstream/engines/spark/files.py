@@ -58,12 +58,15 @@ class SharedFiles:
             ) from None
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files that nothing refers to any more; what they held is overwritten first."""
+        """Remove files that nothing refers to any more; state, which holds noise, is overwritten
+        first."""
         for name in names:
             if self.local is not None:
                 path = self.local / name
-                if path.exists():
+                if path.exists() and name.startswith("state/"):
                     erase(path)
+                else:
+                    path.unlink(missing_ok=True)
                 continue
             system, root = _system(self.location)
             if system.get_file_info(f"{root}/{name}").type != fs.FileType.NotFound:

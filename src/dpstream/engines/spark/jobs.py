@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ from dpstream.engines.spark import tasks
 from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.packets import IN_SPARK, Shape, ids, numbers, opened
 from dpstream.engines.spark.progress import Progress
-from dpstream.engines.spark.tasks import Keys, Publishing, Reading, ShippedPlan
+from dpstream.engines.spark.tasks import Keys, Publishing, Reading, ShippedPlan, Task
 from dpstream.engines.spark.waiting import StepDigests, Waiting, added, from_text
 from dpstream.errors import DpstreamError, InvalidInput, NoiseReuse, StateError
 from dpstream.privacy.query_spend import LentKeys
@@ -67,26 +67,27 @@ class Jobs:
         write: bool = True,
     ) -> Taken:
         """Read rows and write them where their steps will find them; or only tell digests."""
-        with self._keys(None) as keys:
-            task = Reading(
-                **self._common(job, keys, self.plan),
-                where=where,
-                arrived=arrived,
-                schema=None if frame is None else arrow_schema(frame),
-                source=source,
-                partitions=tuple(partitions),
-            )
+        opener, sealed = Keys(rows=self.row_keys).halves()
+        task = Reading(
+            **self._common(job, opener, self.plan),
+            where=where,
+            arrived=arrived,
+            schema=None if frame is None else arrow_schema(frame),
+            source=source,
+            partitions=tuple(partitions),
+        )
+        if source is not None:
+            source.close()  # open files do not travel
+        with self._shipped(task, sealed) as does:
             if frame is None:
-                assert source is not None
                 count = len(partitions)
-                source.close()  # open files do not travel
                 rows = self.session.range(0, count, 1, count)
-                read = rows.mapInArrow(partial(tasks.read_source, task), IN_SPARK)
+                read = rows.mapInArrow(does(tasks.read_source), IN_SPARK)
             else:
-                read = frame.mapInArrow(partial(tasks.read_frame, task), IN_SPARK)
+                read = frame.mapInArrow(does(tasks.read_frame), IN_SPARK)
             work = tasks.keep_rows if write else tasks.digest_rows
             placed = read.repartitionById(self.buckets, "bucket")
-            heard, _ = _collected(placed.mapInArrow(partial(work, task), IN_SPARK))
+            heard, _ = _collected(placed.mapInArrow(does(work), IN_SPARK))
         told = [json.loads(text) for text in heard]
         return Taken(
             waiting=[Waiting.from_json(one["file"]) for one in told if "file" in one],
@@ -107,20 +108,20 @@ class Jobs:
             windows={length: self.plan.window(length) for length in lengths},
             of_totals={length: self.plan.totals(length) for length in totals},
         )
-        with self._keys(lent) as keys:
-            task = Publishing(
-                **self._common(job, keys, plan),
-                first=first,
-                end=end,
-                waiting=[w for w in progress.waiting if w.first < end],
-                units=progress.units,
-                groups=progress.groups,
-            )
+        opener, sealed = Keys(rows=self.row_keys, lent=lent).halves()
+        task = Publishing(
+            **self._common(job, opener, plan),
+            first=first,
+            end=end,
+            waiting=[w for w in progress.waiting if w.first < end],
+            units=progress.units,
+            groups=progress.groups,
+        )
+        with self._shipped(task, sealed) as does:
             buckets = self.session.range(0, self.buckets, 1, self.buckets)
-            kept = buckets.mapInArrow(partial(tasks.bound, task), IN_SPARK)
+            kept = buckets.mapInArrow(does(tasks.bound), IN_SPARK)
             placed = kept.repartitionById(self.buckets, "bucket")
-            work = partial(tasks.publish, task)
-            told, table = _collected(placed.mapInArrow(work, IN_SPARK))
+            told, table = _collected(placed.mapInArrow(does(tasks.publish), IN_SPARK))
         heard = [json.loads(text) for text in told]
         saved = [one for one in heard if "stage" in one]
         if len(saved) != 2 * self.buckets:
@@ -143,22 +144,22 @@ class Jobs:
             publications.append(Publication(due=one, table=made))
         return publications, saved
 
-    def _common(self, job: str, keys: Any, plan: Plan) -> dict[str, Any]:
+    def _common(self, job: str, opener: bytes, plan: Plan) -> dict[str, Any]:
         return {
             "plan": plan,
             "types": self.types,
             "buckets": self.buckets,
             "files": self.files,
             "job": job,
-            "keys": keys,
+            "opener": opener,
         }
 
     @contextmanager
-    def _keys(self, lent: LentKeys | None) -> Iterator[Any]:
-        """The keys as a broadcast, which is gone from all machines when the job is done."""
-        shared = self.session.sparkContext.broadcast(Keys(rows=self.row_keys, lent=lent))
+    def _shipped(self, task: Task, sealed: bytes) -> Iterator[Callable[[Any], Any]]:
+        """Makes functions for Spark; what they share is gone from all machines afterwards."""
+        shared = self.session.sparkContext.broadcast(task)
         try:
-            yield shared
+            yield lambda work: partial(tasks.opening, work, shared, sealed)
         finally:
             shared.destroy()
 

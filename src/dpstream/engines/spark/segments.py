@@ -55,8 +55,7 @@ def save(
     stored = sum(size for _, size in chain)
     needed = sum(size_of(flow, owner) for owner in current)
     whole = not chain or len(chain) >= _LONGEST or stored > _GROWTH * needed + _SMALL
-    if stage == "groups":  # the noise of a window that is over must not stay
-        whole = whole or any(owner not in current for owner in marks)
+    whole = whole or any(owner not in current for owner in marks)  # what is over must not stay
     parts = []
     for owner in current:
         known = None if whole else marks.get(owner)

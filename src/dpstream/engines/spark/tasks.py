@@ -7,8 +7,8 @@ engine's (`stages/flow.py`), on the state of one bucket.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from zlib import crc32
 
@@ -31,6 +31,7 @@ from dpstream.engines.spark.packets import (
 from dpstream.engines.spark.segments import Chain
 from dpstream.engines.spark.waiting import Waiting
 from dpstream.privacy.query_spend import LentKeys
+from dpstream.privacy.state.sealing import seal, unseal
 from dpstream.records import Rejected, Source, Words
 from dpstream.stages.flow import Flow, by_window
 from dpstream.stages.perturb import Noisy
@@ -45,10 +46,24 @@ _ROWS = 1 << 16  # rows that are read at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """What tasks need that nobody else may see; it travels as a broadcast, never in a plan."""
+    """What tasks need that nobody else may see.
+
+    They travel sealed in a task's function, from memory to memory, and what opens them as a
+    broadcast, which is a file on every machine for a while: neither alone says anything.
+    """
 
     rows: RowKeys
     lent: LentKeys | None = None
+
+    def halves(self) -> tuple[bytes, bytes]:
+        """(what opens them, the sealed keys)."""
+        return seal([asdict(self.rows), None if self.lent is None else asdict(self.lent)])
+
+    @classmethod
+    def joined(cls, opener: bytes, sealed: bytes) -> Keys:
+        """As they were."""
+        rows, lent = unseal(opener, sealed)
+        return cls(rows=RowKeys(**rows), lent=None if lent is None else LentKeys(**lent))
 
 
 @dataclass(frozen=True)
@@ -77,8 +92,10 @@ class Task:
     files: SharedFiles
     job: str
     """Names the files that this job writes; no other job has it."""
-    keys: Any
-    """The broadcast of `Keys`."""
+    opener: bytes = field(repr=False)
+    """Opens the keys."""
+    keys: Keys | None = field(default=None, repr=False)
+    """Added where the task is done."""
 
     @property
     def shape(self) -> Shape:
@@ -87,7 +104,8 @@ class Task:
 
     def reader(self) -> RowReader:
         """Reads rows with the run's keys."""
-        return RowReader.with_keys(self.plan.query, self.keys.value.rows, self.types)
+        assert self.keys is not None
+        return RowReader.with_keys(self.plan.query, self.keys.rows, self.types)
 
     def flow(self, bucket: int) -> Flow:
         """The stages, for one bucket."""
@@ -115,6 +133,14 @@ class Publishing(Task):
     waiting: Sequence[Waiting]
     units: Mapping[int, Chain]
     groups: Mapping[int, Chain]
+
+
+def opening(
+    work: Callable[[Any, Batches], Batches], shared: Any, sealed: bytes, batches: Batches
+) -> Batches:
+    """Do a task: all that is public comes as a broadcast, the sealed keys with the function."""
+    task = shared.value
+    return work(replace(task, keys=Keys.joined(task.opener, sealed)), batches)
 
 
 def read_frame(task: Reading, batches: Batches) -> Batches:
@@ -252,9 +278,9 @@ def publish(task: Publishing, batches: Batches) -> Batches:
 
 def _publish(task: Publishing, bucket: int, table: pa.Table | None, told: list[str]) -> Batches:
     flow, shape = task.flow(bucket), task.shape
-    lent = task.keys.value.lent
-    assert lent is not None
-    doors = lent.doors()
+    assert task.keys is not None
+    assert task.keys.lent is not None
+    doors = task.keys.lent.doors()
     chain = task.groups.get(bucket, ())
     marks = segments.load(task.files, flow, "groups", chain)
     heard = [json.loads(text) for text in told]
