@@ -43,6 +43,7 @@ def sessions(text):
 def commands(group, path="dpstream"):
     """Every command of the tree with its full name."""
     for name, command in group.commands.items():
+        command = group.load(name) if hasattr(group, "load") else command
         yield f"{path} {name}", command
         if hasattr(command, "commands"):
             yield from commands(command, f"{path} {name}")

@@ -11,8 +11,7 @@ from typer import Abort
 from dpstream.cli.app import app
 from dpstream.cli.exits import INTERRUPTED, UsageError, code_of
 from dpstream.cli.output import note, report_error, set_json
-from dpstream.errors import DpstreamError
-from dpstream.mechanisms.runner import NewRun
+from dpstream.errors import DpstreamError, NewRun
 
 __all__ = ["main"]
 

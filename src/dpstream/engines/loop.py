@@ -18,7 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.engines.directory import StateDirectory
-from dpstream.engines.inputs import FileInput, LiveInput
+from dpstream.engines.inputs import FileInput
+from dpstream.engines.live_input import LiveInput
 from dpstream.engines.sender import MOST_ON_THE_WAY, Sender
 from dpstream.engines.snapshots import Snapshots
 from dpstream.privacy.query_spend import QuerySpend

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
+from dpstream.engines.chunks import Aside
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.directory import StateDirectory, open_directory, read_about
-from dpstream.engines.inputs import Aside
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend

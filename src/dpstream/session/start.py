@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.dead_letters import DeadLetters
+from dpstream.connectors.options import is_uri
 from dpstream.connectors.sinks import open_sink
 from dpstream.connectors.sources import open_source
 from dpstream.connectors.sources.growing import GrowingDirectory
@@ -38,6 +39,8 @@ class Feed:
     live: bool = False
     history: Any = None
     name: str = ""
+    options: Mapping[str, Any] | None = None
+    """Of a server that a URI names."""
 
 
 def run(
@@ -59,10 +62,11 @@ def run(
     """Publish a query's releases, for as long as its schedule runs.
 
     `source`: files (a path, a glob, a directory, a list), an Arrow table, a pandas or Polars frame,
-    or "-" for standard input. Files are read by event time; with `live` a directory may grow, and
-    what is in it is read by the clock. `history`: files that are read by event time before and
-    beside a live source. `sink`: a directory (Parquet; "csv:out/", "jsonl:out/"), an `.sqlite` or
-    `.duckdb` file, "-" for standard output, or a list of them.
+    "-" for standard input, or a URI such as "kafka://127.0.0.1:9092/clicks". Files are read by
+    event time; with `live` a directory may grow, and what is in it is read by the clock. `history`:
+    files that are read by event time before and beside a live source. `sink`: a directory (Parquet;
+    "csv:out/", "jsonl:out/"), an `.sqlite` or `.duckdb` file, "-" for standard output, a URI, or a
+    list of them.
 
     With `checkpoint_location`, a directory, the run survives a kill at any moment; its secret is
     made beside it on first use: back it up. Rows that cannot be used go to `dead_letters` (default:
@@ -238,7 +242,7 @@ def _views(
     for feed in dict.fromkeys(feeds.values()):
         readers = [query for query in queries if feeds[query.name] is feed]
         columns = [query.source_columns for query in readers]
-        opened = _opened(feed.source, feed.live, folder, feed.name)
+        opened = _opened(feed.source, feed.live, folder, feed.name, feed.options)
         assert opened is not None
         views: list[Any] = list(SharedSource(opened, columns).views())
         before: list[Any] = [None] * len(readers)
@@ -264,12 +268,18 @@ def _ledger_path(ledger: Any, folder: Path | None) -> Path | None:
     return None if folder is None else folder / "ledger"
 
 
-def _opened(source: Any, live: bool, folder: Path | None, name: str = "") -> Source | None:
+def _opened(
+    source: Any,
+    live: bool,
+    folder: Path | None,
+    name: str = "",
+    options: Mapping[str, Any] | None = None,
+) -> Source | None:
     """The source; one that cannot be read twice is kept in the state directory."""
     if source is None:
         return None
     growing = live and _is_path(source)
-    opened = GrowingDirectory(Path(source)) if growing else open_source(source)
+    opened = GrowingDirectory(Path(source)) if growing else open_source(source, options=options)
     if not opened.replayable and folder is not None:
         place = f"arrived-{safe_name(name)}" if name else "arrived"
         return WriteAhead(opened, folder / place)
@@ -284,4 +294,4 @@ def _absolute(source: Any) -> Any:
 
 
 def _is_path(source: Any) -> bool:
-    return isinstance(source, str | Path) and source != "-"
+    return isinstance(source, str | Path) and source != "-" and not is_uri(source)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.mechanisms.parts.counting.kernels import compiled
+from dpstream.compiled import compiled
 from dpstream.records import Integers, Words
 from dpstream.stages.prefetch import FAR, prefetch
 from dpstream.stages.tables import SLICE, Table

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dpstream.compiled import compiled
 from dpstream.errors import StateError
-from dpstream.mechanisms.parts.counting.kernels import compiled
 from dpstream.records import Integers, Words
 from dpstream.stages.prefetch import FAR, NEAR, prefetch
 
@@ -215,12 +215,6 @@ def in_buckets(ids: Words, buckets: int, taken: Marks | None = None) -> list[Int
     ends: Integers = np.empty(buckets, np.int64)
     split(np.ascontiguousarray(ids), taken, buckets, order, ends)
     return np.split(order[: ends[-1]], ends[:-1])
-
-
-def bucket_numbers(ids: Words, buckets: int) -> Integers:
-    """The hash bucket of each id."""
-    low, shift = np.uint64(0xFFFF), np.uint64(16)
-    return (((ids[:, 0] & low) * np.uint64(buckets)) >> shift).astype(np.int64)
 
 
 @compiled

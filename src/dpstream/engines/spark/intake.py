@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from dpstream.engines.inputs import Aside
+from dpstream.engines.chunks import Aside
 from dpstream.engines.spark.jobs import Jobs, arrow_schema, is_frame, rejected
 from dpstream.engines.spark.progress import Progress
 from dpstream.engines.spark.waiting import StepDigests, added

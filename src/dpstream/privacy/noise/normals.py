@@ -19,8 +19,8 @@ from io import BytesIO
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.privacy.noise.streams import Draws, counter
 
 Reals = npt.NDArray[np.float64]

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from dpstream.compiled import compiled
+
 Array = NDArray[np.float64]
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def compiled(function: F) -> F:
-    """Compile without the GIL and keep the machine code on disk."""
-    return cast(F, numba.njit(nogil=True, cache=True)(function))
 
 
 @compiled
