@@ -124,7 +124,8 @@ class Jobs:
             told, table = _collected(placed.mapInArrow(does(tasks.publish), IN_SPARK))
         heard = [json.loads(text) for text in told]
         saved = [one for one in heard if "stage" in one]
-        if len(saved) != 2 * self.buckets:
+        places = {(one["stage"], one["bucket"]) for one in saved}
+        if not len(saved) == len(places) == 2 * self.buckets:
             raise StateError(
                 f"{2 * self.buckets} buckets were to be saved, and {len(saved)} were; nothing was "
                 "published; run again"

@@ -30,6 +30,7 @@ from dpstream.engines.spark.packets import (
 )
 from dpstream.engines.spark.segments import Chain
 from dpstream.engines.spark.waiting import Waiting
+from dpstream.errors import StateError
 from dpstream.privacy.query_spend import LentKeys
 from dpstream.privacy.state.sealing import seal, unseal
 from dpstream.records import Rejected, Source, Words
@@ -272,6 +273,8 @@ def _divided(task: Task, table: pa.Table, words: Words) -> Iterator[tuple[int, p
 def publish(task: Publishing, batches: Batches) -> Batches:
     """Stage 2, by bucket of groups: add up, latch keys, draw noise; what is shown goes out."""
     heard, rows = opened(batches)
+    if not rows.keys() <= heard.keys():  # every bucket of units sends a note to its namesake
+        raise StateError("the rows of a bucket came without its notes: the shuffle was divided")
     for bucket, told in heard.items():
         yield from _publish(task, bucket, rows.get(bucket), told)
 
