@@ -18,7 +18,7 @@ from dpstream.engines.spark.packets import IN_SPARK, Shape, ids, numbers, opened
 from dpstream.engines.spark.progress import Progress
 from dpstream.engines.spark.publishing import Publishing, ShippedPlan
 from dpstream.engines.spark.reading import Reading
-from dpstream.engines.spark.tasks import Keys, Task, opening
+from dpstream.engines.spark.tasks import Keys, Task, opening, packer
 from dpstream.engines.spark.waiting import StepDigests, Waiting, added, from_text
 from dpstream.errors import DpstreamError, InvalidInput, NoiseReuse, StateError
 from dpstream.privacy.query_spend import LentKeys
@@ -160,10 +160,7 @@ class Jobs:
     @contextmanager
     def _shipped(self, task: Task, sealed: bytes) -> Iterator[Callable[[Any], Any]]:
         """Makes functions for Spark; what they share is gone from all machines afterwards."""
-        from pyspark.serializers import CloudPickleSerializer
-
-        packed = CloudPickleSerializer().dumps(task)  # a query may hold functions of its SQL
-        shared = self.session.sparkContext.broadcast(packed)
+        shared = self.session.sparkContext.broadcast(packer().dumps(task))
         try:
             yield lambda work: partial(opening, work, shared, sealed)
         finally:

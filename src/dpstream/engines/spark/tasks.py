@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -79,10 +80,13 @@ def opening(
     work: Callable[[Any, Batches], Batches], shared: Any, sealed: bytes, batches: Batches
 ) -> Batches:
     """Do a task: all that is public comes as a broadcast, the sealed keys with the function."""
-    from pyspark.serializers import CloudPickleSerializer
-
-    task = CloudPickleSerializer().loads(shared.value)
+    task = packer().loads(shared.value)
     return work(replace(task, keys=Keys.joined(task.opener, sealed)), batches)
+
+
+def packer() -> Any:
+    """Spark's own way to send objects: a query may hold functions that were made of its SQL."""
+    return import_module("pyspark.serializers").CloudPickleSerializer()
 
 
 def divided(task: Task, table: pa.Table, words: Words) -> Iterator[tuple[int, pa.Table]]:
