@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from dpstream.engines.spark import tasks
+from dpstream.engines.spark import publishing, reading
 from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.packets import IN_SPARK, Shape, ids, numbers, opened
 from dpstream.engines.spark.progress import Progress
-from dpstream.engines.spark.tasks import Keys, Publishing, Reading, ShippedPlan, Task
+from dpstream.engines.spark.publishing import Publishing, ShippedPlan
+from dpstream.engines.spark.reading import Reading
+from dpstream.engines.spark.tasks import Keys, Task, opening, packer
 from dpstream.engines.spark.waiting import StepDigests, Waiting, added, from_text
 from dpstream.errors import DpstreamError, InvalidInput, NoiseReuse, StateError
 from dpstream.privacy.query_spend import LentKeys
@@ -82,10 +84,10 @@ class Jobs:
             if frame is None:
                 count = len(partitions)
                 rows = self.session.range(0, count, 1, count)
-                read = rows.mapInArrow(does(tasks.read_source), IN_SPARK)
+                read = rows.mapInArrow(does(reading.read_source), IN_SPARK)
             else:
-                read = frame.mapInArrow(does(tasks.read_frame), IN_SPARK)
-            work = tasks.keep_rows if write else tasks.digest_rows
+                read = frame.mapInArrow(does(reading.read_frame), IN_SPARK)
+            work = reading.keep_rows if write else reading.digest_rows
             placed = read.repartitionById(self.buckets, "bucket")
             heard, _ = _collected(placed.mapInArrow(does(work), IN_SPARK))
         told = [json.loads(text) for text in heard]
@@ -119,9 +121,9 @@ class Jobs:
         )
         with self._shipped(task, sealed) as does:
             buckets = self.session.range(0, self.buckets, 1, self.buckets)
-            kept = buckets.mapInArrow(does(tasks.bound), IN_SPARK)
+            kept = buckets.mapInArrow(does(publishing.bound), IN_SPARK)
             placed = kept.repartitionById(self.buckets, "bucket")
-            told, table = _collected(placed.mapInArrow(does(tasks.publish), IN_SPARK))
+            told, table = _collected(placed.mapInArrow(does(publishing.publish), IN_SPARK))
         heard = [json.loads(text) for text in told]
         saved = [one for one in heard if "stage" in one]
         places = {(one["stage"], one["bucket"]) for one in saved}
@@ -158,9 +160,9 @@ class Jobs:
     @contextmanager
     def _shipped(self, task: Task, sealed: bytes) -> Iterator[Callable[[Any], Any]]:
         """Makes functions for Spark; what they share is gone from all machines afterwards."""
-        shared = self.session.sparkContext.broadcast(task)
+        shared = self.session.sparkContext.broadcast(packer().dumps(task))
         try:
-            yield lambda work: partial(tasks.opening, work, shared, sealed)
+            yield lambda work: partial(opening, work, shared, sealed)
         finally:
             shared.destroy()
 
