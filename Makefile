@@ -46,7 +46,6 @@ bench-peers: .venv-bench/.stamp ## set up .venv-bench, the environment of the li
 .venv-bench: .venv-bench/.stamp
 
 servers: .venv/.servers ## add what speaks to Kafka, NATS, PostgreSQL and Delta Lake to .venv; .ci/servers installs the servers
-
 spark: .venv/.spark ## add Spark to .venv (it needs a Java 17 or 21), for its engine and the tests of it
 
 docs: .venv/.dev ## build the documentation into site/
@@ -85,7 +84,7 @@ endef
 
 .venv/.spark: .venv/.dev
 	@echo "setting up .venv (Spark)"
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,spark]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[spark]'
 	@touch $@
 
 .venv-bench/.stamp: constraints-bench.txt

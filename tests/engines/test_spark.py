@@ -149,7 +149,7 @@ def test_rows_that_were_changed_while_they_waited(engine, tmp_path):
     write(tmp_path, table())
     break_off(tmp_path, 1, engine=engine)
     before = published(tmp_path)
-    for path in (tmp_path / "state" / "shared" / "rows").glob("*.arrow"):
+    for path in (tmp_path / "state" / "shared").glob("*/rows/*.arrow"):
         rows = pa.ipc.open_file(path).read_all()
         next_one = int((rows["step"].to_numpy() < 3).sum())  # of the steps that come
         left = pa.concat_tables([rows.slice(0, next_one), rows.slice(next_one + 1)])
@@ -198,12 +198,12 @@ def test_nothing_is_left_of_windows_that_are_over(engine, tmp_path):
     for _ in range(3):  # steps 0 to 2: the first window is over
         next(running)
     assert [path.name for path in keys.glob("*.key")] == ["1.key"]
-    kept = [unpack(path.read_bytes(), kind="segment") for path in shared.glob("state/*-groups-*")]
+    kept = [unpack(path.read_bytes(), kind="segment") for path in shared.glob("*/state/*-groups-*")]
     assert [one["owners"] for one in kept] == [[["window", 1]]] * 2
     assert list(running)
 
-    assert not list((shared / "rows").iterdir())
-    assert not list((shared / "state").iterdir())
+    assert not list(shared.glob("*/rows/*"))
+    assert not list(shared.glob("*/state/*"))
     assert not list(keys.glob("*.key"))
 
 

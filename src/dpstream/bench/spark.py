@@ -181,7 +181,7 @@ def _kill(folder: Path, kinds: Sequence[str], number: int) -> Disturbed:
     go({"folder": str(folder / "whole"), "source": source, "fixed": True}, lambda: None)
     expected = published(folder / "whole")
     releases = sum(name.endswith(".parquet") for name in expected)
-    cluster = Cluster(folder=folder / "cluster", speculate=True)
+    cluster = Cluster(folder=folder / "cluster", speculate=True, hasty=True)
     job = {"job": "publish", "source": source}
     found = disturbed(cluster, folder / "run", job, drawn(kinds, releases, rng))
     return compared(found, folder / "run", expected)

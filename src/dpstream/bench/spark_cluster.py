@@ -40,6 +40,8 @@ class Cluster:
     """Start a second copy of a task that takes longer than the others."""
     log_level: str = "WARN"
     """Of the driver and of the executors."""
+    hasty: bool = False
+    """JVMs start sooner, and are slower afterwards: for runs that are killed, not for speed."""
     readable: bool = False
     """Scratch files are not compressed, so that they can be searched."""
 
@@ -95,6 +97,9 @@ class Cluster:
             "spark.deploy.maxExecutorRetries": "-1",
             "spark.excludeOnFailure.enabled": "false",
         }
+        if self.hasty:
+            options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+            found |= {f"spark.{who}.extraJavaOptions": options for who in ("driver", "executor")}
         if self.readable:
             kinds = ("shuffle", "shuffle.spill", "broadcast", "rdd", "checkpoint")
             found |= {f"spark.{kind}.compress": "false" for kind in kinds}

@@ -23,7 +23,7 @@ from dpstream.bench.throughput_run import clicks
 from dpstream.connectors.sources import open_source
 from dpstream.engines.spark import segments, tasks, waiting
 from dpstream.engines.spark.files import SharedFiles
-from dpstream.engines.spark.shapes import ROW, by_number, numbers
+from dpstream.engines.spark.packets import by_number, numbers, opened
 from dpstream.engines.spark.tasks import Keys, Publishing, Reading
 from dpstream.privacy.state import Secret
 from dpstream.records import Source
@@ -47,6 +47,7 @@ def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
         "types": {"user_id": pa.string(), "url": pa.string()},
         "buckets": 1,
         "files": files,
+        "opener": b"",
         "keys": Keys(rows=RowKeys.of(Secret(bytes(32)), _RUN)),
     }
     parts = tuple(source.partitions())
@@ -64,9 +65,8 @@ def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
         groups={},
     )
     bounded, sent = _timed(lambda: list(tasks.bound(publishing, _numbered(1))))
-    table = pa.Table.from_batches(sent, publishing.shape.kept)
     flow = publishing.flow(0)
-    added, _ = _timed(lambda: _add(publishing, flow, table))
+    added, _ = _timed(lambda: _add(publishing, flow, opened(sent)[1][0]))
     name, chains = "state/groups.dps", {}
     segments.save(files, flow, "groups", name, (), {})
     chains["groups"] = [(name, _size(files, name))]
@@ -99,11 +99,10 @@ def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
 
 
 def _add(task: Publishing, flow: Any, table: pa.Table) -> None:
-    rows = table.filter(pa.array(numbers(table, "kind") == ROW))
-    for _, of_step in by_number(rows, "step"):
+    for _, of_step in by_number(table, "step"):
         for window, mine in by_number(of_step, "window"):
             verdicts = numbers(mine, "verdict").astype("uint8")
-            flow.aggregate(window, task.shape.rows_of(mine), verdicts)
+            flow.aggregate(window, task.shape.rows(mine), verdicts)
 
 
 def _entries(flow: Any, stage: str) -> tuple[int, int]:

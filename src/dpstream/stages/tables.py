@@ -247,12 +247,6 @@ def in_buckets(ids: Words, buckets: int, taken: Marks | None = None) -> list[Int
     return np.split(order[: ends[-1]], ends[:-1])
 
 
-def bucket_numbers(ids: Words, buckets: int) -> Integers:
-    """The hash bucket of each id."""
-    low, shift = np.uint64(0xFFFF), np.uint64(16)
-    return (((ids[:, 0] & low) * np.uint64(buckets)) >> shift).astype(np.int64)
-
-
 @compiled
 def split(ids: Words, taken: Any, buckets: int, order: Integers, ends: Integers) -> None:
     """Numbers of the rows taken, by bucket; `ends[b]` is where bucket b ends in `order`."""

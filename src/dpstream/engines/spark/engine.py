@@ -38,7 +38,7 @@ class SparkEngine:
         if not hasattr(self.session, "_jsparkSession"):
             raise InvalidParameter(
                 "the Spark engine needs a classic session (SparkSession.builder.getOrCreate() in "
-                "the driver's process): Spark Connect has no broadcasts, by which plans go; got "
+                "the driver's process): Spark Connect has no broadcasts, by which keys travel; got "
                 f"{type(self.session).__module__}.{type(self.session).__name__}"
             )
 

@@ -78,15 +78,17 @@ class SparkRun(QueryRun):
         for source in (self.source, self.history):
             if source is not None:
                 _check_columns(source, self.plan.query.source_columns)
-        if self.live and self.source is not None and _is_bounded(self.source):
+        grows = getattr(self.source, "partitions_end", False)  # files come, and stay as they are
+        if self.live and not (_is_stream(self.source) or grows):
+            bounded = ", which is bounded" if _is_bounded(self.source) else ""
             raise InvalidParameter(
                 "a live run on Spark reads a streaming DataFrame (session.readStream...) or a "
-                f"directory that grows; got {type(self.source).__name__}, which is bounded"
+                f"directory that grows; got {type(self.source).__name__}{bounded}"
             )
         if not self.live and not _is_stream(self.source) and not _is_bounded(self.source):
             raise InvalidParameter(
-                f"{type(self.source).__name__} has no end: say live=True, or use Spark's own "
-                "reader for it (session.readStream...)"
+                f"{type(self.source).__name__} has no end; use Spark's own reader for it "
+                "(session.readStream...)"
             )
 
     @property
@@ -136,7 +138,8 @@ class SparkRun(QueryRun):
         if storage.ledger.terms(self.dataset) is not None:
             self._admit(storage)
         self._progress = Progress.load(self._place / "spark.dps")
-        location = self.spark.state_location or str(self._place.absolute() / "shared")
+        shared = self.spark.state_location or str(self._place.absolute() / "shared")
+        location = f"{shared}/{storage.mark}"  # a run meets nothing that another has left
         self._jobs = Jobs(
             session=self.session,
             plan=self.plan,

@@ -50,16 +50,12 @@ def load(files: SharedFiles, flow: Flow, stage: str, chain: Chain) -> dict[Owner
 def save(
     files: SharedFiles, flow: Flow, stage: str, name: str, chain: Chain, marks: dict[Owner, Marks]
 ) -> tuple[int, bool]:
-    """Write what is new since the chain; (bytes, whether the file holds everything).
-
-    Once a window is final its noise and its sums must not stay behind: the chain is written anew.
-    """
+    """Write what is new since the chain; (bytes, whether the file holds everything)."""
     current = [owner for owner in owners(flow) if stage == "units" or owner[0] == "window"]
     stored = sum(size for _, size in chain)
     needed = sum(size_of(flow, owner) for owner in current)
-    final = any(owner not in current for owner in marks)
-    wasteful = len(chain) >= _LONGEST or stored > _GROWTH * needed + _SMALL
-    whole = not chain or final or wasteful
+    whole = not chain or len(chain) >= _LONGEST or stored > _GROWTH * needed + _SMALL
+    whole = whole or any(owner not in current for owner in marks)  # what is over must not stay
     parts = []
     for owner in current:
         known = None if whole else marks.get(owner)
