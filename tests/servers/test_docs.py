@@ -21,13 +21,13 @@ TEXT = (ROOT / "docs" / "connectors.md").read_text()
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, postgres, nats):
+def here(tmp_path, monkeypatch, kafka, postgres, nats):
     """The page, with the addresses of the running servers, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "nats.password").write_text(nats.password_file.read_text())
     text = TEXT
-    for usual, server in ((5432, postgres), (4222, nats)):
+    for usual, server in ((9092, kafka), (5432, postgres), (4222, nats)):
         text = text.replace(f"127.0.0.1:{usual}", f"127.0.0.1:{server.port}")
     return text
 
@@ -61,7 +61,10 @@ def test_the_examples_give_what_they_show(here):
 
 def test_every_option_is_on_the_page():
     """Options of the connectors that the page speaks of."""
-    for name in ("sources/postgres", "sources/nats", "sinks/postgres", "sinks/nats", "nats"):
+    for name in (
+        *("sources/kafka", "sinks/kafka", "kafka_client"),
+        *("sources/postgres", "sources/nats", "sinks/postgres", "sinks/nats", "nats"),
+    ):
         code = (ROOT / "src" / "dpstream" / "connectors" / f"{name}.py").read_text()
         for option in re.findall(r'options\.(?:text|choice|number|secret)\("(\w+)"', code):
             assert re.search(rf"\b{option}(_file)?\b", TEXT), option

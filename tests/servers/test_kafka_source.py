@@ -7,11 +7,14 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pytest
 
+import dpstream as dps
 from dpstream.connectors.sources import open_source
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.connectors.testing.source_suite import Read, drain, replayed, sum_of
+from dpstream.engines.local import Options
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from tests.servers import kafka_tools as tools
+from tests.servers.live_child import RUN, SECRET
 
 pytestmark = pytest.mark.servers
 
@@ -242,3 +245,31 @@ def test_what_is_not_there(kafka, topic):
         opened(kafka, topic, formt="csv")
     with pytest.raises(InvalidParameter, match="header names the columns of CSV"):
         opened(kafka, topic, format="json", header="a,b")
+
+
+def test_until_an_offset(kafka):
+    """A bounded source: it ends there, also behind a gap, and is read by event time like a file."""
+    topic = tools.make_topic(kafka, 2)
+    for partition, count in ((0, 70), (1, 40)):
+        rows = [{"user": f"{partition} {n}", "page": "/"} for n in range(count)]
+        tools.send(kafka, topic, rows, partition=partition, commit=True)
+    query = dps.Query(
+        unit="user",
+        keys=["page"],
+        public_keys=["/"],
+        epsilon=20,
+        delta=1e-9,
+        max_groups_contributed=1,
+    )
+    more, counts = [{"user": f"{n}", "page": "/"} for n in range(30)], {}
+    for until in ("60", "0:71,1:41", "1:30"):
+        uri = f"kafka://{kafka.address}/{topic}?until={until}"
+        if until == "60":  # partition 1 does not come that far: wait for it
+            tools.send(kafka, topic, more, partition=1)
+        (release,) = dps.run(query, source=uri, secret=SECRET, options=Options(run_id=RUN))
+        counts[until] = round(release["count"][0].as_py())
+
+    assert [abs(counts["60"] - 119) < 5, abs(counts["0:71,1:41"] - 110) < 5] == [True, True]
+    assert abs(counts["1:30"] - 30) < 5
+    with pytest.raises(InvalidParameter, match="until must be an offset"):
+        opened(kafka, topic, until="x:3")

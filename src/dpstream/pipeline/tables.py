@@ -18,6 +18,7 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "budget": {"dataset": _TEXT, "epsilon": _NUMBER, "delta": _NUMBER, "ledger": _TEXT},
     "state": {"path": _TEXT, "secret": _TEXT},
     "sink": {"to": _TEXTS},
+    "engine": {"name": _TEXT, "master": _TEXT, "buckets": (int,), "state_location": _TEXT},
     "query": {"name": _TEXT, "sql": _TEXT, "file": _TEXT},
 }
 _REQUIRED = {
@@ -25,9 +26,10 @@ _REQUIRED = {
     "budget": ("dataset", "epsilon"),
     "state": ("path",),
     "sink": ("to",),
+    "engine": ("name",),
     "query": ("name",),
 }
-_OPTIONAL = ("sink",)
+_OPTIONAL = ("sink", "engine")
 _SEVERAL = ("source", "budget")  # one table, or one for each source: [source.clicks]
 _IN_WORDS = {
     str: "text",
@@ -100,6 +102,13 @@ def _check(where: str, name: str, table: Mapping[str, Any]) -> None:
         if key not in known:
             raise InvalidInput(f"{where} has an unknown key {key!r}; {nearest(key, known)}")
         fits = isinstance(value, known[key]) and (bool in known[key] or not isinstance(value, bool))
+        if isinstance(value, dict):
+            for inner, given in value.items():
+                if not isinstance(given, str | int | float):
+                    raise InvalidInput(
+                        f"{where}: {key}.{inner} must be text, a number, true or false; got "
+                        f"{given!r:.80}"
+                    )
         if isinstance(value, list):
             fits = fits and bool(value) and all(isinstance(each, str) for each in value)
         if not fits or value == "":
