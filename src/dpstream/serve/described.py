@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import name_of
 from dpstream.pipeline import Pipeline
 from dpstream.session.budget import AnyQuery
@@ -71,6 +72,11 @@ class Described:
         return name if name in self.schema.names else None
 
     @property
+    def holds(self) -> bool:
+        """Does a release say which values repeat earlier ones?"""
+        return "held" in self.schema.names
+
+    @property
     def partial(self) -> bool:
         """Does a release hold only the rows that have changed?"""
         query = self.query
@@ -121,7 +127,12 @@ class Described:
 
 
 def describe(pipeline: Pipeline) -> dict[str, Described]:
-    """The queries of a pipeline, by name."""
+    """The queries of a pipeline, by name, which is a part of an address."""
+    for query in pipeline.queries:
+        if "/" in query.name or query.name in (".", ".."):
+            raise InvalidParameter(
+                f"the name {query.name!r} of a query cannot be a part of an address; rename it"
+            )
     return {
         query.name: Described(query=query, text=pipeline.texts.get(query.name))
         for query in pipeline.queries

@@ -91,7 +91,6 @@ class EventStream:
         described = self._queries.get(released.query)
         if rows and described is not None:
             segment = self._hub.reader.segment(released)
-            places = [place for place, fresh in enumerate(segment.fresh.tolist()) if fresh]
-            data["rows"] = rows_of(described, segment, places)
+            data["rows"] = rows_of(described, segment, segment.fresh)
         text = json.dumps(data, separators=(",", ":"))  # one line: line ends are escaped
         return f"id: {released.id}\nevent: release\ndata: {text}\n\n".encode()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from dpstream.records import Integers
 from dpstream.serve.described import Described
@@ -17,6 +18,7 @@ from dpstream.serve.routes import Given
 from dpstream.serve.shown_rows import (
     CONFIDENCE,
     cut,
+    figures_of,
     in_order,
     meaningful,
     order_threshold,
@@ -25,7 +27,7 @@ from dpstream.serve.shown_rows import (
 )
 from dpstream.serve.store.keys import key_id, key_values
 from dpstream.serve.store.reader import Released, ReleaseReader
-from dpstream.serve.store.segments import Segment
+from dpstream.serve.store.segments import OWN, Segment
 
 _AT_ONCE = 64  # releases that are looked up together
 
@@ -101,39 +103,27 @@ class History:
         head = {"query": self.described.name, "over": "windows" if over else "releases"}
         if newest is not None:
             head |= self._about(newest)
-        found = [self._line(identity, released) for identity in wanted]
-        return head | {"aggregates": self.described.figures, "series": found}
+        lines = self._lines(wanted, released)
+        return head | {"aggregates": self.described.figures, "series": lines}
 
-    def _line(self, identity: str, released: Sequence[Released]) -> dict[str, Any]:
-        """One key over these releases; a key that is in none of them has no key and no points."""
-        points: list[dict[str, Any]] = []
-        key: list[Any] | None = None
+    def _lines(self, wanted: list[str], released: Sequence[Released]) -> list[dict[str, Any]]:
+        """Some keys over these releases; one that is in none of them has no key and no points."""
+        described = self.described
+        points: dict[str, list[dict[str, Any]]] = {identity: [] for identity in wanted}
+        keys: dict[str, list[Any]] = {}
         for each in released:
             segment = self.reader.segment(each)
-            place = segment.find(identity)
-            if place is None or not segment.fresh[place]:
-                continue
-            (row,) = rows_of(self.described, segment, [place])
-            if key is None:
-                key = key_values(segment.table.slice(place, 1), self.described.keys)[0]
-            points.append(
-                {
-                    "window": each.window,
-                    "release_index": each.release,
-                    "time": each.time,
-                    **{
-                        name: row[name]
-                        for name in ("values", "stddev", "low", "high", "held")
-                        if name in row
-                    },
-                }
-            )
-        shown, lengths = cut(key or [])
-        first = points[0]["release_index"] if points else None
-        line: dict[str, Any] = {"id": identity, "key": None if key is None else shown}
-        if any(lengths):
-            line["cut"] = lengths
-        return line | {"first_seen": first, "points": points}
+            at = {"window": each.window, "release_index": each.release, "time": each.time}
+            known = [(one, segment.find_fresh(one)) for one in wanted]
+            places = [place for _, place in known if place is not None]
+            here = [one for one, place in known if place is not None]
+            figures = figures_of(described, segment, places) if places else []
+            for identity, place, figure in zip(here, places, figures, strict=True):
+                points[identity].append(at | figure)
+                if identity not in keys:
+                    row = segment.table.slice(place, 1)
+                    keys[identity] = key_values(row, described.keys)[0]
+        return [_line(identity, keys.get(identity), points[identity]) for identity in wanted]
 
     def key(self, identity: str, window: int | None) -> dict[str, Any]:
         """The full text of a key that was published."""
@@ -163,7 +153,7 @@ class History:
         """The same rows as tables."""
         found, following = [], None
         for released, segment, places, cursor in self._places(given):
-            table = segment.table.drop_columns(_own(segment)).take(places)
+            table = segment.table.drop_columns(list(OWN)).take(pa.array(places))
             found.append((released.window, released.release, table))
             following = cursor
         return found, following
@@ -232,12 +222,20 @@ class History:
         }
 
 
+def _line(identity: str, key: list[Any] | None, points: list[dict[str, Any]]) -> dict[str, Any]:
+    shown, lengths = cut(key or [])
+    line: dict[str, Any] = {"id": identity, "key": None if key is None else shown}
+    if any(lengths):
+        line["cut"] = lengths
+    first = points[0]["release_index"] if points else None
+    return line | {"first_seen": first, "points": points}
+
+
 def _fresh(segment: Segment, wanted: str | None) -> Integers:
     if wanted is None:
-        return np.flatnonzero(segment.fresh)
-    place = segment.find(wanted)
-    found = [] if place is None or not segment.fresh[place] else [place]
-    return np.array(found, np.int64)
+        return segment.fresh
+    place = segment.find_fresh(wanted)
+    return np.array([] if place is None else [place], np.int64)
 
 
 def _id_of(text: str) -> str:
@@ -249,7 +247,3 @@ def _id_of(text: str) -> str:
     if not isinstance(key, list) or any(isinstance(each, list | dict) for each in key):
         raise Refusal(422, "key must be a JSON array of texts, numbers or null")
     return key_id(key)
-
-
-def _own(segment: Segment) -> list[str]:
-    return [name for name in segment.table.column_names if name.startswith("dpstream.")]

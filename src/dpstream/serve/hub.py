@@ -15,6 +15,7 @@ from dpstream.serve.store.reader import Released, ReleaseReader
 
 _KEPT = 1024  # events in memory; who is further behind reads the book
 _AT_ONCE = 256
+_AHEAD = 16  # new releases whose content is fetched before anybody asks
 
 
 class Hub:
@@ -59,7 +60,8 @@ class Hub:
         """Some of the releases after a number, oldest first."""
         recent = self._recent
         if recent and recent[0].id <= after + 1:
-            return [one for one in recent[-(recent[-1].id - after) :] if one.id > after][:_AT_ONCE]
+            first = max(after + 1 - recent[0].id, 0)  # numbers have no gaps
+            return recent[first : first + _AT_ONCE]
         return await asyncio.to_thread(self.reader.after, after, _AT_ONCE)
 
     async def _tick(self) -> None:
@@ -68,16 +70,23 @@ class Hub:
             await self._look()
 
     async def _look(self) -> None:
+        """See what is new, in an order in which nobody sees an event without its release."""
         before = self.reader.horizon
-        if await asyncio.to_thread(self.reader.look) > before:
-            last = self._recent[-1].id if self._recent else max(before, self.reader.horizon - _KEPT)
-            fresh = await asyncio.to_thread(self.reader.after, last, _KEPT)
-            if fresh and fresh[-1].id < self.reader.horizon:  # too many to keep them together
-                last = self.reader.horizon - _KEPT
-                fresh = await asyncio.to_thread(self.reader.after, last, _KEPT)
-                self._recent = []
-            self._recent = [*self._recent, *fresh][-_KEPT:]
+        fresh = await asyncio.to_thread(self._fresh)
+        if self.reader.horizon > before:
+            self._recent = [*self._recent, *fresh][-_KEPT:] if self._follows(fresh) else fresh
             self._wake()
+
+    def _fresh(self) -> list[Released]:
+        before = self.reader.horizon
+        after = max(before, self.reader.look() - _KEPT)
+        fresh = self.reader.after(after, _KEPT)
+        for released in fresh[-_AHEAD:]:
+            self.reader.expect(released)
+        return fresh
+
+    def _follows(self, fresh: list[Released]) -> bool:
+        return not self._recent or not fresh or fresh[0].id == self._recent[-1].id + 1
 
     def _wake(self) -> None:
         self._changed.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from threading import Semaphore
 from typing import Any
@@ -20,23 +20,12 @@ from dpstream.serve.events import EventStream
 from dpstream.serve.guards import HANDLERS, App, Limits, SecurityHeaders
 from dpstream.serve.history import History
 from dpstream.serve.hub import Hub
-from dpstream.serve.parameters import Parameter, Refusal
+from dpstream.serve.parameters import Refusal
+from dpstream.serve.public_routes import public_routes
 from dpstream.serve.routes import Endpoint, Given, json_answer, known, openapi
-from dpstream.serve.store.keys import KEY_ID
 from dpstream.serve.what_if import what_if
 
 _MOST_DOWNLOADS = 4  # at the same time; each takes a thread and a release in memory
-_NAME = Parameter(name="name", about="The name of a query.", place="path", longest=200)
-_WINDOW = Parameter(
-    name="window", about="The number of a window.", kind="integer", least=0, most=2**53
-)
-_LIMIT = Parameter(
-    name="limit", about="The most that is given.", kind="integer", least=1, most=200, default=50
-)
-_FORMAT = Parameter(
-    name="format", about="The kind of file.", choices=tuple(formats.TYPES), required=True
-)
-_FILES: dict[str, Any] = {kind.partition(";")[0]: {} for kind in formats.TYPES.values()}
 _ABOUT = (
     "Releases under differential privacy, with error bars, and what is public about them. Nothing "
     "here depends on the data but the releases themselves."
@@ -56,12 +45,7 @@ class Public:
 
     def app(self) -> App:
         """As an ASGI application."""
-        endpoints = self.endpoints()
-        assets = Assets()
-        routes = [
-            *(each.route() for each in endpoints),
-            *assets.routes(),
-        ]
+        routes = [*(each.route() for each in self.endpoints()), *Assets().routes()]
 
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -73,183 +57,22 @@ class Public:
 
     def endpoints(self) -> list[Endpoint]:
         """Every route but the page."""
-        events = EventStream(self.hub, self.queries)
-        text = {"text/event-stream": {"type": "string"}}
-        of_query = "/api/queries/{name}"
-        whole = Parameter(
-            name="window",
-            about="A window's number, or all.",
-            pattern=r"^(all|[0-9]{1,15})$",
-            longest=15,
+        return public_routes(
+            {
+                "queries": self._all,
+                "query": self._one,
+                "windows": self._windows,
+                "latest": self._latest,
+                "series": self._series,
+                "key": self._key,
+                "releases": self._releases,
+                "download": self._download,
+                "events": EventStream(self.hub, self.queries).answer,
+                "ledger": self._ledger,
+                "what_if": self._what_if,
+                "openapi": self._openapi,
+            }
         )
-        after = Parameter(
-            name="after",
-            about="The cursor `next` of the page before.",
-            longest=40,
-            pattern=r"^[0-9]{1,15}(\.[0-9]{1,9})?$",
-        )
-        one_key = Parameter(name="key", about="A key as a JSON array.", longest=6000)
-        one_id = Parameter(name="id", about="The id of a key.", pattern=KEY_ID, longest=32)
-        return [
-            Endpoint(path="/api/queries", summary="All queries.", handler=self._all),
-            Endpoint(
-                path=of_query,
-                summary="One query.",
-                handler=self._one,
-                parameters=[_NAME],
-                refuses=(404, 422, 429),
-            ),
-            Endpoint(
-                path=f"{of_query}/windows",
-                summary="The windows that were published, newest first.",
-                handler=self._windows,
-                parameters=[
-                    _NAME,
-                    replace(_WINDOW, name="after", about="The cursor `next` of the page before."),
-                    _LIMIT,
-                ],
-                refuses=(404, 422, 429),
-            ),
-            Endpoint(
-                path=f"{of_query}/latest",
-                summary="The newest value of every key in a window, sorted and searched.",
-                handler=self._latest,
-                parameters=[
-                    _NAME,
-                    _WINDOW,
-                    Parameter(name="sort", about="The aggregate to sort by.", longest=200),
-                    Parameter(
-                        name="order",
-                        about="Its direction.",
-                        choices=("desc", "asc"),
-                        default="desc",
-                    ),
-                    _LIMIT,
-                    Parameter(
-                        name="offset",
-                        about="Rows to leave out.",
-                        kind="integer",
-                        least=0,
-                        most=10**9,
-                        default=0,
-                    ),
-                    Parameter(name="q", about="A text that keys must contain.", longest=200),
-                ],
-                refuses=(404, 422, 429),
-            ),
-            Endpoint(
-                path=f"{of_query}/series",
-                summary="The releases of some keys over time.",
-                handler=self._series,
-                parameters=[
-                    _NAME,
-                    replace(one_key, repeated=12),
-                    replace(one_id, repeated=12),
-                    whole,
-                    replace(_LIMIT, most=2000, default=2000),
-                ],
-                refuses=(404, 422, 429),
-            ),
-            Endpoint(
-                path=f"{of_query}/keys/{{id}}",
-                summary="The full text of a key.",
-                handler=self._key,
-                parameters=[_NAME, replace(one_id, place="path"), _WINDOW],
-                refuses=(404, 422, 429),
-            ),
-            Endpoint(
-                path=f"{of_query}/releases",
-                summary="Everything that was published, oldest first, page by page.",
-                handler=self._releases,
-                parameters=[
-                    _NAME,
-                    _WINDOW,
-                    after,
-                    replace(_LIMIT, most=10_000, default=1000),
-                    one_key,
-                    one_id,
-                    replace(
-                        _FORMAT, choices=("json", *formats.TYPES), default="json", required=False
-                    ),
-                ],
-                gives={"application/json": {"type": "object"}, **_FILES},
-                refuses=(404, 422, 429),
-            ),
-            Endpoint(
-                path=f"{of_query}/download",
-                summary="Everything that was published (in a window), in one file.",
-                handler=self._download,
-                parameters=[_NAME, _FORMAT, _WINDOW],
-                gives=_FILES,
-                refuses=(404, 422, 429, 503),
-            ),
-            Endpoint(
-                path="/api/events",
-                summary="An event for each release, from last_id (or Last-Event-ID) on.",
-                handler=events.answer,
-                parameters=[
-                    Parameter(
-                        name="last_id",
-                        about="The last event that was seen; 0: all.",
-                        kind="integer",
-                        least=0,
-                        most=10**18 - 1,
-                    ),
-                    Parameter(
-                        name="rows",
-                        about="1: with the rows.",
-                        kind="integer",
-                        least=0,
-                        most=1,
-                        default=0,
-                    ),
-                ],
-                gives=text,
-                refuses=(422, 429, 503),
-                quick=True,
-            ),
-            Endpoint(
-                path="/api/ledger",
-                summary="What was promised, and declared to be spent.",
-                handler=self._ledger,
-            ),
-            Endpoint(
-                path="/api/what-if",
-                summary="The error that other parameters would have.",
-                handler=self._what_if,
-                parameters=[
-                    Parameter(
-                        name="query", about="The name of a query.", longest=200, required=True
-                    ),
-                    Parameter(
-                        name="epsilon",
-                        about="Another epsilon.",
-                        kind="number",
-                        least=0.001,
-                        most=100,
-                    ),
-                    Parameter(
-                        name="delta", about="Another delta.", kind="number", least=1e-18, most=0.1
-                    ),
-                    Parameter(
-                        name="max_groups_contributed",
-                        about="Another bound on groups.",
-                        kind="integer",
-                        least=1,
-                        most=100_000,
-                    ),
-                    Parameter(
-                        name="max_rows_per_group",
-                        about="Another bound on rows in a group.",
-                        kind="integer",
-                        least=1,
-                        most=100_000,
-                    ),
-                ],
-                refuses=(404, 409, 422, 429),
-            ),
-            Endpoint(path="/openapi.json", summary="This document.", handler=self._openapi),
-        ]
 
     def _all(self, request: Request, given: Given) -> Response:
         return json_answer(

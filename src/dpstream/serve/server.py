@@ -79,9 +79,10 @@ async def _serve(
 ) -> None:
     reader = ReleaseReader(store_folder(pipeline))
     hub = Hub(reader, grid=settings.grid, most_clients=settings.clients)
-    public = Public(
-        queries=describe(pipeline), hub=hub, ledger=declared_books(pipeline), rate=settings.rate
-    )
+    queries = describe(pipeline)
+    for each in queries.values():
+        _ = each.public  # worked out before the first request
+    public = Public(queries=queries, hub=hub, ledger=declared_books(pipeline), rate=settings.rate)
     operator = OperatorSide(
         pipeline=pipeline,
         token=token,

@@ -14,8 +14,8 @@ from scipy.stats import norm
 from dpstream.connectors.sinks.encode import plain
 from dpstream.records import Integers, Reals
 from dpstream.serve.described import Described
-from dpstream.serve.store.keys import id_of, key_values
-from dpstream.serve.store.segments import Segment
+from dpstream.serve.store.keys import key_values
+from dpstream.serve.store.segments import FIRST, Segment
 
 CONFIDENCE = 0.95
 """Of all orders together that an answer calls meaningful."""
@@ -26,41 +26,48 @@ def rows_of(
     described: Described, segment: Segment, places: Sequence[int] | Integers
 ) -> list[dict[str, Any]]:
     """Rows at these places, ready for JSON; long keys are cut, and say how long they are."""
-    taken = segment.table.take(pa.array(places, pa.int64()))
-    ids = segment.digests[np.asarray(places, np.int64)].tolist() if len(segment) else []
-    values = {name: _numbers(taken[name]) for name in described.figures}
-    spreads = {name: described.spread(name) for name in described.figures}
-    stddev = {name: _numbers(taken[at]) if at else None for name, at in spreads.items()}
-    ends = {
-        kind: {
-            name: _numbers(taken[at])
-            for name in described.figures
-            if (at := described.spread(name, kind))
-        }
-        for kind in ("low", "high")
-    }
+    figures = figures_of(described, segment, places)
+    taken = segment.table.select([*described.keys, "trigger_time"])
+    taken = taken.take(pa.array(places, pa.int64()))
     times = [None if at is None else at.isoformat() for at in taken["trigger_time"].to_pylist()]
-    releases = taken["release_index"].to_pylist()
-    held = taken["held"].to_pylist() if "held" in taken.column_names else None
-    first = segment.first
+    releases, first = segment.array("release_index"), segment.array(FIRST)
     found = []
     for number, key in enumerate(key_values(taken, described.keys)):
+        place = places[number]
         shown, lengths = cut(key)
-        row: dict[str, Any] = {"id": id_of(*ids[number]), "key": shown}
+        row: dict[str, Any] = {"id": segment.id_at(place), "key": shown}
         if any(lengths):
             row["cut"] = lengths
-        row["values"] = {name: column[number] for name, column in values.items()}
-        row["stddev"] = {
-            name: None if column is None else column[number] for name, column in stddev.items()
+        row |= figures[number]
+        row |= {"release_index": int(releases[place]), "time": times[number]}
+        found.append(row | {"first_seen": int(first[place])})
+    return found
+
+
+def figures_of(
+    described: Described, segment: Segment, places: Sequence[int] | Integers
+) -> list[dict[str, Any]]:
+    """The published numbers of some rows, with their error bars."""
+    chosen = np.asarray(places, np.int64)
+    columns: dict[str, dict[str, list[Any]]] = {"values": {}, "stddev": {}, "low": {}, "high": {}}
+    nothing = [None] * len(chosen)
+    for name in described.figures:
+        columns["values"][name] = _numbers(segment.array(name)[chosen])
+        for kind in ("stddev", "low", "high"):
+            spread = described.spread(name, kind)
+            if spread is not None:
+                columns[kind][name] = _numbers(segment.array(spread)[chosen])
+            elif kind == "stddev":
+                columns[kind][name] = nothing
+    held = segment.table["held"].take(pa.array(chosen)).to_pylist() if described.holds else None
+    found = []
+    for number in range(len(chosen)):
+        row: dict[str, Any] = {
+            kind: {name: values[number] for name, values in named.items()}
+            for kind, named in columns.items()
+            if named
         }
-        for kind, columns in ends.items():
-            if columns:
-                row[kind] = {name: column[number] for name, column in columns.items()}
-        row["release_index"], row["time"] = releases[number], times[number]
-        row["first_seen"] = int(first[places[number]])
-        if held is not None:
-            row["held"] = held[number]
-        found.append(row)
+        found.append(row if held is None else row | {"held": held[number]})
     return found
 
 
@@ -126,13 +133,9 @@ def order_threshold(pairs: int) -> float:
 
 
 def _reals(segment: Segment, name: str) -> Reals:
-    column = segment.table[name].combine_chunks()
-    column = column.cast(pa.float64()) if not pa.types.is_float64(column.type) else column
-    found: Reals = column.to_numpy(zero_copy_only=False)
-    return found
+    return segment.array(name).astype(np.float64, copy=False)
 
 
-def _numbers(column: pa.ChunkedArray) -> list[float | int | None]:
-    return [
-        None if value is None or not math.isfinite(value) else value for value in column.to_pylist()
-    ]
+def _numbers(values: Any) -> list[float | int | None]:
+    """As JSON has them: what is no finite number is null."""
+    return [None if not math.isfinite(value) else value for value in values.tolist()]

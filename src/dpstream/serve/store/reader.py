@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -133,8 +134,7 @@ class ReleaseReader:
         place = (released.query, released.window, released.release)
         ((content,),) = self._rows(f"SELECT content FROM releases WHERE {PLACE}", place)
         if content is None:
-            path = self._folder / SEGMENTS / file_name(*place, "arrow")
-            segment = decode(pa.memory_map(str(path)))
+            segment = decode(pa.memory_map(str(self._path(released))))
         else:
             segment = decode(pa.py_buffer(content))
         with self._lock:
@@ -142,6 +142,20 @@ class ReleaseReader:
             while len(self._open) > _OPEN:
                 self._open.popitem(last=False)
         return segment
+
+    def expect(self, released: Released) -> None:
+        """Have the system fetch a large release: it was written past the system's memory."""
+        path = self._path(released)
+        if path.exists():
+            file = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(file)
+
+    def _path(self, released: Released) -> Path:
+        place = (released.query, released.window, released.release)
+        return self._folder / SEGMENTS / file_name(*place, "arrow")
 
     def close(self) -> None:
         """Close the book."""

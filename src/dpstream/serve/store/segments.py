@@ -2,7 +2,8 @@
 
 Beside the published columns a segment has its own, whose names begin with `dpstream.`:
 
-high, low, row  digests of the keys in increasing order, and the row of each
+high, low       the digest of the row's key
+order           rows in the order of their digests
 first           the release of the window in which the row's key was first there
 fresh           is the row part of this release, or carried over from an earlier one?
 
@@ -13,72 +14,81 @@ always holds the newest value of each of its keys.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.records import Integers
-from dpstream.serve.store.keys import Digests, digests, key_values, words_of
+from dpstream.serve.store.keys import Digests, digests, id_of, key_values, words_of
 
-HIGH, LOW, ROW, FIRST, FRESH = OWN = tuple(
-    f"dpstream.{name}" for name in ("high", "low", "row", "first", "fresh")
+HIGH, LOW, ORDER, FIRST, FRESH = OWN = tuple(
+    f"dpstream.{name}" for name in ("high", "low", "order", "first", "fresh")
 )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Segment:
-    """A release, and where its keys are."""
+    """A release, and where its keys are; columns are looked at in place."""
 
     table: pa.Table
+    _arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """A column of numbers; without a copy, unless it has nulls, which become NaN."""
+        found = self._arrays.get(name)
+        if found is None:
+            column = self.table[name]
+            whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+            found = self._arrays[name] = whole.to_numpy(zero_copy_only=False)
+        return found
 
     @property
     def published(self) -> pa.Table:
         """The release as it was published."""
         shown = self.table.drop_columns(list(OWN))
-        fresh = self.table[FRESH]
-        return shown if self.whole else shown.filter(fresh)
+        return shown if self.whole else shown.filter(pa.array(self.array(FRESH) == 1))
 
-    @property
+    @cached_property
     def whole(self) -> bool:
         """Are all rows of this release?"""
-        return bool(self.fresh.all())
+        return bool(self.array(FRESH).all())
 
     @property
-    def fresh(self) -> npt.NDArray[np.bool_]:
-        """By row: was it published now?"""
-        found: npt.NDArray[np.bool_] = self.table[FRESH].to_numpy()
-        return found
+    def fresh(self) -> Integers:
+        """The rows that were published now."""
+        return np.arange(len(self)) if self.whole else np.flatnonzero(self.array(FRESH))
 
-    @property
-    def first(self) -> Integers:
-        """By row: the release at which its key appeared."""
-        found: Integers = self.table[FIRST].to_numpy()
-        return found
-
-    @property
-    def digests(self) -> Digests:
-        """By row, rows x 2."""
-        high, low, row = (self.table[name].to_numpy() for name in OWN[:3])
-        found: Digests = np.empty((len(self), 2), np.uint64)
-        found[row, 0], found[row, 1] = high, low
-        return found
+    def id_at(self, place: int) -> str:
+        """The id of a row's key."""
+        return id_of(int(self.array(HIGH)[place]), int(self.array(LOW)[place]))
 
     def find(self, identity: str) -> int | None:
         """The row of a key."""
         high, low = words_of(identity)
-        column = self.table[HIGH].to_numpy()
-        at = int(np.searchsorted(column, high))
-        lows = self.table[LOW].to_numpy()
-        while at < len(column) and column[at] == high:
-            if lows[at] == low:
-                return int(self.table[ROW][at].as_py())
+        highs, lows, order = (self.array(name) for name in (HIGH, LOW, ORDER))
+        at = int(np.searchsorted(highs, high, sorter=order))
+        while at < len(order) and highs[order[at]] == high:
+            if lows[order[at]] == low:
+                return int(order[at])
             at += 1
         return None
+
+    def find_fresh(self, identity: str) -> int | None:
+        """The row of a key, if it was published now."""
+        place = self.find(identity)
+        return None if place is None or not self.array(FRESH)[place] else place
+
+    @property
+    def digests(self) -> Digests:
+        """By row, rows x 2."""
+        return np.stack([self.array(HIGH), self.array(LOW)], axis=1)
 
 
 def build(
@@ -92,21 +102,21 @@ def build(
     """The segment of a release, after the one `before` it in its window."""
     table = table.replace_schema_metadata(None).combine_chunks()
     ids = _digests(table, keys, before)
-    fresh = np.ones(len(ids), bool)
+    fresh = np.ones(len(ids), np.uint8)
     first = np.full(len(ids), release, np.int64)
     if before is not None:
         known, at = _places(before.digests, ids)
-        first[known] = before.first[at[known]]
+        first[known] = before.array(FIRST)[at[known]]
         if carry:
             left = np.ones(len(before), bool)
             left[at[known]] = False
             old = before.table.filter(pa.array(left)).drop_columns(list(OWN))
             table = pa.concat_tables([table, old]).combine_chunks()
             ids = np.concatenate([ids, before.digests[left]])
-            first = np.concatenate([first, before.first[left]])
-            fresh = np.concatenate([fresh, np.zeros(len(ids) - len(fresh), bool)])
+            first = np.concatenate([first, before.array(FIRST)[left]])
+            fresh = np.concatenate([fresh, np.zeros(len(ids) - len(fresh), np.uint8)])
     order = np.lexsort((ids[:, 1], ids[:, 0]))
-    own = (ids[order, 0], ids[order, 1], order.astype(np.uint32), first, fresh)
+    own = (ids[:, 0], ids[:, 1], order.astype(np.int64), first, fresh)
     for name, values in zip(OWN, own, strict=True):
         table = table.append_column(name, pa.array(values))
     return Segment(table=table)
