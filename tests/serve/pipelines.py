@@ -37,7 +37,8 @@ SELECT WITH DIFFERENTIAL_PRIVACY
        OPTIONS (epsilon = 3, delta = 1e-6, privacy_unit_column = user, max_groups_contributed = 4,
                 confidence = 0.9, time_unit = 's', allowed_lateness = INTERVAL '1' HOUR,
                 start = TIMESTAMP '1970-01-01', end = TIMESTAMP '1970-01-01 06:00:00')
-       page, window_start, COUNT(*) AS clicks, SUM(seconds, contribution_bounds_per_row => (0, 60)) AS seconds
+       page, window_start, COUNT(*) AS clicks,
+       SUM(seconds, contribution_bounds_per_row => (0, 60)) AS seconds
 FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '3' HOUR)
 GROUP BY page, window_start
 EMIT EVERY INTERVAL '1' HOUR
@@ -60,7 +61,7 @@ name = "all"
 sql = """
 SELECT WITH DIFFERENTIAL_PRIVACY
        OPTIONS (epsilon = 2, delta = 1e-6, privacy_unit_column = user, time_column = at,
-                time_unit = 's', start = TIMESTAMP '1970-01-01',
+                time_unit = 's', start = TIMESTAMP '1970-01-01 01:00:00',
                 end = TIMESTAMP '1970-01-01 06:00:00')
        COUNT(DISTINCT user) AS users
 FROM clicks

@@ -3,12 +3,14 @@
 import io
 import json
 import math
+from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from dpstream.pipeline import load_pipeline
 from dpstream.serve.shown_rows import order_threshold
 from dpstream.serve.store.keys import key_id
 from tests.serve.conftest import public_side
@@ -137,7 +139,7 @@ def test_latest_is_sorted_and_says_which_orders_are_meaningful(feed, pipeline):
         assert values == sorted(truth["seconds"].to_pylist(), reverse=order == "desc")
     spread = truth["seconds_stddev"][0].as_py()
     needed = order_threshold(len(values) - 1) * math.hypot(spread, spread)
-    clear = [abs(a - b) > needed for a, b in zip(values, values[1:], strict=False)]
+    clear = [abs(a - b) > needed for a, b in pairwise(values)]
 
     assert [row["ordered"] for row in found["rows"]] == [*clear, None]
     assert (found["window"], found["release_index"], found["releases"], found["final"]) == (
@@ -257,8 +259,6 @@ def test_the_ledger_counts_what_other_runs_have_taken(pipeline, tmp_path):
         .replace("[budget.clicks]", '[budget.clicks]\nledger = "state/ledger"')
         .replace("[budget.visits]", '[budget.visits]\nledger = "state/ledger"')
     )
-    from dpstream.pipeline import load_pipeline
-
     book = next(b for b in public_side(load_pipeline(elsewhere)).ledger if b["dataset"] == "clicks")
     (line,) = [line for line in book["spent_on"] if line["query"] is None]
 

@@ -75,7 +75,7 @@ def test_a_release_is_kept_and_numbered_once(tmp_path):
 
 
 def test_what_was_not_announced_is_not_seen_until_it_is(tmp_path):
-    """A kill between write and announcement leaves it for the next start, in the schedule's order."""
+    """A kill in between leaves it for the next start, in the order of the schedule."""
     store = opened(tmp_path)
     put(store, {"a": 1})
     put(store, {"a": 1}, index=2, announce=False, query="other")
