@@ -26,7 +26,7 @@ SELECT WITH DIFFERENTIAL_PRIVACY
        OPTIONS (epsilon = 4, delta = 1e-7, privacy_unit_column = user, max_groups_contributed = 2,
                 privacy_unit_period = INTERVAL '1' DAY, time_unit = 's')
        page, window_start, COUNT(*) AS clicks
-FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' DAY)
+FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '10' MINUTE)
 GROUP BY page, window_start
 EMIT EVERY INTERVAL '1' SECOND
 """
