@@ -12,7 +12,7 @@ export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bench-peers .venv-bench servers docs clean
+.PHONY: help demo test lint format bench bench-peers .venv-bench servers spark docs clean
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -46,6 +46,7 @@ bench-peers: .venv-bench/.stamp ## set up .venv-bench, the environment of the li
 .venv-bench: .venv-bench/.stamp
 
 servers: .venv/.servers ## add what speaks to Kafka, NATS, PostgreSQL and Delta Lake to .venv; .ci/servers installs the servers
+spark: .venv/.spark ## add Spark to .venv (it needs a Java 17 or 21), for its engine and the tests of it
 
 docs: .venv/.dev ## build the documentation into site/
 	@echo "docs: building site/"
@@ -79,6 +80,11 @@ endef
 .venv/.servers: .venv/.dev
 	@echo "setting up .venv (connectors)"
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[connectors]'
+	@touch $@
+
+.venv/.spark: .venv/.dev
+	@echo "setting up .venv (Spark)"
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[spark]'
 	@touch $@
 
 .venv-bench/.stamp: constraints-bench.txt

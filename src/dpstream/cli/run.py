@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dpstream.cli.charges import charged_runs, refuse_lost_secret, tell
+from dpstream.cli.engines import open_engine, with_engine
 from dpstream.cli.exits import INTERRUPTED
 from dpstream.cli.output import note
 from dpstream.cli.releases import about, as_json, in_words, show
@@ -36,10 +37,14 @@ def run(
             help="Do not run: erase one unit (such as a user id) from the state of all queries.",
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="embedded (this process) or spark; default: the file's."),
+    ] = None,
     as_lines: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Run a pipeline's queries; started again, they go on where they stopped."""
-    pipeline = load_pipeline(path)
+    pipeline = with_engine(load_pipeline(path), engine)
     if forget is not None:
         _forget(pipeline, forget, as_lines=as_lines)
         return
@@ -106,6 +111,7 @@ def _folders(pipeline: Pipeline) -> dict[str, Path]:
 def _started(pipeline: Pipeline, ledgers: dict[Path, Ledger], stopper: Stopper) -> Runs:
     """The queries, ready to be iterated over; nothing is paid for yet."""
     keep_freed_memory()
+    opened = open_engine(pipeline)
     started = [
         run_all(
             book.queries,
@@ -116,6 +122,7 @@ def _started(pipeline: Pipeline, ledgers: dict[Path, Ledger], stopper: Stopper) 
             ledger=ledgers[book.ledger],
             dataset=book.dataset,
             clock=stopper,
+            engine=opened,
             check_budget=False,  # the book is opened with the file's promise when all can begin
         )
         for book in pipeline.books

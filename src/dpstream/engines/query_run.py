@@ -214,7 +214,7 @@ class QueryRun:
 class Engine(Protocol):
     """Another place to run queries than this process."""
 
-    def source(self, spec: Any, *, live: bool) -> Any:
+    def source(self, spec: Any) -> Any:
         """A source that only this engine knows; None: it is for the connectors."""
 
     def sink(self, spec: Any) -> Any:

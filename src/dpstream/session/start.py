@@ -126,11 +126,11 @@ def _elsewhere(
     sink: Any,
     parts: dict[str, Any],
 ) -> QueryRun:
-    """A run on another engine: what it knows it opens itself, the rest comes from the connectors."""
+    """A run on another engine, which opens what only it knows; the rest is for the connectors."""
     if isinstance(query, SeriesQuery):
         raise InvalidParameter(
-            f"{query.name!r} is a time series ({type(query.mechanism).__name__}), which one process "
-            "publishes step by step; run it on the embedded engine (without engine=)"
+            f"{query.name!r} is a time series ({type(query.mechanism).__name__}), which one "
+            "process publishes step by step; run it on the embedded engine (without engine=)"
         )
     if isinstance(source, Mapping):
         if query.name not in source and len(source) != 1:
@@ -140,8 +140,10 @@ def _elsewhere(
         source = source[query.name] if query.name in source else next(iter(source.values()))
     sources = []
     for spec, growing in ((source, live), (history, False)):
-        found = None if spec is None else engine.source(spec, live=growing)
-        sources.append(open_source(spec) if found is None and spec is not None else found)
+        found = None if spec is None else engine.source(spec)
+        if spec is not None and found is None:
+            found = _opened(_absolute(spec), growing, None)
+        sources.append(found)
     known = engine.sink(sink)
     return engine.start(
         query=query,
@@ -282,6 +284,13 @@ def _opened(
         place = f"arrived-{safe_name(name)}" if name else "arrived"
         return WriteAhead(opened, folder / place)
     return opened
+
+
+def _absolute(source: Any) -> Any:
+    """Paths as other processes see them, which work in other folders."""
+    if isinstance(source, list | tuple):
+        return [_absolute(each) for each in source]
+    return str(Path(source).absolute()) if _is_path(source) else source
 
 
 def _is_path(source: Any) -> bool:

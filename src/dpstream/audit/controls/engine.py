@@ -66,6 +66,7 @@ class CountedTwice(Flow):
     """
 
     def bound(self, window: int, period: int, rows: Rows) -> Verdicts:
+        """Every row that is kept is a first one."""
         verdicts = super().bound(window, period, rows)
         return np.where(verdicts > 0, np.uint8(KEPT | FIRST), np.uint8(0))
 
@@ -81,11 +82,13 @@ class TouchedOnly(Flow):
         self._touched: dict[int, set[bytes]] = {}
 
     def aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
+        """Note who had rows."""
         super().aggregate(window, rows, verdicts)
         touched = self._touched.setdefault(window, set())
         touched.update(group.tobytes() for group in rows.groups[verdicts > 0])
 
     def perturb(self, due: Due, spend: Doors) -> list[Noisy]:
+        """Only those who had rows."""
         touched = self._touched.pop(due.window, set())
         return [noisy.part(_among(noisy.ids, touched)) for noisy in super().perturb(due, spend)]
 

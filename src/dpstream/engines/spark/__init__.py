@@ -3,6 +3,7 @@
 PySpark is imported when an engine is made, and nowhere else in dpstream.
 """
 
-from dpstream.engines.spark.engine import SparkEngine, local_session
+from dpstream.engines.spark.engine import SparkEngine, local_session, ship_code
+from dpstream.engines.spark.sinks import ReleaseName, SparkSink
 
-__all__ = ["SparkEngine", "local_session"]
+__all__ = ["ReleaseName", "SparkEngine", "SparkSink", "local_session", "ship_code"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,15 +54,26 @@ class SparkEngine:
         )
         return SparkRun(session=self.session, spark=spark, **facts)
 
-    def source(self, spec: Any, *, live: bool) -> Any:
-        """DataFrames are Spark's own."""
+    def source(self, spec: Any) -> Any:
+        """DataFrames are Spark's own; a pipe has only one end, and it is not on an executor."""
         from pyspark.sql import DataFrame
 
-        return spec if isinstance(spec, DataFrame) else None
+        if isinstance(spec, DataFrame):
+            return spec
+        if isinstance(spec, str) and spec == "-":
+            raise InvalidParameter(
+                "standard input cannot be read by executors; write it to files, or use the "
+                "embedded engine"
+            )
+        return None
 
     def sink(self, spec: Any) -> Any:
-        """Functions of a DataFrame are Spark's own."""
-        return None
+        """A function of a DataFrame and its release, such as a `SparkSink`, is Spark's own."""
+        if not callable(spec) or hasattr(spec, "write"):
+            return None
+        from dpstream.engines.spark.sinks import FrameSink
+
+        return FrameSink(session=self.session, function=spec)
 
 
 def require_pyspark() -> None:
@@ -92,15 +104,28 @@ def require_java() -> None:
         )
 
 
-def local_session(master: str = "local[*]", **settings: str) -> Any:
-    """A session for this machine, or for the cluster at `master`; executors use this Python."""
+def local_session(master: str | None = None, **settings: str) -> Any:
+    """The session of this process; if there is none, one at `master` (default: all cores here).
+
+    Under `spark-submit` the master is the one that was submitted to. Executors use this Python.
+    """
     require_pyspark()
     require_java()
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName("dpstream").master(master)
+    builder = SparkSession.builder.appName("dpstream")
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started us
+        builder = builder.master(master or "local[*]")
     usual = {"spark.ui.showConsoleProgress": "false", "spark.sql.session.timeZone": "UTC"}
     for name, value in (usual | settings).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def ship_code(session: Any) -> None:
+    """Send this dpstream to executors that have not installed it; they need its dependencies."""
+    package = Path(__file__).parents[2]
+    folder = tempfile.mkdtemp(prefix="dpstream-code-")
+    made = shutil.make_archive(f"{folder}/dpstream", "zip", package.parent, package.name)
+    session.sparkContext.addPyFile(made)

@@ -32,7 +32,7 @@ class SharedFiles:
         return None if "://" in self.location else Path(self.location)
 
     def write(self, name: str, *content: Any) -> None:
-        """Put a file there; one of this name holds the same and is replaced."""
+        """Put a file there, whole."""
         if self.local is not None:
             replace(self.local / name, *content)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from dpstream.engines.spark import tasks
+from dpstream.engines.spark import publishing, reading
 from dpstream.engines.spark.files import SharedFiles
+from dpstream.engines.spark.packets import IN_SPARK, Shape, ids, numbers, opened
 from dpstream.engines.spark.progress import Progress
-from dpstream.engines.spark.shapes import NOTE, ROW, ids, numbers
-from dpstream.engines.spark.tasks import Keys, Publishing, Reading, ShippedPlan, Task
+from dpstream.engines.spark.publishing import Publishing, ShippedPlan
+from dpstream.engines.spark.reading import Reading
+from dpstream.engines.spark.tasks import Keys, Task, opening, packer
 from dpstream.engines.spark.waiting import StepDigests, Waiting, added, from_text
 from dpstream.errors import DpstreamError, InvalidInput, NoiseReuse, StateError
 from dpstream.privacy.query_spend import LentKeys
@@ -59,6 +61,7 @@ class Jobs:
         self,
         frame: DataFrame | None,
         source: Source | None,
+        partitions: Sequence[str],
         *,
         job: str,
         where: str,
@@ -66,27 +69,28 @@ class Jobs:
         write: bool = True,
     ) -> Taken:
         """Read rows and write them where their steps will find them; or only tell digests."""
+        opener, sealed = Keys(rows=self.row_keys).halves()
         task = Reading(
-            **self._common(job, self.plan),
+            **self._common(job, opener, self.plan),
             where=where,
             arrived=arrived,
             schema=None if frame is None else arrow_schema(frame),
             source=source,
+            partitions=tuple(partitions),
         )
-        schema = spark_schema(task.shape.arrived)
-        count = 0 if source is None else len(source.partitions())
         if source is not None:
             source.close()  # open files do not travel
-        with self._shipped(task, None) as does:
+        with self._shipped(task, sealed) as does:
             if frame is None:
+                count = len(partitions)
                 rows = self.session.range(0, count, 1, count)
-                read = rows.mapInArrow(does(tasks.read_source), schema)
+                read = rows.mapInArrow(does(reading.read_source), IN_SPARK)
             else:
-                read = frame.mapInArrow(does(tasks.read_frame), schema)
-            work = tasks.keep_rows if write else tasks.digest_rows
+                read = frame.mapInArrow(does(reading.read_frame), IN_SPARK)
+            work = reading.keep_rows if write else reading.digest_rows
             placed = read.repartitionById(self.buckets, "bucket")
-            found = _collected(placed.mapInArrow(does(work), schema))
-        told = [json.loads(text) for text in found["note"].to_pylist()]
+            heard, _ = _collected(placed.mapInArrow(does(work), IN_SPARK))
+        told = [json.loads(text) for text in heard]
         return Taken(
             waiting=[Waiting.from_json(one["file"]) for one in told if "file" in one],
             digests=added(from_text(one["digests"]) for one in told if "digests" in one),
@@ -106,25 +110,24 @@ class Jobs:
             windows={length: self.plan.window(length) for length in lengths},
             of_totals={length: self.plan.totals(length) for length in totals},
         )
+        opener, sealed = Keys(rows=self.row_keys, lent=lent).halves()
         task = Publishing(
-            **self._common(job, plan),
+            **self._common(job, opener, plan),
             first=first,
             end=end,
             waiting=[w for w in progress.waiting if w.first < end],
             units=progress.units,
             groups=progress.groups,
         )
-        kept, noisy = spark_schema(task.shape.kept), spark_schema(task.shape.noisy)
-        with self._shipped(task, lent) as does:
+        with self._shipped(task, sealed) as does:
             buckets = self.session.range(0, self.buckets, 1, self.buckets)
-            placed = buckets.mapInArrow(does(tasks.bound), kept)
-            placed = placed.repartitionById(self.buckets, "bucket")
-            table = _collected(placed.mapInArrow(does(tasks.publish), noisy))
-        kinds = numbers(table, "kind")
-        told = table["note"].filter(pa.array(kinds == NOTE)).to_pylist()
+            kept = buckets.mapInArrow(does(publishing.bound), IN_SPARK)
+            placed = kept.repartitionById(self.buckets, "bucket")
+            told, table = _collected(placed.mapInArrow(does(publishing.publish), IN_SPARK))
         heard = [json.loads(text) for text in told]
         saved = [one for one in heard if "stage" in one]
-        if len(saved) != 2 * self.buckets:
+        places = {(one["stage"], one["bucket"]) for one in saved}
+        if not len(saved) == len(places) == 2 * self.buckets:
             raise StateError(
                 f"{2 * self.buckets} buckets were to be saved, and {len(saved)} were; nothing was "
                 "published; run again"
@@ -133,7 +136,7 @@ class Jobs:
             (step, window): (float.fromhex(share), float.fromhex(spread))
             for step, window, share, spread in (one["share"] for one in heard if "share" in one)
         }
-        found = {(s, w): (sums, keys) for s, w, sums, keys in self._noisy(task, table, kinds)}
+        found = {(s, w): (sums, keys) for s, w, sums, keys in _noisy(task.shape, table)}
         making = ReleaseTables(plan=self.plan, types=self.types, mark=self.mark)
         nothing = (np.zeros((0, task.shape.measures), np.int64), None)
         publications = []
@@ -144,40 +147,39 @@ class Jobs:
             publications.append(Publication(due=one, table=made))
         return publications, saved
 
-    def _noisy(self, task: Task, table: pa.Table, kinds: Integers) -> Iterator[Noisy]:
-        """Everything shown: by step and window, oldest appearance first, then by id."""
-        rows = table.filter(pa.array(kinds == ROW))
-        if not len(rows):
-            return
-        words, since = ids(rows, "g"), numbers(rows, "since")
-        steps, windows = numbers(rows, "step"), numbers(rows, "window")
-        order = np.lexsort((words[:, 1], words[:, 0], since, windows, steps))
-        rows, steps, windows = rows.take(pa.array(order)), steps[order], windows[order]
-        edges = np.flatnonzero((np.diff(steps) != 0) | (np.diff(windows) != 0)) + 1
-        shape = task.shape
-        sums = np.stack([numbers(rows, f"m{n}") for n in range(shape.measures)], axis=1)
-        for a, b in zip([0, *edges], [*edges, len(steps)], strict=True):
-            keys = shape.keys_of(rows.slice(a, b - a), typed=True)
-            yield int(steps[a]), int(windows[a]), sums[a:b], keys
-
-    def _common(self, job: str, plan: Plan) -> dict[str, Any]:
+    def _common(self, job: str, opener: bytes, plan: Plan) -> dict[str, Any]:
         return {
             "plan": plan,
             "types": self.types,
             "buckets": self.buckets,
             "files": self.files,
             "job": job,
+            "opener": opener,
         }
 
     @contextmanager
-    def _shipped(self, task: Task, lent: LentKeys | None) -> Iterator[Callable[[Any], Any]]:
+    def _shipped(self, task: Task, sealed: bytes) -> Iterator[Callable[[Any], Any]]:
         """Makes functions for Spark; what they share is gone from all machines afterwards."""
-        shared = self.session.sparkContext.broadcast(task)
-        keys = Keys(rows=self.row_keys, lent=lent)
+        shared = self.session.sparkContext.broadcast(packer().dumps(task))
         try:
-            yield lambda work: partial(tasks.with_keys, work, shared, keys)
+            yield lambda work: partial(opening, work, shared, sealed)
         finally:
             shared.destroy()
+
+
+def _noisy(shape: Shape, table: pa.Table | None) -> Iterator[Noisy]:
+    """Everything shown: by step and window, oldest appearance first, then by id."""
+    if table is None:
+        return
+    words, since = ids(table, "group"), numbers(table, "since")
+    steps, windows = numbers(table, "step"), numbers(table, "window")
+    order = np.lexsort((words[:, 1], words[:, 0], since, windows, steps))
+    table, steps, windows = table.take(pa.array(order)), steps[order], windows[order]
+    edges = np.flatnonzero((np.diff(steps) != 0) | (np.diff(windows) != 0)) + 1
+    sums = np.stack([numbers(table, f"m{n}") for n in range(shape.measures)], axis=1)
+    keys = shape.keys_of(table)
+    for a, b in zip([0, *edges], [*edges, len(steps)], strict=True):
+        yield int(steps[a]), int(windows[a]), sums[a:b], keys.slice(a, b - a)
 
 
 def is_frame(source: Any) -> bool:
@@ -185,17 +187,6 @@ def is_frame(source: Any) -> bool:
     from pyspark.sql import DataFrame
 
     return isinstance(source, DataFrame)
-
-
-def spark_schema(schema: pa.Schema) -> Any:
-    """The same columns in Spark's types; a key that has none is refused."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    try:
-        return from_arrow_schema(schema)
-    except PySparkException as problem:
-        raise InvalidInput(f"Spark has no type for a key of this query: {problem}") from None
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:
@@ -215,10 +206,11 @@ _KNOWN: dict[str, type[DpstreamError]] = {
 }
 
 
-def _collected(frame: DataFrame) -> pa.Table:
-    """Run it; an error of ours that a task has met comes out as itself."""
+def _collected(frame: DataFrame) -> tuple[list[str], pa.Table | None]:
+    """Run it: all notes, and the rows of all packets; an error of ours comes out as itself."""
     try:
-        return frame.toArrow()
+        told, rows = opened(frame.toArrow().to_batches())
+        return [text for texts in told.values() for text in texts], rows.get(0)
     except Exception as problem:
         text = str(problem)
         for name, kind in _KNOWN.items():
@@ -227,6 +219,3 @@ def _collected(frame: DataFrame) -> pa.Table:
                 said = text.partition(marker)[2].partition("\n")[0]
                 raise kind(said) from problem
         raise
-
-
-Send = Callable[[list[Publication]], None]

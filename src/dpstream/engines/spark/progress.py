@@ -59,10 +59,9 @@ class Progress:
         write_packed(path, kept, kind=_KIND)
 
     def extend(self, stage: str, bucket: int, segment: tuple[str, int], *, whole: bool) -> None:
-        """Add a file to a bucket's chain; one that is whole replaces it."""
+        """Add a file to a bucket's chain, or put it in place of the chain."""
         chains = self.units if stage == "units" else self.groups
-        old = chains.get(bucket, [])
-        chains[bucket] = [segment] if whole else [*old, segment]
+        chains[bucket] = [segment] if whole else [*chains.get(bucket, []), segment]
 
     def names(self) -> set[str]:
         """Every file that is needed."""

@@ -14,7 +14,6 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -24,24 +23,25 @@ from dpstream.engines.loop import Windows, content_of
 from dpstream.engines.query_run import QueryRun, Storage
 from dpstream.engines.sender import Sender
 from dpstream.engines.spark.files import SharedFiles
-from dpstream.engines.spark.jobs import Jobs, arrow_schema, is_frame, rejected
+from dpstream.engines.spark.intake import Intake
+from dpstream.engines.spark.jobs import Jobs, is_frame
 from dpstream.engines.spark.progress import Progress
-from dpstream.engines.spark.waiting import StepDigests, added
 from dpstream.errors import (
     BudgetExceeded,
     InvalidInput,
     InvalidParameter,
     LedgerError,
-    NoiseReuse,
 )
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import chain_digest, mint_run_id
-from dpstream.records import Source
 from dpstream.stages.release_table import ReleaseTables
 from dpstream.stages.rows import RowKeys, RowReader
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
+
+_LOOK = 0.1  # seconds between two looks at a stream that is read to its end
+_STREAM = "the stream"  # among the inputs that were read to their end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class SparkOptions:
     """How the work is divided; none of it changes what is published."""
 
     buckets: int = 0
-    """Hash buckets of units and of groups; 0: twice the cores of the cluster when the run begins."""
+    """Hash buckets of units and of groups; 0: twice the cores that the run begins with."""
     state_location: str | None = None
     """Where driver and executors share files; default: in the state directory."""
     steps_at_once: int = 32
@@ -64,25 +64,31 @@ class SparkRun(QueryRun):
 
     session: SparkSession
     spark: SparkOptions
-    source: DataFrame | Source | None
-    history: DataFrame | Source | None = None
+    source: Any
+    """A DataFrame, streaming or not, or one of the connectors' sources."""
+    history: Any = None
     by_clock: bool = False
     """Is the source live?"""
     sink: Any = None
     engine: ClassVar[str] = "spark"
     _progress: Progress = field(init=False, default_factory=Progress)
-    _lock: Lock = field(init=False, default_factory=Lock)
-    _failure: BaseException | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for source in (self.source, self.history):
             if source is not None:
                 _check_columns(source, self.plan.query.source_columns)
-        if self.live and not _is_stream(self.source):
+        grows = getattr(self.source, "partitions_end", False)  # files come, and stay as they are
+        if self.live and not (_is_stream(self.source) or grows):
+            bounded = ", which is bounded" if _is_bounded(self.source) else ""
             raise InvalidParameter(
-                "a live run on Spark reads a streaming DataFrame (session.readStream...); got "
-                f"{type(self.source).__name__}"
+                "a live run on Spark reads a streaming DataFrame (session.readStream...) or a "
+                f"directory that grows; got {type(self.source).__name__}{bounded}"
+            )
+        if not self.live and not _is_stream(self.source) and not _is_bounded(self.source):
+            raise InvalidParameter(
+                f"{type(self.source).__name__} has no end; use Spark's own reader for it "
+                "(session.readStream...)"
             )
 
     @property
@@ -131,11 +137,9 @@ class SparkRun(QueryRun):
             reader.types, reader.learned = directory.types(), directory.keep_types
         if storage.ledger.terms(self.dataset) is not None:
             self._admit(storage)
-        for source in (self.source, self.history):
-            if source is not None:
-                _learn(reader, source)
         self._progress = Progress.load(self._place / "spark.dps")
-        location = self.spark.state_location or str(self._place.absolute() / "shared")
+        shared = self.spark.state_location or str(self._place.absolute() / "shared")
+        location = f"{shared}/{storage.mark}"  # a run meets nothing that another has left
         self._jobs = Jobs(
             session=self.session,
             plan=self.plan,
@@ -145,7 +149,19 @@ class SparkRun(QueryRun):
             row_keys=RowKeys.of(storage.secret, storage.run),
             mark=storage.mark,
         )
-        self._stream_place = f"{location}/stream"
+        self._intake = Intake(
+            jobs=self._jobs,
+            progress=self._progress,
+            save=self._save,
+            aside=self.aside,
+            reader=reader,
+            name_job=self._job,
+            arriving=self._arriving,
+            place=f"{location}/stream",
+        )
+        for source in (self.source, self.history):
+            if source is not None:
+                self._intake.learn(source, [] if is_frame(source) else source.partitions())
         self._windows = Windows(
             self.plan.query.schedule.last_step, lambda w: self._erase(storage, w)
         )
@@ -157,110 +173,68 @@ class SparkRun(QueryRun):
         self._clean()
 
     def _clean(self) -> None:
-        """Remove what is not needed any more: what new state replaces, rows of steps that are out,
-        and what tasks have left that were given up."""
+        """Remove what is over, and what was left by tasks whose output was not accepted."""
         needed, files = self._progress.names(), self._jobs.files
         found = [*files.names("rows"), *files.names("state")]
         files.remove(name for name in found if name not in needed)
 
     def _life(self, storage: Storage) -> Iterator[pa.Table]:
         for name, source in (("history", self.history), ("source", self.source)):
-            if source is not None and not _is_stream(source):
-                self._take_all(name, source)
-        if not _is_stream(self.source):
-            yield from self._to_the_end(storage)
+            if source is not None and _is_bounded(source):
+                self._intake.take_all(name, source)
+        if self.live:
+            yield from self._by_the_clock(storage)
             return
-        if not self.live:
-            if "stream" not in self._progress.read:
-                self._run_stream(available_now=True)
-            yield from self._to_the_end(storage)
-            return
-        yield from self._by_the_clock(storage)
+        if _is_stream(self.source) and _STREAM not in self._progress.read:
+            self._read_stream()
+        steps = self.plan.query.schedule.steps
+        assert steps is not None
+        while self._progress.step < steps and not self._stop.is_set():
+            end = min(self._progress.step + self.spark.steps_at_once, steps)
+            yield from self._publish(storage, end)
 
-    def _take_all(self, name: str, source: Any) -> None:
-        """Read a bounded input, once."""
-        if name in self._progress.read:
-            return
-        frame, other = None, source
-        if is_frame(source):
-            frame, other = source.select(*self.plan.query.source_columns), None
-        self._take(frame, other, name=name, where=name, arrived=None)
-        self._progress.read.append(name)
-        self._save()
-
-    def _take(
-        self, frame: Any, source: Any, *, name: str, where: str, arrived: int | None
-    ) -> StepDigests:
-        job = self._job(name)
-        found = self._jobs.take(frame, source, job=job, where=where, arrived=arrived)
-        for one in sorted(found.told, key=lambda told: str(told["chunk"])):
-            self.aside.rejected(one["chunk"], rejected(one))
-            self.aside.count(**one["counts"])
-        progress = self._progress
-        progress.waiting = [*progress.waiting, *found.waiting]
-        progress.digests = added([progress.digests, found.digests])
-        return found.digests
-
-    def _run_stream(self, *, available_now: bool) -> None:
-        query = self._start_stream(available_now=available_now)
+    def _read_stream(self) -> None:
+        """All that a stream has by now: only then is it known which rows a step has."""
+        query = self._intake.stream(self.source, availableNow=True)
         try:
-            while not query.awaitTermination(1):
-                if self._stop.is_set():
-                    query.stop()
+            while query.isActive:
+                if self._stop.wait(_LOOK):
                     return
-            self._raise(query)
+            self._intake.raise_failure(query)
         finally:
             query.stop()
-        self._progress.read.append("stream")
+        self._progress.read.append(_STREAM)
         self._save()
 
-    def _start_stream(self, *, available_now: bool) -> Any:
-        source: Any = self.source
-        wanted = source.select(*self.plan.query.source_columns)
-        writer = wanted.writeStream.foreachBatch(self._batch)
-        writer = writer.option("checkpointLocation", self._stream_place)
-        when = (
-            {"availableNow": True} if available_now else {"processingTime": self.spark.batch_every}
-        )
-        self.stream = writer.trigger(**when).start()
-        return self.stream
-
-    def _batch(self, frame: DataFrame, number: int) -> None:
-        """A batch of the stream; one that comes again must be what it was."""
+    def _by_the_clock(self, storage: Storage) -> Iterator[pa.Table]:
+        """Steps at their times, with data or without: the driver's clock is the heartbeat."""
+        schedule, source = self.plan.query.schedule, self.source
+        query = None
+        if is_frame(source):
+            query = self._intake.stream(source, processingTime=self.spark.batch_every)
         try:
-            with self._lock:
-                self._one_batch(frame, number)
-        except BaseException as problem:
-            self._failure = problem
-            raise
+            while schedule.steps is None or self._progress.step < schedule.steps:
+                time = schedule.time_of(self._progress.step)
+                assert time is not None
+                while self.clock.now() < time:
+                    if self._stop.is_set():
+                        return
+                    if query is None:
+                        self._intake.look(source)
+                    else:
+                        self._intake.raise_failure(query)
+                    self.clock.wait(time, self._stop)
+                with self._intake.lock:
+                    tables = self._publish(storage, self._progress.step + 1)
+                yield from tables
+        finally:
+            if query is not None:
+                query.stop()
 
-    def _one_batch(self, frame: DataFrame, number: int) -> None:
-        progress, where = self._progress, f"batch {number}"
-        if number < progress.batch:
-            raise NoiseReuse(
-                f"the stream begins again with batch {number}, and batch {progress.batch} was read "
-                "before; restore the stream's checkpoint, or use a new state directory (a new run)"
-            )
-        arrived = self._arriving() if self.live else None
-        if number == progress.batch:
-            if self.live:
-                arrived = next(iter(progress.batch_digests), arrived)
-            again = self._jobs.take(
-                frame, None, job="again", where=where, arrived=arrived, write=False
-            )
-            if again.digests != progress.batch_digests:
-                raise NoiseReuse(
-                    f"batch {number} was read before with other rows; the same noise over other "
-                    "data would reveal the difference, so nothing was published; use a source that "
-                    "can be read again"
-                )
-            return
-        digests = self._take(frame, None, name=f"batch-{number}", where=where, arrived=arrived)
-        progress.batch, progress.batch_digests = number, digests
-        self._save()
-
-    def _arriving(self) -> int:
-        """The step that rows which arrive now belong to: the first whose time is not over."""
+    def _arriving(self) -> int | None:
+        """The step that rows which are read now belong to: the first whose time is not over."""
+        if not self.live:
+            return None
         schedule = self.plan.query.schedule
         step, now = self._progress.step, self.clock.now()
         if self._directory is not None:
@@ -272,43 +246,13 @@ class SparkRun(QueryRun):
             step += 1
         return step
 
-    def _raise(self, query: Any) -> None:
-        if self._failure is not None:
-            raise self._failure
-        problem = query.exception()
-        if problem is not None:
-            raise problem
-
-    def _to_the_end(self, storage: Storage) -> Iterator[pa.Table]:
-        steps = self.plan.query.schedule.steps
-        assert steps is not None
-        while self._progress.step < steps and not self._stop.is_set():
-            end = min(self._progress.step + self.spark.steps_at_once, steps)
-            yield from self._publish(storage, end)
-
-    def _by_the_clock(self, storage: Storage) -> Iterator[pa.Table]:
-        schedule = self.plan.query.schedule
-        query = self._start_stream(available_now=False)
-        try:
-            while schedule.steps is None or self._progress.step < schedule.steps:
-                time = schedule.time_of(self._progress.step)
-                assert time is not None
-                while self.clock.now() < time:
-                    if self._stop.is_set():
-                        return
-                    self._raise(query)
-                    self.clock.wait(time, self._stop)
-                with self._lock:
-                    tables = self._publish(storage, self._progress.step + 1)
-                yield from tables
-        finally:
-            query.stop()
-
     def _publish(self, storage: Storage, end: int) -> list[pa.Table]:
         """Log the steps' input, draw, send, and make the new state the current one."""
         progress = self._progress
         chain = self._logged(storage, end)
         assert self._spend is not None
+        if self.plan.query.public_keys is not None:
+            self._intake.reader.public_table()  # fixes their types, if no row has
         self._spend.begin(end - 1)
         schedule = self.plan.query.schedule
         windows = {due.window for step in range(progress.step, end) for due in schedule.due(step)}
@@ -321,6 +265,8 @@ class SparkRun(QueryRun):
             name, size = one["segment"]
             progress.extend(one["stage"], one["bucket"], (name, size), whole=one["whole"])
         progress.waiting = [one for one in progress.waiting if one.last >= end]
+        if end == schedule.steps:  # the query is over: nothing of its state is needed any more
+            progress.waiting, progress.units, progress.groups = [], {}, {}
         progress.digests = {s: d for s, d in progress.digests.items() if s >= end}
         progress.step, progress.chain = end, chain
         if storage.directory is not None:
@@ -373,6 +319,10 @@ class SparkRun(QueryRun):
                 part.close()
 
 
+def _is_bounded(source: Any) -> bool:
+    return not _is_stream(source) and getattr(source, "bounded", True)
+
+
 def _is_stream(source: Any) -> bool:
     return is_frame(source) and bool(source.isStreaming)
 
@@ -386,15 +336,3 @@ def _check_columns(source: Any, wanted: list[str]) -> None:
             raise InvalidInput(
                 f"the DataFrame has no column {name!r}; it has {', '.join(source.columns)}"
             )
-
-
-def _learn(reader: RowReader, source: Any) -> None:
-    """Fix the types of unit and keys by what the source declares."""
-    if reader.query.unit in reader.types:
-        return
-    if is_frame(source):
-        declared = arrow_schema(source)
-        reader.learn({one.name: one.type for one in declared})
-        return
-    for partition in source.partitions()[:1]:
-        reader.learn(source.columns(partition))

@@ -1,8 +1,8 @@
 """A bucket's state as a chain of files: one that is whole, then what each job added.
 
-A job reads a chain that is fixed before it begins and writes one more file, under a name that no
-other job uses. So a task that is done twice begins from the same state, and whichever copy of its
-file stays says the same.
+A job reads a chain that is fixed before it begins, and each try of a task writes one more file
+under a name of its own. So a task that is done twice begins from the same state, and what one try
+writes another cannot spoil: the driver adds the file of the try whose output was accepted.
 """
 
 from __future__ import annotations
@@ -50,16 +50,12 @@ def load(files: SharedFiles, flow: Flow, stage: str, chain: Chain) -> dict[Owner
 def save(
     files: SharedFiles, flow: Flow, stage: str, name: str, chain: Chain, marks: dict[Owner, Marks]
 ) -> tuple[int, bool]:
-    """Write what is new since the chain; (bytes, whether the file holds everything).
-
-    Once a window is final its noise and its sums must not stay behind: the chain is written anew.
-    """
+    """Write what is new since the chain; (bytes, whether the file holds everything)."""
     current = [owner for owner in owners(flow) if stage == "units" or owner[0] == "window"]
     stored = sum(size for _, size in chain)
     needed = sum(size_of(flow, owner) for owner in current)
-    final = any(owner not in current for owner in marks)
-    wasteful = len(chain) >= _LONGEST or stored > _GROWTH * needed + _SMALL
-    whole = not chain or final or wasteful
+    whole = not chain or len(chain) >= _LONGEST or stored > _GROWTH * needed + _SMALL
+    whole = whole or any(owner not in current for owner in marks)  # what is over must not stay
     parts = []
     for owner in current:
         known = None if whole else marks.get(owner)

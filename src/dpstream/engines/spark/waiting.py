@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.engines.spark.files import SharedFiles
-from dpstream.engines.spark.shapes import Shape
+from dpstream.engines.spark.packets import Shape, numbers
 from dpstream.errors import NoiseReuse
 from dpstream.stages.hashing import combine, multiset_digest
 from dpstream.stages.rows import Rows, in_order
@@ -80,15 +80,10 @@ def keep(
     files: SharedFiles, shape: Shape, bucket: int, name: str, table: pa.Table
 ) -> tuple[Waiting, StepDigests]:
     """Write the rows that arrived at a unit bucket."""
-    rows = in_order(shape.rows_of(table))
+    rows = in_order(shape.rows(table))
     digests = step_digests(rows)
     text = as_text(digests)
-    columns = shape.of_rows(rows)
-    arrays = {
-        n: c if isinstance(c, pa.Array) else pa.array(np.ascontiguousarray(c))
-        for n, c in columns.items()
-    }
-    kept = pa.table(arrays).replace_schema_metadata({"digests": text})
+    kept = shape.packed(rows).replace_schema_metadata({"digests": text})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, kept.schema) as writer:
         writer.write_table(kept, max_chunksize=max(len(kept), 1))
@@ -100,12 +95,12 @@ def keep(
 
 
 def load(files: SharedFiles, shape: Shape, about: Waiting, first: int, end: int) -> Rows:
-    """The rows of steps `first` to `end` - 1; other rows than those that were logged are refused."""
+    """The rows of steps `first` to `end` - 1; others than those that were logged are refused."""
     table = pa.ipc.open_file(files.read(about.name)).read_all()
     text = (table.schema.metadata or {}).get(b"digests", b"").decode()
-    steps = table["step"].combine_chunks().to_numpy()
+    steps = numbers(table, "step")
     low, high = np.searchsorted(steps, [first, end])
-    rows = shape.rows_of(table.slice(low, high - low))
+    rows = shape.rows(table.slice(low, high - low))
     logged = {step: d for step, d in from_text(text or "[]").items() if first <= step < end}
     if _mark(text) != about.mark or step_digests(rows) != logged:
         raise NoiseReuse(
