@@ -143,6 +143,11 @@ def _elsewhere(
     sources = []
     for spec, growing in ((source, live), (history, False)):
         found = None if spec is None else engine.source(spec)
+        if found is None and is_uri(spec):
+            raise InvalidParameter(
+                f"{spec.partition('?')[0]} is read by one process; give the engine a stream of its "
+                'own, such as spark.readStream.format("kafka"), or run without engine='
+            )
         if spec is not None and found is None:
             found = _opened(_absolute(spec), growing, None)
         sources.append(found)
