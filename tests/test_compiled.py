@@ -3,7 +3,7 @@
 import pytest
 from numba.core import caching
 
-from dpstream.compiled import compiled, njit
+from dpstream.compiled import COMPILING, _Tell, compiled, njit
 
 
 def doubled(value: int) -> int:
@@ -34,3 +34,13 @@ def test_other_problems_are_not_swallowed(monkeypatch):
     monkeypatch.setattr(caching.CacheImpl, "__init__", broken)
     with pytest.raises(RuntimeError, match="fire"):
         njit(cache=True)(doubled)
+
+
+def test_who_listens_is_told_that_code_is_compiled(caplog, monkeypatch):
+    """Once, and not when the machine code is on disk already."""
+    monkeypatch.setattr(_Tell, "told", False)
+    with caplog.at_level("INFO", logger="dpstream.compiled"):
+        for _ in range(2):
+            njit(cache=False)(doubled)(21)
+
+    assert [record.message for record in caplog.records] == [COMPILING]

@@ -7,11 +7,13 @@ at all; here such a function is compiled anew at every start, and one warning sa
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+from numba.core import event
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,6 +21,27 @@ _SLOW_START = (
     "compiled code cannot be kept: neither the installed package nor the user's cache folder can "
     "be written, so every start compiles again; name a folder in NUMBA_CACHE_DIR"
 )
+
+
+COMPILING = "compiling; this is done once per installation and may take half a minute"
+
+
+class _Tell(event.Listener):
+    """Says once per process that code is being compiled, in the log `dpstream.compiled`."""
+
+    told = False
+
+    def on_start(self, event: Any) -> None:
+        """Machine code was not found on disk."""
+        if not self.told:
+            _Tell.told = True
+            logging.getLogger("dpstream.compiled").info(COMPILING)
+
+    def on_end(self, event: Any) -> None:
+        """Nothing more to say."""
+
+
+event.register("numba:compile", _Tell())  # type: ignore[no-untyped-call]
 
 
 def compiled(function: F) -> F:

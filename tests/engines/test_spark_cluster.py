@@ -75,7 +75,9 @@ def run(tmp_path_factory):
         secret=SECRET,
         options=Options(buckets=2, threads=1, run_id=RUN),
     ).finish()
-    cluster = Cluster(folder=folder / "cluster", speculate=True, log_level="INFO", readable=True)
+    cluster = Cluster(
+        folder=folder / "cluster", speculate=True, hasty=True, log_level="INFO", readable=True
+    )
     copies = []
 
     def copy():

@@ -37,7 +37,7 @@ def nats_server(place):
 
 @pytest.fixture(scope="session")
 def kafka_server(place):
-    yield from running(KafkaServer(place / "kafka"))
+    yield from running(KafkaServer(place / "kafka", password=PASSWORD))
 
 
 @pytest.fixture

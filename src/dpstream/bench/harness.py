@@ -70,6 +70,10 @@ _REGISTRY: Final = {
         "dpstream.bench.queries:measure",
         "SQL on real event logs, from the command and from Python: the same releases",
     ),
+    "connectors": (
+        "dpstream.bench.connectors:measure",
+        "records per second of each source and sink, beside files",
+    ),
 }
 BENCHES: Final[dict[str, str]] = {name: line for name, (_, line) in _REGISTRY.items()}
 

@@ -2,7 +2,9 @@
 
 Both count the clicks of a day per URL from the same Parquet files, on one cluster, in turns, in as
 many micro-batches as there are releases; a ratio compares neighbours in time. The plain group-by
-promises nothing and writes its updates nowhere; ours writes every release durably.
+promises nothing and writes its updates nowhere; ours writes every release durably. Ours reads the
+same stream as the plain one, or the files with its own reader. Processor time is that of all
+processes: on a machine with other work it says more than the clock.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from dpstream.bench.spark_cluster import MEMORY_MB, Cluster, peak_mb
 from dpstream.bench.spark_kills import ALL, DRIVER, EXECUTOR, Disturbed, compared, disturbed, drawn
 from dpstream.bench.spark_plot import draw
 from dpstream.bench.spark_runs import Driver, started
+from dpstream.bench.spark_state import state_rows
 from dpstream.bench.spark_targets import targets
 
 _SEED: Final = 12
 _WARM_UP: Final = 20_000
-PLAIN, PRIVATE = "spark", "dpstream"
+PLAIN, STREAM, READER = "spark", "dpstream", "dpstream, its own reader"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +57,14 @@ class Plan:
     cases: tuple[Case, ...]
     rounds: int
     kills: tuple[tuple[str, ...], ...]
+    state: ClickLog
+    """What a bucket's state is measured with."""
 
 
 _MILLION: Final = 1_000_000
 FULL: Final = Plan(
     cases=(
+        Case(executors=2, records=10 * _MILLION, keys=_MILLION, batches=1),
         Case(executors=2, records=10 * _MILLION, keys=_MILLION, batches=4),
         Case(executors=2, records=10 * _MILLION, keys=_MILLION, batches=24),
         Case(executors=2, records=10 * _MILLION, keys=_MILLION // 10, batches=4),
@@ -71,11 +77,13 @@ FULL: Final = Plan(
         (DRIVER, DRIVER, DRIVER),
         (EXECUTOR, DRIVER, ALL, DRIVER, EXECUTOR),
     ),
+    state=ClickLog(records=6 * _MILLION, keys=_MILLION, uniform=True),
 )
 QUICK: Final = Plan(
     cases=(Case(executors=2, records=_MILLION // 2, keys=_MILLION // 10, batches=2),),
     rounds=1,
     kills=(),
+    state=ClickLog(records=_MILLION // 10, keys=_MILLION // 60, uniform=True),
 )
 
 
@@ -84,15 +92,15 @@ class Lane:
     """One case, both ways: what each round has seen."""
 
     case: Case
-    seen: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {PLAIN: [], PRIVATE: []})
+    seen: dict[str, list[dict[str, Any]]] = field(
+        default_factory=lambda: {what: [] for what in (PLAIN, STREAM, READER)}
+    )
     peaks: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def times_slower(self) -> float | None:
-        """Our seconds over theirs, round by round."""
-        pairs = zip(self.seen[PRIVATE], self.seen[PLAIN], strict=True)
-        ratios = [ours["seconds"] / theirs["seconds"] for ours, theirs in pairs]
-        return statistics.median(ratios) if ratios else None
+    def times(self, what: str, figure: str) -> float:
+        """Ours over theirs, round by round."""
+        pairs = zip(self.seen[what], self.seen[PLAIN], strict=True)
+        return statistics.median(float(our[figure] / their[figure]) for our, their in pairs)
 
 
 def measure(*, quick: bool, progress: Progress) -> Findings:
@@ -107,7 +115,7 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
             here = [lane for lane in lanes if lane.case.executors == size]
             with started(Cluster(folder=Path(folder) / f"of{size}", executors=size)) as driver:
                 driver.answer()
-                _warm_up(driver, here, Path(folder))
+                _warm_up(driver, Path(folder))
                 for number in range(plan.rounds):
                     for lane in here:
                         progress(done, total, f"{size} executors, {lane.case.keys:,} keys")
@@ -119,7 +127,9 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
             killed.append(_kill(Path(folder) / f"kill{len(killed)}", kinds, len(killed)))
             done += 1
     progress(total, total, "done")
-    rows = [row for lane in lanes for row in _rows(lane)] + [_kill_row(one) for one in killed]
+    rows = [row for lane in lanes for row in _rows(lane)]
+    rows += [_kill_row(one) for one in killed]
+    rows += state_rows(plan.state)
     return Findings(
         rows=rows,
         targets=targets(rows, killed),
@@ -136,18 +146,18 @@ def _version() -> str:
     return found
 
 
-def _warm_up(driver: Driver, lanes: Sequence[Lane], scratch: Path) -> None:
-    """Load code, compile loops and start Python workers, both ways."""
+def _warm_up(driver: Driver, scratch: Path) -> None:
+    """Load code, compile loops and start Python workers, all ways."""
     log = ClickLog(records=_WARM_UP)
-    for _ in range(2):  # every executor has its turn
-        for what in (PLAIN, PRIVATE):
-            _ask(driver, what, log, batches=2, scratch=scratch)
+    for what in (PLAIN, STREAM, READER, STREAM):  # every executor has its turn
+        _ask(driver, what, log, batches=2, scratch=scratch)
 
 
 def _take(driver: Driver, lane: Lane, scratch: Path, number: int) -> None:
-    """One round of one case; who goes first alternates."""
-    order = (PLAIN, PRIVATE) if number % 2 == 0 else (PRIVATE, PLAIN)
-    for what in order:
+    """One round of one case; who goes first moves on from round to round."""
+    whats = list(lane.seen)
+    first = number % len(whats)
+    for what in whats[first:] + whats[:first]:
         found = _ask(driver, what, lane.case.log, batches=lane.case.batches, scratch=scratch)
         lane.seen[what].append(found)
     lane.peaks = peak_mb(driver.pid)
@@ -157,7 +167,9 @@ def _ask(
     driver: Driver, what: str, log: ClickLog, *, batches: int, scratch: Path
 ) -> dict[str, Any]:
     job = {"folder": str(click_log.files(log)), "scratch": str(scratch), "batches": batches}
-    return driver.ask(job="count" if what == PLAIN else "clicks", **job)
+    if what == PLAIN:
+        return driver.ask(job="count", **job)
+    return driver.ask(job="clicks", stream=what == STREAM, **job)
 
 
 def _kill(folder: Path, kinds: Sequence[str], number: int) -> Disturbed:
@@ -169,7 +181,7 @@ def _kill(folder: Path, kinds: Sequence[str], number: int) -> Disturbed:
     go({"folder": str(folder / "whole"), "source": source, "fixed": True}, lambda: None)
     expected = published(folder / "whole")
     releases = sum(name.endswith(".parquet") for name in expected)
-    cluster = Cluster(folder=folder / "cluster", speculate=True)
+    cluster = Cluster(folder=folder / "cluster", speculate=True, hasty=True)
     job = {"job": "publish", "source": source}
     found = disturbed(cluster, folder / "run", job, drawn(kinds, releases, rng))
     return compared(found, folder / "run", expected)
@@ -179,7 +191,7 @@ def _rows(lane: Lane) -> list[Row]:
     log = click_log.about(click_log.files(lane.case.log))
     rows = []
     for what, seen in lane.seen.items():
-        seconds = [one["seconds"] for one in seen]
+        seconds = statistics.median(one["seconds"] for one in seen)
         row: Row = {
             "library": what,
             "executors": lane.case.executors,
@@ -187,12 +199,14 @@ def _rows(lane: Lane) -> list[Row]:
             "keys": log["keys"],
             "units": log["users"],
             "batches": lane.case.batches,
-            "seconds": statistics.median(seconds),
-            "records_per_second": round(lane.case.records / statistics.median(seconds)),
-            "times_slower": lane.times_slower if what == PRIVATE else None,
+            "seconds": seconds,
+            "cpu_seconds": statistics.median(one["cpu_seconds"] for one in seen),
+            "records_per_second": round(lane.case.records / seconds),
             "keys_out": seen[-1]["keys"],
         }
-        if what == PRIVATE:
+        if what != PLAIN:
+            times = {name: lane.times(what, name) for name in ("seconds", "cpu_seconds")}
+            row |= {"times_slower": times["seconds"], "times_cpu": times["cpu_seconds"]}
             row |= {"state_mb": seen[-1]["state_mb"], **lane.peaks}
         rows.append(row)
     return rows
@@ -201,7 +215,7 @@ def _rows(lane: Lane) -> list[Row]:
 def _kill_row(found: Disturbed) -> Row:
     waits = [seconds for _, seconds in found.waits]
     return {
-        "library": PRIVATE,
+        "library": STREAM,
         "executors": 2,
         "killed": ", ".join(found.kills),
         "kills": len(found.kills),

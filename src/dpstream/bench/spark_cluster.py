@@ -20,6 +20,8 @@ _EXECUTOR: Final = b"CoarseGrainedExecutorBackend"
 _PATIENCE: Final = 60.0  # seconds for processes to go
 _LOGGING: Final = """rootLogger.level = {level}
 rootLogger.appenderRef.stderr.ref = stderr
+logger.driver.name = org.apache.spark.api.python.PythonGatewayServer
+logger.driver.level = {level}
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
@@ -38,6 +40,8 @@ class Cluster:
     """Start a second copy of a task that takes longer than the others."""
     log_level: str = "WARN"
     """Of the driver and of the executors."""
+    hasty: bool = False
+    """JVMs start sooner, and are slower afterwards: for runs that are killed, not for speed."""
     readable: bool = False
     """Scratch files are not compressed, so that they can be searched."""
 
@@ -93,6 +97,9 @@ class Cluster:
             "spark.deploy.maxExecutorRetries": "-1",
             "spark.excludeOnFailure.enabled": "false",
         }
+        if self.hasty:
+            options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+            found |= {f"spark.{who}.extraJavaOptions": options for who in ("driver", "executor")}
         if self.readable:
             kinds = ("shuffle", "shuffle.spill", "broadcast", "rdd", "checkpoint")
             found |= {f"spark.{kind}.compress": "false" for kind in kinds}
@@ -144,6 +151,15 @@ def peak_mb(driver: int) -> dict[str, float]:
     return {name: max(map(_peak, pids), default=0.0) for name, pids in parts.items()}
 
 
+def cpu_seconds(driver: int) -> float:
+    """Processor time of a driver, and of everything below it, so far."""
+    ticks = 0
+    for pid in [driver, *descendants(driver)]:
+        fields = _stat(pid)
+        ticks += sum(map(int, fields[11:15])) if fields else 0  # with children that have ended
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def kill(*pids: int) -> None:
     """SIGKILL; who has gone already is no error."""
     for pid in pids:
@@ -163,12 +179,18 @@ def gone(*pids: int, seconds: float = _PATIENCE) -> bool:
     return True
 
 
-def _parent(pid: int) -> int | None:
+def _stat(pid: int) -> list[str]:
+    """What the system says of a process, from its state on; nothing if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
-    return int(text.rpartition(")")[2].split()[1])  # a name may hold blanks and brackets
+        return []
+    return text.rpartition(")")[2].split()  # a name may hold blanks and brackets
+
+
+def _parent(pid: int) -> int | None:
+    fields = _stat(pid)
+    return int(fields[1]) if fields else None
 
 
 def _peak(pid: int) -> float:
@@ -188,8 +210,4 @@ def _command(pid: int) -> bytes:
 
 def _runs(pid: int) -> bool:
     """A zombie has ended; it waits for its parent only."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] != "Z"
+    return _stat(pid)[:1] not in ([], ["Z"])

@@ -41,7 +41,7 @@ def clicks(session: Any, job: Job) -> dict[str, Any]:
         releases = keys = stored = 0
         for table in run(
             clicks_query(job["batches"]),
-            source=str(Path(job["folder"]) / "*.parquet"),
+            source=_stream(session, job) if job["stream"] else _files(job),
             sink=Path(place) / "out",
             checkpoint_location=Path(place) / "state",
             engine=SparkEngine(session),
@@ -51,6 +51,17 @@ def clicks(session: Any, job: Job) -> dict[str, Any]:
                 stored = _bytes_under(Path(place) / "state")
         seconds = time.perf_counter() - began
     return {"seconds": seconds, "keys": keys, "state_mb": stored / 2**20}
+
+
+def _files(job: Job) -> str:
+    return str(Path(job["folder"]) / "*.parquet")
+
+
+def _stream(session: Any, job: Job) -> Any:
+    """As many micro-batches as releases, read by Spark."""
+    files = -(-FILES // job["batches"])
+    reader = session.readStream.schema(session.read.parquet(job["folder"]).schema)
+    return reader.option("maxFilesPerTrigger", files).parquet(job["folder"])
 
 
 def publish(session: Any, job: Job) -> dict[str, Any]:

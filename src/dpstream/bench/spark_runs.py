@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from dpstream.bench.spark_cluster import Cluster, descendants, executors, gone, kill
+from dpstream.bench.spark_cluster import Cluster, cpu_seconds, descendants, executors, gone, kill
 from dpstream.errors import StateError
 
 _PATIENCE: Final = 600.0  # seconds for one answer
@@ -55,9 +55,10 @@ class Driver:
         return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
     def ask(self, **job: Any) -> dict[str, Any]:
-        """A job and its answer."""
+        """A job and its answer, with the processor time that it took on all processes."""
+        before = cpu_seconds(self.pid)
         self.begin(**job)
-        return self.answer()
+        return self.answer() | {"cpu_seconds": cpu_seconds(self.pid) - before}
 
     def executors(self) -> list[int]:
         """The process numbers of its executors."""

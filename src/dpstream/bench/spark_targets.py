@@ -16,8 +16,8 @@ def targets(rows: Sequence[Row], killed: Sequence[Disturbed]) -> list[Row]:
     """The ratio in every case with two executors, and the same bytes after every kill."""
     judged = [
         target(
-            f"times slower than the plain group-by, {row['records']:,} records, "
-            f"{row['keys']:,} keys, {row['batches']} micro-batches",
+            f"{row['library']}: times slower than the plain group-by, {row['records']:,} records, "
+            f"{row['keys']:,} keys, micro-batches: {row['batches']}",
             row["times_slower"],
             "<=",
             SLOWER,

@@ -47,6 +47,10 @@ class Commands(LazyGroup):
             "dpstream.cli.mechanisms:mechanisms",
             "List the mechanisms with their guarantee, protected unit and delay.",
         ),
+        "sources": (
+            "dpstream.cli.sources:sources",
+            "List sources and sinks, what is installed, and which extra to install.",
+        ),
         "ledger": (
             "dpstream.cli.ledger:app",
             "Show what was spent, on what, when, and what is left.",

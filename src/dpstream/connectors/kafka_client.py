@@ -12,7 +12,7 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from dpstream.connectors.options import Options
-from dpstream.errors import DpstreamError, InvalidParameter
+from dpstream.errors import InvalidParameter
 
 _log = logging.getLogger("dpstream.kafka")
 _log.addHandler(logging.NullHandler())  # for who wants it; Patience tells what matters
@@ -95,10 +95,28 @@ def create(kind: type, settings: dict[str, Any], where: str) -> Any:
         ) from None
 
 
-def refused(where: str, error: KafkaError) -> DpstreamError | None:
-    """The error to raise if trying again cannot help."""
-    words = _REFUSED.get(error.code())
-    return None if words is None else InvalidParameter(f"{where}: the broker {words}")
+class Problems:
+    """What a client tells of by its callback; most of it the client mends itself.
+
+    It knows nothing of the client: a cycle of references would leave the client to whichever
+    thread collects it, and a client that ends in a thread of its own takes the process with it.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._refused: str | None = None
+        self.down = False
+        """No broker can be reached."""
+
+    def __call__(self, error: KafkaError) -> None:
+        """Note it."""
+        self._refused = _REFUSED.get(error.code()) or self._refused
+        self.down = self.down or error.code() == KafkaError._ALL_BROKERS_DOWN
+
+    def raise_refusal(self) -> None:
+        """Raise what trying again cannot mend."""
+        if self._refused is not None:
+            raise InvalidParameter(f"{self._where}: the broker {self._refused}")
 
 
 def _properties(text: str, where: str) -> dict[str, str]:

@@ -9,8 +9,15 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from dpstream.connectors.servers import Server, free_port
 from dpstream.errors import MissingDependency, StateError
@@ -44,12 +51,17 @@ _SETTINGS = {
 
 
 class KafkaServer(Server):
-    """A broker and controller in one; `settings` are further properties of the server."""
+    """A broker and controller in one.
+
+    With `password` it also listens with TLS, at `secure_address`, for the user `dpstream`; its
+    certificate and that password are in the files `certificate` and `password`.
+    """
 
     name = "Kafka"
 
-    def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None) -> None:
-        self._settings = settings or {}
+    def __init__(self, folder: Path, *, password: str | None = None) -> None:
+        self._password = password
+        self.secure_address = f"127.0.0.1:{free_port()}"
         super().__init__(folder)
 
     @staticmethod
@@ -77,10 +89,14 @@ class KafkaServer(Server):
             "listeners": f"PLAINTEXT://{self.address},CONTROLLER://{controller}",
             "log.dirs": str(self.folder / "data"),
             **_SETTINGS,
-            **self._settings,
         }
+        if self._password is not None:
+            properties["listeners"] += f",SECURE://{self.secure_address}"
+            properties |= self._secured(self._password)
         lines = [f"{name}={value}" for name, value in properties.items()]
-        (self.folder / "server.properties").write_text("\n".join([*lines, ""]))
+        path = self.folder / "server.properties"
+        path.write_text("\n".join([*lines, ""]))
+        path.chmod(0o600)
         words = self._java("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c")
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
@@ -94,9 +110,59 @@ class KafkaServer(Server):
         """End it in an orderly way, as an operator does."""
         self._end(signal.SIGTERM)
 
+    @property
+    def certificate(self) -> Path:
+        """What a client has to trust."""
+        return self.folder / "certificate"
+
+    @property
+    def password_file(self) -> Path:
+        """The password alone."""
+        return self.folder / "password"
+
+    def _secured(self, password: str) -> dict[str, str]:
+        """The properties of the second listener."""
+        key, certificate = _self_signed()
+        self.certificate.write_text(certificate)
+        self.password_file.write_text(f"{password}\n")
+        self.password_file.chmod(0o600)
+        login = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        protocols = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL"
+        own = {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.key": key.replace("\n", "\\n"),
+            "ssl.keystore.certificate.chain": certificate.replace("\n", "\\n"),
+            "sasl.enabled.mechanisms": "PLAIN",
+            "plain.sasl.jaas.config": f'{login} required user_dpstream="{password}";',
+        }
+        named = {f"listener.name.secure.{name}": value for name, value in own.items()}
+        return {"listener.security.protocol.map": protocols, **named}
+
     def _java(self, *words: str) -> list[str]:
         properties = str(self.folder / "server.properties")
         return ["java", *_JAVA, *_LOG, "-cp", f"{_jars()}/*", *words, properties]
+
+
+def _self_signed() -> tuple[str, str]:
+    """A key and a certificate of 127.0.0.1, as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    address = x509.IPAddress(ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=7))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    kept = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return kept.decode(), certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def _jars() -> Path:

@@ -25,6 +25,10 @@ class Away(Exception):
     """The server does not answer, and may later."""
 
 
+class Refused(Exception):
+    """The server does not let this user do that."""
+
+
 class Client:
     """Calls of JetStream, one at a time."""
 
@@ -34,6 +38,7 @@ class Client:
         self._settings = _settings(options)
         self._connection: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._broken = asyncio.Event()
 
     def call(self, work: Callable[[Any], Awaitable[T]], *, seconds: float = TIMEOUT) -> T:
         """Do something with JetStream; `Away` if it does not answer."""
@@ -56,6 +61,8 @@ class Client:
             self._drop()
             words = str(problem).removeprefix("nats: ") or "no answer in time"
             raise Away(words) from problem
+        except nats.errors.Error as problem:
+            raise Refused(str(problem).removeprefix("nats: ")) from problem
         return found
 
     def close(self) -> None:
@@ -69,9 +76,24 @@ class Client:
         import nats
 
         if self._connection is None or not self._connection.is_connected:
-            self._connection = await nats.connect(**self._settings)
-        stream = self._connection.jetstream(domain=self._domain, timeout=TIMEOUT)
-        return await work(stream)
+            self._broken = broken = asyncio.Event()
+
+            async def lost() -> None:
+                broken.set()
+
+            self._connection = await nats.connect(
+                disconnected_cb=lost, closed_cb=lost, **self._settings
+            )
+        working = asyncio.ensure_future(
+            work(self._connection.jetstream(domain=self._domain, timeout=TIMEOUT))
+        )
+        broken_off = asyncio.ensure_future(self._broken.wait())
+        await asyncio.wait({working, broken_off}, return_when=asyncio.FIRST_COMPLETED)
+        broken_off.cancel()
+        if not working.done():  # the library would wait for an answer that cannot come any more
+            working.cancel()
+            raise ConnectionResetError("the connection broke")
+        return working.result()
 
     def _wait(self, work: Any, seconds: float) -> Any:
         if self._loop is None:

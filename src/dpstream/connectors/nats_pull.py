@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Any, NamedTuple
 
 _IDLE = 300.0  # seconds after which the server drops a consumer that nobody asks
-_PATIENCE = 5.0
+_PATIENCE = 1.0  # seconds without a message
 _GONE = ("404", "408")  # nothing more is there, which is no error
 
 
@@ -62,13 +61,13 @@ class Puller:
         self._enough.clear()
         ask = json.dumps({"batch": most, "no_wait": True}).encode()
         await js._nc.publish(self._api, ask, reply=self._inbox)
-        end = time.monotonic() + _PATIENCE
         while not self._enough.is_set():
+            known = len(self._arrived)
             try:
-                await asyncio.wait_for(self._enough.wait(), 0.2)
+                await asyncio.wait_for(self._enough.wait(), _PATIENCE)
             except TimeoutError:
-                if not js._nc.is_connected or time.monotonic() > end:
-                    raise
+                if len(self._arrived) == known:  # a server says nothing of a consumer it dropped
+                    raise Ended from None
         status = None if self._arrived[-1].reply else self._arrived.pop()
         if status is not None and (status.headers or {}).get("Status") not in _GONE:
             raise Ended

@@ -51,6 +51,11 @@ class Options:
         self._given |= {name: _text(value) for name, value in (more or {}).items()}
         self._known: list[str] = []
 
+    @property
+    def names(self) -> list[str]:
+        """The options that were given and not taken yet."""
+        return list(self._given)
+
     def text(self, name: str, default: str | None = None) -> str | None:
         """An option as it stands."""
         self._known.append(name)

@@ -70,9 +70,11 @@ def is_away(problem: Exception) -> bool:
     """Does the server not answer (and may, later), rather than refuse?"""
     import psycopg
 
-    if not isinstance(problem, psycopg.OperationalError | psycopg.InterfaceError):
-        return False
     state = getattr(problem, "sqlstate", None)
+    kinds = (psycopg.OperationalError, psycopg.InterfaceError)
+    broken = type(problem) is psycopg.DatabaseError and state is None  # what no server has said
+    if not isinstance(problem, kinds) and not broken:
+        return False
     if state is not None:  # 08: the connection broke; 57P: the server starts or shuts down
         return str(state).startswith(("08", "57P", "53300"))
     words = str(problem)

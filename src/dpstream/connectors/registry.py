@@ -81,6 +81,53 @@ SINKS = {
     ),
 }
 
+PATHS = {
+    "source": {
+        "files": Connector(
+            module="dpstream.connectors.sources.files",
+            example="clicks/*.parquet",
+            about="files of CSV, JSON lines or Parquet; with live, a directory that grows",
+        ),
+        "-": Connector(
+            module="dpstream.connectors.sources.stdin",
+            example="-",
+            about="standard input: CSV or JSON lines",
+        ),
+    },
+    "sink": {
+        "files": Connector(
+            module="dpstream.connectors.sinks.directory",
+            example="out/",
+            about="a file for each release: Parquet, csv:out/ or jsonl:out/",
+        ),
+        "-": Connector(
+            module="dpstream.connectors.sinks.stdout",
+            example="-",
+            about="standard output: JSON lines",
+        ),
+        "sqlite": Connector(
+            module="dpstream.connectors.sinks.sqlite",
+            example="out.sqlite",
+            about="an SQLite file, a table for each query",
+        ),
+        "duckdb": Connector(
+            module="dpstream.connectors.sinks.duckdb",
+            example="out.duckdb",
+            about="a DuckDB file, a table for each query",
+            package="duckdb",
+            extra="duckdb",
+        ),
+        "delta": Connector(
+            module="dpstream.connectors.sinks.delta",
+            example="delta:out/",
+            about="Delta Lake, a table for each query",
+            package="deltalake",
+            extra="delta",
+        ),
+    },
+}
+"""What a path names, rather than a URI; for who asks what there is."""
+
 
 def open_uri(kind: str, uri: str, more: Mapping[str, Any] | None = None) -> Any:
     """The `kind` ("source" or "sink") that a URI names, with further options."""

@@ -167,12 +167,15 @@ class PostgresServer(Server):
 
 
 class NatsServer(Server):
-    """NATS with JetStream and the user `dpstream`, whose password is in the file `password`."""
+    """NATS with JetStream and the user `dpstream`, whose password is in the file `password`.
+
+    `config`: further lines of its configuration.
+    """
 
     name = "NATS"
 
-    def __init__(self, folder: Path, *, password: str) -> None:
-        self._password = password
+    def __init__(self, folder: Path, *, password: str, config: str = "") -> None:
+        self._password, self._config = password, config
         super().__init__(folder)
 
     @staticmethod
@@ -198,6 +201,7 @@ class NatsServer(Server):
             f'listen: "127.0.0.1:{self.port}"\n'
             f'jetstream {{ store_dir: "{self.folder / "store"}" }}\n'
             f'authorization {{ user: dpstream, password: "{self._password}" }}\n'
+            f"{self._config}\n"
         )
 
     def command(self) -> Sequence[str | Path]:

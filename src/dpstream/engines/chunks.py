@@ -29,9 +29,11 @@ class ChunkReader:
         if self.reader.query.unit not in self.reader.types:
             self.reader.learn(self.source.columns(partition))
 
-    def read(self, partition: str, position: Position) -> tuple[Rows, Batch]:
+    def read(
+        self, partition: str, position: Position, *, until: Position = None
+    ) -> tuple[Rows, Batch]:
         """The rows of the chunk at a position; what cannot be used is set aside."""
-        rows, batch, rejected = self.divided(partition, position)
+        rows, batch, rejected = self.divided(partition, position, until=until)
         self.set_aside(f"{partition} {position}", rejected)
         return rows, batch
 

@@ -34,7 +34,9 @@ class Chunk:
     position: Position
     first: int
     last: int
-    rows: Future[Rows] | None = None
+    until: Position = None
+    """Where it ends, if a second read of it need not end by itself where the first one did."""
+    rows: Future[list[Rows]] | None = None
 
 
 class FileInput:
@@ -58,9 +60,9 @@ class FileInput:
         for chunk in needed:
             if chunk.rows is None:
                 chunk.rows = self._thread.submit(self._rows, chunk)
-            rows = chunk.rows.result()
-            pieces += [(rows, first, end) for at, *_, first, end in rows.runs if at == step]
-            held += rows.bytes
+            for rows in chunk.rows.result():
+                pieces += [(rows, first, end) for at, *_, first, end in rows.runs if at == step]
+                held += rows.bytes
             if chunk.last == step or held > self._memory:
                 chunk.rows = None  # its time is over, or it is read again when needed
         return pieces
@@ -74,14 +76,19 @@ class FileInput:
         """Stop reading."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _rows(self, chunk: Chunk) -> Rows:
-        rows = self._chunks.read(chunk.partition, chunk.position)[0]
-        if len(rows) and not chunk.first <= rows.steps[0] <= rows.steps[-1] <= chunk.last:
-            raise InvalidInput(
-                f"{chunk.partition} has times that its own statistics, or an earlier look at it, "
-                "do not have; write the file again, and leave it alone while it is read"
-            )
-        return rows
+    def _rows(self, chunk: Chunk) -> list[Rows]:
+        found: list[Rows] = []
+        position, done = chunk.position, False
+        while not done:
+            rows, batch = self._chunks.read(chunk.partition, position, until=chunk.until)
+            position, done = batch.position, batch.done or chunk.until in (None, batch.position)
+            if len(rows) and not chunk.first <= rows.steps[0] <= rows.steps[-1] <= chunk.last:
+                raise InvalidInput(
+                    f"{chunk.partition} has times that its own statistics, or an earlier look at "
+                    "it, do not have; write the file again, and leave it alone while it is read"
+                )
+            found.append(rows)
+        return found
 
     def _indexed(self) -> list[Chunk]:
         """Every chunk that has rows of some step, by its first step."""
@@ -95,8 +102,17 @@ class FileInput:
             position, done = None, False
             while not done:
                 chunk, batch = self._thread.submit(self._looked_at, partition, position).result()
-                if chunk is None:  # nothing of use: set aside what is in it
-                    self._thread.submit(self._chunks.read, partition, position).result()
+                if batch.position == position:
+                    pass  # nothing at all, or not yet
+                elif chunk is None:  # nothing of use: set aside what is in it
+                    useless = Chunk(
+                        partition=partition,
+                        position=position,
+                        first=0,
+                        last=-1,
+                        until=batch.position,
+                    )
+                    self._thread.submit(self._rows, useless).result()
                 else:
                     found.append(chunk)
                 position, done = batch.position, batch.done
@@ -140,7 +156,9 @@ class FileInput:
         if not len(steps):
             return None, batch
         first, end = int(np.min(steps)), int(np.max(steps))
-        return Chunk(partition=partition, position=position, first=first, last=end), batch
+        return Chunk(
+            partition=partition, position=position, first=first, last=end, until=batch.position
+        ), batch
 
 
 @dataclass(frozen=True, kw_only=True)

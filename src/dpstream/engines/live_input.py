@@ -73,6 +73,8 @@ class LiveInput:
                     return None
                 found, batch = self._read(partition, step, until=target)
                 pieces += found
+                if self.positions.get(partition) == before:  # its server is away: is this stopped?
+                    self._clock.wait(self._clock.now(), self._stop)
                 if batch.done and self.positions.get(partition) != target:
                     raise NoiseReuse(
                         f"step {step} has read {partition} up to {target}, which ends at {before} "

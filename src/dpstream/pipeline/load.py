@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpstream.connectors.options import Options, is_uri
 from dpstream.connectors.sinks.encode import ENCODERS
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.pipeline.books import Book
@@ -112,13 +113,28 @@ def _source_of(
 
 
 def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
-    history = table.get("history")
+    history, path = table.get("history"), table["path"]
+    options = _options(base, table.get("options", {}))
     return Feed(
-        source=_all_placed(base, table["path"]),
-        live=table.get("live", False),
+        source=_all_placed(base, path),
+        live=table.get("live", False) or (is_uri(path) and not _ends(path, options)),
+        options=options,
         history=None if history is None else _all_placed(base, history),
         name=name,
     )
+
+
+def _ends(uri: str, options: Mapping[str, Any]) -> bool:
+    """Is a server's source bounded?"""
+    return "until" in options or "until" in Options(uri).names
+
+
+def _options(base: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A server's options; the files that they name are placed like all others."""
+    return {
+        name: _placed(base, value) if name.endswith("_file") else value
+        for name, value in options.items()
+    }
 
 
 def _books(
@@ -177,11 +193,15 @@ def _all_placed(base: Path, value: str | list[str]) -> str | list[str]:
 
 
 def _placed(base: Path, text: str) -> str:
-    """A path of the file, seen from the current directory; "-" is standard input or output."""
+    """A path of the file, seen from the current directory; "-" is standard input or output.
+
+    A URI stays as it is.
+    """
     slash = "/" if text.endswith("/") else ""  # an "out.db/" is a directory
-    return text if text == "-" else f"{base / text}{slash}"
+    return text if text == "-" or is_uri(text) else f"{base / text}{slash}"
 
 
 def _sink(base: Path, text: str) -> str:
     kind, colon, rest = text.partition(":")
-    return f"{kind}:{_placed(base, rest)}" if colon and kind in ENCODERS else _placed(base, text)
+    paths = (*ENCODERS, "delta")
+    return f"{kind}:{_placed(base, rest)}" if colon and kind in paths else _placed(base, text)

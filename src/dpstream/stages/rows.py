@@ -278,6 +278,8 @@ class RowReader:
         kind = self.types[name]
         if array.type.equals(kind):
             return array
+        if pa.types.is_null(array.type):  # an empty chunk, or one without a value
+            return pa.nulls(len(array), kind)
         if not _usual(array.type).equals(kind):  # by the types alone: no row can cause this
             raise InvalidInput(
                 f"column {name!r} was {kind} when this query began and is {array.type} now; give "

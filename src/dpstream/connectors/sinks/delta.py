@@ -80,7 +80,7 @@ class DeltaSink:
         if query in self._tables:
             self._tables[query].update_incremental()
         elif self._delta.DeltaTable.is_deltatable(self._uri(query)):
-            self._tables[query] = self._delta.DeltaTable(self._uri(query), without_files=True)
+            self._tables[query] = self._delta.DeltaTable(self._uri(query))
         return self._tables.get(query)
 
     def _refuse_another_run(self, query: str, run: str) -> None:

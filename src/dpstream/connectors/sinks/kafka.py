@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from dpstream.connectors.kafka_client import client_settings, create, refused, topic_of
+from dpstream.connectors.kafka_client import Problems, client_settings, create, topic_of
 from dpstream.connectors.options import Options
 from dpstream.connectors.patience import SECONDS, Patience
 from dpstream.connectors.sinks.encode import jsonl
@@ -64,9 +64,11 @@ class KafkaSink:
         patience: float = SECONDS,
         book: str | None = None,
     ) -> None:
-        self._topic, self._settings, self._where = topic, settings, where
+        self._topic, self._where = topic, where
+        self._problems = Problems(where)
+        self._settings = settings | {"error_cb": self._problems}
         self._patience = Patience(where, seconds=patience)
-        self._book = Book(book or f"{topic}.releases", topic, settings, where)
+        self._book = Book(book or f"{topic}.releases", topic, self._settings, where)
         self._producers: dict[str, Any] = {}
         self._done: dict[str, dict[tuple[int, int], str]] = {}  # by query: releases and their runs
 
@@ -94,7 +96,9 @@ class KafkaSink:
                 self._patience.well()
                 return
             except KafkaException as problem:
-                self._producers.pop(query, None)  # whatever its state is: begin from the book
+                # Whatever state the clients are in: begin anew, from the book.
+                self._producers.pop(query, None)
+                self._book.close()
                 error = problem.args[0]
                 self._raise(error, query)
                 self._patience.failed(f"the broker did not take a release ({error.name()})")
@@ -145,9 +149,8 @@ class KafkaSink:
 
     def _raise(self, error: KafkaError, query: str) -> None:
         """Raise what trying again cannot mend."""
-        problem = refused(self._where, error)
-        if problem is not None:
-            raise problem from None
+        self._problems(error)
+        self._problems.raise_refusal()
         if error.code() in _FENCED:
             raise StateError(
                 f"{self._where}: another process has begun to publish {query!r}, and this one was "

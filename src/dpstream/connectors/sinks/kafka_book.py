@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from dpstream.connectors.kafka_client import create
 from dpstream.errors import InvalidInput
 
-_ASK = 10.0
+_ASK, _FIRST_ASK = 10.0, 2.0  # seconds that the broker may take
 _OTHERS = 60.0  # seconds until the broker ends a transaction that somebody has left open
 _SETTINGS = {
     "group.id": "dpstream",  # the client wants one; it is not joined
@@ -42,7 +42,10 @@ class Book:
         if self._admin is not None:
             return
         admin = create(AdminClient, self._settings, self._where)
-        known = admin.list_topics(timeout=_ASK).topics
+        try:
+            known = admin.list_topics(timeout=_FIRST_ASK).topics
+        finally:
+            admin.poll(0)  # its callback tells what is wrong, if something is
         if self._topic not in known:
             raise InvalidInput(
                 f"{self._where}: the broker has no topic {self._topic!r}; create it first"

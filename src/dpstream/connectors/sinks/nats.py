@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from dpstream.connectors.nats import Away, Client
+from dpstream.connectors.nats import Away, Client, Refused
 from dpstream.connectors.options import Options
 from dpstream.connectors.patience import SECONDS, Patience
 from dpstream.connectors.sinks.encode import ENCODERS
@@ -43,7 +43,11 @@ def from_options(options: Options) -> NatsSink:
     sink = NatsSink(
         client, stream=options.path, prefix=prefix, kind=kind, part=int(size), patience=patience
     )
-    sink.prepare_stream()
+    try:
+        sink.prepare_stream()
+    except Exception:
+        client.close()
+        raise
     return sink
 
 
@@ -69,10 +73,11 @@ class NatsSink:
         try:
             subjects = self._client.call(self._subjects)
         except Away as problem:
-            self._client.close()
             raise ServerUnreachable(
                 f"{self._client.where} does not answer: {problem}; start it, or mend the address"
             ) from problem
+        except Refused as problem:
+            raise self._refused(problem) from problem
         if f"{self._prefix}.>" not in subjects and ">" not in subjects:
             raise InvalidInput(
                 f"the stream {self._stream!r} takes {', '.join(subjects)}; for releases it must "
@@ -174,9 +179,16 @@ class NatsSink:
             except Away as problem:
                 self._patience.failed(str(problem))
                 self._patience.wait()
+            except Refused as problem:
+                raise self._refused(problem) from problem
             else:
                 self._patience.well()
                 return found
+
+    def _refused(self, problem: Refused) -> StateError:
+        return StateError(
+            f"{self._client.where} refuses: {problem}; mend that and run again: nothing is lost"
+        )
 
 
 def _about(table: pa.Table) -> dict[str, str]:

@@ -10,6 +10,7 @@ Offsets may have gaps (transactions, compaction), so a position always follows a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from dpstream.records import Batch, Position
 
 _BYTES = 32 << 20  # of one chunk
+_PAUSE = 0.1  # seconds between two tries of a bounded source
 
 
 def from_options(options: Options) -> KafkaSource:
@@ -41,7 +43,25 @@ def from_options(options: Options) -> KafkaSource:
         patience=options.number("patience", SECONDS),
         timestamp_column=options.text("timestamp_column"),
         key_column=options.text("key_column"),
+        until=_until(options),
     )
+
+
+def _until(options: Options) -> dict[int | None, int] | None:
+    """An offset for every partition, or one for each: "0:500,1:480"."""
+    text = options.text("until")
+    if text is None:
+        return None
+    found: dict[int | None, int] = {}
+    for word in text.split(","):
+        partition, colon, offset = word.rpartition(":")
+        if not offset.isdecimal() or (colon and not partition.isdecimal()):
+            raise InvalidParameter(
+                f"{options.where}: until must be an offset, or partition:offset with commas "
+                f"between; got {text!r:.80}"
+            )
+        found[int(partition) if colon else None] = int(offset)
+    return found
 
 
 class KafkaSource:
@@ -49,10 +69,10 @@ class KafkaSource:
 
     `start`: where a partition is begun that was there when the run began; one that is added later
     is read from its first message. `timestamp_column` and `key_column` add a message's own time
-    and key to its rows, under these names.
+    and key to its rows, under these names. `until`: the offsets before which the partitions end,
+    by number, or None for all others; such a source is bounded.
     """
 
-    bounded = False
     replayable = True
 
     def __init__(
@@ -66,7 +86,9 @@ class KafkaSource:
         patience: float = SECONDS,
         timestamp_column: str | None = None,
         key_column: str | None = None,
+        until: dict[int | None, int] | None = None,
     ) -> None:
+        self.bounded, self._ends = until is not None, until or {}
         if timestamp_column is not None and timestamp_column == key_column:
             raise InvalidParameter(f"{where}: timestamp_column and key_column must differ")
         self._decoder, self._where, self._latest = decoder, where, start == "latest"
@@ -81,7 +103,10 @@ class KafkaSource:
         self._topic.look()
         if self._begun_with is None:
             self._begun_with = set(self._topic.numbers)
-        return [f"{self._topic.name}/{number}" for number in self._topic.numbers]
+        numbers = self._topic.numbers
+        if self.bounded and None not in self._ends:
+            numbers = [number for number in numbers if number in self._ends]
+        return [f"{self._topic.name}/{number}" for number in numbers]
 
     def columns(self, partition: str) -> None:
         """Messages declare no types."""
@@ -98,19 +123,28 @@ class KafkaSource:
         number = self._number(partition)
         span = self._begin(number, position, until)
         if span is None:
-            return self._batch(partition, [], None, columns, done=True)
+            if self.bounded:
+                time.sleep(_PAUSE)
+            return self._batch(partition, [], None, columns, done=not self.bounded)
         first, at = span
         end = None if until is None else self._span(until)[1]
         if end is not None and at >= end:
             if at > end:
                 raise InvalidInput(f"{partition} cannot be read from offset {at} back to {end}")
             return self._batch(partition, [], until, columns, done=True)
-        held = self._topic.fetch(number, at, wait=end is not None)
-        messages = _taken(held, end)
+        last = self._ends.get(number, self._ends.get(None))
+        if end is None and last is not None and at >= last:
+            return self._batch(partition, [], [self._topic.id, first, at], columns, done=True)
+        held = self._topic.fetch(number, at, patiently=end is not None or self.bounded)
+        messages = _taken(held, last if end is None else end)
         self._refuse_lost(partition, held, end)
         self._topic.taken(held)
-        over = held.end is not None or self._topic.failing
-        done = (not held.messages and over) if end is None else held.at == end
+        if end is not None:
+            done = held.at == end
+        elif last is not None:
+            done = held.at >= last or _next_offset(held) >= last
+        else:
+            done = not held.messages and (held.end is not None or self._topic.failing)
         return self._batch(partition, messages, [self._topic.id, first, held.at], columns, done)
 
     def close(self) -> None:
@@ -202,6 +236,11 @@ class KafkaSource:
             rejected=decoded.rejected(payloads, places),
             where=f"{partition}{span}",
         )
+
+
+def _next_offset(held: Held) -> int:
+    """Where the next message is, as far as that is known: there may be a gap before it."""
+    return held.messages[0].offset if held.messages else (held.end or 0)
 
 
 def _taken(held: Held, end: int | None) -> list[Fetched]:

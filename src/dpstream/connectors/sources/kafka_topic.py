@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,17 +20,23 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from dpstream.connectors.kafka_client import create, refused
+from dpstream.connectors.kafka_client import Problems, create
 from dpstream.connectors.patience import Patience
-from dpstream.errors import InvalidInput, RowsLost
+from dpstream.errors import DpstreamError, InvalidInput, RowsLost
 
 _POLL = 0.1  # seconds that a fetch waits for messages
-_ASK, _FIRST_ASK = 0.5, 5.0  # seconds that a question to the broker may take
+_ASK, _FIRST_ASK = 0.5, 3.0  # seconds that a question to the broker may take
 _LOOK_EVERY = 5.0  # seconds between looks for new partitions
 MESSAGES = 50_000
 """Messages that are taken from the client at once; twice as many may wait for a reader."""
 _SILENT = "no broker answers"
 _OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+_NOT_YET = (  # a partition that is new, or whose leader changes
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+)
 _SETTINGS = {
     "group.id": "dpstream",  # the client wants one; it is not joined
     "enable.auto.commit": False,
@@ -40,6 +47,7 @@ _SETTINGS = {
     "fetch.wait.max.ms": 100,
     "queued.max.messages.kbytes": 16 << 10,
     "max.poll.interval.ms": 86_400_000,
+    "topic.metadata.refresh.interval.ms": 10_000,
 }
 
 
@@ -75,13 +83,12 @@ class Topic:
         self.name, self._where, self._patience = name, where, patience
         self.id: str | None = None
         self.numbers: list[int] = []
-        self._down = False
-        self._refused: KafkaError | None = None
         self._next_look = 0.0
         self._held: dict[int, Held] = {}
-        callback = {"error_cb": self._noted}
+        self._problems = Problems(where)
+        callback = {"error_cb": self._problems}
         self._consumer = create(Consumer, settings | _SETTINGS | callback, where)
-        self._admin = create(AdminClient, settings | callback, where)
+        self._admin: Any = create(AdminClient, settings | callback, where)
 
     @property
     def failing(self) -> bool:
@@ -90,11 +97,15 @@ class Topic:
 
     def look(self) -> None:
         """Ask for the topic's partitions, every few seconds; wait for the very first answer."""
-        while self.id is None:
-            self._patience.wait()
-            self._look(_FIRST_ASK)
-        if time.monotonic() >= self._next_look and not self._patience.too_early:
-            self._look(_ASK)
+        try:
+            while self.id is None:
+                self._patience.wait()
+                self._look(_FIRST_ASK)
+            if time.monotonic() >= self._next_look and not self._patience.too_early:
+                self._look(_ASK)
+        except DpstreamError:
+            self.close()
+            raise
 
     def range_of(self, number: int) -> tuple[int, int] | None:
         """The first offset of a partition and the one that its next message gets."""
@@ -103,14 +114,15 @@ class Topic:
         place = TopicPartition(self.name, number)
         try:
             low, high = self._consumer.get_watermark_offsets(place, timeout=_ASK, cached=False)
-        except KafkaException:
-            self._patience.failed(_SILENT)
+        except KafkaException as problem:
+            if problem.args[0].code() not in _NOT_YET:
+                self._patience.failed(_SILENT)
             return None
         self._answered()
         return int(low), int(high)
 
-    def fetch(self, number: int, at: int, *, wait: bool) -> Held:
-        """What is there of a partition from an offset on; `wait` a little, also for a broker."""
+    def fetch(self, number: int, at: int, *, patiently: bool) -> Held:
+        """What is there of a partition from an offset on; `patiently` waits for a broker, too."""
         held = self._held.get(number)
         if held is None or held.at != at:
             place = TopicPartition(self.name, number, at)
@@ -120,9 +132,9 @@ class Topic:
             held = self._held[number] = Held(number=number, at=at)
         if not held.messages:
             self._poll(0.0)
-        if not held.messages and held.end is None and (wait or not self.failing):
+        if not held.messages and held.end is None and (patiently or not self.failing):
             self._poll(_POLL)
-        if self._down and not held.messages and not self._patience.too_early:
+        if self._problems.down and not held.messages and not self._patience.too_early:
             self._look(_ASK)  # does it answer again?
         return held
 
@@ -133,8 +145,10 @@ class Topic:
             held.paused = False
 
     def close(self) -> None:
-        """Leave the broker."""
-        self._consumer.close()
+        """Leave the broker; a second time does nothing."""
+        if self._admin is not None:
+            self._consumer.close()
+        self._admin = None
 
     def _poll(self, wait: float) -> None:
         """Sort what has come by partition."""
@@ -155,33 +169,47 @@ class Topic:
             elif error.code() in _OUT_OF_RANGE:
                 raise self._gone(held)
             else:
-                self._noted(error)
+                self._problems(error)
                 continue
             self._answered()
         for held in self._held.values():
             if len(held.messages) > 2 * MESSAGES and not held.paused:
                 self._consumer.pause([TopicPartition(self.name, held.number)])
                 held.paused = True
-        self._raise_refusal()
+        self._problems.raise_refusal()
 
     def _look(self, seconds: float) -> None:
         self._next_look = time.monotonic() + _LOOK_EVERY
         topics = TopicCollection([self.name])
+        asked = self._admin.describe_topics(topics, request_timeout=seconds)[self.name]
         try:
-            found = self._admin.describe_topics(topics, request_timeout=seconds)[self.name].result()
+            while not asked.done():
+                wait([asked], timeout=_POLL)
+                self._admin.poll(0)  # its callback tells why there is no answer
+                self._problems.raise_refusal()
+            found = asked.result()
         except KafkaException as problem:
             error = problem.args[0]
             if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise self._missing() from None
-            self._noted(error)
-            self._raise_refusal()
+            self._problems(error)
+            self._problems.raise_refusal()
             self._patience.failed(_SILENT)
             return
         self._answered()
         if self.id not in (None, str(found.topic_id)):
             raise another_topic(self.name, str(self.id), str(found.topic_id))
-        self.id = str(found.topic_id)
-        self.numbers = sorted(one.id for one in found.partitions)
+        numbers = sorted(one.id for one in found.partitions)
+        if self.id is not None and numbers != self.numbers:
+            self._tell_consumer()
+        self.id, self.numbers = str(found.topic_id), numbers
+
+    def _tell_consumer(self) -> None:
+        """The consumer has a view of the topic of its own, which it seldom looks after."""
+        try:
+            self._consumer.list_topics(self.name, timeout=_ASK)
+        except KafkaException:
+            self._next_look = 0.0
 
     def _missing(self) -> InvalidInput:
         if self.id is None:
@@ -203,22 +231,9 @@ class Topic:
             "another checkpoint location"
         )
 
-    def _noted(self, error: KafkaError) -> None:
-        """The client tells of a problem; most it mends itself."""
-        if refused(self._where, error) is not None:
-            self._refused = error
-        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._down = True
-
     def _answered(self) -> None:
-        self._down = False
+        self._problems.down = False
         self._patience.well()
-
-    def _raise_refusal(self) -> None:
-        if self._refused is not None:
-            problem = refused(self._where, self._refused)
-            assert problem is not None
-            raise problem
 
 
 def another_topic(name: str, was: str, now: str) -> RowsLost:

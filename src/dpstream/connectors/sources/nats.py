@@ -8,34 +8,26 @@ that was made anew is seen, and so is a message that a replay needs and that is 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from dpstream.connectors.nats import Away, Client
+from dpstream.connectors.nats import Away, Client, Refused
 from dpstream.connectors.nats_pull import Ended, Message, Puller
 from dpstream.connectors.options import Options
 from dpstream.connectors.patience import SECONDS, Patience
 from dpstream.connectors.sources.messages import FORMATS, MAX_BYTES, Decoder, messages_of
+from dpstream.connectors.sources.nats_stream import (
+    Place,
+    pattern,
+    placed,
+    refuse_stream,
+    stream_info,
+)
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost, ServerUnreachable
 from dpstream.records import Batch, Position
 
 _CHUNK = 5000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """A position in a stream."""
-
-    created: str
-    begin: int
-    sequence: int
-    count: int
-
-    def position(self) -> Position:
-        """As it is kept."""
-        return [self.created, self.begin, self.sequence, self.count]
 
 
 def from_options(options: Options) -> NatsSource:
@@ -59,7 +51,11 @@ def from_options(options: Options) -> NatsSource:
         latest=start == "latest",
         end=int(until) or None,
     )
-    source.check()
+    try:
+        source.check()
+    except Exception:
+        client.close()
+        raise
     return source
 
 
@@ -83,35 +79,23 @@ class NatsSource:
         end: int | None = None,
     ) -> None:
         self._client, self._stream, self._decoder = client, stream, decoder
-        self._fits = _pattern(subject)
+        self._fits = pattern(subject)
         self._patience, self._latest, self._end = patience, latest, end
         self.bounded = end is not None
         self._name = stream if end is None else f"{stream} up to {end}"
         self._puller: Puller | None = None
 
     def check(self) -> None:
-        """Refuse a stream that is not there, or that drops messages from its middle."""
+        """Refuse a server that does not answer, and a stream that cannot be read."""
         try:
-            about = self._client.call(lambda js: _info(js, self._stream))
+            about = self._client.call(lambda js: stream_info(js, self._stream))
         except Away as problem:
-            self._client.close()
-            raise self._unreachable(problem) from problem
-        if about is None:
-            raise InvalidInput(
-                f"{self._client.where}: there is no stream {self._stream!r}; create it first"
-            )
-        kind, each = str(about.config.retention), about.config.max_msgs_per_subject or 0
-        if kind.endswith(("interest", "workqueue")) or each > 0:
-            what = f"the last {each} messages of each subject" if each > 0 else f"by {kind}"
-            raise InvalidInput(
-                f"the stream {self._stream!r} keeps messages {what}, so rows would go before they "
-                "are read; use a stream with limits of age or size alone, such as a mirror of it"
-            )
-        if self._end is not None and about.state.last_seq < self._end:
-            raise InvalidInput(
-                f"the stream {self._stream!r} ends at {about.state.last_seq}, before until="
-                f"{self._end}; wait, or name an earlier end"
-            )
+            raise ServerUnreachable(
+                f"{self._client.where} does not answer: {problem}; start it, or mend the address"
+            ) from problem
+        except Refused as problem:
+            raise self._refused(problem) from problem
+        refuse_stream(about, self._stream, self._client.where, self._end)
 
     def partitions(self) -> list[str]:
         """The stream."""
@@ -131,7 +115,7 @@ class NatsSource:
         """The next messages; a chunk is a request to the server."""
         if partition != self._name:
             raise InvalidInput(f"the source reads {self._name!r} now, not {partition!r}")
-        at, goal = self._placed(position), self._placed(until)
+        at, goal = placed(position), placed(until)
         if goal is not None and at is not None and at.sequence >= goal.sequence:
             return self._batch([], at, columns, done=True)
         while self.bounded and self._patience.too_early:
@@ -144,6 +128,8 @@ class NatsSource:
             self._puller = None
             self._patience.failed(str(problem))
             return self._batch([], at, columns, done=until is None and not self.bounded)
+        except Refused as problem:
+            raise self._refused(problem) from problem
         self._patience.well()
         return self._batch(found, after, columns, done=done)
 
@@ -154,7 +140,7 @@ class NatsSource:
     async def _next(
         self, js: Any, at: Place | None, goal: Place | None
     ) -> tuple[list[Message], Place, bool]:
-        about = await _info(js, self._stream)
+        about = await stream_info(js, self._stream)
         at = self._checked(about, at, goal)
         last = about.state.last_seq
         stop = goal.sequence if goal is not None else min(last, self._end or last)
@@ -183,7 +169,10 @@ class NatsSource:
             except Ended:
                 self._puller = None
         self._puller = await Puller.begin(js, self._stream, first)
-        return await self._puller.pull(js, most)
+        try:
+            return await self._puller.pull(js, most)
+        except Ended:
+            raise TimeoutError("no messages come, though they are there") from None
 
     def _checked(self, about: Any, at: Place | None, goal: Place | None) -> Place:
         """The place in the stream that is there now."""
@@ -214,7 +203,7 @@ class NatsSource:
         """A message that somebody deleted by its number is no row; one that expired was one."""
         for one in found:
             if one.sequence != before + 1:
-                about = await _info(js, self._stream)
+                about = await stream_info(js, self._stream)
                 if about is None or about.state.first_seq > before + 1:
                     raise self._expired(before + 1, one.sequence)
             before = one.sequence
@@ -225,20 +214,6 @@ class NatsSource:
             "they were read: its limits of age or size are too small for how long this was down; "
             "restore them, or start anew with another checkpoint location"
         )
-
-    def _placed(self, position: Position) -> Place | None:
-        if position is None:
-            return None
-        try:
-            created, begin, sequence, count = position
-            return Place(
-                created=str(created), begin=int(begin), sequence=int(sequence), count=int(count)
-            )
-        except (TypeError, ValueError):
-            raise InvalidInput(
-                f"{position!r} is no position of a NATS stream; the checkpoint belongs to another "
-                "source"
-            ) from None
 
     def _batch(
         self, found: list[Message], at: Place | None, columns: Sequence[str] | None, *, done: bool
@@ -255,25 +230,5 @@ class NatsSource:
             where=f"{self._stream} from message {found[0].sequence}" if found else None,
         )
 
-    def _unreachable(self, problem: Away) -> ServerUnreachable:
-        return ServerUnreachable(
-            f"{self._client.where} does not answer: {problem}; start it, or mend the address"
-        )
-
-
-async def _info(js: Any, stream: str) -> Any:
-    import nats.js.errors
-
-    try:
-        return await js.stream_info(stream)
-    except nats.js.errors.NotFoundError:
-        return None
-
-
-def _pattern(subject: str) -> re.Pattern[str]:
-    """The subjects that a subject with * and > stands for."""
-    words = [
-        r"[^.]+" if word == "*" else r".+" if word == ">" else re.escape(word)
-        for word in subject.split(".")
-    ]
-    return re.compile(r"\.".join(words), re.DOTALL)
+    def _refused(self, problem: Refused) -> InvalidInput:
+        return InvalidInput(f"{self._client.where} refuses: {problem}")

@@ -15,10 +15,11 @@ import pyarrow as pa
 from dpstream.connectors import postgres
 from dpstream.connectors.options import Options
 from dpstream.connectors.patience import SECONDS, Patience
+from dpstream.connectors.sources.postgres_checks import Checks
 from dpstream.connectors.sources.postgres_horizon import SETTLE, Horizon, refuse_unsettled
 from dpstream.connectors.sources.postgres_table import Table, find_table
 from dpstream.connectors.sources.postgres_types import decode
-from dpstream.errors import InvalidInput, InvalidParameter, RowsLost, ServerUnreachable
+from dpstream.errors import InvalidInput, InvalidParameter, ServerUnreachable
 from dpstream.records import Batch, Position
 
 _ROWS = 1 << 16
@@ -97,13 +98,13 @@ class PostgresSource:
             )  # fmt: skip
         except self._errors as problem:
             raise self._explained(problem) from problem
+        except InvalidInput:
+            self._connection.close()
+            raise
         self._settle, self._lag = settle, lag
         self._horizon = self._looking()
-        self._seen = False  # the row of the position, in this process
+        self._checks = Checks(self._table)
         self._name = self._table.name if end is None else f"{self._table.name} up to {end}"
-        self._passed: tuple[int | None, int, int] | None = (
-            None  # the last chunk: after, up to, rows
-        )
 
     def partitions(self) -> list[str]:
         """The table."""
@@ -150,7 +151,8 @@ class PostgresSource:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-        self._horizon, self._seen = self._looking(), False  # another server may answer next time
+        self._horizon = self._looking()  # another server may answer next time
+        self._checks.seen = False
 
     def _next(self, at: Place | None, goal: Place | None, names: list[str]) -> Batch:
         stop = self._reachable(at) if goal is None else goal.key
@@ -159,7 +161,7 @@ class PostgresSource:
             at = Place(begin, begin, 0)
         at = at or Place(None, None, 0)
         if goal is None:
-            self._refuse_stragglers(at)
+            self._checks.no_straggler(self._connection, at.key)
         if stop is None or (at.key is not None and at.key >= stop):
             position = None if at == (None, None, 0) else list(at)
             return Batch(table=self._table.none(names), position=position, done=True)
@@ -170,9 +172,9 @@ class PostgresSource:
             last = stop
         after = Place(at.begin, at.key if last is None else last, at.rows + found.rows)
         if goal is not None and after.key == goal.key and after != goal:
-            raise self._other_rows(goal.rows - at.rows, found.rows, at.key, goal.key)
+            raise self._checks.other_rows(goal.rows - at.rows, found.rows, at.key, goal.key)
         if goal is None and last is not None:
-            self._passed = (at.key, last, found.rows)
+            self._checks.passed = (at.key, last, found.rows)
         return Batch(
             table=found.table.select(names),
             position=None if after == (None, None, 0) else list(after),
@@ -197,65 +199,13 @@ class PostgresSource:
         if key is None or known is None or key >= known:
             largest = self._horizon.look(self._connection)
             if at is not None and at.rows:
-                self._refuse_other_table(at.key, largest)
+                self._checks.same_table(self._connection, at.key, largest)
             while self._end is not None and (self._horizon.settled or self._end - 1) < self._end:
-                self._refuse_early_end(largest)
+                self._checks.long_enough(largest, self._lag, self._end)
                 time.sleep(_POLL)
                 largest = self._horizon.look(self._connection)
         settled = self._horizon.settled
         return settled if self._end is None else self._end
-
-    def _refuse_early_end(self, largest: int | None) -> None:
-        if largest is None or largest - self._lag < (self._end or 0):
-            behind = f", {self._lag} of which are left alone," if self._lag else ""
-            raise InvalidInput(
-                f"{self._table.place} ends at {self._table.key} {largest}{behind} before until="
-                f"{self._end}; wait, or name an earlier end"
-            )
-
-    def _refuse_other_table(self, key: int | None, largest: int | None) -> None:
-        """The last row that was read must be there, or nothing can have come after it.
-
-        Otherwise rows that nobody has read may be gone too. Who has seen the row, and looks again
-        and again, need not look for it any more.
-        """
-        if key is None or (self._seen and (largest is None or largest >= key)):
-            return
-        there = self._table.count(self._connection, key - 1, key, 1)
-        last = largest if there else self._table.last_of_sequence(self._connection)
-        if last is None or last < key or (not there and last != key):
-            raise RowsLost(
-                f"{self._table.place} was read up to {self._table.key} {key}, and that row is gone"
-                f"{f', while the last key is {last}' if last is not None else ''}: rows that were "
-                "not read may be gone too; restore them, or start anew with another checkpoint "
-                "location"
-            )
-        self._seen = True
-
-    def _refuse_stragglers(self, at: Place) -> None:
-        """Count the last chunk again: a row that came behind it would never be read."""
-        if self._passed is None or self._passed[1] != at.key:
-            return
-        (after, key, rows), self._passed = self._passed, None
-        found = self._table.count(self._connection, after, key, rows + 1)
-        if found > rows:
-            raise InvalidInput(
-                f"{self._table.place}: a row came with a {self._table.key} up to {key}, after all "
-                "rows up to there were read; say settle=transactions if keys are taken before the "
-                "INSERT, or lag=N to stay N keys behind the largest"
-            )
-
-    def _other_rows(self, were: int, rows: int, after: int | None, key: int | None) -> InvalidInput:
-        span = f"with {self._table.key} after {after} up to {key}"
-        if rows < were:
-            return RowsLost(
-                f"a step has read {were} rows of {self._table.place} {span}, and {rows} of them "
-                "are left; restore them, or start anew with another checkpoint location"
-            )
-        return InvalidInput(
-            f"a step has read {were} rows of {self._table.place} {span}, and there are {rows} now: "
-            "rows were put in behind it, and the same noise must not meet other rows; remove them"
-        )
 
     def _explained(self, problem: Exception) -> Exception:
         """The server's words, with what to do."""

@@ -63,18 +63,25 @@ class Horizon:
 
     def look(self, connection: Any) -> int | None:
         """Look again; the largest key there is, settled or not."""
+        if self._coming is not None:
+            self._settle(*self._coming, self._holders(connection))
         (largest,) = connection.execute(self._largest).fetchone()
-        if self._coming is None and largest is not None:
-            self._coming, self._since = (largest, self._holders(connection)), time.monotonic()
-        elif self._coming is not None and self._coming[1]:
-            key, holders = self._coming
-            self._coming = (key, holders & self._holders(connection))
-        if self._coming is not None and not self._coming[1]:
-            key = self._coming[0] - self._lag
-            self.settled = key if self.settled is None else max(key, self.settled)
-            self._coming = None
         found: int | None = largest
+        known = self.settled
+        if self._coming is None and found is not None and (known is None or found > known):
+            holders, self._since = self._holders(connection), time.monotonic()
+            self._settle(found, holders, holders)
         return found
+
+    def _settle(self, key: int, waited_for: set[str], holders: set[str]) -> None:
+        """The key is settled when none of those is left that could put a smaller one."""
+        left = waited_for & holders
+        if left:
+            self._coming = (key, left)
+            return
+        self._coming = None
+        below = key - self._lag
+        self.settled = below if self.settled is None else max(below, self.settled)
 
     def _holders(self, connection: Any) -> set[str]:
         found = connection.execute(self._asked, {"table": self._table}).fetchall()

@@ -88,7 +88,8 @@ class SharedSource:
             self._chunks.move_to_end(place)
             return self._chunks[place]
         batch = self.source.read(partition, position, columns=self._all, until=until)
-        if batch.position == position and not self.source.bounded and not self.partitions_end:
+        over = batch.done and (self.source.bounded or self.partitions_end)
+        if batch.position == position and not over:
             return batch  # nothing yet
         self._chunks[place] = batch
         self._held += int(batch.table.nbytes)

@@ -105,7 +105,8 @@ def attempt() -> int:
     A copy of a task that is still at work when another was accepted, and its input is removed,
     writes where nobody looks.
     """
-    return int(context().taskAttemptId())
+    task = context()
+    return 0 if task is None else int(task.taskAttemptId())  # None: not in a task of Spark's
 
 
 def context() -> Any:

@@ -28,6 +28,13 @@ def advance_modes(
 
 
 @compiled
+def in_grid_steps(noise: Array, sigma: float, out: NDArray[np.int64]) -> None:
+    """out[k] = sigma noise[k], rounded to the nearest whole number, ties to even."""
+    for k in range(len(noise)):
+        out[k] = np.int64(np.rint(noise[k] * sigma))
+
+
+@compiled
 def push_node(state: Array, level: int, carry: Array, scale: float, z: Array, noise: Array) -> None:
     """Close a node at `level`: it absorbs the lower levels, state[k, level] = scale z + carry.
 

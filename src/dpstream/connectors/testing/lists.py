@@ -29,7 +29,7 @@ class ListSource:
     >>> first = source.read("list", None)
     >>> source.read("list", first.position)
     Traceback (most recent call last):
-    dpstream.connectors.testing.Aborted: the script aborts at chunk 1
+    dpstream.connectors.testing.lists.Aborted: the script aborts at chunk 1
     >>> source.read("list", first.position).table.to_pylist()
     [{'a': 2}]
     """
