@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _LOOK = 0.1  # seconds between two looks at a stream that is read to its end
 _STREAM = "the stream"  # among the inputs that were read to their end
-_MOST_SHOWN = 4_000_000  # rows of releases that a job sends to the driver, as far as can be foreseen
+_MOST_SHOWN = 4_000_000  # rows of releases that a job sends to the driver, if it can be foreseen
 
 
 @dataclass(frozen=True, kw_only=True)
