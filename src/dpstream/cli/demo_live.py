@@ -86,7 +86,9 @@ class Found:
     ledger: Path
 
 
-def play(tour: Tour, folder: Path, show: Callable[[Scene], None]) -> Found:
+def play(
+    tour: Tour, folder: Path, show: Callable[[Scene], None], *, engine: Engine | None = None
+) -> Found:
     """Run the query over a live stream, kill it half-way, start it again, compare."""
     seconds = _warm_up(folder / "compile")
     if seconds > _COMPILED:
@@ -97,7 +99,8 @@ def play(tour: Tour, folder: Path, show: Callable[[Scene], None]) -> Found:
     query = QUERY.format(start=_stamp(start), end=_stamp(end))
     (folder / "pages.sql").write_text(query)
     feed = Feed(folder / "clicks", start=start, end=end, rows_per_second=tour.rows_per_second)
-    engine = _Engine(folder)
+    engine = engine or Engine(folder)
+    engine.triggers = triggers
 
     def scene(state: str) -> Scene:
         index, release = engine.newest()
@@ -144,13 +147,15 @@ def play(tour: Tour, folder: Path, show: Callable[[Scene], None]) -> Found:
     )
 
 
-class _Engine:
+class Engine:
     """The query in a process of its own: the command that people type."""
 
     command = (
         "dpstream sql pages.sql --source clicks=clicks/ --live "
         "--state state --ledger book --dataset clicks"
     )
+
+    triggers: int
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -159,11 +164,13 @@ class _Engine:
 
     @property
     def pid(self) -> int:
+        """Its process."""
         return 0 if self._child is None else self._child.pid
 
     def start(self, sinks: list[str]) -> None:
+        """Run the command, with these sinks."""
         words = [*self.command.split()[1:], *(f"--sink={sink}" for sink in sinks), "--json"]
-        self._child = _spawn(words, self._folder, self._log)
+        self._child = spawn(words, self._folder, self._log)
 
     def kill(self) -> int:
         """No goodbye; the exit code says which signal it was."""
@@ -182,6 +189,7 @@ class _Engine:
         return code == 0
 
     def end(self) -> None:
+        """Leave nothing behind."""
         if self._child is not None and self._child.poll() is None:
             self.kill()
 
@@ -216,12 +224,13 @@ def _warm_up(place: Path) -> float:
     text = text.format(start="2024-05-01", end="2024-05-02")
     words = ["sql", text, "--source=clicks=clicks.csv", "--sink=out/", "--state=state"]
     began = time.perf_counter()
-    if _spawn(words, place, place / "log").wait():
+    if spawn(words, place, place / "log").wait():
         raise DpstreamError(f"the demo's engine does not start: {(place / 'log').read_text()}")
     return time.perf_counter() - began
 
 
-def _spawn(words: list[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
+def spawn(words: list[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    """`dpstream ...` in a process of its own."""
     with log.open("wb") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "dpstream", *words],
