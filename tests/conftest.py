@@ -58,6 +58,12 @@ def _bench_peers() -> str | None:
     return None if shutil.which("java") else "no java, which the Spark baseline needs"
 
 
+def _schemathesis() -> str | None:
+    if not (ROOT / ".venv-serve" / ".stamp").exists():
+        return "no .venv-serve; make it with `make serve-test`"
+    return None
+
+
 def _package_index() -> str | None:
     """Whether pip can look up a package, with whatever settings it has here."""
     look = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps",
@@ -72,6 +78,7 @@ COMPONENTS: dict[str, Callable[[], str | None]] = {
     "servers": _servers,
     "browser": lambda: _program("chromium", "chromium-browser", "google-chrome"),
     "bench": _bench_peers,
+    "serve": _schemathesis,
     "audit": lambda: None,  # needs nothing but time
     "package": lambda: _module("hatchling") or _package_index(),
 }
