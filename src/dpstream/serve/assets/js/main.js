@@ -1,0 +1,148 @@
+// The page: what is looked at, fetched anew whenever something was published, shown in place.
+import * as api from "./api.js";
+import { showBudget } from "./budget.js";
+import { Chart } from "./chart.js";
+import { openDetail, startDetail } from "./detail.js";
+import { byId, debounce, make, write } from "./dom.js";
+import { showExplain } from "./explain.js";
+import { moment, withMargin } from "./format.js";
+import { showHead, showMeasures, showQueries } from "./head.js";
+import { showLegend, showTable } from "./legend.js";
+import { listen, status } from "./live.js";
+import { Slots } from "./slots.js";
+import { startTheme } from "./theme.js";
+import { TopKeys } from "./top.js";
+import { FOLLOWED, MOST_PICKED, PAGE, readView, writeView } from "./view.js";
+import { WhatIf } from "./whatif.js";
+import { Windows } from "./windows.js";
+
+const QUIET = 150; // milliseconds to wait for more releases before fetching
+
+const view = readView();
+const slots = new Slots();
+const whatIf = new WhatIf();
+let queries = [];
+let query = null;
+let answer = null;
+
+const open = (row) => openDetail(query, row);
+const chart = new Chart(byId("chart"), (index, model, spoken) =>
+  showLegend({ model, index, spoken, picked: query.columns.keys.length ? "some" : "only", onRemove: (id) => pick({ id }, false), onOpen: open }));
+const topKeys = new TopKeys({ onPick: pick, onOpen: open });
+const windows = new Windows((window) => go({ window, offset: 0 }));
+
+/** Change what is looked at. */
+function go(changes) {
+  Object.assign(view, changes);
+  if ("query" in changes) Object.assign(view, { window: "newest", measure: null, search: "", offset: 0, picked: null }, changes);
+  writeView(view);
+  return refresh();
+}
+
+function pick({ id }, wanted) {
+  const now = view.picked ?? chart.model?.lines.map((line) => line.id) ?? [];
+  const next = now.filter((one) => one !== id);
+  if (wanted) next.push(id);
+  return go({ picked: next.slice(-MOST_PICKED) });
+}
+
+/** Fetch and show everything about the view. Nothing is emptied first: what is there stays until it is replaced. */
+async function refresh() {
+  try {
+    if (!queries.length) return;
+    query = queries.find((one) => one.name === view.query) ?? queries[0];
+    const measures = query.columns.aggregates.map((one) => one.name);
+    const measure = measures.includes(view.measure) ? view.measure : measures[0];
+    const keyed = query.columns.keys.length > 0;
+    if (document.activeElement !== byId("search")) byId("search").value = view.search;
+    showQueries(queries, query, (name) => go({ query: name }));
+    showMeasures(measures, measure, (name) => go({ measure: name, offset: 0 }));
+    showExplain(query);
+    whatIf.show(query);
+    byId("keys-card").hidden = !keyed;
+    const window = view.window === "newest" || view.window === "all" ? null : view.window;
+    const [page, first] = await Promise.all([
+      api.latest(query.name, { window, sort: measure, limit: PAGE, offset: view.offset, q: view.search }),
+      view.picked || (!view.search && !view.offset) ? null : api.top(query.name, { window, sort: measure, limit: FOLLOWED }),
+      windows.load(query.name, view.window),
+    ]);
+    answer = page;
+    const ids = view.picked ?? (first ?? page).rows.slice(0, keyed ? FOLLOWED : 1).map((row) => row.id);
+    slots.assign(ids);
+    showHead(query, page, measure);
+    topKeys.show({ answer: page, measure, search: view.search, slots });
+    byId("csv").href = api.download(query.name, "csv", page.window);
+    byId("parquet").href = api.download(query.name, "parquet", page.window);
+    byId("follow").hidden = view.picked === null;
+    await draw(ids, window, measure);
+    write(byId("trouble"), "");
+    byId("trouble").hidden = true;
+  } catch (problem) {
+    if (api.calledOff(problem)) return;
+    if (problem instanceof api.Refused) fail(problem.message);
+    else if (problem instanceof TypeError && /fetch|network/i.test(problem.message)) status("lost", "Reconnecting…");
+    else throw problem;
+  }
+}
+
+async function draw(ids, window, measure) {
+  const all = view.window === "all";
+  const found = ids.length ? await api.series(query.name, { id: ids, window: all ? "all" : window }) : { series: [], start: answer.start, end: answer.end };
+  const seconds = (text) => (text ? new Date(text).getTime() / 1000 : null);
+  const lines = found.series.map((one) => {
+    const points = one.points.map((point) => ({ time: seconds(point.time), value: point.values[measure] ?? null, stddev: point.stddev[measure] ?? null }));
+    const widest = points.reduce((found, point) => Math.max(found, withMargin(point.value, point.stddev).length), 1);
+    return { id: one.id, widest, row: rowOf(one), slot: slots.of(one.id), points, at: new Map(points.map((point) => [point.time, point])), late: all ? undefined : one.first_seen > 1 };
+  });
+  chart.show({ lines, start: all ? null : seconds(found.start), end: all ? null : seconds(found.end) });
+  showTable(chart.model);
+  byId("chart").setAttribute("aria-label", `${measure} over time for ${lines.length} keys, with 95% bands. Left and right arrow keys move between releases.`);
+}
+
+/** A key of the chart as a row: with its newest numbers. */
+function rowOf(one) {
+  const known = answer.rows.find((row) => row.id === one.id);
+  const last = one.points.at(-1);
+  return known ?? { id: one.id, key: one.key, cut: one.cut, values: last?.values ?? {}, stddev: last?.stddev ?? {}, first_seen: one.first_seen };
+}
+
+function fail(words) {
+  byId("trouble").hidden = false;
+  write(byId("trouble"), words);
+}
+
+/** Learn everything anew: at the beginning and whenever the stream comes back. */
+async function reload() {
+  try {
+    queries = await api.queries();
+    if (!queries.length) fail("This pipeline has no queries.");
+    showBudget(await api.ledger());
+    await refresh();
+    status("live", answer?.time ? `Live · newest ${moment(answer.time)} UTC` : "Live");
+  } catch (problem) {
+    if (api.calledOff(problem)) return;
+    if (problem instanceof api.Refused) fail(problem.message);
+    else status("lost", "Reconnecting…");
+  }
+}
+
+const released = debounce(async () => {
+  await refresh();
+  if (answer?.time) status("live", `Live · newest ${moment(answer.time)} UTC`);
+  showBudget(await api.ledger().catch(() => ({ datasets: [] })));
+}, QUIET);
+
+const follow = make("button", { type: "button", class: "link", id: "follow", hidden: true }, "Follow the largest keys");
+follow.addEventListener("click", () => go({ picked: null }));
+byId("legend").after(follow);
+byId("search").addEventListener("input", debounce(() => go({ search: byId("search").value, offset: 0 }), 180));
+byId("prev").addEventListener("click", () => go({ offset: Math.max(0, view.offset - PAGE) }));
+byId("next").addEventListener("click", () => go({ offset: view.offset + PAGE }));
+byId("as-table").addEventListener("toggle", () => chart.model && showTable(chart.model));
+addEventListener("hashchange", () => {
+  Object.assign(view, readView());
+  refresh();
+});
+startTheme(() => chart.recolour());
+startDetail();
+listen({ onOpen: reload, onRelease: () => released() });
