@@ -51,6 +51,12 @@ export function showHead(query, page, measure) {
   showNumbers(query, page);
 }
 
+/** Before the first release. */
+export function showNothing(query) {
+  write(byId("title"), query.name);
+  write(byId("summary"), "Nothing has been published yet. The first release comes when its time has come: what is published when does not depend on the data.");
+}
+
 /** Without keys there is one row: its numbers, large. */
 function showNumbers(query, page) {
   const [row] = page.rows;

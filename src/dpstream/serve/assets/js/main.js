@@ -6,7 +6,7 @@ import { openDetail, startDetail } from "./detail.js";
 import { byId, debounce, make, write } from "./dom.js";
 import { showExplain } from "./explain.js";
 import { moment, withMargin } from "./format.js";
-import { showHead, showMeasures, showQueries } from "./head.js";
+import { showHead, showMeasures, showNothing, showQueries } from "./head.js";
 import { showLegend, showTable } from "./legend.js";
 import { listen, status } from "./live.js";
 import { Slots } from "./slots.js";
@@ -24,6 +24,7 @@ const whatIf = new WhatIf();
 let queries = [];
 let query = null;
 let answer = null;
+let books = { datasets: [] };
 
 const open = (row) => openDetail(query, row);
 const chart = new Chart(byId("chart"), (index, model, spoken) =>
@@ -59,8 +60,11 @@ async function refresh() {
     showMeasures(measures, measure, (name) => go({ measure: name, offset: 0 }));
     showExplain(query);
     whatIf.show(query);
+    showBudget(books, query);
     byId("keys-card").hidden = !keyed;
     const window = view.window === "newest" || view.window === "all" ? null : view.window;
+    // One release a window is one point: only together they make a line.
+    const all = view.window === "all" || (view.window === "newest" && query.windows?.releases_per_window === 1);
     const [page, first] = await Promise.all([
       api.latest(query.name, { window, sort: measure, limit: PAGE, offset: view.offset, q: view.search }),
       view.picked || (!view.search && !view.offset) ? null : api.top(query.name, { window, sort: measure, limit: FOLLOWED }),
@@ -74,22 +78,22 @@ async function refresh() {
     byId("csv").href = api.download(query.name, "csv", page.window);
     byId("parquet").href = api.download(query.name, "parquet", page.window);
     byId("follow").hidden = view.picked === null;
-    await draw(ids, window, measure);
+    await draw(ids, { window, all, measure });
     write(byId("trouble"), "");
     byId("trouble").hidden = true;
   } catch (problem) {
     if (api.calledOff(problem)) return;
-    if (problem instanceof api.Refused) fail(problem.message);
+    if (problem instanceof api.Refused && problem.status === 404 && view.window === "newest") showNothing(query);
+    else if (problem instanceof api.Refused) fail(problem.message);
     else if (problem instanceof TypeError && /fetch|network/i.test(problem.message)) status("lost", "Reconnecting…");
     else throw problem;
   }
 }
 
-async function draw(ids, window, measure) {
-  const all = view.window === "all";
+async function draw(ids, { window, all, measure }) {
   const found = ids.length ? await api.series(query.name, { id: ids, window: all ? "all" : window }) : { series: [], start: answer.start, end: answer.end };
   const seconds = (text) => (text ? new Date(text).getTime() / 1000 : null);
-  const lines = found.series.map((one) => {
+  const lines = found.series.filter((one) => one.key !== null).map((one) => {
     const points = one.points.map((point) => ({ time: seconds(point.time), value: point.values[measure] ?? null, stddev: point.stddev[measure] ?? null }));
     const widest = points.reduce((found, point) => Math.max(found, withMargin(point.value, point.stddev).length), 1);
     return { id: one.id, widest, row: rowOf(one), slot: slots.of(one.id), points, at: new Map(points.map((point) => [point.time, point])), late: all ? undefined : one.first_seen > 1 };
@@ -111,14 +115,14 @@ function fail(words) {
   write(byId("trouble"), words);
 }
 
-/** Learn everything anew: at the beginning and whenever the stream comes back. */
+/** Learn everything anew: at the beginning, after each release, and whenever the stream comes back. */
 async function reload() {
   try {
     queries = await api.queries();
     if (!queries.length) fail("This pipeline has no queries.");
-    showBudget(await api.ledger());
+    books = await api.ledger();
     await refresh();
-    status("live", answer?.time ? `Live · newest ${moment(answer.time)} UTC` : "Live");
+    status("live", liveText());
   } catch (problem) {
     if (api.calledOff(problem)) return;
     if (problem instanceof api.Refused) fail(problem.message);
@@ -126,11 +130,12 @@ async function reload() {
   }
 }
 
-const released = debounce(async () => {
-  await refresh();
-  if (answer?.time) status("live", `Live · newest ${moment(answer.time)} UTC`);
-  showBudget(await api.ledger().catch(() => ({ datasets: [] })));
-}, QUIET);
+function liveText() {
+  const word = queries.length && queries.every((one) => one.finished) ? "Complete" : "Live";
+  return answer?.time ? `${word} · newest ${moment(answer.time)} UTC` : word;
+}
+
+const released = debounce(reload, QUIET);
 
 const follow = make("button", { type: "button", class: "link", id: "follow", hidden: true }, "Follow the largest keys");
 follow.addEventListener("click", () => go({ picked: null }));

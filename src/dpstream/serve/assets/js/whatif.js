@@ -71,10 +71,11 @@ export class WhatIf {
   }
 
   #compare({ now, then }) {
-    const rows = then.columns.map((column) => {
+    const rows = then.columns.flatMap((column) => {
       const before = now.columns.find((one) => one.column === column.column);
       const note = column.note ? column.note.trim().replace(/^\(|\)$/g, "") : "";
-      return make("tr", {}, make("th", { scope: "row" }, column.column, note ? make("span", { class: "quiet small block" }, note) : null), make("td", {}, half(before?.last)), make("td", {}, make("b", {}, half(column.last))), make("td", { class: "quiet" }, ratio(before?.last, column.last)));
+      const line = make("tr", {}, make("th", { scope: "row" }, column.column), make("td", {}, half(before?.last)), make("td", {}, make("b", {}, half(column.last))), make("td", { class: "quiet" }, ratio(before?.last, column.last)));
+      return note ? [line, make("tr", { class: "note" }, make("td", { class: "quiet small", colSpan: 4 }, note))] : [line];
     });
     const parts = [make("table", {}, make("caption", { class: "unseen" }, "Expected error now and then"),
       make("thead", {}, make("tr", {}, ["Error", "now", "then", ""].map((word) => (word ? make("th", { scope: "col" }, word) : make("td"))))), make("tbody", {}, rows))];
