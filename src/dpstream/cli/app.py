@@ -19,6 +19,7 @@ from dpstream.cli import (
     mechanisms,
     release,
     run,
+    serve,
     sql,
 )
 from dpstream.cli.exits import epilog
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.command("init")(init.init)
 app.command("run")(run.run)
+app.command("serve")(serve.serve)
 app.command("sql")(sql.sql)
 app.command("explain")(explain.explain)
 app.command("bounds")(bounds.bounds)

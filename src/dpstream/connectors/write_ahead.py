@@ -64,7 +64,7 @@ class WriteAhead:
         number = 0 if position is None else int(position)
         path = self._path(partition, number)
         if path.exists():
-            return replace(_load(path, columns), position=number + 1)
+            return replace(load_batch(path, columns), position=number + 1)
         kept = self._numbers(partition)  # in order
         if kept and number != kept[-1] + 1:
             raise StateError(
@@ -78,7 +78,7 @@ class WriteAhead:
         if batch.table.num_rows == 0 and not batch.rejected:
             return replace(batch, position=position)
         self._pending[partition] = batch  # a full disk must not lose what a pipe will not repeat
-        if not put_new(path, _dump(batch), private=True):
+        if not put_new(path, dump_batch(batch), private=True):
             raise StateError(f"{path} was written by another process; only one may read the source")
         del self._pending[partition]
         kept.append(number)
@@ -108,7 +108,8 @@ class WriteAhead:
         return self._kept[partition]
 
 
-def _dump(batch: Batch) -> bytes:
+def dump_batch(batch: Batch) -> bytes:
+    """A chunk as the content of a segment."""
     rejected = json.dumps([asdict(one) for one in batch.rejected])
     metadata = {**(batch.table.schema.metadata or {}), _REJECTED: rejected}
     table = batch.table.replace_schema_metadata(metadata)
@@ -119,7 +120,7 @@ def _dump(batch: Batch) -> bytes:
     return _MAGIC + sha256(content).digest() + content
 
 
-def _load(path: Path, columns: Sequence[str] | None) -> Batch:
+def load_batch(path: Path, columns: Sequence[str] | None) -> Batch:
     """The chunk of a segment; the position is for the caller to set."""
     whole = path.read_bytes()
     start = len(_MAGIC) + 32

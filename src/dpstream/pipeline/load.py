@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpstream.connectors.pushed import PUSHED, pushed_folder
 from dpstream.connectors.sinks.encode import ENCODERS
+from dpstream.connectors.storage import safe_name
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.pipeline.books import Book
 from dpstream.pipeline.tables import nearest, read_tables
@@ -16,6 +18,14 @@ from dpstream.privacy.state.secret import beside
 from dpstream.session import Feed
 from dpstream.session.budget import AnyQuery
 from dpstream.sql.plan import Compiled, compile_sql
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushed:
+    """A source whose rows are handed in: where they are kept, and which columns are."""
+
+    folder: Path
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +40,16 @@ class Pipeline:
     state: Path
     secret: Path
     sinks: tuple[str, ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """The SQL of each query, by its name."""
+
+    pushed: Mapping[str, Pushed] = field(default_factory=dict)
+    """Sources whose rows are handed in, by the name they are handed in under."""
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """The state directory of each query."""
+        return {query.name: self.state / safe_name(query.name) for query in self.queries}
 
     @property
     def live(self) -> bool:
@@ -57,6 +77,8 @@ def load_pipeline(path: str | Path) -> Pipeline:
         state=folder,
         secret=secret,
         sinks=tuple(_sink(base, each) for each in sinks),
+        texts={one.query.name: one.text for one in compiled},
+        pushed=_pushed(compiled, of_query, feeds, folder),
     )
 
 
@@ -99,13 +121,31 @@ def _source_of(
 
 
 def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
-    history = table.get("history")
+    history, pushed = table.get("history"), table["path"] == PUSHED
     return Feed(
-        source=_all_placed(base, table["path"]),
-        live=table.get("live", False),
+        source=PUSHED if pushed else _all_placed(base, table["path"]),
+        live=pushed or table.get("live", False),
         history=None if history is None else _all_placed(base, history),
         name=name,
     )
+
+
+def _pushed(
+    compiled: Sequence[Compiled],
+    of_query: Mapping[str, str],
+    feeds: Mapping[str, Feed],
+    folder: Path,
+) -> dict[str, Pushed]:
+    """What may be handed in: a source without a name has that of the table that is read."""
+    found: dict[str, Pushed] = {}
+    for name, feed in feeds.items():
+        readers = [one for one in compiled if of_query[one.query.name] == name]
+        if feed.source == PUSHED and readers:
+            columns = [column for one in readers for column in one.query.source_columns]
+            found[name or readers[0].table] = Pushed(
+                folder=pushed_folder(folder, name), columns=tuple(dict.fromkeys(columns))
+            )
+    return found
 
 
 def _books(

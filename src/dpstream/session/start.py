@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.dead_letters import DeadLetters
+from dpstream.connectors.pushed import PUSHED, PushedSource, pushed_folder
 from dpstream.connectors.sinks import open_sink
 from dpstream.connectors.sources import open_source
 from dpstream.connectors.sources.growing import GrowingDirectory
@@ -213,6 +214,10 @@ def _opened(source: Any, live: bool, folder: Path | None, name: str = "") -> Sou
     """The source; one that cannot be read twice is kept in the state directory."""
     if source is None:
         return None
+    if isinstance(source, str) and source == PUSHED:
+        if folder is None:
+            raise InvalidParameter(f"the source {PUSHED!r} needs a state directory")
+        return PushedSource(pushed_folder(folder, name))
     growing = live and _is_path(source)
     opened = GrowingDirectory(Path(source)) if growing else open_source(source)
     if not opened.replayable and folder is not None:

@@ -1,0 +1,249 @@
+"""Answers about one query from its releases: windows, the newest values, series, pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.records import Integers
+from dpstream.serve.described import Described
+from dpstream.serve.formats import Numbered
+from dpstream.serve.parameters import Refusal
+from dpstream.serve.routes import Given
+from dpstream.serve.shown_rows import (
+    CONFIDENCE,
+    cut,
+    figures_of,
+    in_order,
+    meaningful,
+    order_threshold,
+    rows_of,
+    searched,
+)
+from dpstream.serve.store.keys import key_id, key_values
+from dpstream.serve.store.reader import Released, ReleaseReader
+from dpstream.serve.store.segments import OWN, Segment
+
+_AT_ONCE = 64  # releases that are looked up together
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """The releases of one query, as far as they can be seen."""
+
+    described: Described
+    reader: ReleaseReader
+
+    def windows(self, before: int | None, limit: int) -> dict[str, Any]:
+        """Windows, newest first; `next` goes on."""
+        found = self.reader.windows(self.described.name, before=before, limit=limit + 1)
+        shown = [
+            {
+                "window": line.window,
+                "start": line.start,
+                "end": line.end,
+                "releases": line.releases,
+                "planned": line.planned,
+                "last_release_index": line.last_release,
+                "last_release_time": line.last_time,
+            }
+            for line in found[:limit]
+        ]
+        more = len(found) > limit
+        return {"windows": shown, "next": str(found[limit - 1].window) if more else None}
+
+    def latest(self, given: Given) -> dict[str, Any]:
+        """The newest value of every key of a window: those that match, in order."""
+        described, newest = self.described, self.newest(given["window"])
+        segment = self.reader.segment(newest)
+        figure = self._figure(given["sort"])
+        places = searched(described, segment, given["q"] or "")
+        matched, offset, limit = len(places), given["offset"], given["limit"]
+        if figure is not None:
+            places = in_order(segment, places, figure, falling=given["order"] == "desc")
+        shown, following = places[offset : offset + limit], places[offset : offset + limit + 1]
+        rows = rows_of(described, segment, shown)
+        if figure is not None:
+            clear = meaningful(segment, following, figure, described.spread(figure))
+            for row, ordered in zip(rows, [*clear, None], strict=False):
+                row["ordered"] = ordered
+        return self._about(newest) | {
+            "total": len(segment),
+            "matched": matched,
+            "offset": offset,
+            "limit": limit,
+            "sort": figure,
+            "order": given["order"],
+            "confidence": CONFIDENCE,
+            "deviations": order_threshold(max(len(following) - 1, 1)),
+            "rows": rows,
+        }
+
+    def series(self, given: Given) -> dict[str, Any]:
+        """The releases of some keys in a window; of all windows the newest release each."""
+        wanted = list(dict.fromkeys([*given["id"], *map(_id_of, given["key"])]))
+        if not wanted:
+            if self.described.keys:
+                raise Refusal(422, "name at least one key, with id or key")
+            wanted = [key_id([])]
+        over = given["window"] == "all"
+        window = None if over or given["window"] is None else int(given["window"])
+        if over:
+            newest = None
+            released = self.reader.last_of_windows(self.described.name, given["limit"])
+        else:
+            newest = self.newest(window)
+            name = self.described.name
+            released = self.reader.releases(name, newest.window, after=0, limit=given["limit"])
+        head = {"query": self.described.name, "over": "windows" if over else "releases"}
+        if newest is not None:
+            head |= self._about(newest)
+        lines = self._lines(wanted, released)
+        return head | {"aggregates": self.described.figures, "series": lines}
+
+    def _lines(self, wanted: list[str], released: Sequence[Released]) -> list[dict[str, Any]]:
+        """Some keys over these releases; one that is in none of them has no key and no points."""
+        described = self.described
+        points: dict[str, list[dict[str, Any]]] = {identity: [] for identity in wanted}
+        keys: dict[str, list[Any]] = {}
+        for each in released:
+            segment = self.reader.segment(each)
+            at = {"window": each.window, "release_index": each.release, "time": each.time}
+            known = [(one, segment.find_fresh(one)) for one in wanted]
+            places = [place for _, place in known if place is not None]
+            here = [one for one, place in known if place is not None]
+            figures = figures_of(described, segment, places) if places else []
+            for identity, place, figure in zip(here, places, figures, strict=True):
+                points[identity].append(at | figure)
+                if identity not in keys:
+                    row = segment.table.slice(place, 1)
+                    keys[identity] = key_values(row, described.keys)[0]
+        return [_line(identity, keys.get(identity), points[identity]) for identity in wanted]
+
+    def key(self, identity: str, window: int | None) -> dict[str, Any]:
+        """The full text of a key that was published."""
+        newest = self.newest(window)
+        candidates = [newest]
+        if window is None:
+            candidates += self.reader.last_of_windows(self.described.name, 1000)[::-1]
+        for released in candidates:
+            segment = self.reader.segment(released)
+            place = segment.find(identity)
+            if place is not None:
+                row = segment.table.slice(place, 1)
+                return {"id": identity, "key": key_values(row, self.described.keys)[0]}
+        raise Refusal(404, "there is no such key")
+
+    def page(self, given: Given) -> dict[str, Any]:
+        """Rows of all releases, oldest first; `next` goes on."""
+        rows: list[dict[str, Any]] = []
+        following = None
+        for released, segment, places, cursor in self._places(given):
+            place = {"release": released.id, "window": released.window}
+            rows += [place | row for row in rows_of(self.described, segment, places)]
+            following = cursor
+        return {"query": self.described.name, "rows": rows, "next": following}
+
+    def tables(self, given: Given) -> tuple[list[Numbered], str | None]:
+        """The same rows as tables."""
+        found, following = [], None
+        for released, segment, places, cursor in self._places(given):
+            table = segment.table.drop_columns(list(OWN)).take(pa.array(places))
+            found.append((released.window, released.release, table))
+            following = cursor
+        return found, following
+
+    def all(self, window: int | None) -> Iterator[Numbered]:
+        """Every release (of a window), as it was published."""
+        after = 0
+        while True:
+            found = self.reader.releases(self.described.name, window, after=after, limit=_AT_ONCE)
+            for released in found:
+                yield released.window, released.release, self.reader.segment(released).published
+                after = released.id
+            if len(found) < _AT_ONCE:
+                return
+
+    def newest(self, window: int | None) -> Released:
+        """The newest release of a window, or of the newest window."""
+        found = self.reader.newest(self.described.name, window)
+        if found is None:
+            words = "nothing was published yet" if window is None else "there is no such window"
+            raise Refusal(404, words)
+        return found
+
+    def _places(self, given: Given) -> Iterator[tuple[Released, Segment, Integers, str | None]]:
+        """Releases with the places of their rows on one page, and the cursor behind each."""
+        wanted = given["id"] or (None if given["key"] is None else _id_of(given["key"]))
+        number, _, skipped = (given["after"] or "0").partition(".")
+        left, skip, after = given["limit"], int(skipped or 0), int(number)
+        at = after - 1 if skip else after
+        while left > 0:
+            found = self.reader.releases(
+                self.described.name, given["window"], after=at, limit=_AT_ONCE
+            )
+            for each in found:
+                segment = self.reader.segment(each)
+                places = _fresh(segment, wanted)
+                start = skip if each.id == after else 0
+                shown = places[start : start + left]
+                left -= len(shown)
+                rest = start + len(shown) < len(places)
+                cursor = f"{each.id}.{start + len(shown)}" if rest else str(each.id)
+                yield each, segment, shown, cursor
+                if left <= 0:
+                    return
+                at = each.id
+            if len(found) < _AT_ONCE:
+                return
+
+    def _figure(self, sort: str | None) -> str | None:
+        figures = self.described.figures
+        if sort is not None and sort not in figures:
+            raise Refusal(422, "sort must name an aggregate of the query")
+        return sort if sort is not None else (figures[0] if figures else None)
+
+    def _about(self, released: Released) -> dict[str, Any]:
+        return {
+            "query": released.query,
+            "window": released.window,
+            "start": released.start,
+            "end": released.end,
+            "release_index": released.release,
+            "releases": released.planned,
+            "time": released.time,
+            "final": released.release == released.planned,
+            "id": released.id,
+        }
+
+
+def _line(identity: str, key: list[Any] | None, points: list[dict[str, Any]]) -> dict[str, Any]:
+    shown, lengths = cut(key or [])
+    line: dict[str, Any] = {"id": identity, "key": None if key is None else shown}
+    if any(lengths):
+        line["cut"] = lengths
+    first = points[0]["release_index"] if points else None
+    return line | {"first_seen": first, "points": points}
+
+
+def _fresh(segment: Segment, wanted: str | None) -> Integers:
+    if wanted is None:
+        return segment.fresh
+    place = segment.find_fresh(wanted)
+    return np.array([] if place is None else [place], np.int64)
+
+
+def _id_of(text: str) -> str:
+    """The id of a key that was given as JSON."""
+    try:
+        key = json.loads(text)
+    except (ValueError, RecursionError):
+        key = None
+    if not isinstance(key, list) or any(isinstance(each, list | dict) for each in key):
+        raise Refusal(422, "key must be a JSON array of texts, numbers or null")
+    return key_id(key)
