@@ -49,7 +49,7 @@ LONGEST = "x" * 1_000_000
 HOSTILE: tuple[str | None, ...] = (
     "<script>window.pwned = 1</script>",
     "<img src=x onerror='window.pwned = 2'>",
-    "\"><svg onload=window.pwned=3>",
+    '"><svg onload=window.pwned=3>',
     "{{7*7}}${7*7}",
     "\u202egnp.evil\u202c",
     "مرحبا بالعالم 123",

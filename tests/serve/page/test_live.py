@@ -31,8 +31,10 @@ def test_releases_arrive_in_place(visit, live):
     until(page, "window.scrollY === 420")
     send_live(live.folder, {"/home": 300})
     second = later(page, first)
-    until(page, 
-        "before => document.querySelector('#keys .row .value b').textContent !== before", arg=before
+    until(
+        page,
+        "before => document.querySelector('#keys .row .value b').textContent !== before",
+        arg=before,
     )
     later(page, second)
 

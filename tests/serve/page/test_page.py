@@ -123,7 +123,8 @@ def test_the_chart_takes_six_keys(visit, story):
     page = visit(story.url)
     for place in range(5, 7):
         page.locator("#keys .pick").nth(place).check()
-        until(page, 
+        until(
+            page,
             "name => document.querySelector('#legend').textContent.includes(name)",
             arg=names(page)[place],
         )
@@ -199,13 +200,26 @@ def test_what_another_epsilon_would_do(visit, story):
     expected = round(2 * told["then"]["columns"][0]["last"], 1)
     assert f"± {expected}" in page.inner_text("#whatif tbody tr:first-child")
     assert str(told["then"]["keys"]["last_threshold"]) in page.inner_text("#whatif .then p")
-    page.fill("#w-max_groups_contributed", "64")
-    until(page, 
-        "before => !document.querySelector('#whatif tbody tr').textContent.includes(before)",
-        arg=f"± {expected}",
+    page.fill("#w-max_groups_contributed", "9")
+    until(
+        page,
+        "before => !document.querySelector('#whatif').textContent.includes(before)",
+        f"± {expected}",
     )
     page.fill("#w-max_groups_contributed", "0")
-    assert page.evaluate("document.querySelector('#w-max_groups_contributed').validity.valid") is False
+    assert not page.evaluate("document.querySelector('#w-max_groups_contributed').validity.valid")
+
+
+def test_what_cannot_be_is_said_in_words(visit, story):
+    """A budget that no noise can be computed for: the form stays, and says so."""
+    page = visit(story.url, allowed=("422",))
+    page.wait_for_selector("#whatif table")
+    page.locator("#epsilon").focus()
+    page.keyboard.press("End")
+    page.fill("#w-max_groups_contributed", "90000")
+    page.wait_for_selector("#whatif .refused")
+    page.click("text=Back to what is running")
+    page.wait_for_selector("#whatif table")
 
 
 def test_the_explanation_is_in_plain_words(visit, story):

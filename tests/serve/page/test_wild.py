@@ -13,13 +13,17 @@ pytestmark = pytest.mark.browser
 def test_hostile_keys_are_text(visit, wild):
     """No markup comes to life, no text turns the page around, nothing fills the screen."""
     page = visit(f"{wild.url}#query=names")
-    until(page, 
-        "wanted => document.querySelectorAll('#keys .row').length === wanted", arg=len(HOSTILE)
+    until(
+        page,
+        "wanted => document.querySelectorAll('#keys .row').length === wanted",
+        arg=len(HOSTILE),
     )
     shown = page.locator("#keys .name").all_inner_texts()
 
     assert page.evaluate("window.pwned") is None
-    assert page.locator("#keys script, #keys img, #keys svg, #legend img, body > script").count() == 0
+    assert (
+        page.locator("#keys script, #keys img, #keys svg, #legend img, body > script").count() == 0
+    )
     for text in ("<script>window.pwned = 1</script>", "{{7*7}}${7*7}", "no value", "empty text"):
         assert text in shown
     assert "⟨202E⟩gnp.evil⟨202C⟩" in shown
