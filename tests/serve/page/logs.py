@@ -16,9 +16,13 @@ _START = 1_714_521_600  # 1 May 2024
 STORY = """
 [source.clicks]
 path = "clicks.parquet"
+[source.visits]
+path = "clicks.parquet"
 [budget.clicks]
 epsilon = 4
 delta = 1e-8
+[budget.visits]
+epsilon = 1
 [state]
 path = "state/"
 [[query]]
@@ -43,6 +47,16 @@ SELECT WITH DIFFERENTIAL_PRIVACY
 FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' DAY)
 GROUP BY window_start
 EMIT EVERY INTERVAL '3' HOUR'''
+[[query]]
+name = "hourly"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 1, privacy_unit = 'w_event', w = 24, privacy_unit_column = user, time_unit = 's',
+                public_groups = ('/home', '/news', '/sport'),
+                start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-04')
+       page, window_start, COUNT(*) AS visits
+FROM TUMBLE(visits, DESCRIPTOR(at), INTERVAL '1' HOUR)
+GROUP BY page, window_start'''
 """
 
 LONGEST = "x" * 1_000_000
@@ -82,8 +96,10 @@ name = "names"
 sql = '''
 SELECT WITH DIFFERENTIAL_PRIVACY
        OPTIONS (epsilon = 20, delta = 1e-5, privacy_unit_column = user, max_groups_contributed = 1,
-                max_key_bytes = 2000000)
-       name, COUNT(*) AS people FROM names GROUP BY name'''
+                max_key_bytes = 2000000, time_column = at, time_unit = 's',
+                start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-02')
+       name, COUNT(*) AS people FROM names GROUP BY name
+EMIT EVERY INTERVAL '12' HOUR'''
 [[query]]
 name = "articles"
 sql = '''
@@ -141,9 +157,12 @@ def write_story(folder: Path) -> Path:
 def write_wild(folder: Path) -> Path:
     """Keys that mean harm, and very many keys."""
     names = [name for place, name in enumerate(HOSTILE) for _ in range(60 + 20 * place)]
-    _write(folder / "names.parquet", {"user": list(range(len(names))), "name": names})
+    times = [_START + 50 * number % _DAY for number in range(len(names))]
+    rows: dict[str, list[object]] = {"user": [*range(len(names))], "name": [*names], "at": [*times]}
+    _write(folder / "names.parquet", rows)
     articles = [f"/article/{number:05}" for number in range(MANY) for _ in range(8)]
-    _write(folder / "articles.parquet", {"user": list(range(len(articles))), "article": articles})
+    rows = {"user": [*range(len(articles))], "article": [*articles]}
+    _write(folder / "articles.parquet", rows)
     return _pipeline(folder, WILD)
 
 

@@ -172,16 +172,16 @@ def test_another_number_and_another_query_are_chosen(visit, story):
 def test_the_budget_says_what_was_spent_on_what(visit, story):
     """The gauge and its table are the ledger's amounts."""
     page = visit(story.url)
-    (book,) = story.get("api/ledger")["datasets"]
-    gauge = page.locator("[role=meter]")
+    (book,) = [one for one in story.get("api/ledger")["datasets"] if one["dataset"] == "clicks"]
+    gauge = page.locator("#budget > .book [role=meter]")
     spent = 100 * book["spent"] / book["total"]
 
     assert abs(float(gauge.get_attribute("aria-valuenow")) - spent) < 0.06
     parts = page.eval_on_selector_all(
-        ".gauge .part", "all => all.map(one => one.getBoundingClientRect().width)"
+        "#budget > .book .part", "all => all.map(one => one.getBoundingClientRect().width)"
     )
     assert abs(sum(parts) / gauge.bounding_box()["width"] * 100 - spent) < 1.5
-    table = page.inner_text(".spent")
+    table = page.inner_text("#budget > .book .spent")
     for word in ("pages", "everybody", "sum of seconds", "ε = 2", "ε = 1"):
         assert word in table
     assert "ε = 4, δ = 10⁻⁸" in page.inner_text("#budget")

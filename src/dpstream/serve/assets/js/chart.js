@@ -83,7 +83,7 @@ export class Chart {
     }
     const axis = {
       stroke: () => this.colours.text,
-      font: "12px system-ui, sans-serif",
+      font: "12px Inter, system-ui, sans-serif",
       grid: { stroke: () => this.colours.grid, width: 1 },
       ticks: { show: false },
     };

@@ -1,4 +1,5 @@
 // Ranges, labels and marks of the chart.
+import { BAND } from "./format.js";
 
 /** Show the whole window once three quarters of it are there; before, leave a quarter free for what comes. */
 export function xRange({ times, start, end }) {
@@ -30,7 +31,7 @@ const utc = (options) => new Intl.DateTimeFormat("en-GB", { timeZone: "UTC", ...
 const day = utc({ day: "numeric", month: "short" });
 const month = utc({ month: "short", year: "numeric" });
 const clock = utc({ hour: "2-digit", minute: "2-digit" });
-const seconds = utc({ minute: "2-digit", second: "2-digit" });
+const seconds = utc({ hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
 /** Times of day, with the date where it changes. */
 export function timeLabels(_plot, splits, _axis, _space, step) {
@@ -57,12 +58,13 @@ export function appeared(line, times) {
   return line.points.length > 0 && (line.late ?? line.points[0].time > times[0]);
 }
 
-/** A diamond with a foot where a key appeared. */
+/** What the lines leave out: a diamond with a foot where a key appeared, an error bar where one point is all. */
 export function drawMarks(plot, model, colours) {
   if (!model) return;
   const { ctx } = plot;
   const ratio = devicePixelRatio;
   ctx.save();
+  for (const line of model.lines) if (line.points.length === 1) drawBar(plot, line, colours.lines[line.slot]);
   for (const line of model.lines) {
     if (!appeared(line, model.times)) continue;
     const { time, value } = line.points[0];
@@ -89,4 +91,21 @@ export function drawMarks(plot, model, colours) {
     ctx.stroke();
   }
   ctx.restore();
+}
+
+function drawBar(plot, { points: [{ time, value, stddev }] }, colour) {
+  if (value === null || !(stddev > 0)) return;
+  const { ctx } = plot;
+  const [x, half] = [plot.valToPos(time, "x", true), 5 * devicePixelRatio];
+  const [low, high] = [value - BAND * stddev, value + BAND * stddev].map((end) => plot.valToPos(end, "y", true));
+  ctx.strokeStyle = colour;
+  ctx.lineWidth = 2 * devicePixelRatio;
+  ctx.beginPath();
+  for (const y of [low, high]) {
+    ctx.moveTo(x - half, y);
+    ctx.lineTo(x + half, y);
+  }
+  ctx.moveTo(x, low);
+  ctx.lineTo(x, high);
+  ctx.stroke();
 }

@@ -21,7 +21,7 @@ export async function openDetail(query, row) {
     return make("div", {}, make("h3", {}, name), make("pre", { class: "whole", dir: "auto", tabIndex: 0, role: "region", "aria-label": `${name} in full` }, whole.text), make("p", { class: "quiet small" }, cut ? "Fetching the rest…" : whole.note));
   });
   const values = Object.keys(row.values).map((name) =>
-    make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, withMargin(row.values[name], row.stddev[name]))));
+    make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, withMargin(row.values[name], row.stddev[name], row.held))));
   byId("detail-title").textContent = keyText(row, 40);
   byId("detail-body").replaceChildren(...texts, make("table", {}, make("caption", { class: "unseen" }, "Published values"), make("tbody", {}, values)),
     make("p", { class: "quiet small" }, row.first_seen ? `Published since release ${row.first_seen} of its window.` : ""));

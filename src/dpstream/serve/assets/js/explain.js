@@ -15,6 +15,7 @@ export function showExplain(query) {
   const paragraph = (...words) => make("p", {}, ...words);
 
   part("± and the bands", paragraph("Random noise of a known size is added to every number before it is published. The exact number lies within ± the margin about 19 times out of 20. The margin says how large the noise is; it does not cover rows that the query’s bounds leave out."));
+  if (query.mechanism) part("Held values", paragraph("Where a number is marked “held” it repeats an older release, to save budget. The stream may have moved since: the margin knows nothing of that."));
   if (said && typeof said === "object") {
     if (said.unit) part("What is protected", paragraph(said.unit));
     if (said.columns?.length) part("How large the noise is", make("ul", {}, said.columns.map(noise)));
@@ -36,6 +37,7 @@ const sentence = (words) => {
 };
 
 function noise({ column, first, last, note }) {
+  if (last === null || last === undefined) return make("li", {}, make("b", {}, column), `: ${(note ?? "").trim() || "each release says its own"}`);
   const size = (stddev) => `± ${number(BAND * stddev, BAND * stddev)}`;
   const same = first === last || first === undefined || first === null;
   return make("li", {}, make("b", {}, column), same ? `: ${size(last)}` : `: ${size(first)} at a window’s first release, ${size(last)} at its last`, note ? make("span", { class: "quiet" }, note) : null);

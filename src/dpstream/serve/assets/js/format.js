@@ -21,7 +21,7 @@ function decimals(error) {
 /** A value, rounded to what its error lets one know. */
 export function number(value, error) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-  const digits = error > 0 ? decimals(error) : Number.isInteger(value) ? 0 : decimals(Math.abs(value) / 100);
+  const digits = Number.isInteger(value) ? 0 : decimals(error > 0 ? error : Math.abs(value) / 100);
   return formatter(digits).format(value);
 }
 
@@ -82,7 +82,9 @@ export function span(start, end) {
     const same = dayParts.format(from) === dayParts.format(last);
     return same ? dayParts.format(from) : `${shortDay.format(from)} – ${dayParts.format(last)}`;
   }
-  if (dayParts.format(from) === dayParts.format(to)) return `${dayParts.format(from)}, ${timeOfDay(from)}–${timeOfDay(to)}`;
+  const within = to.getTime() - Math.floor(from.getTime() / 86_400_000) * 86_400_000;
+  if (within === 86_400_000) return `${dayParts.format(from)}, ${timeOfDay(from)}–24:00`;
+  if (within < 86_400_000) return `${dayParts.format(from)}, ${timeOfDay(from)}–${timeOfDay(to)}`;
   return `${moment(start)} – ${moment(end)}`;
 }
 
@@ -91,5 +93,5 @@ export function listed(words) {
   return words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
 }
 
-/** A value with its margin. */
-export const withMargin = (value, stddev) => `${number(value, BAND * stddev)} ${margin(stddev)}`.trim();
+/** A value with its margin, and whether it repeats an older one. */
+export const withMargin = (value, stddev, held = false) => `${number(value, BAND * stddev)} ${margin(stddev)}${held ? " held" : ""}`.trim();

@@ -42,9 +42,10 @@ export function showHead(query, page, measure) {
   document.title = `${query.name} · dpstream`;
   const { keys, aggregates } = query.columns;
   const what = listed(aggregates.map((one) => one.name)) + (keys.length ? ` by ${listed(keys)}` : "");
-  const often = query.windows?.every ? `, every ${query.windows.every.replace(/^1 /, "")}` : "";
-  const release = page.release_index ? `Release ${page.release_index}${page.releases ? ` of ${page.releases}` : ""}, ${moment(page.time)} UTC.` : "Nothing has been published yet.";
-  const unit = query.unit ? ` Each ${query.unit} is protected` : " Protected";
+  const { every, size } = query.windows ?? {};
+  const often = every ? `, every ${every.replace(/^1 /, "")}` : size ? `, per ${size.replace(/^1 /, "")}` : "";
+  const release = !page.time ? "Published once." : page.releases === 1 ? `Published ${moment(page.time)} UTC.` : `Release ${page.release_index}${page.releases ? ` of ${page.releases}` : ""}, ${moment(page.time)} UTC.`;
+  const unit = query.unit && !query.mechanism ? ` Each ${query.unit} is protected` : " Protected";
   const much = query.epsilon ? ` with ε = ${parameter(query.epsilon)}${query.delta ? `, δ = ${parameter(query.delta)}` : ""}.` : ".";
   write(byId("summary"), `${what}${often}. ${release}${unit}${much}`);
   write(byId("keys-title"), `Top keys by ${measure}`);

@@ -37,7 +37,7 @@ export function showLegend({ model, index, picked, onRemove, onOpen, spoken }) {
       const point = valueAt(line, time);
       const value = node.querySelector(".chip-value");
       value.style.minWidth = `${line.widest}ch`; // wide enough for all values: the page does not move under the pointer
-      write(value, point ? withMargin(point.value, point.stddev) : "–");
+      write(value, point ? withMargin(point.value, point.stddev, point.held) : "–");
       node.querySelector(".chip-out").hidden = picked === "only";
     },
   });
@@ -54,7 +54,7 @@ function readout(model, index, time, spoken) {
   if (!spoken) return `At ${when} UTC${news}`;
   const values = model.lines.map((line) => {
     const point = valueAt(line, time);
-    return `${keyText(line.row, 40)} ${point ? withMargin(point.value, point.stddev) : "not there yet"}`;
+    return `${keyText(line.row, 40)} ${point ? withMargin(point.value, point.stddev, point.held) : "not there yet"}`;
   });
   return `At ${when} UTC${news}: ${values.join("; ")}`;
 }
@@ -66,7 +66,7 @@ export function showTable(model) {
   const rows = model.times.toReversed().slice(0, 500).map((time) =>
     make("tr", {}, make("th", { scope: "row" }, moment(new Date(time * 1000).toISOString())), model.lines.map((line) => {
       const point = valueAt(line, time);
-      return make("td", {}, point ? withMargin(point.value, point.stddev) : "");
+      return make("td", {}, point ? withMargin(point.value, point.stddev, point.held) : "");
     })),
   );
   byId("chart-table").replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, rows)));

@@ -78,7 +78,8 @@ async function refresh() {
     byId("csv").href = api.download(query.name, "csv", page.window);
     byId("parquet").href = api.download(query.name, "parquet", page.window);
     byId("follow").hidden = view.picked === null;
-    await draw(ids, { window, all, measure });
+    byId("chart-card").hidden = !page.time; // a query without time publishes once: there is no course to draw
+    if (page.time) await draw(ids, { window, all, measure });
     write(byId("trouble"), "");
     byId("trouble").hidden = true;
   } catch (problem) {
@@ -94,8 +95,8 @@ async function draw(ids, { window, all, measure }) {
   const found = ids.length ? await api.series(query.name, { id: ids, window: all ? "all" : window }) : { series: [], start: answer.start, end: answer.end };
   const seconds = (text) => (text ? new Date(text).getTime() / 1000 : null);
   const lines = found.series.filter((one) => one.key !== null).map((one) => {
-    const points = one.points.map((point) => ({ time: seconds(point.time), value: point.values[measure] ?? null, stddev: point.stddev[measure] ?? null }));
-    const widest = points.reduce((found, point) => Math.max(found, withMargin(point.value, point.stddev).length), 1);
+    const points = one.points.map((point) => ({ time: seconds(point.time), value: point.values[measure] ?? null, stddev: point.stddev[measure] ?? null, held: point.held ?? false }));
+    const widest = points.reduce((found, point) => Math.max(found, withMargin(point.value, point.stddev, point.held).length), 1);
     return { id: one.id, widest, row: rowOf(one), slot: slots.of(one.id), points, at: new Map(points.map((point) => [point.time, point])), late: all ? undefined : one.first_seen > 1 };
   });
   chart.show({ lines, start: all ? null : seconds(found.start), end: all ? null : seconds(found.end) });
@@ -132,7 +133,8 @@ async function reload() {
 
 function liveText() {
   const word = queries.length && queries.every((one) => one.finished) ? "Complete" : "Live";
-  return answer?.time ? `${word} · newest ${moment(answer.time)} UTC` : word;
+  const newest = windows.known[0]?.last_release_time;
+  return newest ? `${word} · newest ${moment(newest)} UTC` : word;
 }
 
 const released = debounce(reload, QUIET);

@@ -57,7 +57,7 @@ export class TopKeys {
     node.querySelector(".pick").checked = slot !== undefined;
     write(node.querySelector(".rank"), rank === null ? "" : String(rank));
     write(node.querySelector(".value b"), number(value, BAND * stddev));
-    write(node.querySelector(".value small"), margin(stddev));
+    write(node.querySelector(".value small"), `${margin(stddev)}${row.held ? " held" : ""}`);
     node.querySelector(".tie").hidden = row.ordered !== false || last;
     const { low, high } = this.scale;
     const at = (point) => `${((Math.min(high, Math.max(low, point)) - low) / (high - low || 1)) * 100}%`;

@@ -65,7 +65,7 @@ export class WhatIf {
 
   #fields(now) {
     const wanted = [["max_groups_contributed", `Keys one ${this.query.unit ?? "unit"} may count for`], ["max_rows_per_group", "Rows per key"]];
-    this.inputs = wanted.filter(([name]) => now[name]).map(([name]) => make("input", { type: "number", name, id: `w-${name}`, min: 1, max: 1_000_000, step: 1, value: now[name], required: true }));
+    this.inputs = wanted.filter(([name]) => now[name] && !this.query.mechanism).map(([name]) => make("input", { type: "number", name, id: `w-${name}`, min: 1, max: 1_000_000, step: 1, value: now[name], required: true }));
     for (const input of this.inputs) input.addEventListener("input", () => input.validity.valid && this.ask());
     this.bounds.replaceChildren(...this.inputs.flatMap((input) => make("label", { for: input.id }, make("span", {}, wanted.find(([name]) => name === input.name)[1]), input)));
   }
@@ -73,8 +73,10 @@ export class WhatIf {
   #compare({ now, then }) {
     const rows = then.columns.flatMap((column) => {
       const before = now.columns.find((one) => one.column === column.column);
-      const note = column.note ? column.note.trim().replace(/^\(|\)$/g, "") : "";
-      const line = make("tr", {}, make("th", { scope: "row" }, column.column), make("td", {}, half(before?.last)), make("td", {}, make("b", {}, half(column.last))), make("td", { class: "quiet" }, ratio(before?.last, column.last)));
+      const mean = /divided by the number of rows/.test(column.note ?? "");
+      const note = mean ? `n: rows of the key; ${half(column.last / 100)} at n = 100` : (column.note ?? "").trim().replace(/^\(|\)$/g, "");
+      const shown = (stddev) => `${half(stddev)}${mean ? " ÷ n" : ""}`;
+      const line = make("tr", {}, make("th", { scope: "row" }, column.column), make("td", {}, shown(before?.last)), make("td", {}, make("b", {}, shown(column.last))), make("td", { class: "quiet" }, ratio(before?.last, column.last)));
       return note ? [line, make("tr", { class: "note" }, make("td", { class: "quiet small", colSpan: 4 }, note))] : [line];
     });
     const parts = [make("table", {}, make("caption", { class: "unseen" }, "Expected error now and then"),
