@@ -7,6 +7,7 @@ reads them. Both hold raw data, for this user alone.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from threading import Lock
 
 import pyarrow as pa
 
-from dpstream.connectors.storage import open_folder, put_new, remove, safe_name
+from dpstream.connectors.storage import open_folder, put, put_new, remove, safe_name
 from dpstream.connectors.write_ahead import dump_batch, load_batch
 from dpstream.errors import StateError
 from dpstream.privacy.state.files import make_directory, remove_leftovers, writing
@@ -27,6 +28,7 @@ PUSHED = "http:"
 """The source whose rows are posted to the server."""
 _NAME = re.compile(r"(\d{12})\.segment")
 _REQUESTS = "requests.jsonl"
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _REMEMBERED = 10_000  # requests that are recognised when they come again
 
 
@@ -77,7 +79,7 @@ class Inbox:
     def _note(self, mark: str, number: int) -> None:
         self._known[mark] = number
         path = self._folder / _REQUESTS
-        with writing(path), path.open("ab") as file:
+        with writing(path), os.fdopen(os.open(path, _APPEND, 0o600), "ab") as file:
             file.write(json.dumps([mark, number]).encode() + b"\n")
         while len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
@@ -100,11 +102,7 @@ class Inbox:
         kept = OrderedDict(list(found.items())[-_REMEMBERED:])
         if kept:
             lines = "".join(json.dumps([mark, number]) + "\n" for mark, number in kept.items())
-            hidden = path.with_name(f".{path.name}.tmp")
-            with writing(path):
-                hidden.write_text(lines)
-                hidden.chmod(0o600)
-                hidden.replace(path)
+            put(path, lines.encode())
         return kept
 
 

@@ -14,18 +14,20 @@ def is_loopback(host: str) -> bool:
     >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "0.0.0.0", "")]
     [True, True, False, False]
     """
+    if not host:
+        return False  # every address of this machine
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         pass
     try:
-        found = socket.getaddrinfo(host or None, None)
+        found = socket.getaddrinfo(host, None)
     except OSError:
         raise InvalidParameter(
             f"the address {host!r} is not known; name one of this machine's, such as 127.0.0.1"
         ) from None
     addresses = {str(each[4][0]) for each in found}
-    return bool(host) and all(ipaddress.ip_address(each).is_loopback for each in addresses)
+    return all(ipaddress.ip_address(each).is_loopback for each in addresses)
 
 
 def check_binding(host: str, what: str, *, encrypted: bool, allowed: bool) -> None:

@@ -47,10 +47,10 @@ class EventStream:
         hub = self._hub
         hub.clients += 1
         try:
-            at = hub.reader.horizon if last is None else last
+            at = hub.newest if last is None else last
             yield b"retry: 2000\n\n"
-            if at > hub.reader.horizon:  # of another store: there is nothing to go on from
-                at = hub.reader.horizon
+            if at > hub.newest:  # of another store: there is nothing to go on from
+                at = hub.newest
                 yield f"id: {at}\nevent: reset\ndata: {json.dumps({'id': at})}\n\n".encode()
             while not hub.closing:
                 if not await hub.wait(at, HEARTBEAT):

@@ -27,6 +27,7 @@ class Hub:
         self.reader, self.grid, self.most_clients = reader, grid, most_clients
         self.clients = 0
         self.closing = False
+        self.newest = 0  # what events go up to; the reader may be ahead of it for a moment
         self._recent: list[Released] = []
         self._changed = asyncio.Event()
 
@@ -48,7 +49,7 @@ class Hub:
 
     async def wait(self, seen: int, timeout: float) -> bool:
         """Return when there is something after `seen` (True), or after a time."""
-        if self.reader.horizon > seen or self.closing:
+        if self.newest > seen or self.closing:
             return True
         try:
             await asyncio.wait_for(self._changed.wait(), timeout)
@@ -71,10 +72,10 @@ class Hub:
 
     async def _look(self) -> None:
         """See what is new, in an order in which nobody sees an event without its release."""
-        before = self.reader.horizon
         fresh = await asyncio.to_thread(self._fresh)
-        if self.reader.horizon > before:
+        if fresh:
             self._recent = [*self._recent, *fresh][-_KEPT:] if self._follows(fresh) else fresh
+            self.newest = fresh[-1].id
             self._wake()
 
     def _fresh(self) -> list[Released]:
@@ -86,7 +87,7 @@ class Hub:
         return fresh
 
     def _follows(self, fresh: list[Released]) -> bool:
-        return not self._recent or not fresh or fresh[0].id == self._recent[-1].id + 1
+        return not self._recent or fresh[0].id == self._recent[-1].id + 1
 
     def _wake(self) -> None:
         self._changed.set()

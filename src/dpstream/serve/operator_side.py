@@ -41,6 +41,7 @@ from dpstream.serve.token import Token
 
 _ABOUT = "For the operator alone: exact counts and raw rows, which are not private."
 _LETTERS = 1000
+_WELL = ("starting", "running", "finished", "not run")
 _COUNTS = {
     "read": "Rows read.",
     "outside": "Rows outside the public range.",
@@ -171,7 +172,7 @@ class OperatorSide:
 
     def _health(self, request: Request, given: Given) -> Response:
         seen = self.supervisor
-        healthy = seen.state in ("starting", "running", "finished", "not run")
+        healthy = seen.state in _WELL and seen.problem is None
         content = {
             "healthy": healthy,
             "pipeline": seen.state,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -156,12 +157,19 @@ def run_all(
             secret=Secret.of(kept),
             ledger=book,
             dataset=dataset,
-            options=options,
+            options=_of_query(options, query.name),
             clock=clock,
         )
         for query in queries
     ]
     return Runs(runs)
+
+
+def _of_query(options: Options | None, name: str) -> Options | None:
+    """A run id that a test has fixed must still differ from query to query."""
+    if options is None or options.run_id is None:
+        return options
+    return replace(options, run_id=sha256(options.run_id + name.encode()).digest()[:16])
 
 
 def _feeds(names: Sequence[str], source: Any, common: Feed) -> dict[str, Feed]:
