@@ -12,7 +12,7 @@ export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bench-peers .venv-bench docs clean
+.PHONY: help demo test lint format bench bench-peers .venv-bench browser docs clean
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -45,6 +45,8 @@ bench: .venv/.dev .venv-bench/.stamp ## measure against the peers (BENCH=name fo
 bench-peers: .venv-bench/.stamp ## set up .venv-bench, the environment of the libraries the benches compare with
 .venv-bench: .venv-bench/.stamp
 
+browser: .venv/.browser ## add what drives a browser to .venv; the tests of the page need it, and .ci/browser
+
 docs: .venv/.dev ## build the documentation into site/
 	@echo "docs: building site/"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
@@ -73,6 +75,11 @@ endef
 	$(call make_venv,.venv)
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	@touch .venv/.core $@
+
+.venv/.browser: .venv/.dev
+	@echo "setting up .venv (what drives a browser)"
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[browser]'
+	@touch $@
 
 .venv-bench/.stamp: constraints-bench.txt
 	@echo "setting up .venv-bench (the peers)"

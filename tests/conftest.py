@@ -52,6 +52,18 @@ def _server(variable: str) -> str | None:
     return None
 
 
+def _browser() -> str | None:
+    """Chromium, what drives it, and what checks pages for those who cannot see them."""
+    for reason in (
+        _program("chromium", "chromium-browser", "google-chrome"),
+        _module("playwright"),
+        _module("axe_playwright_python"),
+    ):
+        if reason:
+            return f"{reason}; install all of it with .ci/browser and make browser"
+    return None
+
+
 def _bench_peers() -> str | None:
     if not (ROOT / ".venv-bench" / ".stamp").exists():
         return "no .venv-bench; make it with `make bench-peers`"
@@ -64,7 +76,7 @@ COMPONENTS: dict[str, Callable[[], str | None]] = {
     "kafka": lambda: _module("confluent_kafka") or _server("DPSTREAM_TEST_KAFKA"),
     "nats": lambda: _program("nats-server"),
     "postgres": lambda: _program("postgres", "pg_ctl", "pg_ctlcluster"),
-    "browser": lambda: _program("chromium", "chromium-browser", "google-chrome"),
+    "browser": _browser,
     "bench": _bench_peers,
     "audit": lambda: None,  # needs nothing but time
 }

@@ -1,4 +1,4 @@
-"""Made-up logs and pipelines for the page: a story to look at, names that mean harm, a live stream."""
+"""Made-up logs and pipelines for the page: a story to look at, keys that mean harm, a stream."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -29,10 +29,12 @@ path = "state/"
 name = "pages"
 sql = '''
 SELECT WITH DIFFERENTIAL_PRIVACY
-       OPTIONS (epsilon = 2, delta = 1e-9, privacy_unit_column = user, privacy_unit_period = INTERVAL '1' DAY,
+       OPTIONS (epsilon = 2, delta = 1e-9, privacy_unit_column = user,
+                privacy_unit_period = INTERVAL '1' DAY,
                 max_groups_contributed = 4, time_unit = 's',
                 start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-04')
-       page, window_start, COUNT(*) AS visitors, AVG(seconds, contribution_bounds_per_row => (0, 300)) AS seconds
+       page, window_start, COUNT(*) AS visitors,
+       AVG(seconds, contribution_bounds_per_row => (0, 300)) AS seconds
 FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' DAY)
 GROUP BY page, window_start
 EMIT EVERY INTERVAL '1' HOUR'''
@@ -40,7 +42,8 @@ EMIT EVERY INTERVAL '1' HOUR'''
 name = "everybody"
 sql = '''
 SELECT WITH DIFFERENTIAL_PRIVACY
-       OPTIONS (epsilon = 1, delta = 1e-9, privacy_unit_column = user, privacy_unit_period = INTERVAL '1' DAY,
+       OPTIONS (epsilon = 1, delta = 1e-9, privacy_unit_column = user,
+                privacy_unit_period = INTERVAL '1' DAY,
                 max_groups_contributed = 1, time_unit = 's',
                 start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-04')
        window_start, COUNT(DISTINCT user) AS users
@@ -51,8 +54,8 @@ EMIT EVERY INTERVAL '3' HOUR'''
 name = "hourly"
 sql = '''
 SELECT WITH DIFFERENTIAL_PRIVACY
-       OPTIONS (epsilon = 1, privacy_unit = 'w_event', w = 24, privacy_unit_column = user, time_unit = 's',
-                public_groups = ('/home', '/news', '/sport'),
+       OPTIONS (epsilon = 1, privacy_unit = 'w_event', w = 24, privacy_unit_column = user,
+                time_unit = 's', public_groups = ('/home', '/news', '/sport'),
                 start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-04')
        page, window_start, COUNT(*) AS visits
 FROM TUMBLE(visits, DESCRIPTOR(at), INTERVAL '1' HOUR)

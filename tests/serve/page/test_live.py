@@ -3,7 +3,6 @@
 import pytest
 
 from tests.serve.page.conftest import until
-from tests.serve.page.logs import send_live
 
 pytestmark = pytest.mark.browser
 
@@ -16,20 +15,21 @@ def later(page, release):
     return page.evaluate(RELEASE)
 
 
-def test_releases_arrive_in_place(visit, live):
+def test_releases_arrive_in_place(visit, stream):
     """A new release changes numbers, not the page: no node is made anew, nothing moves."""
-    page = visit(live.url, viewport={"width": 900, "height": 500})
+    page = visit(stream.site.url, viewport={"width": 900, "height": 500})
     first = page.evaluate(RELEASE)
     before = page.inner_text("#keys .row:first-child .value b")
     page.evaluate("""() => {
-      for (const node of document.querySelectorAll("#keys .row, #legend .chip, #chart canvas, .gauge")) node.seen = true;
+      const made = document.querySelectorAll("#keys .row, #legend .chip, #chart canvas, .gauge");
+      for (const node of made) node.seen = true;
       document.querySelector("#keys .row:last-child .name").focus({ preventScroll: true });
       window.scrollTo(0, 420);
       window.moves = [];
       addEventListener("scroll", () => window.moves.push(window.scrollY));
     }""")
     until(page, "window.scrollY === 420")
-    send_live(live.folder, {"/home": 300})
+    stream.send(home=300)
     second = later(page, first)
     until(
         page,
@@ -45,32 +45,32 @@ def test_releases_arrive_in_place(visit, live):
     assert set(page.evaluate("window.moves")) <= {420}
 
 
-def test_a_new_key_appears_with_a_mark(visit, live):
+def test_a_new_key_appears_with_a_mark(visit, stream):
     """Enough people behind a key that nobody knew: it joins the list and the chart."""
-    page = visit(live.url)
+    page = visit(stream.site.url)
     later(page, page.evaluate(RELEASE))
     assert "/late" not in page.inner_text("#keys")
-    send_live(live.folder, {"/late": 300})
+    stream.send(late=300)
     until(page, "document.querySelector('#keys').textContent.includes('/late')")
     until(page, "document.querySelector('#legend').textContent.includes('/late')")
     page.wait_for_selector("#appear-note:visible")
 
-    (row,) = live.get("api/queries/now/latest?q=late")["rows"]
+    (row,) = stream.site.get("api/queries/now/latest?q=late")["rows"]
     assert row["first_seen"] > 1
 
 
-def test_the_page_outlives_the_server(visit, live):
+def test_the_page_outlives_the_server(visit, stream):
     """Killed and started again: the page says so, keeps what it has, and goes on by itself."""
-    page = visit(live.url, allowed=REFUSED)
+    page = visit(stream.site.url, allowed=REFUSED)
     page.evaluate("window.same = true")
     before = later(page, page.evaluate(RELEASE))
     shown = page.inner_text("#keys .row:first-child .name")
-    live.kill()
+    stream.site.kill()
     page.wait_for_selector("#status[data-state=lost]")
     assert page.inner_text("#status-text") == "Reconnecting…"
     assert page.inner_text("#keys .row:first-child .name") == shown
 
-    live.start()
+    stream.start()
     page.wait_for_selector("#status[data-state=live]", timeout=60_000)
     until(page, f"before => {RELEASE} > before + 1", arg=before, patience=60)
     assert page.evaluate("window.same")

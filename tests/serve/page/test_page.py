@@ -16,7 +16,8 @@ PAINTED = """() => {
     .map((line) => getComputedStyle(line).stroke.match(/\\d+/g).map(Number));
   const found = colours.map(() => 0);
   for (let at = 0; at < pixels.length; at += 4) colours.forEach((colour, which) => {
-    if (pixels[at + 3] > 200 && colour.every((part, place) => Math.abs(pixels[at + place] - part) < 32)) found[which] += 1;
+    const near = colour.every((part, place) => Math.abs(pixels[at + place] - part) < 32);
+    if (near && pixels[at + 3] > 200) found[which] += 1;
   });
   return found;
 }"""
@@ -27,8 +28,8 @@ def rows(page):
     """Name, value and margin of the keys that are listed."""
     return page.eval_on_selector_all(
         "#keys .row",
-        "rows => rows.map(row => [row.querySelector('.name').textContent,"
-        " row.querySelector('.value b').textContent, row.querySelector('.value small').textContent])",
+        "rows => rows.map(row => ['.name', '.value b', '.value small']"
+        ".map(part => row.querySelector(part).textContent))",
     )
 
 
@@ -223,7 +224,7 @@ def test_what_cannot_be_is_said_in_words(visit, story):
 
 
 def test_the_explanation_is_in_plain_words(visit, story):
-    """What is protected, how large the noise is, when keys appear; all from the query's own plan."""
+    """What is protected, how large the noise is, when keys appear; all from the query's plan."""
     page = visit(story.url)
     text = page.inner_text("#explain")
     told = story.get("api/queries/pages")["explain"]
