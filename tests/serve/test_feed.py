@@ -274,6 +274,7 @@ def test_what_if_agrees_with_explain(feed):
     series = get(feed, "/api/what-if", query="steps", epsilon=2)
 
     assert same["now"] == same["then"]
+    assert series["now"] == get(feed, "/api/what-if", query="steps", epsilon=1)["then"]
     assert same["now"]["columns"] == told["columns"]
     assert same["now"]["keys"]["last_threshold"] == told["keys"]["last_threshold"]
     assert more["then"]["columns"][0]["last"] < 0.7 * more["now"]["columns"][0]["last"]
