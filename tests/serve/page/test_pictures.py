@@ -21,7 +21,7 @@ PICTURES = {
     ),
     "page-phone.png": (
         "",
-        {"viewport": PHONE | {"height": 1500}, "color_scheme": "light", "device_scale_factor": 1.5},
+        {"viewport": PHONE | {"height": 1180}, "color_scheme": "light", "device_scale_factor": 1.5},
     ),
 }
 

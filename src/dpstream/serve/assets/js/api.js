@@ -23,7 +23,10 @@ async function get(path, parameters = {}, kind = null) {
     running.set(kind, control);
   }
   const text = asked.toString();
-  const answer = await fetch(text ? `${path}?${text}` : path, { headers: { Accept: "application/json" }, signal: control.signal });
+  const answer = await fetch(text ? `${path}?${text}` : path, {
+    headers: { Accept: "application/json" },
+    signal: control.signal,
+  });
   if (!answer.ok) {
     const said = await answer.json().catch(() => ({}));
     throw new Refused(answer.status, said.error ?? `the server answered ${answer.status}`);

@@ -75,7 +75,12 @@ export class Chart {
       const stroke = () => this.colours.lines[slot];
       const edge = { stroke: () => "transparent", points: { show: false }, spanGaps: false };
       series.push(
-        { stroke, width: 2, dash: DASHES[slot], points: { show: () => this.model.times.length <= MANY_POINTS, size: 5, fill: stroke } },
+        {
+          stroke,
+          width: 2,
+          dash: DASHES[slot],
+          points: { show: () => this.model.times.length <= MANY_POINTS, size: 5, fill: stroke },
+        },
         { ...edge },
         { ...edge },
       );
@@ -122,7 +127,13 @@ export class Chart {
     const last = (this.model?.times.length ?? 0) - 1;
     if (last < 0) return;
     const at = this.plot.cursor.idx;
-    const moves = { ArrowLeft: at === null || at === undefined ? last : Math.max(0, at - 1), ArrowRight: Math.min(last, (at ?? last) + 1), Home: 0, End: last, Escape: null };
+    const moves = {
+      ArrowLeft: at === null || at === undefined ? last : Math.max(0, at - 1),
+      ArrowRight: Math.min(last, (at ?? last) + 1),
+      Home: 0,
+      End: last,
+      Escape: null,
+    };
     if (!(event.key in moves)) return;
     event.preventDefault();
     this.#point(moves[event.key]);

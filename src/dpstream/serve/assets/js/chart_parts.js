@@ -51,7 +51,8 @@ export function timeLabels(_plot, splits, _axis, _space, step) {
 const plain = new Intl.NumberFormat("en", { maximumSignificantDigits: 6 });
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
 
-export const valueLabels = (_plot, splits) => splits.map((value) => (Math.abs(value) >= 10_000 ? compact : plain).format(value));
+export const valueLabels = (_plot, splits) =>
+  splits.map((value) => (Math.abs(value) >= 10_000 ? compact : plain).format(value));
 
 /** Was a key not there before its first point? The first release of all says nothing about that. */
 export function appeared(line, times) {

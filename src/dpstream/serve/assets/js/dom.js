@@ -43,6 +43,31 @@ export function reconcile(list, items, { keyOf, create, update }) {
   for (const node of known.values()) node.remove();
 }
 
+/**
+ * Call `action` at most once every `milliseconds`, never twice at the same time, and once more after
+ * the last call: a stream of calls that does not pause still gets through.
+ */
+export function paced(action, milliseconds) {
+  let [waiting, running, again] = [false, false, false];
+  const run = async () => {
+    [waiting, running, again] = [false, true, false];
+    try {
+      await action();
+    } finally {
+      running = false;
+      if (again) call();
+    }
+  };
+  const call = () => {
+    if (running) again = true;
+    else if (!waiting) {
+      waiting = true;
+      setTimeout(run, milliseconds);
+    }
+  };
+  return call;
+}
+
 /** Call `action` once things have been quiet for `milliseconds`. */
 export function debounce(action, milliseconds) {
   let timer;

@@ -94,4 +94,5 @@ export function listed(words) {
 }
 
 /** A value with its margin, and whether it repeats an older one. */
-export const withMargin = (value, stddev, held = false) => `${number(value, BAND * stddev)} ${margin(stddev)}${held ? " held" : ""}`.trim();
+export const withMargin = (value, stddev, held = false) =>
+  `${number(value, BAND * stddev)} ${margin(stddev)}${held ? " held" : ""}`.trim();

@@ -44,9 +44,15 @@ export function showHead(query, page, measure) {
   const what = listed(aggregates.map((one) => one.name)) + (keys.length ? ` by ${listed(keys)}` : "");
   const { every, size } = query.windows ?? {};
   const often = every ? `, every ${every.replace(/^1 /, "")}` : size ? `, per ${size.replace(/^1 /, "")}` : "";
-  const release = !page.time ? "Published once." : page.releases === 1 ? `Published ${moment(page.time)} UTC.` : `Release ${page.release_index}${page.releases ? ` of ${page.releases}` : ""}, ${moment(page.time)} UTC.`;
+  const release = !page.time
+    ? "Published once."
+    : page.releases === 1
+      ? `Published ${moment(page.time)} UTC.`
+      : `Release ${page.release_index}${page.releases ? ` of ${page.releases}` : ""}, ${moment(page.time)} UTC.`;
   const unit = query.unit && !query.mechanism ? ` Each ${query.unit} is protected` : " Protected";
-  const much = query.epsilon ? ` with ε = ${parameter(query.epsilon)}${query.delta ? `, δ = ${parameter(query.delta)}` : ""}.` : ".";
+  const much = query.epsilon
+    ? ` with ε = ${parameter(query.epsilon)}${query.delta ? `, δ = ${parameter(query.delta)}` : ""}.`
+    : ".";
   write(byId("summary"), `${what}${often}. ${release}${unit}${much}`);
   write(byId("keys-title"), `Top keys by ${measure}`);
   showNumbers(query, page);
@@ -55,7 +61,10 @@ export function showHead(query, page, measure) {
 /** Before the first release. */
 export function showNothing(query) {
   write(byId("title"), query.name);
-  write(byId("summary"), "Nothing has been published yet. The first release comes when its time has come: what is published when does not depend on the data.");
+  write(
+    byId("summary"),
+    "Nothing has been published yet. The first release comes when its time has come: what is published when does not depend on the data.",
+  );
 }
 
 /** Without keys there is one row: its numbers, large. */
@@ -65,7 +74,8 @@ function showNumbers(query, page) {
   if (byId("numbers-card").hidden) return;
   reconcile(byId("numbers"), query.columns.aggregates, {
     keyOf: (one) => one.name,
-    create: (one) => make("div", {}, make("dt", {}, one.name), make("dd", {}, make("b"), make("span", { class: "quiet" }))),
+    create: (one) =>
+      make("div", {}, make("dt", {}, one.name), make("dd", {}, make("b"), make("span", { class: "quiet" }))),
     update: (node, { name }) => {
       write(node.querySelector("b"), number(row.values[name], BAND * row.stddev[name]));
       write(node.querySelector("span"), margin(row.stddev[name]));

@@ -7,7 +7,10 @@ const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e
 const pictures = { "\n": "⏎", "\t": "⇥" };
 
 const visible = (text) =>
-  text.replace(UNSEEN, (sign) => pictures[sign] ?? `⟨${sign.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
+  text.replace(
+    UNSEEN,
+    (sign) => pictures[sign] ?? `⟨${sign.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`,
+  );
 
 /** The first characters of a text, never half of an emoji. */
 function shortened(text, longest) {
@@ -24,7 +27,8 @@ function shortened(text, longest) {
 function oneText(value, fullLength, longest) {
   if (value === null || value === undefined) return { text: "no value", odd: true };
   if (value === "") return { text: "empty text", odd: true };
-  if (typeof value !== "string") return { text: typeof value === "object" ? JSON.stringify(value) : String(value), odd: false };
+  if (typeof value !== "string")
+    return { text: typeof value === "object" ? JSON.stringify(value) : String(value), odd: false };
   if (value.trim() === "") return { text: `${value.length} × blank`, odd: true };
   const [kept, cut] = shortened(value, longest);
   return { text: visible(kept) + (cut || fullLength ? "…" : ""), odd: false };
@@ -52,5 +56,8 @@ export function keyNode(row, longest = LONGEST) {
 export function wholeText(value) {
   if (typeof value !== "string") return { text: value === null ? "no value" : JSON.stringify(value), note: "" };
   if (value === "") return { text: "empty text", note: "" };
-  return { text: value.replace(UNSEEN, (sign) => (sign === "\n" || sign === "\t" ? sign : visible(sign))), note: `${value.length.toLocaleString("en")} characters` };
+  return {
+    text: value.replace(UNSEEN, (sign) => (sign === "\n" || sign === "\t" ? sign : visible(sign))),
+    note: `${value.length.toLocaleString("en")} characters`,
+  };
 }

@@ -14,7 +14,14 @@ function sample(slot) {
   drawing.setAttribute("class", `sample s${slot + 1}`);
   drawing.setAttribute("aria-hidden", "true");
   const line = document.createElementNS(SVG, "line");
-  for (const [name, value] of Object.entries({ x1: 1, x2: 27, y1: 5, y2: 5, "stroke-dasharray": DASHES[slot].join(" ") || "none" })) line.setAttribute(name, value);
+  for (const [name, value] of Object.entries({
+    x1: 1,
+    x2: 27,
+    y1: 5,
+    y2: 5,
+    "stroke-dasharray": DASHES[slot].join(" ") || "none",
+  }))
+    line.setAttribute(name, value);
   drawing.append(line);
   return drawing;
 }
@@ -27,11 +34,26 @@ export function showLegend({ model, index, picked, onRemove, onOpen, spoken }) {
   reconcile(byId("legend"), model.lines, {
     keyOf: (line) => `${line.id}/${line.slot}`,
     create: (line) => {
-      const name = make("button", { type: "button", class: "chip-name", title: "Show this key" }, keyNode(line.row, 28));
+      const name = make(
+        "button",
+        { type: "button", class: "chip-name", title: "Show this key" },
+        keyNode(line.row, 28),
+      );
       name.addEventListener("click", () => onOpen(line.row));
-      const out = make("button", { type: "button", class: "chip-out", "aria-label": `Take ${keyText(line.row, 40)} out of the chart` }, "✕");
+      const out = make(
+        "button",
+        { type: "button", class: "chip-out", "aria-label": `Take ${keyText(line.row, 40)} out of the chart` },
+        "✕",
+      );
       out.addEventListener("click", () => onRemove(line.id));
-      return make("li", { class: `chip s${line.slot + 1}` }, sample(line.slot), name, make("span", { class: "chip-value" }), out);
+      return make(
+        "li",
+        { class: `chip s${line.slot + 1}` },
+        sample(line.slot),
+        name,
+        make("span", { class: "chip-value" }),
+        out,
+      );
     },
     update: (node, line) => {
       const point = valueAt(line, time);
@@ -42,6 +64,7 @@ export function showLegend({ model, index, picked, onRemove, onOpen, spoken }) {
     },
   });
   byId("appear-note").hidden = !model.lines.some((line) => appeared(line, model.times));
+  byId("readout").setAttribute("aria-live", spoken ? "polite" : "off"); // who moves by keyboard hears it
   write(byId("readout"), readout(model, index, time, spoken));
 }
 
@@ -62,12 +85,25 @@ function readout(model, index, time, spoken) {
 /** The chart as a table, for those who read numbers rather than lines. */
 export function showTable(model) {
   if (!byId("as-table").open) return;
-  const head = make("tr", {}, make("th", { scope: "col" }, "Time (UTC)"), model.lines.map((line) => make("th", { scope: "col" }, keyNode(line.row, 28))));
-  const rows = model.times.toReversed().slice(0, 500).map((time) =>
-    make("tr", {}, make("th", { scope: "row" }, moment(new Date(time * 1000).toISOString())), model.lines.map((line) => {
-      const point = valueAt(line, time);
-      return make("td", {}, point ? withMargin(point.value, point.stddev, point.held) : "");
-    })),
+  const head = make(
+    "tr",
+    {},
+    make("th", { scope: "col" }, "Time (UTC)"),
+    model.lines.map((line) => make("th", { scope: "col" }, keyNode(line.row, 28))),
   );
+  const rows = model.times
+    .toReversed()
+    .slice(0, 500)
+    .map((time) =>
+      make(
+        "tr",
+        {},
+        make("th", { scope: "row" }, moment(new Date(time * 1000).toISOString())),
+        model.lines.map((line) => {
+          const point = valueAt(line, time);
+          return make("td", {}, point ? withMargin(point.value, point.stddev, point.held) : "");
+        }),
+      ),
+    );
   byId("chart-table").replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, rows)));
 }

@@ -6,8 +6,11 @@ const LONGEST_WAIT = 8000;
 
 /** Show the state of the connection in the page's head. */
 export function status(state, text) {
+  const before = byId("status").dataset.state;
   byId("status").dataset.state = state;
   write(byId("status-text"), text);
+  // Read out when the connection goes or comes back, not at every release.
+  if (state !== before) write(byId("said"), state === "live" ? "Connected" : text);
 }
 
 /**

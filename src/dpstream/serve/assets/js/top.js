@@ -14,7 +14,11 @@ export class TopKeys {
 
   /** Show one page of keys. */
   show({ answer, measure, search, slots }) {
-    const rows = answer.rows.map((row, place) => ({ row, rank: search ? null : answer.offset + place + 1, last: place === answer.rows.length - 1 }));
+    const rows = answer.rows.map((row, place) => ({
+      row,
+      rank: search ? null : answer.offset + place + 1,
+      last: place === answer.rows.length - 1,
+    }));
     this.#rescale(answer, measure, search);
     reconcile(byId("keys"), rows, {
       keyOf: ({ row }) => row.id,
@@ -43,11 +47,26 @@ export class TopKeys {
     pick.addEventListener("change", () => this.onPick(row, pick.checked));
     const name = make("button", { type: "button", class: "name" }, keyNode(row));
     name.addEventListener("click", () => this.onOpen(row));
-    return make("li", { class: "row" },
-      make("span", { class: "rank", "aria-hidden": "true" }), pick, name,
-      make("span", { class: "bar", "aria-hidden": "true" }, make("i", { class: "fill" }), make("i", { class: "whisker" })),
+    return make(
+      "li",
+      { class: "row" },
+      make("span", { class: "rank", "aria-hidden": "true" }),
+      pick,
+      name,
+      make(
+        "span",
+        { class: "bar", "aria-hidden": "true" },
+        make("i", { class: "fill" }),
+        make("i", { class: "whisker" }),
+      ),
       make("span", { class: "value" }, make("b"), make("small")),
-      make("span", { class: "tie" }, make("span", { "aria-hidden": "true", title: "Too close at this noise to say which is larger" }, "≈"), make("span", { class: "unseen" }, "too close to the next one to say which is larger")));
+      make(
+        "span",
+        { class: "tie" },
+        make("span", { "aria-hidden": "true", title: "Too close at this noise to say which is larger" }, "≈"),
+        make("span", { class: "unseen" }, "too close to the next one to say which is larger"),
+      ),
+    );
   }
 
   #update(node, { row, rank, last }, measure, slots) {
@@ -73,18 +92,35 @@ export class TopKeys {
     const close = answer.rows.slice(0, -1).filter((row) => row.ordered === false).length;
     const pairs = Math.max(0, answer.rows.length - 1);
     let words = "";
-    if (pairs && close) words = `≈ joins ${close === pairs ? "all" : close} of ${count(pairs, "neighbouring pair")}: at this noise nobody can say which of the two is larger.`;
+    if (pairs && close)
+      words = `≈ joins ${close === pairs ? "all" : close} of ${count(pairs, "neighbouring pair")}: at this noise nobody can say which of the two is larger.`;
     else if (pairs) words = "Each of these keys is larger than the next by more than the noise explains.";
     write(byId("order-note"), words);
     const none = byId("none");
     none.hidden = answer.rows.length > 0;
     if (search) write(none, "No published key contains this text. A key appears once enough people are behind it.");
-    else write(none, answer.total ? "No keys on this page." : "No key has appeared yet. A key appears once enough people are behind it.");
+    else
+      write(
+        none,
+        answer.total
+          ? "No keys on this page."
+          : "No key has appeared yet. A key appears once enough people are behind it.",
+      );
     const [from, to] = [answer.offset + 1, answer.offset + answer.rows.length];
     const found = search ? `found among ${answer.total.toLocaleString("en")}` : "";
-    write(byId("range"), answer.rows.length ? `${from.toLocaleString("en")}–${to.toLocaleString("en")} of ${count(answer.matched, "key")} ${found}`.trim() : "");
+    write(
+      byId("range"),
+      answer.rows.length
+        ? `${from.toLocaleString("en")}–${to.toLocaleString("en")} of ${count(answer.matched, "key")} ${found}`.trim()
+        : "",
+    );
     byId("prev").disabled = answer.offset === 0;
     byId("next").disabled = to >= answer.matched;
-    byId("pager").hidden = answer.matched <= PAGE && answer.offset === 0 && !search && answer.matched === answer.rows.length && answer.matched < 2;
+    byId("pager").hidden =
+      answer.matched <= PAGE &&
+      answer.offset === 0 &&
+      !search &&
+      answer.matched === answer.rows.length &&
+      answer.matched < 2;
   }
 }

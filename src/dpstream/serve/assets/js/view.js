@@ -18,7 +18,13 @@ export function readView() {
     measure: said.get("measure"),
     search: (said.get("search") ?? "").slice(0, 200),
     offset: Math.max(0, Number.parseInt(said.get("from") ?? "0", 10) || 0),
-    picked: keys === null ? null : keys.split(",").filter((id) => /^[0-9a-f]{2,64}$/.test(id)).slice(0, MOST_PICKED),
+    picked:
+      keys === null
+        ? null
+        : keys
+            .split(",")
+            .filter((id) => /^[0-9a-f]{2,64}$/.test(id))
+            .slice(0, MOST_PICKED),
   };
 }
 

@@ -19,7 +19,8 @@ export class Windows {
   /** Learn the windows of a query anew and show `chosen`. */
   async load(query, chosen) {
     const answer = await api.windows(query);
-    const old = this.query === query && this.known.length > answer.windows.length ? this.known.slice(answer.windows.length) : [];
+    const old =
+      this.query === query && this.known.length > answer.windows.length ? this.known.slice(answer.windows.length) : [];
     const fresh = new Set(answer.windows.map((one) => one.window));
     this.known = [...answer.windows, ...old.filter((one) => !fresh.has(one.window))];
     if (!old.length) this.next = answer.next;
@@ -30,7 +31,9 @@ export class Windows {
   show(chosen) {
     this.chosen = chosen;
     const several = this.known.length > 1;
-    const wanted = [["newest", this.known.length ? `${several ? "Newest: " : ""}${name(this.known[0])}` : "No window yet"]];
+    const wanted = [
+      ["newest", this.known.length ? `${several ? "Newest: " : ""}${name(this.known[0])}` : "No window yet"],
+    ];
     if (several) wanted.push(["all", "All windows, one point each"]);
     for (const one of this.known.slice(1)) wanted.push([String(one.window), name(one)]);
     if (this.next !== null && this.next !== undefined) wanted.push(["more", "Older …"]);
