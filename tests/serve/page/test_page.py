@@ -136,6 +136,17 @@ def test_the_chart_takes_six_keys(visit, story):
     assert len(set(colours)) == 6
 
 
+def test_a_key_that_is_pointed_at_stands_out(visit, story):
+    """The other lines fade, and come back."""
+    page = visit(story.url)
+    before = page.evaluate(PAINTED)
+    page.hover("#legend .chip:nth-child(2)")
+    until(page, f"() => ({PAINTED})()[0] < {before[0] / 4}")
+    assert page.evaluate(PAINTED)[1] >= before[1]
+    page.hover("#title")
+    until(page, f"() => ({PAINTED})()[0] === {before[0]}")
+
+
 def test_windows_are_chosen(visit, story):
     """Older and newer days, one after the other, and all of them with a point each."""
     page = visit(story.url)

@@ -32,6 +32,8 @@ def test_pictures(visit, story, tmp_path):
         page = visit(story.url + view, **options)
         page.wait_for_selector("#whatif table")
         until(page, "document.querySelectorAll('#keys .row').length > 8")
+        if options["color_scheme"] == "dark":
+            page.hover("#legend .chip")
         page.screenshot(path=tmp_path / name, animations="disabled")
         assert (LATE_PAGE in page.inner_text("#keys")) == (not view)
         assert (tmp_path / name).stat().st_size > 40_000

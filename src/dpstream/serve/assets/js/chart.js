@@ -17,6 +17,7 @@ export class Chart {
     this.model = null;
     this.plot = null;
     this.colours = {};
+    this.emphasis = null;
     new ResizeObserver(() => this.#fit()).observe(box);
     box.addEventListener("keydown", (event) => this.#key(event));
     box.addEventListener("blur", () => this.#point(null));
@@ -40,6 +41,23 @@ export class Chart {
     if (!this.plot) this.#make();
     this.plot.setData(data);
     this.onCursor(this.plot.cursor.idx ?? null, this.model, false);
+  }
+
+  /** Let one line stand out, or none (null): the others fade and lose their bands. */
+  emphasise(slot) {
+    if (this.emphasis === slot) return;
+    this.emphasis = slot;
+    this.plot?.redraw(false);
+  }
+
+  #stroke(slot) {
+    const whole = this.colours.lines[slot];
+    return this.emphasis === null || this.emphasis === slot ? whole : faded(whole, 0.3);
+  }
+
+  #band(slot) {
+    if (this.emphasis !== null && this.emphasis !== slot) return "transparent";
+    return faded(this.colours.lines[slot], this.emphasis === slot ? 0.3 : 0.16);
   }
 
   /** Take up changed colours. */
@@ -72,7 +90,7 @@ export class Chart {
     const series = [{}];
     const bands = [];
     for (let slot = 0; slot < MOST_PICKED; slot += 1) {
-      const stroke = () => this.colours.lines[slot];
+      const stroke = () => this.#stroke(slot);
       const edge = { stroke: () => "transparent", points: { show: false }, spanGaps: false };
       series.push(
         {
@@ -84,7 +102,7 @@ export class Chart {
         { ...edge },
         { ...edge },
       );
-      bands.push({ series: [3 * slot + 3, 3 * slot + 2], fill: () => faded(this.colours.lines[slot]) });
+      bands.push({ series: [3 * slot + 3, 3 * slot + 2], fill: () => this.#band(slot) });
     }
     const axis = {
       stroke: () => this.colours.text,
@@ -140,4 +158,4 @@ export class Chart {
   }
 }
 
-const faded = (rgb) => rgb.replace(/^rgb\((.*)\)$/, "rgba($1, 0.17)");
+const faded = (rgb, alpha) => rgb.replace(/^rgb\((.*)\)$/, `rgba($1, ${alpha})`);

@@ -29,7 +29,7 @@ function sample(slot) {
 const valueAt = (line, time) => line.at.get(time);
 
 /** Fill the legend; `index` is the release under the cursor, or null for the newest. */
-export function showLegend({ model, index, picked, onRemove, onOpen, spoken }) {
+export function showLegend({ model, index, picked, onRemove, onOpen, onPoint, spoken }) {
   const time = model.times[index ?? model.times.length - 1];
   reconcile(byId("legend"), model.lines, {
     keyOf: (line) => `${line.id}/${line.slot}`,
@@ -39,14 +39,17 @@ export function showLegend({ model, index, picked, onRemove, onOpen, spoken }) {
         { type: "button", class: "chip-name", title: "Show this key" },
         keyNode(line.row, 28),
       );
-      name.addEventListener("click", () => onOpen(line.row));
+      name.addEventListener("click", () => onOpen(chip.row));
       const out = make(
         "button",
         { type: "button", class: "chip-out", "aria-label": `Take ${keyText(line.row, 40)} out of the chart` },
         "✕",
       );
-      out.addEventListener("click", () => onRemove(line.id));
-      return make(
+      out.addEventListener("click", () => {
+        onPoint(null); // a node that is gone is never left
+        onRemove(line.id);
+      });
+      const chip = make(
         "li",
         { class: `chip s${line.slot + 1}` },
         sample(line.slot),
@@ -54,8 +57,12 @@ export function showLegend({ model, index, picked, onRemove, onOpen, spoken }) {
         make("span", { class: "chip-value" }),
         out,
       );
+      for (const begins of ["pointerenter", "focusin"]) chip.addEventListener(begins, () => onPoint(line.slot));
+      for (const ends of ["pointerleave", "focusout"]) chip.addEventListener(ends, () => onPoint(null));
+      return chip;
     },
     update: (node, line) => {
+      node.row = line.row;
       const point = valueAt(line, time);
       const value = node.querySelector(".chip-value");
       value.style.minWidth = `${line.widest}ch`; // wide enough for all values: the page does not move under the pointer

@@ -35,6 +35,7 @@ const chart = new Chart(byId("chart"), (index, model, spoken) =>
     picked: query.columns.keys.length ? "some" : "only",
     onRemove: (id) => pick({ id }, false),
     onOpen: open,
+    onPoint: (slot) => chart.emphasise(slot),
   }),
 );
 const topKeys = new TopKeys({ onPick: pick, onOpen: open });

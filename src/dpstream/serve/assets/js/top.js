@@ -46,8 +46,8 @@ export class TopKeys {
     const pick = make("input", { type: "checkbox", class: "pick", "aria-label": `Show ${keyText(row)} in the chart` });
     pick.addEventListener("change", () => this.onPick(row, pick.checked));
     const name = make("button", { type: "button", class: "name" }, keyNode(row));
-    name.addEventListener("click", () => this.onOpen(row));
-    return make(
+    name.addEventListener("click", () => this.onOpen(node.row));
+    const node = make(
       "li",
       { class: "row" },
       make("span", { class: "rank", "aria-hidden": "true" }),
@@ -67,9 +67,11 @@ export class TopKeys {
         make("span", { class: "unseen" }, "too close to the next one to say which is larger"),
       ),
     );
+    return node;
   }
 
   #update(node, { row, rank, last }, measure, slots) {
+    node.row = row;
     const [value, stddev] = [row.values[measure], row.stddev[measure]];
     const slot = slots.of(row.id);
     node.className = slot === undefined ? "row" : `row picked s${slot + 1}`;
