@@ -70,6 +70,12 @@ def _bench_peers() -> str | None:
     return None if shutil.which("java") else "no java, which the Spark baseline needs"
 
 
+def _schemathesis() -> str | None:
+    if not (ROOT / ".venv-serve" / ".stamp").exists():
+        return "no .venv-serve; make it with `make serve-test`"
+    return None
+
+
 # Marker -> probe; a probe returns None when the component is there, otherwise why it is not.
 COMPONENTS: dict[str, Callable[[], str | None]] = {
     "spark": lambda: _module("pyspark") or _program("java"),
@@ -78,6 +84,7 @@ COMPONENTS: dict[str, Callable[[], str | None]] = {
     "postgres": lambda: _program("postgres", "pg_ctl", "pg_ctlcluster"),
     "browser": _browser,
     "bench": _bench_peers,
+    "serve": _schemathesis,
     "audit": lambda: None,  # needs nothing but time
 }
 

@@ -150,7 +150,9 @@ def test_the_core_stays_small():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["constraints.txt", "constraints-bench.txt"])
+@pytest.mark.parametrize(
+    "name", ["constraints.txt", "constraints-bench.txt", "constraints-serve.txt"]
+)
 def test_constraints_hold_nothing_but_exact_versions(name):
     """A host, a path or a local file would tie the set-up to one machine."""
     lines = (ROOT / name).read_text().splitlines()
@@ -166,6 +168,7 @@ def test_every_requirement_of_core_and_dev_is_pinned():
     """A fresh clone gets the versions that were tested."""
     extras = PROJECT["optional-dependencies"]
     wanted = [*PROJECT["dependencies"], *extras["frames"], *extras["plot"], *extras["docs"]]
+    wanted += extras["serve"]
     wanted += [entry for entry in extras["dev"] if not entry.startswith("dpstream")]
     names = {re.match(r"[\w-]+", entry).group() for entry in wanted}
 

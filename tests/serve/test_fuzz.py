@@ -33,8 +33,7 @@ def fitting(parameter):
         return st.floats(schema.get("minimum", 0), schema.get("maximum", 1)).map(repr)
     if "pattern" in schema:
         return st.from_regex(schema["pattern"], fullmatch=True)
-    known = {"name": ["pages", "changed", "all", "steps"], "query": ["pages", "steps"]}
-    known |= {"sort": ["clicks", "seconds"], "source": ["clicks"], "key": [json.dumps([PAGES[2]])]}
+    known = {"sort": ["clicks", "seconds"], "key": [json.dumps([PAGES[2]])]}
     return st.sampled_from(known.get(parameter["name"], ["home", "x"]))
 
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from dpstream.records import Integers
 from dpstream.serve.described import Described
-from dpstream.serve.formats import Numbered
 from dpstream.serve.parameters import Refusal
 from dpstream.serve.routes import Given
 from dpstream.serve.shown_rows import (
     CONFIDENCE,
     cut,
     figures_of,
+    id_of_json,
     in_order,
     meaningful,
     order_threshold,
@@ -27,9 +22,6 @@ from dpstream.serve.shown_rows import (
 )
 from dpstream.serve.store.keys import key_id, key_values
 from dpstream.serve.store.reader import Released, ReleaseReader
-from dpstream.serve.store.segments import OWN, Segment
-
-_AT_ONCE = 64  # releases that are looked up together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +78,7 @@ class History:
 
     def series(self, given: Given) -> dict[str, Any]:
         """The releases of some keys in a window; of all windows the newest release each."""
-        wanted = list(dict.fromkeys([*given["id"], *map(_id_of, given["key"])]))
+        wanted = list(dict.fromkeys([*given["id"], *map(id_of_json, given["key"])]))
         if not wanted:
             if self.described.keys:
                 raise Refusal(422, "name at least one key, with id or key")
@@ -139,36 +131,6 @@ class History:
                 return {"id": identity, "key": key_values(row, self.described.keys)[0]}
         raise Refusal(404, "there is no such key")
 
-    def page(self, given: Given) -> dict[str, Any]:
-        """Rows of all releases, oldest first; `next` goes on."""
-        rows: list[dict[str, Any]] = []
-        following = None
-        for released, segment, places, cursor in self._places(given):
-            place = {"release": released.id, "window": released.window}
-            rows += [place | row for row in rows_of(self.described, segment, places)]
-            following = cursor
-        return {"query": self.described.name, "rows": rows, "next": following}
-
-    def tables(self, given: Given) -> tuple[list[Numbered], str | None]:
-        """The same rows as tables."""
-        found, following = [], None
-        for released, segment, places, cursor in self._places(given):
-            table = segment.table.drop_columns(list(OWN)).take(pa.array(places))
-            found.append((released.window, released.release, table))
-            following = cursor
-        return found, following
-
-    def all(self, window: int | None) -> Iterator[Numbered]:
-        """Every release (of a window), as it was published."""
-        after = 0
-        while True:
-            found = self.reader.releases(self.described.name, window, after=after, limit=_AT_ONCE)
-            for released in found:
-                yield released.window, released.release, self.reader.segment(released).published
-                after = released.id
-            if len(found) < _AT_ONCE:
-                return
-
     def newest(self, window: int | None) -> Released:
         """The newest release of a window, or of the newest window."""
         found = self.reader.newest(self.described.name, window)
@@ -176,31 +138,6 @@ class History:
             words = "nothing was published yet" if window is None else "there is no such window"
             raise Refusal(404, words)
         return found
-
-    def _places(self, given: Given) -> Iterator[tuple[Released, Segment, Integers, str | None]]:
-        """Releases with the places of their rows on one page, and the cursor behind each."""
-        wanted = given["id"] or (None if given["key"] is None else _id_of(given["key"]))
-        number, _, skipped = (given["after"] or "0").partition(".")
-        left, skip, after = given["limit"], int(skipped or 0), int(number)
-        at = after - 1 if skip else after
-        while left > 0:
-            found = self.reader.releases(
-                self.described.name, given["window"], after=at, limit=_AT_ONCE
-            )
-            for each in found:
-                segment = self.reader.segment(each)
-                places = _fresh(segment, wanted)
-                start = skip if each.id == after else 0
-                shown = places[start : start + left]
-                left -= len(shown)
-                rest = start + len(shown) < len(places)
-                cursor = f"{each.id}.{start + len(shown)}" if rest else str(each.id)
-                yield each, segment, shown, cursor
-                if left <= 0:
-                    return
-                at = each.id
-            if len(found) < _AT_ONCE:
-                return
 
     def _figure(self, sort: str | None) -> str | None:
         figures = self.described.figures
@@ -229,21 +166,3 @@ def _line(identity: str, key: list[Any] | None, points: list[dict[str, Any]]) ->
         line["cut"] = lengths
     first = points[0]["release_index"] if points else None
     return line | {"first_seen": first, "points": points}
-
-
-def _fresh(segment: Segment, wanted: str | None) -> Integers:
-    if wanted is None:
-        return segment.fresh
-    place = segment.find_fresh(wanted)
-    return np.array([] if place is None else [place], np.int64)
-
-
-def _id_of(text: str) -> str:
-    """The id of a key that was given as JSON."""
-    try:
-        key = json.loads(text)
-    except (ValueError, RecursionError):
-        key = None
-    if not isinstance(key, list) or any(isinstance(each, list | dict) for each in key):
-        raise Refusal(422, "key must be a JSON array of texts, numbers or null")
-    return key_id(key)

@@ -6,13 +6,11 @@ What is here is not private. Every route asks for the token, the unknown ones to
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,54 +19,25 @@ from starlette.responses import Response
 
 from dpstream.pipeline import Pipeline
 from dpstream.privacy.ledger import Ledger
-from dpstream.serve.guards import (
-    HANDLERS,
-    App,
-    Limits,
-    Receive,
-    Scope,
-    SecurityHeaders,
-    Send,
-    refused,
-)
+from dpstream.serve.guards import HANDLERS, App, Limits, SecurityHeaders
 from dpstream.serve.hub import Hub
 from dpstream.serve.ingest import ARROW, JSONL, Intake, content_type, read_body
 from dpstream.serve.metrics import Sample, exposition
+from dpstream.serve.operator_numbers import (
+    COUNTS,
+    dead_letters,
+    lag,
+    samples_of_intake,
+    samples_of_query,
+)
 from dpstream.serve.parameters import Parameter, Refusal
 from dpstream.serve.routes import Endpoint, Given, json_answer, known, openapi
 from dpstream.serve.supervisor import Supervisor
-from dpstream.serve.token import Token
+from dpstream.serve.token import Token, TokenGate
 
 _ABOUT = "For the operator alone: exact counts and raw rows, which are not private."
 _LETTERS = 1000
 _WELL = ("starting", "running", "finished", "not run")
-_COUNTS = {
-    "read": "Rows read.",
-    "outside": "Rows outside the public range.",
-    "late": "Rows that came too late.",
-    "other_keys": "Rows of keys that are not public.",
-    "rejected": "Rows set aside as dead letters.",
-}
-
-
-class TokenGate:
-    """Lets nobody in without the token."""
-
-    def __init__(self, app: App, token: Token) -> None:
-        self._app, self._token = app, token
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or refuse."""
-        if scope["type"] == "http":
-            headers = dict(scope["headers"])
-            given = headers.get(b"authorization", b"").decode("latin-1")
-            if not self._token.fits(given):
-                refusal = Refusal(
-                    401, "the operator's token is needed", {"www-authenticate": "Bearer"}
-                )
-                await refused(refusal)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 @dataclass(kw_only=True)
@@ -104,8 +73,16 @@ class OperatorSide:
 
     def endpoints(self) -> list[Endpoint]:
         """Every route."""
-        source = Parameter(name="source", about="The name of a source.", place="path", longest=200)
-        name = Parameter(name="query", about="Only this query.", longest=200)
+        source = Parameter(
+            name="source",
+            about="The name of a source.",
+            place="path",
+            longest=200,
+            names=list(self.intakes),
+        )
+        name = Parameter(
+            name="query", about="Only this query.", longest=200, names=list(self.pipeline.folders)
+        )
         limit = Parameter(
             name="limit",
             about="The most that are given.",
@@ -188,48 +165,27 @@ class OperatorSide:
         return Response(exposition(self._samples()), media_type="text/plain; version=0.0.4")
 
     def _samples(self) -> list[Sample]:
-        seen = self.supervisor
-        running = float(seen.state in ("running", "finished"))
+        seen, newest = self.supervisor, self.hub.reader.horizon
+        runs = float(seen.state in ("running", "finished"))
         found: list[Sample] = [
-            ("dpstream_up", "gauge", "Does the pipeline run, or has it ended?", {}, running),
-            (
-                "dpstream_restarts_total",
-                "counter",
-                "Times it was started again.",
-                {},
-                seen.restarts,
-            ),
+            ("dpstream_up", "gauge", "Does the pipeline run, or has it ended?", {}, runs),
+            ("dpstream_restarts_total", "counter", "Times it was restarted.", {}, seen.restarts),
             ("dpstream_sse_clients", "gauge", "Who follows the events.", {}, self.hub.clients),
-            ("dpstream_newest_release", "gauge", "The newest number.", {}, self.hub.reader.horizon),
+            ("dpstream_newest_release", "gauge", "The newest number.", {}, newest),
         ]
         for name, told in self._told().items():
-            label = {"query": name}
-            for count, about in _COUNTS.items():
-                found.append((f"dpstream_rows_{count}_total", "counter", about, label, told[count]))
-            done = told["triggers_done"]
-            found.append(("dpstream_triggers_total", "counter", "Triggers done.", label, done))
-            if (lag := _lag(told)) is not None:
-                found.append(("dpstream_lag_seconds", "gauge", "Behind its schedule.", label, lag))
-        for name, intake in self.intakes.items():
-            label = {"source": name}
-            for count, about in (
-                ("accepted", "Rows taken in."),
-                ("rejected", "Posted lines that are no rows."),
-                ("requests", "Posts taken in."),
-            ):
-                metric = f"dpstream_posted_{count}_total"
-                found.append((metric, "counter", about, label, getattr(intake, count)))
-            waiting = intake.inbox.waiting
-            found.append(("dpstream_posted_bytes", "gauge", "Kept for the run.", label, waiting))
+            found += samples_of_query(name, told)
+        for intake in self.intakes.values():
+            found += samples_of_intake(intake)
         return found
 
     def _lag(self, request: Request, given: Given) -> Response:
         lags = {
             name: {
-                "seconds": _lag(told),
+                "seconds": lag(told),
                 "triggers_done": told["triggers_done"],
                 "triggers": told["triggers"],
-                **{count: told[count] for count in _COUNTS},
+                **{count: told[count] for count in COUNTS},
             }
             for name, told in self._told().items()
         }
@@ -256,8 +212,7 @@ class OperatorSide:
             folders = {given["query"]: known(folders, given["query"], "query")}
         found: list[dict[str, Any]] = []
         for name, folder in folders.items():
-            files = sorted((folder / "dead-letters").glob("*.jsonl"), key=_age)
-            found += [{"query": name} | row for row in _newest(files, given["limit"])]
+            found += [{"query": name} | row for row in dead_letters(folder, given["limit"])]
         return json_answer(request, {"dead_letters": found[: given["limit"]]})
 
     async def _ingest(self, request: Request, given: Given) -> Response:
@@ -279,28 +234,3 @@ class OperatorSide:
         return openapi(
             title, self.endpoints(), version=version("dpstream"), about=_ABOUT, secured=True
         )
-
-
-def _lag(told: Mapping[str, Any]) -> float | None:
-    """Seconds since the next trigger was due; 0 if it is not due yet."""
-    due = told["next_trigger"]
-    return None if due is None else max(0.0, time.time() - due / 1e6)
-
-
-def _age(path: Path) -> float:
-    try:
-        return -path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-
-
-def _newest(files: list[Path], limit: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for path in files:
-        if len(found) >= limit:
-            break
-        try:
-            found += [json.loads(line) for line in path.read_bytes().splitlines()[::-1]]
-        except FileNotFoundError:
-            continue
-    return found[:limit]

@@ -34,6 +34,8 @@ class Parameter:
     longest: int = 4096
     choices: Sequence[str] | None = None
     pattern: str | None = None
+    names: Sequence[str] = ()
+    """What there is; another name is not refused here, but not found."""
     repeated: int = 1
     """How often it may be given."""
     required: bool = False
@@ -94,6 +96,8 @@ class Parameter:
                 schema[key] = int(value) if self.kind == "integer" else value
         if self.choices is not None:
             schema = {"type": "string", "enum": list(self.choices)}
+        if self.names:
+            schema = {"type": "string", "enum": list(self.names)}
         if self.pattern is not None:
             schema["pattern"] = self.pattern
         if self.default is not None:

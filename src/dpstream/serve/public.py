@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from dpstream.serve import formats
+from dpstream.serve.archive import Archive
 from dpstream.serve.assets_app import Assets
 from dpstream.serve.described import Described
 from dpstream.serve.events import EventStream
@@ -71,7 +72,8 @@ class Public:
                 "ledger": self._ledger,
                 "what_if": self._what_if,
                 "openapi": self._openapi,
-            }
+            },
+            list(self.queries),
         )
 
     def _all(self, request: Request, given: Given) -> Response:
@@ -97,6 +99,9 @@ class Public:
     def _history(self, given: Given) -> History:
         return History(described=self._query(given), reader=self.hub.reader)
 
+    def _archive(self, given: Given) -> Archive:
+        return Archive(described=self._query(given), reader=self.hub.reader)
+
     def _windows(self, request: Request, given: Given) -> Response:
         return json_answer(request, self._history(given).windows(given["after"], given["limit"]))
 
@@ -110,11 +115,11 @@ class Public:
         return json_answer(request, self._history(given).key(given["id"], given["window"]))
 
     def _releases(self, request: Request, given: Given) -> Response:
-        history = self._history(given)
+        archive = self._archive(given)
         if given["format"] == "json":
-            return json_answer(request, history.page(given))
-        tables, following = history.tables(given)
-        described = history.described
+            return json_answer(request, archive.page(given))
+        tables, following = archive.tables(given)
+        described = archive.described
         body = b"".join(formats.stream(given["format"], tables, described.schema))
         headers = {"cache-control": "no-cache"}
         if following is not None:
@@ -122,11 +127,11 @@ class Public:
         return Response(body, media_type=formats.TYPES[given["format"]], headers=headers)
 
     def _download(self, request: Request, given: Given) -> Response:
-        history = self._history(given)
+        archive = self._archive(given)
         if not self._downloads.acquire(blocking=False):
             raise Refusal(503, "too many downloads at the same time", {"retry-after": "5"})
         body = self._counted(
-            formats.stream(given["format"], history.all(given["window"]), history.described.schema)
+            formats.stream(given["format"], archive.all(given["window"]), archive.described.schema)
         )
         headers = {
             "cache-control": "no-cache",

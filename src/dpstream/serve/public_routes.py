@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,6 @@ from dpstream.serve.parameters import Parameter
 from dpstream.serve.routes import Endpoint, Handler
 from dpstream.serve.store.keys import KEY_ID
 
-_NAME = Parameter(name="name", about="The name of a query.", place="path", longest=200)
 _WINDOW = Parameter(
     name="window", about="The number of a window.", kind="integer", least=0, most=2**53
 )
@@ -50,8 +50,7 @@ _LAST_ID = Parameter(
 _ROWS = Parameter(
     name="rows", about="1: with the rows.", kind="integer", least=0, most=1, default=0
 )
-_WHAT_IF = (
-    Parameter(name="query", about="The name of a query.", longest=200, required=True),
+_CHANGES = (
     Parameter(name="epsilon", about="Another epsilon.", kind="number", least=0.001, most=100),
     Parameter(name="delta", about="Another delta.", kind="number", least=1e-18, most=0.1),
     Parameter(
@@ -75,29 +74,32 @@ _QUERY = "/api/queries/{name}"
 _OF_QUERY = (404, 422, 429)
 
 
-def public_routes(handlers: dict[str, Handler]) -> list[Endpoint]:
+def public_routes(handlers: dict[str, Handler], queries: Sequence[str]) -> list[Endpoint]:
     """Every route but the page, with who answers it."""
+    about = "The name of a query."
+    name = Parameter(name="name", about=about, place="path", longest=200, names=queries)
+    query = replace(name, name="query", place="query", required=True)
     return [
         Endpoint(path="/api/queries", summary="All queries.", handler=handlers["queries"]),
         Endpoint(
             path=_QUERY,
             summary="One query.",
             handler=handlers["query"],
-            parameters=[_NAME],
+            parameters=[name],
             refuses=_OF_QUERY,
         ),
         Endpoint(
             path=f"{_QUERY}/windows",
             summary="The windows that were published, newest first.",
             handler=handlers["windows"],
-            parameters=[_NAME, _BEFORE, _LIMIT],
+            parameters=[name, _BEFORE, _LIMIT],
             refuses=_OF_QUERY,
         ),
         Endpoint(
             path=f"{_QUERY}/latest",
             summary="The newest value of every key in a window, sorted and searched.",
             handler=handlers["latest"],
-            parameters=[_NAME, _WINDOW, _SORT, _ORDER, _LIMIT, _OFFSET, _TEXT],
+            parameters=[name, _WINDOW, _SORT, _ORDER, _LIMIT, _OFFSET, _TEXT],
             refuses=_OF_QUERY,
         ),
         Endpoint(
@@ -105,7 +107,7 @@ def public_routes(handlers: dict[str, Handler]) -> list[Endpoint]:
             summary="The releases of some keys over time.",
             handler=handlers["series"],
             parameters=[
-                _NAME,
+                name,
                 replace(_KEY, repeated=12),
                 replace(_ID, repeated=12),
                 _WINDOW_OR_ALL,
@@ -117,7 +119,7 @@ def public_routes(handlers: dict[str, Handler]) -> list[Endpoint]:
             path=f"{_QUERY}/keys/{{id}}",
             summary="The full text of a key.",
             handler=handlers["key"],
-            parameters=[_NAME, replace(_ID, place="path"), _WINDOW],
+            parameters=[name, replace(_ID, place="path"), _WINDOW],
             refuses=_OF_QUERY,
         ),
         Endpoint(
@@ -125,7 +127,7 @@ def public_routes(handlers: dict[str, Handler]) -> list[Endpoint]:
             summary="Everything that was published, oldest first, page by page.",
             handler=handlers["releases"],
             parameters=[
-                _NAME,
+                name,
                 _WINDOW,
                 _AFTER,
                 replace(_LIMIT, most=10_000, default=1000),
@@ -140,7 +142,7 @@ def public_routes(handlers: dict[str, Handler]) -> list[Endpoint]:
             path=f"{_QUERY}/download",
             summary="Everything that was published (in a window), in one file.",
             handler=handlers["download"],
-            parameters=[_NAME, _FORMAT, _WINDOW],
+            parameters=[name, _FORMAT, _WINDOW],
             gives=_FILES,
             refuses=(*_OF_QUERY, 503),
         ),
@@ -162,7 +164,7 @@ def public_routes(handlers: dict[str, Handler]) -> list[Endpoint]:
             path="/api/what-if",
             summary="The error that other parameters would have.",
             handler=handlers["what_if"],
-            parameters=_WHAT_IF,
+            parameters=[query, *_CHANGES],
             refuses=(404, 409, 422, 429),
         ),
         Endpoint(path="/openapi.json", summary="This document.", handler=handlers["openapi"]),

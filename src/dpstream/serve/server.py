@@ -64,6 +64,9 @@ def serve(
 ) -> None:
     """Serve until a signal comes; `tell` gets the addresses of both sides."""
     settings.check()
+    queries, ledger = describe(pipeline), declared_books(pipeline)
+    for each in queries.values():
+        _ = each.public  # worked out before the first request, and wrong ones refused
     sockets = [
         bound_socket(settings.host, settings.port),
         bound_socket(settings.operator_host, settings.operator_port),
@@ -71,18 +74,9 @@ def serve(
     scheme = "https" if settings.certificate is not None else "http"
     hosts = (settings.host, settings.operator_host)
     tell(*(_address(scheme, host, each) for host, each in zip(hosts, sockets, strict=True)))
-    asyncio.run(_serve(pipeline, settings, token, sockets))
-
-
-async def _serve(
-    pipeline: Pipeline, settings: Settings, token: Token, sockets: list[socket]
-) -> None:
     reader = ReleaseReader(store_folder(pipeline))
     hub = Hub(reader, grid=settings.grid, most_clients=settings.clients)
-    queries = describe(pipeline)
-    for each in queries.values():
-        _ = each.public  # worked out before the first request
-    public = Public(queries=queries, hub=hub, ledger=declared_books(pipeline), rate=settings.rate)
+    public = Public(queries=queries, hub=hub, ledger=ledger, rate=settings.rate)
     operator = OperatorSide(
         pipeline=pipeline,
         token=token,
@@ -90,7 +84,14 @@ async def _serve(
         hub=hub,
         most_body=settings.most_body,
     )
-    apps = (public.app(), operator.app(run=settings.run))
+    apps = [public.app(), operator.app(run=settings.run)]
+    try:
+        asyncio.run(_serve(apps, hub, settings, sockets))
+    finally:
+        reader.close()
+
+
+async def _serve(apps: list[App], hub: Hub, settings: Settings, sockets: list[socket]) -> None:
     servers = [_Quiet(_config(app, settings)) for app in apps]
 
     def leave() -> None:
@@ -101,12 +102,9 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, leave)
-    try:
-        await asyncio.gather(
-            *(each.serve(sockets=[one]) for each, one in zip(servers, sockets, strict=True))
-        )
-    finally:
-        reader.close()
+    await asyncio.gather(
+        *(each.serve(sockets=[one]) for each, one in zip(servers, sockets, strict=True))
+    )
 
 
 def _config(app: App, settings: Settings) -> uvicorn.Config:

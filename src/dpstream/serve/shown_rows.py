@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,8 @@ from scipy.stats import norm
 from dpstream.connectors.sinks.encode import plain
 from dpstream.records import Integers, Reals
 from dpstream.serve.described import Described
-from dpstream.serve.store.keys import key_values
+from dpstream.serve.parameters import Refusal
+from dpstream.serve.store.keys import key_id, key_values
 from dpstream.serve.store.segments import FIRST, Segment
 
 CONFIDENCE = 0.95
@@ -83,6 +85,17 @@ def cut(key: Sequence[Any]) -> tuple[list[Any], list[int | None]]:
         shown.append(value[:_LONGEST] if long else value)
         lengths.append(len(value) if long else None)
     return shown, lengths
+
+
+def id_of_json(text: str) -> str:
+    """The id of a key that was given as JSON."""
+    try:
+        key = json.loads(text)
+    except (ValueError, RecursionError):
+        key = None
+    if not isinstance(key, list) or any(isinstance(each, list | dict) for each in key):
+        raise Refusal(422, "key must be a JSON array of texts, numbers or null")
+    return key_id(key)
 
 
 def searched(described: Described, segment: Segment, text: str) -> Integers:

@@ -11,6 +11,8 @@ from pathlib import Path
 from dpstream.errors import SecretError
 from dpstream.privacy.state.files import create_exclusive
 from dpstream.privacy.state.secret import mint_token
+from dpstream.serve.guards import App, Receive, Scope, Send, refused
+from dpstream.serve.parameters import Refusal
 
 VARIABLE = "DPSTREAM_OPERATOR_TOKEN"
 _SHORTEST = 16
@@ -59,3 +61,23 @@ def load_token(path: Path) -> Token:
     except UnicodeDecodeError:
         value = ""
     return Token(value, source=str(path))
+
+
+class TokenGate:
+    """Lets nobody in without the token."""
+
+    def __init__(self, app: App, token: Token) -> None:
+        self._app, self._token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, or refuse."""
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            given = headers.get(b"authorization", b"").decode("latin-1")
+            if not self._token.fits(given):
+                refusal = Refusal(
+                    401, "the operator's token is needed", {"www-authenticate": "Bearer"}
+                )
+                await refused(refusal)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
