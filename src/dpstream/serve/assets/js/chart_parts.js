@@ -87,7 +87,7 @@ export function drawMarks(plot, model, colours) {
     ctx.lineTo(x - half, y);
     ctx.closePath();
     ctx.fill();
-    ctx.lineWidth = 2 * ratio;
+    ctx.lineWidth = 1.25 * ratio;
     ctx.strokeStyle = colours.surface;
     ctx.stroke();
   }

@@ -16,6 +16,7 @@ import { FOLLOWED, MOST_PICKED, PAGE, readView, writeView } from "./view.js";
 import { WhatIf } from "./whatif.js";
 import { Windows } from "./windows.js";
 
+const MOST_POINTS = 400; // of a line: more could not be told apart on a screen
 const PACE = 200; // milliseconds: releases that come closer together are fetched together
 
 const view = readView();
@@ -107,7 +108,7 @@ async function refresh() {
 
 async function draw(ids, { window, all, measure }) {
   const found = ids.length
-    ? await api.series(query.name, { id: ids, window: all ? "all" : window })
+    ? await api.series(query.name, { id: ids, window: all ? "all" : window, limit: MOST_POINTS })
     : { series: [], start: answer.start, end: answer.end };
   const seconds = (text) => (text ? new Date(text).getTime() / 1000 : null);
   const lines = found.series
