@@ -27,6 +27,7 @@ PAGES = (
     "docs/group-by.md",
     "docs/audit.md",
     "docs/pipelines.md",
+    "docs/serve.md",
     "docs/sql.md",
 )
 LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

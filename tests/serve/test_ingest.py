@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
+from dpstream.connectors import pushed
 from dpstream.connectors.pushed import Inbox, PushedSource
 from dpstream.errors import StateError
 from dpstream.pipeline import load_pipeline
@@ -145,6 +146,22 @@ def test_too_much_that_waits_is_refused(pipeline):
 
     assert found[0] == 202
     assert found[-1] == 503
+
+
+def test_rows_that_cannot_be_written_are_not_acknowledged(client, pipeline, monkeypatch, caplog):
+    """A full disk: try again later; the words are the operator's, in the log."""
+
+    def full(*_, **__):
+        raise StateError("there is no space left to write it")
+
+    monkeypatch.setattr(pushed, "put_new", full)
+    answer = post(client, LINES)
+    monkeypatch.undo()
+
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+    assert "no space left" not in answer.text
+    assert "no space left" in caplog.text
+    assert post(client, LINES).json()["segment"] == 0
 
 
 def test_what_is_posted_is_private_to_this_user(client, pipeline):

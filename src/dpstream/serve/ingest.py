@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,13 +13,14 @@ from dpstream.connectors.pushed import Inbox
 from dpstream.connectors.sinks.encode import plain
 from dpstream.connectors.sources.jsonl import JsonlParser
 from dpstream.connectors.sources.text import rejected
-from dpstream.errors import InvalidInput
+from dpstream.errors import InvalidInput, StateError
 from dpstream.pipeline.load import Pushed
 from dpstream.records import Batch
 from dpstream.serve.parameters import Refusal
 
 JSONL = ("application/jsonl", "application/x-ndjson", "application/json-lines", "application/json")
 ARROW = "application/vnd.apache.arrow.stream"
+_LOG = logging.getLogger("dpstream.serve")
 MOST_WAITING = 1 << 32
 """Bytes that may wait for the run before more are refused."""
 
@@ -51,7 +53,11 @@ class Intake:
             raise Refusal(415, f"a body must be {JSONL[0]} or {ARROW}")
         if self._full(len(body)):
             raise Refusal(503, "too much waits for the pipeline already", {"retry-after": "10"})
-        number, again = self.inbox.put(batch, request=request)
+        try:
+            number, again = self.inbox.put(batch, request=request)
+        except StateError as problem:
+            _LOG.error("posted rows cannot be kept: %s", problem)
+            raise Refusal(503, "rows cannot be kept just now", {"retry-after": "10"}) from None
         rows, bad = batch.table.num_rows, len(batch.rejected)
         if not again:
             self.accepted, self.rejected = self.accepted + rows, self.rejected + bad
