@@ -12,14 +12,14 @@ export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bench-peers .venv-bench serve-test .venv-serve browser docs clean
+.PHONY: help demo test lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
 .NOTPARALLEL:
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: .venv/.core ## set up the core in .venv and publish a bundled series with error bars and its ledger
-	@echo "demo: publishing a bundled series under differential privacy"
+demo: .venv/.core ## set up the core in .venv and take a tour: a live private query, a kill, a series, the ledger
+	@echo "demo: a tour of half a minute"
 	@$(BIN)/dpstream demo
 
 test: .venv/.dev ## set up .venv and run every test whose components are present; the rest is listed at the end
@@ -48,6 +48,8 @@ bench-peers: .venv-bench/.stamp ## set up .venv-bench, the environment of the li
 serve-test: .venv-serve/.stamp ## set up .venv-serve, the environment of the tool that asks a server everything its OpenAPI allows
 .venv-serve: .venv-serve/.stamp
 
+servers: .venv/.servers ## add what speaks to Kafka, NATS, PostgreSQL and Delta Lake to .venv; .ci/servers installs the servers
+spark: .venv/.spark ## add Spark to .venv (it needs a Java 17 or 21), for its engine and the tests of it
 browser: .venv/.browser ## add what drives a browser to .venv; the tests of the page need it, and .ci/browser
 
 docs: .venv/.dev ## build the documentation into site/
@@ -78,6 +80,16 @@ endef
 	$(call make_venv,.venv)
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	@touch .venv/.core $@
+
+.venv/.servers: .venv/.dev
+	@echo "setting up .venv (connectors)"
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[connectors]'
+	@touch $@
+
+.venv/.spark: .venv/.dev
+	@echo "setting up .venv (Spark)"
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[spark]'
+	@touch $@
 
 .venv/.browser: .venv/.dev
 	@echo "setting up .venv (what drives a browser)"

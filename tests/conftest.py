@@ -8,7 +8,8 @@ whatever its reason, is a failure.
 import importlib.util
 import os
 import shutil
-import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -16,6 +17,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
+
+from dpstream.connectors.kafka_server import KafkaServer
+from dpstream.connectors.servers import NatsServer, PostgresServer
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,17 +43,13 @@ def _program(*names: str) -> str | None:
     return f"no program {' or '.join(names)} on PATH"
 
 
-def _server(variable: str) -> str | None:
-    """Look for a server at the `host:port` that the environment variable names."""
-    address = os.environ.get(variable)
-    if not address:
-        return f"{variable} names no server (host:port)"
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=2).close()
-    except (OSError, ValueError) as error:
-        return f"no server answers at {variable}={address}: {error}"
-    return None
+def _servers() -> str | None:
+    """The servers that streams live in, and the packages that speak to them."""
+    for package in ("confluent_kafka", "nats", "psycopg", "deltalake"):
+        if reason := _module(package):
+            return f"{reason}; install all of them with .ci/servers"
+    kinds = (KafkaServer, NatsServer, PostgresServer)
+    return next((reason for kind in kinds if (reason := kind.absent())), None)
 
 
 def _browser() -> str | None:
@@ -76,16 +76,23 @@ def _schemathesis() -> str | None:
     return None
 
 
+def _package_index() -> str | None:
+    """Whether pip can look up a package, with whatever settings it has here."""
+    look = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps",
+            "--ignore-installed", "hatchling"]  # fmt: skip
+    done = subprocess.run(look, capture_output=True, timeout=60)
+    return "pip reaches no package index" if done.returncode else None
+
+
 # Marker -> probe; a probe returns None when the component is there, otherwise why it is not.
 COMPONENTS: dict[str, Callable[[], str | None]] = {
     "spark": lambda: _module("pyspark") or _program("java"),
-    "kafka": lambda: _module("confluent_kafka") or _server("DPSTREAM_TEST_KAFKA"),
-    "nats": lambda: _program("nats-server"),
-    "postgres": lambda: _program("postgres", "pg_ctl", "pg_ctlcluster"),
+    "servers": _servers,
     "browser": _browser,
     "bench": _bench_peers,
     "serve": _schemathesis,
     "audit": lambda: None,  # needs nothing but time
+    "package": lambda: _module("hatchling") or _package_index(),
 }
 
 

@@ -136,7 +136,8 @@ def test_hypothesis_runs_the_same_examples_every_time(project):
 def test_every_extra_of_the_design_exists():
     """People install what they need by these names."""
     assert set(PROJECT["optional-dependencies"]) == {
-        "frames", "spark", "serve", "plot", "duckdb", "kafka", "docs", "dev",
+        "frames", "spark", "serve", "plot", "duckdb", "kafka", "nats", "postgres", "delta",
+        "connectors", "browser", "docs", "dev",
     }  # fmt: skip
 
 
@@ -168,6 +169,7 @@ def test_every_requirement_of_core_and_dev_is_pinned():
     """A fresh clone gets the versions that were tested."""
     extras = PROJECT["optional-dependencies"]
     wanted = [*PROJECT["dependencies"], *extras["frames"], *extras["plot"], *extras["docs"]]
+    wanted += [entry for name in ("nats", "postgres", "delta") for entry in extras[name]]
     wanted += extras["serve"]
     wanted += [entry for entry in extras["dev"] if not entry.startswith("dpstream")]
     names = {re.match(r"[\w-]+", entry).group() for entry in wanted}
@@ -175,7 +177,9 @@ def test_every_requirement_of_core_and_dev_is_pinned():
     assert names <= set(pins("constraints.txt"))
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "lint", "bench", "docs", "clean", "help"])
+@pytest.mark.parametrize(
+    "target", ["demo", "test", "lint", "bench", "docs", "clean", "help", "servers"]
+)
 def test_make_help_explains_each_target(target):
     """Each target says in one line what it does."""
     text = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -186,7 +190,8 @@ def test_make_help_explains_each_target(target):
 def test_the_core_imports_without_any_extra():
     """What the extras install is blocked; the package and its command line must not miss it."""
     blocked = ["pandas", "polars", "matplotlib", "pyspark", "starlette", "uvicorn",
-               "confluent_kafka", "pytest", "hypothesis"]  # fmt: skip
+               "confluent_kafka", "nats", "psycopg", "deltalake", "duckdb", "pytest",
+               "hypothesis"]  # fmt: skip
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked}))\nimport dpstream, dpstream.cli"
     )

@@ -3,6 +3,8 @@
     DpstreamError
     |- InvalidParameter      a parameter cannot be used (also a ValueError)
     |- InvalidInput          the data cannot be used (also a ValueError)
+    |  `- RowsLost           rows that are needed are gone from the source for good
+    |- ServerUnreachable     a server did not answer for as long as was allowed (also an OSError)
     |- BudgetExceeded        the ledger refuses: the charge does not fit
     |- LedgerError           the ledger file is damaged, foreign, or contradicts a charge
     |- NoiseReuse            the same noise would meet other data, or be drawn twice
@@ -12,7 +14,7 @@
     |- MissingDependency     an optional package is needed (also an ImportError)
     `- UnknownPrivacyEvent   an accountant met a kind of event it has no rule for (also a TypeError)
 
-Messages say what was asked, what was found and what to do.
+One warning: NewRun. Messages say what was asked, what was found and what to do.
 """
 
 from __future__ import annotations
@@ -28,6 +30,14 @@ class InvalidParameter(DpstreamError, ValueError):
 
 class InvalidInput(DpstreamError, ValueError):
     """The data cannot be used."""
+
+
+class RowsLost(InvalidInput):
+    """Rows that a run has read, or has to read next, are gone from the source for good."""
+
+
+class ServerUnreachable(DpstreamError, ConnectionError):
+    """A server did not answer for as long as was allowed; the same run goes on when it is back."""
 
 
 class BudgetExceeded(DpstreamError):
@@ -60,3 +70,7 @@ class MissingDependency(DpstreamError, ImportError):
 
 class UnknownPrivacyEvent(DpstreamError, TypeError):
     """An accountant met a kind of event that it has no rule for, and refuses to guess."""
+
+
+class NewRun(UserWarning):
+    """A state was copied or lost its log: it goes on as a new run, with new charges."""

@@ -53,12 +53,14 @@ class Batch:
     `table`: the wanted columns. Those of CSV are strings (an empty field is ""), those of JSON
     lines strings or null (JSON null, or an absent key), those of Parquet as the file types them.
     `position`: where the next read goes on. `done`: nothing follows in this partition, or not yet.
+    `where`: the place of the chunk in words, if its partition and position do not tell it well.
     """
 
     table: pa.Table
     position: Position
     done: bool
     rejected: list[Rejected] = field(default_factory=list)
+    where: str | None = None
 
 
 @runtime_checkable
@@ -67,13 +69,24 @@ class Source(Protocol):
 
     `bounded`: the partitions are fixed and end by themselves. `replayable`: reading again from a
     position gives the same rows.
+
+    Positions are the engine's to keep, in its own log: a source remembers none, and commits none
+    to a server. A position says by itself where a partition was begun, if that is not its very
+    beginning, so that None and the first logged position give the first rows again.
+
+    A server that is away for a while is the source's own affair: it connects again, waiting longer
+    each time (`connectors.patience`), says so in the log of `dpstream`, and raises
+    `ServerUnreachable` when it has waited as long as its user allows.
     """
 
     bounded: bool
     replayable: bool
 
     def partitions(self) -> list[str]:
-        """Their names, in order; a growing source may have more later."""
+        """Their names, in order; a growing source may have more later, which begin at None.
+
+        Quick: it is asked for before every read. While a server is away, those known so far.
+        """
         ...
 
     def columns(self, partition: str) -> dict[str, pa.DataType] | None:
@@ -81,9 +94,25 @@ class Source(Protocol):
         ...
 
     def read(
-        self, partition: str, position: Position, *, columns: Sequence[str] | None = None
+        self,
+        partition: str,
+        position: Position,
+        *,
+        columns: Sequence[str] | None = None,
+        until: Position = None,
     ) -> Batch:
-        """One natural chunk from `position` on; `columns` projects, None takes all."""
+        """One natural chunk from `position` on; `columns` projects, None takes all.
+
+        `until`: a position that an earlier read gave. This one, which gives those rows again, ends
+        there or before, never behind it; at `until` it gives nothing and is `done`.
+
+        An unbounded source waits for new rows for a fraction of a second at most. If its server is
+        away, it gives no rows: `done` if it was asked for new ones; not `done` if `until` is given,
+        for those rows are there and will come.
+
+        Rows that can never be had again raise `RowsLost`, a position that the source cannot have
+        given `InvalidInput`: rows are never left out in silence.
+        """
         ...
 
     def close(self) -> None:

@@ -143,6 +143,43 @@ def test_the_report_is_one_file_that_asks_for_nothing(tmp_path):
         assert outside not in page
 
 
+AUDITED = {
+    "version": "1", "machine": {"cpu": "abacus"}, "quick": True, "seed": 0, "summary": {},
+    "rows": [
+        {"name": "ours", "control": False, "claimed": 1, "delta": 0, "lower_bound": 0.5,
+         "rejected": False, "about": "<i>sound"},
+        {"name": "bad", "control": True, "claimed": 1, "delta": 0, "lower_bound": 9,
+         "rejected": True, "about": "broken"},
+        {"name": "worse", "control": True, "claimed": 1, "delta": 0, "lower_bound": 0.1,
+         "rejected": False, "about": "broken, and not caught"},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_report_begins_with_every_target_and_has_the_audit(tmp_path):
+    """A control that is not caught is a missed target; what has no result is named."""
+    bench.run("nothing", quick=True, out=tmp_path)
+    (tmp_path / "audit.json").write_text(json.dumps(AUDITED))
+
+    page, found = bench.report(tmp_path).read_text(), bench.collect(tmp_path).to_json()
+
+    assert (found["reached"], found["missed"], found["not_measured"]) == (2, 2, 1)
+    assert found["benches"] == ["nothing"]
+    assert "noise" in found["absent"]
+    assert "audit" not in found["absent"]
+    first = page[: page.index('id="nothing"')]
+    for text in (
+        "2 reached, 2 missed, 1 not measured", "records/s", "controls missed, of 2", "abacus",
+        np.__version__, "nothing (short run)", "Not in this folder: noise",
+    ):  # fmt: skip
+        assert text in first, text
+    assert 'class="MISSED">MISSED' in page
+    assert 'class="caught">caught' in page
+    assert 'class="holds">holds' in page
+    assert "<i>sound" not in page
+
+
 def test_a_report_without_results_says_what_to_do(tmp_path):
     """An empty page would look like a result."""
     with pytest.raises(InvalidInput, match="dpstream bench NAME"):

@@ -1,8 +1,12 @@
 """Real logs, where they are; without them the bench says so."""
 
+import numpy as np
+import pyarrow.compute as pc
 import pytest
+from matplotlib.figure import Figure
 
 from dpstream.bench import logs
+from dpstream.bench.logs_plot import Course, _exact, draw
 from dpstream.data.clicks import clicks
 
 
@@ -20,9 +24,16 @@ def test_a_log_is_compared_with_its_truth(monkeypatch, tmp_path):
     table = clicks(20_000).rename_columns(["user", "target", "sec", "seconds"])
     start = 1_714_521_600
     table = table.set_column(2, "sec", [[at - start for at in table["sec"].to_pylist()]])
-    row = logs._row(logs.HIGGS, table)
+    row, releases = logs._measured(logs.HIGGS, table)
+    figure = Figure()
+    course = Course(query=logs.HIGGS.query, figure="events", releases=releases, table=table)
+    draw(figure, course)
 
     assert row["releases"] == row["scheduled"] == 96
     assert row["keys_shown"] == row["keys"] == 10
     assert 0 < row["median_relative_error"] < 0.3
     assert row["share_of_total_shown"] == pytest.approx(1.0)
+    exact = _exact(course, "home", np.array([24.0]))
+    home = pc.equal(table["target"], "home")
+    assert exact == len(pc.unique(table.filter(home)["user"]))
+    assert figure.axes[1].lines[0].get_ydata()[-1] == 10

@@ -1,5 +1,7 @@
 """`dpstream audit`: lists, tables, JSON, exit codes."""
 
+import json
+
 import dpstream.audit.report
 
 
@@ -28,6 +30,16 @@ def test_rows_as_json(run):
     assert row["lower_bound"] > 1
     assert row["witness"]["pair"]["one"] == [[0], [1]]
     assert done.json["summary"] == {"shipped": 0, "rejected": [], "controls": 1, "missed": []}
+
+
+def test_the_report_finds_what_an_audit_wrote(run, folder):
+    """`--out` names the benches' folder; the machine is in the file."""
+    run("audit", "svt_5", "--quick", "--out", "results")
+    found = run("bench", "report", "--out", "results", "--json").json
+
+    assert [one["reached"] for one in found["targets"]] == [True, True]
+    assert json.loads((folder / "results" / "audit.json").read_text())["machine"]["cores"] > 0
+    assert "<h2>audit</h2>" in (folder / "results" / "report.html").read_text()
 
 
 def test_a_table_for_people(run):

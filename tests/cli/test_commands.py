@@ -1,4 +1,4 @@
-"""The other commands: ledger, mechanisms, demo, bench, version, completion."""
+"""The other commands: ledger, mechanisms, bench, version, completion."""
 
 import json
 from importlib.metadata import entry_points, version
@@ -8,6 +8,7 @@ import pytest
 
 from dpstream import bench as dps_bench
 from dpstream.cli import chart
+from dpstream.cli.app import Commands
 from dpstream.cli.mechanisms import about
 from dpstream.mechanisms import REGISTRY
 
@@ -21,6 +22,14 @@ def test_version_and_help(run):
     assert run("--version").out == f"dpstream {version('dpstream')}\n"
     assert "Exit codes: 0 ok" in run("--help").out
     assert run().code == 0
+
+
+@pytest.mark.parametrize("name", Commands.homes)
+def test_help_says_of_a_command_what_it_says_itself(name):
+    """The list is written apart from the commands, so that it needs none of them."""
+    command = Commands().load(name)
+
+    assert command.help.partition("\n")[0] == Commands.homes[name][1]
 
 
 def test_the_console_entry_is_main():
@@ -110,28 +119,6 @@ def test_a_book_may_be_called_anything(run):
 
     assert "[/red] :smile:: epsilon = 1" in run("ledger", "--ledger", "book").out
     assert run("ledger", "show", "--ledger", "book", "--dataset", "x").code == 4
-
-
-def test_demo_shows_charts_errors_ledger_and_what_is_next(run):
-    """Both releases, the band, the truth marked as such, the refusal."""
-    out = run("demo").out
-
-    for part in ("uniform:", "sample:", "░", "truth (shown in this demo only)", "one thousand",
-                 "mean absolute error", "2 of 2 spent", "is refused", "Next:"):  # fmt: skip
-        assert part in out
-    assert max(map(len, out.splitlines())) < 200
-
-
-def test_demo_figures_are_right(run):
-    """Uniform noise has stddev near sqrt(2) * 12; sample pays once a year."""
-    found = run("demo", "--json").json
-    uniform, sample = found["releases"]
-
-    assert uniform["noise_stddev"] == pytest.approx(2**0.5 * 12, rel=0.01)
-    assert 0.5 < uniform["mean_absolute_error"] / 12 < 1.5
-    assert (uniform["paid_steps"], sample["paid_steps"]) == (622, 52)
-    assert found["ledger"][0]["left"] == "0"
-    assert "only 0 of 2 is left" in found["refused"]
 
 
 def test_chart_places_line_band_and_truth():

@@ -1,6 +1,7 @@
 """What the documents show is what happens."""
 
 import doctest
+import importlib.util
 import io
 import re
 import shlex
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 import typer.main
 
+import dpstream as dps
 from dpstream.cli import main
 from dpstream.cli.app import app
 from dpstream.cli.exits import CODES
+from dpstream.mechanisms import REGISTRY
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
@@ -29,27 +32,42 @@ PAGES = (
     "docs/pipelines.md",
     "docs/serve.md",
     "docs/sql.md",
+    "docs/tutorial.md",
+    "docs/concepts.md",
+    "docs/papers.md",
+    "docs/faq.md",
+    "docs/howto/bounds.md",
+    "docs/howto/window.md",
+    "docs/howto/error-bars.md",
+    "docs/howto/budget.md",
+    "docs/howto/audit.md",
+    "docs/howto/mechanism.md",
+    "docs/howto/aggregate.md",
+    "docs/howto/connector.md",
 )
 LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def sessions(text):
-    """(command, expected output) of every console block, in order."""
+    """(command, expected output) of every console block, in order; `> ` goes on with a command."""
     for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, _, expected = part.partition("\n")
-            yield command, expected
+            lines = part.splitlines(keepends=True)
+            more = next((n for n, line in enumerate(lines[1:], 1) if line[:2] != "> "), len(lines))
+            command = "".join([lines[0], *(line[2:] for line in lines[1:more])])
+            yield command.removesuffix("\n"), "".join(lines[more:])
 
 
-def commands(group, path="dpstream"):
-    """Every command of the tree with its full name."""
-    for name, command in group.commands.items():
-        yield f"{path} {name}", command
-        if hasattr(command, "commands"):
-            yield from commands(command, f"{path} {name}")
+def reference():
+    """The module that makes the reference pages, as mkdocs loads it."""
+    path = ROOT / "docs" / "reference_hook.py"
+    spec = importlib.util.spec_from_file_location("reference_hook", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-ALL_COMMANDS = dict(commands(typer.main.get_command(app)))
+ALL_COMMANDS = dict(reference().walk(typer.main.get_command(app)))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -65,7 +83,8 @@ def test_python_examples_give_what_they_show(page):
 def execute(command, code):
     """Output and exit code, after a command that left with `code`; dpstream runs in here."""
     words = shlex.split(command)
-    if words[0] == "dpstream" and not re.search(r"[|<>;&$]", command):
+    bare = re.sub(r"'[^']*'|\"[^\"$`]*\"", "", command)  # what the shell would look at
+    if words[0] == "dpstream" and not re.search(r"[|<>;&$]", bare):
         text = io.StringIO()
         with redirect_stdout(text), redirect_stderr(text), pytest.raises(SystemExit) as left:
             main(words[1:])
@@ -91,6 +110,7 @@ def test_console_examples_give_what_they_show(page):
 def test_the_console_checker_sees_a_difference():
     """An ellipsis matches anything, but what is written must be there."""
     assert [*sessions("```console\n$ a\nx\ny\n$ b\n```\n")] == [("a", "x\ny\n"), ("b", "")]
+    assert [*sessions("```console\n$ a 'b\n> c'\nx\n```\n")] == [("a 'b\nc'", "x\n")]
     assert not doctest.OutputChecker().check_output("x ... y\n", "x 1 z\n", LOOSE)
 
 
@@ -104,6 +124,31 @@ def test_every_command_and_option_is_documented(name):
     options = {option for p in ALL_COMMANDS[name].params for option in p.opts if option[:2] == "--"}
     missing = {o for o in options - {"--help"} if not re.search(rf"{o}(?![\w-])", text)}
     assert not missing
+
+
+def test_the_reference_has_every_public_name_mechanism_command_and_option():
+    """It is made from them, so what is missing was left out by mistake."""
+    pages = reference().pages()
+
+    for name in set(dps.__all__) - {"__version__", "errors", "mechanisms"}:
+        assert f"## `dps.{name}`" in pages["reference/python.md"], name
+    for name in REGISTRY:
+        assert f"## `{name}`" in pages["reference/mechanisms.md"], name
+    for name, command in ALL_COMMANDS.items():
+        part = pages["reference/commands.md"].partition(f"## `{name}`\n")[2].partition("\n## ")[0]
+        for parameter in command.params:
+            assert parameter.name == "help" or f"`{parameter.opts[0]}" in part or "| `" in part
+    assert " object at 0x" not in "".join(pages.values())
+
+
+def test_every_page_is_in_the_navigation():
+    """A page that nobody can reach is no page."""
+    nav = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+
+    listed = set(re.findall(r": (\S+\.md)$", nav, re.MULTILINE))
+    decisions = {page for page in pages if page.startswith("decisions/0")}
+    assert listed - set(reference().pages()) == pages - decisions
 
 
 def test_exit_codes_are_documented():

@@ -24,7 +24,7 @@ class Once(ListSource):
         super().__init__(script, bounded=False)
         self.given = 0
 
-    def read(self, partition, position, *, columns=None):
+    def read(self, partition, position, *, columns=None, until=None):
         assert (position or 0) == self.given
         batch = super().read(partition, position, columns=columns)
         self.given = batch.position

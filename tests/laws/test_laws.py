@@ -377,8 +377,8 @@ def test_the_docstring_states_the_promise(name):
 
     for part in ("Guarantee:", "Unit:", "Delay:", "Paper:"):
         assert part in text
-    assert re.search(r'"[^"]+",\s+\d{4}', text)
-    assert ">>>" in text
+    assert re.search(r'"[^"]+",\s+\d{4}', text), 'Paper: names no "title", year'
+    assert ">>>" in text, "there is no example"
 
 
 def test_every_registered_mechanism_is_reachable_by_name():

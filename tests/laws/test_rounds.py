@@ -96,7 +96,7 @@ def test_rounds_are_what_a_slow_reference_says(monkeypatch):
     )
     pays, pay = [], QuerySpend.pay
     monkeypatch.setattr(QuerySpend, "pay", lambda self, **k: (pays.append(k), pay(self, **k))[1])
-    kept, bound = {}, Flow._bound
+    kept, bound = {}, Flow.bound
 
     def watched(self, window, period, rows):
         verdicts = bound(self, window, period, rows)
@@ -105,7 +105,7 @@ def test_rounds_are_what_a_slow_reference_says(monkeypatch):
             kept.setdefault(names[i], []).append((int(rows.steps[i]) + 1, rows.units[i].tobytes()))
         return verdicts
 
-    monkeypatch.setattr(Flow, "_bound", watched)
+    monkeypatch.setattr(Flow, "bound", watched)
     sink = ListSink()
     list(run_of(QUERY, table, sink=sink, buckets=3))
     engine = {

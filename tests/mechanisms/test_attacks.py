@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.errors import BudgetExceeded, InvalidInput, LedgerError, NoiseReuse, StateError
+from dpstream.errors import (
+    BudgetExceeded,
+    InvalidInput,
+    LedgerError,
+    NewRun,
+    NoiseReuse,
+    StateError,
+)
 from dpstream.mechanisms import Naive, Sample, Spas, Uniform, find
-from dpstream.mechanisms.runner import NewRun
 from dpstream.privacy.charges import Cells, Charge
 from tests.laws.cases import RUN, SECRET
 

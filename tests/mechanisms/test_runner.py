@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.errors import BudgetExceeded, InvalidInput, NoiseReuse, SecretError, StateError
+from dpstream.errors import (
+    BudgetExceeded,
+    InvalidInput,
+    NewRun,
+    NoiseReuse,
+    SecretError,
+    StateError,
+)
 from dpstream.mechanisms import Sample, Uniform
-from dpstream.mechanisms.runner import NewRun
 from tests.laws.cases import RUN, SECRET
 
 DATA = np.arange(40).reshape(20, 2)

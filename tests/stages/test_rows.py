@@ -261,3 +261,17 @@ def test_an_empty_batch_is_no_rows():
     assert found.runs == []
     assert not aside.rejected
     assert found.values.shape == (0, 1)
+
+
+def test_a_chunk_without_values_has_any_type():
+    """A source that builds its chunks from lists gives an empty one columns of type null."""
+    table = table_of([("a", "k", 0, 1)])
+    reader = reader_of(table)
+
+    empty = pa.table({name: pa.nulls(0) for name in table.column_names})
+    nobody = table.set_column(0, "user", pa.nulls(1))
+    never = table.set_column(2, "ts", pa.nulls(1))
+
+    assert len(reader.read(empty, "t")[0]) == 0
+    assert "unit" in reader.read(nobody, "t")[1].rejected[0].reason
+    assert "time" in reader.read(never, "t")[1].rejected[0].reason

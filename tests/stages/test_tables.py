@@ -1,5 +1,7 @@
 """Growing tables of ids, against dicts."""
 
+import mmap
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from dpstream.errors import StateError
-from dpstream.stages.tables import SLICE, Table, split
+from dpstream.stages.tables import SLICE, Table, row_bits, split
 
 
 def random_ids(count, seed=0):
@@ -54,6 +56,39 @@ def test_a_table_grows_and_loses_nothing():
     assert (table.ids[: table.used] == ids).all()
     assert not table.numbers[: table.used, 1].any()
     assert table.bytes >= table.stored >= len(ids) * (16 + 16)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_large_table_grows_where_it_is(refused, monkeypatch):
+    """Past the size from which it has memory of its own; also where addresses are few."""
+    real, asked = mmap.mmap, []
+
+    def given(number, size, **flags):
+        asked.append(size)
+        if refused and size > 1 << 26:
+            raise OSError("no such addresses")
+        return real(number, size, **flags)
+
+    monkeypatch.setattr(mmap, "mmap", given)
+    table, ids = Table(1), random_ids(900_000)
+    for start in range(0, len(ids), 300_000):
+        places = np.arange(start, start + 300_000)
+        assert np.array_equal(table.rows(ids, places), places)
+    assert table.used == len(ids)
+    assert np.array_equal(table.rows(ids), np.arange(len(ids)))
+    assert table.used == len(ids)
+    assert max(asked) > 1 << 30
+    assert len(asked) > 3 or not refused
+    assert table.bytes < 64 * len(ids)
+
+
+def test_a_slot_has_room_for_every_row():
+    """The row's number and bits of the id share 32 bits, whatever the number of slots."""
+    for slots in (512, 2048, 1 << 19, 1 << 32):
+        index = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint32), (slots,), (0,))
+        bits = int(row_bits(index))
+        assert (1 << bits) == slots
+        assert bits <= 32
 
 
 def test_some_rows_of_a_batch_are_looked_up_by_their_places():

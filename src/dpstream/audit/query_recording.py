@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dpstream.audit.query_runs import run_plan
 from dpstream.connectors.sources.table import ROWS
-from dpstream.privacy.query_spend import Door, QuerySpend
+from dpstream.privacy.query_spend import Door, Doors, QuerySpend
 from dpstream.records import Integers, Reals, Words
 from dpstream.stages.bounding import Verdicts
 from dpstream.stages.flow import Flow
@@ -114,8 +114,8 @@ class _RecordingFlow(Flow):
         self._recording, self._frozen = recording, frozen
         self._before: dict[Group, Integers] = {}
 
-    def _bound(self, window: int, period: int, rows: Rows) -> Verdicts:
-        verdicts = super()._bound(window, period, rows)
+    def bound(self, window: int, period: int, rows: Rows) -> Verdicts:
+        verdicts = super().bound(window, period, rows)
         for i, verdict in enumerate(verdicts.tolist()):
             unit, digest = rows.units[i].tobytes(), rows.digests[i].tobytes()
             step, group = int(rows.steps[i]), rows.groups[i].tobytes()
@@ -124,8 +124,8 @@ class _RecordingFlow(Flow):
                 self._recording.kept[unit, step, window, group, digest, verdict] += 1
         return verdicts
 
-    def _aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
-        super()._aggregate(window, rows, verdicts)
+    def aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
+        super().aggregate(window, rows, verdicts)
         step = int(rows.steps[0])
         for bucket in self.groups(window):
             used = bucket.table.used
@@ -152,12 +152,12 @@ class _RecordingFlow(Flow):
                 by_step = self._recording.sums.setdefault((*group, number), {})
                 by_step[step] = by_step.get(step, np.zeros_like(part)) + part
 
-    def _count(self, window: int, period: int, rows: Rows, verdicts: Verdicts) -> None:
+    def count(self, window: int, period: int, rows: Rows, verdicts: Verdicts) -> None:
         if not self.query.totals:
             return
         numbers = self.totals(window).bucket.table.numbers
         before = numbers[0].copy()
-        super()._count(window, period, rows, verdicts)
+        super().count(window, period, rows, verdicts)
         by_step, step = self._recording.totals.setdefault(window, {}), int(rows.steps[0])
         by_step[step] = by_step.get(step, np.zeros_like(before)) + numbers[0] - before
 
@@ -175,8 +175,8 @@ class _RecordingFlow(Flow):
 
         return choose
 
-    def _perturb(self, due: Due, spend: QuerySpend) -> list[Noisy]:
-        noisy = super()._perturb(due, spend)
+    def perturb(self, due: Due, spend: Doors) -> list[Noisy]:
+        noisy = super().perturb(due, spend)
         self._recording.published[due.window, due.release] = {
             part.ids[i].tobytes(): (int(part.since[i]), *part.sums[i].tolist())
             for part in noisy

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from dpstream.connectors.sources.table import ROWS, TableSource
-from dpstream.engines.inputs import ChunkReader, FileInput
+from dpstream.engines.chunks import ChunkReader
+from dpstream.engines.inputs import FileInput
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend

@@ -51,12 +51,14 @@ class ClickLog:
     """Which log: how many records, over how many keys, from which seed.
 
     `first`: what the laws call the smallest number of rows and the first key, 1 or 0.
+    `uniform`: every key is as frequent as the others, as in that paper's largest data.
     """
 
     records: int
     keys: int = 1_000_000
     seed: int = 2023
     first: int = 1
+    uniform: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a log without rows, or with more keys than a URL has digits for."""
@@ -71,7 +73,7 @@ class ClickLog:
     def name(self) -> str:
         """What tells this log from others, as a file name."""
         name = f"clicks-{self.records}-{self.keys}-{self.seed}"
-        return name if self.first else f"{name}-from0"
+        return name + "-from0" * (not self.first) + "-uniform" * self.uniform
 
 
 def records_of(users: int, *, first: int = 1) -> int:
@@ -103,7 +105,8 @@ def parts(log: ClickLog) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
     """
     shuffling, *per_file = np.random.SeedSequence(log.seed).spawn(1 + FILES)
     users = _users(log, np.random.default_rng(shuffling))
-    cumulative = np.cumsum(zipf_mandelbrot(log.keys, *KEYS_LAW, first=log.first))
+    law = (0.0, 0.0) if log.uniform else KEYS_LAW
+    cumulative = np.cumsum(zipf_mandelbrot(log.keys, *law, first=log.first))
     begins = [log.records * file // FILES for file in range(FILES + 1)]
     for file, seed in enumerate(per_file):
         rng = np.random.default_rng(seed)

@@ -13,7 +13,6 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from scipy.signal import fftconvolve
 
 from dpstream.bench import counters_accounting
 from dpstream.bench.counters_plot import draw
@@ -21,6 +20,7 @@ from dpstream.bench.harness import Findings, Progress, Row, target
 from dpstream.bench.machine import one_core
 from dpstream.mechanisms import find
 from dpstream.mechanisms.counters.toeplitz import Toeplitz
+from dpstream.mechanisms.parts.counting.convolution import convolved
 from dpstream.mechanisms.parts.counting.epochs import Unbounded
 from dpstream.mechanisms.parts.counting.keyed import KeyedCounting
 from dpstream.mechanisms.parts.counting.strategy import Array, begin, noise_paths
@@ -86,7 +86,7 @@ def sampled(process: Any, steps: int) -> float:
     streams = 256 if steps < 10_000 else 64
     z = np.random.default_rng(steps).normal(size=(steps, streams))
     if isinstance(process, Toeplitz):
-        noise = fftconvolve(z, process.coefficients()[:, None], axes=0)[:steps]
+        noise = convolved(z, process.coefficients()[:, None], steps)
     else:
         noise = noise_paths(process, z)
     return float(np.sqrt(np.mean((noise / process.error()[:, None]) ** 2)))

@@ -54,6 +54,10 @@ _REGISTRY: Final = {
         "dpstream.bench.throughput:measure",
         "records per second from files to durable releases, against opendp, pipeline-dp, spark",
     ),
+    "spark": (
+        "dpstream.bench.spark:measure",
+        "the Spark engine against Spark's plain group-by on one cluster, and killed as it runs",
+    ),
     "sqlp": (
         "dpstream.bench.sqlp:measure",
         "the continual GROUP BY against the DP-SQLP paper's tables, figures and baselines",
@@ -69,6 +73,10 @@ _REGISTRY: Final = {
     "queries": (
         "dpstream.bench.queries:measure",
         "SQL on real event logs, from the command and from Python: the same releases",
+    ),
+    "connectors": (
+        "dpstream.bench.connectors:measure",
+        "records per second of each source and sink, beside files",
     ),
 }
 BENCHES: Final[dict[str, str]] = {name: line for name, (_, line) in _REGISTRY.items()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from dpstream.bench.harness import Findings, Progress, Row, target
+from dpstream.bench.logs_plot import Course, draw
 from dpstream.bench.streams import VARIABLE
 from dpstream.session import run
 from dpstream.stages.aggregates import Count, Sum
@@ -83,12 +85,17 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     folder = Path(named) if named else None
     rows: list[Row] = []
     notes = ["the truth is exact: not private, for this comparison only"]
+    course: Course | None = None
     for number, log in enumerate((HIGGS, RETAIL)):
         progress(number, 2, log.query.name)
         if folder is None or not (folder / log.file).exists():
             notes.append(f"{log.file} is not there: set {VARIABLE} to the folder that has it")
             continue
-        rows.append(_row(log, pa_csv.read_csv(folder / log.file)))
+        table = pa_csv.read_csv(folder / log.file)
+        row, releases = _measured(log, table)
+        rows.append(row)
+        if log is HIGGS:
+            course = Course(query=log.query, figure=log.figure, releases=releases, table=table)
     every = bool(rows) and all(row["releases"] == row["scheduled"] for row in rows)
     return Findings(
         rows=rows,
@@ -96,10 +103,11 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
         if rows
         else [],
         notes=notes,
+        draw=None if course is None else partial(draw, course=course),
     )
 
 
-def _row(log: Log, table: pa.Table) -> Row:
+def _measured(log: Log, table: pa.Table) -> tuple[Row, list[pa.Table]]:
     began = time.perf_counter()
     releases = list(run(log.query, source=table))
     seconds = time.perf_counter() - began
@@ -108,7 +116,7 @@ def _row(log: Log, table: pa.Table) -> Row:
     shown = dict(zip(last[key].to_pylist(), last[log.figure].to_pylist(), strict=True))
     exact = np.array([truth[name] for name in shown])
     found = np.array(list(shown.values()), dtype=np.float64)
-    return {
+    row = {
         "log": log.query.name,
         "rows": len(table),
         "keys": len(truth),
@@ -123,6 +131,7 @@ def _row(log: Log, table: pa.Table) -> Row:
         "share_of_total_shown": float(exact.sum() / sum(truth.values())),
         "seconds": seconds,
     }
+    return row, releases
 
 
 def _truth(log: Log, table: pa.Table) -> dict[Any, float]:

@@ -42,10 +42,10 @@ class Measured:
     snapshot_mb: float
 
 
-def publish(log: Path, place: Path) -> tuple[int, int, int]:
-    """Publish a day's counts per URL, durably; how many releases, keys and bytes of snapshots."""
+def clicks(triggers: int) -> dps.Query:
+    """A day's clicks per URL, published so many times."""
     day = timedelta(days=1)
-    query = dps.Query(
+    return dps.Query(
         name="clicks",
         unit="user_id",
         keys=("url",),
@@ -54,15 +54,19 @@ def publish(log: Path, place: Path) -> tuple[int, int, int]:
         delta=DELTA,
         time="ts",
         window=dps.Tumble("1 day"),
-        every=f"{day.total_seconds() / TRIGGERS:.0f} seconds",
+        every=f"{day.total_seconds() / triggers:.0f} seconds",
         start=START,
         end=START + day,
         max_groups_contributed=GROUPS,
         max_rows_per_group=1,
     )
+
+
+def publish(log: Path, place: Path) -> tuple[int, int, int]:
+    """Publish a day's counts per URL, durably; how many releases, keys and bytes of snapshots."""
     keep_freed_memory()  # as the command line does
     run = dps.run(
-        query,
+        clicks(TRIGGERS),
         source=str(log / "*.parquet"),
         sink=str(place / "out"),
         checkpoint_location=place / "state",

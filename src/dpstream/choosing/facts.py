@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from dpstream.engines.inputs import ChunkReader, check_columns
+from dpstream.engines.chunks import ChunkReader
+from dpstream.engines.inputs import check_columns
 from dpstream.privacy.state import Secret
 from dpstream.records import Integers, Reals, Rejected, Source, Words
 from dpstream.stages.aggregates import Sum
@@ -140,7 +141,7 @@ def collect(
         progress(number, len(partitions))
         position, done = None, False
         while not done:
-            rows, batch = reader.read(partition, position, None)
+            rows, batch = reader.read(partition, position)
             tables.add(rows)
             position, done = batch.position, batch.done
     progress(len(partitions), len(partitions))

@@ -10,9 +10,8 @@ from typer import Abort
 
 from dpstream.cli.app import app
 from dpstream.cli.exits import INTERRUPTED, UsageError, code_of
-from dpstream.cli.output import note, report_error, set_json
-from dpstream.errors import DpstreamError
-from dpstream.mechanisms.runner import NewRun
+from dpstream.cli.output import note, report_error, set_json, tell_log
+from dpstream.errors import DpstreamError, NewRun
 
 __all__ = ["main"]
 
@@ -21,6 +20,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run one command and leave with a documented exit code."""
     given = list(sys.argv[1:] if args is None else args)
     set_json("--json" in given)
+    if "--json" not in given and sys.stderr.isatty():  # somebody waits
+        tell_log("dpstream.compiled")
     with warnings.catch_warnings():
         warnings.simplefilter("always", NewRun)
         warnings.showwarning = lambda message, *_, **__: note(str(message))

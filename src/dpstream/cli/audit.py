@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from dpstream.bench.machine import describe
 from dpstream.cli.output import note, people, print_json, progress_bar
 from dpstream.errors import InvalidParameter
 
@@ -27,6 +31,9 @@ def audit(
         bool, typer.Option("--quick", help="Fewer runs, and one pair of neighbours each.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Chooses the secrets of the runs.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write DIR/audit.json, for `dpstream bench report`.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Attack what dpstream ships, and show that the attacks catch what is broken."""
@@ -46,8 +53,11 @@ def audit(
 
             rows += report.audit([one], quick=quick, seed=seed, watch=watch)
     found = report.summary(rows)
+    whole = {"rows": rows, "summary": found, "quick": quick, "seed": seed}
+    if out is not None:
+        _write(out, whole)
     if as_json:
-        print_json({"rows": rows, "summary": found, "quick": quick, "seed": seed})
+        print_json(whole)
     else:
         people().print(_table(report, rows))
         for row in rows if len(rows) == 1 else ():
@@ -55,6 +65,14 @@ def audit(
     if found["rejected"] or found["missed"]:
         note(f"not as it should be: {', '.join([*found['rejected'], *found['missed']])}")
         raise typer.Exit(1)
+
+
+def _write(out: Path, whole: dict[str, Any]) -> None:
+    """Where the benches' results are, with the machine that they name too."""
+    facts = {"version": version("dpstream"), "machine": describe()}
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(facts | whole, indent=2, allow_nan=False)
+    (out / "audit.json").write_text(text + "\n", encoding="utf-8")
 
 
 def _list(report: Any, as_json: bool) -> None:

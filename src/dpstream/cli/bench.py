@@ -33,8 +33,7 @@ def bench(
     """Measure dpstream, against its peers where they are installed."""
     benches = _benches()
     if name == "report":
-        page = str(benches.report(out))
-        print_json({"report": page}) if as_json else print(page)
+        _report(benches, out, as_json=as_json)
         return
     if name not in ("all", *benches.BENCHES):
         known = "; ".join(f"{key}: {line}" for key, line in benches.BENCHES.items())
@@ -49,6 +48,20 @@ def bench(
             people().print(benches.table(found[-1]))
     if as_json:
         print_json({"benches": found} if name == "all" else found[0])
+
+
+def _report(benches: ModuleType, out: Path, *, as_json: bool) -> None:
+    page, found = str(benches.report(out)), benches.collect(out).to_json()
+    if as_json:
+        print_json({"report": page} | found)
+        return
+    print(page)
+    note(
+        f"targets: {found['reached']} reached, {found['missed']} missed, "
+        f"{found['not_measured']} not measured"
+    )
+    if found["absent"]:
+        note(f"not in {out}: {', '.join(found['absent'])}")
 
 
 def _measure(benches: ModuleType, name: str, *, quick: bool, out: Path) -> dict[str, Any]:

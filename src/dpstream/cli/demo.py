@@ -1,140 +1,113 @@
-"""`dpstream demo`: a bundled series and a continual GROUP BY, with errors and budget."""
+"""`dpstream demo`: a guided tour. A live query that survives a kill, a series, the ledger."""
 
 from __future__ import annotations
 
-from fractions import Fraction
-from importlib.resources import as_file, files
+from contextlib import closing, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 
-from dpstream.cli import chart, demo_groups, tables
-from dpstream.cli.books import print_books
-from dpstream.cli.mechanisms import about
+from dpstream.cli import demo_screen, demo_series
+from dpstream.cli.books import dated, print_books
+from dpstream.cli.demo_live import QUICK, Found, Tour, play
 from dpstream.cli.output import people, print_json
-from dpstream.errors import BudgetExceeded
-from dpstream.mechanisms import find
-from dpstream.mechanisms.release import release
-from dpstream.mechanisms.series import Series
-from dpstream.privacy.charges import Terms
+from dpstream.errors import DpstreamError
 from dpstream.privacy.ledger import Ledger
 
-SERIES = "unemployment_lnu03000018.csv"
-DATASET = "unemployment"
-WINDOW = 12
-EPSILON = 1
+WELCOME = """\
+dpstream publishes statistics from live streams under differential privacy, for as long as they run.
 
-INTRO = """\
-Monthly unemployment in the US (16 to 19 years, Black or African American), {first} to {last}.
-Source: US Bureau of Labor Statistics, series LNU03000018. Public figures stand in for a secret.
-The series counts thousands of persons, so here one protected event is one thousand persons in one
-month. (A service that counts persons protects one person.) Each release below promises: a change
-of one event a month, in any {window} successive months, stays hidden within epsilon = {epsilon}.
+1. A live stream. Made-up users click on made-up pages, about {rate} clicks a second; the files land
+in a directory, and an engine in a process of its own publishes visitors per page every second. For
+all rows of a user together the promise is epsilon = 2, delta = 1e-9. Which pages exist is private
+too: a page stays hidden until enough users are behind it. Half-way the engine is killed.
+
+Starting it takes a moment (the first time on a machine, code is compiled and kept).
 """
 
-HELD = """\
-(A held value repeats an old step: the band knows its noise, not how far the stream has moved.)
+TRUTH = """\
+The truth is there in this demo only: a publisher never shows it. A band holds the truth about 19
+times in 20, as far as noise goes; a user counts for at most 4 pages, so large figures are a little
+low. The clicks of the last moment are still on their way.
 """
+
+SERIES = "2. A series: one row a step, no users, a promise for any {window} successive steps.\n"
 
 NEXT = """\
 Next:
-  dpstream mechanisms                     what else there is, and what it promises
-  dpstream release your.csv --mechanism sample --window 12 --epsilon 1 \\
-      --state state --ledger book         publish your own series, and be able to repeat it
-  dpstream ledger --ledger book           what was spent, on what, when, and what is left
+  dpstream init && dpstream run pipeline.toml   your own pipeline, from an example that runs
+  dpstream sql "SELECT ..." --source t=log.csv  one query over your own rows
+  dpstream release your.csv --window 12 --epsilon 1 --state state --ledger book
+                                                your own series, and be able to repeat it
+  dpstream mechanisms                           what else there is, and what it promises
+  dpstream audit                                attack it yourself
 """
 
 
-def demo(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Publish a bundled series and an event log with error bars, and show the ledger."""
-    with as_file(files("dpstream") / "data" / SERIES) as path:
-        rows = tables.read(path)
-    ledger = Ledger()
-    ledger.open(DATASET, Terms(unit="w_event", total=Fraction(2 * EPSILON), window=WINDOW))
-    published = {name: _publish(name, rows, ledger) for name in ("uniform", "sample")}
-    refusal = _refused(rows, ledger)
-    pages = demo_groups.publish()
-    found = [_figures(name, rows, series) for name, series in published.items()]
-    if as_json:
-        print_json(
-            {
-                "series": SERIES,
-                "columns": rows.names,
-                "steps": len(rows.block),
-                "releases": found,
-                "refused": refusal,
-                "ledger": ledger.report(),
-                "group_by": demo_groups.as_json(pages),
-            }
-        )
-        return
-    console = people()
-    assert rows.times is not None
-    first, last = rows.times[0][:7], rows.times[-1][:7]
-    _say(console, INTRO.format(first=first, last=last, window=WINDOW, epsilon=EPSILON))
-    for figures in found:
-        _show_release(console, rows, published[figures["mechanism"]], figures)
-    _say(console, "The ledger, a book of epsilon = 2 that both releases share:\n")
-    print_books(console, ledger.report())
-    _say(console, f"A third release is refused: {refusal.partition(';')[0]}.\n")
-    demo_groups.show(console, pages)
-    _say(console, NEXT)
-
-
-def _publish(name: str, rows: tables.Rows, ledger: Ledger) -> Series:
-    build: Any = find(name)
-    mechanism = build(epsilon=EPSILON, window=WINDOW)
-    return release(mechanism, rows.block, ledger=ledger, dataset=DATASET, query=name)
-
-
-def _refused(rows: tables.Rows, ledger: Ledger) -> str:
-    """What the ledger says to a release that does not fit."""
-    try:
-        _publish("uniform", rows, ledger)
-    except BudgetExceeded as refusal:
-        return str(refusal)
-    raise AssertionError("the ledger accepted more than its book allows")
-
-
-def _figures(name: str, rows: tables.Rows, series: Series) -> dict[str, Any]:
-    error = np.abs(series.values - rows.block)
-    return {
-        "mechanism": name,
-        "epsilon": EPSILON,
-        "window": WINDOW,
-        "mean_absolute_error": float(error.mean()),
-        "mean_value": float(rows.block.mean()),
-        "noise_stddev": float(series.stddev.mean()),
-        "paid_steps": sum(series.paid),
-        "within_two_stddev": float((error <= 2 * series.stddev).mean()),
-    }
-
-
-def _show_release(
-    console: Console, rows: tables.Rows, series: Series, figures: dict[str, Any]
+def demo(
+    quick: Annotated[bool, typer.Option("--quick", help="A tour of a few seconds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    shown = slice(-max(min(console.width - 8, 96), 24), None)
-    times = (rows.times or [])[shown]
-    name = figures["mechanism"]
-    console.print(f"{name}: {about(name)['summary']}", style="bold")
-    picture = chart.draw(
-        series.values[shown, 0],
-        2 * series.stddev[shown, 0],
-        rows.block[shown, 0],
-        first=times[0][:7],
-        last=times[-1][:7],
-    )
-    console.print(picture, end="")
+    """Take a tour: a live private query that survives a kill, a series, and the ledger."""
+    tour = QUICK if quick else Tour()
+    console = people()
+    if not as_json:
+        _say(console, WELCOME.format(rate=tour.rows_per_second))
+    with TemporaryDirectory(prefix="dpstream-demo-") as folder:
+        quiet: Any = nullcontext(lambda scene: None)
+        with quiet if as_json else demo_screen.watching(console) as show:
+            live = play(tour, Path(folder), show)
+        with closing(Ledger(live.ledger)) as ledger:
+            books = dated(ledger)
+    series = demo_series.publish()
+    if as_json:
+        print_json(demo_series.as_json(series) | {"live": _live_json(live), "live_ledger": books})
+    else:
+        _show_live(console, live, books)
+        _say(console, SERIES.format(window=demo_series.WINDOW))
+        demo_series.show(console, series)
+        _say(console, NEXT)
+    if not live.identical:
+        raise DpstreamError("releases differ after the restart: please report it")
+
+
+def _show_live(console: Console, live: Found, books: list[dict[str, Any]]) -> None:
+    console.print()
+    console.print(demo_screen.summary(live))
+    _say(console, "\n" + TRUTH)
+    if live.late:
+        _say(console, f"{live.late:,} clicks came too late for the last release: a slow machine.\n")
+    _say(console, f"What ran, twice:\n\n$ {live.command}\n\n{live.query}")
+    first, last = live.repeated[0], live.repeated[-1]
     _say(
         console,
-        "▀▄ published   ░ ± 2 stddev of the noise   • truth (shown in this demo only)\n"
-        f"mean absolute error {figures['mean_absolute_error']:.1f} of {figures['mean_value']:.0f}, "
-        f"noise stddev {figures['noise_stddev']:.1f}, {figures['paid_steps']} of {len(series)} "
-        f"steps paid, {figures['within_two_stddev']:.0%} of the truth within the band\n"
-        + (HELD if any(series.held) else ""),
+        f"The kill came after release {live.killed_after}. Started again, the engine computed "
+        f"releases {first} to {last} once more from its state: "
+        + ("the same bytes, every one. " if live.identical else "and they DIFFER. ")
+        + "Other noise over the same clicks could be averaged away, and would have to be paid "
+        "again.\n",
     )
+    _say(console, "The ledger: charged once, before the first noise; the restart cost nothing.\n")
+    print_books(console, books)
+
+
+def _live_json(live: Found) -> dict[str, Any]:
+    names = ["page", "visitors", "visitors_stddev"]
+    return {
+        "query": live.query,
+        "rows": live.rows,
+        "users": live.users,
+        "killed_after": live.killed_after,
+        "exit_code": live.exit_code,
+        "repeated": live.repeated,
+        "identical": live.identical,
+        "late": live.late,
+        "last_release": live.last.select(names).to_pylist(),
+        "truth": live.truth,
+    }
 
 
 def _say(console: Console, text: str) -> None:

@@ -13,6 +13,7 @@ CODES = {
     3: "budget exceeded: nothing was published",
     4: "noise reuse, or a problem with state, ledger or secret: nothing was published",
     5: "an optional dependency is missing",
+    6: "a server does not answer: with --state, the same command again goes on",
     130: "interrupted: with --state, the same command again goes on",
 }
 INTERRUPTED = 130
@@ -30,6 +31,7 @@ _BY_ERROR: tuple[tuple[type[BaseException], int], ...] = (
     (errors.StateError, 4),
     (errors.SecretError, 4),
     (errors.MissingDependency, 5),
+    (errors.ServerUnreachable, 6),
     (UsageError, 2),
     (OSError, 2),
 )

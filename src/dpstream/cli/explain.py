@@ -8,7 +8,7 @@ from dpstream.sql.explain import explain as explained
 
 
 def explain(text: Text, settings: Settings = None, as_json: AsJson = False) -> None:
-    """Explain a query: plan, sensitivity, noise, keys, budget, memory, what is not protected."""
+    """Explain a query: plan, sensitivity, noise, keys, budget, memory, what it leaves open."""
     found = explained(compiled_from(text, None, settings or []).query)
     if as_json:
         print_json(found.to_json())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -45,6 +46,22 @@ def print_json(value: Any) -> None:
 def note(message: str) -> None:
     """Tell the operator something that is not a result."""
     _to_stderr({"note": message}, "note: ", "yellow", message)
+
+
+class _Notes(logging.Handler):
+    """Log records as notes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        note(record.getMessage())
+
+
+def tell_log(name: str) -> None:
+    """Show a log of this process to the operator, once."""
+    log = logging.getLogger(name)
+    if not log.handlers:
+        log.addHandler(_Notes())
+        log.setLevel(logging.INFO)
 
 
 def report_error(problem: BaseException) -> None:

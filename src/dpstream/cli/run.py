@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dpstream.cli.charges import charged_runs, tell
+from dpstream.cli.engines import with_engine
 from dpstream.cli.exits import INTERRUPTED
 from dpstream.cli.output import note
 from dpstream.cli.releases import about, as_json, in_words, show
@@ -35,10 +36,14 @@ def run(
             help="Do not run: erase one unit (such as a user id) from the state of all queries.",
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="embedded (this process) or spark; default: the file's."),
+    ] = None,
     as_lines: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Run a pipeline's queries; started again, they go on where they stopped."""
-    pipeline = load_pipeline(path)
+    pipeline = with_engine(load_pipeline(path), engine)
     if forget is not None:
         _forget(pipeline, forget, as_lines=as_lines)
         return

@@ -31,12 +31,13 @@ def sql(
         typer.Option(
             "--source",
             metavar="TABLE=PATH",
-            help="What the table in FROM is: files, a glob, a directory, or - for standard input.",
+            help="What the table in FROM is: files, a glob, a directory, - for standard input, or "
+            "a server such as kafka://HOST:PORT/TOPIC (see `dpstream sources`).",
         ),
     ],
     sink: Annotated[
         list[str] | None,
-        typer.Option(help="A directory or database for the releases; may be repeated."),
+        typer.Option(help="A directory, database or server for the releases; may be repeated."),
     ] = None,
     settings: Settings = None,
     name: Annotated[str | None, typer.Option(help="What its releases are called.")] = None,

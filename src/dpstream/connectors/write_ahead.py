@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from dpstream.connectors.storage import open_folder, put_new, remove, safe_name
-from dpstream.errors import StateError
+from dpstream.errors import RowsLost, StateError
 from dpstream.privacy.state.files import remove_leftovers
 from dpstream.records import Batch, Position, Rejected, Source
 
@@ -58,14 +58,28 @@ class WriteAhead:
         return self._source.columns(partition)
 
     def read(
-        self, partition: str, position: Position, *, columns: Sequence[str] | None = None
+        self,
+        partition: str,
+        position: Position,
+        *,
+        columns: Sequence[str] | None = None,
+        until: Position = None,
     ) -> Batch:
         """A kept chunk, or the next one of the source once it is kept."""
         number = 0 if position is None else int(position)
         path = self._path(partition, number)
+        if number == until:
+            empty = pa.table({name: pa.array([], pa.string()) for name in columns or ()})
+            return Batch(table=empty, position=position, done=True)
         if path.exists():
-            return replace(load_batch(path, columns), position=number + 1)
+            return replace(load_batch(path, columns), position=number + 1, done=number + 1 == until)
         kept = self._numbers(partition)  # in order
+        if until is not None:
+            raise RowsLost(
+                f"chunk {number} of {partition!r} was read before and is not in {self._folder} any "
+                "more; restore the folder together with its checkpoint, or start anew with "
+                "another checkpoint location"
+            )
         if kept and number != kept[-1] + 1:
             raise StateError(
                 f"{self._folder} keeps the chunks {kept[0]} to {kept[-1]} of {partition!r}, but "

@@ -18,7 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.engines.directory import StateDirectory
-from dpstream.engines.inputs import FileInput, LiveInput
+from dpstream.engines.inputs import FileInput
+from dpstream.engines.live_input import LiveInput
 from dpstream.engines.sender import MOST_ON_THE_WAY, Sender
 from dpstream.engines.snapshots import Snapshots
 from dpstream.privacy.query_spend import QuerySpend
@@ -262,5 +263,10 @@ def step_content(step: int, pieces: list[Piece]) -> bytes:
     total = (0, 0)
     for rows, first, end in pieces:
         total = combine(total, multiset_digest(rows.digests[first:end]))
+    return content_of(step, total)
+
+
+def content_of(step: int, total: tuple[int, int]) -> bytes:
+    """The same, of the multiset digest of its rows."""
     digest, count = total
     return step.to_bytes(8, "little") + digest.to_bytes(16, "little") + count.to_bytes(8, "little")

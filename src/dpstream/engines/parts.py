@@ -34,6 +34,15 @@ def owners(flow: Flow) -> list[Owner]:
 
 def extract(flow: Flow, owner: Owner, marks: Marks | None) -> tuple[dict[str, Any], Marks]:
     """What is new since `marks` (None: everything), and the marks to go on from."""
+    part, new = extract_units(flow, owner, marks)
+    if owner[0] == "window":
+        groups, more = extract_groups(flow, owner[1], marks)
+        part, new = part | groups, new | more
+    return part, new
+
+
+def extract_units(flow: Flow, owner: Owner, marks: Marks | None) -> tuple[dict[str, Any], Marks]:
+    """The units' share of it."""
     kind, number = owner
     tables = [_table_of(bucket, kind, number) for bucket in flow.state.units]
     since = [0] * len(tables) if marks is None else marks["tables"]
@@ -46,14 +55,15 @@ def extract(flow: Flow, owner: Owner, marks: Marks | None) -> tuple[dict[str, An
         first = [0] * len(offered) if marks is None else marks["offered"]
         part["offered"] = [table.delta(since) for table, since in zip(offered, first, strict=True)]
         new["offered"] = [table.used for table in offered]
-    if kind == "window":
-        buckets = _buckets(flow, number)
-        known = [_UNSEEN] * len(buckets) if marks is None else marks["groups"]
-        part["groups"] = [
-            _group(bucket, *seen) for bucket, seen in zip(buckets, known, strict=True)
-        ]
-        new["groups"] = [_seen(bucket) for bucket in buckets]
     return part, new
+
+
+def extract_groups(flow: Flow, window: int, marks: Marks | None) -> tuple[dict[str, Any], Marks]:
+    """The groups' share of it."""
+    buckets = _buckets(flow, window)
+    known = [_UNSEEN] * len(buckets) if marks is None else marks["groups"]
+    groups = [_group(bucket, *seen) for bucket, seen in zip(buckets, known, strict=True)]
+    return {"groups": groups}, {"groups": [_seen(bucket) for bucket in buckets]}
 
 
 def _buckets(flow: Flow, window: int) -> list[GroupBucket]:
@@ -77,6 +87,14 @@ def size_of(flow: Flow, owner: Owner) -> int:
 
 def restore(flow: Flow, owner: Owner, part: dict[str, Any]) -> Marks:
     """Take a part in, after those before it."""
+    marks = restore_units(flow, owner, part)
+    if owner[0] == "window":
+        marks |= restore_groups(flow, owner[1], part)
+    return marks
+
+
+def restore_units(flow: Flow, owner: Owner, part: dict[str, Any]) -> Marks:
+    """Take the units' share in."""
     kind, number = owner
     tables = [_table_of(bucket, kind, number) for bucket in flow.state.units]
     for table, delta in zip(tables, part["tables"], strict=True):
@@ -87,15 +105,18 @@ def restore(flow: Flow, owner: Owner, part: dict[str, Any]) -> Marks:
         for table, delta in zip(offered, part["offered"], strict=True):
             table.apply(delta)
         marks["offered"] = [table.used for table in offered]
-    if kind == "window":
-        flow.state.windows.setdefault(
-            number, [GroupBucket(flow.query.measures) for _ in range(flow.buckets)]
-        )
-        buckets = _buckets(flow, number)
-        for bucket, group in zip(buckets, part["groups"], strict=True):
-            _restore_group(bucket, group)
-        marks["groups"] = [_seen(bucket) for bucket in buckets]
     return marks
+
+
+def restore_groups(flow: Flow, window: int, part: dict[str, Any]) -> Marks:
+    """Take the groups' share in."""
+    flow.state.windows.setdefault(
+        window, [GroupBucket(flow.query.measures) for _ in range(flow.buckets)]
+    )
+    buckets = _buckets(flow, window)
+    for bucket, group in zip(buckets, part["groups"], strict=True):
+        _restore_group(bucket, group)
+    return {"groups": [_seen(bucket) for bucket in buckets]}
 
 
 def _table_of(bucket: UnitBucket, kind: str, number: int) -> Table:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.errors import StateError
+from dpstream.errors import ServerUnreachable, StateError
 from dpstream.records import Sink
 from dpstream.stages.flow import Publication
 
@@ -99,7 +99,7 @@ def _went_well(future: Future[Any]) -> bool:
 
 
 def _explained(error: BaseException) -> BaseException:
-    if not isinstance(error, OSError):
+    if not isinstance(error, OSError) or isinstance(error, ServerUnreachable):
         return error
     words = f"the sink cannot be written: {error}; mend that and run again: nothing is lost"
     explained = StateError(words)

@@ -19,13 +19,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dpstream.engines.chunks import Aside
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.directory import read_about, read_types, write_types
-from dpstream.engines.inputs import Aside, FileInput, LiveInput, Sources, check_columns
+from dpstream.engines.inputs import FileInput, Sources, check_columns
+from dpstream.engines.live_input import LiveInput
 from dpstream.engines.local import Options
 from dpstream.engines.loop import step_content
 from dpstream.engines.series_state import SeriesState, open_series
-from dpstream.errors import InvalidParameter, StateError
+from dpstream.errors import InvalidParameter, ServerUnreachable, StateError
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import Secret, chain_digest
 from dpstream.privacy.state.files import writing
@@ -211,6 +213,8 @@ class SeriesRun:
             if self.sink is not None:
                 try:
                     self.sink.write(self.query.name, release.step, 1, table)
+                except ServerUnreachable:
+                    raise
                 except OSError as error:
                     raise StateError(
                         f"the sink cannot be written: {error}; mend that and run again: nothing is "

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from dpstream.errors import InvalidInput, StateError
+from dpstream.errors import InvalidInput, NewRun, StateError
 from dpstream.mechanisms import find, name_of
 from dpstream.mechanisms.base import Mechanism, as_block
 from dpstream.mechanisms.saved_run import SavedRun, log_path, write_about, write_snapshot
@@ -32,10 +32,6 @@ from dpstream.records import Integers, Reals, Release
 
 _BATCH = 1024  # steps whose digests, and steady charges, become durable together
 _NO_INPUT = bytes(16)  # the digest chain before the first step
-
-
-class NewRun(UserWarning):
-    """A state was copied or lost its log: it goes on as a new run, with new charges."""
 
 
 class Progress(NamedTuple):

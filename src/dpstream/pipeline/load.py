@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpstream.connectors.options import Options, is_uri
 from dpstream.connectors.pushed import PUSHED, pushed_folder
 from dpstream.connectors.sinks.encode import ENCODERS
 from dpstream.connectors.storage import safe_name
@@ -18,6 +19,8 @@ from dpstream.privacy.state.secret import beside
 from dpstream.session import Feed
 from dpstream.session.budget import AnyQuery
 from dpstream.sql.plan import Compiled, compile_sql
+
+ENGINES = ("embedded", "spark")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +43,10 @@ class Pipeline:
     state: Path
     secret: Path
     sinks: tuple[str, ...] = ()
+    engine: Mapping[str, Any] = field(default_factory=lambda: {"name": "embedded"})
+    """Where the queries run, and how it is set up."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """The SQL of each query, by its name."""
-
     pushed: Mapping[str, Pushed] = field(default_factory=dict)
     """Sources whose rows are handed in, by the name they are handed in under."""
 
@@ -77,9 +81,23 @@ def load_pipeline(path: str | Path) -> Pipeline:
         state=folder,
         secret=secret,
         sinks=tuple(_sink(base, each) for each in sinks),
+        engine=_engine(path, tables.get("engine", {"name": "embedded"}), feeds),
         texts={one.query.name: one.text for one in compiled},
         pushed=_pushed(compiled, of_query, feeds, folder),
     )
+
+
+def _engine(path: Path, table: Mapping[str, Any], feeds: Mapping[str, Feed]) -> Mapping[str, Any]:
+    if table["name"] not in ENGINES:
+        raise InvalidInput(
+            f"{path}, [engine]: name must be one of {', '.join(ENGINES)}; got {table['name']!r}"
+        )
+    if table["name"] != "embedded" and any(feed.source == PUSHED for feed in feeds.values()):
+        raise InvalidInput(
+            f"{path}, [engine]: rows that are posted ({PUSHED!r}) are read by the embedded engine; "
+            f"{table['name']} reads files and servers"
+        )
+    return table
 
 
 def _compiled(path: Path, tables: Sequence[Mapping[str, Any]]) -> list[Compiled]:
@@ -121,10 +139,13 @@ def _source_of(
 
 
 def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
-    history, pushed = table.get("history"), table["path"] == PUSHED
+    history, path = table.get("history"), table["path"]
+    options, pushed = _options(base, table.get("options", {})), path == PUSHED
+    by_clock = pushed or (is_uri(path) and not _ends(path, options))
     return Feed(
-        source=PUSHED if pushed else _all_placed(base, table["path"]),
-        live=pushed or table.get("live", False),
+        source=PUSHED if pushed else _all_placed(base, path),
+        live=table.get("live", False) or by_clock,
+        options=options,
         history=None if history is None else _all_placed(base, history),
         name=name,
     )
@@ -146,6 +167,19 @@ def _pushed(
                 folder=pushed_folder(folder, name), columns=tuple(dict.fromkeys(columns))
             )
     return found
+
+
+def _ends(uri: str, options: Mapping[str, Any]) -> bool:
+    """Is a server's source bounded?"""
+    return "until" in options or "until" in Options(uri).names
+
+
+def _options(base: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A server's options; the files that they name are placed like all others."""
+    return {
+        name: _placed(base, value) if name.endswith("_file") else value
+        for name, value in options.items()
+    }
 
 
 def _books(
@@ -204,11 +238,15 @@ def _all_placed(base: Path, value: str | list[str]) -> str | list[str]:
 
 
 def _placed(base: Path, text: str) -> str:
-    """A path of the file, seen from the current directory; "-" is standard input or output."""
+    """A path of the file, seen from the current directory; "-" is standard input or output.
+
+    A URI stays as it is.
+    """
     slash = "/" if text.endswith("/") else ""  # an "out.db/" is a directory
-    return text if text == "-" else f"{base / text}{slash}"
+    return text if text == "-" or is_uri(text) else f"{base / text}{slash}"
 
 
 def _sink(base: Path, text: str) -> str:
     kind, colon, rest = text.partition(":")
-    return f"{kind}:{_placed(base, rest)}" if colon and kind in ENCODERS else _placed(base, text)
+    paths = (*ENCODERS, "delta")
+    return f"{kind}:{_placed(base, rest)}" if colon and kind in paths else _placed(base, text)

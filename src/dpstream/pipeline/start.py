@@ -9,6 +9,7 @@ from typing import Any
 from dpstream.engines.clock import Clock
 from dpstream.engines.directory import read_about
 from dpstream.engines.local import Options
+from dpstream.engines.query_run import Engine
 from dpstream.errors import LedgerError, SecretError
 from dpstream.pipeline.books import Book
 from dpstream.pipeline.load import Pipeline
@@ -26,6 +27,7 @@ def start(
     options: Options | None = None,
 ) -> Runs:
     """The queries, ready to be iterated over; `sinks` come after those of the file."""
+    opened = open_engine(pipeline)
     started = [
         run_all(
             book.queries,
@@ -37,6 +39,7 @@ def start(
             dataset=book.dataset,
             clock=clock,
             options=options,
+            engine=opened,
             check_budget=False,  # the book is opened with the file's promise when all can begin
         )
         for book in pipeline.books
@@ -63,3 +66,19 @@ def refuse_lost_secret(secret: Path, folders: Sequence[Path]) -> None:
             "your backup; if it is lost this run cannot go on: begin anew with a new state "
             "directory, which makes a new secret and is charged anew"
         )
+
+
+def open_engine(pipeline: Pipeline) -> Engine | None:
+    """The engine; None is this process.
+
+    Under `spark-submit` the session is the one that was submitted, whatever the file says.
+    """
+    told = pipeline.engine
+    if told["name"] != "spark":
+        return None
+    from dpstream.engines.spark import SparkEngine, local_session
+
+    session = local_session(told.get("master"))
+    return SparkEngine(
+        session, buckets=told.get("buckets", 0), state_location=told.get("state_location")
+    )

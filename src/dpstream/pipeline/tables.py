@@ -14,10 +14,11 @@ _TEXT: tuple[type, ...] = (str,)
 _TEXTS: tuple[type, ...] = (str, list)
 _NUMBER: tuple[type, ...] = (int, float, str)
 _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
-    "source": {"path": _TEXTS, "live": (bool,), "history": _TEXTS},
+    "source": {"path": _TEXTS, "live": (bool,), "history": _TEXTS, "options": (dict,)},
     "budget": {"dataset": _TEXT, "epsilon": _NUMBER, "delta": _NUMBER, "ledger": _TEXT},
     "state": {"path": _TEXT, "secret": _TEXT},
     "sink": {"to": _TEXTS},
+    "engine": {"name": _TEXT, "master": _TEXT, "buckets": (int,), "state_location": _TEXT},
     "query": {"name": _TEXT, "sql": _TEXT, "file": _TEXT},
 }
 _REQUIRED = {
@@ -25,11 +26,18 @@ _REQUIRED = {
     "budget": ("dataset", "epsilon"),
     "state": ("path",),
     "sink": ("to",),
+    "engine": ("name",),
     "query": ("name",),
 }
-_OPTIONAL = ("sink",)
+_OPTIONAL = ("sink", "engine")
 _SEVERAL = ("source", "budget")  # one table, or one for each source: [source.clicks]
-_IN_WORDS = {str: "text", list: "a list of texts", bool: "true or false", int: "a number"}
+_IN_WORDS = {
+    str: "text",
+    list: "a list of texts",
+    bool: "true or false",
+    int: "a number",
+    dict: "a table",
+}
 
 Table = dict[str, Any]
 
@@ -67,7 +75,11 @@ def _named(path: Path, name: str, table: Any) -> dict[str, Table]:
     """One table for all, or one for each name."""
     if not isinstance(table, dict):
         raise InvalidInput(f"{path}: {name} must be a table; write {heading(name)} above it")
-    inner = {key: value for key, value in table.items() if isinstance(value, dict)}
+    inner = {
+        key: value
+        for key, value in table.items()
+        if isinstance(value, dict) and not (key == "options" and "path" in table)
+    }
     if inner and len(inner) < len(table):
         key = next(key for key in table if key not in inner)
         raise InvalidInput(
@@ -90,6 +102,13 @@ def _check(where: str, name: str, table: Mapping[str, Any]) -> None:
         if key not in known:
             raise InvalidInput(f"{where} has an unknown key {key!r}; {nearest(key, known)}")
         fits = isinstance(value, known[key]) and (bool in known[key] or not isinstance(value, bool))
+        if isinstance(value, dict):
+            for inner, given in value.items():
+                if not isinstance(given, str | int | float):
+                    raise InvalidInput(
+                        f"{where}: {key}.{inner} must be text, a number, true or false; got "
+                        f"{given!r:.80}"
+                    )
         if isinstance(value, list):
             fits = fits and bool(value) and all(isinstance(each, str) for each in value)
         if not fits or value == "":

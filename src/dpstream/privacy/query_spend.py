@@ -10,7 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Protocol
 
 import numpy as np
 
@@ -25,6 +28,18 @@ from dpstream.privacy.state.memory_keys import WindowKeySource
 from dpstream.records import Reals, Words
 
 _LONGEST = 62  # bytes of a name that is written out; the hash of a longer one takes 63
+
+
+class Doors(Protocol):
+    """Whatever opens doors to a query's noise."""
+
+    step: int
+
+    def door(self, *, window: int, column: str, part: int) -> Door:
+        """The noise of one column of one window, for the keys of one hash bucket; made once."""
+
+    def refuse_fork(self) -> None:
+        """Refuse to draw in a copy of this process."""
 
 
 class QuerySpend:
@@ -94,15 +109,23 @@ class QuerySpend:
                     "already; two would draw the same normals for different data"
                 )
             key = derive(self._keys.mint(window), b"query" + self._digest)
-            address = noise.Address(
-                run=self._run,
-                query=_name(self._query),
-                column=_name(column),
-                window=window,
-                purpose="",
-            )
+            address = _address(self._run, self._query, column, window)
             self._doors[place] = made = Door(self, key=key, address=address, part=part)
         return made
+
+    def lend(self, windows: Iterable[int]) -> LentKeys:
+        """The keys of some windows, for tasks elsewhere that draw under the step of now.
+
+        What a task draws depends on the run, the window, the column, the key's id, the release and
+        the purpose: a task that is done twice draws the same, and the input log says for what data.
+        """
+        self.refuse_fork()
+        if self._digest is None or self.step < 0:
+            raise StateError("a query lends its keys after it has paid and its input is durable")
+        with self._lock:
+            digest = b"query" + self._digest
+            keys = {window: derive(self._keys.mint(window), digest) for window in windows}
+        return LentKeys(run=self._run, query=self._query, step=self.step, keys=keys)
 
     def erase(self, window: int) -> None:
         """The window is final and every sink has its last table: forget its key for good."""
@@ -117,6 +140,44 @@ class QuerySpend:
             raise StateError("this run was started before a fork; start or load it in each process")
 
 
+@dataclass(frozen=True, kw_only=True)
+class LentKeys:
+    """Keys of windows on their way to a task: secret; never in a plan, a log or a file."""
+
+    run: bytes
+    query: str
+    step: int
+    keys: dict[int, bytes] = field(repr=False)
+
+    def doors(self) -> LentDoors:
+        """Doors for one task; each task makes its own."""
+        return LentDoors(self)
+
+
+class LentDoors:
+    """Doors to noise that was paid for, and whose input is durable, in another process."""
+
+    def __init__(self, lent: LentKeys) -> None:
+        self._lent, self.step, self._process = lent, lent.step, os.getpid()
+        self._made: set[tuple[int, str, int]] = set()
+
+    def door(self, *, window: int, column: str, part: int) -> Door:
+        """The noise of one column of one window, for the keys of one hash bucket; made once."""
+        place = (window, column, part)
+        if place in self._made:
+            raise NoiseReuse(f"the noise of window {window}, column {column!r} has a door already")
+        if window not in self._lent.keys:
+            raise StateError(f"the key of window {window} was not lent to this task")
+        self._made.add(place)
+        address = _address(self._lent.run, self._lent.query, column, window)
+        return Door(self, key=self._lent.keys[window], address=address, part=part)
+
+    def refuse_fork(self) -> None:
+        """A copy of this process would draw the same noise for other data."""
+        if os.getpid() != self._process:
+            raise StateError("a task's doors to noise do not survive a fork")
+
+
 class Door:
     """Standard normals for keys of one (window, column, hash bucket).
 
@@ -125,7 +186,7 @@ class Door:
     all buckets together must be distinct, as those of a table are.
     """
 
-    def __init__(self, spend: QuerySpend, *, key: bytes, address: noise.Address, part: int) -> None:
+    def __init__(self, spend: Doors, *, key: bytes, address: noise.Address, part: int) -> None:
         self._spend, self._address, self._part = spend, address, part
         self._key: bytes | None = key
         self._streams: dict[str, noise.Stream] = {}
@@ -177,6 +238,12 @@ def _users_book(ledger: Ledger, dataset: str) -> Terms:
             f"promises {terms.describe()}"
         )
     return terms
+
+
+def _address(run: bytes, query: str, column: str, window: int) -> noise.Address:
+    return noise.Address(
+        run=run, query=_name(query), column=_name(column), window=window, purpose=""
+    )
 
 
 def _name(text: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.connectors.dead_letters import DeadLetters
-from dpstream.engines.local import LocalRun
+from dpstream.engines.query_run import QueryRun
 from dpstream.engines.series import SeriesRun
 from dpstream.records import Rejected
 from dpstream.session.budget import AnyQuery
@@ -55,7 +55,7 @@ class Run:
     say which window and trigger it belongs to. `operator` holds counts that are not private.
     """
 
-    def __init__(self, engine: LocalRun | SeriesRun, operator: Operator) -> None:
+    def __init__(self, engine: QueryRun | SeriesRun, operator: Operator) -> None:
         self._engine, self.operator = engine, operator
 
     def __iter__(self) -> Iterator[pa.Table]:
@@ -98,7 +98,7 @@ class Run:
     def query(self) -> AnyQuery:
         """The query as it runs: with its start, and with the grids that were chosen for it."""
         engine = self._engine
-        return engine.plan.query if isinstance(engine, LocalRun) else engine.query
+        return engine.plan.query if isinstance(engine, QueryRun) else engine.query
 
     @property
     def steps_done(self) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.dead_letters import DeadLetters
+from dpstream.connectors.options import is_uri
 from dpstream.connectors.pushed import PUSHED, PushedSource, pushed_folder
 from dpstream.connectors.sinks import open_sink
 from dpstream.connectors.sources import open_source
@@ -18,7 +19,8 @@ from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import WriteAhead
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.directory import read_about
-from dpstream.engines.local import LocalRun, Options
+from dpstream.engines.local import LocalRun
+from dpstream.engines.query_run import Engine, Options, QueryRun
 from dpstream.engines.series import SeriesRun
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.ledger import Ledger
@@ -39,6 +41,8 @@ class Feed:
     live: bool = False
     history: Any = None
     name: str = ""
+    options: Mapping[str, Any] | None = None
+    """Of a server that a URI names."""
 
 
 def run(
@@ -55,20 +59,26 @@ def run(
     dead_letters: str | Path | None = None,
     options: Options | None = None,
     clock: Clock | None = None,
+    engine: Engine | None = None,
 ) -> Run:
     """Publish a query's releases, for as long as its schedule runs.
 
     `source`: files (a path, a glob, a directory, a list), an Arrow table, a pandas or Polars frame,
-    or "-" for standard input. Files are read by event time; with `live` a directory may grow, and
-    what is in it is read by the clock. `history`: files that are read by event time before and
-    beside a live source. `sink`: a directory (Parquet; "csv:out/", "jsonl:out/"), an `.sqlite` or
-    `.duckdb` file, "-" for standard output, or a list of them.
+    "-" for standard input, or a URI such as "kafka://127.0.0.1:9092/clicks". Files are read by
+    event time; with `live` a directory may grow, and what is in it is read by the clock. `history`:
+    files that are read by event time before and beside a live source. `sink`: a directory (Parquet;
+    "csv:out/", "jsonl:out/"), an `.sqlite` or `.duckdb` file, "-" for standard output, a URI, or a
+    list of them.
 
     With `checkpoint_location`, a directory, the run survives a kill at any moment; its secret is
     made beside it on first use: back it up. Rows that cannot be used go to `dead_letters` (default:
     in the state directory), with the reason.
 
     What does not fit into the dataset's book is refused here, before a row is read.
+
+    `engine`: a `SparkEngine` runs the query on its session; then `source` and `history` may be
+    DataFrames, streaming ones too (`live`: by the clock; otherwise all that is there, by event
+    time), and `sink` a function of a DataFrame and its release, or a `SparkSink`.
 
     >>> import pyarrow as pa
     >>> from dpstream.stages.query import Query
@@ -89,10 +99,7 @@ def run(
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
     operator = Operator(dead_letters=None if place is None else DeadLetters(Path(place)))
     parts: dict[str, Any] = {
-        "source": _opened(source, live, folder),
         "aside": operator,
-        "sink": open_sink(sink),
-        "history": None if history is None else open_source(history),
         "folder": folder,
         "secret": secret,
         "ledger": ledger,
@@ -100,9 +107,54 @@ def run(
         "clock": clock or SystemClock(),
         "options": options or Options(),
     }
+    if engine is not None:
+        return Run(_elsewhere(engine, query, source, history, live, sink, parts), operator)
+    parts |= {
+        "source": _opened(source, live, folder),
+        "sink": open_sink(sink),
+        "history": None if history is None else open_source(history),
+    }
     if isinstance(query, SeriesQuery):
         return Run(SeriesRun(query=query, **parts), operator)
     return Run(LocalRun(query=query, **parts), operator)
+
+
+def _elsewhere(
+    engine: Engine,
+    query: AnyQuery,
+    source: Any,
+    history: Any,
+    live: bool,
+    sink: Any,
+    parts: dict[str, Any],
+) -> QueryRun:
+    """A run on another engine, which opens what only it knows; the rest is for the connectors."""
+    if isinstance(query, SeriesQuery):
+        raise InvalidParameter(
+            f"{query.name!r} is a time series ({type(query.mechanism).__name__}), which one "
+            "process publishes step by step; run it on the embedded engine (without engine=)"
+        )
+    if isinstance(source, Mapping):
+        if query.name not in source and len(source) != 1:
+            raise InvalidParameter(
+                f"source has no entry for the query {query.name!r}; it has {', '.join(source)}"
+            )
+        source = source[query.name] if query.name in source else next(iter(source.values()))
+    sources = []
+    for spec, growing in ((source, live), (history, False)):
+        found = None if spec is None else engine.source(spec)
+        if spec is not None and found is None:
+            found = _opened(_absolute(spec), growing, None)
+        sources.append(found)
+    known = engine.sink(sink)
+    return engine.start(
+        query=query,
+        source=sources[0],
+        history=sources[1],
+        by_clock=live,
+        sink=open_sink(sink) if known is None else known,
+        **parts,
+    )
 
 
 def run_all(
@@ -119,6 +171,7 @@ def run_all(
     options: Options | None = None,
     clock: Clock | None = None,
     check_budget: bool = True,
+    engine: Engine | None = None,
 ) -> Runs:
     """Publish several queries of one dataset: one read of each source, one book, one secret.
 
@@ -127,7 +180,7 @@ def run_all(
     its releases go to the one sink under its name. The book is that of `ledger`; it must hold all
     of them, so open it with `query.promise` or `dpstream ledger open` first. Queries that do not
     fit into it together are refused here, before a row is read (unless `check_budget` is off,
-    for callers who open the book after this).
+    for callers who open the book after this). On another `engine` each query reads by itself.
     """
     names = [query.name for query in queries]
     if not queries or len(set(names)) < len(names):
@@ -146,13 +199,19 @@ def run_all(
     if secret is None and folder is not None:
         begun = any(read_about(folder / safe_name(name)) is not None for name in names)
         kept = Secret.load(beside(folder)) if begun else beside(folder)  # a lost one is not remade
-    views = _views(queries, feeds, folder)
+    views: dict[str, tuple[Any, Any]]
+    if engine is None:
+        views = _views(queries, feeds, folder)
+    else:
+        views = {name: (feeds[name].source, feeds[name].history) for name in names}
     runs = [
         run(
             query,
             source=views[query.name][0],
             sink=sink,
             history=views[query.name][1],
+            live=engine is not None and feeds[query.name].live,
+            engine=engine,
             checkpoint_location=folders[query.name],
             secret=Secret.of(kept),
             ledger=book,
@@ -186,13 +245,13 @@ def _feeds(names: Sequence[str], source: Any, common: Feed) -> dict[str, Feed]:
 
 def _views(
     queries: Sequence[AnyQuery], feeds: Mapping[str, Feed], folder: Path | None
-) -> dict[str, tuple[Source, Source | None]]:
+) -> dict[str, tuple[Any, Any]]:
     """Each query's view of what its feed reads once for all."""
-    found: dict[str, tuple[Source, Source | None]] = {}
+    found: dict[str, tuple[Any, Any]] = {}
     for feed in dict.fromkeys(feeds.values()):
         readers = [query for query in queries if feeds[query.name] is feed]
         columns = [query.source_columns for query in readers]
-        opened = _opened(feed.source, feed.live, folder, feed.name)
+        opened = _opened(feed.source, feed.live, folder, feed.name, feed.options)
         assert opened is not None
         views: list[Any] = list(SharedSource(opened, columns).views())
         before: list[Any] = [None] * len(readers)
@@ -218,7 +277,13 @@ def _ledger_path(ledger: Any, folder: Path | None) -> Path | None:
     return None if folder is None else folder / "ledger"
 
 
-def _opened(source: Any, live: bool, folder: Path | None, name: str = "") -> Source | None:
+def _opened(
+    source: Any,
+    live: bool,
+    folder: Path | None,
+    name: str = "",
+    options: Mapping[str, Any] | None = None,
+) -> Source | None:
     """The source; one that cannot be read twice is kept in the state directory."""
     if source is None:
         return None
@@ -227,12 +292,19 @@ def _opened(source: Any, live: bool, folder: Path | None, name: str = "") -> Sou
             raise InvalidParameter(f"the source {PUSHED!r} needs a state directory")
         return PushedSource(pushed_folder(folder, name))
     growing = live and _is_path(source)
-    opened = GrowingDirectory(Path(source)) if growing else open_source(source)
+    opened = GrowingDirectory(Path(source)) if growing else open_source(source, options=options)
     if not opened.replayable and folder is not None:
         place = f"arrived-{safe_name(name)}" if name else "arrived"
         return WriteAhead(opened, folder / place)
     return opened
 
 
+def _absolute(source: Any) -> Any:
+    """Paths as other processes see them, which work in other folders."""
+    if isinstance(source, list | tuple):
+        return [_absolute(each) for each in source]
+    return str(Path(source).absolute()) if _is_path(source) else source
+
+
 def _is_path(source: Any) -> bool:
-    return isinstance(source, str | Path) and source != "-"
+    return isinstance(source, str | Path) and source != "-" and not is_uri(source)

@@ -11,25 +11,10 @@ from dpstream.sql.bounded import named_arguments
 from dpstream.sql.columns import Expression, Prepared
 from dpstream.sql.compiler import literal
 from dpstream.sql.dialect import canonical
-from dpstream.sql.draft import Draft, called
+from dpstream.sql.draft import BOUNDED, Draft, called
 from dpstream.sql.expressions import compiler
 from dpstream.sql.relation import substituted
-from dpstream.stages.aggregates import (
-    Aggregate,
-    Avg,
-    Count,
-    CountUnits,
-    Stddev,
-    Sum,
-    Variance,
-)
-
-_KINDS: dict[str, type[Sum]] = {
-    "SUM": Sum,
-    "AVG": Avg,
-    **dict.fromkeys(("VARIANCE", "VAR_POP"), Variance),
-    **dict.fromkeys(("STDDEV", "STDDEV_POP"), Stddev),
-}
+from dpstream.stages.aggregates import Aggregate, Count, CountUnits, Sum
 
 
 class Builder:
@@ -91,7 +76,7 @@ class Builder:
         named = named_arguments(call)
         lo, hi = (self._number(each) for each in named["contribution_bounds_per_row"].expressions)
         quantum = self._number(named["quantum"]) if "quantum" in named else None
-        kind = _KINDS[called(call)]
+        kind = BOUNDED[called(call)]
         try:
             return kind(name, column=self.value(node), lo=lo, hi=hi, quantum=quantum)
         except InvalidParameter as error:

@@ -11,9 +11,17 @@ from sqlglot import exp
 from dpstream.errors import InvalidParameter
 from dpstream.sql.dialect import PrivacyClause, WindowTable
 from dpstream.sql.statement import Statement
+from dpstream.stages.aggregates import Avg, Stddev, Sum, Variance
 
-BOUNDED = ("SUM", "AVG", "VARIANCE", "VAR_POP", "STDDEV", "STDDEV_POP")
-"""Aggregates of values, each clamped to bounds."""
+BOUNDED: dict[str, type[Sum]] = {
+    "SUM": Sum,
+    "AVG": Avg,
+    "VARIANCE": Variance,
+    "VAR_POP": Variance,
+    "STDDEV": Stddev,
+    "STDDEV_POP": Stddev,
+}
+"""Aggregates of values, each clamped to bounds; a new one is a class and a line here."""
 AGGREGATES = ("COUNT", "COUNTIF", *BOUNDED)
 WINDOW_COLUMNS = ("window_start", "window_end")
 SHOWN_ALWAYS = ("trigger_time", "release_index")

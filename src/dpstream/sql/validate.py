@@ -137,7 +137,7 @@ def known_aggregates(draft: Draft) -> None:
         raise draft.refusal(
             call,
             f"{called(call)} is not offered",
-            "use COUNT, COUNTIF, SUM, AVG, VARIANCE or STDDEV (of all rows: VAR_POP, STDDEV_POP)",
+            f"use one of {', '.join(AGGREGATES)}; variances are those of all rows",
         )
     for node in draft.select.find_all(exp.Filter):
         raise draft.refusal(

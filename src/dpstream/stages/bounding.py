@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.mechanisms.parts.counting.kernels import compiled
+from dpstream.compiled import compiled
 from dpstream.records import Integers, Words
 from dpstream.stages.prefetch import FAR, prefetch
-from dpstream.stages.tables import SLICE, Table
+from dpstream.stages.tables import SLICE, Table, row_bits
 
 Limits = tuple[int, int, int]
 Verdicts = npt.NDArray[np.uint8]
@@ -171,15 +171,14 @@ def _keep(
     which of them are kept, they are put off, all of them or those after some that fit anyway: only
     then does order matter, and they are taken in the order of their hashes.
     """
-    mask = np.uint64(len(index) - 1)
-    one, shift = np.uint64(1), np.uint64(32)
-    low_bits = np.uint64(0xFFFFFFFF)
+    mask, bits = np.uint64(len(index) - 1), row_bits(index)
+    one, half = np.uint64(1), np.uint64(32)
     slots = np.uint64(index.ctypes.data)
     left = 0
     for ahead in range(len(places) + FAR):
         if ahead < len(places):
             place = places[ahead]
-            prefetch(slots + (((units[place, 1] ^ groups[place, 0]) & mask) << np.uint64(3)))
+            prefetch(slots + (((units[place, 1] ^ groups[place, 0]) & mask) << np.uint64(2)))
         i = ahead - FAR
         if i < 0:
             continue
@@ -196,23 +195,23 @@ def _keep(
         # Ids are pseudo-random, so an exclusive or with the words swapped is an id of the pair.
         first = units[place, 0] ^ groups[place, 1]
         second = units[place, 1] ^ groups[place, 0]
-        tag = first >> shift
+        tag = (first >> half) >> bits
         slot = second & mask
         while True:
-            entry = index[slot]
+            entry = np.uint64(index[slot])
             if entry == 0:
                 if counters[row, _GROUPS] < limits[1]:
                     pairs[used, 0], pairs[used, 1] = first, second
                     if limits[2] > 1:
                         pairs[used, 2] = 1
                     used += 1
-                    index[slot] = (tag << shift) | np.uint64(used)
+                    index[slot] = (tag << bits) | np.uint64(used)
                     counters[row, _GROUPS] += 1
                     counters[row, _ROWS] += 1
                     out[place] = KEPT | FIRST
                 break
-            if entry >> shift == tag:
-                pair = np.int64(entry & low_bits) - 1
+            if entry >> bits == tag:
+                pair = np.int64(entry & mask) - 1
                 if pairs[pair, 0] == first and pairs[pair, 1] == second:
                     if limits[2] > 1 and np.int64(pairs[pair, 2]) < limits[2]:
                         pairs[pair, 2] += one

@@ -31,7 +31,7 @@ def check_names(
     """Refuse what would make a release ambiguous, or each group one unit."""
     if not aggregates or not all(isinstance(a, Count | Sum) for a in aggregates):
         raise InvalidParameter(
-            "aggregates must be Count, CountUnits, Sum, Avg, Variance or Stddev; got "
+            "aggregates must be such as Count, CountUnits, Sum(...) or Avg(...); got "
             f"{aggregates!r}"
         )
     if unit in keys:

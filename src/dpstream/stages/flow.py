@@ -8,7 +8,6 @@ everything after. The result does not depend on how many buckets there are, nor 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,20 +16,19 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from dpstream.privacy.query_spend import Door, QuerySpend
+from dpstream.privacy.query_spend import Door, Doors, QuerySpend
 from dpstream.records import Integers, Words
-from dpstream.stages.aggregates import Reading, answers
 from dpstream.stages.bounding import UnitBucket, Verdicts
 from dpstream.stages.groups import GroupBucket
 from dpstream.stages.layout import Layout
 from dpstream.stages.perturb import Noisy, perturb, thinned
 from dpstream.stages.plan import Plan, WindowPlan
+from dpstream.stages.release_table import ReleaseTables
 from dpstream.stages.rounds import Passes, in_rounds, passes
 from dpstream.stages.rows import RowReader, Rows
 from dpstream.stages.schedule import Due
 from dpstream.stages.select_keys import select_keys
-from dpstream.stages.tables import Table, split
-from dpstream.stages.ticks import iso
+from dpstream.stages.tables import Table, in_buckets
 from dpstream.stages.totals import Totals, count_offered
 
 T = TypeVar("T")
@@ -75,17 +73,28 @@ class Flow:
     """A query, its plan, its state, and threads to work on buckets."""
 
     def __init__(
-        self, plan: Plan, reader: RowReader, *, buckets: int, threads: int, mark: str = ""
+        self,
+        plan: Plan,
+        reader: RowReader,
+        *,
+        buckets: int,
+        threads: int,
+        mark: str = "",
+        share: tuple[int, int] = (0, 1),
     ) -> None:
-        """`mark` names the run in its tables, so that a sink can tell runs apart."""
+        """`mark` names the run in its tables, so that a sink can tell runs apart.
+
+        `share`: this is bucket so and so of so many, and sees the rows of that bucket alone.
+        """
+        self._share = share
         self.mark = mark
         self.plan, self.query, self.reader = plan, plan.query, reader
+        self.tables = ReleaseTables(plan=plan, types=reader.types, mark=mark)
         self.buckets = buckets
         self.reset()
         self._by_value = any(m.kind == "value" for m in plan.query.measures)
         self._doors: dict[int, list[list[Door]]] = {}
         self._total_doors: dict[int, list[Door]] = {}
-        self._of_units = plan.query.in_rounds and plan.query.bounds.rows_per_group > 1
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def reset(self) -> None:
@@ -101,17 +110,17 @@ class Flow:
 
     def take(self, pieces: Iterable[Piece]) -> None:
         """Add a step's rows to the exact sums."""
-        for window, period, rows in _by_window(pieces):
-            verdicts = self._bound(window, period, rows)  # [rows]: dropped, kept, first of its unit
-            self._count(window, period, rows, verdicts)
-            self._aggregate(window, rows, verdicts)
+        for window, period, rows in by_window(pieces):
+            verdicts = self.bound(window, period, rows)  # [rows]: dropped, kept, first of its unit
+            self.count(window, period, rows, verdicts)
+            self.aggregate(window, rows, verdicts)
 
     def publish(self, step: int, spend: QuerySpend) -> list[Publication]:
         """The table of every window that is due: noise is drawn here, and only here."""
         releases = []
         for due in self.query.schedule.due(step):
-            noisy = self._perturb(due, spend)  # per bucket: groups x measures, in grid steps
-            kept = self._kept_share(due, spend)
+            noisy = self.perturb(due, spend)  # per bucket: groups x measures, in grid steps
+            kept = self.kept_share(due, spend)
             releases.append(Publication(due=due, table=self._table(step, due, noisy, kept)))
         return releases
 
@@ -140,11 +149,15 @@ class Flow:
             last = int(schedule.last_window_of(np.array([end - 1]))[0])
             if schedule.last_step(last) < step:
                 gone.append(period)
-        for bucket in self.state.units:
-            for period in gone:
-                bucket.periods.pop(period, None)
-                bucket.offered.pop(period, None)
+        for period in gone:
+            self.forget_period(period)
         return sorted(gone)
+
+    def forget_period(self, period: int) -> None:
+        """Its units go."""
+        for bucket in self.state.units:
+            bucket.periods.pop(period, None)
+            bucket.offered.pop(period, None)
 
     def close(self) -> None:
         """Stop the threads."""
@@ -157,13 +170,21 @@ class Flow:
             measures = self.query.measures
             buckets = [GroupBucket(measures) for _ in range(self.buckets)]
             if self.query.public_keys is not None:
-                ids, keys = self.reader.public_ids(), self.reader.public_table()
+                ids, keys = self._public()
                 for bucket, places in zip(buckets, self._split(ids), strict=True):
                     bucket.open(ids[places], keys.take(pa.array(places)))
             self.state.windows[window] = buckets
         return self.state.windows[window]
 
-    def _bound(self, window: int, period: int, rows: Rows) -> Verdicts:
+    def _public(self) -> tuple[Words, pa.Table]:
+        """The public groups of this share."""
+        ids, keys = self.reader.public_ids(), self.reader.public_table()
+        number, of = self._share
+        mine = in_buckets(ids, of)[number]
+        return ids[mine], keys.take(pa.array(mine))
+
+    def bound(self, window: int, period: int, rows: Rows) -> Verdicts:
+        """Which rows of a step are kept, and which are the first of their unit in their group."""
         verdicts: Verdicts = np.zeros(len(rows), np.uint8)
         batch = (rows.units, rows.groups, rows.digests)
 
@@ -177,25 +198,30 @@ class Flow:
         """The totals of a window, where they are counted."""
         return self.state.totals.setdefault(window, Totals(self.query.totals))
 
-    def _count(self, window: int, period: int, rows: Rows, verdicts: Verdicts) -> None:
+    def count(self, window: int, period: int, rows: Rows, verdicts: Verdicts) -> None:
         """Count the rows that came and those that were kept, if somebody wants to know."""
+        if self.query.totals:
+            kept = int(np.count_nonzero(verdicts))
+            self.totals(window).add(offered=self.offered(period, rows), kept=kept)
+
+    def offered(self, period: int, rows: Rows) -> int:
+        """How many of the rows count as offered by their units."""
         most = self.query.debias_rows
-        if most is None:
-            return
+        assert most is not None
 
         def one(bucket: UnitBucket, places: Integers) -> int:
             table = bucket.offered.setdefault(period, Table(1))
             return count_offered(table, rows.units, places, most)
 
-        offered = sum(self._each(one, self.state.units, self._split(rows.units)))
-        self.totals(window).add(offered=offered, kept=int(np.count_nonzero(verdicts)))
+        return sum(self._each(one, self.state.units, self._split(rows.units)))
 
-    def _aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
+    def aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
+        """Add the rows that are kept to their groups' exact sums."""
         if not verdicts.any():
             return  # no state for a window that nobody has got into
         plan = self._window_plan(window)
         early = -1 if plan.public else plan.pre_threshold
-        units, step = (rows.units if self._of_units else None), int(rows.steps[0])
+        units, step = (rows.units if self.query.rounds_of_units else None), int(rows.steps[0])
 
         def one(bucket: GroupBucket, places: Integers) -> None:
             batch = (rows.groups, verdicts, rows.values, rows.keys)
@@ -204,7 +230,7 @@ class Flow:
         places = self._split(rows.groups, verdicts)
         self._each(one, self.groups(window), places, few=len(rows) < _FEW)
 
-    def _kept_share(self, due: Due, spend: QuerySpend) -> tuple[float, float]:
+    def kept_share(self, due: Due, spend: Doors) -> tuple[float, float]:
         """The noisy share of rows that bounding kept, and its standard deviation."""
         if not self.query.totals:
             return 1.0, 0.0
@@ -216,7 +242,8 @@ class Flow:
         plan = self.plan.totals(due.releases)
         return self.totals(due.window).share(plan, due.release, self._total_doors[due.window])
 
-    def _perturb(self, due: Due, spend: QuerySpend) -> list[Noisy]:
+    def perturb(self, due: Due, spend: Doors) -> list[Noisy]:
+        """Latch keys and add noise: what each bucket publishes of a window."""
         plan = self._window_plan(due.window)
         step = self.query.schedule.first_step(due.window) + due.release - 1
         columns = [measure.name for measure in self.query.measures]
@@ -248,61 +275,8 @@ class Flow:
         self, step: int, due: Due, noisy: Sequence[Noisy], kept: tuple[float, float]
     ) -> pa.Table:
         """All buckets' groups: oldest appearance first, then by id."""
-        query, plan = self.query, self._window_plan(due.window)
         sums, keys = self._arranged(due.window, noisy)
-        by_measure = {
-            measure: (sums[:, number], float(plan.stddevs[number, due.release - 1]))
-            for number, measure in enumerate(query.measures)
-        }
-        reading = Reading(
-            one_row=query.one_row,
-            nonnegative=query.nonnegative,
-            deviations=self.plan.interval,
-            kept=kept,
-        )
-        columns = answers(query.aggregates, by_measure, reading)
-        start, end = query.schedule.span(due.window)
-        time = query.schedule.time_of(step)
-        size = len(sums)
-        named: dict[str, Any] = {}
-        if start is not None:
-            named |= {"window_start": _instants(start, size), "window_end": _instants(end, size)}
-        if query.keys:
-            shown = self._no_keys() if keys is None else keys
-            named |= {name: shown[name] for name in query.keys}
-        named |= {name: pa.array(values) for name, values in columns.items()}
-        named["trigger_time"] = _instants(time, size)
-        named["release_index"] = pa.array(np.full(size, due.release, np.int64))
-        about = {
-            "query": query.name,
-            "run": self.mark,
-            "window": due.window,
-            "window_start": iso(start),
-            "window_end": iso(end),
-            "trigger_time": iso(time),
-            "release_index": due.release,
-            "releases": due.releases,
-        }
-        if query.totals:
-            about["kept_share"] = kept[0]
-        release = pa.table(named)
-        if query.finish is not None:
-            release = query.finish(release)
-        return release.replace_schema_metadata({"dpstream": json.dumps(about)})
-
-    def try_finish(self) -> None:
-        """See by types alone, before anything is paid, that the post-processing can be done."""
-        query = self.query
-        if query.finish is None:
-            return
-        keys, instants = self._no_keys(), _instants(None, 0)
-        added = ("", "_stddev", "_low", "_high")
-        figures = [f"{a.name}{more}" for a in query.aggregates for more in added]
-        times = ("window_start", "window_end", "trigger_time")
-        named: dict[str, Any] = dict.fromkeys(times, instants)
-        named |= {name: keys[name] for name in query.keys}
-        named |= dict.fromkeys(figures, pa.array([], pa.float64()))
-        query.finish(pa.table(named | {"release_index": pa.array([], pa.int64())}))
+        return self.tables.made(step, due, sums, keys, kept)
 
     def _arranged(self, window: int, noisy: Sequence[Noisy]) -> tuple[Integers, pa.Table | None]:
         """All buckets' sums and keys, in the order of a table; where it was thinned, made anew."""
@@ -314,23 +288,11 @@ class Flow:
         layout = self._layouts.setdefault(window, Layout()) if whole else Layout()
         return layout.arranged(buckets, noisy)
 
-    def _no_keys(self) -> pa.Table:
-        types = self.reader.types
-        return pa.table(
-            {name: pa.array([], types.get(name, pa.string())) for name in self.query.keys}
-        )
-
     def _window_plan(self, window: int) -> WindowPlan:
         return self.plan.window(self.query.schedule.releases(window))
 
     def _split(self, ids: Words, taken: Verdicts | None = None) -> list[Integers]:
-        """Numbers of the rows (taken) by hash bucket."""
-        if taken is None:
-            taken = np.ones(len(ids), np.uint8)
-        order: Integers = np.empty(len(ids), np.int64)
-        ends: Integers = np.empty(self.buckets, np.int64)
-        split(np.ascontiguousarray(ids), taken, self.buckets, order, ends)
-        return np.split(order[: ends[-1]], ends[:-1])
+        return in_buckets(ids, self.buckets, taken)
 
     def _each(
         self,
@@ -347,7 +309,7 @@ class Flow:
         return list(self._pool.map(lambda pair: work(*pair), pairs))
 
 
-def _by_window(pieces: Iterable[Piece]) -> Iterator[tuple[int, int, Rows]]:
+def by_window(pieces: Iterable[Piece]) -> Iterator[tuple[int, int, Rows]]:
     """Rows of each window and period together, in their order."""
     found: dict[tuple[int, int], list[Piece]] = {}
     for rows, first, end in pieces:
@@ -370,10 +332,3 @@ def _joined(pieces: Sequence[Piece]) -> Rows:
         return Rows(**parts[0], keys=keys[0])
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return Rows(**columns, keys=pa.concat_tables(keys))
-
-
-def _instants(time: int | None, size: int) -> pa.Array:
-    kind = pa.timestamp("us", tz="UTC")
-    if time is None:
-        return pa.nulls(size, kind)
-    return pa.array(np.full(size, time, np.int64)).cast(kind)

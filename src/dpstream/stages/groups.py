@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dpstream.compiled import compiled
 from dpstream.errors import StateError
-from dpstream.mechanisms.parts.counting.kernels import compiled
 from dpstream.mechanisms.parts.counting.keyed import KeyedNoise
 from dpstream.records import Integers, Reals, Words
 from dpstream.stages.aggregates import Measure

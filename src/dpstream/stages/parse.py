@@ -38,10 +38,15 @@ def whole_column(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
+def _without_type_null(array: pa.Array) -> pa.Array:
+    """A column without a value may come without a type: it reads as text that is missing."""
+    return pc.cast(array, pa.string()) if pa.types.is_null(array.type) else array
+
+
 def numbers(column: pa.ChunkedArray, name: str) -> tuple[Reals, Mask]:
     """(values, readable): NULL and empty text are NaN and readable; other text that is no number is
     not readable."""
-    array = whole_column(column)
+    array = _without_type_null(whole_column(column))
     kind = array.type
     if is_text(kind):
         text = pc.utf8_trim_whitespace(pc.cast(array, pa.string()))
@@ -75,7 +80,7 @@ def times(
 ) -> tuple[Integers, Mask]:
     """(microseconds, readable). Times without an offset are in `zone`; numbers count `unit`
     microseconds from `origin`."""
-    array = whole_column(column)
+    array = _without_type_null(whole_column(column))
     kind = array.type
     numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     if numeric or unit is not None:
@@ -95,7 +100,7 @@ def times(
 
 
 def _counted(column: Any, name: str, unit: int, origin: int) -> tuple[Integers, Mask]:
-    array = whole_column(column)
+    array = _without_type_null(whole_column(column))
     if pa.types.is_integer(array.type):  # exact, whatever else is in the batch
         filled = pc.fill_null(array, pa.scalar(0, array.type))
         size = np.abs(filled.to_numpy(zero_copy_only=False).astype(np.float64)) * unit

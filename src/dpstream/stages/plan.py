@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.parts.counting.bottom_up import Honaker
@@ -118,7 +118,7 @@ class Plan:
     def interval(self) -> float | None:
         """Half the width of a confidence interval, in standard deviations."""
         confidence = self.query.confidence
-        return None if confidence is None else float(norm.isf((1 - confidence) / 2))
+        return None if confidence is None else float(-ndtri((1 - confidence) / 2))
 
     @cached_property
     def shares(self) -> tuple[Fraction, ...]:
@@ -221,7 +221,7 @@ class Plan:
             last = float(self.query.last_share)
             parts[:-1], parts[-1] = (1 - last) / (releases - 1), last
         each = float(self.tail) * (1 - 1e-12) / self._reached(self.columns[0]) * parts
-        found: Reals = norm.isf(each) * (1 + 1e-12)
+        found: Reals = -ndtri(each) * (1 + 1e-12)
         return found
 
 

@@ -232,6 +232,11 @@ class Query:
         return self.strategy == "sqlp" and self.public_keys is None
 
     @property
+    def rounds_of_units(self) -> bool:
+        """Must a group remember which units have come to it in its round?"""
+        return self.in_rounds and self.bounds.rows_per_group > 1
+
+    @property
     def one_row(self) -> bool:
         """Are rows units in what is published? A unit has one row in a group, then."""
         return self.bounds.rows_per_group == 1 and not self.in_rounds

@@ -85,18 +85,47 @@ class Setting:
     other_keys: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowKeys:
+    """The keys that hash units, groups, rows and periods of one run: secret."""
+
+    units: bytes = field(repr=False)
+    groups: bytes = field(repr=False)
+    digests: bytes = field(repr=False)
+    periods: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, secret: Secret, run: bytes) -> RowKeys:
+        """Those of a run."""
+        return cls(
+            units=secret.key("unit ids", run)[:16],
+            groups=secret.key("group ids", run)[:16],
+            digests=secret.key("row digests", run)[:16],
+            periods=secret.key("period ids", run)[:16],
+        )
+
+
 class RowReader:
     """Turns batches of one query's source into rows."""
 
     def __init__(self, query: Query, secret: Secret, run: bytes) -> None:
+        self._begin(query, RowKeys.of(secret, run))
+
+    @classmethod
+    def with_keys(cls, query: Query, keys: RowKeys, types: dict[str, pa.DataType]) -> RowReader:
+        """One that reads elsewhere, for a run whose types are fixed."""
+        made = cls.__new__(cls)
+        made._begin(query, keys)
+        made.types = dict(types)
+        return made
+
+    def _begin(self, query: Query, keys: RowKeys) -> None:
         self.query = query
         self.types: dict[str, pa.DataType] = {}
         self.learned: Callable[[dict[str, pa.DataType]], None] = lambda _: None
         """Called with the types when they are fixed, before they are used."""
-        self._unit_key, self._group_key, self._digest_key, self._period_key = (
-            secret.key(use, run)[:16]
-            for use in ("unit ids", "group ids", "row digests", "period ids")
-        )
+        self._unit_key, self._group_key = keys.units, keys.groups
+        self._digest_key, self._period_key = keys.digests, keys.periods
         self._public: Words | None = None
 
     def read(
@@ -122,7 +151,7 @@ class RowReader:
             known = np.isin(id_pairs(columns["groups"]), id_pairs(self.public_ids()))
             aside.other_keys = int((~known).sum())
             columns = _filtered(columns, known)
-        return _in_order(self._identified(columns, aside)), aside
+        return in_order(self._identified(columns, aside)), aside
 
     def _columns(self, table: pa.Table, reasons: Codes, arrived: int | None) -> dict[str, Any]:
         """Every column that matters, parsed; rows that cannot be used are marked."""
@@ -249,6 +278,8 @@ class RowReader:
         kind = self.types[name]
         if array.type.equals(kind):
             return array
+        if pa.types.is_null(array.type):  # an empty chunk, or one without a value
+            return pa.nulls(len(array), kind)
         if not _usual(array.type).equals(kind):  # by the types alone: no row can cause this
             raise InvalidInput(
                 f"column {name!r} was {kind} when this query began and is {array.type} now; give "
@@ -359,7 +390,7 @@ def id_pairs(ids: Words) -> Any:
     return np.ascontiguousarray(ids, "<u8").view(pair)[:, 0]
 
 
-def _in_order(rows: Rows) -> Rows:
+def in_order(rows: Rows) -> Rows:
     """Sorted by step, window and period; rows that come so are left alone."""
     if len(rows.runs) == 1 or not len(rows):
         return rows

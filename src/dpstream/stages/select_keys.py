@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dpstream.mechanisms.parts.counting.kernels import compiled
+from dpstream.compiled import compiled
 from dpstream.mechanisms.parts.counting.keyed import move
 from dpstream.privacy.query_spend import Door
 from dpstream.records import Integers

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from dpstream.compiled import njit
 
 _TILE = 256  # rows that advance together: their states and words stay in the first-level cache
 _TILE_WORDS = 16  # a longer message is hashed on its own

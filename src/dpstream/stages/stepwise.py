@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dpstream.mechanisms.parts.counting.kernels import compiled
+from dpstream.compiled import compiled
 from dpstream.records import Integers
 
 _BLOCK = 1 << 12

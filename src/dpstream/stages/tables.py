@@ -1,9 +1,12 @@
 """Growing tables from 128-bit ids to dense rows, and the compiled loops over them.
 
 Rows are numbered in the order of their first appearance and never move, so a snapshot appends what
-is new, and the index is rebuilt from the ids. A slot of the index holds 32 bits of the id and the
-row's number plus one; 0 is free. Ids are keyed hashes, so their bits serve as the hash, and nobody
-outside can make them collide.
+is new, and the index is rebuilt from the ids. A slot of the index has 32 bits: as many as it takes
+for the row's number plus one, and bits of the id in the rest; 0 is free. Ids are keyed hashes, so
+their bits serve as the hash, and nobody outside can make them collide.
+
+Memory that is touched for the first time costs more than all the work on it. So a large table is
+given far more addresses than memory, and grows where it is.
 """
 
 from __future__ import annotations
@@ -15,17 +18,20 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dpstream.compiled import compiled
 from dpstream.errors import StateError
-from dpstream.mechanisms.parts.counting.kernels import compiled
 from dpstream.records import Integers, Words
 from dpstream.stages.prefetch import FAR, NEAR, prefetch
 
 Marks: TypeAlias = npt.NDArray[np.uint8]
+Slots: TypeAlias = npt.NDArray[np.uint32]
 
 SLICE = 1 << 13  # rows between two looks at the free space; what they touch stays in the cache
 _FIRST = 1 << 8
-_GROWTH, _LARGE_GROWTH = 2, 4
+_GROWTH = 2
+_ADDRESSES = (1024, 32, 4)  # so many times what is needed, the first that the system gives
 _LARGE_PAGE = 1 << 21  # bytes
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _MOST_ROWS = (1 << 32) - 2  # row numbers have 32 bits
 _FULLEST = 0.6
 _LARGE = 1 << 22  # slots; below, an index grows in larger steps, to be rebuilt less often
@@ -38,7 +44,8 @@ class Table:
     def __init__(self, numbers: int = 0) -> None:
         self.used = 0
         self.words: Words = np.zeros((_FIRST, 2 + numbers), np.uint64)
-        self.index: Words = np.zeros(2 * _FIRST, np.uint64)
+        self._slots: Slots = np.zeros(2 * _FIRST, np.uint32)
+        self.index: Slots = self._slots  # those in use
         self.touched: Marks = np.zeros(_FIRST, np.uint8)
         """Rows that were found, and may have changed, since the last `delta`."""
 
@@ -59,13 +66,17 @@ class Table:
             raise StateError("a hash bucket is full (2^32 rows); use more buckets")
         if wanted > len(self.words):
             self.words = _longer(self.words, self.used, wanted)
-            touched, self.touched = self.touched, np.zeros(len(self.words), np.uint8)
+            touched, self.touched = self.touched, _zeros(len(self.words), (), np.uint8, spare=(1,))
             self.touched[: self.used] = touched[: self.used]
         if wanted > _FULLEST * len(self.index):
             slots = len(self.index)
             while wanted > _FULLEST * slots:
                 slots *= 4 if slots < _LARGE else 2
-            self.index = _zeros(slots, 1)[:, 0]
+            if slots > len(self._slots):
+                self._slots = _zeros(slots, (), np.uint32)
+            else:
+                self.index[:] = 0
+            self.index = self._slots[:slots]
             reindex(self.words, self.used, self.index)
 
     def rows(self, ids: Words, places: Integers | None = None) -> Integers:
@@ -108,7 +119,7 @@ class Table:
         self.words[delta["older"], 2:] = delta["changed"]
         self.used = end
         self.words[end:before] = 0
-        self.touched[:] = 0
+        self.touched[: max(before, end)] = 0
         self.index[:] = 0
         reindex(self.words, self.used, self.index)
 
@@ -124,29 +135,39 @@ class Table:
 
 
 def _longer(words: Words, used: int, wanted: int) -> Words:
-    """Room for more rows. What is not used yet takes addresses, not memory, so a large array is
-    made much longer."""
-    factor = _GROWTH if words.nbytes < _LARGE_PAGE else _LARGE_GROWTH
-    longer = _zeros(max(wanted, factor * len(words)), words.shape[1])
+    """Room for more rows."""
+    longer = _zeros(max(wanted, _GROWTH * len(words)), words.shape[1:], np.uint64)
     longer[:used] = words[:used]
     return longer
 
 
-def _zeros(rows: int, width: int) -> Words:
-    """Zeros; many of them in memory of their own, of large pages, which goes when they go."""
-    size = rows * width * 8
-    if size < _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return np.zeros((rows, width), np.uint64)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _zeros(
+    rows: int, shape: tuple[int, ...], kind: Any, *, spare: tuple[int, ...] = _ADDRESSES
+) -> npt.NDArray[Any]:
+    """At least so many rows of zeros. Many are in memory of their own, of large pages, which goes
+    when they go, and there are many more of them: what is not used takes addresses, not memory."""
+    row = np.dtype((kind, shape))
+    if rows * row.itemsize < _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros((rows, *shape), kind)
+    memory = _mapped(rows * row.itemsize, spare)
     with suppress(OSError):  # a kernel without large pages
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint64).reshape(rows, width)
+    return np.frombuffer(memory, row, count=len(memory) // row.itemsize)
+
+
+def _mapped(size: int, spare: tuple[int, ...]) -> mmap.mmap:
+    """The first of `spare` times `size` bytes of zeros for which the system has addresses."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    for times in spare:
+        with suppress(OSError, OverflowError, ValueError):
+            return mmap.mmap(-1, size * times, flags=flags)
+    return mmap.mmap(-1, size, flags=flags)
 
 
 @compiled
 def find_or_add(
     words: Words,
-    index: Words,
+    index: Slots,
     touched: Marks,
     used: int,
     wanted: Words,
@@ -154,35 +175,34 @@ def find_or_add(
     rows: Integers,
 ) -> int:
     """rows[i] = the row of wanted[places[i]], added if it is new; returns the rows in use."""
-    mask = np.uint64(len(index) - 1)
-    one, shift = np.uint64(1), np.uint64(32)
-    low_bits = np.uint64(0xFFFFFFFF)
+    mask, bits = np.uint64(len(index) - 1), row_bits(index)
+    one, half = np.uint64(1), np.uint64(32)
     slots, lines = np.uint64(index.ctypes.data), np.uint64(words.ctypes.data)
     line = np.uint64(8 * words.shape[1])
     for ahead in range(len(places) + FAR):
         if ahead < len(places):
-            prefetch(slots + ((wanted[places[ahead], 1] & mask) << np.uint64(3)))
+            prefetch(slots + ((wanted[places[ahead], 1] & mask) << np.uint64(2)))
         near = ahead - (FAR - NEAR)
         if 0 <= near < len(places):
-            entry = index[wanted[places[near], 1] & mask]
+            entry = np.uint64(index[wanted[places[near], 1] & mask])
             if entry != 0:
-                prefetch(lines + ((entry & low_bits) - one) * line)
+                prefetch(lines + ((entry & mask) - one) * line)
         i = ahead - FAR
         if i < 0:
             continue
         first, second = wanted[places[i], 0], wanted[places[i], 1]
-        tag = first >> shift
+        tag = (first >> half) >> bits
         slot = second & mask
         while True:
-            entry = index[slot]
+            entry = np.uint64(index[slot])
             if entry == 0:
                 words[used, 0], words[used, 1] = first, second
                 rows[i] = used
                 used += 1
-                index[slot] = (tag << shift) | np.uint64(used)
+                index[slot] = (tag << bits) | np.uint64(used)
                 break
-            if entry >> shift == tag:
-                row = np.int64(entry & low_bits) - 1
+            if entry >> bits == tag:
+                row = np.int64(entry & mask) - 1
                 if words[row, 0] == first and words[row, 1] == second:
                     rows[i] = row
                     touched[row] = 1
@@ -192,19 +212,39 @@ def find_or_add(
 
 
 @compiled
-def reindex(words: Words, used: int, index: Words) -> None:
+def reindex(words: Words, used: int, index: Slots) -> None:
     """Fill an empty index."""
-    mask = np.uint64(len(index) - 1)
-    one, shift = np.uint64(1), np.uint64(32)
+    mask, bits = np.uint64(len(index) - 1), row_bits(index)
+    one, half = np.uint64(1), np.uint64(32)
     slots = np.uint64(index.ctypes.data)
     for row in range(used):
         ahead = row + FAR
         if ahead < used:
-            prefetch(slots + ((words[ahead, 1] & mask) << np.uint64(3)))
+            prefetch(slots + ((words[ahead, 1] & mask) << np.uint64(2)))
         slot = words[row, 1] & mask
         while index[slot] != 0:
             slot = (slot + one) & mask
-        index[slot] = ((words[row, 0] >> shift) << shift) | np.uint64(row + 1)
+        tag = (words[row, 0] >> half) >> bits
+        index[slot] = (tag << bits) | np.uint64(row + 1)
+
+
+@compiled
+def row_bits(index: Slots) -> Any:
+    """Bits of a slot that hold the row's number plus one, which is below the number of slots."""
+    bits = 0
+    while (1 << bits) < len(index):
+        bits += 1
+    return np.uint64(bits)
+
+
+def in_buckets(ids: Words, buckets: int, taken: Marks | None = None) -> list[Integers]:
+    """Numbers of the rows (taken) by hash bucket."""
+    if taken is None:
+        taken = np.ones(len(ids), np.uint8)
+    order: Integers = np.empty(len(ids), np.int64)
+    ends: Integers = np.empty(buckets, np.int64)
+    split(np.ascontiguousarray(ids), taken, buckets, order, ends)
+    return np.split(order[: ends[-1]], ends[:-1])
 
 
 @compiled

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dpstream.mechanisms.parts.counting.kernels import compiled
+from dpstream.compiled import compiled
 
 _HIGH = 0x8080808080808080
 

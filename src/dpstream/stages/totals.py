@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dpstream.mechanisms.parts.counting.kernels import compiled
+from dpstream.compiled import compiled
 from dpstream.privacy.query_spend import Door
 from dpstream.records import Integers, Words
 from dpstream.stages.aggregates import Measure, kept_share

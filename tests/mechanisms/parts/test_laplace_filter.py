@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dpstream.mechanisms.parts.laplace_filter import laplace_update
+from dpstream.mechanisms.parts.laplace_filter import NEGLIGIBLE, laplace_update, updates
 
 CASES = [
     (100.0, 25.0, 130.0, 10.0),
@@ -57,3 +57,20 @@ def test_small_noise_is_believed():
     assert mean == pytest.approx(5e5)
     assert variance == pytest.approx(2.0)
     assert math.isfinite(log_density)
+
+
+def test_many_at_once_are_as_one_by_one():
+    """In the middle, in both tails, and where the noise is a correction."""
+    rng, scale, size = np.random.default_rng(2), 7.0, 20_000
+    widest = (NEGLIGIBLE * scale) ** 2
+    exact = np.empty((5, size))
+    exact[0] = rng.standard_normal(size) * np.exp(rng.uniform(-3, 8, size))
+    exact[1] = np.exp(rng.uniform(-10, math.log(widest), size))
+    updates(exact, size, scale)
+    single = np.array([laplace_update(0.0, v, e, scale) for e, v in exact[:2].T]).T
+
+    assert np.allclose(exact[2], single[0], rtol=1e-8)
+    assert np.allclose(exact[3], single[1], rtol=1e-4)  # whose erfcx has 8 digits far out
+    assert np.allclose(exact[4], single[2], rtol=1e-4)
+    near = np.abs(exact[1]) < 25 * scale**2
+    assert np.allclose(exact[2:, near], single[:, near], rtol=1e-9)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.query_spend import Doors
 from dpstream.records import Reals, Words
 from dpstream.stages.bounding import FIRST, KEPT, Bounds, UnitBucket, Verdicts
 from dpstream.stages.flow import Flow
@@ -65,8 +65,9 @@ class CountedTwice(Flow):
     key with K.
     """
 
-    def _bound(self, window: int, period: int, rows: Rows) -> Verdicts:
-        verdicts = super()._bound(window, period, rows)
+    def bound(self, window: int, period: int, rows: Rows) -> Verdicts:
+        """Every row that is kept is a first one."""
+        verdicts = super().bound(window, period, rows)
         return np.where(verdicts > 0, np.uint8(KEPT | FIRST), np.uint8(0))
 
 
@@ -80,14 +81,16 @@ class TouchedOnly(Flow):
         super().__init__(*args, **facts)
         self._touched: dict[int, set[bytes]] = {}
 
-    def _aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
-        super()._aggregate(window, rows, verdicts)
+    def aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
+        """Note who had rows."""
+        super().aggregate(window, rows, verdicts)
         touched = self._touched.setdefault(window, set())
         touched.update(group.tobytes() for group in rows.groups[verdicts > 0])
 
-    def _perturb(self, due: Due, spend: QuerySpend) -> list[Noisy]:
+    def perturb(self, due: Due, spend: Doors) -> list[Noisy]:
+        """Only those who had rows."""
         touched = self._touched.pop(due.window, set())
-        return [noisy.part(_among(noisy.ids, touched)) for noisy in super()._perturb(due, spend)]
+        return [noisy.part(_among(noisy.ids, touched)) for noisy in super().perturb(due, spend)]
 
 
 def _among(ids: Words, known: set[bytes]) -> Any:

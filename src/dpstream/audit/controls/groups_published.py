@@ -21,10 +21,10 @@ from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
 
 from dpstream.audit.controls.published_series import Batch, Noise, PublishedBatch, group_means
 from dpstream.audit.controls.spas_published import svt_loss
+from dpstream.compiled import njit
 from dpstream.mechanisms.base import Spender
 from dpstream.privacy.amounts import on_grid
 from dpstream.records import Integers, Reals

@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
-from numba import njit
 
 from dpstream.audit.controls.published_series import Batch, PublishedBatch, group_means
+from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import SeriesMechanism, Spender, whole
 from dpstream.privacy.amounts import on_grid

@@ -19,7 +19,7 @@ import numpy as np
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import SeriesMechanism, Spender, whole
-from dpstream.mechanisms.parts.group_release import publish_groups
+from dpstream.mechanisms.parts.group_release import Payment, publish_groups
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.charges import Cells
 from dpstream.privacy.sensitivity import range_change
@@ -160,7 +160,6 @@ def group_means(batch: Batch, labels: Integers, spend: Spender, noise: Noise) ->
         publish=noise,
         smoother="mean",
         sensitivity=batch.change,
-        epsilon=batch.epsilon,
-        cells=batch.cells,
+        payment=Payment(epsilon=batch.epsilon, cells=batch.cells),
     )
     return values

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
 
+from dpstream.compiled import compiled
 from dpstream.mechanisms.parts.counting.bottom_up import Honaker
-from dpstream.mechanisms.parts.counting.kernels import compiled
 from dpstream.mechanisms.parts.counting.strategy import begin, late_normals, late_start
 from dpstream.privacy.calibration import rho_for
 from dpstream.records import Reals

@@ -108,15 +108,20 @@ def session(cores: int) -> Any:
 
 
 def spark(request: dict[str, Any]) -> Counted:
-    """The plain streaming group-by: `files` of the log per micro-batch, updates to nowhere."""
-    sql = session(len(os.sched_getaffinity(0)))
-    schema = sql.read.parquet(request["folder"]).schema
-    with tempfile.TemporaryDirectory(dir=request["scratch"]) as state:
+    """The plain streaming group-by in one JVM."""
+    cores = len(os.sched_getaffinity(0))
+    return streaming_count(session(cores), request["folder"], request["files"], request["scratch"])
+
+
+def streaming_count(sql: Any, folder: str, files: int, scratch: str) -> Counted:
+    """Count by key with a streaming query: `files` of a log per micro-batch, updates to nowhere."""
+    schema = sql.read.parquet(folder).schema
+    with tempfile.TemporaryDirectory(dir=scratch) as state:
         began = time.perf_counter()
         running = (
             sql.readStream.schema(schema)
-            .option("maxFilesPerTrigger", request["files"])
-            .parquet(request["folder"])
+            .option("maxFilesPerTrigger", files)
+            .parquet(folder)
             .groupBy("url")
             .count()
             .writeStream.outputMode("update")

@@ -1,4 +1,4 @@
-"""Where releases go: directories of files, databases, standard output."""
+"""Where releases go: directories of files, databases, servers, standard output."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpstream.connectors.options import is_uri
+from dpstream.connectors.registry import open_uri
+from dpstream.connectors.sinks.delta import DeltaSink
 from dpstream.connectors.sinks.directory import DirectorySink
 from dpstream.connectors.sinks.duckdb import DuckdbSink
 from dpstream.connectors.sinks.encode import ENCODERS
@@ -17,7 +20,15 @@ from dpstream.connectors.sinks.stdout import StdoutSink
 from dpstream.errors import InvalidParameter
 from dpstream.records import Sink
 
-__all__ = ["AllSinks", "DirectorySink", "DuckdbSink", "SqliteSink", "StdoutSink", "open_sink"]
+__all__ = [
+    "AllSinks",
+    "DeltaSink",
+    "DirectorySink",
+    "DuckdbSink",
+    "SqliteSink",
+    "StdoutSink",
+    "open_sink",
+]
 
 _DATABASES: dict[str, Callable[[Path], Sink]] = {
     ".sqlite": SqliteSink,
@@ -54,23 +65,27 @@ def open_sink(spec: Any, *, journal: Path | None = None) -> Sink | None:
     """A sink for a directory, a database file, "-", an object with `write`, or a list of them.
 
     "out/" is a directory of Parquet files; "csv:out/", "jsonl:out/" and "parquet:out/" name the
-    format. A path that ends in .sqlite, .db or .duckdb is a database. "-" is standard output,
-    which remembers what it wrote in the file `journal`. None is no sink.
+    format; "delta:out/" has a Delta Lake table for each query. A path that ends in .sqlite, .db or
+    .duckdb is a database. "-" is standard output, which remembers what it wrote in the file
+    `journal`. A URI such as "kafka://127.0.0.1:9092/releases" names a server. None is no sink.
     """
     if spec is None:
         return None
     if isinstance(spec, str) and spec == "-":
         return StdoutSink(journal=journal)
+    if is_uri(spec) and not spec.startswith("delta:"):
+        opened: Sink = open_uri("sink", spec)
+        return opened
     if isinstance(spec, str | os.PathLike):
         return _open_path(os.fspath(spec))
     if callable(getattr(spec, "write", None)):
         found: Sink = spec
         return found
     if isinstance(spec, Sequence):
-        opened = (open_sink(one, journal=journal) for one in spec)
-        return AllSinks([sink for sink in opened if sink is not None])
+        several = (open_sink(one, journal=journal) for one in spec)
+        return AllSinks([sink for sink in several if sink is not None])
     raise InvalidParameter(
-        "a sink must be a directory, a database file, '-' or have a method write; got "
+        "a sink must be a directory, a database file, a URI, '-' or have a method write; got "
         f"{spec!r:.200}"
     )
 
@@ -79,6 +94,8 @@ def _open_path(text: str) -> Sink:
     kind, colon, rest = text.partition(":")
     if colon and kind in ENCODERS:
         return DirectorySink(Path(rest), suffix=kind)
+    if colon and kind == "delta":
+        return DeltaSink(rest)
     path = Path(text)
     if path.suffix in _DATABASES and not text.endswith("/"):
         return _DATABASES[path.suffix](path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from dpstream.connectors.sinks.numbers import another_run, run_of, with_numbers
 from dpstream.connectors.storage import open_folder
 from dpstream.errors import InvalidParameter, StateError
 
-_LOCKS: dict[Path, Lock] = {}
+_LOCKS: dict[str, Lock] = {}
 BOOK = "dpstream_releases"
 QUERIES = "dpstream_queries"
 
@@ -32,21 +33,22 @@ class Connection(Protocol):
 
 
 class DatabaseSink:
-    """A file with one table per query; a database says how it connects, creates and inserts."""
+    """One table per query; a database says how it connects, creates and inserts."""
 
-    kind = "database"
+    mark = "?"
+    """Stands for a parameter in a statement."""
     errors: type[Exception] | tuple[type[Exception], ...] = ()
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        open_folder(path.parent)
-        self._lock = _LOCKS.setdefault(path.resolve(), Lock())
-        with self._explained():
-            self._connection = self.connect(path)
-            with self._transaction():
-                prepare(self._connection)
+    def __init__(self, place: str, *, one: str) -> None:
+        """`place`: as it is shown; `one`: the same for all sinks that write to one database."""
+        self.place = place
+        self._lock = _LOCKS.setdefault(one, Lock())
+        with self.explained():
+            self.connection = self.connect()
+            with self.transaction():
+                self._books().prepare()
 
-    def connect(self, path: Path) -> Any:
+    def connect(self) -> Any:
         """A connection without transactions of its own."""
         raise AssertionError("a database says how")
 
@@ -54,49 +56,148 @@ class DatabaseSink:
         """Put the rows into the table `name`, which is to be created first."""
         raise AssertionError("a database says how")
 
+    def advice(self) -> str:
+        """What to do when it cannot be written."""
+        raise AssertionError("a database says what")
+
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
         """Insert the rows, unless the release is in the book."""
         run, table = run_of(table), with_numbers(table, window, trigger)
-        with self._explained(), self._transaction():
-            refuse_another_run(self._connection, query, run)
-            if not is_done(self._connection, query, window, trigger):
-                known = is_known(self._connection, query, table.schema, run)
+        with self.explained(), self.transaction():
+            books = self._books()
+            books.refuse_another_run(query, run)
+            if not books.is_done(query, window, trigger):
+                known = books.is_known(query, table.schema, run)
                 self.insert(identifier(query), table, create=not known)
-                mark_done(self._connection, query, window, trigger)
+                books.mark_done(query, window, trigger)
 
     def claim(self, query: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
-        with self._explained():
-            refuse_another_run(self._connection, query, run)
+        with self.explained():
+            self._books().refuse_another_run(query, run)
 
     def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
+        """Close the connection."""
+        self.connection.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._lock:  # queries that run side by side write to one file in turn
-            self._connection.execute("BEGIN TRANSACTION")
+    def transaction(self) -> Iterator[None]:
+        """All or nothing; queries that run side by side write to one database in turn."""
+        with self._lock:
+            self.connection.execute("BEGIN TRANSACTION")
             try:
                 yield
             except BaseException:
                 with suppress(*self._all_errors()):  # it may be rolled back already
-                    self._connection.execute("ROLLBACK")
+                    self.connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
+            self.connection.execute("COMMIT")
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def explained(self) -> Iterator[None]:
+        """What the database says, with what to do."""
         try:
             yield
         except self._all_errors() as problem:
             raise StateError(
-                f"{self._path} cannot be written: {problem}; it must be {self.kind} file that this "
-                "user may write and that no other process locks, on a disk with space left"
+                f"{self.place} cannot be written: {problem}; {self.advice()}"
             ) from problem
+
+    def _books(self) -> Books:
+        return Books(self.connection, self.mark)
 
     def _all_errors(self) -> tuple[type[Exception], ...]:
         return self.errors if isinstance(self.errors, tuple) else (self.errors,)
+
+
+class FileDatabase(DatabaseSink):
+    """A database in a file."""
+
+    kind = "a database"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        open_folder(path.parent)
+        super().__init__(str(path), one=str(path.resolve()))
+
+    def advice(self) -> str:
+        """It is the file."""
+        return (
+            f"it must be {self.kind} file that this user may write and that no other process "
+            "locks, on a disk with space left"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Books:
+    """The releases that are done, and the queries: their columns and runs."""
+
+    connection: Connection
+    mark: str
+
+    def prepare(self) -> None:
+        """Create them."""
+        self.connection.execute(
+            f'CREATE TABLE IF NOT EXISTS {BOOK} (query TEXT NOT NULL, "window" BIGINT NOT NULL, '
+            '"trigger" BIGINT NOT NULL, PRIMARY KEY (query, "window", "trigger"))'
+        )
+        self.connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {QUERIES} (query TEXT PRIMARY KEY, "
+            "columns TEXT NOT NULL, run TEXT NOT NULL)"
+        )
+
+    def is_done(self, query: str, window: int, trigger: int) -> bool:
+        """Whether the release was written before."""
+        where = f'query = {self.mark} AND "window" = {self.mark} AND "trigger" = {self.mark}'
+        found = self.connection.execute(
+            f"SELECT 1 FROM {BOOK} WHERE {where}", (query, window, trigger)
+        )
+        return found.fetchone() is not None
+
+    def mark_done(self, query: str, window: int, trigger: int) -> None:
+        """Note the release, in the transaction that writes its rows."""
+        self._insert(BOOK, (query, window, trigger))
+
+    def refuse_another_run(self, query: str, run: str) -> None:
+        """The query's releases here must be those of this run."""
+        asked = f"SELECT run FROM {QUERIES} WHERE query = {self.mark}"
+        found = self.connection.execute(asked, (query,)).fetchone()
+        if found is not None and found[0] != run:
+            raise another_run("the database", query)
+
+    def is_known(self, query: str, schema: pa.Schema, run: str) -> bool:
+        """Whether the query's table is there, with these columns; another shape is refused.
+
+        SQL takes `Clicks` and `clicks` for one name, so two queries must not differ in case only.
+        """
+        if query.lower().startswith("dpstream_"):
+            raise InvalidParameter(
+                f"tables named dpstream_... are the sink's own; rename the query {query!r}"
+            )
+        columns = {one.name: str(one.type) for one in schema}
+        if len({name.lower() for name in columns}) < len(columns):
+            raise InvalidParameter(
+                f"columns of a database must differ in more than case; got {', '.join(columns)}"
+            )
+        rows = self.connection.execute(f"SELECT query, columns, run FROM {QUERIES}").fetchall()
+        known = {name: json.loads(text) for name, text, _ in rows}
+        if query not in known:
+            if query.lower() in (name.lower() for name in known):
+                raise InvalidParameter(
+                    f"another query of this sink is named like {query!r}; rename it"
+                )
+            self._insert(QUERIES, (query, json.dumps(columns), run))
+            return False
+        if known[query] != columns or list(known[query]) != list(columns):
+            raise StateError(
+                f"the table {query!r} of the sink has the columns {_shown(known[query])} but this "
+                f"release has {_shown(columns)}; rename the query or use another sink"
+            )
+        return True
+
+    def _insert(self, book: str, values: tuple[Any, ...]) -> None:
+        marks = ", ".join([self.mark] * len(values))
+        self.connection.execute(f"INSERT INTO {book} VALUES ({marks})", values)
 
 
 def identifier(name: str) -> str:
@@ -104,69 +205,6 @@ def identifier(name: str) -> str:
     if "\0" in name or not name:
         raise InvalidParameter(f"a name in a database must be there, without NUL; got {name!r}")
     return '"' + name.replace('"', '""') + '"'
-
-
-def prepare(connection: Connection) -> None:
-    """Create the books."""
-    connection.execute(
-        f'CREATE TABLE IF NOT EXISTS {BOOK} (query TEXT NOT NULL, "window" BIGINT NOT NULL, '
-        '"trigger" BIGINT NOT NULL, PRIMARY KEY (query, "window", "trigger"))'
-    )
-    connection.execute(
-        f"CREATE TABLE IF NOT EXISTS {QUERIES} (query TEXT PRIMARY KEY, columns TEXT NOT NULL, "
-        "run TEXT NOT NULL)"
-    )
-
-
-def is_done(connection: Connection, query: str, window: int, trigger: int) -> bool:
-    """Whether the release was written before."""
-    found = connection.execute(
-        f'SELECT 1 FROM {BOOK} WHERE query = ? AND "window" = ? AND "trigger" = ?',
-        (query, window, trigger),
-    )
-    return found.fetchone() is not None
-
-
-def mark_done(connection: Connection, query: str, window: int, trigger: int) -> None:
-    """Note the release, in the transaction that writes its rows."""
-    connection.execute(f"INSERT INTO {BOOK} VALUES (?, ?, ?)", (query, window, trigger))
-
-
-def refuse_another_run(connection: Connection, query: str, run: str) -> None:
-    """The query's releases here must be those of this run."""
-    found = connection.execute(f"SELECT run FROM {QUERIES} WHERE query = ?", (query,)).fetchone()
-    if found is not None and found[0] != run:
-        raise another_run("the database", query)
-
-
-def is_known(connection: Connection, query: str, schema: pa.Schema, run: str) -> bool:
-    """Whether the query's table is there, with these columns; a query of another shape is refused.
-
-    SQL takes `Clicks` and `clicks` for one name, so two queries must not differ in case only.
-    """
-    if query.lower().startswith("dpstream_"):
-        raise InvalidParameter(
-            f"tables named dpstream_... are the sink's own; rename the query {query!r}"
-        )
-    columns = {one.name: str(one.type) for one in schema}
-    if len({name.lower() for name in columns}) < len(columns):
-        raise InvalidParameter(
-            f"columns of a database must differ in more than case; got {', '.join(columns)}"
-        )
-    rows = connection.execute(f"SELECT query, columns, run FROM {QUERIES}").fetchall()
-    known = {name: json.loads(text) for name, text, _ in rows}
-    if query not in known:
-        if query.lower() in (name.lower() for name in known):
-            raise InvalidParameter(f"another query of this sink is named like {query!r}; rename it")
-        entry = (query, json.dumps(columns), run)
-        connection.execute(f"INSERT INTO {QUERIES} VALUES (?, ?, ?)", entry)
-        return False
-    if known[query] != columns or list(known[query]) != list(columns):
-        raise StateError(
-            f"the table {query!r} of the sink has the columns {_shown(known[query])} but this "
-            f"release has {_shown(columns)}; rename the query or use another sink"
-        )
-    return True
 
 
 def _shown(columns: dict[str, str]) -> str:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from dpstream.connectors.sinks.database import DatabaseSink
+from dpstream.connectors.sinks.database import FileDatabase
 from dpstream.errors import MissingDependency
 
 
-class DuckdbSink(DatabaseSink):
+class DuckdbSink(FileDatabase):
     """DuckDB syncs its log when a transaction commits."""
 
     kind = "a DuckDB"
 
-    def connect(self, path: Path) -> Any:
+    def connect(self) -> Any:
         """Open or make the file."""
         try:
             import duckdb
@@ -25,13 +24,13 @@ class DuckdbSink(DatabaseSink):
                 "a .duckdb sink needs the package duckdb: pip install 'dpstream[duckdb]'"
             ) from None
         self.errors = duckdb.Error
-        return duckdb.connect(str(path))
+        return duckdb.connect(str(self.path))
 
     def insert(self, name: str, table: pa.Table, *, create: bool) -> None:
         """DuckDB reads Arrow tables as they are."""
-        self._connection.register("dpstream_rows", table)
+        self.connection.register("dpstream_rows", table)
         try:
             verb = f"CREATE TABLE {name} AS" if create else f"INSERT INTO {name}"
-            self._connection.execute(f"{verb} SELECT * FROM dpstream_rows")
+            self.connection.execute(f"{verb} SELECT * FROM dpstream_rows")
         finally:
-            self._connection.unregister("dpstream_rows")
+            self.connection.unregister("dpstream_rows")

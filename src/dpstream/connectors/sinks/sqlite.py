@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import sqlite3
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from dpstream.connectors.sinks.database import DatabaseSink, identifier
+from dpstream.connectors.sinks.database import FileDatabase, identifier
 from dpstream.connectors.sinks.encode import plain
 
 _LARGEST = 2**63 - 1
 
 
-class SqliteSink(DatabaseSink):
+class SqliteSink(FileDatabase):
     """Times are ISO 8601 text; whole numbers beyond 64 signed bits are text too."""
 
     kind, errors = "an SQLite", sqlite3.Error
 
-    def connect(self, path: Path) -> Any:
+    def connect(self) -> Any:
         """Open or make the file; a commit is on the disk."""
         connection = sqlite3.connect(
-            path, isolation_level=None, timeout=30, check_same_thread=False
+            self.path, isolation_level=None, timeout=30, check_same_thread=False
         )
         connection.execute("PRAGMA synchronous = FULL")
         return connection
@@ -31,10 +30,10 @@ class SqliteSink(DatabaseSink):
         """Rows one by one, as SQLite takes them."""
         if create:
             columns = ", ".join(f"{identifier(c.name)} {_affinity(c.type)}" for c in table.schema)
-            self._connection.execute(f"CREATE TABLE {name} ({columns})")
+            self.connection.execute(f"CREATE TABLE {name} ({columns})")
         values = zip(*(_values(column) for column in table.columns), strict=True)
         marks = ", ".join("?" * table.num_columns)
-        self._connection.executemany(f"INSERT INTO {name} VALUES ({marks})", values)
+        self.connection.executemany(f"INSERT INTO {name} VALUES ({marks})", values)
 
 
 def _affinity(kind: pa.DataType) -> str:

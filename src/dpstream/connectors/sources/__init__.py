@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
+from dpstream.connectors.options import is_uri
+from dpstream.connectors.registry import open_uri
 from dpstream.connectors.sources.files import SUFFIXES, Files, suffix
 from dpstream.connectors.sources.growing import GrowingDirectory
 from dpstream.connectors.sources.stdin import StandardInput
@@ -18,12 +20,20 @@ from dpstream.records import Source
 __all__ = ["Files", "GrowingDirectory", "StandardInput", "TableSource", "open_source"]
 
 
-def open_source(spec: Any, *, growing: bool = False) -> Source:
-    """A source for a path, glob, directory, list of them, "-", or a table in memory.
+def open_source(
+    spec: Any, *, growing: bool = False, options: Mapping[str, Any] | None = None
+) -> Source:
+    """A source for a path, glob, directory, list of them, "-", a URI, or a table in memory.
 
     A directory stands for its files of one format, sorted by name, as they are now; `growing`,
-    also for the files that are moved into it later. "-" is standard input.
+    also for the files that are moved into it later. "-" is standard input. A URI such as
+    "kafka://127.0.0.1:9092/clicks" names a server; it may have further `options`.
     """
+    if is_uri(spec):
+        found: Source = open_uri("source", spec, options)
+        return found
+    if options:
+        raise InvalidParameter(f"only a server's URI has options; got {spec!r:.200}")
     if isinstance(spec, Source):
         return spec
     table = as_table(spec)
@@ -39,7 +49,7 @@ def open_source(spec: Any, *, growing: bool = False) -> Source:
     if several and all(isinstance(one, str | os.PathLike) for one in spec):
         return Files(path for one in spec for path in _expand(one))
     raise InvalidParameter(
-        "a source must be a path, a glob, a directory, a list of them, '-' or a table; got "
+        "a source must be a path, a glob, a directory, a list of them, '-', a URI or a table; got "
         f"{spec!r:.200}"
     )
 

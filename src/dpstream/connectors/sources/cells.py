@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from numba import njit
+
+from dpstream.compiled import compiled
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int32]
@@ -42,7 +43,7 @@ def not_utf8(block: bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bo
     return None
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _lengths(block: Bytes, starts: Offsets, stops: Offsets, offsets: Offsets) -> int:
     total = 0
     nulls = 0
@@ -62,7 +63,7 @@ def _lengths(block: Bytes, starts: Offsets, stops: Offsets, offsets: Offsets) ->
     return nulls
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _copy(block: Bytes, starts: Offsets, stops: Offsets, offsets: Offsets, content: Bytes) -> None:
     for i in range(len(starts)):
         start, stop, to = starts[i], stops[i], offsets[i]
@@ -83,7 +84,7 @@ def _copy(block: Bytes, starts: Offsets, stops: Offsets, offsets: Offsets, conte
                 at += 2 if block[at] == _QUOTE else 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _invalid(block: Bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bool_]:
     found = np.zeros(len(starts), dtype=np.bool_)
     for i in range(len(starts)):
@@ -91,7 +92,7 @@ def _invalid(block: Bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bo
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _is_utf8(block: Bytes, start: int, stop: int) -> bool:
     """Well-formed as Unicode has it: no overlong form, no surrogate, nothing past U+10FFFF."""
     at = start

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.connectors.sources.cells import Bytes, Offsets, not_utf8, strings
 from dpstream.connectors.sources.text import Bad, Parsed
 from dpstream.errors import InvalidInput

@@ -27,8 +27,10 @@ class Reader(Protocol):
         """The types that the file declares."""
         ...
 
-    def read(self, position: Position, columns: Sequence[str] | None) -> Batch:
-        """The chunk from `position` on."""
+    def read(
+        self, position: Position, columns: Sequence[str] | None, until: Position = None
+    ) -> Batch:
+        """The chunk from `position` on, up to `until`."""
         ...
 
     def close(self) -> None:
@@ -82,10 +84,15 @@ class Files:
         return self._reader(partition).columns()
 
     def read(
-        self, partition: str, position: Position, *, columns: Sequence[str] | None = None
+        self,
+        partition: str,
+        position: Position,
+        *,
+        columns: Sequence[str] | None = None,
+        until: Position = None,
     ) -> Batch:
         """One row group or block of the file."""
-        batch = self._reader(partition).read(position, columns)
+        batch = self._reader(partition).read(position, columns, until)
         if batch.done:
             self._open.pop(partition).close()
         return batch

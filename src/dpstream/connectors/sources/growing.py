@@ -52,15 +52,21 @@ class GrowingDirectory:
         return self._files.columns(str(self._folder / partition))
 
     def read(
-        self, partition: str, position: Position, *, columns: Sequence[str] | None = None
+        self,
+        partition: str,
+        position: Position,
+        *,
+        columns: Sequence[str] | None = None,
+        until: Position = None,
     ) -> Batch:
         """One row group or block of the file."""
         self._check(partition)
         end = self._ends.get(partition)
         if end is not None and end.position == position and _has(end, columns):
             return end  # polled again and again: a file that was read is not opened for that
-        batch = self._files.read(str(self._folder / partition), position, columns=columns)
-        if batch.done:
+        path = str(self._folder / partition)
+        batch = self._files.read(path, position, columns=columns, until=until)
+        if batch.done and until is None:
             self._ends[partition] = replace(batch, table=batch.table.slice(0, 0), rejected=[])
         return batch
 

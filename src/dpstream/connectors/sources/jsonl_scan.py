@@ -6,8 +6,8 @@ It accepts only what it is sure of. Any doubt makes a line HARD, and the `json` 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import compiled
 from dpstream.connectors.sources.cells import Bytes, Offsets
 
 GOOD, BLANK, HARD, NEW_KEY = 0, 1, 2, 3
@@ -20,7 +20,7 @@ _ONE = np.uint64(1)  # the inner loops count without sign: see cells.py
 _PLAIN = np.array([byte >= 32 and byte not in b'"\\' for byte in range(256)])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def scan(
     data: Bytes,
     names: Bytes,
@@ -49,7 +49,7 @@ def scan(
     return row
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _line(
     data: Bytes,
     at: int,
@@ -115,13 +115,13 @@ def _line(
         at = _skip_space(data, at + 1)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _end(data: Bytes, at: int, kind: int) -> tuple[int, int]:
     at = _skip_space(data, at)
     return (kind if at == len(data) or data[at] == _LF else HARD), at
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _skip_space(data: Bytes, at: int) -> int:
     """Past the white space of a line: space, tab, carriage return."""
     here, size = np.uint64(at), np.uint64(len(data))
@@ -130,7 +130,7 @@ def _skip_space(data: Bytes, at: int) -> int:
     return int(np.int64(here))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _skip_plain(data: Bytes, at: int) -> int:
     """To the first quote, backslash or control character."""
     here, size = np.uint64(at), np.uint64(len(data))
@@ -139,7 +139,7 @@ def _skip_plain(data: Bytes, at: int) -> int:
     return int(np.int64(here))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _column(data: Bytes, start: int, stop: int, names: Bytes, bounds: Offsets, guess: int) -> int:
     """The column of a key; keys mostly come in the same order, so `guess` is tried first."""
     if guess < len(bounds) - 1 and _is_key(data, start, stop, names, bounds, guess):
@@ -150,7 +150,7 @@ def _column(data: Bytes, start: int, stop: int, names: Bytes, bounds: Offsets, g
     return -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _is_key(data: Bytes, start: int, stop: int, names: Bytes, bounds: Offsets, slot: int) -> bool:
     first = bounds[slot]
     if bounds[slot + 1] - first != stop - start:
@@ -164,7 +164,7 @@ def _is_key(data: Bytes, start: int, stop: int, names: Bytes, bounds: Offsets, s
     return True
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _string_end(data: Bytes, at: int) -> tuple[int, bool]:
     """Where the string's closing quote is, or -1; whether it holds an escape."""
     escaped = False
@@ -183,7 +183,7 @@ def _string_end(data: Bytes, at: int) -> tuple[int, bool]:
             return -1, escaped
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _is_simple_escape(byte: int) -> bool:
     r"""One of " \\ / b f n r t."""
     return (
@@ -198,7 +198,7 @@ def _is_simple_escape(byte: int) -> bool:
     )
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _is_character(data: Bytes, at: int) -> bool:
     r"""Four hexadecimal digits that are no half of a surrogate pair (\ud800 to \udfff)."""
     for k in range(4):
@@ -208,7 +208,7 @@ def _is_character(data: Bytes, at: int) -> bool:
     return not ((data[at] | 32) == 100 and (data[at + 1] >= 56))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _nested_end(data: Bytes, at: int) -> int:
     """Past the end of an object or array that nobody wants, or -1; its inside is not checked."""
     depth = 0
@@ -228,7 +228,7 @@ def _nested_end(data: Bytes, at: int) -> int:
     return -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _scalar_end(data: Bytes, at: int) -> int:
     """Past the end of a number, true, false or null, or -1."""
     if data[at] == 116:
@@ -260,7 +260,7 @@ def _scalar_end(data: Bytes, at: int) -> int:
     return at
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _word_end(data: Bytes, at: int, second: int, third: int, fourth: int) -> int:
     same = (
         at + 3 < len(data)
@@ -271,7 +271,7 @@ def _word_end(data: Bytes, at: int, second: int, third: int, fourth: int) -> int
     return at + 4 if same else -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _skip_digits(data: Bytes, at: int) -> int:
     here, size = np.uint64(at), np.uint64(len(data))
     while here < size and 48 <= data[here] <= 57:

@@ -43,26 +43,25 @@ class ParquetFile:
         """The types; a string column may be delivered as a dictionary of strings."""
         return {one.name: plain(one.type) for one in self._schema}
 
-    def read(self, position: Position, columns: Sequence[str] | None) -> Batch:
+    def read(
+        self, position: Position, columns: Sequence[str] | None, until: Position = None
+    ) -> Batch:
         """The rest of a row group, or its next slice."""
         names = self._names(columns)
         groups = self._file.num_row_groups
-        group, offset = (0, 0) if position is None else position
-        if group >= groups:
+        group, offset = self._placed(position, [0, 0])
+        last, rest = self._placed(until, [groups, 0])
+        if [group, offset] >= [last, rest]:
             empty = pa.schema([(name, self.columns()[name]) for name in names]).empty_table()
-            return Batch(table=empty, position=[groups, 0], done=True)
-        if not 0 <= offset < max(1, self._file.metadata.row_group(group).num_rows):
-            raise InvalidInput(
-                f"{self._name} has no row {offset} in row group {group}; it is not the file that "
-                "was read before: put that one back"
-            )
+            return Batch(table=empty, position=[group, offset], done=True)
         total = self._file.metadata.row_group(group).num_rows
-        table = self._row_group(group, names).slice(offset, self._rows)
+        end = rest if group == last else total
+        table = self._row_group(group, names).slice(offset, min(self._rows, end - offset))
         after = offset + table.num_rows
         if after >= total:
             group, after = group + 1, 0
             self._held = None
-        return Batch(table=table, position=[group, after], done=group >= groups)
+        return Batch(table=table, position=[group, after], done=[group, after] >= [last, rest])
 
     def spans(self, column: str) -> list[tuple[Position, int, int]] | None:
         """(position, least, largest) of a column of instants, in microseconds, for every read.
@@ -96,6 +95,22 @@ class ParquetFile:
         """Close the file."""
         self._held = None
         self._file.close()
+
+    def _placed(self, position: Position, default: list[int]) -> list[int]:
+        """A position that the file has."""
+        if position is None:
+            return default
+        group, offset = position
+        about = self._file.metadata
+        if [group, offset] == [about.num_row_groups, 0]:
+            return [group, offset]
+        inside = 0 <= group < about.num_row_groups
+        if not inside or not 0 <= offset < max(1, about.row_group(group).num_rows):
+            raise InvalidInput(
+                f"{self._name} has no row {offset} in row group {group}; it is not the file that "
+                "was read before: put that one back"
+            )
+        return [group, offset]
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
         names = self._schema.names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from threading import RLock
 
 import pyarrow as pa
@@ -48,19 +49,19 @@ class SharedSource:
             return self.source.columns(partition)
 
     def read(
-        self, partition: str, position: Position, *, columns: Sequence[str] | None = None
+        self,
+        partition: str,
+        position: Position,
+        *,
+        columns: Sequence[str] | None = None,
+        until: Position = None,
     ) -> Batch:
         """A chunk with the columns that are asked for."""
         with self._lock:
             if columns is None or frozenset(columns) not in self._wanted:
-                return self.source.read(partition, position, columns=columns)
-            whole = self._chunk(partition, position)
-        return Batch(
-            table=whole.table.select(list(columns)),
-            position=whole.position,
-            done=whole.done,
-            rejected=whole.rejected,
-        )
+                return self.source.read(partition, position, columns=columns, until=until)
+            whole = self._chunk(partition, position, until)
+        return replace(whole, table=whole.table.select(list(columns)))
 
     def close(self) -> None:
         """Close the source when the last query has closed it."""
@@ -81,14 +82,15 @@ class SharedSource:
             common = set(known[0]).intersection(*known[1:])
             forget({name: min(settled[name] for settled in known) for name in common})
 
-    def _chunk(self, partition: str, position: Position) -> Batch:
-        place = (partition, json.dumps(position))
+    def _chunk(self, partition: str, position: Position, until: Position) -> Batch:
+        place = (partition, json.dumps([position, until]))
         if place in self._chunks:
             self._chunks.move_to_end(place)
             return self._chunks[place]
-        batch = self.source.read(partition, position, columns=self._all)
-        if batch.done and not self.source.bounded and not self.partitions_end:
-            return batch  # it may grow
+        batch = self.source.read(partition, position, columns=self._all, until=until)
+        over = batch.done and (self.source.bounded or self.partitions_end)
+        if batch.position == position and not over:
+            return batch  # nothing yet
         self._chunks[place] = batch
         self._held += int(batch.table.nbytes)
         while self._held > self._memory and len(self._chunks) > 1:

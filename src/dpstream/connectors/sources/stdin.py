@@ -54,10 +54,15 @@ class StandardInput:
         """Text declares no types."""
 
     def read(
-        self, partition: str, position: Position, *, columns: Sequence[str] | None = None
+        self,
+        partition: str,
+        position: Position,
+        *,
+        columns: Sequence[str] | None = None,
+        until: Position = None,
     ) -> Batch:
         """What has come since the last read, whole lines only."""
-        if (position or 0) != self._at:
+        if (position or 0) != self._at or until is not None:
             raise InvalidInput(
                 f"standard input was read up to byte {self._at} and cannot go on from {position}; "
                 "wrap it in WriteAhead to read it again"

@@ -49,9 +49,14 @@ class TableSource:
         return {one.name: one.type for one in self._table.schema}
 
     def read(
-        self, partition: str, position: Position, *, columns: Sequence[str] | None = None
+        self,
+        partition: str,
+        position: Position,
+        *,
+        columns: Sequence[str] | None = None,
+        until: Position = None,
     ) -> Batch:
-        """The next rows."""
+        """The next rows; a position is a row number."""
         names = self._table.column_names
         for name in columns or ():
             if name not in names:
@@ -60,9 +65,14 @@ class TableSource:
                 )
         start = 0 if position is None else int(position)
         wanted = names if columns is None else [name for name in names if name in columns]
-        table = self._table.slice(start, self._rows).select(wanted)
+        end = self._table.num_rows if until is None else int(until)
+        if not 0 <= start <= end <= self._table.num_rows:
+            raise InvalidInput(
+                f"the table has {self._table.num_rows} rows, and none from {start} up to {end}"
+            )
+        table = self._table.slice(start, min(self._rows, end - start)).select(wanted)
         after = start + table.num_rows
-        return Batch(table=table, position=after, done=after >= self._table.num_rows)
+        return Batch(table=table, position=after, done=after >= end)
 
     def close(self) -> None:
         """Nothing is held open."""

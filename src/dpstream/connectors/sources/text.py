@@ -67,13 +67,19 @@ class TextFile:
     def columns(self) -> None:
         """Text declares no types."""
 
-    def read(self, position: Position, columns: Sequence[str] | None) -> Batch:
+    def read(
+        self, position: Position, columns: Sequence[str] | None, until: Position = None
+    ) -> Batch:
         """The whole lines of the next block."""
         head = self._prepare()
         offset = head if position is None else int(position)
+        end = None if until is None else int(until)
         size = self._block
         while True:
-            block, final = self._read_at(offset, size)
+            left = size if end is None else end - offset
+            block, final = self._read_at(offset, min(size, left))
+            if len(block) == left < size:
+                final = True  # lines end at a position: nothing behind it can belong to them
             parsed = self._parser.parse(block, final=final, columns=columns)
             if parsed.used or final:
                 break
@@ -83,9 +89,15 @@ class TextFile:
                     f"{self._name}, byte {offset}: no line ends within {LONGEST_LINE >> 20} MiB; "
                     "is this a text file with one row a line?"
                 )
+        after = offset + parsed.used
+        if end is not None and final and after != end:
+            raise InvalidInput(
+                f"{self._name} ends at byte {after} and was read up to byte {end} before; it is "
+                "not the file that was read then: put that one back"
+            )
         return Batch(
             table=parsed.table,
-            position=offset + parsed.used,
+            position=after,
             done=final,
             rejected=self._rejected(block, parsed.bad, offset),
         )

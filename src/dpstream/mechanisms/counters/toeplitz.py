@@ -8,8 +8,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 from scipy.linalg import toeplitz as toeplitz_matrix
-from scipy.signal import fftconvolve
 
+from dpstream.mechanisms.parts.counting.convolution import convolved
 from dpstream.mechanisms.parts.counting.history_coder import HistoryCoder
 from dpstream.mechanisms.parts.counting.kernels import weigh_history
 from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
@@ -111,7 +111,7 @@ class Toeplitz:
     def encode(self, changes: Array) -> Array:
         """Convolution with the coefficients."""
         changes = np.asarray(changes, dtype=np.float64)
-        return np.asarray(fftconvolve(changes, self.coefficients())[: self.steps])
+        return convolved(changes, self.coefficients(), self.steps)
 
     def dense(self) -> tuple[Array, Array]:
         """The same lower-triangular Toeplitz matrix twice."""

@@ -14,12 +14,11 @@ from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.parts.bucket_prior import BucketPrior, odds_of
 from dpstream.mechanisms.parts.delayed import BatchMechanism, Held
 from dpstream.mechanisms.parts.flat_prior import posterior_median
-from dpstream.mechanisms.parts.group_release import publish_groups
+from dpstream.mechanisms.parts.group_release import Payment, publish_groups
 from dpstream.privacy.amounts import Amount, positive
 from dpstream.privacy.charges import Cells
 from dpstream.privacy.sensitivity import bucket_change
 from dpstream.privacy.state.serial import storable
-from dpstream.privacy.tokens import Paid
 from dpstream.records import Integers, Reals
 
 _MOST = 1 << 14  # buckets among which randomised response may draw
@@ -112,12 +111,8 @@ class BucOrder(BatchMechanism):
         block: Integers,
         labels: Integers,
         groups: Any,
-        epsilon: Fraction,
-        cells: Cells,
+        payment: Payment,
         spend: Spender,
-        *,
-        keep: Integers | None = None,
-        paid: Paid | None = None,
     ) -> Reals:
         """Means of clipped values, within the edges of their buckets."""
         low, high = self.edges[labels], self.edges[labels + 1]
@@ -128,10 +123,7 @@ class BucOrder(BatchMechanism):
             publish=self.publish,
             smoother=self.smoother,
             sensitivity=bucket_change(self.change, width=self.width),
-            epsilon=epsilon,
-            cells=cells,
-            keep=keep,
-            paid=paid,
+            payment=payment,
         )
         quantum = float(self.range[2])
         if not self.shrink:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.parts.delayed import DelayedMechanism
 from dpstream.mechanisms.parts.grouping import TimeGroups

@@ -18,6 +18,7 @@ from dpstream.mechanisms.parts.delayed import (
     checked_delay,
     releases,
 )
+from dpstream.mechanisms.parts.group_release import Payment
 from dpstream.mechanisms.parts.history import History
 from dpstream.privacy.amounts import Amount, on_grid, positive
 from dpstream.privacy.charges import Cells
@@ -245,7 +246,8 @@ class SensitivityTruncation(SeriesMechanism):
         if speaker is after:
             held = replace(held, groups=groups)
         learnt = speaker.carried(held, labels)
-        values = speaker.answer(low, labels, learnt, epsilon, cells, spend, keep=keep, paid=paid)
+        payment = Payment(epsilon=epsilon, cells=cells, keep=keep, paid=paid)
+        values = speaker.answer(low, labels, learnt, payment, spend)
         if speaker is after:
             groups = learnt
         state = self._next(state, bound, after.opened(block.shape[1], groups))

@@ -15,8 +15,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.mechanisms.parts.block_models import SPREAD, kept, models
 from dpstream.mechanisms.parts.laplace_filter import laplace_update
 from dpstream.privacy.state.serial import storable

@@ -14,8 +14,8 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.records import Integers, Reals
 
 SPREAD = 1.0 / 12.0

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,11 @@ import numpy.typing as npt
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import SeriesMechanism, Spender, whole
 from dpstream.mechanisms.parts.flat_prior import posterior_median
+from dpstream.mechanisms.parts.group_release import Payment, Publish, Smoother
 from dpstream.mechanisms.parts.history import History
 from dpstream.privacy.amounts import Amount, on_grid, positive
 from dpstream.privacy.charges import Cells
 from dpstream.privacy.state.serial import storable
-from dpstream.privacy.tokens import Paid
 from dpstream.records import Integers, Reals, Release
 
 LONGEST = 1 << 20
@@ -94,10 +94,6 @@ class Held:
     groups: Any = None
 
 
-Publish = Literal["reduce", "pp"]
-Smoother = Literal["mean", "median", "james_stein"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class BatchMechanism(DelayedMechanism, ABC):
     """Values of a batch are labelled as they come or at its end, then published by label.
@@ -148,7 +144,8 @@ class BatchMechanism(DelayedMechanism, ABC):
         cells = Cells(first=spend.step - held.count + 1, last=spend.step)
         labels = self.labelled(block, labels, cells, spend)
         groups = self.carried(held, labels)
-        values = self.answer(block, labels, groups, self.for_values, cells, spend)
+        payment = Payment(epsilon=self.for_values, cells=cells)
+        values = self.answer(block, labels, groups, payment, spend)
         return self.opened(block.shape[1], groups), releases(cells.first, values)
 
     def contents(self, held: Held) -> tuple[Integers, Integers]:
@@ -184,12 +181,8 @@ class BatchMechanism(DelayedMechanism, ABC):
         block: Integers,
         labels: Integers,
         groups: Any,
-        epsilon: Fraction,
-        cells: Cells,
+        payment: Payment,
         spend: Spender,
-        *,
-        keep: Integers | None = None,
-        paid: Paid | None = None,
     ) -> Reals:
         """What is published for every value of a labelled batch (see `group_release`)."""
 

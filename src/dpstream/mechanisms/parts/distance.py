@@ -5,8 +5,7 @@ Guarantee: none; one event moves the distance by at most one, so noise on it cos
 
 from __future__ import annotations
 
-from numba import njit
-
+from dpstream.compiled import njit
 from dpstream.records import Integers
 
 

@@ -10,11 +10,10 @@ from zero up that is estimated from all of them (empirical Bayes, a few EM steps
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
+from dpstream.mechanisms.parts.vector_math import exp
 from dpstream.records import Reals
 
 CELLS = 41
@@ -49,47 +48,71 @@ def estimate(mean: Reals, variance: Reals, prior: Reals, *, gamma: float) -> tup
     return out, new if weak else prior
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _weak(mean: Reals, sd: Reals, typical: float, gamma: float, flat: Reals, prior: Reals) -> Reals:
     """Weighted posterior medians; `prior` is updated in place."""
     bins = len(mean)
-    likelihood, out = np.empty((bins, CELLS)), np.zeros(bins)
-    step = _WIDTH * typical
-    for j in range(bins):
-        s = min(max(sd[j], 0.25 * typical), 4.0 * typical)
-        m = max(mean[j], -3.0 * s)
-        nearest = math.inf
-        for i in range(CELLS):
-            likelihood[j, i] = 0.5 * ((m - i * step) / s) ** 2
-            nearest = min(nearest, likelihood[j, i])
-        for i in range(CELLS):
-            likelihood[j, i] = math.exp(nearest - likelihood[j, i])
+    likelihood = _likelihood(mean, sd, typical)
+    by_cell = likelihood.T.copy()
     if bins == 1:
         prior[:] = flat
     else:
         for _ in range(_ROUNDS):
-            new = _PRIOR_BINS * flat
-            for j in range(bins):
-                posterior = prior * likelihood[j]
-                new += posterior / posterior.sum()
-            prior[:] = new / (_PRIOR_BINS + bins)
-    counts_for = np.empty(CELLS)
+            _share(prior, likelihood, by_cell, flat)
+    step = _WIDTH * typical
+    counts_for, out = np.empty(CELLS), np.zeros(bins)
     for i in range(CELLS):
         counts_for[i] = prior[i] / max(i * step, 1.0) ** gamma
+    middle = np.zeros(bins)
+    for i in range(CELLS):
+        for j in range(bins):
+            by_cell[i, j] *= counts_for[i]
+            middle[j] += by_cell[i, j]
     for j in range(bins):
-        for i in range(CELLS):
-            likelihood[j, i] *= counts_for[i]
-        middle, below, i = 0.5 * likelihood[j].sum(), 0.0, 0
-        while i < CELLS - 1 and below + likelihood[j, i] < middle:
-            below += likelihood[j, i]
+        half, below, i = 0.5 * middle[j], 0.0, 0
+        while i < CELLS - 1 and below + by_cell[i, j] < half:
+            below += by_cell[i, j]
             i += 1
         if i > 0:
-            inside = (middle - below) / max(likelihood[j, i], 1e-300)
+            inside = (half - below) / max(by_cell[i, j], 1e-300)
             out[j] = (i - 0.5 + inside) * step
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
+def _likelihood(mean: Reals, sd: Reals, typical: float) -> Reals:
+    """Bins x cells: of each cell given the bin's belief, over that of the likeliest cell."""
+    bins, step = len(mean), _WIDTH * typical
+    out = np.empty((bins, CELLS))
+    for j in range(bins):
+        s = min(max(sd[j], 0.25 * typical), 4.0 * typical)
+        m = max(mean[j], -3.0 * s)
+        nearest = min(max(np.rint(m / step), 0.0), CELLS - 1.0)
+        least = 0.5 * ((m - nearest * step) / s) ** 2
+        row = out[j]
+        for i in range(CELLS):
+            row[i] = exp(least - 0.5 * ((m - i * step) / s) ** 2)
+    return out
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _share(prior: Reals, likelihood: Reals, by_cell: Reals, flat: Reals) -> None:
+    """One EM step: the mean posterior over the bins, `flat` counting for a few of them."""
+    bins = len(likelihood)
+    mass, new = np.zeros(bins), np.zeros(CELLS)
+    for i in range(CELLS):
+        for j in range(bins):
+            mass[j] += prior[i] * by_cell[i, j]
+    for j in range(bins):
+        mass[j] = 1.0 / mass[j]
+    for j in range(bins):
+        for i in range(CELLS):
+            new[i] += likelihood[j, i] * mass[j]
+    for i in range(CELLS):
+        prior[i] = (_PRIOR_BINS * flat[i] + prior[i] * new[i]) / (_PRIOR_BINS + bins)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def _estimate(
     mean: Reals, variance: Reals, gamma: float, flat: Reals, prior: Reals
 ) -> tuple[Reals, bool]:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 
 import numpy.typing as npt
-from numba import vectorize
 
+from dpstream.compiled import vectorize
 from dpstream.records import Reals
 
 
@@ -30,7 +30,7 @@ def posterior_median(
     return found
 
 
-@vectorize(cache=True)  # type: ignore[no-untyped-call]
+@vectorize(cache=True)
 def _median(z: float, scale: float, lo: float, hi: float) -> float:
     inside = min(max(z, lo), hi)  # beyond an edge the density no longer depends on z
     below, above = -math.expm1((lo - inside) / scale), -math.expm1((inside - hi) / scale)

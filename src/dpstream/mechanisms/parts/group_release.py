@@ -7,15 +7,33 @@ What the smoother makes of the noisy numbers is post-processing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
 import numpy as np
 
 from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.delayed import Publish, Smoother
 from dpstream.privacy.charges import Cells
 from dpstream.privacy.tokens import Paid
 from dpstream.records import Integers, Reals
+
+Publish = Literal["reduce", "pp"]
+Smoother = Literal["mean", "median", "james_stein"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Payment:
+    """What a batch is published with: `epsilon` for every value of `cells`.
+
+    `keep`: 0 for values that are not read (another question has had their budget); they get their
+    group's number. Every group must keep one. `paid` has paid for all of it already.
+    """
+
+    epsilon: Fraction
+    cells: Cells
+    keep: Integers | None = None
+    paid: Paid | None = None
 
 
 def publish_groups(
@@ -26,20 +44,13 @@ def publish_groups(
     publish: Publish,
     smoother: Smoother,
     sensitivity: Fraction,
-    epsilon: Fraction,
-    cells: Cells,
-    keep: Integers | None = None,
-    paid: Paid | None = None,
+    payment: Payment,
 ) -> tuple[Reals, Reals]:
-    """A number for every value (steps x bins), and the scale of the noise in it.
-
-    `keep`: 0 for values that are not read (another question has had their budget); they get their
-    group's number. Every group must keep one. `paid` has paid for all of it already.
-    """
+    """A number for every value (steps x bins), and the scale of the noise in it."""
     steps, bins = block.shape
     groups = labels + (labels.max(initial=0) + 1) * np.arange(bins)
     _, group = np.unique(groups.ravel(), return_inverse=True)
-    kept = np.ones(steps * bins, bool) if keep is None else keep.ravel() != 0
+    kept = np.ones(steps * bins, bool) if payment.keep is None else payment.keep.ravel() != 0
     size = np.bincount(group[kept], minlength=int(group.max()) + 1)
     asked = block.ravel()[kept]
     if publish == "reduce":
@@ -49,12 +60,12 @@ def publish_groups(
     noisy = spend.laplace(
         asked,
         sensitivity=sensitivity,
-        epsilon=epsilon,
+        epsilon=payment.epsilon,
         purpose="publish",
-        cells=None if paid else cells,
-        interval=paid,
+        cells=None if payment.paid else payment.cells,
+        interval=payment.paid,
     ).astype(np.float64)
-    scale = float(sensitivity / epsilon)
+    scale = float(sensitivity / payment.epsilon)
     if publish == "reduce":
         return (noisy / size)[group].reshape(block.shape), (scale / size)[group].reshape(
             block.shape

@@ -19,10 +19,8 @@ import numpy as np
 
 from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.parts.delayed import BatchMechanism, Held
-from dpstream.mechanisms.parts.group_release import publish_groups
+from dpstream.mechanisms.parts.group_release import Payment, publish_groups
 from dpstream.privacy.amounts import Amount, positive
-from dpstream.privacy.charges import Cells
-from dpstream.privacy.tokens import Paid
 from dpstream.records import Integers, Reals
 
 _SHARP = 8
@@ -82,12 +80,8 @@ class GroupedMechanism(BatchMechanism):
         block: Integers,
         labels: Integers,
         groups: Any,
-        epsilon: Fraction,
-        cells: Cells,
+        payment: Payment,
         spend: Spender,
-        *,
-        keep: Integers | None = None,
-        paid: Paid | None = None,
     ) -> Reals:
         """Each group's mean with the noise of one sum, or its smoothed noisy values."""
         values, scale = publish_groups(
@@ -97,9 +91,6 @@ class GroupedMechanism(BatchMechanism):
             publish=self.publish,
             smoother=self.smoother,
             sensitivity=self.change,
-            epsilon=epsilon,
-            cells=cells,
-            keep=keep,
-            paid=paid,
+            payment=payment,
         )
         return self.settled(values, scale)

@@ -28,8 +28,8 @@ from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.parts.history import History
 from dpstream.privacy.sensitivity import deviation_change

@@ -13,21 +13,17 @@ models, 1.3 kB with the thin one of 54.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
-from dpstream.mechanisms.parts.laplace_filter import gaussian_update, update
+from dpstream.mechanisms.parts.bank_kernels import later, learn_all
 from dpstream.mechanisms.parts.model_grid import FULL_BINS, Models, priors
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Reals
 
-_SHARE = 0.02  # weight that returns to the prior at a publication
 _POOLED = 0.5  # part of the prior that comes from the other bins
 _LIGHT = 1e-3  # with many bins, weights below it learn as from Gaussian noise, which is faster
-_TINY = 1e-8  # weights below this are left out of averages
 
 
 @storable("model bank")
@@ -74,7 +70,7 @@ def learn(bank: Bank, z: Reals, scale: float, gap: int, grid: Models) -> tuple[B
     pooled = _POOLED if len(z) > 1 else 0.0
     weight = np.empty_like(bank.weight)
     priors(bank.level, grid.log_drift_sd, grid.log_white_sd, bank.pool, pooled, weight)
-    mean, variance, level, pool, count, count_variance, level_mean, disagreement = _learn(
+    mean, variance, level, pool, count, count_variance, level_mean, disagreement = learn_all(
         z,
         scale,
         float(gap),
@@ -97,85 +93,5 @@ def later_variance(bank: Bank, belief: Belief, after: float, grid: Models) -> Re
     The geometric mean over models: the arithmetic one would be ruled by the few huge ones.
     """
     out = np.empty(len(bank.level))
-    _later(bank.weight, bank.variance, grid.drift, grid.white, after, out)
+    later(bank.weight, bank.variance, grid.drift, grid.white, after, out)
     return out + belief.disagreement
-
-
-@njit(cache=True, nogil=True)
-def _learn(
-    z: Reals,
-    scale: float,
-    gap: float,
-    drift: Reals,
-    white: Reals,
-    old_weight: Reals,
-    old_mean: Reals,
-    old_variance: Reals,
-    weight: Reals,
-    light: float,
-) -> tuple[Reals, Reals, Reals, Reals, Reals, Reals, Reals, Reals]:
-    """`weight` comes as the prior and leaves as the posterior; a bank's rest, a belief's parts."""
-    bins, size = weight.shape
-    mean, variance, level, pool = (
-        old_mean.copy(),
-        old_variance.copy(),
-        np.empty(bins),
-        np.zeros(size),
-    )
-    count, count_variance = np.empty(bins), np.empty(bins)
-    level_mean, disagreement = np.empty(bins), np.empty(bins)
-    log_two_scales = math.log(2.0 * scale)
-    seen, seen_variance, log_density = np.empty(size), np.empty(size), np.empty(size)
-    for j in range(bins):
-        best = -math.inf
-        for g in range(size):
-            kept = (1.0 - _SHARE) * old_weight[j, g] + _SHARE * weight[j, g]
-            weight[j, g] = kept
-            before = variance[j, g] + drift[g] * gap
-            total = before + white[g]
-            if kept < light:
-                learnt = gaussian_update(mean[j, g], total, z[j], 2.0 * scale * scale)
-            else:
-                learnt = update(mean[j, g], total, z[j], scale, log_two_scales)
-            density, seen[g], seen_variance[g] = learnt
-            gain = before / total
-            variance[j, g] = before * (1.0 - gain) + gain * gain * seen_variance[g]
-            mean[j, g] += gain * (seen[g] - mean[j, g])
-            log_density[g] = density
-            best = max(best, density)
-        total = 0.0
-        for g in range(size):
-            weight[j, g] *= math.exp(log_density[g] - best)
-            total += weight[j, g]
-        x = y = log_x = log_y = 0.0
-        for g in range(size):
-            u = weight[j, g] / total
-            weight[j, g] = u
-            pool[g] += u / bins
-            x += u * seen[g]
-            y += u * mean[j, g]
-            if u > _TINY:
-                log_x += u * math.log(seen_variance[g] + 1e-12)
-                log_y += u * math.log(variance[j, g] + white[g] + 1e-12)
-        spread_x = spread_y = 0.0
-        for g in range(size):
-            spread_x += weight[j, g] * (seen[g] - x) ** 2
-            spread_y += weight[j, g] * (mean[j, g] - y) ** 2
-        count[j], count_variance[j] = x, math.exp(log_x) + spread_x
-        level_mean[j], disagreement[j] = y, spread_y
-        sd = math.sqrt(math.exp(log_y) + spread_y)
-        level[j] = y if y >= sd else max(y, 0.0) + 0.5 * sd
-    return mean, variance, level, pool, count, count_variance, level_mean, disagreement
-
-
-@njit(cache=True, nogil=True)
-def _later(
-    weight: Reals, variance: Reals, drift: Reals, white: Reals, after: float, out: Reals
-) -> None:
-    for j in range(weight.shape[0]):
-        log = 0.0
-        for g in range(weight.shape[1]):
-            if weight[j, g] > _TINY:
-                total = variance[j, g] + white[g] + drift[g] * after
-                log += weight[j, g] * math.log(total + 1e-12)
-        out[j] = math.exp(log)

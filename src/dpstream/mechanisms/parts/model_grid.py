@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
+from dpstream.mechanisms.parts.vector_math import exp, log
 from dpstream.records import Reals
 
 FULL_BINS = 300
@@ -64,27 +65,36 @@ def _geometric(first: float, last: float, ratio: float) -> list[float]:
     return [first * ratio**i for i in range(count)]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def priors(
     level: Reals, drift: Reals, white: Reals, pool: Reals, pooled: float, out: Reals
 ) -> None:
     """Weights that models have before they are tried: near the usual ratios to the bin's level."""
     n_drift, n_white = len(drift), len(white)
-    by_drift, by_white = np.empty(n_drift), np.empty(n_white)
+    near = np.empty(n_drift + n_white)
+    centre, spread = np.empty(n_drift + n_white), np.empty(n_drift + n_white)
+    centre[:n_drift], spread[:n_drift] = drift - _DRIFT[0], _DRIFT[1]
+    centre[n_drift:], spread[n_drift:] = white - _WHITE[0], _WHITE[1]
     spacing = white[2] - white[1]  # the point mass at no white noise, against a density
+    no_white = _NO_WHITE * math.sqrt(2.0 * math.pi) * _WHITE[1] / spacing
     for j in range(len(level)):
-        log_level = math.log(max(level[j], 1.0))
+        log_level = log(max(level[j], 1.0))
+        for i in range(n_drift + n_white):
+            near[i] = exp(-0.5 * ((centre[i] - log_level) / spread[i]) ** 2)
+        near[n_drift] = no_white
+        for i in range(n_drift + 1, n_drift + n_white):
+            near[i] *= 1.0 - _NO_WHITE
+        by_drift = by_white = 0.0
         for i in range(n_drift):
-            by_drift[i] = math.exp(-0.5 * ((drift[i] - log_level - _DRIFT[0]) / _DRIFT[1]) ** 2)
-        by_white[0] = _NO_WHITE * math.sqrt(2.0 * math.pi) * _WHITE[1] / spacing
-        for i in range(1, n_white):
-            near = math.exp(-0.5 * ((white[i] - log_level - _WHITE[0]) / _WHITE[1]) ** 2)
-            by_white[i] = (1.0 - _NO_WHITE) * near
-        total = by_drift.sum() * by_white.sum()
+            by_drift += near[i]
+        for i in range(n_drift, n_drift + n_white):
+            by_white += near[i]
+        own = (1.0 - pooled) * (1.0 - _STILL) / (by_drift * by_white)
+        row = out[j]
         for a in range(n_drift):
+            common = own * near[a]
             for b in range(n_white):
-                g = a * n_white + b
-                own = (1.0 - _STILL) * by_drift[a] * by_white[b] / total
-                if g == 0:
-                    own += _STILL
-                out[j, g] = (1.0 - pooled) * own + pooled * pool[g]
+                row[a * n_white + b] = common * near[n_drift + b]
+        row[0] += (1.0 - pooled) * _STILL
+        for g in range(n_drift * n_white):
+            row[g] += pooled * pool[g]

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.records import Integers, Reals
 
 CELLS = 48

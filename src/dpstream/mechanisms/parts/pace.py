@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.mechanisms.parts.model_bank import Bank
 from dpstream.mechanisms.parts.model_grid import Models
+from dpstream.mechanisms.parts.vector_math import exp
 from dpstream.records import Integers, Reals
 
 SHARES = 1 << 40
@@ -87,7 +88,7 @@ def best(bank: Bank, choices: Paces) -> int:
     return int(_best(bank.weight, bank.level, choices.log_error))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _best(weight: Reals, level: Reals, log_error: Reals) -> int:
     bins, size = weight.shape
     options = log_error.shape[1]
@@ -99,10 +100,10 @@ def _best(weight: Reals, level: Reals, log_error: Reals) -> int:
                 for c in range(options):
                     mean[c] += weight[j, g] * log_error[g, c]
         scale = max(level[j], 1.0)
-        enough = _PATIENCE * scale
+        enough, root = _PATIENCE * scale, math.sqrt(scale)
         for c in range(options):
-            error = math.exp(mean[c])
-            score[c] += error * enough / (error + enough) / math.sqrt(scale)
+            error = exp(mean[c])
+            score[c] += error * enough / ((error + enough) * root)
     return int(np.argmin(score))
 
 

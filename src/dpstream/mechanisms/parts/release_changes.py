@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
 

@@ -8,8 +8,8 @@ A group is known by the place of its first value in the batch.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.records import Integers
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.parts.history import History
 from dpstream.records import Integers, Reals

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
 from dpstream.mechanisms.parts.grouping import GRID, Grouping, TimeGroups
 from dpstream.mechanisms.parts.history import History

@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
+
+from dpstream.compiled import njit
 
 REJECTED, ACCEPTED, UNSURE = 0, 1, 2
 

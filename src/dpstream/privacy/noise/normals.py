@@ -12,15 +12,14 @@ of u) unless u < 2^-77, which has probability LOST and is where |z| passes LARGE
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from importlib.resources import files
 from io import BytesIO
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.privacy.noise.streams import Draws, counter
 
 Reals = npt.NDArray[np.float64]
@@ -30,19 +29,19 @@ LARGEST = 10.2
 LOST = 2.0**-77
 
 BINADES, PIECES, TERMS = 128, 16, 9
-_CHUNK = 1 << 14  # blocks in flight stay in the cache
+_CHUNK = 1 << 13  # blocks in flight stay in the cache
 _TWO_63, _TWO_64 = 2.0**-63, 2.0**-64
+_BIAS, _ONE, _FRACTION = 1023, 1023 << 52, (1 << 52) - 1  # of a double
 
 
 def normals(draws: Draws, each: int = 1) -> Reals:
     """`each` independent standard normals per draw, `[draws, each]`."""
     draws.use()
     out = np.empty((draws.size, each))
-    for number in range(each):
-        block = np.array([counter(number)])
-        for start in range(0, draws.size, _CHUNK):
-            which = np.arange(start, min(start + _CHUNK, draws.size))
-            _invert(draws.blocks(which, block), table(), out[start : start + _CHUNK, number])
+    for start in range(0, draws.size, _CHUNK):
+        blocks = draws.between(start, min(start + _CHUNK, draws.size))
+        for number in range(each):
+            _invert(blocks(counter(number)), table(), out[start : start + _CHUNK, number])
     return out
 
 
@@ -59,12 +58,14 @@ def _invert(words, table, out):  # type: ignore[no-untyped-def]
     for row in range(words.shape[0]):
         high, low = words[row, 0] >> np.uint64(1), words[row, 1]
         u = (np.float64(high) + (np.float64(low) + 0.5) * _TWO_64) * _TWO_63
-        fraction, exponent = math.frexp(u)  # u = fraction * 2^exponent, fraction in [1/2, 1)
-        place = (fraction - 0.5) * (2 * PIECES)
+        # u = m 2^e, m in [1, 2): its exponent and fraction, as they stand in the bits of a double
+        bits = np.float64(u).view(np.int64)
+        exponent = (bits >> 52) - _BIAS
+        place = (np.int64((bits & _FRACTION) | _ONE).view(np.float64) - 1.0) * PIECES
         piece = int(place)
         t = 2.0 * (place - piece) - 1.0
         z = 0.0
-        if exponent <= 0:  # else u was rounded up to 1, the middle of the bell
+        if exponent < 0:  # else u was rounded up to 1, the middle of the bell
             for power in range(TERMS - 1, -1, -1):
-                z = z * t + table[-exponent, piece, power]
+                z = z * t + table[-1 - exponent, piece, power]
         out[row] = -z if words[row, 0] & np.uint64(1) else z

@@ -14,7 +14,9 @@ for extensions of its own lane, and neither can run into the other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -165,6 +167,11 @@ class Draws:
         self._fill(out, which, counters)
         return self.stream.encrypt(out)
 
+    def between(self, start: int, stop: int) -> Callable[[int], Words]:
+        """The blocks of draws `start` to `stop` at one counter after another."""
+        which = np.arange(start, stop)
+        return lambda number: self.blocks(which, np.array([number]))
+
     def extension(self, draw: int, attempt: int, lane: int, number: int) -> int:
         """128 more bits for a comparison that the first block left undecided."""
         if number >= EXTENSIONS:
@@ -207,7 +214,16 @@ class KeyedDraws(Draws):
 
     def __init__(self, stream: Stream, step: int, ids: Words) -> None:
         super().__init__(stream, step, len(ids))
-        self._masked = stream.encrypt(np.ascontiguousarray(ids, dtype="<u8"))
+        self._ids = np.ascontiguousarray(ids, dtype="<u8")
+
+    @cached_property
+    def _masked(self) -> Words:
+        return self.stream.encrypt(self._ids)
+
+    def between(self, start: int, stop: int) -> Callable[[int], Words]:
+        """The same with both AES passes over a part of the ids, which stays in the cache."""
+        part = KeyedDraws(self.stream, self.step, self._ids[start:stop])
+        return Draws.between(part, 0, stop - start)
 
     def _fill(
         self, out: Words, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]

@@ -12,8 +12,8 @@ import hashlib
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.privacy.state.large_files import Buffer
 
 _LANES, _BLOCK = 8, 1 << 16

@@ -8,10 +8,10 @@ from functools import cached_property
 
 import numpy as np
 from scipy.linalg import toeplitz as toeplitz_matrix
-from scipy.signal import fftconvolve
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.parts.counting import blt_parameters, modes
+from dpstream.mechanisms.parts.counting.convolution import convolved
 from dpstream.mechanisms.parts.counting.kernels import advance_modes
 from dpstream.mechanisms.parts.counting.strategy import Array, check_advance, check_whole
 
@@ -139,7 +139,7 @@ class BufferedLinearToeplitz:
     def encode(self, changes: Array) -> Array:
         """Convolution with C's coefficients."""
         changes = np.asarray(changes, dtype=np.float64)
-        return np.asarray(fftconvolve(changes, self.encoder_coefficients(self.steps))[: self.steps])
+        return convolved(changes, self.encoder_coefficients(self.steps), self.steps)
 
     def dense(self) -> tuple[Array, Array]:
         """Both Toeplitz matrices."""

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from dpstream.compiled import compiled
+
 Array = NDArray[np.float64]
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def compiled(function: F) -> F:
-    """Compile without the GIL and keep the machine code on disk."""
-    return cast(F, numba.njit(nogil=True, cache=True)(function))
 
 
 @compiled
@@ -33,6 +25,13 @@ def advance_modes(
             state[k, j] = value
             total += weights[j] * value
         noise[k] = total
+
+
+@compiled
+def in_grid_steps(noise: Array, sigma: float, out: NDArray[np.int64]) -> None:
+    """out[k] = sigma noise[k], rounded to the nearest whole number, ties to even."""
+    for k in range(len(noise)):
+        out[k] = np.int64(np.rint(noise[k] * sigma))
 
 
 @compiled

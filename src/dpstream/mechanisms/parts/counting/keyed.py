@@ -20,6 +20,7 @@ from dpstream.mechanisms.base import Spender, whole
 from dpstream.mechanisms.parts.counting.budget import CountingParameters
 from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
 from dpstream.mechanisms.parts.counting.float_error import calibrate
+from dpstream.mechanisms.parts.counting.kernels import in_grid_steps
 from dpstream.mechanisms.parts.counting.strategy import NoiseProcess, late_normals, late_start
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.events import FloatError
@@ -136,8 +137,9 @@ def move(
         new_state, new_path = late_start(process, step, z)
         state, path = extended(state, new_state), np.concatenate([path, new_path])
         ids = extended(ids, joining)
-    path *= sigma
-    return KeyedNoise(ids=ids, state=state, step=step), np.rint(path, out=path).astype(np.int64)
+    steps: Integers = np.empty(len(path), np.int64)
+    in_grid_steps(path, sigma, steps)
+    return KeyedNoise(ids=ids, state=state, step=step), steps
 
 
 def nobody(process: NoiseProcess) -> KeyedNoise:

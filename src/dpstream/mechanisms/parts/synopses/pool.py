@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.parts.synopses.queries import Groups
 from dpstream.mechanisms.parts.synopses.shapes import POOLS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ class ListSource:
     >>> first = source.read("list", None)
     >>> source.read("list", first.position)
     Traceback (most recent call last):
-    dpstream.connectors.testing.Aborted: the script aborts at chunk 1
+    dpstream.connectors.testing.lists.Aborted: the script aborts at chunk 1
     >>> source.read("list", first.position).table.to_pylist()
     [{'a': 2}]
     """
@@ -49,17 +50,23 @@ class ListSource:
         return None if first is None else {one.name: one.type for one in first.table.schema}
 
     def read(
-        self, partition: str, position: Position, *, columns: Sequence[str] | None = None
+        self,
+        partition: str,
+        position: Position,
+        *,
+        columns: Sequence[str] | None = None,
+        until: Position = None,
     ) -> Batch:
         """The next chunk of the script."""
         at = position or 0
-        while at < len(self._script):
+        end = len(self._script) if until is None else until
+        while at < end:
             chunk = self._script[at]
             at += 1
             if isinstance(chunk, Batch):
-                done = not any(isinstance(one, Batch) for one in self._script[at:])
+                done = not any(isinstance(one, Batch) for one in self._script[at:end])
                 table = chunk.table if columns is None else chunk.table.select(list(columns))
-                return Batch(table=table, position=at, done=done, rejected=chunk.rejected)
+                return replace(chunk, table=table, position=at, done=done)
             if not chunk.raised:
                 chunk.raised = True
                 raise Aborted(f"the script aborts at chunk {at - 1}")

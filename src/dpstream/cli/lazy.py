@@ -1,0 +1,39 @@
+"""A command tree whose commands are imported when they run: `--help` needs no Numba."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+
+class LazyGroup(TyperGroup):
+    """Knows its commands by name and by one line; `load` imports the real one."""
+
+    homes: ClassVar[Mapping[str, tuple[str, str]]]
+    """Name -> where the command is ("module:function" or "module:app"), and what it does."""
+
+    def __init__(self, **settings: Any) -> None:
+        lines = {name: line for name, (_, line) in self.homes.items()}
+        outlines = {name: TyperCommand(name=name, help=line) for name, line in lines.items()}
+        super().__init__(**settings | {"commands": outlines})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is about to run, or to complete its options, in full."""
+        name, outline, rest = super().resolve_command(ctx, args)
+        return name, outline and self.load(str(name)), rest
+
+    def load(self, name: str) -> Any:
+        """Import the command `name`."""
+        module, _, member = self.homes[name][0].partition(":")
+        found = getattr(import_module(module), member)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(add_completion=False)
+            alone.command(name)(found)
+            found = alone
+        found._add_completion = False  # the whole tree has it once
+        return get_command(found)

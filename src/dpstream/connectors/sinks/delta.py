@@ -1,0 +1,179 @@
+"""Releases in Delta Lake: one table per query, one commit per release.
+
+A commit carries an application transaction that says which release it is, so the table itself
+tells what it has. There are at most 65,536 such marks: windows whose numbers are that far apart
+share one, and it counts up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import pyarrow as pa
+
+from dpstream.connectors.options import is_uri
+from dpstream.connectors.sinks.numbers import another_run, run_of, with_numbers
+from dpstream.connectors.storage import open_folder, safe_name
+from dpstream.errors import MissingDependency, StateError
+from dpstream.privacy.state.files import sync_directory, writing
+
+_MARKS = 1 << 16
+_TRIGGERS = 1 << 32  # of a window; two numbers in one that only grows
+_LOCKS: dict[str, Lock] = {}
+
+
+class DeltaSink:
+    """Tables in a folder, or in an object store whose keys the environment holds."""
+
+    def __init__(self, place: str | Path) -> None:
+        self._delta = _deltalake()
+        self._local = not is_uri(os.fspath(place))
+        self._place = os.fspath(place).rstrip("/") or "."
+        self._tables: dict[str, Any] = {}  # by query
+        if self._local:
+            open_folder(Path(self._place))
+        whole = str(Path(self._place).resolve()) if self._local else self._place
+        self._lock = _LOCKS.setdefault(whole, Lock())
+
+    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Append the rows in one commit, unless the table has them."""
+        run = run_of(table)
+        rows = _storable(with_numbers(table, window, trigger))
+        with self._lock, self._explained(query):
+            known = self._known(query)
+            self._refuse_another_run(query, run)
+            if known is not None and _has(known, window, trigger, self._uri(query)):
+                return
+            self._delta.write_deltalake(
+                self._uri(query) if known is None else known,
+                rows,
+                mode="append",
+                name=query if known is None else None,
+                commit_properties=self._delta.CommitProperties(
+                    custom_metadata={"query": query, "window": str(window), "run": run},
+                    app_transactions=self._marks(window, trigger, run),
+                    max_commit_retries=0,  # another writer may have written this very release
+                ),
+            )
+            self._sync(query)
+
+    def claim(self, query: str, run: str) -> None:
+        """Refuse a query that is here with releases of another run."""
+        with self._lock, self._explained(query):
+            self._refuse_another_run(query, run)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _uri(self, query: str) -> str:
+        # %20 would be read as a space; no name has an @ of its own
+        return f"{self._place}/{safe_name(query).replace('%', '@')}"
+
+    def _known(self, query: str) -> Any:
+        """The query's table as it is now; None: it is not there yet."""
+        if query in self._tables:
+            self._tables[query].update_incremental()
+        elif self._delta.DeltaTable.is_deltatable(self._uri(query)):
+            self._tables[query] = self._delta.DeltaTable(self._uri(query))
+        return self._tables.get(query)
+
+    def _refuse_another_run(self, query: str, run: str) -> None:
+        known = self._known(query)
+        if known is not None and known.transaction_version(_of_run(run)) is None:
+            raise another_run(self._uri(query), query)
+
+    def _marks(self, window: int, trigger: int, run: str) -> list[Any]:
+        name, version = _mark(window, trigger)
+        mark = self._delta.Transaction
+        return [mark(name, version), mark(_of_run(run), 0)]
+
+    def _sync(self, query: str) -> None:
+        """Make the newest commit and its files durable; an object store does so by itself."""
+        if not self._local:
+            return
+        folder = Path(self._uri(query))
+        known = self._known(query)
+        commit = folder / "_delta_log" / f"{known.version():020d}.json"
+        with writing(folder):
+            lines = map(json.loads, commit.read_text(encoding="utf-8").splitlines())
+            files = [folder / line["add"]["path"] for line in lines if "add" in line]
+            for path in [*files, commit]:
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+            for each in (folder / "_delta_log", folder, folder.parent):
+                sync_directory(each)
+
+    @contextmanager
+    def _explained(self, query: str) -> Iterator[None]:
+        try:
+            yield
+        except (self._delta.exceptions.DeltaError, OSError, pa.ArrowInvalid) as problem:
+            self._tables.pop(query, None)
+            words = " ".join(str(problem).split())
+            raise StateError(
+                f"the Delta table {self._uri(query)} cannot be written: {words}; mend that and run "
+                "again: nothing is lost"
+            ) from problem
+
+
+def _of_run(run: str) -> str:
+    return f"dpstream run {run}"
+
+
+def _mark(window: int, trigger: int) -> tuple[str, int]:
+    """The mark of a release and its number; the numbers of one mark only grow."""
+    return f"dpstream release {window % _MARKS}", window // _MARKS * _TRIGGERS + trigger
+
+
+def _has(known: Any, window: int, trigger: int, place: str) -> bool:
+    name, asked = _mark(window, trigger)
+    found = known.transaction_version(name)
+    if found is None or found < asked:
+        return False
+    if found // _TRIGGERS != asked // _TRIGGERS:
+        raise StateError(
+            f"{place} has releases of windows that are more than {_MARKS} after window {window}, "
+            "so it cannot tell whether it has this one; use another sink"
+        )
+    return True
+
+
+def _storable(table: pa.Table) -> pa.Table:
+    """Columns of types that Delta has."""
+    return table.cast(
+        pa.schema([(one.name, _kind(one.type)) for one in table.schema])
+    ).replace_schema_metadata(None)
+
+
+def _kind(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_uint64(kind):
+        return pa.decimal128(20, 0)
+    if pa.types.is_unsigned_integer(kind):
+        return pa.int64()
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz and "UTC")
+    if pa.types.is_time(kind) or pa.types.is_duration(kind) or pa.types.is_null(kind):
+        return pa.string()
+    return pa.float32() if pa.types.is_float16(kind) else kind
+
+
+def _deltalake() -> Any:
+    try:
+        import deltalake
+        import deltalake.exceptions
+    except ImportError:
+        raise MissingDependency(
+            "a delta: sink needs the package deltalake: pip install 'dpstream[delta]'"
+        ) from None
+    return deltalake

@@ -1,0 +1,268 @@
+"""A Kafka topic as a source: each of its partitions is one, read by offset.
+
+A position is [topic id, first offset, next offset]: where the partition was begun and where it goes
+on. The broker keeps none: partitions are assigned, no group is joined, nothing is committed. So a
+replay reads what was read, whatever other consumers do, and finds out if it cannot: offsets that
+retention has removed, a topic that was deleted and made again, messages that compaction took away.
+
+Offsets may have gaps (transactions, compaction), so a position always follows a message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from dpstream.connectors.kafka_client import client_settings, topic_of
+from dpstream.connectors.options import Options
+from dpstream.connectors.patience import SECONDS, Patience
+from dpstream.connectors.sources.kafka_topic import MESSAGES, Fetched, Held, Topic, another_topic
+from dpstream.connectors.sources.messages import FORMATS, MAX_BYTES, Decoder, messages_of
+from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
+from dpstream.records import Batch, Position
+
+_BYTES = 32 << 20  # of one chunk
+_PAUSE = 0.1  # seconds between two tries of a bounded source
+
+
+def from_options(options: Options) -> KafkaSource:
+    """The source of kafka://HOST:PORT/TOPIC?..."""
+    kind = options.choice("format", FORMATS, "json")
+    header = options.text("header")
+    decoder = messages_of(kind, header=None if header is None else header.split(","))
+    decoder.max_bytes = int(options.number("max_message_bytes", MAX_BYTES, least=1))
+    return KafkaSource(
+        topic=topic_of(options),
+        settings=client_settings(options),
+        decoder=decoder,
+        where=options.where,
+        start=options.choice("start", ("earliest", "latest"), "earliest"),
+        patience=options.number("patience", SECONDS),
+        timestamp_column=options.text("timestamp_column"),
+        key_column=options.text("key_column"),
+        until=_until(options),
+    )
+
+
+def _until(options: Options) -> dict[int | None, int] | None:
+    """An offset for every partition, or one for each: "0:500,1:480"."""
+    text = options.text("until")
+    if text is None:
+        return None
+    found: dict[int | None, int] = {}
+    for word in text.split(","):
+        partition, colon, offset = word.rpartition(":")
+        if not offset.isdecimal() or (colon and not partition.isdecimal()):
+            raise InvalidParameter(
+                f"{options.where}: until must be an offset, or partition:offset with commas "
+                f"between; got {text!r:.80}"
+            )
+        found[int(partition) if colon else None] = int(offset)
+    return found
+
+
+class KafkaSource:
+    """Partitions "topic/0", "topic/1", ...; new ones are found while the stream runs.
+
+    `start`: where a partition is begun that was there when the run began; one that is added later
+    is read from its first message. `timestamp_column` and `key_column` add a message's own time
+    and key to its rows, under these names. `until`: the offsets before which the partitions end,
+    by number, or None for all others; such a source is bounded.
+    """
+
+    replayable = True
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        settings: dict[str, Any],
+        decoder: Decoder,
+        where: str,
+        start: str = "earliest",
+        patience: float = SECONDS,
+        timestamp_column: str | None = None,
+        key_column: str | None = None,
+        until: dict[int | None, int] | None = None,
+    ) -> None:
+        self.bounded, self._ends = until is not None, until or {}
+        if timestamp_column is not None and timestamp_column == key_column:
+            raise InvalidParameter(f"{where}: timestamp_column and key_column must differ")
+        self._decoder, self._where, self._latest = decoder, where, start == "latest"
+        self._extra = {"timestamp": timestamp_column, "key": key_column}
+        self._topic = Topic(
+            topic, settings, where=where, patience=Patience(where, seconds=patience)
+        )
+        self._begun_with: set[int] | None = None  # partitions that `start` is said of
+
+    def partitions(self) -> list[str]:
+        """Those known; the broker is asked again every few seconds."""
+        self._topic.look()
+        if self._begun_with is None:
+            self._begun_with = set(self._topic.numbers)
+        numbers = self._topic.numbers
+        if self.bounded and None not in self._ends:
+            numbers = [number for number in numbers if number in self._ends]
+        return [f"{self._topic.name}/{number}" for number in numbers]
+
+    def columns(self, partition: str) -> None:
+        """Messages declare no types."""
+
+    def read(
+        self,
+        partition: str,
+        position: Position,
+        *,
+        columns: Sequence[str] | None = None,
+        until: Position = None,
+    ) -> Batch:
+        """The messages that are there, up to 50,000."""
+        number = self._number(partition)
+        span = self._begin(number, position, until)
+        if span is None:
+            if self.bounded:
+                time.sleep(_PAUSE)
+            return self._batch(partition, [], None, columns, done=not self.bounded)
+        first, at = span
+        end = None if until is None else self._span(until)[1]
+        if end is not None and at >= end:
+            if at > end:
+                raise InvalidInput(f"{partition} cannot be read from offset {at} back to {end}")
+            return self._batch(partition, [], until, columns, done=True)
+        last = self._ends.get(number, self._ends.get(None))
+        if end is None and last is not None and at >= last:
+            return self._batch(partition, [], [self._topic.id, first, at], columns, done=True)
+        held = self._topic.fetch(number, at, patiently=end is not None or self.bounded)
+        messages = _taken(held, last if end is None else end)
+        self._refuse_lost(partition, held, end)
+        self._topic.taken(held)
+        if end is not None:
+            done = held.at == end
+        elif last is not None:
+            done = held.at >= last or _next_offset(held) >= last
+        else:
+            done = not held.messages and (held.end is not None or self._topic.failing)
+        return self._batch(partition, messages, [self._topic.id, first, held.at], columns, done)
+
+    def close(self) -> None:
+        """Leave the broker."""
+        self._topic.close()
+
+    def _begin(self, number: int, position: Position, until: Position) -> tuple[int, int] | None:
+        """The partition's first offset and the one to go on from; None if no broker tells."""
+        if position is not None:
+            return self._span(position)
+        if until is not None:
+            first = self._span(until)[0]
+            return first, first
+        told = self._topic.range_of(number)
+        if told is None:
+            return None
+        latest = self._latest and number in (self._begun_with or ())
+        return (told[1], told[1]) if latest else (told[0], told[0])
+
+    def _span(self, position: Position) -> tuple[int, int]:
+        """The first and the next offset of a position, which must be one of this topic."""
+        self._begun_with = set()  # the run goes on: a partition without position was added since
+        match position:
+            case [str(topic), int(first), int(following)] if 0 <= first <= following:
+                pass
+            case _:
+                raise InvalidInput(
+                    f"{position!r:.80} is no position in the topic {self._topic.name}; the "
+                    "checkpoint belongs to another source"
+                )
+        if topic != self._topic.id:
+            raise another_topic(self._topic.name, topic, str(self._topic.id))
+        return first, following
+
+    def _number(self, partition: str) -> int:
+        if self._topic.id is None:
+            self.partitions()
+        topic, _, number = partition.rpartition("/")
+        known = number.isdecimal() and int(number) in self._topic.numbers
+        if topic != self._topic.name or not known:
+            raise InvalidInput(
+                f"the topic {self._topic.name} has no partition {partition!r} but "
+                f"{len(self._topic.numbers)} others; the checkpoint belongs to another source"
+            )
+        return int(number)
+
+    def _refuse_lost(self, partition: str, held: Held, end: int | None) -> None:
+        """A replay must find the message before `end`."""
+        if end is None or held.at == end:
+            return
+        beyond = held.messages[0].offset if held.messages else held.end
+        if beyond is not None:
+            raise RowsLost(
+                f"{partition} was read up to offset {end - 1} before, but that message is gone: "
+                f"{'it was compacted' if beyond >= end else f'the partition ends at {beyond}'}; "
+                "restore the topic, or start anew with another checkpoint location"
+            )
+
+    def _batch(
+        self,
+        partition: str,
+        messages: list[Fetched],
+        position: Position,
+        columns: Sequence[str] | None,
+        done: bool,
+    ) -> Batch:
+        """The messages as rows, with the columns that are not in their payload."""
+        added = {name: kind for kind, name in self._extra.items() if name is not None}
+        inside = None if columns is None else [name for name in columns if name not in added]
+        payloads = [message.value for message in messages]
+        decoded = self._decoder.decode(payloads, inside)
+        table = decoded.table
+        for name, kind in added.items():
+            if columns is not None and name not in columns:
+                continue
+            if name in table.column_names:
+                raise InvalidParameter(
+                    f"{self._where}: the messages have a column {name!r} of their own; choose "
+                    f"another {kind}_column"
+                )
+            told = _times(messages) if kind == "timestamp" else _keys(messages)
+            table = table.append_column(name, told.take(pa.array(decoded.origin)))
+        places = [f"{partition}, offset {message.offset}" for message in messages]
+        span = f", offsets {messages[0].offset} to {messages[-1].offset}" if messages else ""
+        return Batch(
+            table=table if columns is None else table.select(list(columns)),
+            position=position,
+            done=done,
+            rejected=decoded.rejected(payloads, places),
+            where=f"{partition}{span}",
+        )
+
+
+def _next_offset(held: Held) -> int:
+    """Where the next message is, as far as that is known: there may be a gap before it."""
+    return held.messages[0].offset if held.messages else (held.end or 0)
+
+
+def _taken(held: Held, end: int | None) -> list[Fetched]:
+    """The messages of a chunk, none of them at `end` or behind it."""
+    found: list[Fetched] = []
+    size = 0
+    while held.messages and len(found) < MESSAGES and size < _BYTES:
+        if end is not None and held.messages[0].offset >= end:
+            break
+        found.append(held.messages.popleft())
+        size += len(found[-1].value or b"")
+        held.at = found[-1].offset + 1
+    return found
+
+
+def _times(messages: list[Fetched]) -> pa.Array:
+    """Each message's own time, as text; null if it has none."""
+    told = pa.array([message.time for message in messages], pa.timestamp("ms", "UTC"))
+    return told.cast(pa.string())
+
+
+def _keys(messages: list[Fetched]) -> pa.Array:
+    keys = [message.key for message in messages]
+    texts = [key.decode(errors="replace") if isinstance(key, bytes) else key for key in keys]
+    return pa.array(texts, pa.string())

@@ -1,0 +1,21 @@
+"""For tests of sources, sinks and whatever lies between them, of this package or of your own.
+
+`ListSource` and `ListSink` are scripts and memories. `SourceSuite`, `ServerSourceSuite`,
+`SinkSuite` and `ServerSinkSuite` are what every source and sink must do: subclass one in a test
+file, say how the thing is opened and filled, and pytest runs it.
+"""
+
+from dpstream.connectors.testing.lists import Abort, Aborted, ListSink, ListSource
+from dpstream.connectors.testing.sink_suite import ServerSinkSuite, SinkSuite
+from dpstream.connectors.testing.source_suite import ServerSourceSuite, SourceSuite
+
+__all__ = [
+    "Abort",
+    "Aborted",
+    "ListSink",
+    "ListSource",
+    "ServerSinkSuite",
+    "ServerSourceSuite",
+    "SinkSuite",
+    "SourceSuite",
+]

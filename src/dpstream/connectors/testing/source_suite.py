@@ -1,0 +1,303 @@
+"""What every source must do: give the same rows again, end where told, lose nothing quietly."""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpstream.errors import DpstreamError, InvalidInput, RowsLost, ServerUnreachable
+from dpstream.records import Batch, Position, Rejected, Source
+
+Row = dict[str, str]
+_DEADLINE = 30.0
+_SOON = 1.5
+"""Seconds within which a live read must return, on a machine that is busy."""
+
+
+@dataclass(kw_only=True)
+class Read:
+    """What was read of one partition: the chunks, and the positions between them."""
+
+    positions: list[Position] = field(default_factory=lambda: [None])
+    batches: list[Batch] = field(default_factory=list)
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Counter[str]:
+        """The rows of some of the chunks, in any order."""
+        return rows_of(self.batches[start:stop])
+
+    def rejected(self) -> list[Rejected]:
+        """What could not be read."""
+        return [one for batch in self.batches for one in batch.rejected]
+
+
+def rows_of(batches: list[Batch]) -> Counter[str]:
+    """Rows as texts, with how often each comes."""
+    rows = (row for batch in batches for row in batch.table.to_pylist())
+    return Counter(json.dumps({k: str(v) for k, v in sorted(row.items())}) for row in rows)
+
+
+def drain(source: Source, found: dict[str, Read], enough: Callable[[], bool]) -> None:
+    """Read every partition on to its end, and further until there is enough."""
+    deadline = time.monotonic() + _DEADLINE
+    while True:
+        for name in source.partitions():
+            read, done = found.setdefault(name, Read()), False
+            while not done:
+                batch = source.read(name, read.positions[-1])
+                done = batch.done
+                if len(batch.table) or batch.rejected or batch.position != read.positions[-1]:
+                    read.batches.append(batch)
+                    read.positions.append(json.loads(json.dumps(batch.position)))
+                assert time.monotonic() < deadline, f"{name} does not come to an end"
+        if enough():
+            return
+        assert time.monotonic() < deadline, f"rows are missing; got {sum_of(found)}"
+
+
+def sum_of(found: dict[str, Read]) -> Counter[str]:
+    """The rows of all partitions."""
+    return sum((read.rows() for read in found.values()), Counter())
+
+
+def replayed(source: Source, name: str, start: Position, until: Position) -> Read:
+    """One partition from a position until another, as a recovery reads it."""
+    read, deadline = Read(positions=[start]), time.monotonic() + _DEADLINE
+    while True:
+        batch = source.read(name, read.positions[-1], until=until)
+        read.batches.append(batch)
+        read.positions.append(batch.position)
+        if batch.done:
+            return read
+        assert time.monotonic() < deadline, f"{name} does not come to {until}"
+
+
+class SourceSuite:
+    """For any source: say how to fill and open it.
+
+    `open` gives a fresh source over what was `put`; all of them see the same rows. Rows have the
+    columns `user` and `page`, and are text. A source that is not `growing` is filled before it is
+    opened.
+    """
+
+    growing = False
+
+    @abstractmethod
+    def open(self) -> Source:
+        """A source, as another process would open it."""
+
+    @abstractmethod
+    def put(self, rows: list[Row]) -> None:
+        """Add rows; they are there when this returns."""
+
+    def read_in_rounds(self) -> tuple[dict[str, Read], list[Row]]:
+        """Everything, read while it was put there if the source grows."""
+        rounds = [_rows(0, 40), _rows(40, 41), _rows(41, 120)]
+        found: dict[str, Read] = {}
+        if not self.growing:
+            for rows in rounds:
+                self.put(rows)
+            rounds = [[row for rows in rounds for row in rows]]
+        source, seen = self.open(), 0
+        for rows in rounds:
+            if self.growing:
+                self.put(rows)
+            seen += len(rows)
+            drain(source, found, lambda seen=seen: sum_of(found).total() >= seen)  # type: ignore[misc]
+        source.close()
+        return found, [row for rows in rounds for row in rows]
+
+    def test_every_row_comes_once(self) -> None:
+        """None is lost, none comes twice, and the columns are those asked for."""
+        found, rows = self.read_in_rounds()
+        assert sum_of(found) == Counter(json.dumps(row, sort_keys=True) for row in rows)
+        source = self.open()
+        for name in found:
+            batch = source.read(name, None, columns=["page"], until=found[name].positions[1])
+            assert batch.table.column_names == ["page"]
+        source.close()
+
+    def test_replay_from_any_position(self) -> None:
+        """Another process, from each position until each later one: those rows and no others."""
+        found, _ = self.read_in_rounds()
+        source = self.open()
+        for name, read in found.items():
+            places = [*range(len(read.positions))]
+            places = places if len(places) < 12 else [*places[:6], *places[-6:]]
+            for i in places:
+                for j in (j for j in places if j > i):
+                    again = replayed(source, name, read.positions[i], read.positions[j])
+                    assert again.rows() == read.rows(i, j), (name, i, j)
+                    assert again.positions[-1] == read.positions[j]
+        source.close()
+
+    def test_at_until_nothing_follows(self) -> None:
+        """A read that begins where it is to end gives no rows and is done."""
+        found, _ = self.read_in_rounds()
+        source = self.open()
+        for name, read in found.items():
+            for position in read.positions[1:]:
+                batch = source.read(name, position, until=position)
+                assert batch.done
+                assert not len(batch.table)
+                assert not batch.rejected
+                assert batch.position == position
+        source.close()
+
+    def test_a_foreign_position_is_refused(self) -> None:
+        """Rather than rows from somewhere."""
+        self.put(_rows(0, 5))
+        source = self.open()
+        name = source.partitions()[0]
+        for position in self.foreign_positions():
+            raised(InvalidInput, lambda p=position: source.read(name, p))  # type: ignore[misc]
+        source.close()
+
+    @abstractmethod
+    def foreign_positions(self) -> list[Position]:
+        """Positions that this source cannot have given."""
+
+
+class ServerSourceSuite(SourceSuite):
+    """For a source that a server keeps, and that messages are put into while it runs."""
+
+    growing = True
+
+    @abstractmethod
+    def spoil(self) -> None:
+        """Add one message that is no row, among others."""
+
+    @abstractmethod
+    def lose(self) -> None:
+        """Remove every row that is there, as retention does."""
+
+    @abstractmethod
+    def away(self) -> AbstractContextManager[Any]:
+        """The server is killed; it is back after the `with`."""
+
+    @abstractmethod
+    def impatient(self) -> Source:
+        """A source that waits for its server for less than a second."""
+
+    def test_what_has_come_since_is_not_replayed(self) -> None:
+        """A replay ends at its position, whatever follows."""
+        found, _ = self.read_in_rounds()
+        self.put(_rows(200, 300))
+        source = self.open()
+        for name, read in found.items():
+            again = replayed(source, name, None, read.positions[-1])
+            assert again.rows() == read.rows()
+        source.close()
+
+    def test_poison_is_set_aside(self) -> None:
+        """With its place and a reason, once, also in a replay; the rows around it come."""
+        found: dict[str, Read] = {}
+        self.put(_rows(0, 5))
+        self.spoil()
+        self.put(_rows(5, 10))
+        source = self.open()
+        drain(source, found, lambda: sum_of(found).total() >= 10)
+        bad = [one for read in found.values() for one in read.rejected()]
+        assert len(bad) == 1, bad
+        assert bad[0].where
+        assert bad[0].reason
+        again = {n: replayed(source, n, None, read.positions[-1]) for n, read in found.items()}
+        assert [one for read in again.values() for one in read.rejected()] == bad
+        source.close()
+
+    def test_rows_that_are_gone_are_an_error(self) -> None:
+        """Those of a replay, and those that were never read."""
+        source, found = self.open(), dict[str, Read]()
+        self.put(_rows(0, 30))
+        drain(source, found, lambda: sum_of(found).total() >= 30)
+        source.close()
+        self.put(_rows(30, 60))
+        self.lose()
+        for name, read in found.items():
+            last = read.positions[-1]
+            for start, until in ((None, last), (last, None)):
+                source = self.open()
+                raised(RowsLost, lambda s=source, n=name, p=start, u=until: _read_on(s, n, p, u))  # type: ignore[misc]
+                source.close()
+
+    def test_an_idle_read_returns_soon(self) -> None:
+        """The engine has a trigger to keep."""
+        found, _ = self.read_in_rounds()
+        source = self.open()
+        for name, read in found.items():
+            replayed(source, name, None, read.positions[-1])
+            began = time.monotonic()
+            batch = source.read(name, read.positions[-1])
+            assert time.monotonic() - began < _SOON
+            assert not len(batch.table)
+        source.close()
+
+    def test_a_server_that_goes_away_and_comes_back(self) -> None:
+        """Meanwhile there are no rows, and no error; then all of them come, once."""
+        source, found = self.open(), dict[str, Read]()
+        self.put(_rows(0, 30))
+        drain(source, found, lambda: sum_of(found).total() >= 30)
+        fresh = self.open()
+        fresh.partitions()
+        with self.away():
+            for name, read in found.items():
+                idle = _quiet(lambda n=name, r=read: source.read(n, r.positions[-1]))  # type: ignore[misc]
+                assert not len(idle.table)
+                replay = fresh.read(name, None, until=read.positions[-1])
+                assert not replay.done or replay.position == read.positions[-1]
+        self.put(_rows(30, 60))
+        drain(source, found, lambda: sum_of(found).total() >= 60)
+        assert sum_of(found) == Counter(json.dumps(r, sort_keys=True) for r in _rows(0, 60))
+        for name, read in found.items():
+            again = replayed(fresh, name, None, read.positions[-1])
+            assert again.rows() == read.rows()
+        source.close()
+        fresh.close()
+
+    def test_patience_ends(self) -> None:
+        """A server that stays away is an error that says so."""
+        self.put(_rows(0, 3))
+        source = self.impatient()
+        names = source.partitions()
+        with self.away():
+            error = raised(ServerUnreachable, lambda: _read_on(source, names[0], None, None))
+            assert "patience" in str(error)
+        source.close()
+
+
+def _read_on(source: Source, name: str, position: Position, until: Position) -> Position:
+    """Read for a few seconds, or until an error comes."""
+    deadline = time.monotonic() + 8
+    while time.monotonic() < deadline:
+        batch = source.read(name, position, until=until)
+        position = batch.position
+        if batch.done and until is not None:
+            break
+        time.sleep(0.05)
+    return position
+
+
+def _quiet(read: Callable[[], Batch]) -> Batch:
+    """The first read that says that nothing follows."""
+    deadline = time.monotonic() + _DEADLINE
+    while not (batch := read()).done:
+        assert time.monotonic() < deadline
+    return batch
+
+
+def raised(kind: type[DpstreamError], work: Callable[[], object]) -> DpstreamError:
+    """The error that some work must end in."""
+    try:
+        found = work()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__} was raised but there is {found!r:.200}")
+
+
+def _rows(start: int, stop: int) -> list[Row]:
+    return [{"page": f"/{n % 7}", "user": f"u{n}"} for n in range(start, stop)]

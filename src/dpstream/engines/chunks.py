@@ -1,0 +1,64 @@
+"""A chunk of a source as a query's rows, and what becomes of the rows that cannot be used."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dpstream.records import Batch, Position, Rejected, Source
+from dpstream.stages.rows import RowReader, Rows
+
+
+class Aside(Protocol):
+    """Takes the rows that are set aside, for the operator alone."""
+
+    def rejected(self, chunk: str, rows: list[Rejected]) -> None:
+        """Rows that could not be used."""
+
+    def count(self, *, read: int, outside: int, late: int, other_keys: int) -> None:
+        """How many rows were read, and how many were dropped by the query's own rules."""
+
+
+class ChunkReader:
+    """Reads chunks and sets aside what cannot be used, always under the same names."""
+
+    def __init__(self, source: Source, reader: RowReader, aside: Aside) -> None:
+        self.source, self.reader, self._aside = source, reader, aside
+
+    def learn(self, partition: str) -> None:
+        """Fix the types of unit and keys by the first partition."""
+        if self.reader.query.unit not in self.reader.types:
+            self.reader.learn(self.source.columns(partition))
+
+    def read(
+        self, partition: str, position: Position, *, until: Position = None
+    ) -> tuple[Rows, Batch]:
+        """The rows of the chunk at a position; what cannot be used is set aside."""
+        rows, batch, rejected = self.divided(partition, position, until=until)
+        self.set_aside(f"{partition} {position}", rejected)
+        return rows, batch
+
+    def divided(
+        self,
+        partition: str,
+        position: Position,
+        *,
+        arrived: int | None = None,
+        until: Position = None,
+    ) -> tuple[Rows, Batch, list[Rejected]]:
+        """The rows of the chunk at a position, and those that cannot be used."""
+        query = self.reader.query
+        self.learn(partition)
+        batch = self.source.read(partition, position, columns=query.source_columns, until=until)
+        where = partition if position is None else f"{partition} from {position}"
+        rows, setting = self.reader.read(batch.table, batch.where or where, arrived=arrived)
+        self._aside.count(
+            read=len(batch.table) + len(batch.rejected),
+            outside=setting.outside,
+            late=setting.late,
+            other_keys=setting.other_keys,
+        )
+        return rows, batch, [*batch.rejected, *setting.rejected]
+
+    def set_aside(self, name: str, rows: list[Rejected]) -> None:
+        """Keep rows that cannot be used, under a name that the same rows always have."""
+        self._aside.rejected(name, rows)

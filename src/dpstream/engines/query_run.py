@@ -1,0 +1,224 @@
+"""What every engine's run of a query has in common: its plan, its place, its budget."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any, ClassVar, Protocol
+
+import pyarrow as pa
+
+from dpstream.engines.chunks import Aside
+from dpstream.engines.clock import Clock, SystemClock
+from dpstream.engines.directory import StateDirectory, open_directory, read_about
+from dpstream.errors import InvalidParameter, StateError
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.spend import noise_versions
+from dpstream.privacy.state import Secret, mint_run_id
+from dpstream.privacy.state.memory_keys import MemoryWindowKeys
+from dpstream.stages.plan import Plan, planned
+from dpstream.stages.query import Query
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How the work is done; none of it changes what is published."""
+
+    buckets: int = 0
+    """Hash buckets; 0: one per core. A state directory keeps the number it was made with."""
+    threads: int = 0
+    """0: one per core."""
+    snapshot_every: int = 10
+    """Steps between two snapshots."""
+    memory: int = 1 << 31
+    """Bytes of rows that may wait for later steps; beyond, files are read again."""
+    run_id: bytes | None = None
+    """For tests alone: runs that share it and their secret share their noise."""
+
+
+@dataclass(kw_only=True)
+class Storage:
+    """Where a run's keys and budget are: on disk, or in this process alone."""
+
+    run: bytes
+    secret: Secret
+    ledger: Ledger
+    keys: Any
+    directory: StateDirectory | None = None
+
+    @property
+    def mark(self) -> str:
+        """Names the run in its tables, so that a sink can tell runs apart."""
+        return hashlib.sha256(b"run mark" + self.run).hexdigest()[:16]
+
+    @property
+    def digest_key(self) -> bytes:
+        """The key of its input log's digests."""
+        return self.secret.key("input digest", self.run)
+
+
+@dataclass(kw_only=True)
+class QueryRun:
+    """A running query: iterate over its releases."""
+
+    query: Query
+    aside: Aside
+    folder: Path | None = None
+    secret: Secret | bytes | str | Path | None = None
+    ledger: Ledger | str | Path | None = None
+    dataset: str = "stream"
+    clock: Clock = field(default_factory=SystemClock)
+    options: Options = field(default_factory=Options)
+    plan: Plan = field(init=False)
+    _iterator: Generator[pa.Table, None, None] | None = field(init=False, default=None)
+    _stop: Event = field(init=False, default_factory=Event)
+    engine: ClassVar[str] = "embedded"
+
+    def __post_init__(self) -> None:
+        kept = None if self.folder is None else read_about(self.folder)
+        self._begun = None if kept is None else kept["facts"]
+        if kept is not None and kept["notes"].get("engine", "embedded") != self.engine:
+            raise StateError(
+                f"{self.folder} was begun by the engine {kept['notes'].get('engine', 'embedded')!r}"
+                f" and goes on there, not in {self.engine!r}; or use a new state directory (a new "
+                "run, charged anew)"
+            )
+        if self._begun is not None:
+            self.query = self.query.as_begun(self._begun)
+        start = self.clock.now() if kept is None else kept["notes"]["now"]
+        self._now = start
+        if self.live and self.query.time is None:
+            raise InvalidParameter(
+                "a live source needs a query with time= and windows; without a time it would "
+                "never be published"
+            )
+        if self.options.run_id is not None and self.folder is None and self.ledger is not None:
+            raise InvalidParameter(
+                "a fixed run id needs a state directory: without its log the same noise could "
+                "meet other data"
+            )
+        if self.query.live and not self.live:
+            raise InvalidParameter(
+                "a query over files needs its public range: give start= and end="
+            )
+        self.plan = planned(self.query.starting(start))
+
+    @property
+    def live(self) -> bool:
+        """Is there a source that goes by the clock?"""
+        raise NotImplementedError
+
+    @property
+    def steps_done(self) -> int:
+        """How many triggers have been published."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End at the next occasion, durably; a later run goes on from there."""
+        self._stop.set()
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """The releases. There is one iterator: a second one would be a second noisy copy."""
+        if self._iterator is None:
+            self._iterator = self._releases()
+        return self._iterator
+
+    def close(self) -> None:
+        """Give up where it is: as a kill would, but with everything closed."""
+        if self._iterator is not None:
+            self._iterator.close()
+
+    def forget(self, unit: Any) -> int:
+        """Erase one unit from the state directory, instead of running; how many places it had."""
+        raise NotImplementedError
+
+    def _releases(self) -> Generator[pa.Table, None, None]:
+        raise NotImplementedError
+
+    def _notes(self) -> dict[str, Any]:
+        """What the state directory remembers of how the run began."""
+        return {"now": self._now}
+
+    def _buckets(self) -> int:
+        return self.options.buckets or len(os.sched_getaffinity(0))
+
+    def _storage(self) -> Storage:
+        if self.folder is None:
+            ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
+            run = mint_run_id() if self.options.run_id is None else self.options.run_id
+            secret = Secret.of(self.secret)
+            tests = None if self.options.run_id is None else secret
+            keys = MemoryWindowKeys(derived_for_tests=tests)
+            return Storage(run=run, secret=secret, ledger=ledger, keys=keys)
+        directory = open_directory(
+            self.folder,
+            facts=self._facts_of_query(),
+            dataset=self.dataset,
+            buckets=self._buckets(),
+            given_secret=self.secret,
+            given_ledger=self.ledger,
+            notes=self._notes(),
+            run_id=self.options.run_id,
+        )
+        return Storage(
+            run=directory.run,
+            secret=directory.secret,
+            ledger=directory.ledger,
+            keys=directory.keys,
+            directory=directory,
+        )
+
+    def _facts_of_query(self) -> dict[str, str]:
+        """What fixes the releases, as far as the version knew it that began the run."""
+        facts = self.plan.query.facts()
+        facts["noise"] = repr(tuple(noise_versions()))
+        facts["counters"] = repr(self.plan.matrices)
+        if self._begun is None:
+            return facts
+        return {name: fact for name, fact in facts.items() if name in self._begun}
+
+    def _admit(self, storage: Storage) -> None:
+        """Open the book if there is none; refuse early what will not fit."""
+        terms, name = self.plan.terms(), self.plan.query.name
+        storage.ledger.admit(self.dataset, terms, f"query {name!r}")
+
+    def _pay(self, storage: Storage, try_finish: Callable[[], None]) -> QuerySpend:
+        """Open the book if there is none, register the run, and charge it."""
+        try_finish()
+        self._admit(storage)
+        facts = repr(sorted(self._facts_of_query().items())) + repr(self.dataset)
+        mark = storage.secret.fingerprint(storage.run, facts)
+        storage.ledger.register(self.dataset, storage.run.hex(), mark)
+        spend = QuerySpend(
+            run=storage.run,
+            query=self.plan.query.name,
+            ledger=storage.ledger,
+            dataset=self.dataset,
+            keys=storage.keys,
+        )
+        self.plan.pay(spend, hashlib.sha256(mark.encode()).hexdigest())
+        return spend
+
+    def _close(self, storage: Storage) -> None:
+        if storage.directory is not None:
+            storage.directory.close()
+        elif not isinstance(self.ledger, Ledger):
+            storage.ledger.close()
+
+
+class Engine(Protocol):
+    """Another place to run queries than this process."""
+
+    def source(self, spec: Any) -> Any:
+        """A source that only this engine knows; None: it is for the connectors."""
+
+    def sink(self, spec: Any) -> Any:
+        """A sink that only this engine knows; None: it is for the connectors."""
+
+    def start(self, **facts: Any) -> QueryRun:
+        """A run."""

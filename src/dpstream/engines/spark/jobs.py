@@ -1,0 +1,221 @@
+"""The two kinds of Spark jobs of a run: take rows in, and publish steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.engines.spark import publishing, reading
+from dpstream.engines.spark.files import SharedFiles
+from dpstream.engines.spark.packets import IN_SPARK, Shape, ids, numbers, opened
+from dpstream.engines.spark.progress import Progress
+from dpstream.engines.spark.publishing import Publishing, ShippedPlan
+from dpstream.engines.spark.reading import Reading
+from dpstream.engines.spark.tasks import Keys, Task, opening, packer
+from dpstream.engines.spark.waiting import StepDigests, Waiting, added, from_text
+from dpstream.errors import DpstreamError, InvalidInput, NoiseReuse, StateError
+from dpstream.privacy.query_spend import LentKeys
+from dpstream.records import Integers, Rejected, Source
+from dpstream.stages.flow import Publication
+from dpstream.stages.plan import Plan
+from dpstream.stages.release_table import ReleaseTables
+from dpstream.stages.rows import RowKeys
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Noisy = tuple[int, int, Integers, pa.Table]
+"""(step, window, sums, keys) of what is published of a window, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What taking rows in has found."""
+
+    waiting: list[Waiting]
+    digests: StepDigests
+    told: list[dict[str, Any]]
+    """Per chunk: rows that were rejected, and counts of those set aside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jobs:
+    """Runs the jobs of one query on a session."""
+
+    session: SparkSession
+    plan: Plan
+    types: dict[str, pa.DataType]
+    buckets: int
+    files: SharedFiles
+    row_keys: RowKeys = field(repr=False)
+    mark: str
+
+    def take(
+        self,
+        frame: DataFrame | None,
+        source: Source | None,
+        partitions: Sequence[str],
+        *,
+        job: str,
+        where: str,
+        arrived: int | None,
+        write: bool = True,
+    ) -> Taken:
+        """Read rows and write them where their steps will find them; or only tell digests."""
+        opener, sealed = Keys(rows=self.row_keys).halves()
+        task = Reading(
+            **self._common(job, opener, self.plan),
+            where=where,
+            arrived=arrived,
+            schema=None if frame is None else arrow_schema(frame),
+            source=source,
+            partitions=tuple(partitions),
+        )
+        if source is not None:
+            source.close()  # open files do not travel
+        with self._shipped(task, sealed) as does:
+            if frame is None:
+                count = len(partitions)
+                rows = self.session.range(0, count, 1, count)
+                read = rows.mapInArrow(does(reading.read_source), IN_SPARK)
+            else:
+                read = frame.mapInArrow(does(reading.read_frame), IN_SPARK)
+            work = reading.keep_rows if write else reading.digest_rows
+            placed = read.repartitionById(self.buckets, "bucket")
+            heard, _ = _collected(placed.mapInArrow(does(work), IN_SPARK))
+        told = [json.loads(text) for text in heard]
+        return Taken(
+            waiting=[Waiting.from_json(one["file"]) for one in told if "file" in one],
+            digests=added(from_text(one["digests"]) for one in told if "digests" in one),
+            told=[one for one in told if "chunk" in one],
+        )
+
+    def publish(
+        self, progress: Progress, end: int, lent: LentKeys, *, job: str
+    ) -> tuple[list[Publication], list[dict[str, Any]]]:
+        """The tables of the steps up to `end`, and the files that hold the new state."""
+        first, schedule = progress.step, self.plan.query.schedule
+        due = [(step, one) for step in range(first, end) for one in schedule.due(step)]
+        lengths = {one.releases for _, one in due}
+        totals = lengths if self.plan.query.totals else set()
+        plan = ShippedPlan(
+            query=self.plan.query,
+            windows={length: self.plan.window(length) for length in lengths},
+            of_totals={length: self.plan.totals(length) for length in totals},
+        )
+        opener, sealed = Keys(rows=self.row_keys, lent=lent).halves()
+        task = Publishing(
+            **self._common(job, opener, plan),
+            first=first,
+            end=end,
+            waiting=[w for w in progress.waiting if w.first < end],
+            units=progress.units,
+            groups=progress.groups,
+        )
+        with self._shipped(task, sealed) as does:
+            buckets = self.session.range(0, self.buckets, 1, self.buckets)
+            kept = buckets.mapInArrow(does(publishing.bound), IN_SPARK)
+            placed = kept.repartitionById(self.buckets, "bucket")
+            told, table = _collected(placed.mapInArrow(does(publishing.publish), IN_SPARK))
+        heard = [json.loads(text) for text in told]
+        saved = [one for one in heard if "stage" in one]
+        places = {(one["stage"], one["bucket"]) for one in saved}
+        if not len(saved) == len(places) == 2 * self.buckets:
+            raise StateError(
+                f"{2 * self.buckets} buckets were to be saved, and {len(saved)} were; nothing was "
+                "published; run again"
+            )
+        shares = {
+            (step, window): (float.fromhex(share), float.fromhex(spread))
+            for step, window, share, spread in (one["share"] for one in heard if "share" in one)
+        }
+        found = {(s, w): (sums, keys) for s, w, sums, keys in _noisy(task.shape, table)}
+        making = ReleaseTables(plan=self.plan, types=self.types, mark=self.mark)
+        nothing = (np.zeros((0, task.shape.measures), np.int64), None)
+        publications = []
+        for step, one in due:
+            sums, shown = found.get((step, one.window), nothing)
+            share = shares.get((step, one.window), (1.0, 0.0))
+            made = making.made(step, one, sums, shown, share)
+            publications.append(Publication(due=one, table=made))
+        return publications, saved
+
+    def _common(self, job: str, opener: bytes, plan: Plan) -> dict[str, Any]:
+        return {
+            "plan": plan,
+            "types": self.types,
+            "buckets": self.buckets,
+            "files": self.files,
+            "job": job,
+            "opener": opener,
+        }
+
+    @contextmanager
+    def _shipped(self, task: Task, sealed: bytes) -> Iterator[Callable[[Any], Any]]:
+        """Makes functions for Spark; what they share is gone from all machines afterwards."""
+        shared = self.session.sparkContext.broadcast(packer().dumps(task))
+        try:
+            yield lambda work: partial(opening, work, shared, sealed)
+        finally:
+            shared.destroy()
+
+
+def _noisy(shape: Shape, table: pa.Table | None) -> Iterator[Noisy]:
+    """Everything shown: by step and window, oldest appearance first, then by id."""
+    if table is None:
+        return
+    words, since = ids(table, "group"), numbers(table, "since")
+    steps, windows = numbers(table, "step"), numbers(table, "window")
+    order = np.lexsort((words[:, 1], words[:, 0], since, windows, steps))
+    table, steps, windows = table.take(pa.array(order)), steps[order], windows[order]
+    edges = np.flatnonzero((np.diff(steps) != 0) | (np.diff(windows) != 0)) + 1
+    sums = np.stack([numbers(table, f"m{n}") for n in range(shape.measures)], axis=1)
+    keys = shape.keys_of(table)
+    for a, b in zip([0, *edges], [*edges, len(steps)], strict=True):
+        yield int(steps[a]), int(windows[a]), sums[a:b], keys.slice(a, b - a)
+
+
+def is_frame(source: Any) -> bool:
+    """Is it a DataFrame of Spark?"""
+    from pyspark.sql import DataFrame
+
+    return isinstance(source, DataFrame)
+
+
+def arrow_schema(frame: DataFrame) -> pa.Schema:
+    """The types that a frame declares."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(frame.schema)
+
+
+def rejected(told: dict[str, Any]) -> list[Rejected]:
+    """Rows that could not be used."""
+    return [Rejected(**one) for one in told["rejected"]]
+
+
+_KNOWN: dict[str, type[DpstreamError]] = {
+    kind.__name__: kind for kind in (NoiseReuse, InvalidInput, StateError)
+}
+
+
+def _collected(frame: DataFrame) -> tuple[list[str], pa.Table | None]:
+    """Run it: all notes, and the rows of all packets; an error of ours comes out as itself."""
+    try:
+        told, rows = opened(frame.toArrow().to_batches())
+        return [text for texts in told.values() for text in texts], rows.get(0)
+    except Exception as problem:
+        text = str(problem)
+        for name, kind in _KNOWN.items():
+            marker = f"dpstream.errors.{name}: "
+            if marker in text:
+                said = text.partition(marker)[2].partition("\n")[0]
+                raise kind(said) from problem
+        raise

@@ -1,0 +1,178 @@
+"""What passes between tasks: a bucket's number with many rows at once, packed by Arrow.
+
+To Spark a packet is one row with one binary column, whatever it holds: shuffles move a few large
+rows instead of many small ones, which Spark would unpack and pack again one by one, and keys may
+have types that Spark does not know. Notes are JSON for who comes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.records import Integers, Words
+from dpstream.stages.query import Query
+from dpstream.stages.rows import Rows
+
+PACKETS = pa.schema([("bucket", pa.int32()), ("note", pa.string()), ("rows", pa.binary())])
+IN_SPARK = "bucket int, note string, rows binary"
+_ID = pa.binary(16)
+_ROWS = 1 << 18  # in a packet: far from the two gigabytes that one may have
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The columns of one query's rows in a packet."""
+
+    values: int
+    """Columns that are summed."""
+    measures: int
+    keys: tuple[str, ...]
+
+    @classmethod
+    def of(cls, query: Query) -> Shape:
+        """That of a query."""
+        return cls(
+            values=sum(measure.kind == "value" for measure in query.measures),
+            measures=len(query.measures),
+            keys=tuple(query.keys),
+        )
+
+    def packed(self, rows: Rows, **more: Any) -> pa.Table:
+        """Rows as a table; `more` are columns beside, or in place of, their own."""
+        columns: dict[str, Any] = {
+            "step": rows.steps,
+            "window": rows.windows,
+            "period": rows.periods,
+            "unit": packed_ids(rows.units),
+            "group": packed_ids(rows.groups),
+            "digest": packed_ids(rows.digests),
+        }
+        columns |= {f"v{number}": rows.values[:, number] for number in range(self.values)}
+        columns |= {f"k{number}": rows.keys[name] for number, name in enumerate(self.keys)}
+        return as_table({name: one for name, one in (columns | more).items() if one is not None})
+
+    def rows(self, table: pa.Table) -> Rows:
+        """Rows as they were; columns that were left out are zero."""
+        size, names = len(table), set(table.column_names)
+        zero, nobody = np.zeros(size, np.int64), np.zeros((size, 2), np.uint64)
+        values = [numbers(table, f"v{number}") for number in range(self.values)]
+        return Rows(
+            units=ids(table, "unit") if "unit" in names else nobody,
+            groups=ids(table, "group"),
+            digests=ids(table, "digest") if "digest" in names else nobody,
+            windows=numbers(table, "window"),
+            periods=numbers(table, "period") if "period" in names else zero,
+            steps=numbers(table, "step"),
+            values=np.stack(values, axis=1) if values else np.zeros((size, 0), np.int64),
+            keys=self.keys_of(table),
+        )
+
+    def keys_of(self, table: pa.Table) -> pa.Table:
+        """The key columns under their names."""
+        if not self.keys:
+            return pa.table({"": pa.nulls(len(table))})
+        return pa.table({name: whole(table[f"k{n}"]) for n, name in enumerate(self.keys)})
+
+
+def as_table(columns: dict[str, Any]) -> pa.Table:
+    """Arrays of NumPy and Arrow as one table."""
+    return pa.table(
+        {
+            name: pa.array(np.ascontiguousarray(one)) if isinstance(one, np.ndarray) else whole(one)
+            for name, one in columns.items()
+        }
+    )
+
+
+def packets(parts: Iterable[tuple[int, pa.Table]]) -> Iterator[pa.RecordBatch]:
+    """Tables on their way to buckets."""
+    for bucket, table in parts:
+        for first in range(0, len(table), _ROWS):
+            body = to_bytes(table.slice(first, _ROWS))
+            ends = pa.py_buffer(np.array([0, len(body)], np.int32))
+            packed = pa.Array.from_buffers(pa.binary(), 1, [None, ends, body])
+            arrays = [pa.array([bucket], pa.int32()), pa.nulls(1, pa.string()), packed]
+            yield pa.RecordBatch.from_arrays(arrays, schema=PACKETS)
+
+
+def notes(bucket: int, texts: Sequence[str]) -> pa.RecordBatch:
+    """Notes on their way to a bucket."""
+    size = len(texts)
+    arrays = [pa.array([bucket] * size, pa.int32()), pa.array(texts, pa.string())]
+    return pa.RecordBatch.from_arrays([*arrays, pa.nulls(size, pa.binary())], schema=PACKETS)
+
+
+def opened(
+    batches: Iterable[pa.RecordBatch],
+) -> tuple[dict[int, list[str]], dict[int, pa.Table]]:
+    """By bucket: its notes, and the rows of all its packets together."""
+    told: dict[int, list[str]] = {}
+    held: dict[int, list[pa.Table]] = {}
+    for batch in batches:
+        columns = (batch.column(name).to_pylist() for name in ("bucket", "note"))
+        for place, (bucket, note) in enumerate(zip(*columns, strict=True)):
+            if note is None:
+                body = batch.column("rows")[place].as_buffer()
+                held.setdefault(bucket, []).append(pa.ipc.open_stream(body).read_all())
+            else:
+                told.setdefault(bucket, []).append(note)
+    joined = {bucket: pa.concat_tables(parts).combine_chunks() for bucket, parts in held.items()}
+    return told, joined
+
+
+def to_bytes(table: pa.Table) -> pa.Buffer:
+    """An Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def by_number(table: pa.Table, column: str) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of each number in a column, in their order."""
+    if not len(table):
+        return
+    found = numbers(table, column)
+    if (found[0] == found).all():
+        yield int(found[0]), table
+        return
+    order = np.argsort(found, kind="stable")
+    in_order = table.take(pa.array(order))
+    edges = np.flatnonzero(np.diff(found[order])) + 1
+    for first, end in zip([0, *edges], [*edges, len(order)], strict=True):
+        yield int(found[order[first]]), in_order.slice(first, end - first)
+
+
+def numbers(table: pa.Table, name: str) -> Integers:
+    """A column of whole numbers without nulls."""
+    found: Integers = whole(table[name]).to_numpy(zero_copy_only=False)
+    return found
+
+
+def ids(table: pa.Table, name: str) -> Words:
+    """A column of 128-bit ids."""
+    array = whole(table[name])
+    raw = array.buffers()[1]
+    if raw is None:
+        return np.zeros((0, 2), np.uint64)
+    first = array.offset * 16
+    found: Words = np.frombuffer(raw, np.uint64, 2 * len(array), first).reshape(-1, 2)
+    return found
+
+
+def packed_ids(words: Words) -> pa.Array:
+    """128-bit ids as a column."""
+    raw = pa.py_buffer(np.ascontiguousarray(words))
+    return pa.Array.from_buffers(_ID, len(words), [None, raw])
+
+
+def whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """One array, without copies where it is one already."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

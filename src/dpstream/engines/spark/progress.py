@@ -1,0 +1,69 @@
+"""How far a run is: what the driver makes durable between two jobs.
+
+The newest copy says which step is next, which rows wait, and which files hold each bucket's state.
+Files that it does not name are leftovers of a job that did not come to its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpstream.engines.spark.waiting import StepDigests, Waiting
+from dpstream.privacy.state import read_packed, write_packed
+
+_KIND = "spark progress"
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Between two jobs."""
+
+    step: int = 0
+    chain: bytes = bytes(16)
+    """The digest chain of all steps before."""
+    jobs: int = 0
+    """How many were begun: their files have names of their own."""
+    waiting: list[Waiting] = field(default_factory=list)
+    digests: StepDigests = field(default_factory=dict)
+    """Of the rows that wait, by step."""
+    units: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
+    groups: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
+    read: list[str] = field(default_factory=list)
+    """Inputs that were read to their end."""
+    batch: int = -1
+    """The last batch of the stream whose rows wait or have been published."""
+    batch_digests: StepDigests = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> Progress:
+        """The newest one."""
+        if not path.exists():
+            return cls()
+        kept = read_packed(path, kind=_KIND)
+        kept["waiting"] = [Waiting.from_json(one) for one in kept["waiting"]]
+        for name in ("digests", "batch_digests"):
+            kept[name] = {step: (int(digest), count) for step, digest, count in kept[name]}
+        return cls(**kept)
+
+    def save(self, path: Path) -> None:
+        """Make it the newest one, durably."""
+        kept: dict[str, Any] = dict(self.__dict__)
+        kept["waiting"] = [one.to_json() for one in self.waiting]
+        for name in ("digests", "batch_digests"):
+            # numbers of 128 bits, as text
+            kept[name] = [
+                [step, str(digest), count] for step, (digest, count) in kept[name].items()
+            ]
+        write_packed(path, kept, kind=_KIND)
+
+    def extend(self, stage: str, bucket: int, segment: tuple[str, int], *, whole: bool) -> None:
+        """Add a file to a bucket's chain, or put it in place of the chain."""
+        chains = self.units if stage == "units" else self.groups
+        chains[bucket] = [segment] if whole else [*chains.get(bucket, []), segment]
+
+    def names(self) -> set[str]:
+        """Every file that is needed."""
+        chains = [*self.units.values(), *self.groups.values()]
+        return {one.name for one in self.waiting} | {n for chain in chains for n, _ in chain}

@@ -1,0 +1,168 @@
+"""Tasks that publish: bound contributions, aggregate, latch keys, add noise.
+
+The stages themselves are the embedded engine's (`stages/flow.py`), on the state of one bucket.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.engines.spark import segments, waiting
+from dpstream.engines.spark.packets import (
+    Shape,
+    as_table,
+    by_number,
+    ids,
+    notes,
+    numbers,
+    opened,
+    packed_ids,
+    packets,
+)
+from dpstream.engines.spark.segments import Chain
+from dpstream.engines.spark.tasks import Batches, Task, attempt, divided
+from dpstream.engines.spark.waiting import Waiting
+from dpstream.errors import StateError
+from dpstream.stages.flow import Flow, by_window
+from dpstream.stages.perturb import Noisy
+from dpstream.stages.plan import Plan, WindowPlan
+from dpstream.stages.rows import Rows
+from dpstream.stages.schedule import Due
+
+
+@dataclass(frozen=True)
+class ShippedPlan(Plan):
+    """A plan as the driver made it: no executor computes noise parameters of its own."""
+
+    windows: dict[int, WindowPlan]
+    of_totals: dict[int, WindowPlan]
+
+    def window(self, releases: int) -> WindowPlan:  # type: ignore[override]
+        """The noise of a window with so many releases."""
+        return self.windows[releases]
+
+    def totals(self, releases: int) -> WindowPlan:  # type: ignore[override]
+        """The noise of a window's totals."""
+        return self.of_totals[releases]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publishing(Task):
+    """Steps `first` to `end` - 1, from waiting rows and chains of state to noisy sums."""
+
+    first: int
+    end: int
+    waiting: Sequence[Waiting]
+    units: Mapping[int, Chain]
+    groups: Mapping[int, Chain]
+
+
+def bound(task: Publishing, batches: Batches) -> Batches:
+    """Stage 1, by bucket of units: keep what fits the bounds, send it to its groups' buckets."""
+    for bucket in [int(n) for b in batches for n in b["id"].to_pylist()]:
+        yield from _bound(task, bucket)
+
+
+def _bound(task: Publishing, bucket: int) -> Batches:
+    flow, shape = task.flow(bucket), task.shape
+    chain = task.units.get(bucket, ())
+    marks = segments.load(task.files, flow, "units", chain)
+    mine = [w for w in task.waiting if w.bucket == bucket]
+    parts = [waiting.load(task.files, shape, w, task.first, task.end) for w in mine]
+    told: list[dict[str, Any]] = []
+    kept_rows: list[pa.Table] = []
+    for step in range(task.first, task.end):
+        pieces = [(rows, a, b) for rows in parts for at, _, _, a, b in rows.runs if at == step]
+        for window, period, rows in by_window(pieces):
+            verdicts = flow.bound(window, period, rows)
+            if flow.query.totals:
+                kept = int(np.count_nonzero(verdicts))
+                counts = {"offered": flow.offered(period, rows), "kept": kept}
+                told.append({"total": [step, window], **counts})
+            places = np.flatnonzero(verdicts)
+            kept_rows.append(_kept(task, rows, verdicts, places))
+        for due in flow.query.schedule.due(step):
+            if due.release == due.releases:
+                flow.forget(due.window)
+        flow.forget_periods(step + 1)
+    name = f"state/{task.job}-units-{bucket}-{attempt()}.dps"
+    size, whole = segments.save(task.files, flow, "units", name, chain, marks)
+    saved = {"stage": "units", "bucket": bucket, "segment": [name, size], "whole": whole}
+    yield notes(bucket, [json.dumps(saved)])
+    if told:
+        yield notes(0, [json.dumps(one) for one in told])
+    if kept_rows:
+        table = pa.concat_tables(kept_rows).combine_chunks()
+        yield from packets(divided(task, table, ids(table, "group")))
+
+
+def _kept(task: Publishing, rows: Rows, verdicts: Any, places: Any) -> pa.Table:
+    """The rows that are kept, with what their groups need to know."""
+    table = task.shape.packed(
+        rows,
+        unit=packed_ids(rows.units) if task.plan.query.rounds_of_units else None,
+        digest=None,
+        period=None,
+        verdict=verdicts,
+    )
+    return table if len(places) == len(table) else table.take(pa.array(places))
+
+
+def publish(task: Publishing, batches: Batches) -> Batches:
+    """Stage 2, by bucket of groups: add up, latch keys, draw noise; what is shown goes out."""
+    heard, rows = opened(batches)
+    if not rows.keys() <= heard.keys():  # every bucket of units sends a note to its namesake
+        raise StateError("the rows of a bucket came without its notes: the shuffle was divided")
+    for bucket, told in heard.items():
+        yield from _publish(task, bucket, rows.get(bucket), told)
+
+
+def _publish(task: Publishing, bucket: int, table: pa.Table | None, told: list[str]) -> Batches:
+    flow, shape = task.flow(bucket), task.shape
+    assert task.keys is not None
+    assert task.keys.lent is not None
+    doors = task.keys.lent.doors()
+    chain = task.groups.get(bucket, ())
+    marks = segments.load(task.files, flow, "groups", chain)
+    heard = [json.loads(text) for text in told]
+    by_step = {} if table is None else dict(by_number(table, "step"))
+    for step in range(task.first, task.end):
+        for window, mine in by_number(by_step[step], "window") if step in by_step else ():
+            verdicts = numbers(mine, "verdict").astype(np.uint8)
+            flow.aggregate(window, shape.rows(mine), verdicts)
+        for one in (one for one in heard if one.get("total", [None])[0] == step):
+            flow.totals(one["total"][1]).add(offered=one["offered"], kept=one["kept"])
+        for due in flow.query.schedule.due(step):
+            (noisy,) = flow.perturb(due, doors)
+            if len(noisy.ids):
+                yield from packets([(0, _shown(flow, shape, step, due, noisy))])
+            if flow.query.totals and bucket == 0:
+                share = [number.hex() for number in flow.kept_share(due, doors)]
+                yield notes(0, [json.dumps({"share": [step, due.window, *share]})])
+            if due.release == due.releases:
+                flow.forget(due.window)
+    name = f"state/{task.job}-groups-{bucket}-{attempt()}.dps"
+    size, whole = segments.save(task.files, flow, "groups", name, chain, marks)
+    saved = {"stage": "groups", "bucket": bucket, "segment": [name, size], "whole": whole}
+    passed = [text for text, one in zip(told, heard, strict=True) if "stage" in one]
+    yield notes(0, [*passed, json.dumps(saved)])
+
+
+def _shown(flow: Flow, shape: Shape, step: int, due: Due, noisy: Noisy) -> pa.Table:
+    (bucket,) = flow.groups(due.window)
+    keys, size = bucket.key_columns(noisy.groups), len(noisy.ids)
+    columns: dict[str, Any] = {
+        "step": np.full(size, step, np.int64),
+        "window": np.full(size, due.window, np.int64),
+        "since": noisy.since,
+        "group": packed_ids(noisy.ids),
+    }
+    columns |= {f"m{number}": noisy.sums[:, number] for number in range(shape.measures)}
+    columns |= {f"k{number}": keys[name] for number, name in enumerate(shape.keys)}
+    return as_table(columns)

@@ -1,0 +1,338 @@
+"""The life of a run on Spark, seen from the driver: rows in, log, noise, sink, progress.
+
+Rows are hashed and written, by bucket of their unit, where their step will find them; only then
+does Spark's own checkpoint move on. When a step comes, by the clock or because all input is there,
+its digest is logged durably, one job publishes it, the sink gets the tables, and the new state is
+made the current one. A kill at any moment loses nothing: the same rows meet the same noise, and the
+sink already has the tables that come out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from dpstream.engines.inputs import check_columns
+from dpstream.engines.loop import Windows, content_of
+from dpstream.engines.query_run import QueryRun, Storage
+from dpstream.engines.sender import Sender
+from dpstream.engines.spark.files import SharedFiles
+from dpstream.engines.spark.intake import Intake
+from dpstream.engines.spark.jobs import Jobs, is_frame
+from dpstream.engines.spark.progress import Progress
+from dpstream.errors import (
+    BudgetExceeded,
+    InvalidInput,
+    InvalidParameter,
+    LedgerError,
+)
+from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.state import chain_digest, mint_run_id
+from dpstream.stages.release_table import ReleaseTables
+from dpstream.stages.rows import RowKeys, RowReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOOK = 0.1  # seconds between two looks at a stream that is read to its end
+_STREAM = "the stream"  # among the inputs that were read to their end
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkOptions:
+    """How the work is divided; none of it changes what is published."""
+
+    buckets: int = 0
+    """Hash buckets of units and of groups; 0: twice the cores that the run begins with."""
+    state_location: str | None = None
+    """Where driver and executors share files; default: in the state directory."""
+    steps_at_once: int = 32
+    """Steps of a bounded input that one job publishes."""
+    batch_every: str = "1 second"
+    """How often a live stream is asked for rows."""
+
+
+@dataclass(kw_only=True)
+class SparkRun(QueryRun):
+    """A running query: iterate over its releases."""
+
+    session: SparkSession
+    spark: SparkOptions
+    source: Any
+    """A DataFrame, streaming or not, or one of the connectors' sources."""
+    history: Any = None
+    by_clock: bool = False
+    """Is the source live?"""
+    sink: Any = None
+    engine: ClassVar[str] = "spark"
+    _progress: Progress = field(init=False, default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for source in (self.source, self.history):
+            if source is not None:
+                _check_columns(source, self.plan.query.source_columns)
+        grows = getattr(self.source, "partitions_end", False)  # files come, and stay as they are
+        if self.live and not (_is_stream(self.source) or grows):
+            bounded = ", which is bounded" if _is_bounded(self.source) else ""
+            raise InvalidParameter(
+                "a live run on Spark reads a streaming DataFrame (session.readStream...) or a "
+                f"directory that grows; got {type(self.source).__name__}{bounded}"
+            )
+        if not self.live and not _is_stream(self.source) and not _is_bounded(self.source):
+            raise InvalidParameter(
+                f"{type(self.source).__name__} has no end; use Spark's own reader for it "
+                "(session.readStream...)"
+            )
+
+    @property
+    def live(self) -> bool:
+        """Does the source go by the clock?"""
+        return self.by_clock
+
+    @property
+    def steps_done(self) -> int:
+        """How many triggers have been published."""
+        return self._progress.step
+
+    def forget(self, unit: Any) -> int:
+        """Not here."""
+        raise InvalidParameter("the Spark engine does not erase single units from its state yet")
+
+    def _buckets(self) -> int:
+        return self.spark.buckets or 2 * self.session.sparkContext.defaultParallelism
+
+    def _notes(self) -> dict[str, Any]:
+        return super()._notes() | {"partitions": [], "engine": self.engine}
+
+    def _releases(self) -> Generator[pa.Table, None, None]:
+        storage = self._storage()
+        with ExitStack() as undo:
+            undo.callback(self._close, storage)
+            try:
+                self._open(storage, undo)
+                yield from self._life(storage)
+            except (BudgetExceeded, LedgerError, InvalidInput, InvalidParameter):
+                if storage.directory is not None and not self._progress.step:
+                    storage.directory.withdraw()
+                raise
+
+    def _open(self, storage: Storage, undo: ExitStack) -> None:
+        """Everything that the run needs, as it was left."""
+        self._spend: QuerySpend | None = None
+        self._nonce = mint_run_id().hex()[:8]
+        directory = self._directory = storage.directory
+        reader = RowReader(self.plan.query, storage.secret, storage.run)
+        if directory is None:
+            place = undo.enter_context(tempfile.TemporaryDirectory(prefix="dpstream-"))
+            self._place, buckets = Path(place), self._buckets()
+        else:
+            self._place, buckets = directory.folder, directory.about["buckets"]
+            reader.types, reader.learned = directory.types(), directory.keep_types
+        if storage.ledger.terms(self.dataset) is not None:
+            self._admit(storage)
+        self._progress = Progress.load(self._place / "spark.dps")
+        shared = self.spark.state_location or str(self._place.absolute() / "shared")
+        location = f"{shared}/{storage.mark}"  # a run meets nothing that another has left
+        self._jobs = Jobs(
+            session=self.session,
+            plan=self.plan,
+            types=reader.types,
+            buckets=buckets,
+            files=SharedFiles(location),
+            row_keys=RowKeys.of(storage.secret, storage.run),
+            mark=storage.mark,
+        )
+        self._intake = Intake(
+            jobs=self._jobs,
+            progress=self._progress,
+            save=self._save,
+            aside=self.aside,
+            reader=reader,
+            name_job=self._job,
+            arriving=self._arriving,
+            place=f"{location}/stream",
+        )
+        for source in (self.source, self.history):
+            if source is not None:
+                self._intake.learn(source, [] if is_frame(source) else source.partitions())
+        self._windows = Windows(
+            self.plan.query.schedule.last_step, lambda w: self._erase(storage, w)
+        )
+        if directory is not None:
+            self._windows.add(*directory.keys.open_windows())
+            self._windows.settle(self._progress.step)
+        self._sender = Sender(self.sink, self.plan.query.name, 0)
+        undo.callback(self._sender.close)
+        self._clean()
+
+    def _clean(self) -> None:
+        """Remove what is over, and what was left by tasks whose output was not accepted."""
+        needed, files = self._progress.names(), self._jobs.files
+        found = [*files.names("rows"), *files.names("state")]
+        files.remove(name for name in found if name not in needed)
+
+    def _life(self, storage: Storage) -> Iterator[pa.Table]:
+        for name, source in (("history", self.history), ("source", self.source)):
+            if source is not None and _is_bounded(source):
+                self._intake.take_all(name, source)
+        if self.live:
+            yield from self._by_the_clock(storage)
+            return
+        if _is_stream(self.source) and _STREAM not in self._progress.read:
+            self._read_stream()
+        steps = self.plan.query.schedule.steps
+        assert steps is not None
+        while self._progress.step < steps and not self._stop.is_set():
+            end = min(self._progress.step + self.spark.steps_at_once, steps)
+            yield from self._publish(storage, end)
+
+    def _read_stream(self) -> None:
+        """All that a stream has by now: only then is it known which rows a step has."""
+        query = self._intake.stream(self.source, availableNow=True)
+        try:
+            while query.isActive:
+                if self._stop.wait(_LOOK):
+                    return
+            self._intake.raise_failure(query)
+        finally:
+            query.stop()
+        self._progress.read.append(_STREAM)
+        self._save()
+
+    def _by_the_clock(self, storage: Storage) -> Iterator[pa.Table]:
+        """Steps at their times, with data or without: the driver's clock is the heartbeat."""
+        schedule, source = self.plan.query.schedule, self.source
+        query = None
+        if is_frame(source):
+            query = self._intake.stream(source, processingTime=self.spark.batch_every)
+        try:
+            while schedule.steps is None or self._progress.step < schedule.steps:
+                time = schedule.time_of(self._progress.step)
+                assert time is not None
+                while self.clock.now() < time:
+                    if self._stop.is_set():
+                        return
+                    if query is None:
+                        self._intake.look(source)
+                    else:
+                        self._intake.raise_failure(query)
+                    self.clock.wait(time, self._stop)
+                with self._intake.lock:
+                    tables = self._publish(storage, self._progress.step + 1)
+                yield from tables
+        finally:
+            if query is not None:
+                query.stop()
+
+    def _arriving(self) -> int | None:
+        """The step that rows which are read now belong to: the first whose time is not over."""
+        if not self.live:
+            return None
+        schedule = self.plan.query.schedule
+        step, now = self._progress.step, self.clock.now()
+        if self._directory is not None:
+            step = max(step, self._directory.log.last + 1)  # what is logged is closed
+        while schedule.steps is None or step < schedule.steps:
+            time = schedule.time_of(step)
+            if time is None or now < time:
+                break
+            step += 1
+        return step
+
+    def _publish(self, storage: Storage, end: int) -> list[pa.Table]:
+        """Log the steps' input, draw, send, and make the new state the current one."""
+        progress = self._progress
+        chain = self._logged(storage, end)
+        assert self._spend is not None
+        if self.plan.query.public_keys is not None:
+            self._intake.reader.public_table()  # fixes their types, if no row has
+        self._spend.begin(end - 1)
+        schedule = self.plan.query.schedule
+        windows = {due.window for step in range(progress.step, end) for due in schedule.due(step)}
+        self._windows.add(*windows)
+        lent = self._spend.lend(sorted(windows))
+        made, saved = self._jobs.publish(progress, end, lent, job=self._job("steps"))
+        self._sender.send(made)
+        self._sender.arrived(all_of_them=True)
+        for one in saved:
+            name, size = one["segment"]
+            progress.extend(one["stage"], one["bucket"], (name, size), whole=one["whole"])
+        progress.waiting = [one for one in progress.waiting if one.last >= end]
+        if end == schedule.steps:  # the query is over: nothing of its state is needed any more
+            progress.waiting, progress.units, progress.groups = [], {}, {}
+        progress.digests = {s: d for s, d in progress.digests.items() if s >= end}
+        progress.step, progress.chain = end, chain
+        if storage.directory is not None:
+            run = storage.run.hex()
+            storage.ledger.reach(self.dataset, run, end, chain.hex())
+        self._save()
+        self._clean()
+        self._windows.settle(end)
+        if storage.directory is not None:
+            storage.directory.log.forget_before(end)
+        return [one.table for one in made]
+
+    def _logged(self, storage: Storage, end: int) -> bytes:
+        """Charge the run if that was not done; then make the steps' input durable."""
+        if self._spend is None:
+            claim = getattr(self.sink, "claim", None)
+            if claim is not None:
+                claim(self.plan.query.name, storage.mark)
+            tables = ReleaseTables(plan=self.plan, types=self._jobs.types, mark=storage.mark)
+            self._spend = self._pay(storage, tables.try_finish)
+        progress, chains = self._progress, []
+        chain = progress.chain
+        for step in range(progress.step, end):
+            content = content_of(step, progress.digests.get(step, (0, 0)))
+            chain = chain_digest(storage.digest_key, chain, content)
+            chains.append(chain)
+        if storage.directory is not None:
+            head = storage.ledger.head()
+            storage.directory.log.record(progress.step, chains, ledger=head)
+        return chain
+
+    def _job(self, name: str) -> str:
+        """A name that no other job of the run has, also after a kill."""
+        self._progress.jobs += 1
+        return f"{self._progress.jobs}-{name}-{self._nonce}"
+
+    def _save(self) -> None:
+        self._progress.save(self._place / "spark.dps")
+
+    def _erase(self, storage: Storage, window: int) -> None:
+        if self._spend is not None:
+            self._spend.erase(window)
+        else:
+            storage.keys.erase(window)
+
+    def _close(self, storage: Storage) -> None:
+        super()._close(storage)
+        for part in (self.source, self.history, self.sink):
+            if part is not None and not is_frame(part) and hasattr(part, "close"):
+                part.close()
+
+
+def _is_bounded(source: Any) -> bool:
+    return not _is_stream(source) and getattr(source, "bounded", True)
+
+
+def _is_stream(source: Any) -> bool:
+    return is_frame(source) and bool(source.isStreaming)
+
+
+def _check_columns(source: Any, wanted: list[str]) -> None:
+    if not is_frame(source):
+        check_columns(source, wanted)
+        return
+    for name in wanted:
+        if name not in source.columns:
+            raise InvalidInput(
+                f"the DataFrame has no column {name!r}; it has {', '.join(source.columns)}"
+            )

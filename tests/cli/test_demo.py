@@ -1,0 +1,110 @@
+"""The guided tour: a real process, really killed."""
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from dpstream.cli import demo, demo_screen
+from dpstream.cli.demo_live import QUICK, Scene, play
+
+pytestmark = pytest.mark.timeout(300)  # 15 s on an idle machine
+
+SCENE = Scene(
+    triggers=9,
+    state="killed",
+    index=4,
+    pid=77,
+    rows=1234,
+    release=pa.table({"page": ["home"], "visitors": [50.0], "visitors_stddev": [4.0]}),
+    truth={"home": 51, "help": 3},
+)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """One quick tour, and the scenes that were shown."""
+    scenes = []
+    return play(QUICK, tmp_path_factory.mktemp("tour"), scenes.append), scenes
+
+
+@pytest.fixture
+def told(played, monkeypatch):
+    """The command tells of that tour, scene by scene, without another one."""
+    found, scenes = played
+    monkeypatch.setattr(demo, "play", lambda tour, folder, show: [*map(show, scenes), found][-1])
+
+
+def test_the_engine_is_killed_and_publishes_the_same_bytes(played):
+    """It dies by signal 9, and computes everything since its last snapshot once more."""
+    found, scenes = played
+
+    assert found.exit_code == -9
+    assert found.identical
+    assert found.repeated == list(range(1, found.killed_after + 1))
+    assert found.killed_after >= QUICK.kill_after
+    assert [*dict.fromkeys(scene.state for scene in scenes)] == [
+        "running", "killed", "running again", "over",
+    ]  # fmt: skip
+    assert len({scene.pid for scene in scenes if scene.pid}) == 2
+
+
+def test_what_is_published_is_near_the_truth(played):
+    """Ten standard deviations, and what the bounds and the last moment leave out."""
+    found, _ = played
+    rows = demo_screen.by_page(found.last)
+
+    assert rows
+    for page, row in rows.items():
+        room = 10 * row["visitors_stddev"] + 0.3 * found.truth[page]
+        assert abs(row["visitors"] - found.truth[page]) < room, page
+
+
+def test_scripts_read_the_figures(run, told):
+    """Charged once for both starts; uniform noise near sqrt(2) * 12; sample pays once a year."""
+    found = run("demo", "--quick", "--json").json
+    uniform, sample = found["releases"]
+
+    assert [(len(book["spent_on"]), book["left"]) for book in found["live_ledger"]] == [(1, "0")]
+    assert found["live"]["identical"] is True
+    assert uniform["noise_stddev"] == pytest.approx(2**0.5 * 12, rel=0.01)
+    assert 0.5 < uniform["mean_absolute_error"] / 12 < 1.5
+    assert (uniform["paid_steps"], sample["paid_steps"]) == (622, 52)
+    assert found["ledger"][0]["left"] == "0"
+    assert "only 0 of 2 is left" in found["refused"]
+
+
+def test_people_are_told_everything_in_a_pipe(run, told):
+    """Every part is there, the truth marked as such, and no line goes on for ever."""
+    out = run("demo", "--quick").out
+
+    for part in ("kill -9 ", "the same command again", "the same bytes", "truth (demo only)",
+                 "uniform:", "sample:", "░", "truth (shown in this demo only)", "one thousand",
+                 "mean absolute error", "2 of 2 spent", "is refused", "Next:"):  # fmt: skip
+        assert part in out, part
+    assert max(map(len, out.splitlines())) < 250
+
+
+def test_a_difference_is_an_error(run, played, monkeypatch):
+    """A tour that finds other bytes says so and fails."""
+    found = replace(played[0], identical=False)
+    monkeypatch.setattr(demo, "play", lambda *_: found)
+
+    done = run("demo", "--quick")
+
+    assert (done.code, "DIFFER" in done.out, "please report" in done.err) == (1, True, True)
+
+
+def test_a_terminal_sees_bars_hidden_pages_and_the_kill():
+    """A hidden page has no figure beside its truth, and the truth is marked."""
+    console = Console(width=100, force_terminal=True, color_system=None, record=True)
+    with console.capture() as shown:
+        console.print(demo_screen.picture(SCENE))
+
+    lines = shown.get().splitlines()
+    assert "release 4 of 9" in lines[0]
+    assert "kill -9 77" in lines[0]
+    assert any("home" in line and "50" in line and "± 8" in line and "█" in line for line in lines)
+    assert any(line.split() == ["help", "hidden", "3"] for line in lines)
+    assert any("truth (demo only)" in line for line in lines)

@@ -1,0 +1,240 @@
+"""One suite for every engine: the same rows, schedule, secret and run id give the same releases."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dpstream as dps
+from dpstream.engines.local import Options
+from dpstream.errors import BudgetExceeded, InvalidParameter, StateError
+from tests.engines.runs import (
+    RUN,
+    SECRET,
+    break_off,
+    charges,
+    published,
+    query,
+    start,
+    table,
+    whole,
+    write,
+)
+from tests.engines.test_dead_letters import CSV, good_lines, letters, write_lines
+from tests.engines.test_live import ScriptedClock, arrivals
+from tests.engines.test_live import start as start_live
+from tests.engines.test_live import whole as whole_live
+
+HOUR = 3_600_000_000
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """What an unbroken run of the embedded engine publishes, with other buckets."""
+    place = tmp_path_factory.mktemp("expected")
+    return whole(place, options=Options(buckets=3, threads=2, snapshot_every=4, run_id=RUN))
+
+
+def releases(tables):
+    """What a release says, apart from the types of Parquet files."""
+    return [(t.schema.metadata, t.to_pydict()) for t in tables]
+
+
+def test_rows_in_any_order_late_ones_too(engine, tmp_path, expected):
+    """600 rows in no order, 2 hours of lateness, 2 windows, 3 aggregates: the same bytes."""
+    write(tmp_path, table())
+    run = start(tmp_path, engine=engine).finish()
+
+    assert published(tmp_path) == expected
+    came = np.array(table()["came"]) // 3600
+    at = np.array(table()["at"]) // 3600
+    assert run.operator.late == int((came >= at // 4 * 4 + 6).sum()) > 0
+
+
+@pytest.mark.parametrize("done", [1, 5])
+def test_a_run_that_was_broken_off_goes_on(engine, tmp_path, expected, done):
+    write(tmp_path, table())
+    break_off(tmp_path, done, engine=engine)
+    assert published(tmp_path) != expected
+    start(tmp_path, engine=engine).finish()
+
+    assert published(tmp_path) == expected
+    assert charges(tmp_path / "state" / "ledger") == 1
+
+
+def test_keys_are_due_without_data(engine, tmp_path):
+    """Nothing comes after the first hour: every trigger publishes, with noise that moves on."""
+    rows = table(4000)
+    rows = rows.set_column(2, "at", pa.array(np.array(rows["at"]) % 3000))
+    rows = rows.set_column(3, "came", rows["at"])
+    write(tmp_path, rows)
+    asked = query(allowed_lateness="0 seconds", epsilon=20, delta=1e-3)
+    tables = list(start(tmp_path, asked, engine=engine))
+    first = [t for t in tables if t["window_start"].to_pylist()[:1] == [_epoch()]]
+
+    assert len(tables) == 8
+    assert len(first) == 4
+    assert all(len(one) for one in first)
+    shown = [dict(zip(*(t[c].to_pylist() for c in ("page", "clicks")), strict=True)) for t in first]
+    assert all(one.keys() >= before.keys() for before, one in pairwise(shown))
+    assert len({one["/1"] for one in shown}) == 4
+
+
+def _epoch():
+    return pa.scalar(0, pa.timestamp("us", tz="UTC")).as_py()
+
+
+VARIANTS = {
+    "sqlp": query(strategy="sqlp", epsilon=30),
+    "debiased": query(debias="global", max_groups_contributed=1, confidence=0.9),
+    "hop": query(window=dps.Hop("4 hours", slide="1 hour"), allowed_lateness="1 hour"),
+    "cumulate": query(window=dps.Cumulate("4 hours", step="2 hours"), nonnegative=True),
+    "public": query(public_keys=["/1", "/2", "nobody"], min_change=0.5),
+    "no keys": query(keys=()),
+    "variance, once": query(
+        aggregates=(dps.Variance("v", column="seconds", lo=0, hi=60), dps.CountUnits("units")),
+        every=None,
+        weights={"units": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_kind_of_query(engine, tmp_path, name):
+    """Strategies, windows, aggregates: what one process publishes, an engine publishes."""
+    write(tmp_path / "one", table(1500))
+    write(tmp_path / "other", table(1500))
+    one = list(start(tmp_path / "one", VARIANTS[name]))
+    other = list(start(tmp_path / "other", VARIANTS[name], engine=engine))
+
+    assert releases(one) == releases(other)
+    assert sum(map(len, one)) > 0
+
+
+def test_sql_with_expressions_order_and_limit(engine):
+    """WHERE and computed columns before, ORDER BY and LIMIT after."""
+    asked = dps.sql(
+        """SELECT WITH DIFFERENTIAL_PRIVACY
+             OPTIONS (epsilon = 20, delta = 1e-5, privacy_unit_column = user,
+                      max_groups_contributed = 3)
+             LOWER(page) AS place, COUNT(*) AS n
+           FROM clicks WHERE seconds > 5 GROUP BY place ORDER BY n DESC LIMIT 3"""
+    )
+    settings = {"source": table(3000), "secret": SECRET, "options": Options(run_id=RUN)}
+    one = list(dps.run(asked, **settings))
+    other = list(dps.run(asked, **settings, engine=engine))
+
+    assert releases(one) == releases(other)
+    assert len(other[0]) == 3
+
+
+KEYS = {
+    "integers": pa.array([1, None, -(2**62)] * 300, pa.int64()),
+    "floats": pa.array([0.5, None, float("nan")] * 300),
+    "dates": pa.array([1, None, 20_000] * 300, pa.int32()).cast(pa.date32()),
+    "times": pa.array([1, None, 2**45] * 300, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+    "naive times": pa.array([1, None, 2**45] * 300, pa.int64()).cast(pa.timestamp("ms")),
+    "unsigned": pa.array([1, None, 2**64 - 1] * 300, pa.uint64()),
+    "decimals": pa.array([1, None, 10**12] * 300, pa.int64()).cast(pa.decimal128(30, 2)),
+    "bytes": pa.array([b"", None, b"\xff"] * 300),
+    "booleans": pa.array([True, None, False] * 300),
+}
+
+
+def test_types_of_keys(engine, tmp_path):
+    """Keys of every type, NULL among them, come out in the type that they came in."""
+    rows = pa.table({"user": range(900), "text": ["ä", None, ""] * 300, **KEYS})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    names = ["text", *KEYS]
+    asked = dps.Query(unit="user", keys=names, epsilon=10, delta=1e-4, max_groups_contributed=1)
+    settings = {"source": tmp_path / "rows.parquet", "secret": SECRET}
+    settings["options"] = Options(run_id=RUN)
+    (one,) = dps.run(asked, **settings)
+    (other,) = dps.run(asked, **settings, engine=engine)
+
+    assert len(other) == 3
+    assert one.schema == other.schema
+    assert repr(one.to_pylist()) == repr(other.to_pylist())  # NaN is equal to itself there
+
+
+def test_rows_that_cannot_be_used(engine, tmp_path):
+    """They are set aside with place and reason; the feed is that of the good rows alone."""
+    good = good_lines("csv")
+    asked = query(max_key_bytes=64)
+    for name, lines in (("good", good), ("mixed", [*good[:100], *CSV, *good[100:]])):
+        write_lines(tmp_path / name / "rows.csv", lines)
+        place = tmp_path / name
+        run = start(place, asked, source=place / "rows.csv", engine=engine).finish()
+    found = letters(tmp_path / "mixed")
+
+    assert published(tmp_path / "mixed") == published(tmp_path / "good")
+    assert len(found) == len(CSV)
+    for reason in CSV.values():
+        assert any(reason in one["reason"] and "rows.csv, " in one["where"] for one in found)
+    assert run.operator.rejected_rows >= len(CSV)
+
+
+def test_what_does_not_fit_into_the_book(engine, tmp_path):
+    """Refused before a row is read, and nothing is left behind."""
+    write(tmp_path, table())
+    ledger = dps.Ledger(tmp_path / "book")
+    ledger.open("stream", query().promise(epsilon=1, delta=1e-6))
+
+    with pytest.raises(BudgetExceeded):
+        list(start(tmp_path, ledger=ledger, engine=engine))
+    assert not (tmp_path / "state").exists()
+    assert charges(tmp_path / "book") == 0
+
+
+def test_another_query_is_refused(engine, tmp_path):
+    write(tmp_path, table())
+    break_off(tmp_path, 1, engine=engine)
+
+    with pytest.raises(StateError, match="belongs to another query: epsilon was"):
+        list(start(tmp_path, query(epsilon=9), engine=engine))
+
+
+@pytest.fixture(scope="module")
+def expected_live(tmp_path_factory):
+    return whole_live(tmp_path_factory.mktemp("live"))
+
+
+def test_live_files_belong_to_the_trigger_after_them(engine, tmp_path, expected_live):
+    """Triggers go by the clock, with data or without."""
+    assert whole_live(tmp_path, engine=engine) == expected_live
+
+
+def test_a_live_run_goes_on(engine, tmp_path, expected_live):
+    clock = ScriptedClock(0, arrivals(tmp_path / "in"))
+    running = iter(start_live(tmp_path, clock, engine=engine))
+    for _ in range(3):
+        next(running)
+    running.close()
+    start_live(tmp_path, clock, engine=engine).finish()
+
+    assert published(tmp_path) == expected_live
+
+
+def test_a_live_query_needs_times(engine, tmp_path):
+    (tmp_path / "in").mkdir()
+    timeless = dps.Query(
+        unit="user", keys=["page"], epsilon=1, delta=1e-6, max_groups_contributed=1
+    )
+    with pytest.raises(InvalidParameter, match="a live source needs a query with time="):
+        dps.run(timeless, source=tmp_path / "in", live=True, engine=engine)
+
+
+def test_every_release_says_what_it_is(engine, tmp_path):
+    write(tmp_path, table())
+    made = list(start(tmp_path, engine=engine))
+    told = [json.loads(t.schema.metadata[b"dpstream"]) for t in made]
+
+    assert [(one["window"], one["release_index"]) for one in told] == [
+        *((0, release) for release in (1, 2, 3, 4)),
+        *((window, release + 4 * (window == 0)) for release in (1, 2) for window in (0, 1)),
+        *((1, release) for release in (3, 4, 5, 6)),
+    ]
+    assert len({one["run"] for one in told}) == 1

@@ -1,0 +1,286 @@
+"""What only Spark has: streams of frames, batches that come again, sinks of its own."""
+
+import json
+import shutil
+from contextlib import suppress
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dpstream as dps
+from dpstream.engines.spark import SparkEngine, SparkSink
+from dpstream.errors import InvalidParameter, NoiseReuse, StateError
+from dpstream.privacy.state import unpack
+from tests.engines.runs import (
+    SHORT,
+    break_off,
+    charges,
+    options,
+    published,
+    query,
+    start,
+    table,
+    whole,
+    write,
+)
+from tests.engines.test_live import ScriptedClock, arrivals, drop
+from tests.engines.test_live import start as start_live
+from tests.engines.test_live import whole as whole_live
+
+pytestmark = pytest.mark.spark
+
+
+class Broken(Exception):
+    """Stands for a kill."""
+
+
+@pytest.fixture
+def engine(session):
+    return SparkEngine(session, buckets=2, steps_at_once=3)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """What the embedded engine publishes."""
+    return whole(tmp_path_factory.mktemp("expected"))
+
+
+@pytest.fixture(scope="module")
+def expected_short(tmp_path_factory):
+    return whole(tmp_path_factory.mktemp("short"), SHORT)
+
+
+def parts(place, count=3, rows=None):
+    """The rows in several files."""
+    rows = table() if rows is None else rows
+    (place / "in").mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        size = len(rows) // count
+        pq.write_table(rows.slice(number * size, size), place / "in" / f"{number}.parquet")
+
+
+def stream(session, place, *, at_once=1):
+    """The files as a stream, so many in a batch."""
+    folder = str(place / "in")
+    reader = session.readStream.schema(session.read.parquet(folder).schema)
+    return reader.option("maxFilesPerTrigger", at_once).parquet(folder)
+
+
+def test_a_stream_of_several_batches(session, engine, tmp_path, expected):
+    """All that a stream has, by event time; broken off and started again."""
+    parts(tmp_path)
+    break_off(tmp_path, 4, source=stream(session, tmp_path), engine=engine)
+    start(tmp_path, source=stream(session, tmp_path), engine=engine).finish()
+
+    assert published(tmp_path) == expected
+    assert charges(tmp_path / "state" / "ledger") == 1
+
+
+def test_a_frame_that_is_no_stream(session, engine, tmp_path, expected_short):
+    write(tmp_path, table())
+    frame = {"clicks": session.read.parquet(str(tmp_path / "rows.parquet"))}
+    start(tmp_path, SHORT, source=frame, engine=engine).finish()
+
+    assert published(tmp_path) == expected_short
+
+
+def test_a_live_stream_goes_by_the_clock(session, engine, tmp_path):
+    """Rows belong to the first trigger after they were read; triggers come without data, too."""
+    expected = whole_live(tmp_path / "embedded")
+    place = tmp_path / "spark"
+
+    def come(action):
+        action()
+        for one in session.streams.active:
+            one.processAllAvailable()
+
+    clock = ScriptedClock(0, [(at, lambda a=a: come(a)) for at, a in arrivals(place / "in")])
+    drop(tmp_path / "types", "any.parquet", pa.table({"user": [""], "page": [""], "at": [0]}))
+    schema = session.read.parquet(str(tmp_path / "types")).schema
+    (place / "in").mkdir(parents=True)
+    frame = session.readStream.schema(schema).parquet(str(place / "in"))
+    start_live(place, clock, source=frame, engine=engine).finish()
+
+    assert published(place) == expected
+    assert not session.streams.active
+
+
+def breaking(monkeypatch, place, *, after):
+    """Break a run off right after so many times that its progress was durable."""
+    saved, done = place.save, []
+
+    def save(self, path):
+        saved(self, path)
+        done.append(path)
+        if len(done) == after:
+            raise Broken
+
+    monkeypatch.setattr(place, "save", save)
+
+
+def test_a_batch_that_comes_again(session, engine, tmp_path, expected_short, monkeypatch):
+    """Killed after a batch was taken in and before Spark knows: the same rows go on, others not."""
+    from dpstream.engines.spark.progress import Progress
+
+    for name in ("same", "other"):
+        parts(tmp_path / name, 2)
+        place = tmp_path / name
+        run = start(place, SHORT, source=stream(session, place), engine=engine)
+        with monkeypatch.context() as patch:
+            breaking(patch, Progress, after=1)
+            with pytest.raises(Broken):
+                run.finish()
+    first = tmp_path / "other" / "in" / "0.parquet"
+    pq.write_table(pq.read_table(first).slice(1), first)
+
+    place = tmp_path / "other"
+    run = start(place, SHORT, source=stream(session, place), engine=engine)
+    with pytest.raises(NoiseReuse, match="batch 0 was read before with other rows"):
+        run.finish()
+    assert not list((tmp_path / "other" / "out").glob("*.parquet"))
+    place = tmp_path / "same"
+    start(place, SHORT, source=stream(session, place), engine=engine).finish()
+    assert published(place) == expected_short
+
+
+def test_rows_that_were_changed_while_they_waited(engine, tmp_path):
+    """Logged rows are what noise is drawn for; other ones stop the run before that."""
+    write(tmp_path, table())
+    break_off(tmp_path, 1, engine=engine)
+    before = published(tmp_path)
+    for path in (tmp_path / "state" / "shared").glob("*/rows/*.arrow"):
+        rows = pa.ipc.open_file(path).read_all()
+        next_one = int((rows["step"].to_numpy() < 3).sum())  # of the steps that come
+        left = pa.concat_tables([rows.slice(0, next_one), rows.slice(next_one + 1)])
+        path.unlink()
+        with pa.ipc.new_file(path, rows.schema) as writer:
+            writer.write_table(left)
+
+    with pytest.raises(NoiseReuse, match="does not hold the rows that were logged"):
+        start(tmp_path, engine=engine).finish()
+    assert published(tmp_path) == before
+
+
+def test_broken_off_between_log_noise_sink_and_progress(
+    engine, tmp_path, expected_short, monkeypatch
+):
+    """The charge and the log come first; what was drawn is drawn again, and sent once."""
+    from dpstream.engines.spark.jobs import Jobs
+    from dpstream.engines.spark.progress import Progress
+
+    def nothing(*_, **__):
+        raise Broken
+
+    write(tmp_path, table())
+    with monkeypatch.context() as patch:
+        patch.setattr(Jobs, "publish", nothing)  # paid and logged, nothing drawn
+        with pytest.raises(Broken):
+            start(tmp_path, SHORT, engine=engine).finish()
+    assert charges(tmp_path / "state" / "ledger") == 1
+    assert (tmp_path / "state" / "inputs.log").read_bytes().count(b'"digest"') == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "save", nothing)  # drawn and sent, not noted
+        with pytest.raises(Broken):
+            start(tmp_path, SHORT, engine=engine).finish()
+    assert 0 < len(published(tmp_path)) < len(expected_short)
+    start(tmp_path, SHORT, engine=engine).finish()
+
+    assert published(tmp_path) == expected_short
+    assert charges(tmp_path / "state" / "ledger") == 1
+
+
+def test_nothing_is_left_of_windows_that_are_over(engine, tmp_path):
+    """Their keys and noise go at once; when the last one is final, everything goes."""
+    write(tmp_path, table())
+    shared, keys = tmp_path / "state" / "shared", tmp_path / "state" / "windows"
+    running = iter(start(tmp_path, SHORT, engine=engine))
+    for _ in range(3):  # steps 0 to 2: the first window is over
+        next(running)
+    assert [path.name for path in keys.glob("*.key")] == ["1.key"]
+    kept = [unpack(path.read_bytes(), kind="segment") for path in shared.glob("*/state/*-groups-*")]
+    assert [one["owners"] for one in kept] == [[["window", 1]]] * 2
+    assert list(running)
+
+    assert not list(shared.glob("*/rows/*"))
+    assert not list(shared.glob("*/state/*"))
+    assert not list(keys.glob("*.key"))
+
+
+def test_sinks_of_spark(session, engine, tmp_path):
+    """A function gets each release as a frame; files of a release are never doubled."""
+    write(tmp_path, table())
+    seen = []
+    asked = {"checkpoint_location": None, "options": options()}
+    start(tmp_path, SHORT, engine=engine, **asked).finish()
+    expected = [pq.read_table(path) for path in sorted((tmp_path / "out").glob("*.parquet"))]
+
+    def keep(frame, release):
+        seen.append(((release.query, release.window, release.trigger), frame.toArrow()))
+
+    start(tmp_path, SHORT, sink=keep, engine=engine, **asked).finish()
+    files = SparkSink(path=str(tmp_path / "files"))
+    for _ in range(2):
+        start(tmp_path, SHORT, sink=files, engine=engine, **asked).finish()
+    found = session.read.parquet(str(tmp_path / "files")).toArrow()
+
+    assert [key for key, _ in seen] == [
+        ("clicks", json.loads(t.schema.metadata[b"dpstream"])["window"], t_index(t))
+        for t in sorted(expected, key=lambda t: (t_index(t) + 2 * t_window(t), t_window(t)))
+    ]
+    assert sorted(len(one) for _, one in seen) == sorted(map(len, expected))
+    assert found.num_rows == sum(map(len, expected)) > 0
+    assert {"query", "run", "window", "trigger"} <= set(found.column_names)
+
+
+def t_index(release):
+    return json.loads(release.schema.metadata[b"dpstream"])["release_index"]
+
+
+def t_window(release):
+    return json.loads(release.schema.metadata[b"dpstream"])["window"]
+
+
+def test_what_is_refused(session, engine, tmp_path):
+    write(tmp_path, table())
+    break_off(tmp_path, 1, SHORT)
+    with pytest.raises(StateError, match="begun by the engine 'embedded'"):
+        start(tmp_path, SHORT, engine=engine)
+    with pytest.raises(InvalidParameter, match="standard input cannot be read by executors"):
+        dps.run(query(), source="-", engine=engine)
+    with pytest.raises(InvalidParameter, match="which is bounded"):
+        dps.run(query(), source=table(), live=True, engine=SparkEngine(session))
+    frame = session.createDataFrame([("u", 1)], "user string, at bigint")
+    with pytest.raises(ValueError, match="has no column 'page'"):
+        dps.run(query(), source=frame, engine=engine)
+    with pytest.raises(InvalidParameter, match="needs a classic session"):
+        SparkEngine(object())
+    series = dps.sql(
+        """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, privacy_unit = 'w_event', w = 2,
+             mechanism = 'uniform', privacy_unit_column = user, start = TIMESTAMP '1970-01-01',
+             "end" = TIMESTAMP '1970-01-02', public_groups = ('/1', '/2'))
+           page, window_start, COUNT(*) AS n
+           FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' HOUR) GROUP BY page, window_start"""
+    )
+    with pytest.raises(InvalidParameter, match="run it on the embedded engine"):
+        dps.run(series, source=table(), engine=engine)
+
+
+def test_a_pipeline_runs_on_spark(session, tmp_path, monkeypatch, capsys):
+    """The same file; the engine from the command line, or from the file."""
+    from dpstream.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    for words in (["init"], ["run", "pipeline.toml", "--engine", "spark"]):
+        with suppress(SystemExit):
+            main(words)
+    out = capsys.readouterr().out
+    assert "users, 2024-05-01 00:00 to 2024-05-02 00:00, release 4 of 4" in out
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 28
+    with (tmp_path / "pipeline.toml").open("a") as file:
+        file.write('\n[engine]\nname = "spark"\nbuckets = 2\n')
+    with pytest.raises(SystemExit) as left:
+        main(["run", "pipeline.toml"])
+    assert left.value.code == 0
+    assert "everything was published before" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "out")

@@ -1,0 +1,65 @@
+"""Real servers, one of each for all tests; every test has a name of its own on them."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dpstream.connectors.kafka_server import KafkaServer
+from dpstream.connectors.servers import NatsServer, PostgresServer
+
+PASSWORD = "planted-Xk7qv9-password"
+
+
+@pytest.fixture(scope="session")
+def place():
+    """A folder that other users may enter: PostgreSQL does not run as root."""
+    with tempfile.TemporaryDirectory(prefix="dpstream-servers-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def running(server):
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_server(place):
+    yield from running(PostgresServer(place / "postgres", password=PASSWORD))
+
+
+@pytest.fixture(scope="session")
+def nats_server(place):
+    yield from running(NatsServer(place / "nats", password=PASSWORD))
+
+
+@pytest.fixture(scope="session")
+def kafka_server(place):
+    yield from running(KafkaServer(place / "kafka", password=PASSWORD))
+
+
+@pytest.fixture
+def kafka(kafka_server):
+    """Kafka, running."""
+    if not kafka_server.answers():
+        kafka_server.start()
+    return kafka_server
+
+
+@pytest.fixture
+def postgres(postgres_server, monkeypatch):
+    """PostgreSQL, running, with its password where libpq looks for it."""
+    monkeypatch.setenv("PGPASSFILE", str(postgres_server.passfile))
+    if not postgres_server.answers():
+        postgres_server.restart()
+    return postgres_server
+
+
+@pytest.fixture
+def nats(nats_server):
+    """NATS, running."""
+    if not nats_server.answers():
+        nats_server.restart()
+    return nats_server

@@ -1,0 +1,75 @@
+"""The page on connectors, with the servers that it speaks of."""
+
+import doctest
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from dpstream.cli import main
+from tests.cli.test_docs import LOOSE, ROOT, sessions
+
+pytestmark = pytest.mark.servers
+
+TEXT = (ROOT / "docs" / "connectors.md").read_text()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, kafka, postgres, nats):
+    """The page, with the addresses of the running servers, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "nats.password").write_text(nats.password_file.read_text())
+    text = TEXT
+    for usual, server in ((9092, kafka), (5432, postgres), (4222, nats)):
+        text = text.replace(f"127.0.0.1:{usual}", f"127.0.0.1:{server.port}")
+    return text
+
+
+def execute(command):
+    """Output of a command; dpstream runs in here."""
+    words = shlex.split(command)
+    if words[0] != "dpstream":
+        done = subprocess.run(
+            ["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        return done.stdout
+    text = io.StringIO()
+    with redirect_stdout(text), redirect_stderr(text), pytest.raises(SystemExit):
+        main(words[1:])
+    return text.getvalue()
+
+
+def test_the_examples_give_what_they_show(here):
+    """First what is Python, then every `$` line, one after the other."""
+    runner = doctest.DocTestRunner(optionflags=LOOSE)
+    found = runner.run(doctest.DocTestParser().get_doctest(here, {}, "connectors", None, 0))
+    assert found.failed == 0
+    assert found.attempted == TEXT.count(">>> ")
+    checker = doctest.OutputChecker()
+    for command, expected in sessions(here):
+        output = "\n".join(line.rstrip() for line in execute(command).splitlines())
+        shown = "\n".join(line.rstrip() for line in expected.splitlines())
+        assert checker.check_output(shown, output, LOOSE), f"{command}\n{output}"
+
+
+def test_every_option_is_on_the_page():
+    """Options of the connectors that the page speaks of."""
+    for name in (
+        *("sources/kafka", "sinks/kafka", "kafka_client"),
+        *("sources/postgres", "sources/nats", "sinks/postgres", "sinks/nats", "nats"),
+    ):
+        code = (ROOT / "src" / "dpstream" / "connectors" / f"{name}.py").read_text()
+        for option in re.findall(r'options\.(?:text|choice|number|secret)\("(\w+)"', code):
+            assert re.search(rf"\b{option}(_file)?\b", TEXT), option
+
+
+def test_the_page_names_no_machine():
+    """It holds on any machine."""
+    assert not re.search(r"https?://|/(home|tmp|w[o]rk|r[o]ot)/", TEXT)

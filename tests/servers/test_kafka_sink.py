@@ -1,0 +1,135 @@
+"""The Kafka sink against a real broker; readers read committed messages."""
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Producer
+
+from dpstream.connectors.sinks import open_sink
+from dpstream.connectors.testing import ServerSinkSuite
+from dpstream.connectors.testing.sink_suite import release, seen_of
+from dpstream.errors import InvalidInput, StateError
+from tests.servers import kafka_tools as tools
+
+pytestmark = pytest.mark.servers
+
+# A process that is killed when the rows are sent and the transaction is not committed.
+BROKEN_OFF = """
+import os, signal, sys
+from dpstream.connectors.sinks import kafka, open_sink
+from dpstream.connectors.testing.sink_suite import release
+
+def killed(self, producer, topic, key, value, headers, send=kafka.KafkaSink._send):
+    send(self, producer, topic, key, value, headers)
+    if topic.endswith(".releases"):
+        producer.flush(30)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+kafka.KafkaSink._send = killed
+uri, query, window, trigger, rows = sys.argv[1:]
+table = release(query, int(window), int(trigger), rows=int(rows))
+open_sink(uri).write(query, int(window), int(trigger), table)
+"""
+
+
+class TestKafkaSink(ServerSinkSuite):
+    @pytest.fixture(autouse=True)
+    def _topic(self, kafka):
+        self.kafka = kafka
+        self.topic = tools.make_topic(kafka, 2)
+        self.uri = f"kafka://{kafka.address}/{self.topic}"
+
+    def open(self):
+        return open_sink(self.uri)
+
+    def impatient(self):
+        return open_sink(f"{self.uri}?patience=0.5")
+
+    def published(self, query):
+        found = tools.committed(self.kafka, self.topic)
+        rows = [json.loads(value) for key, value, _ in found if key == query.encode()]
+        return sorted((row["page"], row["count"]) for row in rows)
+
+    def break_off(self, query, window, trigger, table):
+        words = [self.uri, query, str(window), str(trigger), str(len(table))]
+        done = subprocess.run([sys.executable, "-c", BROKEN_OFF, *words], timeout=60)
+        assert done.returncode == -9
+        assert len(table) not in {len(self.published(query)) - n for n in (0, 3)}
+
+    @contextmanager
+    def away(self):
+        self.kafka.kill()
+        try:
+            yield
+        finally:
+            self.kafka.start()
+
+
+@pytest.fixture
+def topic(kafka):
+    return tools.make_topic(kafka, 1)
+
+
+def test_messages_say_what_they_are(kafka, topic):
+    """Rows are JSON with their window and release; the book has an entry with their number."""
+    sink = open_sink(f"kafka://{kafka.address}/{topic}")
+    sink.write("a", 4, 2, release("a", 4, 2))
+    sink.close()
+    rows = tools.committed(kafka, topic)
+    book = tools.committed(kafka, f"{topic}.releases")
+
+    assert json.loads(rows[0][1]) == {"window": 4, "release": 2, "page": "/0", "count": 4020.0}
+    told = {"query": b"a", "window": b"4", "trigger": b"2", "run": b"run 1"}
+    assert rows[0][2] == {f"dpstream-{name}": value for name, value in told.items()}
+    assert [json.loads(value)["rows"] for _, value, _ in book] == [3]
+
+
+def test_the_first_of_two_writers_is_shut_out(kafka, topic):
+    """Two processes that publish one query would both take the other's releases for missing."""
+    uri = f"kafka://{kafka.address}/{topic}"
+    first, second = open_sink(uri), open_sink(uri)
+    first.write("a", 0, 1, release("a", 0, 1))
+    second.write("a", 0, 2, release("a", 0, 2))
+    with pytest.raises(StateError, match="another process"):
+        first.write("a", 0, 3, release("a", 0, 3))
+    first.close()
+    second.close()
+    values = [json.loads(value) for _, value, _ in tools.committed(kafka, topic)]
+
+    seen = sorted((row["page"], row["count"]) for row in values)
+    assert seen == seen_of(release("a", 0, 1), release("a", 0, 2))
+
+
+def test_an_open_transaction_of_another_query_hides_nothing(kafka, topic):
+    """The book is read behind it, not only up to it: what stands there must not be sent again."""
+    uri = f"kafka://{kafka.address}/{topic}"
+    sink = open_sink(uri)
+    sink.write("a", 0, 1, release("a", 0, 1))
+    other = Producer(
+        {
+            "bootstrap.servers": kafka.address,
+            "transactional.id": f"open-{topic}",
+            "transaction.timeout.ms": 4000,
+        }
+    )
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(f"{topic}.releases", b"{}", b'["other", 0, 1]')
+    other.flush(30)
+    sink.write("a", 0, 2, release("a", 0, 2))
+    sink.close()
+    again = open_sink(uri)
+    for trigger in (1, 2):
+        again.write("a", 0, trigger, release("a", 0, trigger))
+    again.close()
+
+    assert len(tools.committed(kafka, topic)) == 6
+
+
+def test_a_topic_that_is_missing(kafka):
+    """A clear error; topics are not made behind the operator's back, but for the book."""
+    with pytest.raises(InvalidInput, match="no topic 'nowhere'; create it"):
+        open_sink(f"kafka://{kafka.address}/nowhere").claim("a", "run")

@@ -1,0 +1,237 @@
+"""Whole runs between real servers: broken off, the server killed, started again: the same releases.
+
+Rows come while the run goes on, by a clock that the test moves. The noise is fixed, so two runs
+publish the same tables exactly if every step has read the same rows.
+"""
+
+import logging
+import os
+from functools import partial
+from time import sleep
+
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+import dpstream as dps
+from dpstream.errors import RowsLost
+from dpstream.pipeline import load_pipeline
+from tests.engines.runs import SECRET, options
+from tests.engines.test_live import QUERY, TIMES, ScriptedClock, rows, seconds_before
+from tests.servers.conftest import PASSWORD
+from tests.servers.nats_tools import fresh
+
+pytestmark = pytest.mark.servers
+
+
+class PostgresFeed:
+    """Rows through a table, the newest first within a batch; releases in a schema."""
+
+    def __init__(self, server):
+        self.server = server
+        self.connection = psycopg.connect(server.address, autocommit=True)
+        (number,) = self.connection.execute("SELECT count(*) FROM pg_class").fetchone()
+        self.name = f"feed_{number}"
+        self.connection.execute(
+            f'CREATE TABLE {self.name} (id bigserial PRIMARY KEY, "user" text, page text, at int8)'
+        )
+        self.source = f"{server.address}?table={self.name}&key=id"
+        self.sink = f"{server.address}?schema={self.name}_out"
+
+    def put(self, table):
+        with psycopg.connect(self.server.address) as connection:
+            connection.cursor().executemany(
+                f'INSERT INTO {self.name} ("user", page, at) VALUES (%(user)s, %(page)s, %(at)s)',
+                table.to_pylist(),
+            )
+
+    def published(self):
+        with psycopg.connect(self.server.address) as connection:
+            found = connection.execute(f"SELECT * FROM {self.name}_out.live ORDER BY 1, 2, 3, 4, 5")
+            return found.fetchall()
+
+    def lose(self):
+        with psycopg.connect(self.server.address) as connection:
+            connection.execute(f"DELETE FROM {self.name}")
+
+
+class NatsFeed:
+    """Rows through a stream as JSON; releases in another."""
+
+    def __init__(self, server):
+        self.server, self.stream = server, fresh(server)
+        self.out = fresh(server)
+        self.source, self.sink = self.stream.uri(), self.out.uri()
+
+    def put(self, table):
+        self.stream.put(*table.to_pylist())
+
+    def published(self):
+        return sorted(
+            (subject.partition(".")[2], content)
+            for subject, _, content in self.out.messages()
+            if not subject.endswith(".run")
+        )
+
+    def lose(self):
+        self.stream.client.call(lambda js: js.purge_stream(self.stream.name))
+
+
+@pytest.fixture(params=["postgres", "nats"])
+def feeds(request):
+    """Makes feeds on one server, each with rows and releases of its own."""
+    kind = {"postgres": PostgresFeed, "nats": NatsFeed}[request.param]
+    server = request.getfixturevalue(request.param)
+    made = []
+
+    def make():
+        made.append(kind(server))
+        return made[-1]
+
+    yield make
+    for one in made:
+        getattr(one, "connection", getattr(one, "stream", None) and one.stream.client).close()
+
+
+def clock(feed, events=()):
+    """Rows arrive between the triggers."""
+    come = [(time, lambda t=time: feed.put(rows(seconds_before(t)))) for time in TIMES]
+    return ScriptedClock(0, [*come, *events])
+
+
+def start(feed, place, ticking, every=2):
+    return dps.run(
+        dps.Query(**QUERY), source=feed.source, sink=feed.sink, secret=SECRET,
+        checkpoint_location=place / "state", clock=ticking, options=options(every),
+    )  # fmt: skip
+
+
+def test_broken_off_and_the_server_killed(feeds, tmp_path):
+    """The run is left three times, and the server dies while it is read and written."""
+    feed = feeds()
+    start(feed, tmp_path / "whole", clock(feed)).finish()
+    expected = feed.published()
+    assert len(expected) >= 8
+
+    feed = feeds()
+    deaths = [(time + 1, feed.server.restart) for time in TIMES[1::2]]
+    # the clock of the test stands still meanwhile, so that the rows come to the same trigger
+    naps = [(time + n, partial(sleep, 0.1)) for time in TIMES[1::2] for n in range(2, 6)]
+    ticking = clock(feed, deaths + naps)
+    for releases in (1, 3, 2):
+        running = iter(start(feed, tmp_path / "broken", ticking, every=3))
+        for _ in range(releases):
+            next(running)
+        running.close()
+        feed.server.restart()
+    start(feed, tmp_path / "broken", ticking, every=3).finish()
+
+    assert feed.published() == expected
+
+
+def test_rows_that_a_recovery_needs_are_gone(feeds, tmp_path):
+    """Nothing is published from what is left, and the error says what is missing."""
+    feed = feeds()
+    ticking = clock(feed)
+    running = iter(start(feed, tmp_path, ticking, every=100))
+    for _ in range(3):
+        next(running)
+    running.close()
+    before = feed.published()
+    feed.lose()
+
+    with pytest.raises(RowsLost, match="restore"):
+        start(feed, tmp_path, ticking, every=100).finish()
+    assert feed.published() == before
+
+
+def test_a_delta_table_of_a_run_that_was_broken_off(postgres, tmp_path):
+    """PostgreSQL to Delta Lake: the rows of an undisturbed run, each once."""
+
+    def tables(place, breaks):
+        feed = PostgresFeed(postgres)
+        feed.sink = f"delta:{place / 'out'}"
+        ticking = clock(feed)
+        for releases in breaks:
+            running = iter(start(feed, place, ticking))
+            for _ in range(releases):
+                next(running)
+            running.close()
+        start(feed, place, ticking).finish()
+        feed.connection.close()
+        found = DeltaTable(str(place / "out" / "live")).to_pyarrow_table()
+        return found.sort_by([(name, "ascending") for name in ("window", "release", "page")])
+
+    assert tables(tmp_path / "a", ()).equals(tables(tmp_path / "b", (1, 4, 2)))
+
+
+def test_no_password_is_left_anywhere(feeds, tmp_path, caplog, capfd):
+    """Not in state, logs, output, tables or errors, also when the server is gone."""
+    caplog.set_level(logging.DEBUG)
+    feed = feeds()
+    run = start(feed, tmp_path, clock(feed, [(TIMES[1] + 1, feed.server.restart)]))
+    shown = [repr(run), *map(str, run)]
+    feed.server.kill()
+    with pytest.raises(dps.DpstreamError) as error:
+        start(feed, tmp_path / "again", clock(feed))
+    feed.server.start()
+    chain, problem = [], error.value
+    while problem is not None:
+        chain += [str(problem), repr(problem)]
+        problem = problem.__cause__ or problem.__context__
+    shown += [*chain, caplog.text, *capfd.readouterr()]
+
+    assert not any(PASSWORD in text for text in shown)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 3
+    assert not any(PASSWORD.encode() in path.read_bytes() for path in files)
+
+
+def test_a_password_in_an_address_is_refused_and_not_repeated():
+    """Neither in a source nor in a sink."""
+    for text in (
+        f"postgres://me:{PASSWORD}@127.0.0.1:9/x?table=t&key=id",
+        f"nats://me:{PASSWORD}@127.0.0.1:9/S",
+        f"postgres://me@127.0.0.1:9/x?table=t&key=id&password={PASSWORD}",
+        f"nats://127.0.0.1:9/S?token={PASSWORD}",
+    ):
+        for run in (
+            lambda text=text: dps.run(dps.Query(**QUERY), source=text),
+            lambda text=text: dps.run(
+                dps.Query(**QUERY), source=pa.table({"user": ["a"], "page": ["b"], "at": [1]}),
+                sink=text,
+            ),
+        ):  # fmt: skip
+            with pytest.raises(dps.DpstreamError, match=r"must not") as error:
+                run()
+            assert PASSWORD not in str(error.value)
+
+
+def test_a_pipeline_file_names_servers(feeds, tmp_path, monkeypatch):
+    """URIs stand where paths do."""
+    feed = feeds()
+    feed.put(rows(seconds_before(TIMES[0])))
+    monkeypatch.chdir(tmp_path)
+    sql = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-9,
+        privacy_unit_column = user, max_groups_contributed = 1, public_groups = ('/1', '/2'))
+        page, COUNT(*) AS n FROM clicks GROUP BY page"""
+    (tmp_path / "p.toml").write_text(
+        f'[source]\npath = "{feed.source}&until=12"\n[budget]\ndataset = "d"\nepsilon = 3\n'
+        f'delta = 1e-8\n[state]\npath = "state/"\n[sink]\nto = ["{feed.sink}", "delta:out/"]\n'
+        f'[[query]]\nname = "live"\nsql = """{sql}"""\n'
+    )
+    pipeline = load_pipeline("p.toml")
+    assert pipeline.sinks[0] == feed.sink
+    with pytest.raises(SystemExit) as left:
+        dps_main(["run", "p.toml"])
+
+    assert left.value.code == 0
+    assert len(feed.published()) >= 1
+    assert os.path.isdir("out/live/_delta_log")
+
+
+def dps_main(words):
+    from dpstream.cli import main
+
+    main(words)

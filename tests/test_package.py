@@ -1,0 +1,128 @@
+"""The package as people install it: wheel and sdist, an empty environment, no extras."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SLOW = ("numba", "numpy", "scipy", "pyarrow", "sqlglot", "dp_accounting", "pandas", "polars")
+HELP = "import dpstream.cli as c; c.main(['--help'])"
+
+# What a start must not import, and that it imports without a word.
+START = """
+import contextlib, io, sys
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    {code}
+print(*sorted(set(sys.modules) & set({names})))
+"""
+
+EVERY_MODULE = """
+import importlib, pkgutil, dpstream
+for found in pkgutil.walk_packages(dpstream.__path__, "dpstream."):
+    if ".peer_side" in found.name or found.name.endswith("__main__"):
+        continue
+    try:
+        importlib.import_module(found.name)
+    except ModuleNotFoundError as absent:  # a connector or engine may need its own extra
+        optional = ("dpstream.connectors.", "dpstream.engines.spark", "dpstream.serve")
+        assert found.name.startswith(optional), (found.name, absent.name)
+"""
+
+FIRST_USE = """
+import dpstream as dps
+log = {"user": [f"u{n % 400}" for n in range(1200)], "page": ["/a", "/b", "/c"] * 400}
+import pyarrow as pa
+query = dps.sql("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 8, delta = 1e-6, "
+                "privacy_unit_column = user, privacy_unit_period = 'forever', "
+                "max_groups_contributed = 3) page, COUNT(*) AS n FROM log GROUP BY page")
+[table] = dps.run(query, source=pa.table(log))
+print(sorted(table["page"].to_pylist()))
+"""
+
+
+@pytest.mark.parametrize("code", ["import dpstream", HELP])
+def test_a_start_imports_nothing_slow(code):
+    """`import dpstream` and `dpstream --help` answer at once, and without a warning."""
+    script = START.format(code=code, names=SLOW)
+
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True)
+
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, b"", b"")
+
+
+def test_python_m_is_the_command():
+    """`python -m dpstream` where scripts are not on PATH."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dpstream", "--version"], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.startswith("dpstream ")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder with wheel and sdist, as `make package` leaves them."""
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", str(folder)],
+        cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.mark.package
+def test_the_wheel_has_the_package_and_nothing_else(built):
+    """Every file of the package, the marker for type checkers, no tests, no caches."""
+    [wheel] = built.glob("*.whl")
+    source = ROOT / "src"
+    files = {
+        path for path in source.rglob("*") if path.is_file() and "__pycache__" not in str(path)
+    }
+
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+    assert names == {str(path.relative_to(source)) for path in files}
+    assert "dpstream/py.typed" in names
+
+
+@pytest.mark.package
+def test_the_sdist_has_what_a_build_and_the_tests_need(built):
+    """The package builds from it, and its tests run."""
+    [sdist] = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    wanted = {"pyproject.toml", "README.md", "LICENSE", "Makefile", "constraints.txt", ".ci/run"}
+    assert wanted <= names
+    assert {"tests/conftest.py", "docs/index.md", "src/dpstream/py.typed"} <= names
+
+
+@pytest.mark.package
+@pytest.mark.timeout(300)  # 15 s with a warm package cache
+def test_an_empty_environment_gets_a_working_package(built, tmp_path):
+    """The wheel and its declared dependencies alone: imports, command, a first query."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    clean = settings | {"PATH": str(tmp_path / "venv" / "bin"), "NUMBA_CACHE_DIR": ""}
+    [wheel] = built.glob("*.whl")
+    pip = ["-m", "pip", "install", "--quiet", "--no-compile", "-c", str(ROOT / "constraints.txt")]
+    subprocess.run([python, *pip, str(wheel)], env=clean, check=True)
+
+    def run(*args):
+        return subprocess.run(
+            args, cwd=tmp_path, env=clean, check=True, capture_output=True, text=True
+        ).stdout
+
+    run(python, "-W", "error", "-c", EVERY_MODULE)
+    assert run("dpstream", "--version").startswith("dpstream ")
+    assert run(python, "-W", "error", "-c", FIRST_USE) == "['/a', '/b', '/c']\n"
+    (tmp_path / "n.csv").write_text("n\n3\n4\n")
+    command = "dpstream release n.csv --mechanism uniform --window 2 --epsilon 1 --json"
+    assert len(json.loads(run(*command.split()))["rows"]) == 2
