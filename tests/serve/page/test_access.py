@@ -7,7 +7,7 @@ import pytest
 
 from tests.serve.page.conftest import DESKTOP, PHONE
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 # Where the focus is, and whether its outline is seen, there or (radio buttons) on the label's text.
 STOP = """() => {

@@ -4,7 +4,7 @@ import pytest
 
 from tests.serve.page.conftest import until
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 REFUSED = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_CONNECTION_RESET", "ERR_EMPTY")
 RELEASE = "Number(document.querySelector('#summary').textContent.match(/Release (\\d+)/)[1])"

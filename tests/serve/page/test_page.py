@@ -7,7 +7,7 @@ import pytest
 from tests.serve.page.conftest import DESKTOP, PHONE, until
 from tests.serve.page.logs import LATE_PAGE, PAGES
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 PAINTED = """() => {
   const canvas = document.querySelector("#chart canvas");

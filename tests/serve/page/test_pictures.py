@@ -9,7 +9,7 @@ import pytest
 from tests.serve.page.conftest import PHONE, until
 from tests.serve.page.logs import LATE_PAGE
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 IMAGES = Path(__file__).resolve().parents[3] / "docs" / "images"
 TALL = {"width": 1280, "height": 1330}

@@ -7,7 +7,7 @@ import pytest
 from tests.serve.page.conftest import until
 from tests.serve.page.logs import HOSTILE, LONGEST, MANY
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 
 def test_hostile_keys_are_text(visit, wild):
