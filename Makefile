@@ -1,4 +1,4 @@
-# All set-up happens inside this tree: .venv, .venv-bench and .cache are made on demand and ignored by git.
+# All set-up happens inside this tree: .venv, .venv-bench, .venv-serve and .cache are made on demand and ignored by git.
 PYTHON ?= python3
 BIN := .venv/bin
 BENCH ?=
@@ -12,7 +12,7 @@ export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bench-peers .venv-bench servers spark docs clean
+.PHONY: help demo test lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -45,8 +45,12 @@ bench: .venv/.dev .venv-bench/.stamp ## measure against the peers (BENCH=name fo
 bench-peers: .venv-bench/.stamp ## set up .venv-bench, the environment of the libraries the benches compare with
 .venv-bench: .venv-bench/.stamp
 
+serve-test: .venv-serve/.stamp ## set up .venv-serve, the environment of the tool that asks a server everything its OpenAPI allows
+.venv-serve: .venv-serve/.stamp
+
 servers: .venv/.servers ## add what speaks to Kafka, NATS, PostgreSQL and Delta Lake to .venv; .ci/servers installs the servers
 spark: .venv/.spark ## add Spark to .venv (it needs a Java 17 or 21), for its engine and the tests of it
+browser: .venv/.browser ## add what drives a browser to .venv; the tests of the page need it, and .ci/browser
 
 docs: .venv/.dev ## build the documentation into site/
 	@echo "docs: building site/"
@@ -54,7 +58,7 @@ docs: .venv/.dev ## build the documentation into site/
 
 clean: ## remove environments, caches and everything built
 	@echo "clean: removing environments, caches and everything built"
-	@rm -rf .venv .venv-bench .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist site
+	@rm -rf .venv .venv-bench .venv-serve .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist site
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call make_venv,folder): make the environment unless it is there.
@@ -87,8 +91,19 @@ endef
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[spark]'
 	@touch $@
 
+.venv/.browser: .venv/.dev
+	@echo "setting up .venv (what drives a browser)"
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[browser]'
+	@touch $@
+
 .venv-bench/.stamp: constraints-bench.txt
 	@echo "setting up .venv-bench (the peers)"
 	$(call make_venv,.venv-bench)
 	@.venv-bench/bin/python -m pip install -q -c constraints-bench.txt 'opendp[polars]' diffprivlib pipeline-dp pyspark
+	@touch $@
+
+.venv-serve/.stamp: constraints-serve.txt
+	@echo "setting up .venv-serve (schemathesis)"
+	$(call make_venv,.venv-serve)
+	@.venv-serve/bin/python -m pip install -q -c constraints-serve.txt schemathesis
 	@touch $@

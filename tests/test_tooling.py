@@ -137,7 +137,7 @@ def test_every_extra_of_the_design_exists():
     """People install what they need by these names."""
     assert set(PROJECT["optional-dependencies"]) == {
         "frames", "spark", "serve", "plot", "duckdb", "kafka", "nats", "postgres", "delta",
-        "connectors", "docs", "dev",
+        "connectors", "browser", "docs", "dev",
     }  # fmt: skip
 
 
@@ -151,7 +151,9 @@ def test_the_core_stays_small():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["constraints.txt", "constraints-bench.txt"])
+@pytest.mark.parametrize(
+    "name", ["constraints.txt", "constraints-bench.txt", "constraints-serve.txt"]
+)
 def test_constraints_hold_nothing_but_exact_versions(name):
     """A host, a path or a local file would tie the set-up to one machine."""
     lines = (ROOT / name).read_text().splitlines()
@@ -168,6 +170,7 @@ def test_every_requirement_of_core_and_dev_is_pinned():
     extras = PROJECT["optional-dependencies"]
     wanted = [*PROJECT["dependencies"], *extras["frames"], *extras["plot"], *extras["docs"]]
     wanted += [entry for name in ("nats", "postgres", "delta") for entry in extras[name]]
+    wanted += extras["serve"]
     wanted += [entry for entry in extras["dev"] if not entry.startswith("dpstream")]
     names = {re.match(r"[\w-]+", entry).group() for entry in wanted}
 

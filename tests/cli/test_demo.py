@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from dpstream.cli import demo, demo_screen
+from dpstream.cli import demo, demo_screen, demo_served
 from dpstream.cli.demo_live import QUICK, Scene, play
 
 pytestmark = pytest.mark.timeout(300)  # 15 s on an idle machine
@@ -33,7 +33,9 @@ def played(tmp_path_factory):
 def told(played, monkeypatch):
     """The command tells of that tour, scene by scene, without another one."""
     found, scenes = played
-    monkeypatch.setattr(demo, "play", lambda tour, folder, show: [*map(show, scenes), found][-1])
+    monkeypatch.setattr(
+        demo, "play", lambda tour, folder, show, **_: [*map(show, scenes), found][-1]
+    )
 
 
 def test_the_engine_is_killed_and_publishes_the_same_bytes(played):
@@ -89,11 +91,20 @@ def test_people_are_told_everything_in_a_pipe(run, told):
 def test_a_difference_is_an_error(run, played, monkeypatch):
     """A tour that finds other bytes says so and fails."""
     found = replace(played[0], identical=False)
-    monkeypatch.setattr(demo, "play", lambda *_: found)
+    monkeypatch.setattr(demo, "play", lambda *_, **__: found)
 
     done = run("demo", "--quick")
 
     assert (done.code, "DIFFER" in done.out, "please report" in done.err) == (1, True, True)
+
+
+def test_a_page_without_its_extra_says_what_to_install(run, monkeypatch):
+    """Before anything is started."""
+    monkeypatch.setattr(demo_served, "find_spec", lambda name: None)
+
+    done = run("demo", "--serve")
+
+    assert (done.code, "dpstream[serve]" in done.err, done.out) == (5, True, "")
 
 
 def test_a_terminal_sees_bars_hidden_pages_and_the_kill():

@@ -1,5 +1,6 @@
 """What only Spark has: streams of frames, batches that come again, sinks of its own."""
 
+import doctest
 import json
 import shutil
 from contextlib import suppress
@@ -12,6 +13,7 @@ import dpstream as dps
 from dpstream.engines.spark import SparkEngine, SparkSink
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy.state import unpack
+from tests.cli.test_docs import LOOSE, ROOT
 from tests.engines.runs import (
     SHORT,
     break_off,
@@ -284,3 +286,13 @@ def test_a_pipeline_runs_on_spark(session, tmp_path, monkeypatch, capsys):
     assert left.value.code == 0
     assert "everything was published before" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "out")
+
+
+def test_the_page_shows_what_happens(session, tmp_path, monkeypatch):
+    """Every `>>>` of the how-to, run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "spark.md"
+    failed, tried = doctest.testfile(str(page), module_relative=False, optionflags=LOOSE)
+
+    assert failed == 0
+    assert tried == page.read_text().count(">>> ")

@@ -5,9 +5,12 @@ import sys
 
 import pytest
 
+from dpstream.cli import main
 from dpstream.engines.spark import SparkEngine, local_session
 from dpstream.engines.spark.engine import require_java
-from dpstream.errors import MissingDependency
+from dpstream.engines.spark.tasks import Keys
+from dpstream.errors import InvalidInput, MissingDependency, SecretError
+from dpstream.pipeline import load_pipeline
 from dpstream.privacy.query_spend import LentKeys
 from dpstream.privacy.state import Secret
 from dpstream.stages.rows import RowKeys
@@ -38,9 +41,38 @@ def test_without_java(monkeypatch, home):
         require_java()
 
 
-def test_keys_do_not_print_themselves():
-    rows = RowKeys.of(Secret(bytes(range(32))), bytes(16))
-    lent = LentKeys(run=bytes(16), query="q", step=0, keys={3: bytes(range(32))})
+ROWS = RowKeys.of(Secret(bytes(range(32))), bytes(16))
+LENT = LentKeys(run=bytes(16), query="q", step=0, keys={3: bytes(range(100, 132))})
 
-    assert "\\x" not in repr(rows)
-    assert "keys" not in repr(lent)
+
+def test_keys_do_not_print_themselves():
+    assert "\\x" not in repr(ROWS)
+    assert "keys" not in repr(LENT)
+
+
+def test_neither_half_of_the_keys_says_anything():
+    """One is random, the other is sealed by it; two that do not belong together are refused."""
+    keys = Keys(rows=ROWS, lent=LENT)
+    opener, sealed = keys.halves()
+    other, _ = keys.halves()
+
+    assert Keys.joined(opener, sealed) == keys
+    for secret in (ROWS.units, ROWS.groups, LENT.keys[3]):
+        for form in (secret, secret.hex().encode()):
+            assert form not in opener + sealed
+    assert opener != other
+    with pytest.raises(SecretError, match="do not belong together"):
+        Keys.joined(other, sealed)
+
+
+def test_engines_of_a_pipeline(tmp_path, monkeypatch, capsys):
+    """A name that is none is refused, in the file and on the command line."""
+    monkeypatch.chdir(tmp_path)
+    for words in (["init"], ["run", "pipeline.toml", "--engine", "flink"]):
+        with pytest.raises(SystemExit):
+            main(words)
+    assert "--engine must be one of embedded, spark; got 'flink'" in capsys.readouterr().err
+    with (tmp_path / "pipeline.toml").open("a") as file:
+        file.write('\n[engine]\nname = "flink"\n')
+    with pytest.raises(InvalidInput, match="name must be one of embedded, spark; got 'flink'"):
+        load_pipeline("pipeline.toml")

@@ -66,6 +66,10 @@ _REGISTRY: Final = {
         "dpstream.bench.logs:measure",
         "the continual GROUP BY on two real event logs: keys found, errors, time",
     ),
+    "serve": (
+        "dpstream.bench.serve:measure",
+        "clients that follow a server's events while its pipeline reads as fast as it can",
+    ),
     "queries": (
         "dpstream.bench.queries:measure",
         "SQL on real event logs, from the command and from Python: the same releases",

@@ -21,10 +21,12 @@ from dpstream.bench.click_log import ClickLog
 from dpstream.bench.harness import Row
 from dpstream.bench.throughput_run import clicks
 from dpstream.connectors.sources import open_source
-from dpstream.engines.spark import segments, tasks, waiting
+from dpstream.engines.spark import publishing, reading, segments, waiting
 from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.packets import by_number, numbers, opened
-from dpstream.engines.spark.tasks import Keys, Publishing, Reading
+from dpstream.engines.spark.publishing import Publishing
+from dpstream.engines.spark.reading import Reading
+from dpstream.engines.spark.tasks import Keys
 from dpstream.privacy.state import Secret
 from dpstream.records import Source
 from dpstream.stages.plan import planned
@@ -51,11 +53,11 @@ def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
         "keys": Keys(rows=RowKeys.of(Secret(bytes(32)), _RUN)),
     }
     parts = tuple(source.partitions())
-    reading = Reading(**common, job="read", where="", arrived=None, source=source, partitions=parts)
-    read, rows = _timed(lambda: list(tasks.read_source(reading, _numbered(len(parts)))))
-    kept, told = _timed(lambda: list(tasks.keep_rows(reading, iter(rows))))
+    takes = Reading(**common, job="read", where="", arrived=None, source=source, partitions=parts)
+    read, rows = _timed(lambda: list(reading.read_source(takes, _numbered(len(parts)))))
+    kept, told = _timed(lambda: list(reading.keep_rows(takes, iter(rows))))
     files_of = [one["file"] for one in _notes(told) if "file" in one]
-    publishing = Publishing(
+    bounds = Publishing(
         **common,
         job="bound",
         first=0,
@@ -64,9 +66,9 @@ def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
         units={},
         groups={},
     )
-    bounded, sent = _timed(lambda: list(tasks.bound(publishing, _numbered(1))))
-    flow = publishing.flow(0)
-    added, _ = _timed(lambda: _add(publishing, flow, opened(sent)[1][0]))
+    bounded, sent = _timed(lambda: list(publishing.bound(bounds, _numbered(1))))
+    flow = bounds.flow(0)
+    added, _ = _timed(lambda: _add(bounds, flow, opened(sent)[1][0]))
     name, chains = "state/groups.dps", {}
     segments.save(files, flow, "groups", name, (), {})
     chains["groups"] = [(name, _size(files, name))]
@@ -75,7 +77,7 @@ def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
     ]
     found = []
     for stage, chain in chains.items():
-        again = replace(publishing, job="again").flow(0)
+        again = replace(bounds, job="again").flow(0)
         seconds, _ = _timed(lambda: segments.load(files, again, stage, chain))  # noqa: B023
         size = sum(size for _, size in chain)
         entries, held = _entries(again, stage)

@@ -23,6 +23,10 @@ class Commands(LazyGroup):
             "dpstream.cli.run:run",
             "Run a pipeline's queries; started again, they go on where they stopped.",
         ),
+        "serve": (
+            "dpstream.cli.serve:serve",
+            "Run a pipeline and serve its releases: a page, a feed, and a side for the operator.",
+        ),
         "sql": (
             "dpstream.cli.sql:sql",
             "Publish a query's releases under differential privacy.",

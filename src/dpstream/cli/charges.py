@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.cli.output import note
-from dpstream.engines.directory import read_about
-from dpstream.errors import SecretError
 from dpstream.privacy.amounts import show
 from dpstream.privacy.ledger import Ledger
 from dpstream.session.budget import AnyQuery
@@ -48,17 +46,6 @@ def _reading(books: Books) -> Iterator[Ledger]:
         yield ledger
     finally:
         ledger.close()
-
-
-def refuse_lost_secret(secret: Path, folders: Sequence[Path]) -> None:
-    """A run whose secret is gone cannot go on, and a new secret would not help it."""
-    begun = [folder for folder in folders if read_about(folder) is not None]
-    if begun and not secret.exists():
-        raise SecretError(
-            f"{begun[0]} was made with the secret {secret}, which is not there; restore it from "
-            "your backup; if it is lost this run cannot go on: begin anew with a new state "
-            "directory, which makes a new secret and is charged anew"
-        )
 
 
 def tell(queries: Sequence[AnyQuery], before: Mapping[str, str], books: Books, dataset: str) -> int:

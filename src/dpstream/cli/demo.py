@@ -13,6 +13,7 @@ from rich.console import Console
 from dpstream.cli import demo_screen, demo_series
 from dpstream.cli.books import dated, print_books
 from dpstream.cli.demo_live import QUICK, Found, Tour, play
+from dpstream.cli.demo_served import ServedEngine, refuse_without_server
 from dpstream.cli.output import people, print_json
 from dpstream.errors import DpstreamError
 from dpstream.privacy.ledger import Ledger
@@ -49,17 +50,25 @@ Next:
 
 def demo(
     quick: Annotated[bool, typer.Option("--quick", help="A tour of a few seconds.")] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Open a live page of the releases in the browser.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Take a tour: a live private query that survives a kill, a series, and the ledger."""
+    if serve:
+        refuse_without_server()
     tour = QUICK if quick else Tour()
     console = people()
     if not as_json:
         _say(console, WELCOME.format(rate=tour.rows_per_second))
+        if serve:
+            _say(console, "The page stays until you press Enter.\n")
     with TemporaryDirectory(prefix="dpstream-demo-") as folder:
         quiet: Any = nullcontext(lambda scene: None)
         with quiet if as_json else demo_screen.watching(console) as show:
-            live = play(tour, Path(folder), show)
+            engine = ServedEngine(Path(folder)) if serve else None
+            live = play(tour, Path(folder), show, engine=engine)
         with closing(Ledger(live.ledger)) as ledger:
             books = dated(ledger)
     series = demo_series.publish()

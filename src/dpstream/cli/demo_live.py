@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -86,18 +86,22 @@ class Found:
     ledger: Path
 
 
-def play(tour: Tour, folder: Path, show: Callable[[Scene], None]) -> Found:
+def play(
+    tour: Tour, folder: Path, show: Callable[[Scene], None], *, engine: Engine | None = None
+) -> Found:
     """Run the query over a live stream, kill it half-way, start it again, compare."""
     seconds = _warm_up(folder / "compile")
     if seconds > _COMPILED:
         seconds = _warm_up(folder / "start")
+    engine = engine or Engine(folder)
+    seconds *= engine.starts
     triggers = tour.triggers(seconds)
     start = math.ceil(time.time() + seconds)
     end = start + triggers
     query = QUERY.format(start=_stamp(start), end=_stamp(end))
     (folder / "pages.sql").write_text(query)
     feed = Feed(folder / "clicks", start=start, end=end, rows_per_second=tour.rows_per_second)
-    engine = _Engine(folder)
+    engine.triggers = triggers
 
     def scene(state: str) -> Scene:
         index, release = engine.newest()
@@ -120,6 +124,7 @@ def play(tour: Tour, folder: Path, show: Callable[[Scene], None]) -> Found:
             show(scene("running again"))
             time.sleep(LOOK_EVERY)
         show(scene("over"))
+        engine.linger()
     finally:
         feed.end()
         engine.end()
@@ -144,13 +149,17 @@ def play(tour: Tour, folder: Path, show: Callable[[Scene], None]) -> Found:
     )
 
 
-class _Engine:
+class Engine:
     """The query in a process of its own: the command that people type."""
 
     command = (
         "dpstream sql pages.sql --source clicks=clicks/ --live "
         "--state state --ledger book --dataset clicks"
     )
+
+    starts: ClassVar[int] = 1
+    """How many processes start one after the other."""
+    triggers: int
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -159,11 +168,13 @@ class _Engine:
 
     @property
     def pid(self) -> int:
+        """Its process."""
         return 0 if self._child is None else self._child.pid
 
     def start(self, sinks: list[str]) -> None:
+        """Run the command, with these sinks."""
         words = [*self.command.split()[1:], *(f"--sink={sink}" for sink in sinks), "--json"]
-        self._child = _spawn(words, self._folder, self._log)
+        self._child = spawn(words, self._folder, self._log)
 
     def kill(self) -> int:
         """No goodbye; the exit code says which signal it was."""
@@ -181,7 +192,11 @@ class _Engine:
             raise DpstreamError(f"the engine ended with {code}: {self._log.read_text()[-2000:]}")
         return code == 0
 
+    def linger(self) -> None:
+        """Stay for who looks at it."""
+
     def end(self) -> None:
+        """Leave nothing behind."""
         if self._child is not None and self._child.poll() is None:
             self.kill()
 
@@ -216,12 +231,13 @@ def _warm_up(place: Path) -> float:
     text = text.format(start="2024-05-01", end="2024-05-02")
     words = ["sql", text, "--source=clicks=clicks.csv", "--sink=out/", "--state=state"]
     began = time.perf_counter()
-    if _spawn(words, place, place / "log").wait():
+    if spawn(words, place, place / "log").wait():
         raise DpstreamError(f"the demo's engine does not start: {(place / 'log').read_text()}")
     return time.perf_counter() - began
 
 
-def _spawn(words: list[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
+def spawn(words: list[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    """`dpstream ...` in a process of its own."""
     with log.open("wb") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "dpstream", *words],

@@ -8,19 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from dpstream.cli.charges import charged_runs, refuse_lost_secret, tell
-from dpstream.cli.engines import open_engine, with_engine
+from dpstream.cli.charges import charged_runs, tell
+from dpstream.cli.engines import with_engine
 from dpstream.cli.exits import INTERRUPTED
 from dpstream.cli.output import note
 from dpstream.cli.releases import about, as_json, in_words, show
 from dpstream.cli.watch import Stopper, counts, progress, tell_operator, unfinished
-from dpstream.connectors.storage import safe_name
 from dpstream.engines.memory import keep_freed_memory
-from dpstream.errors import LedgerError
 from dpstream.pipeline import Pipeline, load_pipeline
+from dpstream.pipeline.start import open_book, refuse_lost_secret, start
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state.files import make_directory
-from dpstream.session import Runs, refuse_early, run_all
+from dpstream.session import Runs
 from dpstream.stages.ticks import instant
 
 
@@ -49,23 +48,19 @@ def run(
         _forget(pipeline, forget, as_lines=as_lines)
         return
     terms = [book.terms() for book in pipeline.books]
-    folders = _folders(pipeline)
+    folders = pipeline.folders
     refuse_lost_secret(pipeline.secret, list(folders.values()))
     existed = pipeline.secret.exists()
     make_directory(pipeline.state, mode=0o700)
     stopper, paths = Stopper(as_json=as_lines), {book.ledger for book in pipeline.books}
     ledgers = {place: Ledger(place) for place in paths}
     try:
-        runs = _started(pipeline, ledgers, stopper)
+        keep_freed_memory()
+        runs = start(pipeline, ledgers, clock=stopper)
         before = []
         for book, wanted in zip(pipeline.books, terms, strict=True):
-            ledger = ledgers[book.ledger]
-            try:
-                ledger.open(book.dataset, wanted)
-            except LedgerError as problem:
-                raise LedgerError(f"{book.where}: {problem}") from None
-            before.append(charged_runs(ledger, book.dataset))
-            refuse_early(ledger, book.dataset, [(q, folders[q.name]) for q in book.queries])
+            before.append(charged_runs(ledgers[book.ledger], book.dataset))
+            open_book(pipeline, book, wanted, ledgers[book.ledger])
         if not existed:
             note(
                 f"created the secret {pipeline.secret}; back it up: without it the pipeline cannot "
@@ -86,10 +81,10 @@ def run(
 
 def _forget(pipeline: Pipeline, unit: str, *, as_lines: bool) -> None:
     """Erase a unit from every query that has state, and say in how many groups it was."""
-    refuse_lost_secret(pipeline.secret, list(_folders(pipeline).values()))
+    refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
     ledgers = {book.ledger: Ledger(book.ledger) for book in pipeline.books}
     try:
-        runs = _started(pipeline, ledgers, Stopper(as_json=as_lines))
+        runs = start(pipeline, ledgers, clock=Stopper(as_json=as_lines))
         places = {name: one.forget(unit) for name, one in runs.runs.items()}
     finally:
         for ledger in ledgers.values():
@@ -102,32 +97,6 @@ def _forget(pipeline: Pipeline, unit: str, *, as_lines: bool) -> None:
             f"{name}: erased from {count} groups (for the operator only: an exact count); nothing "
             "more of this unit is kept"
         )
-
-
-def _folders(pipeline: Pipeline) -> dict[str, Path]:
-    return {query.name: pipeline.state / safe_name(query.name) for query in pipeline.queries}
-
-
-def _started(pipeline: Pipeline, ledgers: dict[Path, Ledger], stopper: Stopper) -> Runs:
-    """The queries, ready to be iterated over; nothing is paid for yet."""
-    keep_freed_memory()
-    opened = open_engine(pipeline)
-    started = [
-        run_all(
-            book.queries,
-            source=pipeline.feeds,
-            sink=list(pipeline.sinks) or None,
-            checkpoint_location=pipeline.state,
-            secret=pipeline.secret,
-            ledger=ledgers[book.ledger],
-            dataset=book.dataset,
-            clock=stopper,
-            engine=opened,
-            check_budget=False,  # the book is opened with the file's promise when all can begin
-        )
-        for book in pipeline.books
-    ]
-    return Runs([run for runs in started for run in runs.runs.values()])
 
 
 def _publish(

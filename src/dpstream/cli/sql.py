@@ -8,13 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dpstream.cli.charges import (
-    Books,
-    charged_runs,
-    own_book,
-    refuse_lost_secret,
-    tell,
-)
+from dpstream.cli.charges import Books, charged_runs, own_book, tell
 from dpstream.cli.exits import INTERRUPTED
 from dpstream.cli.options import BUDGET, Payer, SecretFile, SharedLedger
 from dpstream.cli.output import note, print_json
@@ -23,6 +17,7 @@ from dpstream.cli.statements import AsJson, Settings, Text, compiled_from
 from dpstream.cli.watch import Stopper, counts, progress, tell_operator, unfinished
 from dpstream.engines.memory import keep_freed_memory
 from dpstream.errors import InvalidParameter
+from dpstream.pipeline.start import refuse_lost_secret
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state.secret import beside
 from dpstream.session import run

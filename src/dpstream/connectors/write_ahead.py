@@ -72,7 +72,7 @@ class WriteAhead:
             empty = pa.table({name: pa.array([], pa.string()) for name in columns or ()})
             return Batch(table=empty, position=position, done=True)
         if path.exists():
-            return replace(_load(path, columns), position=number + 1, done=number + 1 == until)
+            return replace(load_batch(path, columns), position=number + 1, done=number + 1 == until)
         kept = self._numbers(partition)  # in order
         if until is not None:
             raise RowsLost(
@@ -92,7 +92,7 @@ class WriteAhead:
         if batch.table.num_rows == 0 and not batch.rejected:
             return replace(batch, position=position)
         self._pending[partition] = batch  # a full disk must not lose what a pipe will not repeat
-        if not put_new(path, _dump(batch), private=True):
+        if not put_new(path, dump_batch(batch), private=True):
             raise StateError(f"{path} was written by another process; only one may read the source")
         del self._pending[partition]
         kept.append(number)
@@ -122,7 +122,8 @@ class WriteAhead:
         return self._kept[partition]
 
 
-def _dump(batch: Batch) -> bytes:
+def dump_batch(batch: Batch) -> bytes:
+    """A chunk as the content of a segment."""
     rejected = json.dumps([asdict(one) for one in batch.rejected])
     metadata = {**(batch.table.schema.metadata or {}), _REJECTED: rejected}
     table = batch.table.replace_schema_metadata(metadata)
@@ -133,7 +134,7 @@ def _dump(batch: Batch) -> bytes:
     return _MAGIC + sha256(content).digest() + content
 
 
-def _load(path: Path, columns: Sequence[str] | None) -> Batch:
+def load_batch(path: Path, columns: Sequence[str] | None) -> Batch:
     """The chunk of a segment; the position is for the caller to set."""
     whole = path.read_bytes()
     start = len(_MAGIC) + 32

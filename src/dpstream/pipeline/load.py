@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.options import Options, is_uri
+from dpstream.connectors.pushed import PUSHED, pushed_folder
 from dpstream.connectors.sinks.encode import ENCODERS
+from dpstream.connectors.storage import safe_name
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.pipeline.books import Book
 from dpstream.pipeline.tables import nearest, read_tables
@@ -19,6 +21,14 @@ from dpstream.session.budget import AnyQuery
 from dpstream.sql.plan import Compiled, compile_sql
 
 ENGINES = ("embedded", "spark")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushed:
+    """A source whose rows are handed in: where they are kept, and which columns are."""
+
+    folder: Path
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +45,15 @@ class Pipeline:
     sinks: tuple[str, ...] = ()
     engine: Mapping[str, Any] = field(default_factory=lambda: {"name": "embedded"})
     """Where the queries run, and how it is set up."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """The SQL of each query, by its name."""
+    pushed: Mapping[str, Pushed] = field(default_factory=dict)
+    """Sources whose rows are handed in, by the name they are handed in under."""
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """The state directory of each query."""
+        return {query.name: self.state / safe_name(query.name) for query in self.queries}
 
     @property
     def live(self) -> bool:
@@ -62,14 +81,21 @@ def load_pipeline(path: str | Path) -> Pipeline:
         state=folder,
         secret=secret,
         sinks=tuple(_sink(base, each) for each in sinks),
-        engine=_engine(path, tables.get("engine", {"name": "embedded"})),
+        engine=_engine(path, tables.get("engine", {"name": "embedded"}), feeds),
+        texts={one.query.name: one.text for one in compiled},
+        pushed=_pushed(compiled, of_query, feeds, folder),
     )
 
 
-def _engine(path: Path, table: Mapping[str, Any]) -> Mapping[str, Any]:
+def _engine(path: Path, table: Mapping[str, Any], feeds: Mapping[str, Feed]) -> Mapping[str, Any]:
     if table["name"] not in ENGINES:
         raise InvalidInput(
             f"{path}, [engine]: name must be one of {', '.join(ENGINES)}; got {table['name']!r}"
+        )
+    if table["name"] != "embedded" and any(feed.source == PUSHED for feed in feeds.values()):
+        raise InvalidInput(
+            f"{path}, [engine]: rows that are posted ({PUSHED!r}) are read by the embedded engine; "
+            f"{table['name']} reads files and servers"
         )
     return table
 
@@ -114,14 +140,33 @@ def _source_of(
 
 def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
     history, path = table.get("history"), table["path"]
-    options = _options(base, table.get("options", {}))
+    options, pushed = _options(base, table.get("options", {})), path == PUSHED
+    by_clock = pushed or (is_uri(path) and not _ends(path, options))
     return Feed(
-        source=_all_placed(base, path),
-        live=table.get("live", False) or (is_uri(path) and not _ends(path, options)),
+        source=PUSHED if pushed else _all_placed(base, path),
+        live=table.get("live", False) or by_clock,
         options=options,
         history=None if history is None else _all_placed(base, history),
         name=name,
     )
+
+
+def _pushed(
+    compiled: Sequence[Compiled],
+    of_query: Mapping[str, str],
+    feeds: Mapping[str, Feed],
+    folder: Path,
+) -> dict[str, Pushed]:
+    """What may be handed in: a source without a name has that of the table that is read."""
+    found: dict[str, Pushed] = {}
+    for name, feed in feeds.items():
+        readers = [one for one in compiled if of_query[one.query.name] == name]
+        if feed.source == PUSHED and readers:
+            columns = [column for one in readers for column in one.query.source_columns]
+            found[name or readers[0].table] = Pushed(
+                folder=pushed_folder(folder, name), columns=tuple(dict.fromkeys(columns))
+            )
+    return found
 
 
 def _ends(uri: str, options: Mapping[str, Any]) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.dead_letters import DeadLetters
 from dpstream.connectors.options import is_uri
+from dpstream.connectors.pushed import PUSHED, PushedSource, pushed_folder
 from dpstream.connectors.sinks import open_sink
 from dpstream.connectors.sources import open_source
 from dpstream.connectors.sources.growing import GrowingDirectory
@@ -219,12 +221,19 @@ def run_all(
             secret=Secret.of(kept),
             ledger=book,
             dataset=dataset,
-            options=options,
+            options=_of_query(options, query.name),
             clock=clock,
         )
         for query in queries
     ]
     return Runs(runs)
+
+
+def _of_query(options: Options | None, name: str) -> Options | None:
+    """A run id that a test has fixed must still differ from query to query."""
+    if options is None or options.run_id is None:
+        return options
+    return replace(options, run_id=sha256(options.run_id + name.encode()).digest()[:16])
 
 
 def _feeds(names: Sequence[str], source: Any, common: Feed) -> dict[str, Feed]:
@@ -283,6 +292,10 @@ def _opened(
     """The source; one that cannot be read twice is kept in the state directory."""
     if source is None:
         return None
+    if isinstance(source, str) and source == PUSHED:
+        if folder is None:
+            raise InvalidParameter(f"the source {PUSHED!r} needs a state directory")
+        return PushedSource(pushed_folder(folder, name))
     growing = live and _is_path(source)
     opened = GrowingDirectory(Path(source)) if growing else open_source(source, options=options)
     if not opened.replayable and folder is not None:

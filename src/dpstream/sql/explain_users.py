@@ -115,7 +115,8 @@ _KINDS = {
 }
 
 
-def _name(measure: Measure) -> str:
+def measure_name(measure: Measure) -> str:
+    """What noise is put on, in words."""
     if measure.kind != "value":
         return _KINDS.get(measure.kind, measure.kind)
     return f"sum of {measure.column}{' (squared distances)' if measure.power == 2 else ''}"
@@ -129,7 +130,7 @@ def _measures(plan: Plan) -> list[dict[str, Any]]:
         how = _derived(measure, bounds, plan.query.debias_rows or 0, value)
         found.append(
             {
-                "measure": _name(measure),
+                "measure": measure_name(measure),
                 "sensitivity": value,
                 "quantum": float(measure.quantum),
                 "derivation": how,

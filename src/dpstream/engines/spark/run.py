@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _LOOK = 0.1  # seconds between two looks at a stream that is read to its end
 _STREAM = "the stream"  # among the inputs that were read to their end
+_MOST_SHOWN = 4_000_000  # rows of releases that a job sends to the driver, if it can be foreseen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class SparkOptions:
     state_location: str | None = None
     """Where driver and executors share files; default: in the state directory."""
     steps_at_once: int = 32
-    """Steps of a bounded input that one job publishes."""
+    """Steps of a bounded input that one job publishes at most; fewer if releases are large."""
     batch_every: str = "1 second"
     """How often a live stream is asked for rows."""
 
@@ -189,9 +190,13 @@ class SparkRun(QueryRun):
             self._read_stream()
         steps = self.plan.query.schedule.steps
         assert steps is not None
+        at_once = self.spark.steps_at_once
         while self._progress.step < steps and not self._stop.is_set():
-            end = min(self._progress.step + self.spark.steps_at_once, steps)
-            yield from self._publish(storage, end)
+            end = min(self._progress.step + at_once, steps)
+            tables = self._publish(storage, end)
+            yield from tables
+            shown = max(len(table) for table in tables) if tables else 0
+            at_once = max(1, min(self.spark.steps_at_once, _MOST_SHOWN // max(shown, 1)))
 
     def _read_stream(self) -> None:
         """All that a stream has by now: only then is it known which rows a step has."""

@@ -6,7 +6,7 @@ import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
-from secrets import token_bytes
+from secrets import token_bytes, token_urlsafe
 from typing import Any
 
 from dpstream.errors import SecretError
@@ -19,6 +19,11 @@ _PREFIX = "dpstream-secret-1 "
 def mint_run_id() -> bytes:
     """128 random bits: a run draws noise that no other run sees."""
     return token_bytes(16)
+
+
+def mint_token() -> str:
+    """A password that nobody can guess, for who may see what is not private."""
+    return token_urlsafe(32)
 
 
 class Secret:

@@ -1,0 +1,120 @@
+"""`dpstream serve`: run a pipeline, and show what it publishes on a page and in a feed."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpstream.cli.output import note
+from dpstream.errors import InvalidParameter, MissingDependency
+from dpstream.pipeline import load_pipeline
+from dpstream.privacy.state.files import make_directory
+
+_PUBLIC, _OPERATOR = "Public side", "Operator side"
+
+
+def serve(
+    path: Annotated[Path, typer.Argument(metavar="PIPELINE", help="A pipeline.toml file.")],
+    host: Annotated[
+        str, typer.Option(help="Where the public side listens.", rich_help_panel=_PUBLIC)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Its port; 0: any.", rich_help_panel=_PUBLIC)
+    ] = 8000,
+    operator_host: Annotated[
+        str, typer.Option(help="Where the operator side listens.", rich_help_panel=_OPERATOR)
+    ] = "127.0.0.1",
+    operator_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Its port; 0: any.", rich_help_panel=_OPERATOR)
+    ] = 8001,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="The operator's token, made on first use (default: in the state directory; "
+            "DPSTREAM_OPERATOR_TOKEN goes before it).",
+            rich_help_panel=_OPERATOR,
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="Certificate, for https on both sides.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    allow_plain_http: Annotated[
+        bool,
+        typer.Option("--allow-plain-http", help="Listen where others can reach it without https."),
+    ] = False,
+    behind_proxy: Annotated[
+        bool,
+        typer.Option(
+            "--behind-proxy", help="Count requests by X-Forwarded-For, which a proxy here sets."
+        ),
+    ] = False,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Show what was published, without running it.")
+    ] = False,
+    grid: Annotated[
+        float,
+        typer.Option(min=0.05, max=3600, help="Releases appear on a grid of so many seconds."),
+    ] = 1.0,
+    rate: Annotated[
+        float,
+        typer.Option(min=1, help="Requests a second of one address.", rich_help_panel=_PUBLIC),
+    ] = 200.0,
+    clients: Annotated[
+        int, typer.Option(min=1, help="The most that follow the events.", rich_help_panel=_PUBLIC)
+    ] = 1000,
+    max_body: Annotated[
+        int,
+        typer.Option(min=1, help="The most bytes in one post.", rich_help_panel=_OPERATOR),
+    ] = 16 << 20,
+    as_lines: Annotated[bool, typer.Option("--json", help="Print the addresses as JSON.")] = False,
+) -> None:
+    """Run a pipeline and serve its releases: a page, a feed, and a side for the operator."""
+    if (tls_cert is None) != (tls_key is None):
+        raise InvalidParameter("--tls-cert and --tls-key go together; give both")
+    server = _needed()
+    pipeline = load_pipeline(path)
+    settings = server.Settings(
+        host=host,
+        port=port,
+        operator_host=operator_host,
+        operator_port=operator_port,
+        certificate=tls_cert,
+        key=tls_key,
+        plain_http=allow_plain_http,
+        behind_proxy=behind_proxy,
+        run=not no_run,
+        grid=grid,
+        rate=rate,
+        clients=clients,
+        most_body=max_body,
+    )
+    settings.check()
+    make_directory(pipeline.state, mode=0o700)
+    token = server.load_token(token_file or pipeline.state / "operator.token")
+
+    def tell(public: str, operator: str) -> None:
+        if as_lines:
+            about = {"public": public, "operator": operator, "token": token.source}
+            print(json.dumps(about), flush=True)
+            return
+        print(f"page and feed: {public}/", flush=True)
+        note(f"operator: {operator}/health, with the token from {token.source}; Ctrl-C stops")
+
+    server.serve(pipeline, settings, token, tell=tell)
+
+
+def _needed() -> Any:
+    """The server, which needs an extra."""
+    for module in ("starlette", "uvicorn"):
+        if find_spec(module) is None:
+            raise MissingDependency(
+                f"dpstream serve needs {module}, which is not installed; install it with: "
+                "pip install 'dpstream[serve]'"
+            )
+    return import_module("dpstream.serve.server")

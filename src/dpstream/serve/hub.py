@@ -1,0 +1,94 @@
+"""The moment that all public answers are of, and who waits for the next one.
+
+Releases become visible on a fixed grid of the clock, whenever they were worked out: how long that
+took may depend on the data, and is not shown beyond that grid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from dpstream.serve.store.reader import Released, ReleaseReader
+
+_KEPT = 1024  # events in memory; who is further behind reads the book
+_AT_ONCE = 256
+_AHEAD = 16  # new releases whose content is fetched before anybody asks
+
+
+class Hub:
+    """Moves the reader's horizon, and wakes who waits for it."""
+
+    def __init__(
+        self, reader: ReleaseReader, *, grid: float = 1.0, most_clients: int = 1000
+    ) -> None:
+        self.reader, self.grid, self.most_clients = reader, grid, most_clients
+        self.clients = 0
+        self.closing = False
+        self.newest = 0  # what events go up to; the reader may be ahead of it for a moment
+        self._recent: list[Released] = []
+        self._changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Look for releases while this lasts."""
+        await self._look()
+        task = asyncio.create_task(self._tick())
+        try:
+            yield
+        finally:
+            task.cancel()
+            self.shut()
+
+    def shut(self) -> None:
+        """Let everybody go."""
+        self.closing = True
+        self._wake()
+
+    async def wait(self, seen: int, timeout: float) -> bool:
+        """Return when there is something after `seen` (True), or after a time."""
+        if self.newest > seen or self.closing:
+            return True
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    async def events(self, after: int) -> list[Released]:
+        """Some of the releases after a number, oldest first."""
+        recent = self._recent
+        if recent and recent[0].id <= after + 1:
+            first = max(after + 1 - recent[0].id, 0)  # numbers have no gaps
+            return recent[first : first + _AT_ONCE]
+        return await asyncio.to_thread(self.reader.after, after, _AT_ONCE)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self.grid - time.time() % self.grid)
+            await self._look()
+
+    async def _look(self) -> None:
+        """See what is new, in an order in which nobody sees an event without its release."""
+        fresh = await asyncio.to_thread(self._fresh)
+        if fresh:
+            self._recent = [*self._recent, *fresh][-_KEPT:] if self._follows(fresh) else fresh
+            self.newest = fresh[-1].id
+            self._wake()
+
+    def _fresh(self) -> list[Released]:
+        before = self.reader.horizon
+        after = max(before, self.reader.look() - _KEPT)
+        fresh = self.reader.after(after, _KEPT)
+        for released in fresh[-_AHEAD:]:
+            self.reader.expect(released)
+        return fresh
+
+    def _follows(self, fresh: list[Released]) -> bool:
+        return not self._recent or fresh[0].id == self._recent[-1].id + 1
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

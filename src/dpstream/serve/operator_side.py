@@ -1,0 +1,236 @@
+"""The operator's side: health, metrics, the ledger, dead letters, and rows that are posted.
+
+What is here is not private. Every route asks for the token, the unknown ones too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dpstream.pipeline import Pipeline
+from dpstream.privacy.ledger import Ledger
+from dpstream.serve.guards import HANDLERS, App, Limits, SecurityHeaders
+from dpstream.serve.hub import Hub
+from dpstream.serve.ingest import ARROW, JSONL, Intake, content_type, read_body
+from dpstream.serve.metrics import Sample, exposition
+from dpstream.serve.operator_numbers import (
+    COUNTS,
+    dead_letters,
+    lag,
+    samples_of_intake,
+    samples_of_query,
+)
+from dpstream.serve.parameters import Parameter, Refusal
+from dpstream.serve.routes import Endpoint, Given, json_answer, known, openapi
+from dpstream.serve.supervisor import Supervisor
+from dpstream.serve.token import Token, TokenGate
+
+_ABOUT = "For the operator alone: exact counts and raw rows, which are not private."
+_LETTERS = 1000
+_WELL = ("starting", "running", "finished", "not run")
+
+
+@dataclass(kw_only=True)
+class OperatorSide:
+    """What the operator sees and does."""
+
+    pipeline: Pipeline
+    token: Token
+    supervisor: Supervisor
+    hub: Hub
+    most_body: int = 16 << 20
+    intakes: dict[str, Intake] = field(init=False)
+    _began: float = field(init=False, default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.intakes = {
+            name: Intake(name=name, pushed=pushed) for name, pushed in self.pipeline.pushed.items()
+        }
+
+    def app(self, *, run: bool = True) -> App:
+        """As an ASGI application; `run`: the pipeline runs with it."""
+
+        @asynccontextmanager
+        async def lifespan(app: Starlette) -> AsyncIterator[None]:
+            async with AsyncExitStack() as stack:
+                if run:
+                    await stack.enter_async_context(self.supervisor.running())
+                yield
+
+        routes = [each.route() for each in self.endpoints()]
+        inner = Starlette(routes=routes, exception_handlers=HANDLERS, lifespan=lifespan)
+        return SecurityHeaders(Limits(TokenGate(inner, self.token), rate=500, burst=5000))
+
+    def endpoints(self) -> list[Endpoint]:
+        """Every route."""
+        source = Parameter(
+            name="source",
+            about="The name of a source.",
+            place="path",
+            longest=200,
+            names=list(self.intakes),
+        )
+        name = Parameter(
+            name="query", about="Only this query.", longest=200, names=list(self.pipeline.folders)
+        )
+        limit = Parameter(
+            name="limit",
+            about="The most that are given.",
+            kind="integer",
+            least=1,
+            most=_LETTERS,
+            default=100,
+        )
+        text = {"text/plain": {"type": "string"}}
+        asked = (401, 422, 429)
+        return [
+            Endpoint(
+                path="/health",
+                summary="Does it run?",
+                handler=self._health,
+                gives={"application/json": {"type": "object"}},
+                refuses=(*asked, 503),
+            ),
+            Endpoint(
+                path="/metrics",
+                summary="Numbers for Prometheus.",
+                handler=self._metrics,
+                gives=text,
+                refuses=asked,
+            ),
+            Endpoint(
+                path="/lag",
+                summary="How far behind each query is.",
+                handler=self._lag,
+                refuses=asked,
+            ),
+            Endpoint(
+                path="/ledger",
+                summary="The books, charge by charge.",
+                handler=self._ledger,
+                gives={"application/json": {"type": "object"}},
+                refuses=asked,
+            ),
+            Endpoint(
+                path="/dead-letters",
+                summary="Rows that could not be used, newest first.",
+                handler=self._letters,
+                parameters=[name, limit],
+                refuses=(404, *asked),
+            ),
+            Endpoint(
+                path="/ingest/{source}",
+                summary="Hand rows in; they are durable when this answers.",
+                handler=self._ingest,
+                parameters=[source],
+                method="POST",
+                takes={
+                    JSONL[0]: {"type": "string"},
+                    ARROW: {"type": "string", "contentEncoding": "binary"},
+                },
+                status=202,
+                refuses=(404, 413, 415, 503, *asked),
+                quick=True,
+            ),
+            Endpoint(
+                path="/openapi.json", summary="This document.", handler=self._openapi, refuses=asked
+            ),
+        ]
+
+    def _health(self, request: Request, given: Given) -> Response:
+        seen = self.supervisor
+        healthy = seen.state in _WELL and seen.problem is None
+        content = {
+            "healthy": healthy,
+            "pipeline": seen.state,
+            "restarts": seen.restarts,
+            "problem": seen.problem,
+            "clients": self.hub.clients,
+            "newest_release": self.hub.reader.horizon,
+            "seconds": round(time.monotonic() - self._began, 3),
+        }
+        return json_answer(request, content, 200 if healthy else 503)
+
+    def _metrics(self, request: Request, given: Given) -> Response:
+        return Response(exposition(self._samples()), media_type="text/plain; version=0.0.4")
+
+    def _samples(self) -> list[Sample]:
+        seen, newest = self.supervisor, self.hub.reader.horizon
+        runs = float(seen.state in ("running", "finished"))
+        found: list[Sample] = [
+            ("dpstream_up", "gauge", "Does the pipeline run, or has it ended?", {}, runs),
+            ("dpstream_restarts_total", "counter", "Times it was restarted.", {}, seen.restarts),
+            ("dpstream_sse_clients", "gauge", "Who follows the events.", {}, self.hub.clients),
+            ("dpstream_newest_release", "gauge", "The newest number.", {}, newest),
+        ]
+        for name, told in self._told().items():
+            found += samples_of_query(name, told)
+        for intake in self.intakes.values():
+            found += samples_of_intake(intake)
+        return found
+
+    def _lag(self, request: Request, given: Given) -> Response:
+        lags = {
+            name: {
+                "seconds": lag(told),
+                "triggers_done": told["triggers_done"],
+                "triggers": told["triggers"],
+                **{count: told[count] for count in COUNTS},
+            }
+            for name, told in self._told().items()
+        }
+        return json_answer(request, {"queries": lags})
+
+    def _told(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.supervisor.told.get("queries", {})
+        return found
+
+    def _ledger(self, request: Request, given: Given) -> Response:
+        found = []
+        for path in dict.fromkeys(book.ledger for book in self.pipeline.books):
+            if path.exists():
+                ledger = Ledger(path)
+                try:
+                    found += ledger.report()
+                finally:
+                    ledger.close()
+        return json_answer(request, {"datasets": found})
+
+    def _letters(self, request: Request, given: Given) -> Response:
+        folders = self.pipeline.folders
+        if given["query"] is not None:
+            folders = {given["query"]: known(folders, given["query"], "query")}
+        found: list[dict[str, Any]] = []
+        for name, folder in folders.items():
+            found += [{"query": name} | row for row in dead_letters(folder, given["limit"])]
+        return json_answer(request, {"dead_letters": found[: given["limit"]]})
+
+    async def _ingest(self, request: Request, given: Given) -> Response:
+        intake: Intake = known(self.intakes, given["source"], "source that takes rows in")
+        body = await read_body(request.stream(), self.most_body)
+        kind = content_type(request.headers.get("content-type"))
+        mark = request.headers.get("idempotency-key")
+        if mark is not None and not 1 <= len(mark) <= 200:
+            raise Refusal(422, "an Idempotency-Key must have 1 to 200 characters")
+        told = await asyncio.to_thread(intake.take, kind, body, mark)
+        return json_answer(request, told, 202)
+
+    def _openapi(self, request: Request, given: Given) -> Response:
+        return json_answer(request, self.document())
+
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI document."""
+        title = "dpstream operator"
+        return openapi(
+            title, self.endpoints(), version=version("dpstream"), about=_ABOUT, secured=True
+        )

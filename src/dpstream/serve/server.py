@@ -1,0 +1,140 @@
+"""Both sides on their sockets, for as long as the process lives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import uvicorn
+
+from dpstream.pipeline import Pipeline
+from dpstream.serve.binding import bound_socket, check_binding
+from dpstream.serve.declared import declared_books
+from dpstream.serve.described import describe
+from dpstream.serve.guards import App
+from dpstream.serve.hub import Hub
+from dpstream.serve.operator_side import OperatorSide
+from dpstream.serve.public import Public
+from dpstream.serve.store.reader import ReleaseReader
+from dpstream.serve.supervisor import Supervisor
+from dpstream.serve.token import Token, load_token
+from dpstream.serve.worker import store_folder
+
+__all__ = ["Settings", "load_token", "serve"]
+
+_LEAVING = 3  # seconds that open answers have when the server stops
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a pipeline is served."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    operator_host: str = "127.0.0.1"
+    operator_port: int = 8001
+    certificate: Path | None = None
+    key: Path | None = None
+    plain_http: bool = False
+    behind_proxy: bool = False
+    run: bool = True
+    grid: float = 1.0
+    rate: float = 200.0
+    clients: int = 1000
+    most_body: int = 16 << 20
+
+    def check(self) -> None:
+        """Refuse addresses that others can reach, unless they are encrypted or meant."""
+        encrypted = self.certificate is not None
+        for host, what in (
+            (self.host, "the public side"),
+            (self.operator_host, "the operator side"),
+        ):
+            check_binding(host, what, encrypted=encrypted, allowed=self.plain_http)
+
+
+def serve(
+    pipeline: Pipeline, settings: Settings, token: Token, *, tell: Callable[[str, str], None]
+) -> None:
+    """Serve until a signal comes; `tell` gets the addresses of both sides."""
+    settings.check()
+    queries, ledger = describe(pipeline), declared_books(pipeline)
+    for each in queries.values():
+        _ = each.public  # worked out before the first request, and wrong ones refused
+    sockets = [
+        bound_socket(settings.host, settings.port),
+        bound_socket(settings.operator_host, settings.operator_port),
+    ]
+    scheme = "https" if settings.certificate is not None else "http"
+    hosts = (settings.host, settings.operator_host)
+    tell(*(_address(scheme, host, each) for host, each in zip(hosts, sockets, strict=True)))
+    reader = ReleaseReader(store_folder(pipeline))
+    hub = Hub(reader, grid=settings.grid, most_clients=settings.clients)
+    public = Public(queries=queries, hub=hub, ledger=ledger, rate=settings.rate)
+    operator = OperatorSide(
+        pipeline=pipeline,
+        token=token,
+        supervisor=Supervisor(path=pipeline.path),
+        hub=hub,
+        most_body=settings.most_body,
+    )
+    apps = [public.app(), operator.app(run=settings.run)]
+    try:
+        asyncio.run(_serve(apps, hub, settings, sockets))
+    finally:
+        reader.close()
+
+
+async def _serve(apps: list[App], hub: Hub, settings: Settings, sockets: list[socket]) -> None:
+    servers = [_Quiet(_config(app, settings)) for app in apps]
+
+    def leave() -> None:
+        hub.shut()
+        for each in servers:
+            each.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, leave)
+    await asyncio.gather(
+        *(each.serve(sockets=[one]) for each, one in zip(servers, sockets, strict=True))
+    )
+
+
+def _config(app: App, settings: Settings) -> uvicorn.Config:
+    files: dict[str, Any] = {}
+    if settings.certificate is not None:
+        files = {"ssl_certfile": settings.certificate, "ssl_keyfile": settings.key}
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=settings.behind_proxy,
+        timeout_graceful_shutdown=_LEAVING,
+        limit_concurrency=settings.clients + 200,
+        **files,
+    )
+
+
+class _Quiet(uvicorn.Server):
+    """A server that leaves signals to who runs several."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing is captured."""
+        yield
+
+
+def _address(scheme: str, host: str, bound: socket) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{shown}:{bound.getsockname()[1]}"

@@ -1,0 +1,42 @@
+"""Where releases are kept: an SQLite book of them, and files for the large ones.
+
+releases.sqlite     one line per release; small ones are in it
+segments/           large ones, a file each, which is durable before its line
+
+A release gets its number when it is announced: numbers grow by 1 and are never given twice.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+BOOK, SEGMENTS = "releases.sqlite", "segments"
+INLINE = 1 << 16
+"""Bytes of a release that is kept in the book itself."""
+
+_RELEASES = (
+    'CREATE TABLE IF NOT EXISTS releases (query TEXT NOT NULL, "window" INTEGER NOT NULL, '
+    '"trigger" INTEGER NOT NULL, start TEXT, "end" TEXT, time TEXT, planned INTEGER NOT NULL, '
+    "rows INTEGER NOT NULL, content BLOB, id INTEGER, "
+    'PRIMARY KEY (query, "window", "trigger"))'
+)
+SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS runs (query TEXT PRIMARY KEY, run TEXT NOT NULL)",
+    _RELEASES,
+    "CREATE UNIQUE INDEX IF NOT EXISTS by_number ON releases (id)",
+    "CREATE INDEX IF NOT EXISTS by_query ON releases (query, id)",
+)
+PLACE = 'query = ? AND "window" = ? AND "trigger" = ?'
+
+
+def connect(folder: Path, *, reading: bool = False) -> sqlite3.Connection:
+    """Open the book; a commit is on the disk, and readers do not wait for it."""
+    connection = sqlite3.connect(
+        folder / BOOK, isolation_level=None, timeout=30, check_same_thread=False
+    )
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    if reading:
+        connection.execute("PRAGMA query_only = ON")
+    return connection

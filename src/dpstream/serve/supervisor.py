@@ -1,0 +1,104 @@
+"""Keeps the process that runs the pipeline alive, and remembers what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+_LOG = logging.getLogger("dpstream.serve")
+_PATIENCE = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before it is started again
+_STOPPING = 5.0  # seconds that a stop may take
+_LONGEST_LINE = 1 << 24
+State = Literal["starting", "running", "restarting", "finished", "stopped", "not run"]
+
+
+@dataclass(kw_only=True)
+class Supervisor:
+    """Starts a pipeline's process, and starts it again when it dies."""
+
+    path: Path
+    command: tuple[str, ...] = (sys.executable, "-m", "dpstream.serve.worker")
+    state: State = "not run"
+    restarts: int = 0
+    told: dict[str, Any] = field(default_factory=dict)
+    """What the process has told last; not private."""
+    problem: dict[str, Any] | None = None
+    """What it has died of; not private."""
+    pid: int | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The pipeline runs while this lasts."""
+        task = asyncio.create_task(self._keep())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            self.state = "stopped" if self.state != "finished" else self.state
+
+    async def _keep(self) -> None:
+        tries = 0
+        while True:
+            self.state = "starting"
+            code = await self._once()
+            if code == 0:
+                self.state = "finished"
+                return
+            _LOG.warning("the pipeline's process has left with %s: %s", code, self.problem)
+            self.state = "restarting"
+            self.restarts += 1
+            await asyncio.sleep(_PATIENCE[min(tries, len(_PATIENCE) - 1)])
+            tries += 1
+
+    async def _once(self) -> int:
+        process = await asyncio.create_subprocess_exec(
+            *self.command,
+            str(self.path),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_LONGEST_LINE,
+        )
+        assert process.stdout is not None
+        self.pid = process.pid
+        try:
+            async for line in process.stdout:
+                self._hear(line)
+            return await process.wait()
+        finally:
+            self.pid = None
+            if process.returncode is None:
+                await _end(process)
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            told = json.loads(line)
+        except ValueError:
+            return
+        if "error" in told:
+            self.problem = told
+        else:
+            self.state, self.told, self.problem = "running", told, None
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ask it to stop; if that takes too long its input ends, and it leaves where it is."""
+    pipe = process.stdin
+    assert pipe is not None
+    for ending in (partial(pipe.write, b"stop\n"), pipe.close, process.kill):
+        with suppress(OSError):
+            ending()
+        try:
+            await asyncio.wait_for(process.wait(), _STOPPING)
+        except TimeoutError:
+            continue
+        return

@@ -1,0 +1,151 @@
+"""The process that runs a pipeline for the server: it writes releases, and tells how it goes.
+
+It tells on standard output, a JSON object a line; that is for the operator alone. A line on its
+standard input asks it to stop, with a snapshot. When that input ends it leaves at once: who has
+started it is gone, and a run survives a kill at any moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpstream.engines.clock import SystemClock
+from dpstream.engines.local import Options
+from dpstream.engines.memory import keep_freed_memory
+from dpstream.pipeline import Pipeline, load_pipeline
+from dpstream.pipeline.start import open_book, refuse_lost_secret, start
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.state.files import make_directory
+from dpstream.serve.described import Described, describe
+from dpstream.serve.store.writer import ReleaseStore
+from dpstream.session import Run, Runs
+
+_EVERY = 1.0  # seconds between two reports
+_LOST = 70  # leaves with this when who started it is gone
+
+
+def store_folder(pipeline: Pipeline) -> Path:
+    """Where a pipeline's releases are kept for the server."""
+    return pipeline.state / "served"
+
+
+def open_store(pipeline: Pipeline, described: Mapping[str, Described]) -> ReleaseStore:
+    """The store of a pipeline; what a kill has left unannounced is announced."""
+    store = ReleaseStore(
+        store_folder(pipeline),
+        keys={name: one.keys for name, one in described.items()},
+        partial=[name for name, one in described.items() if one.partial],
+    )
+    store.announce_rest([*described])
+    return store
+
+
+def publish(
+    pipeline: Pipeline,
+    *,
+    tell: Any = lambda runs: None,
+    clock: Any = None,
+    options: Options | None = None,
+    stopped: threading.Event | None = None,
+) -> None:
+    """Run a pipeline to its end, every release into its store."""
+    terms = [book.terms() for book in pipeline.books]
+    refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
+    make_directory(pipeline.state, mode=0o700)
+    store = open_store(pipeline, describe(pipeline))
+    ledgers = {place: Ledger(place) for place in {book.ledger for book in pipeline.books}}
+    try:
+        runs = start(
+            pipeline, ledgers, clock=clock or SystemClock(), sinks=[store], options=options
+        )
+        for book, wanted in zip(pipeline.books, terms, strict=True):
+            open_book(pipeline, book, wanted, ledgers[book.ledger])
+        tell(runs)
+        with runs:
+            for name, release in runs:
+                about = json.loads(release.schema.metadata[b"dpstream"])
+                store.announce(name, about["window"], about["release_index"])
+                if stopped is not None and stopped.is_set():
+                    runs.stop()
+    finally:
+        for ledger in ledgers.values():
+            ledger.close()
+        store.shut()
+
+
+def report(runs: Runs) -> dict[str, Any]:
+    """How far the queries are, and what became of their rows; not private."""
+    return {"queries": {name: _of_run(run) for name, run in runs.runs.items()}}
+
+
+def _of_run(run: Run) -> dict[str, Any]:
+    seen, steps = run.operator, run.query.schedule.steps
+    return {
+        "read": seen.read,
+        "outside": seen.outside,
+        "late": seen.late,
+        "other_keys": seen.other_keys,
+        "rejected": seen.rejected_rows,
+        "triggers_done": run.steps_done,
+        "triggers": steps,
+        "next_trigger": run.next_trigger,
+    }
+
+
+def _tell(content: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()
+
+
+def _leave_with_parent(stop: threading.Event, runs: list[Runs]) -> None:
+    while os.read(0, 4096):
+        stop.set()
+        for each in runs:
+            each.stop()
+    os._exit(_LOST)
+
+
+def _report_for_ever(runs: Runs, over: threading.Event) -> None:
+    while True:
+        _tell(report(runs))
+        if over.wait(_EVERY):
+            _tell(report(runs))
+            return
+
+
+def main(args: Sequence[str]) -> int:
+    """Run the pipeline of a file; the exit code is that of `dpstream run`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who has started it
+    over, stop = threading.Event(), threading.Event()
+    known: list[Runs] = []
+    threads: list[threading.Thread] = []
+    threading.Thread(target=_leave_with_parent, args=(stop, known), daemon=True).start()
+    keep_freed_memory()
+
+    def tell(runs: Runs) -> None:
+        known.append(runs)
+        thread = threading.Thread(target=_report_for_ever, args=(runs, over), daemon=True)
+        thread.start()
+        threads.append(thread)
+
+    try:
+        publish(load_pipeline(Path(args[0])), tell=tell, stopped=stop)
+    except Exception as problem:
+        _tell({"error": type(problem).__name__, "message": str(problem)})
+        return 1
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""Small pipelines for the server: fixed secret, fixed run id, so the same releases every time."""
+
+from pathlib import Path
+
+import numpy as np
+
+from dpstream.engines.local import Options
+from dpstream.pipeline import load_pipeline
+from dpstream.privacy.state import Secret
+from dpstream.serve.worker import publish
+
+SECRET, RUN = bytes(range(32)), bytes(range(16))
+PAGES = ("home", "news", "<script>alert(1)</script>", "\u202eright to left", "long " + "x" * 900)
+
+PIPELINE = '''
+[source.clicks]
+path = "clicks.csv"
+[source.visits]
+path = "clicks.csv"
+
+[budget.clicks]
+epsilon = 9
+delta = 1e-5
+[budget.visits]
+epsilon = 3
+
+[sink]
+to = ["out/"]
+
+[state]
+path = "state/"
+
+[[query]]
+name = "pages"
+sql = """
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 3, delta = 1e-6, privacy_unit_column = user, max_groups_contributed = 4,
+                confidence = 0.9, time_unit = 's', allowed_lateness = INTERVAL '1' HOUR,
+                start = TIMESTAMP '1970-01-01', end = TIMESTAMP '1970-01-01 06:00:00')
+       page, window_start, COUNT(*) AS clicks,
+       SUM(seconds, contribution_bounds_per_row => (0, 60)) AS seconds
+FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '3' HOUR)
+GROUP BY page, window_start
+EMIT EVERY INTERVAL '1' HOUR
+"""
+
+[[query]]
+name = "changed"
+sql = """
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 3, delta = 1e-6, privacy_unit_column = user, max_groups_contributed = 4,
+                min_change = 60, time_column = at, time_unit = 's',
+                start = TIMESTAMP '1970-01-01', end = TIMESTAMP '1970-01-01 06:00:00')
+       page, COUNT(*) AS clicks
+FROM clicks GROUP BY page
+EMIT EVERY INTERVAL '1' HOUR
+"""
+
+[[query]]
+name = "all"
+sql = """
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 2, delta = 1e-6, privacy_unit_column = user, time_column = at,
+                time_unit = 's', start = TIMESTAMP '1970-01-01 01:00:00',
+                end = TIMESTAMP '1970-01-01 06:00:00')
+       COUNT(DISTINCT user) AS users
+FROM clicks
+EMIT EVERY INTERVAL '2' HOUR
+"""
+
+[[query]]
+name = "steps"
+sql = """
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 1, privacy_unit = 'w_event', w = 3, mechanism = 'uniform',
+                privacy_unit_column = user, public_groups = ('home', 'news'), time_unit = 's',
+                start = TIMESTAMP '1970-01-01', end = TIMESTAMP '1970-01-01 06:00:00')
+       page, window_start, COUNT(*) AS users
+FROM TUMBLE(visits, DESCRIPTOR(at), INTERVAL '1' HOUR)
+GROUP BY page, window_start
+"""
+'''
+
+
+def rows(users=1500, seed=3):
+    """Lines of CSV: user, page, at, seconds; pages come one after the other."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for user in range(users):
+        for number, page in enumerate(PAGES):
+            at = rng.integers(number * 3600 // 2, 6 * 3600)
+            lines.append(f'u{user},"{page}",{at},{rng.integers(0, 60)}')
+    return lines
+
+
+def write(folder: Path, lines, text=PIPELINE) -> Path:
+    """The pipeline's files; its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "clicks.csv").write_text("\n".join(["user,page,at,seconds", *lines, ""]))
+    path = folder / "pipeline.toml"
+    path.write_text(text)
+    if not (folder / "state.secret").exists():
+        Secret.create(folder / "state.secret", value=SECRET)
+    return path
+
+
+def published(folder: Path, lines, text=PIPELINE):
+    """A pipeline whose queries have been run to their ends."""
+    pipeline = load_pipeline(write(folder, lines, text))
+    publish(pipeline, options=Options(run_id=RUN, threads=1, buckets=2))
+    return pipeline

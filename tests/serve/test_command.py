@@ -1,0 +1,56 @@
+"""`dpstream serve` refuses what is unsafe or missing before it listens."""
+
+import json
+import sys
+
+import pytest
+
+from dpstream.cli import main
+from tests.serve.pipelines import write
+
+
+def left(capsys, *args):
+    """Exit code, and the last line of standard error as JSON."""
+    with pytest.raises(SystemExit) as gone:
+        main(["serve", *map(str, args), "--json"])
+    said = capsys.readouterr()
+    assert said.out == ""
+    return gone.value.code, json.loads(said.err.splitlines()[-1])
+
+
+def test_a_missing_extra_is_named(tmp_path, capsys, monkeypatch):
+    """With the command that installs it."""
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    code, error = left(capsys, write(tmp_path, []))
+
+    assert (code, error["error"]) == (5, "MissingDependency")
+    assert "pip install 'dpstream[serve]'" in error["message"]
+
+
+@pytest.mark.parametrize("side", ["--host", "--operator-host"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_an_address_that_others_can_reach_is_refused(tmp_path, capsys, side, host):
+    """Of either side; nothing was made or bound."""
+    code, error = left(capsys, write(tmp_path, []), side, host)
+
+    assert code == 2
+    assert host in error["message"]
+    assert "--tls-cert" in error["message"]
+    assert not (tmp_path / "state").exists()
+
+
+def test_half_a_certificate_is_refused(tmp_path, capsys):
+    """A server without https must not come of it."""
+    code, error = left(capsys, write(tmp_path, []), "--tls-cert", "x.pem")
+
+    assert (code, error["message"]) == (2, "--tls-cert and --tls-key go together; give both")
+
+
+def test_a_name_that_is_no_part_of_an_address_is_refused(tmp_path, capsys):
+    """Its routes could not be reached."""
+    path = write(tmp_path, [])
+    path.write_text(path.read_text().replace('name = "pages"', 'name = "a/b"'))
+    code, error = left(capsys, path, "--port", 0, "--operator-port", 0)
+
+    assert code == 2
+    assert "'a/b'" in error["message"]

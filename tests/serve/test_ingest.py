@@ -1,0 +1,204 @@
+"""Rows that are posted are durable when they are acknowledged, and counted once."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from starlette.testclient import TestClient
+
+from dpstream.connectors import pushed
+from dpstream.connectors.pushed import Inbox, PushedSource
+from dpstream.errors import RowsLost, StateError
+from dpstream.pipeline import load_pipeline
+from dpstream.records import Batch
+from dpstream.serve.ingest import ARROW, JSONL
+from tests.serve.operators import HEADERS, PUSHED, operator_side
+from tests.serve.pipelines import write
+
+LINES = b'{"user": "a", "page": "home", "at": 5}\n{"user": "b", "page": null, "at": 6.5, "x": 1}\n'
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    return load_pipeline(write(tmp_path / "p", [], PUSHED))
+
+
+@pytest.fixture
+def client(pipeline):
+    with TestClient(operator_side(pipeline).app(run=False), headers=HEADERS) as client:
+        yield client
+
+
+def kept(pipeline, columns=("user", "page", "at")):
+    """What a run would read: rows, and rejected lines."""
+    source, rows, bad, position = PushedSource(pipeline.pushed["clicks"].folder), [], [], None
+    while True:
+        batch = source.read("pushed", position, columns=list(columns))
+        if batch.position == position:
+            return rows, bad
+        rows += [tuple(row[name] for name in columns) for row in batch.table.to_pylist()]
+        bad += batch.rejected
+        position = batch.position
+
+
+def post(client, body, kind=JSONL[0], **headers):
+    return client.post("/ingest/clicks", content=body, headers={"content-type": kind} | headers)
+
+
+def test_json_lines_are_kept_as_a_file_would_be_read(client, pipeline):
+    """Only the columns that some query wants; broken lines with their place and reason."""
+    answer = post(client, LINES + b"not json\n" + b'{"user": "c", "page": [1]}')
+
+    assert answer.status_code == 202
+    assert answer.json() == {"accepted": 2, "rejected": 2, "segment": 0, "repeated": False}
+    rows, bad = kept(pipeline)
+    assert rows == [("a", "home", "5"), ("b", None, "6.5")]
+    assert [one.where for one in bad] == ["posted to clicks, line 3", "posted to clicks, line 4"]
+
+
+def test_arrow_becomes_the_same_text(client, pipeline):
+    """A run must not meet 5 and "5" as two users, whichever way they came."""
+    table = pa.table(
+        {"at": [5, 7], "user": [1, 2], "page": pa.array(["x", None]).dictionary_encode()}
+    )
+    file = pa.BufferOutputStream()
+    with pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    answer = post(client, file.getvalue().to_pybytes(), ARROW)
+
+    assert answer.status_code == 202, answer.text
+    assert kept(pipeline)[0] == [("1", "x", "5"), ("2", None, "7")]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b"\x00\x01", ARROW, 422),
+        (b"", ARROW, 422),
+        (LINES, "text/html", 415),
+        (LINES, "", 415),
+        (b"", JSONL[0], 202),
+        (b"\xff\xfe\n", JSONL[0], 202),
+    ],
+)
+def test_other_bodies_are_refused_or_set_aside(client, pipeline, body, kind, status):
+    """And leave nothing behind that could stop the run."""
+    assert post(client, body, kind).status_code == status
+    assert kept(pipeline)[0] == []
+
+
+def test_a_request_that_comes_again_is_taken_once(client, pipeline):
+    """Its answer was lost; the key says that it is the same, also after a restart."""
+    key = {"idempotency-key": "request 1"}
+    first, again = post(client, LINES, **key).json(), post(client, LINES, **key).json()
+    other = post(client, LINES, **{"idempotency-key": "request 2"}).json()
+    with TestClient(operator_side(pipeline).app(run=False), headers=HEADERS) as restarted:
+        later = post(restarted, LINES, **key).json()
+
+    assert [one["repeated"] for one in (first, again, other, later)] == [False, True, False, True]
+    assert [one["segment"] for one in (first, again, other, later)] == [0, 0, 1, 0]
+    assert len(kept(pipeline)[0]) == 4
+
+
+def test_a_kill_after_the_rows_and_before_the_note_does_not_count_them_twice(pipeline):
+    """The segment itself says which request it belongs to."""
+    folder = pipeline.pushed["clicks"].folder
+    batch = Batch(table=pa.table({"user": ["a"]}), position=None, done=True)
+    Inbox(folder).put(batch, request="r")
+    (folder / "requests.jsonl").unlink()
+
+    assert Inbox(folder).put(batch, request="r") == (0, True)
+
+
+def test_segments_go_when_no_recovery_needs_them_and_numbers_go_on(pipeline):
+    """The newest stays, so that a number is never given twice."""
+    folder = pipeline.pushed["clicks"].folder
+    inbox, source = Inbox(folder), PushedSource(folder)
+    batch = Batch(table=pa.table({"user": ["a"]}), position=None, done=True)
+    for _ in range(4):
+        inbox.put(batch)
+    source.forget({"pushed": 9})
+
+    assert [path.name for path in sorted(folder.glob("*.segment"))] == ["000000000003.segment"]
+    assert Inbox(folder).put(batch) == (4, False)
+    assert source.read("pushed", None).position == 4
+    with pytest.raises(StateError, match="begins at segment 3"):
+        source.read("pushed", 1)
+
+
+def test_a_replay_ends_where_it_is_told_to(pipeline):
+    """A segment that came after the logged position is not a part of the step."""
+    folder = pipeline.pushed["clicks"].folder
+    batch = Batch(table=pa.table({"user": ["a"]}), position=None, done=True)
+    for _ in range(3):
+        Inbox(folder).put(batch)
+    read = PushedSource(folder).read("pushed", 2, columns=["user"], until=2)
+
+    assert (read.table.num_rows, read.position, read.done) == (0, 2, True)
+    assert PushedSource(folder).read("pushed", 1, until=2).done
+    with pytest.raises(RowsLost, match="segment 3 was read before"):
+        PushedSource(folder).read("pushed", 3, until=5)
+
+
+def test_too_much_that_waits_is_refused(pipeline):
+    """A run that does not read must not fill the disk."""
+    side = operator_side(pipeline)
+    side.intakes["clicks"].most_waiting = 500
+    with TestClient(side.app(run=False), headers=HEADERS) as client:
+        found = [post(client, LINES).status_code for _ in range(12)]
+
+    assert found[0] == 202
+    assert found[-1] == 503
+
+
+def test_rows_that_cannot_be_written_are_not_acknowledged(client, pipeline, monkeypatch, caplog):
+    """A full disk: try again later; the words are the operator's, in the log."""
+
+    def full(*_, **__):
+        raise StateError("there is no space left to write it")
+
+    monkeypatch.setattr(pushed, "put_new", full)
+    answer = post(client, LINES)
+    monkeypatch.undo()
+
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+    assert "no space left" not in answer.text
+    assert "no space left" in caplog.text
+    assert post(client, LINES).json()["segment"] == 0
+
+
+def test_what_is_posted_is_private_to_this_user(client, pipeline):
+    """Raw rows, in files of mode 0600."""
+    post(client, LINES, **{"idempotency-key": "r"})
+    folder = pipeline.pushed["clicks"].folder
+
+    assert folder.stat().st_mode & 0o077 == 0
+    assert {path.stat().st_mode & 0o077 for path in folder.iterdir()} == {0}
+
+
+def test_the_operator_sees_dead_letters_books_and_numbers(pipeline):
+    """As the process has told them."""
+    side = operator_side(pipeline)
+    told = {"read": 7, "outside": 1, "late": 2, "other_keys": 0, "rejected": 3}
+    told |= {"triggers_done": 5, "triggers": None, "next_trigger": 0}
+    side.supervisor.told = {"queries": {"pages": told}}
+    side.supervisor.state = "running"
+    folder = pipeline.folders["pages"] / "dead-letters"
+    folder.mkdir(parents=True)
+    letter = {"where": "line 1", "reason": "no unit", "row": "x"}
+    (folder / "a.jsonl").write_text(json.dumps(letter) + "\n")
+    with TestClient(side.app(run=False), headers=HEADERS) as client:
+        post(client, LINES)
+        metrics = client.get("/metrics").text.splitlines()
+        lag = client.get("/lag").json()["queries"]["pages"]
+        letters = client.get("/dead-letters").json()["dead_letters"]
+        health = client.get("/health").json()
+        ledger = client.get("/ledger").json()
+
+    assert 'dpstream_rows_read_total{query="pages"} 7' in metrics
+    assert 'dpstream_posted_accepted_total{source="clicks"} 2' in metrics
+    assert (lag["late"], lag["triggers_done"]) == (2, 5)
+    assert lag["seconds"] > 1e9
+    assert letters == [{"query": "pages"} | letter]
+    assert (health["healthy"], health["pipeline"]) == (True, "running")
+    assert ledger == {"datasets": []}

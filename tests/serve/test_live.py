@@ -1,0 +1,177 @@
+"""A server that is killed anywhere and started again: the same events, none lost, none twice."""
+
+import ipaddress
+import json
+import os
+import signal
+import ssl
+import time
+import urllib.error
+import urllib.request
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from urllib.parse import quote
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.serve.operators import PUSHED
+from tests.serve.pipelines import write
+from tests.serve.processes import Follower, served, until
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    return write(tmp_path / "p", [], PUSHED)
+
+
+def rows(first, count=300, page="home"):
+    now = time.time()
+    return [{"user": f"u{first + n}", "page": page, "at": now} for n in range(count)]
+
+
+@pytest.mark.timeout(300)
+def test_events_go_on_after_kills_of_either_process(pipeline):
+    """The run's process is killed, then the server; clients go on by their last id.
+
+    What was acknowledged is published; what was published has the same number and bytes for ever.
+    """
+    events = []
+    with served(pipeline) as server:
+        follower = Follower(server, last=0)
+        assert server.post(rows(0))[0] == 202
+        until(lambda: len(follower.events) >= 3)
+        os.kill(_worker(server), signal.SIGKILL)
+        assert server.post(rows(1000, page="news"))[0] == 202  # taken in while nobody runs
+        until(lambda: server.health()["restarts"] == 1)
+        seen = len(follower.events)
+        until(lambda: len(follower.events) >= seen + 2)
+        before = _history(server)
+        server.kill()
+        follower.join(timeout=30)
+        events += follower.events
+    last = events[-1][0]
+    with served(pipeline) as server:
+        follower = Follower(server, last=last)
+        from_start = Follower(server, last=0)
+        beyond = Follower(server, last=10**9)
+        until(lambda: len(follower.events) >= 2)
+        until(lambda: len(from_start.events) >= last + 2)
+        events += list(follower.events)
+        until(lambda: _most(server, "home") > 200 and _most(server, "news") > 200)
+        after = _history(server)
+        assert beyond.resets == 1
+        code, said = server.stop()
+
+    numbers = [number for number, _ in events]
+    assert numbers == list(range(1, len(numbers) + 1))
+    again = [event for event in from_start.events if event[0] <= numbers[-1]]
+    assert again[: len(events)] == events[: len(again)]
+    windows = {data["window"]: [] for _, data in events}
+    for _, data in events:
+        windows[data["window"]].append(data["release_index"])
+    assert all(found == list(range(1, len(found) + 1)) for found in windows.values())
+    times = [datetime.fromisoformat(data["time"]) for _, data in events]
+    assert {b - a for a, b in pairwise(times)} <= {timedelta(0), timedelta(seconds=1)}
+    assert after[: len(before)] == before
+    assert (code, said) == (0, "")
+
+
+def test_a_pipeline_over_files_is_served_after_it_has_ended(tmp_path):
+    """From its store, without running it; Ctrl-C leaves in good order."""
+    public_range = "start = TIMESTAMP '1970-01-01', end = TIMESTAMP '1970-01-01 00:04:00'"
+    text = PUSHED.replace('"http:"', '"clicks.csv"')
+    text = text.replace("time_unit = 's'", f"time_unit = 's', {public_range}")
+    text = text.replace("EVERY INTERVAL '1' SECOND", "EVERY INTERVAL '1' MINUTE")
+    lines = [f"u{n},home,{n % 240},1" for n in range(3000)]
+    path = write(tmp_path / "p", lines, text)
+    with served(path) as server:
+        until(lambda: server.health()["pipeline"] == "finished")
+        until(lambda: server.health()["newest_release"] == 8)
+        _, first = server.ask("/api/queries/pages/latest")
+        code, said = server.stop()
+    with served(path, "--no-run") as server:
+        until(lambda: server.health()["newest_release"] == 8)
+        health = server.health()
+        _, second = server.ask("/api/queries/pages/latest")
+
+    assert (code, said) == (0, "")
+    assert health["pipeline"] == "not run"
+    assert first == second
+    assert json.loads(first)["rows"][0]["key"] == ["home"]
+
+
+def test_a_pipeline_that_cannot_run_is_the_operators_affair(tmp_path):
+    """The page stays; the reason is with the operator, and not on the public side."""
+    path = write(
+        tmp_path / "p", [], PUSHED.replace("epsilon = 4\ndelta = 1e-6", "epsilon = 1\ndelta = 1e-6")
+    )
+    with served(path) as server:
+        health = until(lambda: (found := server.health())["problem"] and found)
+        status, answer = server.ask("/api/queries/pages/latest")
+        page, _ = server.ask("/")
+
+    assert not health["healthy"]
+    assert health["problem"]["error"] == "BudgetExceeded"
+    assert (status, json.loads(answer)) == (404, {"error": "nothing was published yet"})
+    assert page == 200
+
+
+def test_both_sides_speak_https_with_a_certificate(pipeline, tmp_path):
+    """And nothing but https."""
+    certificate, key = _self_signed(tmp_path)
+    options = ("--no-run", "--tls-cert", str(certificate), "--tls-key", str(key))
+    with served(pipeline, *options) as server:
+        context = ssl.create_default_context(cafile=certificate)
+        for address, status in ((server.public, 404), (server.operator, 401)):
+            assert address.startswith("https://127.0.0.1:")
+            with pytest.raises(urllib.error.HTTPError) as answer:
+                urllib.request.urlopen(f"{address}/nothing", context=context, timeout=60)
+            assert answer.value.code == status
+        with pytest.raises(OSError, match=r"."):
+            urllib.request.urlopen(server.public.replace("https", "http"), timeout=60)
+
+
+def _self_signed(folder):
+    """A certificate for this machine, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name)
+    made = made.public_key(key.public_key()).serial_number(x509.random_serial_number())
+    made = made.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    made = made.add_extension(x509.SubjectAlternativeName([address]), critical=False)
+    certificate = made.sign(key, hashes.SHA256())
+    paths = folder / "certificate.pem", folder / "key.pem"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return paths
+
+
+def _worker(server):
+    """The process that runs the pipeline."""
+    children = f"/proc/{server.process.pid}/task/{server.process.pid}/children"
+    with open(children) as file:
+        return int(file.read().split()[0])
+
+
+def _history(server):
+    return server.ask("/api/queries/pages/releases?limit=10000&format=jsonl")[1].splitlines()
+
+
+def _most(server, page):
+    """The largest count of a page in any window."""
+    key = quote(json.dumps([page]))
+    status, answer = server.ask(f"/api/queries/pages/releases?limit=10000&key={key}")
+    assert status == 200
+    return max((row["values"]["clicks"] for row in json.loads(answer)["rows"]), default=0)

@@ -1,0 +1,212 @@
+"""Releases are kept once, numbered once, and found again, whatever is cut short."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpstream.errors import StateError
+from dpstream.serve.store import files, writer
+from dpstream.serve.store.keys import digests, id_of, key_id, key_values
+from dpstream.serve.store.reader import ReleaseReader
+from dpstream.serve.store.segments import HIGH, LOW, Segment, build, decode, encode
+from dpstream.serve.store.writer import ReleaseStore
+
+
+def release(values, *, window=0, index=1, run="r", query="q"):
+    """A table of keys and counts, as an engine hands it to a sink."""
+    about = {"query": query, "run": run, "window": window, "window_start": None}
+    about |= {"window_end": None, "trigger_time": f"t{window:03}{index:03}"}
+    about |= {"release_index": index, "releases": 9}
+    table = pa.table(
+        {
+            "page": pa.array(list(values), pa.string()),
+            "n": pa.array(list(values.values()), pa.float64()),
+            "n_stddev": pa.array([1.0] * len(values), pa.float64()),
+            "release_index": pa.array([index] * len(values), pa.int64()),
+        }
+    )
+    return table.replace_schema_metadata({"dpstream": json.dumps(about)})
+
+
+def opened(folder, **settings):
+    return ReleaseStore(folder, keys={"q": ["page"], "other": ["page"]}, **settings)
+
+
+def put(store, values, *, window=0, index=1, announce=True, query="q"):
+    store.write(query, window, index, release(values, window=window, index=index, query=query))
+    if announce:
+        store.announce(query, window, index)
+
+
+def seen(folder):
+    """Every release that can be seen: number, query, window, index and rows."""
+    reader = ReleaseReader(folder)
+    reader.look()
+    found = [
+        (
+            one.id,
+            one.query,
+            one.window,
+            one.release,
+            reader.segment(one).published["page"].to_pylist(),
+        )
+        for one in reader.after(0, 1000)
+    ]
+    reader.close()
+    return found
+
+
+def test_a_release_is_kept_and_numbered_once(tmp_path):
+    """A replay after a kill writes and announces it again; nothing changes."""
+    store = opened(tmp_path)
+    put(store, {"a": 5})
+    before = seen(tmp_path)
+    store.write("q", 0, 1, release({"b": 7}))
+    store.announce("q", 0, 1)
+    store.shut()
+    again = opened(tmp_path)
+    put(again, {"a": 5})
+
+    assert seen(tmp_path) == before == [(1, "q", 0, 1, ["a"])]
+
+
+def test_what_was_not_announced_is_not_seen_until_it_is(tmp_path):
+    """A kill in between leaves it for the next start, in the order of the schedule."""
+    store = opened(tmp_path)
+    put(store, {"a": 1})
+    put(store, {"a": 1}, index=2, announce=False, query="other")
+    put(store, {"a": 2}, index=2, announce=False)
+    put(store, {"a": 3}, index=3, announce=False)
+    assert len(seen(tmp_path)) == 1
+    store.shut()
+
+    again = opened(tmp_path)
+    assert again.announce_rest(["q", "other"]) == 3
+    assert again.announce_rest(["q", "other"]) == 0
+
+    places = [(number, query, index) for number, query, _, index, _ in seen(tmp_path)]
+    assert places == [(1, "q", 1), (2, "q", 2), (3, "other", 2), (4, "q", 3)]
+
+
+def test_releases_of_another_run_are_refused(tmp_path):
+    """They would be taken for old ones, and lost."""
+    store = opened(tmp_path)
+    put(store, {"a": 5})
+
+    with pytest.raises(StateError, match="another run"):
+        store.write("q", 0, 2, release({"a": 6}, index=2, run="s"))
+    with pytest.raises(StateError, match="another run"):
+        store.claim("q", "s")
+
+
+def test_a_run_that_has_written_nothing_claims_nothing(tmp_path):
+    """A run that was refused before its first release leaves room for the next one."""
+    store = opened(tmp_path)
+    store.claim("q", "refused")
+    put(store, {"a": 5})
+
+    assert len(seen(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("inline", [0, 1 << 20])
+def test_large_and_small_releases_read_the_same(tmp_path, monkeypatch, inline):
+    """A large one is a file of its own, which is private; a small one is in the book."""
+    monkeypatch.setattr(writer, "INLINE", inline)
+    store = opened(tmp_path)
+    put(store, {"a": 5, "b": 6})
+    put(store, {"a": 7, "b": 8, "c": 9}, index=2)
+    kept = list((tmp_path / files.SEGMENTS).iterdir())
+
+    assert [rows for *_, rows in seen(tmp_path)] == [["a", "b"], ["a", "b", "c"]]
+    assert len(kept) == (2 if inline == 0 else 0)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
+
+
+def test_rows_that_have_not_changed_are_carried_over(tmp_path):
+    """The newest segment of a window has the newest value of every key, and says which are new."""
+    store = opened(tmp_path, partial=["q"])
+    put(store, {"a": 1, "b": 2})
+    put(store, {"b": 3}, index=2)
+    put(store, {"c": 4}, index=3)
+    reader = ReleaseReader(tmp_path)
+    reader.look()
+    segment = reader.segment(reader.newest("q"))
+
+    rows = dict(zip(segment.table["page"].to_pylist(), segment.array("n").tolist(), strict=True))
+    assert rows == {"a": 1, "b": 3, "c": 4}
+    assert segment.published["page"].to_pylist() == ["c"]
+    first = {page: segment.array("dpstream.first")[segment.find(key_id([page]))] for page in rows}
+    assert first == {"a": 1, "b": 1, "c": 3}
+    assert segment.find_fresh(key_id(["a"])) is None
+
+
+def test_a_reader_without_a_store_sees_nothing(tmp_path):
+    """The server may be there before the run."""
+    reader = ReleaseReader(tmp_path / "none")
+
+    assert reader.look() == 0
+    assert reader.after(0, 10) == []
+    assert not (tmp_path / "none").exists()
+
+
+def test_keys_with_the_same_first_word_are_told_apart():
+    """The digests are searched by their first word; the second one decides."""
+    table = build(
+        release({"a": 1, "b": 2, "c": 3}), keys=["page"], release=1, before=None, carry=False
+    ).table
+    same = pa.array(np.full(3, 7, np.uint64))
+    lows = pa.array(np.array([5, 3, 4], np.uint64))
+    table = table.set_column(table.column_names.index(HIGH), HIGH, same)
+    table = table.set_column(table.column_names.index(LOW), LOW, lows)
+    order = pa.array(np.array([1, 2, 0], np.int64))
+    table = table.set_column(table.column_names.index("dpstream.order"), "dpstream.order", order)
+    segment = Segment(table=table)
+
+    assert [segment.find(id_of(7, low)) for low in (5, 3, 4, 6)] == [0, 1, 2, None]
+
+
+def test_the_digest_of_a_key_is_that_of_its_json():
+    """Clients may work it out; values of other types have other digests."""
+    keys = [["a"], ["5"], [5], [None], ["null"], [], ["a", "b"], ["a,b"]]
+    found = [id_of(*words) for words in digests(keys).tolist()]
+
+    assert found == [key_id(key) for key in keys]
+    assert len(set(found)) == len(keys)
+
+
+texts = st.text(max_size=3)
+steps = st.lists(
+    st.tuples(st.dictionaries(texts, st.integers(0, 9), max_size=5), st.booleans()), max_size=6
+)
+
+
+@settings(max_examples=40)
+@given(steps=steps, partial=st.booleans())
+def test_the_newest_segment_is_what_all_releases_add_up_to(tmp_path_factory, steps, partial):
+    """Against a plain dictionary, with restarts in between."""
+    folder = tmp_path_factory.mktemp("store")
+    settings = {"partial": ["q"] if partial else []}
+    store, model, first = opened(folder, **settings), {}, {}
+    for index, (values, restart) in enumerate(steps, 1):
+        if restart:
+            store.shut()
+            store = opened(folder, **settings)
+        put(store, values, index=index)
+        model = model | values if partial else values
+        first = {key: first.get(key, index) for key in model}
+    store.shut()
+    reader = ReleaseReader(folder)
+    assert reader.look() == len(steps)
+    if not steps:
+        return
+    segment = decode(encode(reader.segment(reader.newest("q"))))
+    keys = [key for (key,) in key_values(segment.table, ["page"])]
+
+    assert dict(zip(keys, segment.array("n").tolist(), strict=True)) == model
+    assert dict(zip(keys, segment.array("dpstream.first").tolist(), strict=True)) == first
+    assert all(segment.find(key_id([key])) == place for place, key in enumerate(keys))
+    assert segment.find(key_id(["not there"])) is None
