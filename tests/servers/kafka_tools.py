@@ -41,7 +41,8 @@ def remove_all(kafka, topic):
 
 def send(kafka, topic, values, *, partition=None, key=None, commit=None, timestamp=0):
     """Messages; `commit`: in a transaction that is committed, or aborted."""
-    settings = {"bootstrap.servers": kafka.address, "message.timeout.ms": 100_000}
+    settings = {"bootstrap.servers": kafka.address}
+    settings["message.timeout.ms"] = 100_000 if commit is None else 30_000
     if commit is not None:
         settings["transactional.id"] = f"test-{topic}-{next(_NAMES)}"
     producer, problems = Producer(settings), []
