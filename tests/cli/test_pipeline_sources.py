@@ -11,7 +11,7 @@ import dpstream as dps
 from dpstream.connectors.sources.files import Files
 from dpstream.data.clicks import clicks
 from dpstream.engines.local import Options
-from dpstream.errors import BudgetExceeded
+from dpstream.errors import BudgetExceeded, InvalidInput
 from dpstream.pipeline import load_pipeline
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import Secret
@@ -258,3 +258,30 @@ def test_a_book_of_windows_can_be_opened_first(run, folder):
 
     codes = [run(*query, "--ledger", "book", "--dataset", "hours").code for _ in range(3)]
     assert codes == [0, 0, 3]
+
+
+def test_servers_in_a_pipeline(folder):
+    """Their addresses stay as they are; files in their options stand beside the pipeline's file."""
+    (folder / "there").mkdir()
+    path = folder / "there" / "pipeline.toml"
+    options = '{ format = "csv", header = "user,page", patience = 5, password_file = "kept" }'
+    path.write_text(
+        f'[source.clicks]\npath = "kafka://b1:9092,b2:9092/clicks"\noptions = {options}\n'
+        '[source.orders]\npath = "kafka://b1:9092/orders?until=90"\n'
+        '[budget]\ndataset = "all"\nepsilon = 4\ndelta = 1e-7\n[state]\npath = "state/"\n'
+        '[sink]\nto = ["kafka://b1:9092/out", "out/"]\n'
+        + queries(
+            a=COUNT.format(epsilon=1, table="clicks"), b=COUNT.format(epsilon=1, table="orders")
+        )
+    )
+    pipeline = load_pipeline(path)
+
+    live, bounded = pipeline.feeds["a"], pipeline.feeds["b"]
+    assert (live.source, live.live) == ("kafka://b1:9092,b2:9092/clicks", True)
+    assert live.options["password_file"] == str(folder / "there" / "kept")
+    assert live.options["patience"] == 5
+    assert not bounded.live
+    assert pipeline.sinks == ("kafka://b1:9092/out", f"{folder / 'there' / 'out'}/")
+    path.write_text(path.read_text().replace("patience = 5", "patience = [5]"))
+    with pytest.raises(InvalidInput, match=r"options\.patience must be text, a number"):
+        load_pipeline(path)
