@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from dpstream.connectors import pushed
 from dpstream.connectors.pushed import Inbox, PushedSource
-from dpstream.errors import StateError
+from dpstream.errors import RowsLost, StateError
 from dpstream.pipeline import load_pipeline
 from dpstream.records import Batch
 from dpstream.serve.ingest import ARROW, JSONL
@@ -135,6 +135,9 @@ def test_a_replay_ends_where_it_is_told_to(pipeline):
     read = PushedSource(folder).read("pushed", 2, columns=["user"], until=2)
 
     assert (read.table.num_rows, read.position, read.done) == (0, 2, True)
+    assert PushedSource(folder).read("pushed", 1, until=2).done
+    with pytest.raises(RowsLost, match="segment 3 was read before"):
+        PushedSource(folder).read("pushed", 3, until=5)
 
 
 def test_too_much_that_waits_is_refused(pipeline):

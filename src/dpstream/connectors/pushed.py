@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from dpstream.connectors.storage import open_folder, put, put_new, remove, safe_name
 from dpstream.connectors.write_ahead import dump_batch, load_batch
-from dpstream.errors import StateError
+from dpstream.errors import RowsLost, StateError
 from dpstream.privacy.state.files import make_directory, remove_leftovers, writing
 from dpstream.records import Batch, Position
 
@@ -143,12 +143,18 @@ class PushedSource:
                     f"{self._folder} begins at segment {kept[0]}, but segment {number} is asked "
                     "for; the folder and the checkpoint do not belong together"
                 )
+            if until is not None and number != until:
+                raise RowsLost(
+                    f"segment {number} was read before and is not in {self._folder} any more; "
+                    "restore the folder together with its checkpoint, or start anew with another "
+                    "state directory"
+                )
             names = columns or ()
             nothing = pa.table({name: pa.array([], pa.string()) for name in names})
             return Batch(table=nothing, position=position, done=True)
         batch = load_batch(path, columns)
         table = batch.table.replace_schema_metadata(None)
-        return replace(batch, table=table, position=number + 1)
+        return replace(batch, table=table, position=number + 1, done=number + 1 == until)
 
     def forget(self, positions: Mapping[str, Position]) -> None:
         """Delete segments before a position; the newest stays, so that numbers go on after it."""
