@@ -12,7 +12,7 @@ export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark docs clean
+.PHONY: help demo test lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -50,6 +50,7 @@ serve-test: .venv-serve/.stamp ## set up .venv-serve, the environment of the too
 
 servers: .venv/.servers ## add what speaks to Kafka, NATS, PostgreSQL and Delta Lake to .venv; .ci/servers installs the servers
 spark: .venv/.spark ## add Spark to .venv (it needs a Java 17 or 21), for its engine and the tests of it
+browser: .venv/.browser ## add what drives a browser to .venv; the tests of the page need it, and .ci/browser
 
 docs: .venv/.dev ## build the documentation into site/
 	@echo "docs: building site/"
@@ -88,6 +89,11 @@ endef
 .venv/.spark: .venv/.dev
 	@echo "setting up .venv (Spark)"
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[spark]'
+	@touch $@
+
+.venv/.browser: .venv/.dev
+	@echo "setting up .venv (what drives a browser)"
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[browser]'
 	@touch $@
 
 .venv-bench/.stamp: constraints-bench.txt

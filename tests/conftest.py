@@ -52,6 +52,18 @@ def _servers() -> str | None:
     return next((reason for kind in kinds if (reason := kind.absent())), None)
 
 
+def _browser() -> str | None:
+    """Chromium, what drives it, and what checks pages for those who cannot see them."""
+    for reason in (
+        _program("chromium", "chromium-browser", "google-chrome"),
+        _module("playwright"),
+        _module("axe_playwright_python"),
+    ):
+        if reason:
+            return f"{reason}; install all of it with .ci/browser and make browser"
+    return None
+
+
 def _bench_peers() -> str | None:
     if not (ROOT / ".venv-bench" / ".stamp").exists():
         return "no .venv-bench; make it with `make bench-peers`"
@@ -76,7 +88,7 @@ def _package_index() -> str | None:
 COMPONENTS: dict[str, Callable[[], str | None]] = {
     "spark": lambda: _module("pyspark") or _program("java"),
     "servers": _servers,
-    "browser": lambda: _program("chromium", "chromium-browser", "google-chrome"),
+    "browser": _browser,
     "bench": _bench_peers,
     "serve": _schemathesis,
     "audit": lambda: None,  # needs nothing but time

@@ -72,9 +72,9 @@ class Served:
 
 
 @contextmanager
-def served(pipeline, *options):
+def served(pipeline, *options, kind=Served):
     """A server that is gone afterwards, however it ends."""
-    one = Served(pipeline, *options)
+    one = kind(pipeline, *options)
     try:
         yield one
     finally:

@@ -214,6 +214,20 @@ def test_series_follow_keys_through_a_window(feed, pipeline):
     assert by_key["None"]["points"] == []
 
 
+@pytest.mark.parametrize(("limit", "kept"), [(2, [3, 6]), (4, [3, 4, 6]), (6, [3, 5, 6])])
+def test_series_of_many_releases_are_thinned(feed, limit, kept):
+    """The newest and the one at which the key appeared stay; all of them tell changes only."""
+    asked = {"key": json.dumps([PAGES[4]])}
+    (line,) = get(feed, "/api/queries/changed/series", **asked)["series"]
+    found = get(feed, "/api/queries/changed/series", **asked, limit=limit)
+    (thin,) = found["series"]
+
+    assert found["complete"] == (limit == 6)
+    assert line["first_seen"] == thin["first_seen"] == 3
+    assert [point["release_index"] for point in thin["points"]] == kept
+    assert thin["points"][-1]["values"] == line["points"][-1]["values"]
+
+
 def test_series_over_windows_take_the_newest_release_of_each(feed, pipeline):
     """Which is the only one where each window is published once."""
     truth = published(pipeline, "steps")

@@ -121,7 +121,7 @@ def main():
             go(job)
             (place / "done").touch()
         except DpstreamError as problem:
-            print(type(problem).__name__, problem, flush=True)
+            (place / "failed").write_text(f"{type(problem).__name__}: {problem}")
             code = 1
         os._exit(code)
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from threading import Event, Thread
 
 import numpy as np
@@ -32,13 +31,17 @@ class Children:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout.readline() == "ready\n"
+        self._started = []
 
     def start(self, job):
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        self._started.append(int(self._process.stdout.readline()))
+        return self._started[-1]
 
     def close(self):
+        for pid in self._started:  # none was waited for, so none of the numbers is another's
+            os.kill(pid, signal.SIGKILL)
         self._process.stdin.close()
         self._process.kill()
         self._process.wait()
@@ -101,10 +104,12 @@ def letters(place):
     )
 
 
-def wait_for(done, what):
+def wait_for(done, place):
     deadline = time.monotonic() + DEADLINE
     while not done():
-        assert time.monotonic() < deadline, what()
+        assert time.monotonic() < deadline, _logs(place)
+        failed = [path.read_text() for path in place.glob("*/failed")]
+        assert not failed, failed
         time.sleep(0.05)
 
 
@@ -129,17 +134,14 @@ def test_the_table_of_a_calm_run(kafka, postgres, children, tmp_path):
     kills = 0
     while kills < KILLS and not (tmp_path / "killed" / "done").exists():
         before = _time(clocks[1])
-        wait_for(lambda: _time(clocks[1]) > before, lambda: _logs(tmp_path))  # noqa: B023
+        wait_for(lambda: _time(clocks[1]) > before, tmp_path)  # noqa: B023
         time.sleep(rng.uniform(0.0, 0.5))
-        with suppress(ProcessLookupError):
-            os.kill(running["killed"], signal.SIGKILL)
+        os.kill(running["killed"], signal.SIGKILL)
         kills += 1
         if kills == KILLS // 2:
             kafka.restart()
         running["killed"] = children.start(jobs["killed"])
-    wait_for(
-        lambda: all((tmp_path / name / "done").exists() for name in jobs), lambda: _logs(tmp_path)
-    )
+    wait_for(lambda: all((tmp_path / name / "done").exists() for name in jobs), tmp_path)
     stop.set()
     producer.join()
 

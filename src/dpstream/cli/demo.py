@@ -62,6 +62,8 @@ def demo(
     console = people()
     if not as_json:
         _say(console, WELCOME.format(rate=tour.rows_per_second))
+        if serve:
+            _say(console, "The page stays until you press Enter.\n")
     with TemporaryDirectory(prefix="dpstream-demo-") as folder:
         quiet: Any = nullcontext(lambda scene: None)
         with quiet if as_json else demo_screen.watching(console) as show:

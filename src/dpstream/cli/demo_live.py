@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -93,13 +93,14 @@ def play(
     seconds = _warm_up(folder / "compile")
     if seconds > _COMPILED:
         seconds = _warm_up(folder / "start")
+    engine = engine or Engine(folder)
+    seconds *= engine.starts
     triggers = tour.triggers(seconds)
     start = math.ceil(time.time() + seconds)
     end = start + triggers
     query = QUERY.format(start=_stamp(start), end=_stamp(end))
     (folder / "pages.sql").write_text(query)
     feed = Feed(folder / "clicks", start=start, end=end, rows_per_second=tour.rows_per_second)
-    engine = engine or Engine(folder)
     engine.triggers = triggers
 
     def scene(state: str) -> Scene:
@@ -123,6 +124,7 @@ def play(
             show(scene("running again"))
             time.sleep(LOOK_EVERY)
         show(scene("over"))
+        engine.linger()
     finally:
         feed.end()
         engine.end()
@@ -155,6 +157,8 @@ class Engine:
         "--state state --ledger book --dataset clicks"
     )
 
+    starts: ClassVar[int] = 1
+    """How many processes start one after the other."""
     triggers: int
 
     def __init__(self, folder: Path) -> None:
@@ -187,6 +191,9 @@ class Engine:
         if code:
             raise DpstreamError(f"the engine ended with {code}: {self._log.read_text()[-2000:]}")
         return code == 0
+
+    def linger(self) -> None:
+        """Stay for who looks at it."""
 
     def end(self) -> None:
         """Leave nothing behind."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 import webbrowser
 from importlib.util import find_spec
@@ -46,6 +47,7 @@ class ServedEngine(Engine):
     """A server that starts the query's process, and starts it again by itself when it dies."""
 
     command = "dpstream serve demo.toml"
+    starts = 2
 
     def __init__(self, folder: Path, triggers: int = 0) -> None:
         super().__init__(folder)
@@ -84,6 +86,11 @@ class ServedEngine(Engine):
     def late(self) -> int:
         """Only the operator's side of the server knows."""
         return 0
+
+    def linger(self) -> None:
+        """The page stays until Enter, where somebody can press it."""
+        if sys.stdin.isatty():
+            sys.stdin.readline()
 
     def end(self) -> None:
         """Stop the server, which stops its worker."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from dpstream.serve.shown_rows import (
 )
 from dpstream.serve.store.keys import key_id, key_values
 from dpstream.serve.store.reader import Released, ReleaseReader
+from dpstream.serve.store.segments import FIRST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,30 +84,58 @@ class History:
             if self.described.keys:
                 raise Refusal(422, "name at least one key, with id or key")
             wanted = [key_id([])]
-        over = given["window"] == "all"
-        window = None if over or given["window"] is None else int(given["window"])
-        if over:
-            newest = None
+        head: dict[str, Any] = {"query": self.described.name}
+        first: dict[str, int] = {}
+        if given["window"] == "all":
+            head["over"] = "windows"
             released = self.reader.last_of_windows(self.described.name, given["limit"])
+            complete = True
         else:
-            newest = self.newest(window)
-            name = self.described.name
-            released = self.reader.releases(name, newest.window, after=0, limit=given["limit"])
-        head = {"query": self.described.name, "over": "windows" if over else "releases"}
-        if newest is not None:
-            head |= self._about(newest)
-        lines = self._lines(wanted, released)
-        return head | {"aggregates": self.described.figures, "series": lines}
+            newest = self.newest(None if given["window"] is None else int(given["window"]))
+            head |= {"over": "releases"} | self._about(newest)
+            first = self._first_seen(wanted, newest)
+            released, complete = self.reader.spread(
+                newest.query,
+                newest.window,
+                last=newest.release,
+                also=list(first.values()),
+                limit=given["limit"],
+            )
+        lines = self._lines(wanted, first, released, complete=complete)
+        return head | {
+            "complete": complete,
+            "aggregates": self.described.figures,
+            "series": lines,
+        }
 
-    def _lines(self, wanted: list[str], released: Sequence[Released]) -> list[dict[str, Any]]:
-        """Some keys over these releases; one that is in none of them has no key and no points."""
+    def _first_seen(self, wanted: Sequence[str], newest: Released) -> dict[str, int]:
+        """The releases at which keys have appeared; a key that is not there has none."""
+        segment = self.reader.segment(newest)
+        places = {identity: segment.find(identity) for identity in wanted}
+        first = segment.array(FIRST)
+        return {one: int(first[place]) for one, place in places.items() if place is not None}
+
+    def _lines(
+        self,
+        wanted: list[str],
+        first: Mapping[str, int],
+        released: Sequence[Released],
+        *,
+        complete: bool,
+    ) -> list[dict[str, Any]]:
+        """Some keys over these releases; one that is in none of them has no key and no points.
+
+        Of releases that hold changes only, all tell what has changed; a selection of them tells
+        what was known at each.
+        """
         described = self.described
         points: dict[str, list[dict[str, Any]]] = {identity: [] for identity in wanted}
         keys: dict[str, list[Any]] = {}
         for each in released:
             segment = self.reader.segment(each)
             at = {"window": each.window, "release_index": each.release, "time": each.time}
-            known = [(one, segment.find_fresh(one)) for one in wanted]
+            find = segment.find_fresh if complete else segment.find
+            known = [(one, find(one)) for one in wanted]
             places = [place for _, place in known if place is not None]
             here = [one for one, place in known if place is not None]
             figures = figures_of(described, segment, places) if places else []
@@ -115,7 +144,10 @@ class History:
                 if identity not in keys:
                     row = segment.table.slice(place, 1)
                     keys[identity] = key_values(row, described.keys)[0]
-        return [_line(identity, keys.get(identity), points[identity]) for identity in wanted]
+        return [
+            _line(identity, keys.get(identity), points[identity], first.get(identity))
+            for identity in wanted
+        ]
 
     def key(self, identity: str, window: int | None) -> dict[str, Any]:
         """The full text of a key that was published."""
@@ -159,10 +191,13 @@ class History:
         }
 
 
-def _line(identity: str, key: list[Any] | None, points: list[dict[str, Any]]) -> dict[str, Any]:
+def _line(
+    identity: str, key: list[Any] | None, points: list[dict[str, Any]], first: int | None
+) -> dict[str, Any]:
     shown, lengths = cut(key or [])
     line: dict[str, Any] = {"id": identity, "key": None if key is None else shown}
     if any(lengths):
         line["cut"] = lengths
-    first = points[0]["release_index"] if points else None
+    if first is None and points:
+        first = points[0]["release_index"]
     return line | {"first_seen": first, "points": points}

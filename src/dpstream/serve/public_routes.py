@@ -111,7 +111,9 @@ def public_routes(handlers: dict[str, Handler], queries: Sequence[str]) -> list[
                 replace(_KEY, repeated=12),
                 replace(_ID, repeated=12),
                 _WINDOW_OR_ALL,
-                replace(_LIMIT, most=2000, default=2000),
+                replace(
+                    _LIMIT, about="More releases than this are thinned.", most=2000, default=2000
+                ),
             ],
             refuses=_OF_QUERY,
         ),

@@ -190,6 +190,7 @@ OPTIONS = {
     "max_groups_contributed": Option("max_groups_contributed", _whole),
     "max_rows_per_group": Option("max_rows_per_group", _whole),
     "max_rows_contributed": Option("max_rows_contributed", _whole),
+    "max_key_bytes": Option("max_key_bytes", _whole),
     "public_groups": Option("public_keys", _groups),
     "strategy": Option("strategy", _text, _one_of("latched", "sqlp")),
     "weights": Option("weights", _weights, _named),

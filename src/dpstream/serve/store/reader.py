@@ -81,6 +81,26 @@ class ReleaseReader:
         where = 'query = ? AND "window" = ? AND id > ? AND id <= ? ORDER BY id LIMIT ?'
         return self._released(where, query, window, after, self.horizon, limit)
 
+    def spread(
+        self, query: str, window: int, *, last: int, also: Sequence[int], limit: int
+    ) -> tuple[list[Released], bool]:
+        """Releases of a window up to the `last`, and whether they are all of them.
+
+        More than `limit` are thinned evenly; the last and `also` are always among them. Strides are
+        powers of two: who asks again finds the same ones, until every second of them has left.
+        """
+        fixed = sorted({last, *also})
+        stride = 1
+        while last > limit and last // stride > max(0, limit - len(fixed)):
+            stride *= 2
+        marks = ", ".join("?" for _ in fixed)
+        where = (
+            f'query = ? AND "window" = ? AND id <= ? AND "trigger" <= ? '
+            f'AND ("trigger" % ? = 0 OR "trigger" IN ({marks})) ORDER BY "trigger"'
+        )
+        found = self._released(where, query, window, self.horizon, last, stride, *fixed)
+        return found, stride == 1
+
     def newest(self, query: str, window: int | None = None) -> Released | None:
         """The newest release of a window, or of the newest window."""
         most = 'id <= ? ORDER BY "window" DESC, "trigger" DESC LIMIT 1'

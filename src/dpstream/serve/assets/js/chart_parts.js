@@ -1,0 +1,112 @@
+// Ranges, labels and marks of the chart.
+import { BAND } from "./format.js";
+
+/** Show the whole window once three quarters of it are there; before, leave a quarter free for what comes. */
+export function xRange({ times, start, end }) {
+  if (!times.length) return start && end ? [start, end] : [0, 1];
+  const [first, last] = [start ?? times[0], times[times.length - 1]];
+  const room = last > first ? (last - first) / 3 : 1800;
+  const until = end === null || end === undefined ? last : Math.min(end, last + room);
+  const lone = times.length === 1 && until <= first ? 1800 : 0;
+  return [first - lone, Math.max(until, last) + lone];
+}
+
+/** From zero, unless all values lie far from it. */
+export function yRange({ data }) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const column of data.slice(1)) {
+    for (const value of column) {
+      if (value === null) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+  }
+  if (low > high) return [0, 1];
+  const far = low > 0.5 * high;
+  const air = (high - (far ? low : Math.min(0, low))) * 0.06 || Math.abs(high) * 0.1 || 1;
+  return [far ? low - air : Math.min(0, low < 0 ? low - air : 0), high + air];
+}
+
+const utc = (options) => new Intl.DateTimeFormat("en-GB", { timeZone: "UTC", ...options });
+const day = utc({ day: "numeric", month: "short" });
+const month = utc({ month: "short", year: "numeric" });
+const clock = utc({ hour: "2-digit", minute: "2-digit" });
+const seconds = utc({ hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
+/** Times of day, with the date where it changes. */
+export function timeLabels(_plot, splits, _axis, _space, step) {
+  let before = "";
+  return splits.map((at) => {
+    const date = new Date(at * 1000);
+    if (step >= 28 * 86_400) return month.format(date);
+    if (step >= 86_400) return day.format(date);
+    const time = step < 60 ? seconds.format(date) : clock.format(date);
+    const today = day.format(date);
+    const label = today === before ? time : `${time}\n${today}`;
+    before = today;
+    return label;
+  });
+}
+
+const plain = new Intl.NumberFormat("en", { maximumSignificantDigits: 6 });
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
+
+export const valueLabels = (_plot, splits) =>
+  splits.map((value) => (Math.abs(value) >= 10_000 ? compact : plain).format(value));
+
+/** Was a key not there before its first point? The first release of all says nothing about that. */
+export function appeared(line, times) {
+  return line.points.length > 0 && (line.late ?? line.points[0].time > times[0]);
+}
+
+/** What the lines leave out: a diamond with a foot where a key appeared, an error bar where one point is all. */
+export function drawMarks(plot, model, colours) {
+  if (!model) return;
+  const { ctx } = plot;
+  const ratio = devicePixelRatio;
+  ctx.save();
+  for (const line of model.lines) if (line.points.length === 1) drawBar(plot, line, colours.lines[line.slot]);
+  for (const line of model.lines) {
+    if (!appeared(line, model.times)) continue;
+    const { time, value } = line.points[0];
+    if (value === null) continue;
+    const [x, y] = [plot.valToPos(time, "x", true), plot.valToPos(value, "y", true)];
+    const half = 6 * ratio;
+    ctx.strokeStyle = ctx.fillStyle = colours.lines[line.slot];
+    ctx.lineWidth = ratio;
+    ctx.setLineDash([3 * ratio, 3 * ratio]);
+    ctx.beginPath();
+    ctx.moveTo(x, y);
+    ctx.lineTo(x, plot.bbox.top + plot.bbox.height);
+    ctx.stroke();
+    ctx.setLineDash([]);
+    ctx.beginPath();
+    ctx.moveTo(x, y - half);
+    ctx.lineTo(x + half, y);
+    ctx.lineTo(x, y + half);
+    ctx.lineTo(x - half, y);
+    ctx.closePath();
+    ctx.fill();
+    ctx.lineWidth = 1.25 * ratio;
+    ctx.strokeStyle = colours.surface;
+    ctx.stroke();
+  }
+  ctx.restore();
+}
+
+function drawBar(plot, { points: [{ time, value, stddev }] }, colour) {
+  if (value === null || !(stddev > 0)) return;
+  const { ctx } = plot;
+  const [x, half] = [plot.valToPos(time, "x", true), 5 * devicePixelRatio];
+  const [low, high] = [value - BAND * stddev, value + BAND * stddev].map((end) => plot.valToPos(end, "y", true));
+  ctx.strokeStyle = colour;
+  ctx.lineWidth = 2 * devicePixelRatio;
+  ctx.beginPath();
+  for (const y of [low, high]) {
+    ctx.moveTo(x - half, y);
+    ctx.lineTo(x + half, y);
+  }
+  ctx.moveTo(x, low);
+  ctx.lineTo(x, high);
+  ctx.stroke();
+}

@@ -1,0 +1,67 @@
+// One key in full: its whole text, and its numbers.
+import * as api from "./api.js";
+import { byId, make } from "./dom.js";
+import { withMargin } from "./format.js";
+import { keyText, wholeText } from "./keys.js";
+
+const MOST_SHOWN = 100_000;
+
+/** Wire the dialog. */
+export function startDetail() {
+  byId("detail-close").addEventListener("click", () => byId("detail").close());
+  byId("detail").addEventListener("click", (event) => event.target === byId("detail") && byId("detail").close());
+}
+
+/** Open the details of a row; its whole text is fetched only now. */
+export async function openDetail(query, row) {
+  const names = query.columns.keys;
+  const texts = names.map((name, place) => {
+    const cut = row.cut?.[place];
+    const whole = wholeText(row.key[place]);
+    return make(
+      "div",
+      {},
+      make("h3", {}, name),
+      make(
+        "pre",
+        { class: "whole", dir: "auto", tabIndex: 0, role: "region", "aria-label": `${name} in full` },
+        whole.text,
+      ),
+      make("p", { class: "quiet small" }, cut ? "Fetching the rest…" : whole.note),
+    );
+  });
+  const values = Object.keys(row.values).map((name) =>
+    make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, name),
+      make("td", {}, withMargin(row.values[name], row.stddev[name], row.held)),
+    ),
+  );
+  byId("detail-title").textContent = keyText(row, 40);
+  byId("detail-body").replaceChildren(
+    ...texts,
+    make("table", {}, make("caption", { class: "unseen" }, "Published values"), make("tbody", {}, values)),
+    make(
+      "p",
+      { class: "quiet small" },
+      row.first_seen ? `Published since release ${row.first_seen} of its window.` : "",
+    ),
+  );
+  byId("detail").showModal();
+  if (!row.cut?.some((length) => length)) return;
+  try {
+    const { key } = await api.wholeKey(query.name, row.id);
+    texts.forEach((node, place) => {
+      const { text, note } = wholeText(key[place]);
+      node.querySelector("pre").textContent = text.slice(0, MOST_SHOWN);
+      node.querySelector("p").textContent =
+        text.length > MOST_SHOWN
+          ? `${note}; the first ${MOST_SHOWN.toLocaleString("en")} are shown, a download has them all`
+          : note;
+    });
+  } catch (problem) {
+    if (!api.calledOff(problem))
+      for (const node of texts) node.querySelector("p").textContent = `The rest cannot be had: ${problem.message}`;
+  }
+}

@@ -1,0 +1,84 @@
+// The page's head: which query, what it says in one line, which of its numbers.
+import { byId, make, reconcile, write } from "./dom.js";
+import { BAND, listed, margin, moment, number, parameter } from "./format.js";
+
+/** The list of queries; one alone needs no list. */
+export function showQueries(queries, chosen, onChoose) {
+  byId("queries").hidden = queries.length < 2;
+  reconcile(byId("queries"), queries, {
+    keyOf: (query) => query.name,
+    create: (query) => {
+      const button = make("button", { type: "button", class: "query" }, make("bdi", {}, query.name));
+      button.addEventListener("click", () => onChoose(query.name));
+      return button;
+    },
+    update: (button, query) => {
+      if (query.name === chosen.name) button.setAttribute("aria-current", "page");
+      else button.removeAttribute("aria-current");
+    },
+  });
+}
+
+/** Which of the query's numbers is charted and sorted by. */
+export function showMeasures(measures, chosen, onChoose) {
+  byId("measures").hidden = measures.length < 2;
+  reconcile(byId("measures"), measures, {
+    keyOf: (name) => name,
+    create: (name) => {
+      const input = make("input", { type: "radio", name: "measure", value: name });
+      input.addEventListener("change", () => onChoose(name));
+      return make("label", {}, input, make("span", {}, name));
+    },
+    update: (label, name) => {
+      label.querySelector("input").checked = name === chosen;
+    },
+  });
+  write(byId("chart-title"), `${chosen} over time`);
+}
+
+/** The title and one line of what is seen. */
+export function showHead(query, page, measure) {
+  write(byId("title"), query.name);
+  document.title = `${query.name} · dpstream`;
+  const { keys, aggregates } = query.columns;
+  const what = listed(aggregates.map((one) => one.name)) + (keys.length ? ` by ${listed(keys)}` : "");
+  const { every, size } = query.windows ?? {};
+  const often = every ? `, every ${every.replace(/^1 /, "")}` : size ? `, per ${size.replace(/^1 /, "")}` : "";
+  const release = !page.time
+    ? "Published once."
+    : page.releases === 1
+      ? `Published ${moment(page.time)} UTC.`
+      : `Release ${page.release_index}${page.releases ? ` of ${page.releases}` : ""}, ${moment(page.time)} UTC.`;
+  const unit = query.unit && !query.mechanism ? ` Each ${query.unit} is protected` : " Protected";
+  const much = query.epsilon
+    ? ` with ε = ${parameter(query.epsilon)}${query.delta ? `, δ = ${parameter(query.delta)}` : ""}.`
+    : ".";
+  write(byId("summary"), `${what}${often}. ${release}${unit}${much}`);
+  write(byId("keys-title"), `Top keys by ${measure}`);
+  showNumbers(query, page);
+}
+
+/** Before the first release. */
+export function showNothing(query) {
+  write(byId("title"), query.name);
+  write(
+    byId("summary"),
+    "Nothing has been published yet. The first release comes when its time has come: what is published when does not depend on the data.",
+  );
+}
+
+/** Without keys there is one row: its numbers, large. */
+function showNumbers(query, page) {
+  const [row] = page.rows;
+  byId("numbers-card").hidden = query.columns.keys.length > 0 || !row;
+  if (byId("numbers-card").hidden) return;
+  reconcile(byId("numbers"), query.columns.aggregates, {
+    keyOf: (one) => one.name,
+    create: (one) =>
+      make("div", {}, make("dt", {}, one.name), make("dd", {}, make("b"), make("span", { class: "quiet" }))),
+    update: (node, { name }) => {
+      write(node.querySelector("b"), number(row.values[name], BAND * row.stddev[name]));
+      write(node.querySelector("span"), margin(row.stddev[name]));
+    },
+  });
+}

@@ -1,0 +1,209 @@
+// The page: what is looked at, fetched anew whenever something was published, shown in place.
+import * as api from "./api.js";
+import { showBudget } from "./budget.js";
+import { Chart } from "./chart.js";
+import { openDetail, startDetail } from "./detail.js";
+import { byId, debounce, make, paced, write } from "./dom.js";
+import { showExplain } from "./explain.js";
+import { moment, withMargin } from "./format.js";
+import { showHead, showMeasures, showNothing, showQueries } from "./head.js";
+import { showLegend, showTable } from "./legend.js";
+import { listen, status } from "./live.js";
+import { Slots } from "./slots.js";
+import { startTheme } from "./theme.js";
+import { TopKeys } from "./top.js";
+import { FOLLOWED, MOST_PICKED, PAGE, readView, writeView } from "./view.js";
+import { WhatIf } from "./whatif.js";
+import { Windows } from "./windows.js";
+
+const MOST_POINTS = 400; // of a line: more could not be told apart on a screen
+const PACE = 200; // milliseconds: releases that come closer together are fetched together
+
+const view = readView();
+const slots = new Slots();
+const whatIf = new WhatIf();
+let queries = [];
+let query = null;
+let answer = null;
+let books = { datasets: [] };
+
+const open = (row) => openDetail(query, row);
+const chart = new Chart(byId("chart"), (index, model, spoken) =>
+  showLegend({
+    model,
+    index,
+    spoken,
+    picked: query.columns.keys.length ? "some" : "only",
+    onRemove: (id) => pick({ id }, false),
+    onOpen: open,
+    onPoint: (slot) => chart.emphasise(slot),
+  }),
+);
+const topKeys = new TopKeys({ onPick: pick, onOpen: open });
+const windows = new Windows((window) => go({ window, offset: 0 }));
+
+/** Change what is looked at. */
+function go(changes) {
+  Object.assign(view, changes);
+  if ("query" in changes)
+    Object.assign(view, { window: "newest", measure: null, search: "", offset: 0, picked: null }, changes);
+  writeView(view);
+  return refresh();
+}
+
+function pick({ id }, wanted) {
+  const now = view.picked ?? chart.model?.lines.map((line) => line.id) ?? [];
+  const next = now.filter((one) => one !== id);
+  if (wanted) next.push(id);
+  return go({ picked: next.slice(-MOST_PICKED) });
+}
+
+/** Fetch and show everything about the view, and whether the server is there. What is shown stays until it is replaced. */
+async function refresh() {
+  try {
+    if (!queries.length) return true;
+    query = queries.find((one) => one.name === view.query) ?? queries[0];
+    const measures = query.columns.aggregates.map((one) => one.name);
+    const measure = measures.includes(view.measure) ? view.measure : measures[0];
+    const keyed = query.columns.keys.length > 0;
+    if (document.activeElement !== byId("search")) byId("search").value = view.search;
+    showQueries(queries, query, (name) => go({ query: name }));
+    showMeasures(measures, measure, (name) => go({ measure: name, offset: 0 }));
+    showExplain(query);
+    whatIf.show(query);
+    showBudget(books, query);
+    byId("keys-card").hidden = !keyed;
+    const window = view.window === "newest" || view.window === "all" ? null : view.window;
+    // One release a window is one point: only together they make a line.
+    const all = view.window === "all" || (view.window === "newest" && query.windows?.releases_per_window === 1);
+    const [page, first] = await Promise.all([
+      api.latest(query.name, { window, sort: measure, limit: PAGE, offset: view.offset, q: view.search }),
+      view.picked || (!view.search && !view.offset)
+        ? null
+        : api.top(query.name, { window, sort: measure, limit: FOLLOWED }),
+      windows.load(query.name, view.window),
+    ]);
+    answer = page;
+    const ids = view.picked ?? (first ?? page).rows.slice(0, keyed ? FOLLOWED : 1).map((row) => row.id);
+    slots.assign(ids);
+    showHead(query, page, measure);
+    topKeys.show({ answer: page, measure, search: view.search, slots });
+    byId("csv").href = api.download(query.name, "csv", page.window);
+    byId("parquet").href = api.download(query.name, "parquet", page.window);
+    byId("follow").hidden = view.picked === null;
+    byId("chart-card").hidden = !page.time; // a query without time publishes once: there is no course to draw
+    if (page.time) await draw(ids, { window, all, measure });
+    write(byId("trouble"), "");
+    byId("trouble").hidden = true;
+    return true;
+  } catch (problem) {
+    if (api.calledOff(problem)) return true;
+    if (problem instanceof api.Refused && problem.status === 404 && view.window === "newest") showNothing(query);
+    else if (problem instanceof api.Refused) fail(problem.message);
+    else if (problem instanceof TypeError && /fetch|network/i.test(problem.message)) return lost();
+    else throw problem;
+    return true;
+  }
+}
+
+async function draw(ids, { window, all, measure }) {
+  const found = ids.length
+    ? await api.series(query.name, { id: ids, window: all ? "all" : window, limit: MOST_POINTS })
+    : { series: [], start: answer.start, end: answer.end };
+  const seconds = (text) => (text ? new Date(text).getTime() / 1000 : null);
+  const lines = found.series
+    .filter((one) => one.key !== null)
+    .map((one) => {
+      const points = one.points.map((point) => ({
+        time: seconds(point.time),
+        value: point.values[measure] ?? null,
+        stddev: point.stddev[measure] ?? null,
+        held: point.held ?? false,
+      }));
+      const widest = points.reduce(
+        (found, point) => Math.max(found, withMargin(point.value, point.stddev, point.held).length),
+        1,
+      );
+      return {
+        id: one.id,
+        widest,
+        row: rowOf(one),
+        slot: slots.of(one.id),
+        points,
+        at: new Map(points.map((point) => [point.time, point])),
+        late: all ? undefined : one.first_seen > 1,
+      };
+    });
+  chart.show({ lines, start: all ? null : seconds(found.start), end: all ? null : seconds(found.end) });
+  showTable(chart.model);
+  byId("chart").setAttribute(
+    "aria-label",
+    `${measure} over time for ${lines.length} keys, with 95% bands. Left and right arrow keys move between releases.`,
+  );
+}
+
+/** A key of the chart as a row: with its newest numbers. */
+function rowOf(one) {
+  const known = answer.rows.find((row) => row.id === one.id);
+  const last = one.points.at(-1);
+  return (
+    known ?? {
+      id: one.id,
+      key: one.key,
+      cut: one.cut,
+      values: last?.values ?? {},
+      stddev: last?.stddev ?? {},
+      first_seen: one.first_seen,
+    }
+  );
+}
+
+function lost() {
+  status("lost", "Reconnecting…");
+  return false;
+}
+
+function fail(words) {
+  byId("trouble").hidden = false;
+  write(byId("trouble"), words);
+}
+
+/** Learn everything anew: at the beginning, after each release, and whenever the stream comes back. */
+async function reload() {
+  try {
+    queries = await api.queries();
+    if (!queries.length) fail("This pipeline has no queries.");
+    books = await api.ledger();
+    if (await refresh()) status("live", liveText());
+  } catch (problem) {
+    if (api.calledOff(problem)) return;
+    if (problem instanceof api.Refused) fail(problem.message);
+    else lost();
+  }
+}
+
+function liveText() {
+  const word = queries.length && queries.every((one) => one.finished) ? "Complete" : "Live";
+  const newest = windows.known[0]?.last_release_time;
+  return newest ? `${word} · newest ${moment(newest)} UTC` : word;
+}
+
+const released = paced(reload, PACE);
+
+const follow = make("button", { type: "button", class: "link", id: "follow", hidden: true }, "Follow the largest keys");
+follow.addEventListener("click", () => go({ picked: null }));
+byId("legend").after(follow);
+byId("search").addEventListener(
+  "input",
+  debounce(() => go({ search: byId("search").value, offset: 0 }), 180),
+);
+byId("prev").addEventListener("click", () => go({ offset: Math.max(0, view.offset - PAGE) }));
+byId("next").addEventListener("click", () => go({ offset: view.offset + PAGE }));
+byId("as-table").addEventListener("toggle", () => chart.model && showTable(chart.model));
+addEventListener("hashchange", () => {
+  Object.assign(view, readView());
+  refresh();
+});
+startTheme(() => chart.recolour());
+startDetail();
+listen({ onOpen: reload, onRelease: () => released() });

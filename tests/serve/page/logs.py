@@ -1,0 +1,202 @@
+"""Made-up logs and pipelines for the page: a story to look at, keys that mean harm, a stream."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+PAGES = ("/home", "/news", "/sport", "/weather", "/search", "/video", "/shop", "/help", "/maps")
+LATE_PAGE = "/eclipse"  # nobody reads it until the afternoon of the last day
+_DAY = 86_400
+_START = 1_714_521_600  # 1 May 2024
+
+STORY = """
+[source.clicks]
+path = "clicks.parquet"
+[source.visits]
+path = "clicks.parquet"
+[budget.clicks]
+epsilon = 4
+delta = 1e-8
+[budget.visits]
+epsilon = 1
+[state]
+path = "state/"
+[[query]]
+name = "pages"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 2, delta = 1e-9, privacy_unit_column = user,
+                privacy_unit_period = INTERVAL '1' DAY,
+                max_groups_contributed = 4, time_unit = 's',
+                start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-04')
+       page, window_start, COUNT(*) AS visitors,
+       AVG(seconds, contribution_bounds_per_row => (0, 300)) AS seconds
+FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' DAY)
+GROUP BY page, window_start
+EMIT EVERY INTERVAL '1' HOUR'''
+[[query]]
+name = "everybody"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 1, delta = 1e-9, privacy_unit_column = user,
+                privacy_unit_period = INTERVAL '1' DAY,
+                max_groups_contributed = 1, time_unit = 's',
+                start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-04')
+       window_start, COUNT(DISTINCT user) AS users
+FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' DAY)
+GROUP BY window_start
+EMIT EVERY INTERVAL '3' HOUR'''
+[[query]]
+name = "hourly"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 1, privacy_unit = 'w_event', w = 24, privacy_unit_column = user,
+                time_unit = 's', public_groups = ('/home', '/news', '/sport'),
+                start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-04')
+       page, window_start, COUNT(*) AS visits
+FROM TUMBLE(visits, DESCRIPTOR(at), INTERVAL '1' HOUR)
+GROUP BY page, window_start'''
+"""
+
+LONGEST = "x" * 1_000_000
+HOSTILE: tuple[str | None, ...] = (
+    "<script>window.pwned = 1</script>",
+    "<img src=x onerror='window.pwned = 2'>",
+    '"><svg onload=window.pwned=3>',
+    "{{7*7}}${7*7}",
+    "\u202egnp.evil\u202c",
+    "مرحبا بالعالم 123",
+    "👩‍👩‍👧‍👦🏴‍☠️ family",
+    "line\nbreak\tand \x07 bell",
+    "javascript:window.pwned=4",
+    "z̸̧̛͙̘a̵͉͇͗l̷̰̈́g̶̣͝ö̵̲",
+    "",
+    "   ",
+    None,
+    LONGEST,
+)
+MANY = 50_000
+
+WILD = """
+[source.names]
+path = "names.parquet"
+[source.articles]
+path = "articles.parquet"
+[budget.names]
+epsilon = 24
+delta = 1e-4
+[budget.articles]
+epsilon = 15
+delta = 1e-4
+[state]
+path = "state/"
+[[query]]
+name = "names"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 20, delta = 1e-5, privacy_unit_column = user, max_groups_contributed = 1,
+                max_key_bytes = 2000000, time_column = at, time_unit = 's',
+                start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-02')
+       name, COUNT(*) AS people FROM names GROUP BY name
+EMIT EVERY INTERVAL '12' HOUR'''
+[[query]]
+name = "articles"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 12, delta = 1e-5, privacy_unit_column = user, max_groups_contributed = 1)
+       article, COUNT(*) AS readers FROM articles GROUP BY article'''
+"""
+
+LIVE = """
+[source]
+path = "live/"
+live = true
+[budget]
+dataset = "clicks"
+epsilon = 24
+delta = 1e-5
+[state]
+path = "state/"
+[[query]]
+name = "now"
+sql = '''
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 20, delta = 1e-6, privacy_unit_column = user, max_groups_contributed = 1,
+                time_column = at, time_unit = 's',
+                start = TIMESTAMP '{start}', end = TIMESTAMP '{end}')
+       page, COUNT(*) AS visitors
+FROM clicks GROUP BY page
+EMIT EVERY INTERVAL '1' SECOND'''
+"""
+
+
+def write_story(folder: Path) -> Path:
+    """Three days of a news site; a page that nobody knew is read by many on the last afternoon."""
+    rng = np.random.default_rng(14)
+    users, pages, times = [], [], []
+    appeal = np.array([30, 19, 13, 12.6, 9.6, 6, 5.8, 4.4, 3.6])
+    for day in range(3):
+        count = 3_800 + 500 * day
+        hour = np.clip(rng.normal(13.5, 4.6, count), 0, 23.99)
+        page = rng.choice(len(PAGES), count, p=appeal / appeal.sum()).astype(object)
+        page = np.array(PAGES, object)[page.astype(int)]
+        if day == 2:
+            page[(hour > 13.4) & (rng.random(count) < 0.34)] = LATE_PAGE
+        users.append(rng.integers(0, 3_000, count))
+        pages.append(page)
+        times.append(_START + day * _DAY + (hour * 3600).astype(int))
+    user, page, at = (np.concatenate(each) for each in (users, pages, times))
+    seconds = np.clip(rng.gamma(2.2, 38, len(user)) + 20 * (page == "/video"), 0, 300)
+    order = np.argsort(at, kind="stable")
+    table = {"user": user, "page": page, "at": at, "seconds": seconds}
+    _write(folder / "clicks.parquet", {name: list(each[order]) for name, each in table.items()})
+    return _pipeline(folder, STORY)
+
+
+def write_wild(folder: Path) -> Path:
+    """Keys that mean harm, and very many keys."""
+    names = [name for place, name in enumerate(HOSTILE) for _ in range(60 + 20 * place)]
+    times = [_START + 50 * number % _DAY for number in range(len(names))]
+    rows: dict[str, list[object]] = {"user": [*range(len(names))], "name": [*names], "at": [*times]}
+    _write(folder / "names.parquet", rows)
+    articles = [f"/article/{number:05}" for number in range(MANY) for _ in range(8)]
+    rows = {"user": [*range(len(articles))], "article": [*articles]}
+    _write(folder / "articles.parquet", rows)
+    return _pipeline(folder, WILD)
+
+
+def write_live(folder: Path) -> Path:
+    """A window that has just begun, and is published every second."""
+    (folder / "live").mkdir()
+    send_live(folder, {"/home": 400, "/news": 250})
+    start = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=5)
+    times = {"start": start, "end": start + timedelta(minutes=20)}
+    named = {name: f"{at:%Y-%m-%d %H:%M:%S}" for name, at in times.items()}
+    return _pipeline(folder, LIVE.format(**named))
+
+
+_sent = iter(range(1_000_000))
+
+
+def send_live(folder: Path, visitors: dict[str, int]) -> None:
+    """Move a file with new users of these pages into the live directory."""
+    number, now = next(_sent), int(time.time())
+    users = [f"u{number}-{page}-{one}" for page, count in visitors.items() for one in range(count)]
+    pages = [page for page, count in visitors.items() for _ in range(count)]
+    beside = folder / f"part-{number}.parquet"
+    _write(beside, {"user": users, "page": pages, "at": [now] * len(users)})
+    beside.rename(folder / "live" / beside.name)
+
+
+def _write(path: Path, columns: dict[str, list[object]]) -> None:
+    pq.write_table(pa.table(columns), path)
+
+
+def _pipeline(folder: Path, text: str) -> Path:
+    path = folder / "pipeline.toml"
+    path.write_text(text)
+    return path
