@@ -9,6 +9,7 @@ import base64
 import hashlib
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +28,7 @@ from dpstream.bench.recovery_case import (
 from dpstream.bench.spark_cluster import Cluster
 from dpstream.bench.spark_kills import DRIVER, EXECUTOR, Kill, disturbed
 from dpstream.engines.local import Options
+from dpstream.engines.spark.jobs import arrow_schema
 from dpstream.privacy.keys import derive
 from dpstream.privacy.state import Secret
 
@@ -200,3 +202,13 @@ def keys(folder):
 def found_in(named, words):
     """(where, what) of every word that is found."""
     return [(where, word) for where, content in named for word in words if word in content]
+
+
+def test_times_of_a_frame_are_instants():
+    """A frame with timestamps is read, whatever time zone its session shows them in."""
+    from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
+
+    schema = StructType().add("at", TimestampType()).add("here", TimestampNTZType())
+
+    found = arrow_schema(SimpleNamespace(schema=schema))
+    assert found.types == [pa.timestamp("us", "UTC"), pa.timestamp("us")]

@@ -92,6 +92,7 @@ class Cluster:
             "spark.eventLog.compress": "false",
             "spark.eventLog.rolling.enabled": "false",
             "spark.eventLog.dir": self.events.as_uri(),
+            "spark.python.authenticate.socketTimeout": "300s",  # 15 s are short on a busy machine
             # Killed on purpose, more often than any cluster would stand for.
             "spark.task.maxFailures": "100",
             "spark.deploy.maxExecutorRetries": "-1",

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -113,6 +114,7 @@ def main() -> None:
         try:
             say(event="done", **JOBS[job["job"]](session, job))
         except Exception as error:
+            traceback.print_exc()
             say(event="failed", error=f"{type(error).__name__}: {error}")
     session.stop()
 

@@ -193,7 +193,7 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
     """The types that a frame declares."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return to_arrow_schema(frame.schema)
+    return to_arrow_schema(frame.schema, timezone="UTC")  # instants, whatever the session shows
 
 
 def rejected(told: dict[str, Any]) -> list[Rejected]:
