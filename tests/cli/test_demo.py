@@ -98,6 +98,18 @@ def test_a_difference_is_an_error(run, played, monkeypatch):
     assert (done.code, "DIFFER" in done.out, "please report" in done.err) == (1, True, True)
 
 
+def test_a_served_tour_kills_the_worker_and_goes_on(tmp_path, monkeypatch):
+    """The server starts the worker again by itself; the bytes are the same."""
+    opened = []
+    monkeypatch.setattr(demo_served.webbrowser, "open", opened.append)
+
+    found = play(QUICK, tmp_path, lambda scene: None, engine=demo_served.ServedEngine(tmp_path))
+
+    assert [address.startswith("http://127.0.0.1:") for address in opened] == [True]
+    assert found.identical
+    assert found.repeated == list(range(1, found.killed_after + 1))
+
+
 def test_a_page_without_its_extra_says_what_to_install(run, monkeypatch):
     """Before anything is started."""
     monkeypatch.setattr(demo_served, "find_spec", lambda name: None)

@@ -45,10 +45,10 @@ def counted(monkeypatch):
     """How often each file is read in chunks."""
     found, read = {}, Files.read
 
-    def counting(self, partition, position, *, columns=None):
+    def counting(self, partition, position, *, columns=None, until=None):
         key = (partition, json.dumps(position), tuple(columns or ()))
         found[key] = found.get(key, 0) + 1
-        return read(self, partition, position, columns=columns)
+        return read(self, partition, position, columns=columns, until=until)
 
     monkeypatch.setattr(Files, "read", counting)
     return found

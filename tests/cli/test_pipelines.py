@@ -209,10 +209,10 @@ def test_queries_share_one_read(run, example, monkeypatch):
     """The file is read in full once, whatever the number of queries."""
     whole, read = [], Files.read
 
-    def counted(self, partition, position, *, columns=None):
+    def counted(self, partition, position, *, columns=None, until=None):
         if columns is not None and {"user", "page", "at", "seconds"} <= set(columns):
             whole.append(position)
-        return read(self, partition, position, columns=columns)
+        return read(self, partition, position, columns=columns, until=until)
 
     monkeypatch.setattr(Files, "read", counted)
     assert run("run", "pipeline.toml").code == 0

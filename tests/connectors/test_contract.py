@@ -6,10 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.connectors.contract import check_sink, check_source
 from dpstream.connectors.sinks import open_sink
 from dpstream.connectors.sources import GrowingDirectory, TableSource, open_source
-from dpstream.connectors.testing import ListSource
+from dpstream.connectors.testing import ListSource, check_sink, check_source
 from dpstream.records import Batch
 
 ROWS = pa.table({"user": ["a", "b", "c", "d"], "page": ["x", "y", "x", "z"]})

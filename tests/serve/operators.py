@@ -25,7 +25,7 @@ sql = """
 SELECT WITH DIFFERENTIAL_PRIVACY
        OPTIONS (epsilon = 4, delta = 1e-7, privacy_unit_column = user, max_groups_contributed = 2,
                 privacy_unit_period = INTERVAL '1' DAY, time_unit = 's',
-                allowed_lateness = INTERVAL '1' MINUTE)
+                allowed_lateness = INTERVAL '3' MINUTE)
        page, window_start, COUNT(*) AS clicks
 FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' MINUTE)
 GROUP BY page, window_start

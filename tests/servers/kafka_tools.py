@@ -41,7 +41,7 @@ def remove_all(kafka, topic):
 
 def send(kafka, topic, values, *, partition=None, key=None, commit=None, timestamp=0):
     """Messages; `commit`: in a transaction that is committed, or aborted."""
-    settings = {"bootstrap.servers": kafka.address, "message.timeout.ms": 30_000}
+    settings = {"bootstrap.servers": kafka.address, "message.timeout.ms": 100_000}
     if commit is not None:
         settings["transactional.id"] = f"test-{topic}-{next(_NAMES)}"
     producer, problems = Producer(settings), []
@@ -60,7 +60,7 @@ def send(kafka, topic, values, *, partition=None, key=None, commit=None, timesta
             on_delivery=lambda error, _: problems.append(error) if error else None,
         )
     if commit is None:
-        assert producer.flush(30) == 0
+        assert producer.flush(100) == 0
     elif commit:
         producer.commit_transaction(30)
     else:

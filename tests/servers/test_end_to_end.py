@@ -74,6 +74,15 @@ def messages(step):
 
 
 def produce(kafka, topic, ends, clocks, stop):
+    """The producer's thread; that it ended early is to be seen where the runs are."""
+    try:
+        send_steps(kafka, topic, ends, clocks, stop)
+    except BaseException as problem:
+        (clocks[0].parent / "failed").write_text(f"the producer: {problem!r}")
+        raise
+
+
+def send_steps(kafka, topic, ends, clocks, stop):
     """Send a step's messages once every run has come to it; then say where they end."""
     at = dict.fromkeys(range(PARTITIONS), 0)
     for step in range(STEPS):

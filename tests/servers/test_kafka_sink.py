@@ -112,7 +112,7 @@ def test_an_open_transaction_of_another_query_hides_nothing(kafka, topic):
         {
             "bootstrap.servers": kafka.address,
             "transactional.id": f"open-{topic}",
-            "transaction.timeout.ms": 4000,
+            "transaction.timeout.ms": 2000,
         }
     )
     other.init_transactions(30)

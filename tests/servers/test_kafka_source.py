@@ -219,8 +219,9 @@ def test_messages_of_every_format(kafka):
         ]
 
 
-def test_time_and_key_of_a_message(kafka, topic):
+def test_time_and_key_of_a_message(kafka):
     """As columns, if they are asked for."""
+    topic = tools.make_topic(kafka, 1, **{"retention.ms": "-1"})  # the messages are old
     tools.send(kafka, topic, [{"user": "a"}, b"oops", {"user": "b"}], key="k", timestamp=1234)
     source = opened(kafka, topic, timestamp_column="sent", key_column="key")
     read = everything(source, 2)[f"{topic}/0"]

@@ -40,6 +40,7 @@ _SETTINGS = {
     "broker.heartbeat.interval.ms": "200",
     "controller.quorum.election.timeout.ms": "300",
     "controller.quorum.fetch.timeout.ms": "600",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "300",
     "log.initial.task.delay.ms": "500",
     "log.retention.check.interval.ms": "300",
     "log.segment.delete.delay.ms": "100",

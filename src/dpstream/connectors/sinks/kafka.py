@@ -27,7 +27,7 @@ from dpstream.connectors.sinks.kafka_book import Book
 from dpstream.connectors.sinks.numbers import another_run, run_of, with_numbers
 from dpstream.errors import InvalidInput, StateError
 
-_ASK = 10.0  # seconds that the broker may take for a step of a transaction
+_ASK = 10.0  # seconds that the broker may take for a step of a transaction, if patience allows
 _SETTINGS = {
     "transaction.timeout.ms": 30_000,
     "message.timeout.ms": 20_000,
@@ -68,6 +68,7 @@ class KafkaSink:
         self._problems = Problems(where)
         self._settings = settings | {"error_cb": self._problems}
         self._patience = Patience(where, seconds=patience)
+        self._ask = min(_ASK, max(1.0, patience))
         self._book = Book(book or f"{topic}.releases", topic, self._settings, where)
         self._producers: dict[str, Any] = {}
         self._done: dict[str, dict[tuple[int, int], str]] = {}  # by query: releases and their runs
@@ -112,7 +113,7 @@ class KafkaSink:
         mark = hashlib.sha256(f"{self._topic}\0{query}".encode()).hexdigest()[:32]
         own = _SETTINGS | {"transactional.id": f"dpstream-{mark}"}
         producer = create(Producer, self._settings | own, self._where)
-        producer.init_transactions(_ASK)  # ends what another one has begun, and shuts it out
+        producer.init_transactions(self._ask)  # ends what another one has begun, and shuts it out
         self._done[query] = self._book.read(query)
         self._producers[query] = producer
 
@@ -129,7 +130,7 @@ class KafkaSink:
             self._send(producer, self._topic, query.encode(), row, headers)
         key, entry = self._book.entry(about | {"rows": len(rows)})
         self._send(producer, self._book.name, key, entry, headers)
-        producer.commit_transaction(_ASK)
+        producer.commit_transaction(self._ask)
         done[window, trigger] = run
 
     def _send(

@@ -216,17 +216,18 @@ class KafkaSource:
         inside = None if columns is None else [name for name in columns if name not in added]
         payloads = [message.value for message in messages]
         decoded = self._decoder.decode(payloads, inside)
-        table = decoded.table
+        found = {name: decoded.table[name] for name in decoded.table.column_names}
         for name, kind in added.items():
             if columns is not None and name not in columns:
                 continue
-            if name in table.column_names:
+            if name in found:
                 raise InvalidParameter(
                     f"{self._where}: the messages have a column {name!r} of their own; choose "
                     f"another {kind}_column"
                 )
             told = _times(messages) if kind == "timestamp" else _keys(messages)
-            table = table.append_column(name, told.take(pa.array(decoded.origin)))
+            found[name] = told.take(pa.array(decoded.origin))
+        table = pa.table(found)
         places = [f"{partition}, offset {message.offset}" for message in messages]
         span = f", offsets {messages[0].offset} to {messages[-1].offset}" if messages else ""
         return Batch(

@@ -1,10 +1,12 @@
 """For tests of sources, sinks and whatever lies between them, of this package or of your own.
 
-`ListSource` and `ListSink` are scripts and memories. `SourceSuite`, `ServerSourceSuite`,
+`ListSource` and `ListSink` are scripts and memories. `check_source` and `check_sink` look at one
+over given rows, in a line. `SourceSuite`, `ServerSourceSuite`,
 `SinkSuite` and `ServerSinkSuite` are what every source and sink must do: subclass one in a test
 file, say how the thing is opened and filled, and pytest runs it.
 """
 
+from dpstream.connectors.testing.contract import check_sink, check_source
 from dpstream.connectors.testing.lists import Abort, Aborted, ListSink, ListSource
 from dpstream.connectors.testing.sink_suite import ServerSinkSuite, SinkSuite
 from dpstream.connectors.testing.source_suite import ServerSourceSuite, SourceSuite
@@ -18,4 +20,6 @@ __all__ = [
     "ServerSourceSuite",
     "SinkSuite",
     "SourceSuite",
+    "check_sink",
+    "check_source",
 ]

@@ -1,4 +1,6 @@
-"""What every source and sink must do, as checks that the tests of a new one call.
+"""The least that a source and a sink must do, as checks over whatever rows it has.
+
+The suites beside this file ask for more, and fill the source themselves.
 
 >>> import pyarrow as pa
 >>> from dpstream.connectors.sources import TableSource
