@@ -113,9 +113,7 @@ def test_rows_say_what_was_measured():
     case = spark.Case(executors=2, records=2_000, keys=100, batches=2)
     lane = spark.Lane(case=case, peaks={"worker_mb": 5.0})
     for what, seconds in ((spark.PLAIN, (1, 2, 8)), (spark.STREAM, (2, 4, 4))):
-        lane.seen[what] = [
-            {"seconds": s, "cpu_seconds": s, "keys": 7, "state_mb": 1.0} for s in seconds
-        ]
+        lane.seen[what] = [{"seconds": s, "cpu_seconds": s, "keys": 7} for s in seconds]
     lane.seen[spark.READER] = lane.seen[spark.STREAM]
 
     plain, stream, _ = spark._rows(lane)

@@ -207,7 +207,7 @@ def _rows(lane: Lane) -> list[Row]:
         if what != PLAIN:
             times = {name: lane.times(what, name) for name in ("seconds", "cpu_seconds")}
             row |= {"times_slower": times["seconds"], "times_cpu": times["cpu_seconds"]}
-            row |= {"state_mb": seen[-1]["state_mb"], **lane.peaks}
+            row |= lane.peaks
         rows.append(row)
     return rows
 
