@@ -21,6 +21,7 @@ help: ## list the targets
 demo: .venv/.core ## set up the core in .venv and take a tour: a live private query, a kill, a series, the ledger
 	@echo "demo: a tour of half a minute"
 	@$(BIN)/dpstream demo
+	@echo "(source .venv/bin/activate puts dpstream on your path)"
 
 test: .venv/.dev ## set up .venv and run every test whose components are present; the rest is listed at the end
 	@echo "test: running every test whose components are present"

@@ -95,6 +95,7 @@ def serve(
         most_body=max_body,
     )
     settings.check()
+    first = not no_run and not pipeline.secret.exists()
     make_directory(pipeline.state, mode=0o700)
     token = server.load_token(token_file or pipeline.state / "operator.token")
 
@@ -105,6 +106,10 @@ def serve(
             return
         print(f"page and feed: {public}/", flush=True)
         note(f"operator: {operator}/health, with the token from {token.source}; Ctrl-C stops")
+        if first:
+            note(
+                f"the secret is {pipeline.secret}; back it up: without it the pipeline cannot go on"
+            )
 
     server.serve(pipeline, settings, token, tell=tell)
 
