@@ -180,6 +180,7 @@ def _columns(plan: Plan, releases: int) -> list[dict[str, Any]]:
                 "column": aggregate.name,
                 "first": float(spread[0]),
                 "last": float(spread[-1]),
+                "most": float(max(spread)),
                 "note": note,
             }
         )

@@ -79,4 +79,6 @@ def _noise(column: dict[str, Any]) -> str:
     if column["first"] is None:
         return str(column["note"])
     ends = f"{column['first']:.4g} at the first release of a window, {column['last']:.4g} at the"
-    return f"{ends} last{column['note']}"
+    most = column.get("most", 0.0)
+    between = f", {most:.4g} at most" if most > 1.01 * max(column["first"], column["last"]) else ""
+    return f"{ends} last{between}{column['note']}"

@@ -110,16 +110,16 @@ export class WhatIf {
       const before = now.columns.find((one) => one.column === column.column);
       const mean = /divided by the number of rows/.test(column.note ?? "");
       const note = mean
-        ? `n: rows of the key; ${half(column.last / 100)} at n = 100`
+        ? `n: rows of the key; ${half((column.most ?? column.last) / 100)} at n = 100`
         : (column.note ?? "").trim().replace(/^\(|\)$/g, "");
       const shown = (stddev) => `${half(stddev)}${mean ? " ÷ n" : ""}`;
       const line = make(
         "tr",
         {},
         make("th", { scope: "row" }, column.column),
-        make("td", {}, shown(before?.last)),
-        make("td", {}, make("b", {}, shown(column.last))),
-        make("td", { class: "quiet" }, ratio(before?.last, column.last)),
+        make("td", {}, shown(before?.most ?? before?.last)),
+        make("td", {}, make("b", {}, shown(column.most ?? column.last))),
+        make("td", { class: "quiet" }, ratio(before?.most ?? before?.last, column.most ?? column.last)),
       );
       return note
         ? [line, make("tr", { class: "note" }, make("td", { class: "quiet small", colSpan: 4 }, note))]
