@@ -163,7 +163,9 @@ class PostgresSource:
         if goal is None:
             self._checks.no_straggler(self._connection, at.key)
         if stop is None or (at.key is not None and at.key >= stop):
-            position = None if at == (None, None, 0) else list(at)
+            # From now on, though there is nothing yet: a position that says so.
+            begun = at != (None, None, 0) or self._latest
+            position = list(at) if begun else None
             return Batch(table=self._table.none(names), position=position, done=True)
         content = self._table.fetch(self._connection, names, at.key, stop, self._rows)
         found = decode(content, self._table.asked(names), place=self._table.place)

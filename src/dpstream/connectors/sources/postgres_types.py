@@ -21,6 +21,7 @@ from dpstream.connectors.sinks.database import identifier
 from dpstream.errors import InvalidInput
 from dpstream.records import Rejected
 
+_LARGEST = 2**31 - 1  # bytes of a block of CSV
 _EXACT: dict[str, pa.DataType] = {
     "int2": pa.int16(),
     "int4": pa.int32(),
@@ -120,7 +121,11 @@ def decode(content: bytes, columns: Sequence[Column], *, place: str) -> Fetched:
     try:
         texts = pyarrow.csv.read_csv(
             io.BytesIO(content),
-            read_options=pyarrow.csv.ReadOptions(column_names=names, use_threads=False),
+            read_options=pyarrow.csv.ReadOptions(
+                column_names=names,
+                use_threads=False,
+                block_size=min(len(content) + 1, _LARGEST),  # a row must fit into a block
+            ),
             parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
             convert_options=pyarrow.csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()),
