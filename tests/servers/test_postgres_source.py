@@ -382,3 +382,23 @@ def test_nobody_listens():
     """A clear error, at once."""
     with pytest.raises(ServerUnreachable, match=r"127.0.0.1:9/x does not answer.*start it"):
         open_source("postgres://me@127.0.0.1:9/x?table=t&key=id")
+
+
+def test_latest_of_an_empty_table_is_its_beginning(table):
+    """What comes after the first look is new, however it comes."""
+    source = table.open("&start=latest")
+    name = source.partitions()[0]
+    users, position = read(source, name)
+    assert users == []
+    table.put("u1", "u2")
+
+    assert read(source, name, position)[0] == ["u1", "u2"]
+
+
+def test_a_long_value_stops_nobody(table):
+    """A text of megabytes is a row like others."""
+    long = "u" * (3 << 20)
+    table.put("u1", long, "u2")
+    source = table.open()
+
+    assert read(source, source.partitions()[0])[0] == ["u1", long, "u2"]

@@ -71,7 +71,8 @@ class Table:
         asked = ", ".join(column.asked for column in self.asked(names))
         statement = (
             f"COPY (SELECT {asked} FROM {self.quoted} WHERE {self._range(after, upto)} "
-            f"ORDER BY {identifier(self.key)} LIMIT {rows:d}) TO STDOUT (FORMAT csv, ENCODING 'UTF8')"
+            f"ORDER BY {identifier(self.key)} LIMIT {rows:d}) "
+            "TO STDOUT (FORMAT csv, ENCODING 'UTF8')"
         )
         return copy_out(connection, statement)
 
