@@ -7,14 +7,17 @@ import pytest
 import dpstream as dps
 from dpstream.engines.spark import waiting
 from dpstream.engines.spark.files import SharedFiles
+from dpstream.engines.spark.intake import Intake
+from dpstream.engines.spark.jobs import Taken
 from dpstream.engines.spark.packets import Shape
+from dpstream.engines.spark.progress import Progress
 from dpstream.engines.spark.publishing import ShippedPlan
-from dpstream.errors import InvalidParameter, NoiseReuse
+from dpstream.errors import InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy.state import Secret
 from dpstream.stages.flow import Flow
 from dpstream.stages.plan import planned
 from dpstream.stages.rows import RowReader
-from tests.engines.runs import query, table
+from tests.engines.runs import query, start, table
 
 
 def read(plan, rows):
@@ -84,6 +87,49 @@ def test_rows_of_windows_that_are_due_later(changes, at):
 
     entered = {schedule.releases(window) for window in flow.state.windows}
     assert entered - {one.releases for one in due}
+
+
+def test_progress_of_another_run(tmp_path):
+    """A run goes on from its own progress alone, and a new one never begins beside another's."""
+    path = tmp_path / "state" / "spark.dps"
+    path.parent.mkdir()
+    Progress(run="one", step=3).save(path)
+    assert Progress.load(path, "one").step == 3
+    with pytest.raises(StateError, match="belongs to another run"):
+        Progress.load(path, "two")
+    with pytest.raises(StateError, match=r"holds snapshots but no run\.dps"):
+        start(tmp_path, source=table()).finish()
+
+
+class Rereading:
+    """Jobs that find no row to keep, and remember for which step they looked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def take(self, *_, arrived, **__):
+        self.asked.append(arrived)
+        return Taken(waiting=[], digests={}, told=[])
+
+
+def test_a_batch_that_comes_again_is_read_for_its_own_step(tmp_path):
+    """Also when none of its rows was kept, and after a restart: the clock has moved on."""
+    path, jobs = tmp_path / "spark.dps", Rereading()
+    for now in (3, 9):
+        progress = Progress.load(path, "run")
+        intake = Intake(
+            jobs=jobs,
+            progress=progress,
+            save=lambda progress=progress: progress.save(path),
+            aside=None,
+            name_job=str,
+            reader=None,
+            arriving=lambda now=now: now,
+            place="",
+        )
+        intake._one_batch(None, 0)
+
+    assert jobs.asked == [3, 3]
 
 
 class Elsewhere:
