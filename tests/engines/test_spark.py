@@ -11,7 +11,7 @@ import pytest
 
 import dpstream as dps
 from dpstream.engines.spark import SparkEngine, SparkSink
-from dpstream.errors import InvalidParameter, NoiseReuse, StateError
+from dpstream.errors import BudgetExceeded, InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy.state import unpack
 from tests.cli.test_docs import LOOSE, ROOT
 from tests.engines.runs import (
@@ -190,6 +190,30 @@ def test_broken_off_between_log_noise_sink_and_progress(
 
     assert published(tmp_path) == expected_short
     assert charges(tmp_path / "state" / "ledger") == 1
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_run_that_was_refused_leaves_nothing(
+    session, tmp_path, expected_short, monkeypatch, elsewhere
+):
+    """Its rows were taken in before: they go, and a second try reads all of them again."""
+    from dpstream.engines.spark.run import SparkRun
+
+    def refuse(*_):
+        raise BudgetExceeded("no")
+
+    place = str(tmp_path / "shared") if elsewhere else None
+    engine = SparkEngine(session, buckets=2, steps_at_once=3, state_location=place)
+    parts(tmp_path, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(SparkRun, "_pay", refuse)
+        with pytest.raises(BudgetExceeded):
+            start(tmp_path, SHORT, source=stream(session, tmp_path), engine=engine).finish()
+    assert not (tmp_path / "state").exists()
+    assert not list((tmp_path / "shared").glob("*"))
+    start(tmp_path, SHORT, source=stream(session, tmp_path), engine=engine).finish()
+
+    assert published(tmp_path) == expected_short
 
 
 def test_nothing_is_left_of_windows_that_are_over(engine, tmp_path):

@@ -5,6 +5,7 @@ run.dps        the run id, the query, a check of the secret; written before the 
 inputs.log     digest and positions of every step, durable before its noise; locked by one process
 windows/       one key per open window, wrapped by the secret
 segments/, manifest-*.dps   snapshots, two generations
+spark.dps, shared/          in their place: progress and files of a run on Spark
 ledger         the book, unless the run shares another
 """
 
@@ -70,9 +71,14 @@ class StateDirectory:
         if self.own_ledger:
             self.ledger.close()
 
+    @property
+    def unused(self) -> bool:
+        """Was it made just now, and nothing drawn?"""
+        return self.created and self.log.last < 0
+
     def withdraw(self) -> None:
         """Take back what was made just now, if nothing was drawn: a second try begins afresh."""
-        if not self.created or self.log.last >= 0:
+        if not self.unused:
             return
         self.close()
         for path in self.made:
@@ -208,8 +214,8 @@ def _refuse_strangers(folder: Path, about: dict[str, Any], ledger: Ledger, log: 
 
 
 def _to_be_made(folder: Path, ledger: Ledger | str | Path | None) -> list[Path]:
-    names = ["run.dps", "types.dps", "inputs.log"]
-    names += ["windows/final", "windows/minted", "windows", "segments"]
+    names = ["spark.dps", "run.dps", "types.dps", "inputs.log"]
+    names += ["windows/final", "windows/minted", "windows", "segments", "shared"]
     own = [folder / "ledger"] if ledger is None else []
     return [*(folder / name for name in names), *own, beside(folder), folder]
 
@@ -239,7 +245,7 @@ def _make(folder: Path) -> None:
         raise StateError(
             f"the state directory {folder} cannot be made: {error.strerror}; name another place"
         ) from None
-    if any(folder.glob("manifest-*.dps")) or any(folder.glob("segments/*")):
+    if any(any(folder.glob(name)) for name in ("manifest-*.dps", "segments/*", "spark.dps")):
         raise StateError(
             f"{folder} holds snapshots but no run.dps: they belong to another run, whose noise "
             "must not meet other data; use a new state directory"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.dead_letters import DeadLetters
+from dpstream.connectors.options import Options as Address
 from dpstream.connectors.options import is_uri
 from dpstream.connectors.pushed import PUSHED, PushedSource, pushed_folder
 from dpstream.connectors.sinks import open_sink
@@ -145,7 +146,7 @@ def _elsewhere(
         found = None if spec is None else engine.source(spec)
         if found is None and is_uri(spec):
             raise InvalidParameter(
-                f"{spec.partition('?')[0]} is read by one process; give the engine a stream of its "
+                f"{Address(spec).where} is read by one process; give the engine a stream of its "
                 'own, such as spark.readStream.format("kafka"), or run without engine='
             )
         if spec is not None and found is None:

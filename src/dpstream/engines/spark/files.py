@@ -72,6 +72,12 @@ class SharedFiles:
             if system.get_file_info(f"{root}/{name}").type != fs.FileType.NotFound:
                 system.delete_file(f"{root}/{name}")
 
+    def remove_all(self) -> None:
+        """Remove the folder with everything in it, before any noise is there."""
+        system, root = _system(self.location)
+        if system.get_file_info(root).type == fs.FileType.Directory:
+            system.delete_dir(root)
+
     def names(self, folder: str) -> list[str]:
         """What is in a folder."""
         system, root = _system(self.location)

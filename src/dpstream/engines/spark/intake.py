@@ -111,14 +111,14 @@ class Intake:
         if number == progress.batch:
             self._refuse_other_rows(frame, number)
             return
-        digests = self._take(frame, None, [], f"batch {number}", self.arriving())
+        arrived = self.arriving()
+        digests = self._take(frame, None, [], f"batch {number}", arrived)
         progress.batch, progress.batch_digests = number, digests
+        progress.batch_arrived = arrived
         self.save()
 
     def _refuse_other_rows(self, frame: DataFrame, number: int) -> None:
-        known, arrived = self.progress.batch_digests, self.arriving()
-        if arrived is not None:
-            arrived = next(iter(known), arrived)
+        known, arrived = self.progress.batch_digests, self.progress.batch_arrived
         again = self.jobs.take(
             frame, None, [], job="", where=f"batch {number}", arrived=arrived, write=False
         )

@@ -103,13 +103,7 @@ class Jobs:
         """The tables of the steps up to `end`, and the files that hold the new state."""
         first, schedule = progress.step, self.plan.query.schedule
         due = [(step, one) for step in range(first, end) for one in schedule.due(step)]
-        lengths = {one.releases for _, one in due}
-        totals = lengths if self.plan.query.totals else set()
-        plan = ShippedPlan(
-            query=self.plan.query,
-            windows={length: self.plan.window(length) for length in lengths},
-            of_totals={length: self.plan.totals(length) for length in totals},
-        )
+        plan = ShippedPlan.of(self.plan, (one for _, one in due))
         opener, sealed = Keys(rows=self.row_keys, lent=lent).halves()
         task = Publishing(
             **self._common(job, opener, plan),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.engines.spark.waiting import StepDigests, Waiting
+from dpstream.errors import StateError
 from dpstream.privacy.state import read_packed, write_packed
 
 _KIND = "spark progress"
@@ -20,6 +21,8 @@ _KIND = "spark progress"
 class Progress:
     """Between two jobs."""
 
+    run: str
+    """The mark of the run that it belongs to."""
     step: int = 0
     chain: bytes = bytes(16)
     """The digest chain of all steps before."""
@@ -35,13 +38,20 @@ class Progress:
     batch: int = -1
     """The last batch of the stream whose rows wait or have been published."""
     batch_digests: StepDigests = field(default_factory=dict)
+    batch_arrived: int | None = None
+    """The step at which that batch was read; None: its rows' event times tell."""
 
     @classmethod
-    def load(cls, path: Path) -> Progress:
-        """The newest one."""
+    def load(cls, path: Path, run: str) -> Progress:
+        """The newest one; another run's is refused."""
         if not path.exists():
-            return cls()
+            return cls(run=run)
         kept = read_packed(path, kind=_KIND)
+        if kept.get("run") != run:
+            raise StateError(
+                f"{path} belongs to another run, or to an earlier version of dpstream; restore the "
+                "run's own, or use a new state directory (a new run, charged anew)"
+            )
         kept["waiting"] = [Waiting.from_json(one) for one in kept["waiting"]]
         for name in ("digests", "batch_digests"):
             kept[name] = {step: (int(digest), count) for step, digest, count in kept[name]}

@@ -6,7 +6,7 @@ The stages themselves are the embedded engine's (`stages/flow.py`), on the state
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,18 @@ class ShippedPlan(Plan):
 
     windows: dict[int, WindowPlan]
     of_totals: dict[int, WindowPlan]
+
+    @classmethod
+    def of(cls, plan: Plan, due: Iterable[Due]) -> ShippedPlan:
+        """For a job that publishes these; its rows may enter windows that are due later."""
+        of_due = {one.releases for one in due}
+        lengths = of_due | set(plan.query.schedule.lengths)
+        totals = of_due if plan.query.totals else set()
+        return cls(
+            query=plan.query,
+            windows={length: plan.window(length) for length in lengths},
+            of_totals={length: plan.totals(length) for length in totals},
+        )
 
     def window(self, releases: int) -> WindowPlan:  # type: ignore[override]
         """The noise of a window with so many releases."""

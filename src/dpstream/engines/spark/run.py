@@ -72,7 +72,8 @@ class SparkRun(QueryRun):
     """Is the source live?"""
     sink: Any = None
     engine: ClassVar[str] = "spark"
-    _progress: Progress = field(init=False, default_factory=Progress)
+    _progress: Progress = field(init=False, default_factory=lambda: Progress(run=""))
+    _shared: SharedFiles | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,6 +122,8 @@ class SparkRun(QueryRun):
                 yield from self._life(storage)
             except (BudgetExceeded, LedgerError, InvalidInput, InvalidParameter):
                 if storage.directory is not None and not self._progress.step:
+                    if storage.directory.unused and self._shared is not None:
+                        self._shared.remove_all()
                     storage.directory.withdraw()
                 raise
 
@@ -138,15 +141,16 @@ class SparkRun(QueryRun):
             reader.types, reader.learned = directory.types(), directory.keep_types
         if storage.ledger.terms(self.dataset) is not None:
             self._admit(storage)
-        self._progress = Progress.load(self._place / "spark.dps")
+        self._progress = Progress.load(self._place / "spark.dps", storage.mark)
         shared = self.spark.state_location or str(self._place.absolute() / "shared")
         location = f"{shared}/{storage.mark}"  # a run meets nothing that another has left
+        self._shared = SharedFiles(location)
         self._jobs = Jobs(
             session=self.session,
             plan=self.plan,
             types=reader.types,
             buckets=buckets,
-            files=SharedFiles(location),
+            files=self._shared,
             row_keys=RowKeys.of(storage.secret, storage.run),
             mark=storage.mark,
         )

@@ -1,7 +1,7 @@
 """Rows that wait for their step: one file per unit bucket and batch, sorted by step.
 
-Each file tells the digest of every step's rows in it, and the driver knows the digest of that list:
-rows that a task reads are those that were logged, or the task fails before any noise is drawn.
+The driver knows the digest of every file's bytes: rows that a task reads are those that were
+logged, or the task fails before any noise is drawn.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Waiting:
     first: int
     last: int
     mark: str
-    """Digest of its list of digests."""
+    """Digest of its bytes."""
 
     def to_json(self) -> list[Any]:
         """Plain values."""
@@ -67,7 +67,7 @@ def added(parts: Iterable[StepDigests]) -> StepDigests:
 
 
 def as_text(digests: StepDigests) -> str:
-    """For a file's own list."""
+    """On its way to the driver."""
     return json.dumps([[step, *digests[step]] for step in sorted(digests)])
 
 
@@ -81,35 +81,34 @@ def keep(
 ) -> tuple[Waiting, StepDigests]:
     """Write the rows that arrived at a unit bucket."""
     rows = in_order(shape.rows(table))
-    digests = step_digests(rows)
-    text = as_text(digests)
-    kept = shape.packed(rows).replace_schema_metadata({"digests": text})
+    digests, kept = step_digests(rows), shape.packed(rows)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, kept.schema) as writer:
         writer.write_table(kept, max_chunksize=max(len(kept), 1))
-    files.write(name, sink.getvalue())
+    body = sink.getvalue()
+    files.write(name, body)
     about = Waiting(
-        bucket=bucket, name=name, first=min(digests), last=max(digests), mark=_mark(text)
+        bucket=bucket, name=name, first=min(digests), last=max(digests), mark=_mark(body)
     )
     return about, digests
 
 
 def load(files: SharedFiles, shape: Shape, about: Waiting, first: int, end: int) -> Rows:
-    """The rows of steps `first` to `end` - 1; others than those that were logged are refused."""
-    table = pa.ipc.open_file(files.read(about.name)).read_all()
-    text = (table.schema.metadata or {}).get(b"digests", b"").decode()
-    steps = numbers(table, "step")
-    low, high = np.searchsorted(steps, [first, end])
-    rows = shape.rows(table.slice(low, high - low))
-    logged = {step: d for step, d in from_text(text or "[]").items() if first <= step < end}
-    if _mark(text) != about.mark or step_digests(rows) != logged:
+    """The rows of steps `first` to `end` - 1, from a file that is as it was when they were logged.
+
+    Any other byte is refused before anything in it is believed.
+    """
+    body = files.read(about.name)
+    if _mark(body) != about.mark:
         raise NoiseReuse(
             f"{about.name} does not hold the rows that were logged for steps {first} to {end - 1}; "
             "the same noise over other data would reveal the difference, so nothing was "
             "published; restore the file"
         )
-    return rows
+    table = pa.ipc.open_file(body).read_all()
+    low, high = np.searchsorted(numbers(table, "step"), [first, end])
+    return shape.rows(table.slice(low, high - low))
 
 
-def _mark(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+def _mark(body: pa.Buffer) -> str:
+    return hashlib.blake2b(body, digest_size=16).hexdigest()

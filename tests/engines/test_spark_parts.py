@@ -1,0 +1,149 @@
+"""Parts of the Spark engine that need no Spark."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import dpstream as dps
+from dpstream.engines.spark import waiting
+from dpstream.engines.spark.files import SharedFiles
+from dpstream.engines.spark.intake import Intake
+from dpstream.engines.spark.jobs import Taken
+from dpstream.engines.spark.packets import Shape
+from dpstream.engines.spark.progress import Progress
+from dpstream.engines.spark.publishing import ShippedPlan
+from dpstream.errors import InvalidParameter, NoiseReuse, StateError
+from dpstream.privacy.state import Secret
+from dpstream.stages.flow import Flow
+from dpstream.stages.plan import planned
+from dpstream.stages.rows import RowReader
+from tests.engines.runs import query, start, table
+
+
+def read(plan, rows):
+    """A reader, and what it makes of rows."""
+    reader = RowReader(plan.query, Secret(bytes(32)), bytes(16))
+    reader.learn({field.name: field.type for field in rows.schema})
+    return reader, reader.read(rows, "here")[0]
+
+
+@pytest.mark.parametrize("column", ["v0", "digest"])
+def test_a_value_that_was_changed_while_it_waited(tmp_path, column):
+    """A file of rows is what it was to the last bit, or nothing of it is used."""
+    plan = planned(query())
+    _, rows = read(plan, table())
+    shape, files = Shape.of(plan.query), SharedFiles(str(tmp_path))
+    about, _ = waiting.keep(files, shape, 0, "rows/one.arrow", shape.packed(rows))
+    whole = waiting.load(files, shape, about, 0, 99)
+    assert np.array_equal(whole.values, rows.values)
+    assert set(waiting.load(files, shape, about, 2, 4).steps) == {2, 3}
+
+    path = tmp_path / "rows" / "one.arrow"
+    content = pa.ipc.open_file(path).read_all()
+    place = content.column_names.index(column)
+    other = content[column].to_pylist()
+    other[0], other[1] = other[1], other[0]
+    assert other != content[column].to_pylist()
+    changed = content.set_column(place, column, pa.array(other, content[column].type))
+    path.unlink()
+    with pa.ipc.new_file(path, content.schema) as writer:
+        writer.write_table(changed)
+    with pytest.raises(NoiseReuse, match="does not hold the rows that were logged"):
+        waiting.load(files, shape, about, 0, 99)
+    path.write_bytes(b"no Arrow at all")
+    with pytest.raises(NoiseReuse, match="does not hold the rows that were logged"):
+        waiting.load(files, shape, about, 0, 99)
+
+
+A_SHORT_DAY = {
+    "start": "2024-03-30",
+    "end": "2024-04-02",
+    "time_zone": "Europe/Berlin",
+    "window": dps.Tumble("1 day"),
+    "every": "1 hour",
+}
+CUMULATED = {
+    "start": "2024-03-30",
+    "end": "2024-04-01",
+    "window": dps.Cumulate("1 day", step="8 hours"),
+    "every": "5 hours",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "at"), [(A_SHORT_DAY, "2024-03-30T23:00:07"), (CUMULATED, "2024-03-30T01:00:00")]
+)
+def test_rows_of_windows_that_are_due_later(changes, at):
+    """A job knows the noise of every window that its rows may enter, and computes none itself."""
+    plan = planned(query(**changes, period="1 day", allowed_lateness=0))
+    schedule = plan.query.schedule
+    time = int(np.datetime64(at).astype("datetime64[s]").astype(np.int64))
+    row = {"user": ["a"], "page": ["/"], "at": [time], "came": [time - 8], "seconds": [1]}
+    reader, rows = read(plan, pa.table(row))
+
+    due = schedule.due(int(rows.steps[0]))
+    flow = Flow(ShippedPlan.of(plan, due), reader, buckets=1, threads=1)
+    flow.take([(rows, first, end) for *_, first, end in rows.runs])
+
+    entered = {schedule.releases(window) for window in flow.state.windows}
+    assert entered - {one.releases for one in due}
+
+
+def test_progress_of_another_run(tmp_path):
+    """A run goes on from its own progress alone, and a new one never begins beside another's."""
+    path = tmp_path / "state" / "spark.dps"
+    path.parent.mkdir()
+    Progress(run="one", step=3).save(path)
+    assert Progress.load(path, "one").step == 3
+    with pytest.raises(StateError, match="belongs to another run"):
+        Progress.load(path, "two")
+    with pytest.raises(StateError, match=r"holds snapshots but no run\.dps"):
+        start(tmp_path, source=table()).finish()
+
+
+class Rereading:
+    """Jobs that find no row to keep, and remember for which step they looked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def take(self, *_, arrived, **__):
+        self.asked.append(arrived)
+        return Taken(waiting=[], digests={}, told=[])
+
+
+def test_a_batch_that_comes_again_is_read_for_its_own_step(tmp_path):
+    """Also when none of its rows was kept, and after a restart: the clock has moved on."""
+    path, jobs = tmp_path / "spark.dps", Rereading()
+    for now in (3, 9):
+        progress = Progress.load(path, "run")
+        intake = Intake(
+            jobs=jobs,
+            progress=progress,
+            save=lambda progress=progress: progress.save(path),
+            aside=None,
+            name_job=str,
+            reader=None,
+            arriving=lambda now=now: now,
+            place="",
+        )
+        intake._one_batch(None, 0)
+
+    assert jobs.asked == [3, 3]
+
+
+class Elsewhere:
+    """An engine that knows no source of its own."""
+
+    def source(self, spec):
+        return None
+
+
+def test_an_address_is_refused_without_its_password():
+    for uri, said in (
+        ("kafka://me:hush@host:9092/clicks", "must not hold a password"),
+        ("kafka://me@host:9092/clicks?password_env=X", "kafka://host:9092/clicks is read by one"),
+    ):
+        with pytest.raises(InvalidParameter, match=said) as refused:
+            dps.run(query(), source=uri, engine=Elsewhere())
+        assert "hush" not in str(refused.value)
