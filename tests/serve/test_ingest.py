@@ -110,6 +110,27 @@ def test_a_kill_after_the_rows_and_before_the_note_does_not_count_them_twice(pip
     assert Inbox(folder).put(batch, request="r") == (0, True)
 
 
+def test_rows_that_were_written_by_a_put_that_failed_do_not_stop_the_next(pipeline, monkeypatch):
+    """The same request is recognised; another one goes on after it."""
+    folder = pipeline.pushed["clicks"].folder
+    batch = Batch(table=pa.table({"user": ["a"]}), position=None, done=True)
+    inbox, real = Inbox(folder), pushed.put_new
+
+    def fails_afterwards(*args, **kwargs):
+        real(*args, **kwargs)
+        raise StateError("the directory cannot be synced")
+
+    monkeypatch.setattr(pushed, "put_new", fails_afterwards)
+    with pytest.raises(StateError):
+        inbox.put(batch, request="r")
+    monkeypatch.undo()
+
+    assert inbox.put(batch, request="r") == (0, True)
+    assert inbox.put(batch, request="s") == (1, False)
+    Inbox(folder).put(batch)
+    assert inbox.put(batch) == (3, False)
+
+
 def test_segments_go_when_no_recovery_needs_them_and_numbers_go_on(pipeline):
     """The newest stays, so that a number is never given twice."""
     folder = pipeline.pushed["clicks"].folder

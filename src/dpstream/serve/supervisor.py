@@ -50,7 +50,11 @@ class Supervisor:
         tries = 0
         while True:
             self.state = "starting"
-            code = await self._once()
+            try:
+                code: int | None = await self._once()
+            except Exception as problem:  # it could not even be started
+                code = None
+                self.problem = {"error": type(problem).__name__, "message": str(problem)}
             if code == 0:
                 self.state = "finished"
                 return
@@ -83,6 +87,8 @@ class Supervisor:
         try:
             told = json.loads(line)
         except ValueError:
+            return
+        if not isinstance(told, dict):
             return
         if "error" in told:
             self.problem = told
