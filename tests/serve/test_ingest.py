@@ -223,3 +223,17 @@ def test_the_operator_sees_dead_letters_books_and_numbers(pipeline):
     assert letters == [{"query": "pages"} | letter]
     assert (health["healthy"], health["pipeline"]) == (True, "running")
     assert ledger == {"datasets": []}
+
+
+def test_rows_that_nobody_would_read_are_refused(pipeline):
+    """Of a run that has ended, and of one that is only shown; nothing is made for them."""
+    shown = operator_side(pipeline, takes_rows=False)
+    assert not pipeline.pushed["clicks"].folder.exists()
+    ended = operator_side(pipeline)
+    ended.supervisor.state = "finished"
+    for side in (shown, ended):
+        with TestClient(side.app(run=False), headers=HEADERS) as client:
+            assert post(client, LINES).status_code == 409
+            assert client.post("/ingest/none", content=LINES).status_code == 404
+            assert client.get("/metrics").status_code == 200
+    assert kept(pipeline)[0] == []
