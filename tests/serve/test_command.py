@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from dpstream.cli import main
+from dpstream.serve.store.files import held
 from tests.serve.pipelines import write
 
 
@@ -54,3 +55,29 @@ def test_a_name_that_is_no_part_of_an_address_is_refused(tmp_path, capsys):
 
     assert code == 2
     assert "'a/b'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("what", "here", "then"), [("sink", '"out/"', '"-"'), ("source", '"clicks.csv"', '"-"')]
+)
+def test_standard_input_and_output_are_refused(tmp_path, capsys, what, here, then):
+    """The server itself talks to the run over them."""
+    path = write(tmp_path, [])
+    path.write_text(path.read_text().replace(here, then))
+    code, error = left(capsys, path)
+
+    assert code == 2
+    assert f"the {what} '-' cannot be served" in error["message"]
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_second_server_is_refused(tmp_path, capsys):
+    """Before it touches anything of the first."""
+    path = write(tmp_path, [])
+    (tmp_path / "state").mkdir()
+    with held(tmp_path / "state"):
+        _, error = left(capsys, path, "--port", 0, "--operator-port", 0)
+
+    assert error["error"] == "StateError"
+    assert "served by another process already" in error["message"]
+    assert not (tmp_path / "state" / "served").exists()

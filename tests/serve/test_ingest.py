@@ -110,6 +110,27 @@ def test_a_kill_after_the_rows_and_before_the_note_does_not_count_them_twice(pip
     assert Inbox(folder).put(batch, request="r") == (0, True)
 
 
+def test_rows_that_were_written_by_a_put_that_failed_do_not_stop_the_next(pipeline, monkeypatch):
+    """The same request is recognised; another one goes on after it."""
+    folder = pipeline.pushed["clicks"].folder
+    batch = Batch(table=pa.table({"user": ["a"]}), position=None, done=True)
+    inbox, real = Inbox(folder), pushed.put_new
+
+    def fails_afterwards(*args, **kwargs):
+        real(*args, **kwargs)
+        raise StateError("the directory cannot be synced")
+
+    monkeypatch.setattr(pushed, "put_new", fails_afterwards)
+    with pytest.raises(StateError):
+        inbox.put(batch, request="r")
+    monkeypatch.undo()
+
+    assert inbox.put(batch, request="r") == (0, True)
+    assert inbox.put(batch, request="s") == (1, False)
+    Inbox(folder).put(batch)
+    assert inbox.put(batch) == (3, False)
+
+
 def test_segments_go_when_no_recovery_needs_them_and_numbers_go_on(pipeline):
     """The newest stays, so that a number is never given twice."""
     folder = pipeline.pushed["clicks"].folder
@@ -202,3 +223,17 @@ def test_the_operator_sees_dead_letters_books_and_numbers(pipeline):
     assert letters == [{"query": "pages"} | letter]
     assert (health["healthy"], health["pipeline"]) == (True, "running")
     assert ledger == {"datasets": []}
+
+
+def test_rows_that_nobody_would_read_are_refused(pipeline):
+    """Of a run that has ended, and of one that is only shown; nothing is made for them."""
+    shown = operator_side(pipeline, takes_rows=False)
+    assert not pipeline.pushed["clicks"].folder.exists()
+    ended = operator_side(pipeline)
+    ended.supervisor.state = "finished"
+    for side in (shown, ended):
+        with TestClient(side.app(run=False), headers=HEADERS) as client:
+            assert post(client, LINES).status_code == 409
+            assert client.post("/ingest/none", content=LINES).status_code == 404
+            assert client.get("/metrics").status_code == 200
+    assert kept(pipeline)[0] == []

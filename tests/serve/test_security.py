@@ -34,6 +34,7 @@ def operator(pipeline):
         ("GET", "/assets/%2e%2e/described.py", 404),
         ("POST", "/api/queries", 405),
         ("GET", "/api/queries/pages/latest?limit=0", 422),
+        ("GET", "/api/queries/pages/series?id=0&window=all%0A", 422),
         ("GET", "/api/queries/none/latest", 404),
         ("GET", "/api/queries/pages/latest?q=" + "x" * 9000, 414),
         ("HEAD", "/api/events", 200),

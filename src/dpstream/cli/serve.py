@@ -95,6 +95,8 @@ def serve(
         most_body=max_body,
     )
     settings.check()
+    if settings.run:
+        server.check_pipes(pipeline)
     first = not no_run and not pipeline.secret.exists()
     make_directory(pipeline.state, mode=0o700)
     token = server.load_token(token_file or pipeline.state / "operator.token")
@@ -111,7 +113,7 @@ def serve(
                 f"the secret is {pipeline.secret}; back it up: without it the pipeline cannot go on"
             )
 
-    server.serve(pipeline, settings, token, tell=tell)
+    server.serve(pipeline, settings, token, tell=tell, say=note)
 
 
 def _needed() -> Any:

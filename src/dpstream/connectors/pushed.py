@@ -54,16 +54,28 @@ class Inbox:
         with self._lock:
             if mark is not None and mark in self._known:
                 return self._known[mark], True
-            number = self._next
             if mark is not None:  # in the segment, too: a kill may come before it is noted
                 table = batch.table.replace_schema_metadata({b"dpstream.request": mark.encode()})
                 batch = replace(batch, table=table)
-            if not put_new(_path(self._folder, number), dump_batch(batch), private=True):
-                raise StateError(f"{self._folder} is written by another process; only one may")
+            content = dump_batch(batch)
+            while not put_new(_path(self._folder, self._next), content, private=True):
+                self._find()  # written by a put that failed afterwards, or by another process
+                if mark is not None and mark in self._known:
+                    return self._known[mark], True
+            number = self._next
             self._next += 1
             if mark is not None:
                 self._note(mark, number)
             return number, False
+
+    def _find(self) -> None:
+        """Go on after the segments that are there, and know the requests they are of."""
+        for number in _numbers(self._folder):
+            if number >= self._next:
+                told = _request_of(self._folder, number)
+                if told is not None:
+                    self._note(told, number)
+                self._next = number + 1
 
     @property
     def waiting(self) -> int:
@@ -95,10 +107,9 @@ class Inbox:
                 continue
             found[mark] = number
         for number in _numbers(self._folder):
-            table = load_batch(_path(self._folder, number), None).table
-            told = (table.schema.metadata or {}).get(b"dpstream.request")
+            told = _request_of(self._folder, number)
             if told is not None:
-                found.setdefault(told.decode(), number)
+                found.setdefault(told, number)
         kept = OrderedDict(list(found.items())[-_REMEMBERED:])
         if kept:
             lines = "".join(json.dumps([mark, number]) + "\n" for mark, number in kept.items())
@@ -165,6 +176,13 @@ class PushedSource:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _request_of(folder: Path, number: int) -> str | None:
+    """The mark of the request that a segment was posted with."""
+    table = load_batch(_path(folder, number), None).table
+    told = (table.schema.metadata or {}).get(b"dpstream.request")
+    return None if told is None else told.decode()
 
 
 def _path(folder: Path, number: int) -> Path:

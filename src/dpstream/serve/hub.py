@@ -7,12 +7,15 @@ took may depend on the data, and is not shown beyond that grid.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 
 from dpstream.serve.store.reader import Released, ReleaseReader
 
+_LOG = logging.getLogger("dpstream.serve")
 _KEPT = 1024  # events in memory; who is further behind reads the book
 _AT_ONCE = 256
 _AHEAD = 16  # new releases whose content is fetched before anybody asks
@@ -30,6 +33,7 @@ class Hub:
         self.newest = 0  # what events go up to; the reader may be ahead of it for a moment
         self._recent: list[Released] = []
         self._changed = asyncio.Event()
+        self._pool = ThreadPoolExecutor(1, "hub")  # however busy the threads of requests are
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -66,24 +70,32 @@ class Hub:
         return await asyncio.to_thread(self.reader.after, after, _AT_ONCE)
 
     async def _tick(self) -> None:
+        failing = False
         while True:
             await asyncio.sleep(self.grid - time.time() % self.grid)
-            await self._look()
+            try:
+                await self._look()
+            except Exception as problem:
+                if not failing:
+                    _LOG.error("releases cannot be read, and are tried again: %s", problem)
+                failing = True
+            else:
+                failing = False
 
     async def _look(self) -> None:
         """See what is new, in an order in which nobody sees an event without its release."""
-        fresh = await asyncio.to_thread(self._fresh)
+        fresh = await asyncio.get_running_loop().run_in_executor(self._pool, self._fresh)
         if fresh:
             self._recent = [*self._recent, *fresh][-_KEPT:] if self._follows(fresh) else fresh
             self.newest = fresh[-1].id
             self._wake()
 
     def _fresh(self) -> list[Released]:
-        before = self.reader.horizon
-        after = max(before, self.reader.look() - _KEPT)
+        after = max(self.newest, self.reader.look() - _KEPT)
         fresh = self.reader.after(after, _KEPT)
         for released in fresh[-_AHEAD:]:
-            self.reader.expect(released)
+            with suppress(OSError):  # it would be fetched later
+                self.reader.expect(released)
         return fresh
 
     def _follows(self, fresh: list[Released]) -> bool:

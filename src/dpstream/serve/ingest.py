@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import pyarrow as pa
 
@@ -31,17 +30,14 @@ class Intake:
 
     name: str
     pushed: Pushed
+    inbox: Inbox
+    """Where they are kept."""
     most_waiting: int = MOST_WAITING
     accepted: int = 0
     rejected: int = 0
     requests: int = 0
     _looked: int = field(default=0, init=False)
     _waiting: int = field(default=0, init=False)
-
-    @cached_property
-    def inbox(self) -> Inbox:
-        """Where they are kept."""
-        return Inbox(self.pushed.folder)
 
     def take(self, kind: str, body: bytes, request: str | None) -> dict[str, object]:
         """Keep the rows of a body; what was kept, and how many lines were set aside."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -17,6 +18,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dpstream.connectors.pushed import Inbox
 from dpstream.pipeline import Pipeline
 from dpstream.privacy.ledger import Ledger
 from dpstream.serve.guards import HANDLERS, App, Limits, SecurityHeaders
@@ -37,6 +39,7 @@ from dpstream.serve.token import Token, TokenGate
 
 _ABOUT = "For the operator alone: exact counts and raw rows, which are not private."
 _LETTERS = 1000
+_THREADS = 4  # of its own: a flood on the public side takes none of them
 _WELL = ("starting", "running", "finished", "not run")
 
 
@@ -49,12 +52,18 @@ class OperatorSide:
     supervisor: Supervisor
     hub: Hub
     most_body: int = 16 << 20
+    takes_rows: bool = True
+    """May rows be posted? They need a run that reads them."""
     intakes: dict[str, Intake] = field(init=False)
     _began: float = field(init=False, default_factory=time.monotonic)
+    _pool: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, "operator")
+        given = self.pipeline.pushed.items() if self.takes_rows else ()
         self.intakes = {
-            name: Intake(name=name, pushed=pushed) for name, pushed in self.pipeline.pushed.items()
+            name: Intake(name=name, pushed=pushed, inbox=Inbox(pushed.folder))
+            for name, pushed in given
         }
 
     def app(self, *, run: bool = True) -> App:
@@ -67,7 +76,7 @@ class OperatorSide:
                     await stack.enter_async_context(self.supervisor.running())
                 yield
 
-        routes = [each.route() for each in self.endpoints()]
+        routes = [each.route(self._pool) for each in self.endpoints()]
         inner = Starlette(routes=routes, exception_handlers=HANDLERS, lifespan=lifespan)
         return SecurityHeaders(Limits(TokenGate(inner, self.token), rate=500, burst=5000))
 
@@ -78,7 +87,7 @@ class OperatorSide:
             about="The name of a source.",
             place="path",
             longest=200,
-            names=list(self.intakes),
+            names=list(self.pipeline.pushed),
         )
         name = Parameter(
             name="query", about="Only this query.", longest=200, names=list(self.pipeline.folders)
@@ -139,7 +148,7 @@ class OperatorSide:
                     ARROW: {"type": "string", "contentEncoding": "binary"},
                 },
                 status=202,
-                refuses=(404, 413, 415, 503, *asked),
+                refuses=(404, 409, 413, 415, 503, *asked),
                 quick=True,
             ),
             Endpoint(
@@ -216,13 +225,19 @@ class OperatorSide:
         return json_answer(request, {"dead_letters": found[: given["limit"]]})
 
     async def _ingest(self, request: Request, given: Given) -> Response:
+        over = not self.takes_rows or self.supervisor.state == "finished"
+        if over and given["source"] in self.pipeline.pushed:
+            raise Refusal(
+                409, "the pipeline does not run, or has ended; nobody would read the rows"
+            )
         intake: Intake = known(self.intakes, given["source"], "source that takes rows in")
         body = await read_body(request.stream(), self.most_body)
         kind = content_type(request.headers.get("content-type"))
         mark = request.headers.get("idempotency-key")
         if mark is not None and not 1 <= len(mark) <= 200:
             raise Refusal(422, "an Idempotency-Key must have 1 to 200 characters")
-        told = await asyncio.to_thread(intake.take, kind, body, mark)
+        loop = asyncio.get_running_loop()
+        told = await loop.run_in_executor(self._pool, intake.take, kind, body, mark)
         return json_answer(request, told, 202)
 
     def _openapi(self, request: Request, given: Given) -> Response:

@@ -64,7 +64,7 @@ class Parameter:
             fits = math.isfinite(value)
         if self.kind == "string":
             fits = fits and (self.choices is None or text in self.choices)
-            fits = fits and (self.pattern is None or re.search(self.pattern, text) is not None)
+            fits = fits and (self.pattern is None or re.fullmatch(self.pattern, text) is not None)
             fits = fits and _is_text(text)
         else:
             fits = fits and (self.least is None or value >= self.least)

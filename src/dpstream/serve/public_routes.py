@@ -167,7 +167,7 @@ def public_routes(handlers: dict[str, Handler], queries: Sequence[str]) -> list[
             summary="The error that other parameters would have.",
             handler=handlers["what_if"],
             parameters=[query, *_CHANGES],
-            refuses=(404, 409, 422, 429),
+            refuses=(404, 409, 422, 429, 503),
         ),
         Endpoint(path="/openapi.json", summary="This document.", handler=handlers["openapi"]),
     ]

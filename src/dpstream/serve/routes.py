@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -50,8 +51,8 @@ class Endpoint:
     """Content types of the body."""
     quick: bool = False
 
-    def route(self) -> Route:
-        """For the router."""
+    def route(self, pool: Executor | None = None) -> Route:
+        """For the router; `pool`: the threads that answer, by default those that all share."""
 
         async def answer(request: Request) -> Response:
             given = {
@@ -63,7 +64,9 @@ class Endpoint:
             if self.quick:
                 found = self.handler(request, given)
             else:
-                found = await asyncio.to_thread(self.handler, request, given)
+                found = await asyncio.get_running_loop().run_in_executor(
+                    pool, self.handler, request, given
+                )
             return found if isinstance(found, Response) else await found
 
         return Route(self.path, answer, methods=[self.method], name=self.path)

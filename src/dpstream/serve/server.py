@@ -13,7 +13,9 @@ from typing import Any
 
 import uvicorn
 
+from dpstream.errors import InvalidParameter
 from dpstream.pipeline import Pipeline
+from dpstream.privacy.state.files import make_directory
 from dpstream.serve.binding import bound_socket, check_binding
 from dpstream.serve.declared import declared_books
 from dpstream.serve.described import describe
@@ -21,12 +23,13 @@ from dpstream.serve.guards import App
 from dpstream.serve.hub import Hub
 from dpstream.serve.operator_side import OperatorSide
 from dpstream.serve.public import Public
+from dpstream.serve.store.files import held
 from dpstream.serve.store.reader import ReleaseReader
 from dpstream.serve.supervisor import Supervisor
 from dpstream.serve.token import Token, load_token
 from dpstream.serve.worker import store_folder
 
-__all__ = ["Settings", "load_token", "serve"]
+__all__ = ["Settings", "check_pipes", "load_token", "serve"]
 
 _LEAVING = 3  # seconds that open answers have when the server stops
 
@@ -60,13 +63,59 @@ class Settings:
 
 
 def serve(
-    pipeline: Pipeline, settings: Settings, token: Token, *, tell: Callable[[str, str], None]
+    pipeline: Pipeline,
+    settings: Settings,
+    token: Token,
+    *,
+    tell: Callable[[str, str], None],
+    say: Callable[[str], None] = lambda words: None,
 ) -> None:
-    """Serve until a signal comes; `tell` gets the addresses of both sides."""
+    """Serve until a signal comes; `tell` gets the addresses of both sides.
+
+    `say` gets what the operator alone should know.
+    """
     settings.check()
+    with contextlib.ExitStack() as stack:
+        if settings.run:
+            check_pipes(pipeline)
+            make_directory(pipeline.state, mode=0o700)
+            stack.enter_context(held(pipeline.state))
+        _run(pipeline, settings, token, tell=tell, say=say)
+
+
+def check_pipes(pipeline: Pipeline) -> None:
+    """Refuse standard input and output: the server itself talks to the run over them."""
+    sources = [each for feed in pipeline.feeds.values() for each in (feed.source, feed.history)]
+    for given, what in ((sources, "source"), (pipeline.sinks, "sink")):
+        if "-" in given:
+            raise InvalidParameter(
+                f"{pipeline.path}: the {what} '-' cannot be served: the run's process has no "
+                "terminal; name a file or a directory, or use dpstream run"
+            )
+
+
+def _run(
+    pipeline: Pipeline,
+    settings: Settings,
+    token: Token,
+    *,
+    tell: Callable[[str, str], None],
+    say: Callable[[str], None],
+) -> None:
     queries, ledger = describe(pipeline), declared_books(pipeline)
     for each in queries.values():
         _ = each.public  # worked out before the first request, and wrong ones refused
+    reader = ReleaseReader(store_folder(pipeline))
+    hub = Hub(reader, grid=settings.grid, most_clients=settings.clients)
+    public = Public(queries=queries, hub=hub, ledger=ledger, rate=settings.rate)
+    operator = OperatorSide(
+        pipeline=pipeline,
+        token=token,
+        supervisor=Supervisor(path=pipeline.path, say=say),
+        hub=hub,
+        most_body=settings.most_body,
+        takes_rows=settings.run,
+    )
     sockets = [
         bound_socket(settings.host, settings.port),
         bound_socket(settings.operator_host, settings.operator_port),
@@ -74,16 +123,6 @@ def serve(
     scheme = "https" if settings.certificate is not None else "http"
     hosts = (settings.host, settings.operator_host)
     tell(*(_address(scheme, host, each) for host, each in zip(hosts, sockets, strict=True)))
-    reader = ReleaseReader(store_folder(pipeline))
-    hub = Hub(reader, grid=settings.grid, most_clients=settings.clients)
-    public = Public(queries=queries, hub=hub, ledger=ledger, rate=settings.rate)
-    operator = OperatorSide(
-        pipeline=pipeline,
-        token=token,
-        supervisor=Supervisor(path=pipeline.path),
-        hub=hub,
-        most_body=settings.most_body,
-    )
     apps = [public.app(), operator.app(run=settings.run)]
     try:
         asyncio.run(_serve(apps, hub, settings, sockets))

@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +18,7 @@ _LOG = logging.getLogger("dpstream.serve")
 _PATIENCE = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before it is started again
 _STOPPING = 5.0  # seconds that a stop may take
 _LONGEST_LINE = 1 << 24
+_SAYING = 60.0  # seconds between two notes about rows that were not used
 State = Literal["starting", "running", "restarting", "finished", "stopped", "not run"]
 
 
@@ -33,6 +35,10 @@ class Supervisor:
     problem: dict[str, Any] | None = None
     """What it has died of; not private."""
     pid: int | None = None
+    say: Callable[[str], None] = lambda words: None
+    """Tells the operator, and nobody else, about rows that were not used."""
+    _said: str = field(default="", init=False)
+    _said_at: float = field(default=-_SAYING, init=False)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -50,7 +56,11 @@ class Supervisor:
         tries = 0
         while True:
             self.state = "starting"
-            code = await self._once()
+            try:
+                code: int | None = await self._once()
+            except Exception as problem:  # it could not even be started
+                code = None
+                self.problem = {"error": type(problem).__name__, "message": str(problem)}
             if code == 0:
                 self.state = "finished"
                 return
@@ -84,10 +94,25 @@ class Supervisor:
             told = json.loads(line)
         except ValueError:
             return
+        if not isinstance(told, dict):
+            return
         if "error" in told:
             self.problem = told
         else:
             self.state, self.told, self.problem = "running", told, None
+            self._note_rows()
+
+    def _note_rows(self) -> None:
+        words = "; ".join(
+            f"{name}: {one['rejected']} of {one['read']} rows rejected, "
+            f"{one['outside']} outside the range"
+            for name, one in self.told.get("queries", {}).items()
+            if one["rejected"] or one["outside"]
+        )
+        now = time.monotonic()
+        if words and words != self._said and now >= self._said_at + _SAYING:
+            self._said, self._said_at = words, now
+            self.say(f"operator only: {words}; see /dead-letters and /lag")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from threading import Lock
+from threading import BoundedSemaphore, Lock
 from typing import Any
 
 from dpstream.errors import InvalidParameter
@@ -16,17 +16,22 @@ from dpstream.stages.series_query import SeriesQuery
 
 _FIELDS = ("epsilon", "delta", "max_groups_contributed", "max_rows_per_group")
 _ONE_AT_A_TIME = Lock()  # a calibration takes a while, and must not take every thread
+_FEW = BoundedSemaphore(2)  # one at work, one that waits for it
 
 
 def what_if(described: Described, changes: dict[str, Any]) -> dict[str, Any]:
     """Error and thresholds as they are, and as they would be."""
     given = {name: value for name, value in changes.items() if value is not None}
+    if not _FEW.acquire(blocking=False):
+        raise Refusal(503, "too many ask this at the same time", {"retry-after": "1"})
     try:
         with _ONE_AT_A_TIME:
             then = _expected(described, tuple(sorted(given.items())))
             now = _expected(described, ())
     except InvalidParameter:
         raise Refusal(422, "the query cannot be run with these parameters together") from None
+    finally:
+        _FEW.release()
     return {"query": described.name, "now": now, "then": then}
 
 

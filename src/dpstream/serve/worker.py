@@ -21,9 +21,11 @@ from dpstream.engines.local import Options
 from dpstream.engines.memory import keep_freed_memory
 from dpstream.pipeline import Pipeline, load_pipeline
 from dpstream.pipeline.start import open_book, refuse_lost_secret, start
+from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state.files import make_directory
 from dpstream.serve.described import Described, describe
+from dpstream.serve.store.files import held
 from dpstream.serve.store.writer import ReleaseStore
 from dpstream.session import Run, Runs
 
@@ -59,6 +61,20 @@ def publish(
     terms = [book.terms() for book in pipeline.books]
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
     make_directory(pipeline.state, mode=0o700)
+    make_directory(store_folder(pipeline), mode=0o700)
+    with held(store_folder(pipeline)):
+        _publish(pipeline, terms, tell=tell, clock=clock, options=options, stopped=stopped)
+
+
+def _publish(
+    pipeline: Pipeline,
+    terms: Sequence[Terms],
+    *,
+    tell: Any,
+    clock: Any,
+    options: Options | None,
+    stopped: threading.Event | None,
+) -> None:
     store = open_store(pipeline, describe(pipeline))
     ledgers = {place: Ledger(place) for place in {book.ledger for book in pipeline.books}}
     try:

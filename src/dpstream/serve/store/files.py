@@ -8,8 +8,14 @@ A release gets its number when it is announced: numbers grow by 1 and are never 
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from dpstream.errors import StateError
 
 BOOK, SEGMENTS = "releases.sqlite", "segments"
 INLINE = 1 << 16
@@ -40,3 +46,20 @@ def connect(folder: Path, *, reading: bool = False) -> sqlite3.Connection:
     if reading:
         connection.execute("PRAGMA query_only = ON")
     return connection
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder that is there; refused if another process holds it. A kill lets it go."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StateError(
+                f"{folder} is served by another process already; stop that first, or show what is "
+                "there with --no-run"
+            ) from None
+        yield
+    finally:
+        os.close(fd)

@@ -3,7 +3,8 @@
 A release is written when the engine has it, and announced when it is handed to who iterates over
 the run, which happens in the order of the schedule. So numbers do not tell which of two queries was
 worked out faster. A kill in between leaves releases without a number: `announce_rest` numbers
-them, again in the order of the schedule, before the run goes on.
+them, again in the order of the schedule, before the run goes on; those of a query that was ahead
+then come before earlier ones of a slower query.
 """
 
 from __future__ import annotations

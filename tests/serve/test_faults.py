@@ -1,0 +1,149 @@
+"""What fails for a while, or is too much, does not stop the feed, the run or the operator."""
+
+import asyncio
+import json
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from dpstream.errors import StateError
+from dpstream.serve import supervisor, what_if
+from dpstream.serve.hub import Hub
+from dpstream.serve.store.files import held
+from dpstream.serve.store.reader import ReleaseReader
+from dpstream.serve.supervisor import Supervisor
+from dpstream.serve.worker import publish, store_folder
+from tests.serve.operators import HEADERS, operator_side
+
+
+class Failing(ReleaseReader):
+    """A reader that cannot read when it is told so."""
+
+    problem = None
+
+    def after(self, number, limit):
+        """The horizon has moved by now."""
+        if self.problem is not None:
+            raise self.problem
+        return super().after(number, limit)
+
+    def expect(self, released):
+        """Always."""
+        raise OSError("too many open files")
+
+
+@pytest.mark.parametrize("problem", [OSError("disk"), sqlite3.OperationalError("disk I/O error")])
+def test_the_feed_goes_on_after_it_could_not_be_read(pipeline, caplog, problem):
+    """Every event comes, and the operator's log says once what was wrong."""
+
+    async def follow():
+        reader = Failing(store_folder(pipeline))
+        hub = Hub(reader, grid=0.02)
+        reader.problem = problem
+        task = asyncio.create_task(hub._tick())
+        await asyncio.sleep(0.2)
+        seen = hub.newest
+        reader.problem = None
+        await hub.wait(0, 10)
+        task.cancel()
+        return seen, hub.newest, [one.id for one in await hub.events(0)]
+
+    before, newest, numbers = asyncio.run(follow())
+
+    assert before == 0
+    assert newest > 0
+    assert numbers == list(range(1, newest + 1))
+    assert caplog.text.count(str(problem)) == 1
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):
+    """The operator sees why."""
+    monkeypatch.setattr(supervisor, "_PATIENCE", (0.01,))
+    one = Supervisor(path=tmp_path, command=(str(tmp_path / "nothing"),))
+
+    async def keep():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(one._keep(), 0.3)
+
+    asyncio.run(keep())
+
+    assert one.restarts > 1
+    assert one.problem["error"] == "FileNotFoundError"
+
+
+def test_busy_threads_of_the_public_side_hold_up_neither_events_nor_the_operator(pipeline):
+    """Both have threads of their own."""
+    free = threading.Event()
+
+    async def look():
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = loop.run_in_executor(None, free.wait, 30)
+        hub = Hub(ReleaseReader(store_folder(pipeline)))
+        await asyncio.wait_for(hub._look(), 10)
+        sent = []
+        scope = {"type": "http", "method": "GET", "path": "/health", "query_string": b""}
+        scope["headers"] = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+        app = operator_side(pipeline).app(run=False)
+        await asyncio.wait_for(app(scope, _nothing, _into(sent)), 10)
+        free.set()
+        await busy
+        return hub.newest, sent[0]["status"]
+
+    newest, status = asyncio.run(look())
+
+    assert newest > 0
+    assert status == 200
+
+
+async def _nothing():
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+def _into(sent):
+    async def send(message):
+        sent.append(message)
+
+    return send
+
+
+def test_more_questions_than_can_be_worked_out_are_refused(feed):
+    """One is at work and one waits; the threads of others are not taken."""
+    with what_if._FEW, what_if._FEW:
+        refused = feed.get("/api/what-if", params={"query": "pages", "epsilon": 2})
+        others = feed.get("/api/queries")
+
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert others.status_code == 200
+    assert feed.get("/api/what-if", params={"query": "pages", "epsilon": 2}).status_code == 200
+
+
+def test_a_store_that_another_process_writes_is_left_alone(pipeline):
+    """Nothing of it is touched, or announced, before it is ours."""
+    with held(store_folder(pipeline)), pytest.raises(StateError, match="another process"):
+        publish(pipeline)
+
+
+def test_the_operator_is_told_once_a_minute_of_rows_that_were_not_used(tmp_path, monkeypatch):
+    """And of nothing while there are none, or no others."""
+    said = []
+    one = Supervisor(path=tmp_path, say=said.append)
+
+    def hear(read, rejected, outside):
+        told = {"read": read, "rejected": rejected, "outside": outside}
+        one._hear(json.dumps({"queries": {"pages": told}}).encode())
+
+    hear(600, 0, 0)
+    assert said == []
+    hear(600, 300, 300)
+    hear(700, 400, 300)
+    assert len(said) == 1
+    assert said[0].startswith("operator only: pages: 300 of 600 rows rejected, 300 outside the ran")
+    monkeypatch.setattr(supervisor, "_SAYING", 0.0)
+    hear(700, 400, 300)
+    hear(700, 400, 300)
+    assert len(said) == 2
+    one._hear(b"5")  # not of the run
