@@ -128,6 +128,7 @@ def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv(click_log.VARIABLE, str(tmp_path / "cache"))
 
 
+@pytest.mark.spark
 def test_state_is_what_the_tables_hold():
     """32 bytes for a unit, 16 for a unit in a group; 24 for a group, its noise and its key."""
     log = ClickLog(records=4_000, keys=500, uniform=True)
