@@ -209,7 +209,7 @@ def test_what_another_epsilon_would_do(visit, story):
     told = story.get("api/what-if?query=pages&epsilon=20")
 
     assert page.inner_text("#whatif output") == "20"
-    expected = round(2 * told["then"]["columns"][0]["last"], 1)
+    expected = round(2 * told["then"]["columns"][0]["most"], 1)
     assert f"± {expected}" in page.inner_text("#whatif tbody tr:first-child")
     assert str(told["then"]["keys"]["last_threshold"]) in page.inner_text("#whatif .then p")
     page.fill("#w-max_groups_contributed", "9")
