@@ -101,6 +101,21 @@ def test_each_source_may_have_its_own_book(run, folder):
     assert Ledger(folder / "sales.ledger").terms("sales").unit == "user"
 
 
+def test_two_books_cannot_promise_the_same_rows(run, folder):
+    """Each would say that its own epsilon is all that is spent."""
+    (folder / "p.toml").write_text(
+        '[source.clicks]\npath = "clicks.csv"\n[source.again]\npath = ["./clicks.csv"]\n'
+        '[budget.clicks]\ndataset = "a"\nepsilon = 2\ndelta = 1e-8\n'
+        '[budget.again]\ndataset = "b"\nepsilon = 2\ndelta = 1e-8\n' + REST
+        + queries(a=COUNT.format(epsilon=1, table="clicks"),
+                  b=COUNT.format(epsilon=1, table="again"))
+    )  # fmt: skip
+    refused = run("run", "p.toml")
+
+    assert refused.code == 2
+    assert "[source.clicks] and [source.again] read the same rows" in refused.err
+
+
 def test_a_series_pipeline_goes_on_and_adds_up(run, folder):
     """Two mechanisms in one book of windows; stopped and started, and refused when it is full."""
     text = (

@@ -150,12 +150,12 @@ def test_the_search_can_find(run):
     assert found_in(files(folder / "cluster", "*/events/*"), spellings(WORD))
     assert found_in(files(folder / "source", "*"), spellings(UNIT))
     assert found_in(files(folder, "run/state/**/*"), spellings(BAD))
-    printed = b"".join(content for _, content in files(folder / "cluster", "*/home/work/**/stderr"))
+    printed = b"".join(content for _, content in files(folder / "cluster", "*/*/work/**/stderr"))
     assert b"Running task" in printed
     assert keys(folder)[0] == SECRET
 
 
-LOGS = ("*/events/*", "*/driver-*.log", "*/home/work/**/std*")
+LOGS = ("*/events/*", "*/driver-*.log", "*/*/work/**/std*")
 
 
 def files(folder, *patterns):

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import Producer
@@ -59,13 +58,8 @@ class TestKafkaSink(ServerSinkSuite):
         assert done.returncode == -9
         assert len(table) not in {len(self.published(query)) - n for n in (0, 3)}
 
-    @contextmanager
     def away(self):
-        self.kafka.kill()
-        try:
-            yield
-        finally:
-            self.kafka.start()
+        return self.kafka.away()
 
 
 @pytest.fixture

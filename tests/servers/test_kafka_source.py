@@ -2,7 +2,6 @@
 
 import json
 import time
-from contextlib import contextmanager
 
 import pyarrow as pa
 import pytest
@@ -48,13 +47,8 @@ class TestKafkaSource(ServerSourceSuite):
         topic.close()
         return [17, [known, 0], [known, 5, 2], ["AAAAAAAAAAAAAAAAAAAAAA", 0, 1], {"next": 3}]
 
-    @contextmanager
     def away(self):
-        self.kafka.kill()
-        try:
-            yield
-        finally:
-            self.kafka.start()
+        return self.kafka.away()
 
 
 @pytest.fixture

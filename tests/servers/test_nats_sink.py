@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from contextlib import contextmanager
 from threading import Event, Thread
 
 import pytest
@@ -83,13 +82,8 @@ class TestNatsSink(ServerSinkSuite):
         assert done.returncode == -9
         assert len(self.stream.messages()) == 4  # the mark, a release, and two parts
 
-    @contextmanager
     def away(self):
-        self.stream.server.kill()
-        try:
-            yield
-        finally:
-            self.stream.server.start()
+        return self.stream.server.away()
 
 
 def test_a_release_is_a_message_with_its_numbers(nats):

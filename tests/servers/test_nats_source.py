@@ -1,7 +1,5 @@
 """NATS JetStream as a source, against the real server."""
 
-from contextlib import contextmanager
-
 import pyarrow as pa
 import pytest
 
@@ -12,6 +10,7 @@ from dpstream.connectors.sources import open_source
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost, ServerUnreachable
 from tests.servers.nats_tools import fresh
+from tests.servers.reading import read
 
 pytestmark = pytest.mark.servers
 
@@ -25,16 +24,6 @@ def stream(nats):
 
 def opened(stream, more=""):
     return open_source(stream.uri(more))
-
-
-def read(source, partition, position=None):
-    """Users, and the position behind them."""
-    users, done = [], False
-    while not done:
-        batch = source.read(partition, position, columns=["user"])
-        users += batch.table["user"].to_pylist()
-        position, done = batch.position, batch.done
-    return users, position
 
 
 class TestNatsSource(ServerSourceSuite):
@@ -61,13 +50,8 @@ class TestNatsSource(ServerSourceSuite):
         made = self.stream.info().created.isoformat()
         return [17, [made, 0], ["1999", 0, 1, 1], [made, 0, 900, 900], {"next": 3}, "x"]
 
-    @contextmanager
     def away(self):
-        self.stream.server.kill()
-        try:
-            yield
-        finally:
-            self.stream.server.start()
+        return self.stream.server.away()
 
 
 def test_a_stream_that_was_made_again(stream):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from contextlib import contextmanager
 from threading import Event, Thread
 
 import psycopg
@@ -65,13 +64,8 @@ class TestPostgresSink(ServerSinkSuite):
         done = subprocess.run([sys.executable, "-c", BROKEN_OFF, *words])
         assert done.returncode == -9
 
-    @contextmanager
     def away(self):
-        self.postgres.kill()
-        try:
-            yield
-        finally:
-            self.postgres.start()
+        return self.postgres.away()
 
 
 def test_types_are_those_of_the_release(postgres, schema):

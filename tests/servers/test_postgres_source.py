@@ -1,7 +1,6 @@
 """A growing table of PostgreSQL, against the real server."""
 
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -15,6 +14,7 @@ from dpstream.connectors.sources import open_source
 from dpstream.connectors.sources.postgres_horizon import Horizon
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost, ServerUnreachable
+from tests.servers.reading import read
 
 pytestmark = pytest.mark.servers
 
@@ -66,16 +66,6 @@ class Clicks:
         return psycopg.connect(self.server.address)
 
 
-def read(source, partition, position=None):
-    """Users, and the position behind them."""
-    users, done = [], False
-    while not done:
-        batch = source.read(partition, position, columns=["user"])
-        users += batch.table["user"].to_pylist()
-        position, done = batch.position, batch.done
-    return users, position
-
-
 class TestPostgresSource(ServerSourceSuite):
     @pytest.fixture(autouse=True)
     def _table(self, table):
@@ -105,13 +95,8 @@ class TestPostgresSource(ServerSourceSuite):
     def foreign_positions(self):
         return [17, "x", [1, 2], ["a", "b", "c"], {"next": 3}, [None, 900, 5]]
 
-    @contextmanager
     def away(self):
-        self.table.server.kill()
-        try:
-            yield
-        finally:
-            self.table.server.start()
+        return self.table.server.away()
 
 
 def test_types_become_those_of_arrow(table):

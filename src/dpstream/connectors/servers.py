@@ -13,8 +13,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,15 @@ class Server:
         """Kill it and start it again on what it has."""
         self.kill()
         self.start()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Killed; it is back after the `with`."""
+        self.kill()
+        try:
+            yield
+        finally:
+            self.start()
 
     def stop(self) -> None:
         """End it."""

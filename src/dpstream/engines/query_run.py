@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Generator, Iterator
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
 from typing import Any, ClassVar, Protocol
-
-import pyarrow as pa
 
 from dpstream.engines.chunks import Aside
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.directory import StateDirectory, open_directory, read_about
+from dpstream.engines.iterated import IteratedRun, refuse_endless_files, refuse_shared_noise
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
@@ -63,8 +62,8 @@ class Storage:
 
 
 @dataclass(kw_only=True)
-class QueryRun:
-    """A running query: iterate over its releases."""
+class QueryRun(IteratedRun):
+    """A running GROUP BY."""
 
     query: Query
     aside: Aside
@@ -75,8 +74,6 @@ class QueryRun:
     clock: Clock = field(default_factory=SystemClock)
     options: Options = field(default_factory=Options)
     plan: Plan = field(init=False)
-    _iterator: Generator[pa.Table, None, None] | None = field(init=False, default=None)
-    _stop: Event = field(init=False, default_factory=Event)
     engine: ClassVar[str] = "embedded"
 
     def __post_init__(self) -> None:
@@ -97,48 +94,19 @@ class QueryRun:
                 "a live source needs a query with time= and windows; without a time it would "
                 "never be published"
             )
-        if self.options.run_id is not None and self.folder is None and self.ledger is not None:
-            raise InvalidParameter(
-                "a fixed run id needs a state directory: without its log the same noise could "
-                "meet other data"
-            )
-        if self.query.live and not self.live:
-            raise InvalidParameter(
-                "a query over files needs its public range: give start= and end="
-            )
+        refuse_shared_noise(self.options.run_id, self.folder, self.ledger)
+        refuse_endless_files(query_is_live=self.query.live, source_is_live=self.live)
         self.plan = planned(self.query.starting(start))
 
     @property
+    @abstractmethod
     def live(self) -> bool:
         """Is there a source that goes by the clock?"""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def steps_done(self) -> int:
         """How many triggers have been published."""
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        """End at the next occasion, durably; a later run goes on from there."""
-        self._stop.set()
-
-    def __iter__(self) -> Iterator[pa.Table]:
-        """The releases. There is one iterator: a second one would be a second noisy copy."""
-        if self._iterator is None:
-            self._iterator = self._releases()
-        return self._iterator
-
-    def close(self) -> None:
-        """Give up where it is: as a kill would, but with everything closed."""
-        if self._iterator is not None:
-            self._iterator.close()
-
-    def forget(self, unit: Any) -> int:
-        """Erase one unit from the state directory, instead of running; how many places it had."""
-        raise NotImplementedError
-
-    def _releases(self) -> Generator[pa.Table, None, None]:
-        raise NotImplementedError
 
     def _notes(self) -> dict[str, Any]:
         """What the state directory remembers of how the run began."""

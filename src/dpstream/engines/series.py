@@ -13,7 +13,6 @@ import json
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import numpy as np
@@ -23,11 +22,12 @@ from dpstream.engines.chunks import Aside
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.directory import read_about, read_types, write_types
 from dpstream.engines.inputs import FileInput, Sources, check_columns
+from dpstream.engines.iterated import IteratedRun, refuse_endless_files, refuse_shared_noise
 from dpstream.engines.live_input import LiveInput
 from dpstream.engines.local import Options
 from dpstream.engines.loop import step_content
 from dpstream.engines.series_state import SeriesState, open_series
-from dpstream.errors import InvalidParameter, ServerUnreachable, StateError
+from dpstream.errors import ServerUnreachable, StateError
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import Secret, chain_digest
 from dpstream.privacy.state.files import writing
@@ -41,8 +41,8 @@ _START = bytes(16)  # the digest chain before the first step
 
 
 @dataclass(kw_only=True)
-class SeriesRun:
-    """A running query: iterate over its releases, a table per window."""
+class SeriesRun(IteratedRun):
+    """A running query through a mechanism: a table per window."""
 
     query: SeriesQuery
     source: Source | None
@@ -56,42 +56,18 @@ class SeriesRun:
     clock: Clock = field(default_factory=SystemClock)
     options: Options = field(default_factory=Options)
     steps_done: int = field(init=False, default=0)
-    _stop: Event = field(init=False, default_factory=Event)
-    _iterator: Generator[pa.Table, None, None] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         kept = None if self.folder is None else read_about(self.folder)
         self._now = self.clock.now() if kept is None else kept["notes"]["now"]
         live = self.source is not None and not self.source.bounded
-        if self.query.live and not live:
-            raise InvalidParameter(
-                "a query over files needs its public range: give start= and end="
-            )
-        if self.options.run_id is not None and self.folder is None and self.ledger is not None:
-            raise InvalidParameter(
-                "a fixed run id needs a state directory: without its log the same noise could "
-                "meet other data"
-            )
+        refuse_endless_files(query_is_live=self.query.live, source_is_live=live)
+        refuse_shared_noise(self.options.run_id, self.folder, self.ledger)
         self.query = self.query.starting(self._now)
         self._sources = Sources(source=self.source, history=self.history)
         for source in (self.source, self.history):
             if source is not None:
                 check_columns(source, self.query.source_columns)
-
-    def stop(self) -> None:
-        """End at the next occasion, with a snapshot; a later run goes on from there."""
-        self._stop.set()
-
-    def __iter__(self) -> Iterator[pa.Table]:
-        """The releases. There is one iterator: a second one would be a second noisy copy."""
-        if self._iterator is None:
-            self._iterator = self._releases()
-        return self._iterator
-
-    def close(self) -> None:
-        """Give up where it is, without a snapshot."""
-        if self._iterator is not None:
-            self._iterator.close()
 
     def forget(self, unit: Any) -> int:
         """Nothing: of a unit only a keyed mark is kept, in windows that are not published yet.

@@ -197,6 +197,8 @@ def _books(
             f"{path}: with [budget.NAME] every source has its own; {other or 'the source'!r} has "
             "only one of [source.NAME] and [budget.NAME]"
         )
+    if "" not in budgets:
+        _refuse_one_place_twice(path, sources)
     for name, table in budgets.items():
         where = f"{path}, [budget{'.' if name else ''}{name}]"
         mine = tuple(query for query in queries if not name or of_query[query.name] == name)
@@ -217,6 +219,20 @@ def _books(
     if len(set(names)) < len(names):
         raise InvalidInput(f"{path}: two budgets name one dataset; use one [budget] for both")
     return tuple(found)
+
+
+def _refuse_one_place_twice(path: Path, sources: Mapping[str, Any]) -> None:
+    """Two books for the same rows would promise each of them what their sum spends."""
+    seen: dict[str, str] = {}
+    for name, table in sources.items():
+        if table["path"] == PUSHED:  # each source has rows of its own
+            continue
+        for place in {_placed(path.parent, each) for each in _listed(table["path"])}:
+            if seen.setdefault(place, name) != name:
+                raise InvalidInput(
+                    f"{path}: [source.{seen[place]}] and [source.{name}] read the same rows, which "
+                    "two books would promise their budgets each; use one [budget] for both"
+                )
 
 
 def _text(where: str, path: Path) -> str:
