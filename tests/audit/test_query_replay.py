@@ -17,7 +17,7 @@ from dpstream.stages.bounding import UnitBucket
 from dpstream.stages.flow import Flow
 from dpstream.stages.plan import planned
 from dpstream.stages.query import Query
-from dpstream.stages.rows import RowReader
+from dpstream.stages.row_reader import RowReader
 from dpstream.stages.windows import Cumulate, Hop, Tumble
 
 HOUR = 3600

@@ -8,7 +8,7 @@ import dpstream as dps
 from dpstream.engines.local import Options
 from dpstream.engines.snapshots import DamagedSnapshot
 from dpstream.errors import InvalidInput, InvalidParameter, NoiseReuse, StateError
-from dpstream.stages.rows import RowReader
+from dpstream.stages.row_reader import RowReader
 
 HOUR = 3600
 HEAVY = "heavy user"

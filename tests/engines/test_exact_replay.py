@@ -12,7 +12,7 @@ from dpstream.privacy.state import Secret
 from dpstream.records import Batch, Rejected
 from dpstream.session.runs import Operator
 from dpstream.stages.query import Query
-from dpstream.stages.rows import RowReader
+from dpstream.stages.row_reader import RowReader
 from dpstream.stages.windows import Tumble
 
 HOUR = 3_600_000_000

@@ -16,7 +16,7 @@ from dpstream.errors import InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy.state import Secret
 from dpstream.stages.flow import Flow
 from dpstream.stages.plan import planned
-from dpstream.stages.rows import RowReader
+from dpstream.stages.row_reader import RowReader
 from tests.engines.runs import query, start, table
 
 

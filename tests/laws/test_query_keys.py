@@ -9,7 +9,7 @@ from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys, Secret
 from dpstream.stages.plan import planned
-from dpstream.stages.rows import RowReader
+from dpstream.stages.row_reader import RowReader
 from dpstream.stages.windows import Tumble
 from tests.laws.queries import RUN, SECRET, query_of, run_of
 

@@ -13,7 +13,7 @@ from dpstream.privacy.state import MemoryWindowKeys, Secret
 from dpstream.stages.aggregates import Count, CountUnits
 from dpstream.stages.flow import Flow
 from dpstream.stages.plan import planned
-from dpstream.stages.rows import RowReader
+from dpstream.stages.row_reader import RowReader
 from tests.laws.queries import ALARM, HOUR, RUN, SECRET, Z, query_of, run_of
 
 QUERY = query_of(

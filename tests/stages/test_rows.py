@@ -10,7 +10,7 @@ from dpstream.errors import InvalidInput
 from dpstream.privacy.state import Secret
 from dpstream.stages.aggregates import Count, Sum
 from dpstream.stages.query import Query
-from dpstream.stages.rows import RowReader
+from dpstream.stages.row_reader import RowReader
 from dpstream.stages.windows import Tumble
 
 HOUR = 3600

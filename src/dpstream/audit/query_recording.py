@@ -22,7 +22,8 @@ from dpstream.stages.flow import Flow
 from dpstream.stages.perturb import Noisy
 from dpstream.stages.plan import Plan
 from dpstream.stages.rounds import Mask, Passes
-from dpstream.stages.rows import RowReader, Rows
+from dpstream.stages.row_reader import RowReader
+from dpstream.stages.rows import Rows
 from dpstream.stages.schedule import Due
 
 Group = tuple[int, bytes]

@@ -16,7 +16,7 @@ from dpstream.privacy.state import MemoryWindowKeys, Secret
 from dpstream.records import Rejected
 from dpstream.stages.flow import Flow, Publication
 from dpstream.stages.plan import Plan
-from dpstream.stages.rows import RowReader
+from dpstream.stages.row_reader import RowReader
 
 
 def run_plan(

@@ -24,7 +24,7 @@ from dpstream.records import Integers, Reals
 from dpstream.stages.flow import Flow
 from dpstream.stages.plan import Plan, planned
 from dpstream.stages.query import Query
-from dpstream.stages.rows import RowReader
+from dpstream.stages.row_reader import RowReader
 
 HOUR = 3600
 STEPS = 3

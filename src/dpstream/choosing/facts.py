@@ -24,7 +24,8 @@ from dpstream.records import Integers, Reals, Rejected, Source, Words
 from dpstream.stages.aggregates import Sum
 from dpstream.stages.hashing import row_digests
 from dpstream.stages.query import Query
-from dpstream.stages.rows import RowReader, Rows
+from dpstream.stages.row_reader import RowReader
+from dpstream.stages.rows import Rows
 from dpstream.stages.tables import Table
 
 _PARTS: Final = 1 << 16  # a share of the units is taken by 16 bits of their ids

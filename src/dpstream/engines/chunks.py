@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from dpstream.records import Batch, Position, Rejected, Source
-from dpstream.stages.rows import RowReader, Rows
+from dpstream.stages.row_reader import RowReader
+from dpstream.stages.rows import Rows
 
 
 class Aside(Protocol):

@@ -21,7 +21,8 @@ from dpstream.engines.live_input import LiveInput
 from dpstream.errors import InvalidInput
 from dpstream.records import Batch, Position, Source
 from dpstream.stages.flow import Piece
-from dpstream.stages.rows import RowReader, Rows
+from dpstream.stages.row_reader import RowReader
+from dpstream.stages.rows import Rows
 
 _AHEAD = 2  # chunks that are read before they are needed; more take memory and save no time
 

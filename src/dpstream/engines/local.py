@@ -19,7 +19,7 @@ from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, Ledg
 from dpstream.privacy.state.files import writing
 from dpstream.records import Sink, Source
 from dpstream.stages.flow import Flow
-from dpstream.stages.rows import RowReader
+from dpstream.stages.row_reader import RowReader
 
 __all__ = ["LocalRun", "Options", "Storage"]
 

@@ -25,7 +25,8 @@ from dpstream.stages.perturb import Noisy, perturb, thinned
 from dpstream.stages.plan import Plan, WindowPlan
 from dpstream.stages.release_table import ReleaseTables
 from dpstream.stages.rounds import Passes, in_rounds, passes
-from dpstream.stages.rows import RowReader, Rows
+from dpstream.stages.row_reader import RowReader
+from dpstream.stages.rows import Rows
 from dpstream.stages.schedule import Due
 from dpstream.stages.select_keys import select_keys
 from dpstream.stages.tables import Table, in_buckets

@@ -18,7 +18,8 @@ from dpstream.stages.bounding import FIRST, KEPT, Bounds, UnitBucket, Verdicts
 from dpstream.stages.flow import Flow
 from dpstream.stages.perturb import Noisy
 from dpstream.stages.plan import Plan, WindowPlan
-from dpstream.stages.rows import RowReader, Rows
+from dpstream.stages.row_reader import RowReader
+from dpstream.stages.rows import Rows
 from dpstream.stages.schedule import Due
 
 

@@ -18,7 +18,7 @@ from dpstream.engines.spark.progress import Progress
 from dpstream.engines.spark.waiting import StepDigests, added
 from dpstream.errors import NoiseReuse
 from dpstream.records import Source
-from dpstream.stages.rows import RowReader
+from dpstream.stages.row_reader import RowReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

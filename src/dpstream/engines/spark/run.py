@@ -35,7 +35,8 @@ from dpstream.errors import (
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import chain_digest, mint_run_id
 from dpstream.stages.release_table import ReleaseTables
-from dpstream.stages.rows import RowKeys, RowReader
+from dpstream.stages.row_reader import RowReader
+from dpstream.stages.rows import RowKeys
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

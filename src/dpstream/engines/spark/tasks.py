@@ -17,7 +17,8 @@ from dpstream.privacy.state.sealing import seal, unseal
 from dpstream.records import Words
 from dpstream.stages.flow import Flow
 from dpstream.stages.plan import Plan
-from dpstream.stages.rows import RowKeys, RowReader
+from dpstream.stages.row_reader import RowReader
+from dpstream.stages.rows import RowKeys
 from dpstream.stages.tables import in_buckets
 
 Batches = Iterator[pa.RecordBatch]

@@ -1,0 +1,313 @@
+"""Batches of a source become rows of the engine; what cannot be used is set aside.
+
+Everything here looks at one row at a time: what becomes of a row depends on that row and on public
+configuration alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.errors import InvalidInput
+from dpstream.privacy.state import Secret
+from dpstream.records import Integers, Words
+from dpstream.stages import parse
+from dpstream.stages.hashing import column_ids, group_ids, row_digests
+from dpstream.stages.query import Query
+from dpstream.stages.rows import RowKeys, Rows, Setting, id_pairs, in_order
+from dpstream.stages.screening import (
+    Codes,
+    Reason,
+    mark,
+    missing,
+    one_spelling,
+    oversize,
+    readable_text,
+    reject,
+)
+from dpstream.stages.stepwise import stepwise
+from dpstream.stages.ticks import within_calendar
+
+
+class RowReader:
+    """Turns batches of one query's source into rows."""
+
+    def __init__(self, query: Query, secret: Secret, run: bytes) -> None:
+        self._begin(query, RowKeys.of(secret, run))
+
+    @classmethod
+    def with_keys(cls, query: Query, keys: RowKeys, types: dict[str, pa.DataType]) -> RowReader:
+        """One that reads elsewhere, for a run whose types are fixed."""
+        made = cls.__new__(cls)
+        made._begin(query, keys)
+        made.types = dict(types)
+        return made
+
+    def _begin(self, query: Query, keys: RowKeys) -> None:
+        self.query = query
+        self.types: dict[str, pa.DataType] = {}
+        self.learned: Callable[[dict[str, pa.DataType]], None] = lambda _: None
+        """Called with the types when they are fixed, before they are used."""
+        self._unit_key, self._group_key = keys.units, keys.groups
+        self._digest_key, self._period_key = keys.digests, keys.periods
+        self._public: Words | None = None
+
+    def read(
+        self, table: pa.Table, where: str, *, arrived: int | None = None
+    ) -> tuple[Rows, Setting]:
+        """The rows of a batch, and what was set aside. `arrived`: its step, for a live source."""
+        aside = Setting()
+        if self.query.prepare is not None:
+            table = self.query.prepare(table)
+        reasons: Codes = np.zeros(len(table), np.uint8)
+        columns = self._columns(table, reasons, arrived)
+        aside.rejected = reject(table, reasons, where)
+        good = reasons == 0
+        inside = good & (columns["windows"] >= 0)
+        late = np.zeros(len(inside), bool)
+        overlapping = self.query.schedule.overlapping  # then, some windows of a row may be over
+        if not overlapping and (arrived is not None or self.query.arrival is not None):
+            late = inside & (columns["steps"] > self._last_steps(columns["windows"], inside))
+        aside.outside, aside.late = int((good & ~inside).sum()), int(late.sum())
+        columns = _filtered(columns, inside & ~late)
+        columns["groups"] = self._group_ids(columns["keys"], len(columns["steps"]))
+        if self.query.public_keys is not None:  # other keys go before anything is bounded
+            known = np.isin(id_pairs(columns["groups"]), id_pairs(self.public_ids()))
+            aside.other_keys = int((~known).sum())
+            columns = _filtered(columns, known)
+        return in_order(self._identified(columns, aside)), aside
+
+    def _columns(self, table: pa.Table, reasons: Codes, arrived: int | None) -> dict[str, Any]:
+        """Every column that matters, parsed; rows that cannot be used are marked."""
+        query = self.query
+        for name in query.columns:
+            if name == query.unit:
+                continue  # only hashed, never shown
+            table, bad = readable_text(table, name)
+            mark(reasons, Reason.NOT_UTF8, bad)
+        units = self._typed(table, query.unit)
+        mark(reasons, Reason.MISSING_UNIT, missing(units))
+        moments, arrivals = self._times(table, reasons)
+        values = self._values(table, reasons)
+        keys = pa.table({name: one_spelling(self._typed(table, name)) for name in query.keys})
+        if not query.keys:
+            keys = pa.table({"": pa.nulls(len(table))})  # a table knows its rows by its columns
+        for name in query.keys:
+            mark(reasons, Reason.OVERSIZE_KEY, oversize(keys[name], query.max_key_bytes))
+        if arrived is None:
+            steps = stepwise(query.schedule.step_of, arrivals)
+            if arrivals is not moments:
+                mark(reasons, Reason.AHEAD, moments - arrivals > query.max_ahead)
+        else:
+            steps = np.broadcast_to(np.int64(arrived), len(table))
+            mark(reasons, Reason.AHEAD, self._ahead(moments, arrived))
+        return {
+            "units": units,
+            "keys": keys,
+            "moments": moments,
+            "windows": stepwise(query.schedule.window_of, moments),
+            "steps": steps,
+            "values": values,
+        }
+
+    def _last_steps(self, windows: Integers, inside: parse.Mask) -> Integers:
+        last = np.zeros(len(windows), np.int64)
+        last[inside] = self.query.schedule.last_steps(windows[inside])
+        return last
+
+    def _in_every_window(self, columns: dict[str, Any], aside: Setting) -> dict[str, Any]:
+        """Once for each window of a row that is not over; the row's own step stays."""
+        schedule = self.query.schedule
+        if not schedule.overlapping:
+            return columns
+        last = schedule.last_window_of(columns["moments"])
+        counts = last - columns["windows"] + 1
+        rows = np.repeat(np.arange(len(counts)), counts)
+        columns = {
+            name: column[rows] if isinstance(column, np.ndarray) else column.take(pa.array(rows))
+            for name, column in columns.items()
+        }
+        columns["windows"] += np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        late = columns["steps"] > schedule.last_steps(columns["windows"])
+        aside.late += int(late.sum())
+        return _filtered(columns, ~late)
+
+    def _identified(self, columns: dict[str, Any], aside: Setting) -> Rows:
+        """Ids and digests in place of units, keys and times."""
+        columns["periods"] = self._periods(columns["moments"])
+        columns["units"] = self.unit_ids(columns["units"], columns["periods"])
+        columns = self._in_every_window(columns, aside)
+        moments, groups, values = columns["moments"], columns["groups"], columns["values"]
+        units, periods = columns["units"], columns["periods"]
+        content = [units, groups, columns["windows"], moments, *values.T]
+        return Rows(
+            units=units,
+            groups=groups,
+            digests=row_digests(content, self._digest_key),
+            windows=columns["windows"],
+            periods=periods,
+            steps=columns["steps"],
+            values=values,
+            keys=columns["keys"],
+        )
+
+    def unit_ids(self, units: pa.Array, periods: Integers) -> Words:
+        """The ids of units, each within its period."""
+        return self._with_period(column_ids(units, self._unit_key), periods)
+
+    def public_ids(self) -> Words:
+        """The ids of the public groups, in the order of the query's list."""
+        if self._public is None:
+            self._public = self._group_ids(self.public_table(), len(self.query.public_keys or ()))
+        return self._public
+
+    def public_table(self) -> pa.Table:
+        """The public groups' key columns, in the types of the data."""
+        query = self.query
+        columns = {}
+        for number, name in enumerate(query.keys):
+            listed = [row[number] for row in query.public_keys or ()]
+            if name not in self.types:  # nothing was read yet: the list says what they are
+                self._fix({name: pa.array(listed).type})
+            kind = self.types[name]
+            if parse.is_text(kind):
+                listed = [None if item is None else str(item) for item in listed]
+            try:
+                columns[name] = one_spelling(pa.array(listed, kind))
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise InvalidInput(
+                    f"public_keys of column {name!r} must fit its type {kind}: {error}"
+                ) from None
+        return pa.table(columns or {"": pa.nulls(1)})
+
+    def learn(self, declared: dict[str, pa.DataType] | None) -> None:
+        """Fix the types of unit and keys by what the source declares: text if nothing."""
+        names, prepare = (self.query.unit, *self.query.keys), self.query.prepare
+        source = names if prepare is None else prepare.columns
+        kinds = {n: pa.string() if declared is None else declared[n] for n in source}
+        if prepare is not None:  # what it makes of nothing has the types of what it makes
+            made = prepare(pa.schema(list(kinds.items())).empty_table()).schema
+            kinds = {field.name: field.type for field in made if field.name in names}
+        self._fix(kinds)
+
+    def _fix(self, kinds: dict[str, pa.DataType]) -> None:
+        new = {name: _usual(kind) for name, kind in kinds.items() if name not in self.types}
+        if new:
+            self.learned(self.types | new)
+            self.types |= new
+
+    def _typed(self, table: pa.Table, name: str) -> pa.Array:
+        """A column in the type it has in this run: 5 and "5" must not become two users."""
+        array = parse.whole_column(table[name])
+        kind = self.types[name]
+        if array.type.equals(kind):
+            return array
+        if pa.types.is_null(array.type):  # an empty chunk, or one without a value
+            return pa.nulls(len(array), kind)
+        if not _usual(array.type).equals(kind):  # by the types alone: no row can cause this
+            raise InvalidInput(
+                f"column {name!r} was {kind} when this query began and is {array.type} now; give "
+                "all files one type"
+            )
+        return pc.cast(array, kind)
+
+    def _times(self, table: pa.Table, reasons: Codes) -> tuple[Integers, Integers]:
+        query = self.query
+        if query.time is None:
+            zero = np.zeros(len(table), np.int64)
+            return zero, zero
+        moments, readable = self._parsed(table, query.time)
+        mark(reasons, Reason.TIME, ~readable)
+        if query.arrival is None:
+            return moments, moments
+        arrivals, readable = self._parsed(table, query.arrival)
+        mark(reasons, Reason.ARRIVAL, ~readable)
+        return moments, arrivals
+
+    def _parsed(self, table: pa.Table, name: str) -> tuple[Integers, parse.Mask]:
+        query = self.query
+        found, readable = parse.times(
+            table[name],
+            name,
+            zone=query.time_zone,
+            unit=query.time_unit_micros,
+            origin=query.time_origin,
+        )
+        return found, readable & within_calendar(found)
+
+    def steps_of(self, table: pa.Table) -> Integers:
+        """The step of each row of a table with the time columns alone; -1 if it has none."""
+        if self.query.prepare is not None:
+            table = self.query.prepare(table)
+        reasons: Codes = np.zeros(len(table), np.uint8)
+        for name in table.column_names:
+            table, bad = readable_text(table, name)
+            mark(reasons, Reason.NOT_UTF8, bad)
+        moments, arrivals = self._times(table, reasons)
+        steps = self.query.schedule.step_of(arrivals)
+        none = (reasons != 0) | (self.query.schedule.window_of(moments) < 0)
+        return np.where(none, -1, steps)
+
+    def _values(self, table: pa.Table, reasons: Codes) -> Integers:
+        columns = []
+        for measure in self.query.measures:
+            if measure.kind != "value":
+                continue
+            values, readable = parse.numbers(table[measure.column], measure.column)
+            mark(reasons, Reason.NUMBER, ~readable)
+            mark(reasons, Reason.NOT_FINITE, np.isinf(values))
+            columns.append(measure.on_grid(values))
+        return np.stack(columns, axis=1) if columns else np.zeros((len(table), 0), np.int64)
+
+    def _ahead(self, moments: Integers, arrived: int) -> parse.Mask:
+        clock = self.query.schedule.time_of(arrived)
+        if clock is None:
+            return np.zeros(len(moments), bool)
+        ahead: parse.Mask = moments > clock + self.query.max_ahead
+        return ahead
+
+    def _group_ids(self, keys: pa.Table, count: int) -> Words:
+        if not self.query.keys:
+            return np.zeros((count, 2), np.uint64)
+        return group_ids(keys.columns, self._group_key)
+
+    def _periods(self, moments: Integers) -> Integers:
+        ticks = self.query.periods
+        if ticks is None:
+            return np.broadcast_to(np.int64(0), len(moments))
+        return stepwise(ticks.before, moments)
+
+    def _with_period(self, ids: Words, periods: Integers) -> Words:
+        """A user in another period is another unit, with an id of its own."""
+        if self.query.periods is None or not len(ids):
+            return ids
+        known, where = np.unique(periods, return_inverse=True)
+        masks = row_digests([known.astype(np.int64)], self._period_key)
+        return ids ^ masks[where]
+
+
+def _usual(kind: pa.DataType) -> pa.DataType:
+    """The type in which values of a kind are kept, whatever their width."""
+    if pa.types.is_dictionary(kind):
+        return _usual(kind.value_type)
+    if parse.is_text(kind):
+        return pa.string()
+    if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
+        return pa.int64()
+    return pa.float64() if pa.types.is_floating(kind) else kind
+
+
+def _filtered(columns: dict[str, Any], kept: parse.Mask) -> dict[str, Any]:
+    """The rows that are kept, of NumPy and Arrow columns alike."""
+    if kept.all():
+        return columns
+    mask = pa.array(kept)
+    return {
+        name: column[kept] if isinstance(column, np.ndarray) else column.filter(mask)
+        for name, column in columns.items()
+    }
