@@ -16,7 +16,7 @@ PIPELINE = '''
 [source.clicks]
 path = "clicks.csv"
 [source.visits]
-path = "clicks.csv"
+path = "visits.csv"
 
 [budget.clicks]
 epsilon = 9
@@ -96,7 +96,8 @@ def rows(users=1500, seed=3):
 def write(folder: Path, lines, text=PIPELINE) -> Path:
     """The pipeline's files; its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "clicks.csv").write_text("\n".join(["user,page,at,seconds", *lines, ""]))
+    for name in ("clicks.csv", "visits.csv"):
+        (folder / name).write_text("\n".join(["user,page,at,seconds", *lines, ""]))
     path = folder / "pipeline.toml"
     path.write_text(text)
     if not (folder / "state.secret").exists():

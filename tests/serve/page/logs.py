@@ -17,7 +17,7 @@ STORY = """
 [source.clicks]
 path = "clicks.parquet"
 [source.visits]
-path = "clicks.parquet"
+path = "visits.parquet"
 [budget.clicks]
 epsilon = 4
 delta = 1e-8
@@ -153,7 +153,8 @@ def write_story(folder: Path) -> Path:
     seconds = np.clip(rng.gamma(2.2, 38, len(user)) + 20 * (page == "/video"), 0, 300)
     order = np.argsort(at, kind="stable")
     table = {"user": user, "page": page, "at": at, "seconds": seconds}
-    _write(folder / "clicks.parquet", {name: list(each[order]) for name, each in table.items()})
+    for name in ("clicks.parquet", "visits.parquet"):  # two books may not read the same rows
+        _write(folder / name, {column: list(each[order]) for column, each in table.items()})
     return _pipeline(folder, STORY)
 
 
