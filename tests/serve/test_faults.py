@@ -19,6 +19,12 @@ from dpstream.serve.worker import publish, store_folder
 from tests.serve.operators import HEADERS, operator_side
 
 
+def alone(work):
+    """What `work` comes to, on a thread without a loop: a browser's tests may hold this one's."""
+    with ThreadPoolExecutor(1) as one:
+        return one.submit(asyncio.run, work).result()
+
+
 class Failing(ReleaseReader):
     """A reader that cannot read when it is told so."""
 
@@ -51,7 +57,7 @@ def test_the_feed_goes_on_after_it_could_not_be_read(pipeline, caplog, problem):
         task.cancel()
         return seen, hub.newest, [one.id for one in await hub.events(0)]
 
-    before, newest, numbers = asyncio.run(follow())
+    before, newest, numbers = alone(follow())
 
     assert before == 0
     assert newest > 0
@@ -68,7 +74,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):
         with suppress(TimeoutError):
             await asyncio.wait_for(one._keep(), 0.3)
 
-    asyncio.run(keep())
+    alone(keep())
 
     assert one.restarts > 1
     assert one.problem["error"] == "FileNotFoundError"
@@ -93,7 +99,7 @@ def test_busy_threads_of_the_public_side_hold_up_neither_events_nor_the_operator
         await busy
         return hub.newest, sent[0]["status"]
 
-    newest, status = asyncio.run(look())
+    newest, status = alone(look())
 
     assert newest > 0
     assert status == 200
