@@ -181,6 +181,27 @@ def test_compaction_that_ate_needed_rows(kafka):
     assert "compacted" in words
 
 
+def test_messages_that_were_gone_before_the_first_read(kafka, topic, caplog):
+    """The operator is told how many, once; a run that goes on, or begins at the end, is not."""
+    tools.send(kafka, topic, [{"user": "a"}] * 5)
+    for start in ("earliest", "latest"):
+        source = opened(kafka, topic, start=start)
+        source.partitions()
+        source.read(f"{topic}/0", None)
+        source.close()
+    assert caplog.messages == []
+    tools.remove_all(kafka, topic)
+    tools.send(kafka, topic, [{"user": "b"}])
+    source = opened(kafka, topic)
+    read = everything(source, 1)[f"{topic}/0"]
+    assert not source.read(f"{topic}/0", read.positions[-1]).table.num_rows
+    source.close()
+
+    (words,) = caplog.messages
+    assert words.startswith(f"kafka://{kafka.address}/{topic}, partition 0 begins at offset 5: ")
+    assert "what was at the 5 offsets before was removed" in words
+
+
 def test_messages_of_every_format(kafka):
     """JSON, CSV and Arrow give the same rows; tombstones and oversize messages are set aside."""
     rows = [{"user": "a", "n": "1"}, {"user": 'b, "x"', "n": "2.5"}]
