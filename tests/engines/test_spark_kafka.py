@@ -102,7 +102,7 @@ def test_messages_that_retention_took_are_an_error(session, engine, kafka, topic
             start(tmp_path, SHORT, source=stream(session, kafka, topic), engine=engine).finish()
     tools.remove_all(kafka, topic)
 
-    with pytest.raises(Exception, match="(?i)data ?loss|out of range|offset"):
+    with pytest.raises(Exception, match=r"(?i)data ?loss|out of range|offset"):
         start(tmp_path, SHORT, source=stream(session, kafka, topic), engine=engine).finish()
     assert not list((tmp_path / "out").glob("*.parquet"))
 

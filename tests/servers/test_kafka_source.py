@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 
 import dpstream as dps
+from dpstream.bench.connector_child import RUN, SECRET
 from dpstream.connectors.sources import open_source
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.connectors.testing.source_suite import Read, drain, replayed, sum_of
 from dpstream.engines.local import Options
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from tests.servers import kafka_tools as tools
-from tests.servers.live_child import RUN, SECRET
 
 pytestmark = pytest.mark.servers
 

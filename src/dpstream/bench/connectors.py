@@ -2,7 +2,8 @@
 
 Servers are started here, on loopback, from the system's packages; one that is absent has a row that
 says so. A source is read to its end by the same calls that the engine makes, without the engine. A
-sink gets one release after another, each durable before the next.
+sink gets one release after another, each durable before the next. Last, a topic is published into
+PostgreSQL by a run that is killed again and again, beside one that is not.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -19,8 +22,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from dpstream.bench.connector_systems import SYSTEMS, System
-from dpstream.bench.harness import Findings, Progress, Row
+from dpstream.bench.connector_kills import PARTITIONS, Storm, storm
+from dpstream.bench.connector_systems import SYSTEMS, Kafka, Postgres, System
+from dpstream.bench.harness import Findings, Progress, Row, target
+from dpstream.connectors.kafka_server import KafkaServer
+from dpstream.connectors.servers import PostgresServer
 from dpstream.connectors.sinks import open_sink
 from dpstream.connectors.sources import open_source
 
@@ -37,10 +43,25 @@ class Plan:
     releases: int
     release_rows: int
     times: int
+    storm: Storm
 
 
-FULL: Final = Plan(rows=500_000, releases=50, release_rows=10_000, times=3)
-QUICK: Final = Plan(rows=20_000, releases=5, release_rows=2_000, times=1)
+FULL: Final = Plan(
+    rows=500_000,
+    releases=50,
+    release_rows=10_000,
+    times=3,
+    storm=Storm(kills=40, restarts=3, rows=1_000, longest=1.5),
+)
+QUICK: Final = Plan(
+    rows=20_000,
+    releases=5,
+    release_rows=2_000,
+    times=1,
+    storm=Storm(kills=4, restarts=1, rows=200),
+)
+_STORM: Final = "Kafka to PostgreSQL"
+_SAME: Final = "a killed run leaves the table of a calm one (1: yes)"
 
 
 def measure(*, quick: bool, progress: Progress) -> Findings:
@@ -54,12 +75,50 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
             system = kind()
             progress(number, len(SYSTEMS), system.name)
             rows += _rows(system, place / str(number), plan)
+        killed = _killed(place / "storm", plan.storm, partial(_told, progress, plan.storm))
     progress(len(SYSTEMS), len(SYSTEMS), "done")
+    same = killed.get("identical")
+    reason = {} if same is not None else {"reason": str(killed["note"])}
     return Findings(
-        rows=_compared(rows),
-        targets=[],
+        rows=[*_compared(rows), killed],
+        targets=[target(_SAME, None if same is None else float(same), "==", 1.0, **reason)],
         notes=_notes(plan),
     )
+
+
+def _told(progress: Progress, plan: Storm, kills: int) -> None:
+    progress(len(SYSTEMS) - 1, len(SYSTEMS), f"{_STORM}, killed {kills} of {plan.kills} times")
+
+
+def _killed(folder: Path, plan: Storm, told: Callable[[int], None]) -> Row:
+    """Both servers, a topic, a run in peace and a run that is killed."""
+    reason = Kafka().absent() or Postgres().absent()
+    if reason is not None:
+        return {"system": _STORM, "note": f"left out: {reason}"}
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    folder.mkdir()
+    folder.chmod(0o755)
+    with ExitStack() as undo:
+        kafka = KafkaServer(folder / "kafka")
+        postgres = PostgresServer(folder / "postgres", password="bench")
+        for server in (kafka, postgres):
+            server.start()
+            undo.callback(server.stop)
+        admin = AdminClient({"bootstrap.servers": kafka.address})
+        admin.create_topics([NewTopic("storm", PARTITIONS)])["storm"].result(60)
+        found = storm(folder, kafka, postgres, "storm", plan, told=told)
+    return {
+        "system": _STORM,
+        "how": "one run killed, one not",
+        "rows": plan.sent,
+        "kills": found.kills,
+        "broker_kills": plan.restarts,
+        "releases": found.releases,
+        "release_rows": len(found.tables["calm"]),
+        "seconds": found.seconds,
+        "identical": found.identical,
+    }
 
 
 def _notes(plan: Plan) -> list[str]:
@@ -71,8 +130,12 @@ def _notes(plan: Plan) -> list[str]:
         f"sinks: {plan.releases} releases of {plan.release_rows:,} rows, each there for good "
         "before the next"
     )
+    killed = (
+        f"Kafka to PostgreSQL: {plan.storm.sent:,} messages; both tables of releases and the dead "
+        "letters are compared whole"
+    )
     files = "times files: JSON lines from a file for sources, Parquet files for sinks"
-    return [sources, sinks, files]
+    return [sources, sinks, files, killed]
 
 
 def clicks(rows: int) -> pa.Table:

@@ -168,8 +168,8 @@ class KafkaSource:
         if told[0]:
             _log.warning(
                 "%s, partition %d begins at offset %d: what was at the %d offsets before was "
-                "removed (by retention or by hand) before the first read, and is in no release; keep "
-                "messages for longer",
+                "removed (by retention or by hand) before the first read and is in no release; "
+                "keep messages for longer",
                 *(self._where, number, told[0], told[0]),
             )
         return told[0], told[0]
