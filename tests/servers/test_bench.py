@@ -47,19 +47,22 @@ def test_a_source_that_gives_too_few_rows_is_no_figure(tmp_path, monkeypatch):
         connectors._read(tmp_path / "rows.csv", 5)
 
 
-def test_a_run_that_differs_misses_the_target(monkeypatch):
-    """Whatever the servers do: the row and the target say what was found."""
-    monkeypatch.setattr(connectors, "SYSTEMS", (FilesOnDisk,))
-    monkeypatch.setattr(connectors, "QUICK", SMALL)
-    for killed, reached in (([(0, 1, "/1")], True), ([(0, 1, "/2")], False), ([], False)):
-        left = Aftermath(
+def test_a_run_that_differs_misses_the_target():
+    """One row that is missing, other or double is enough; so is an empty table."""
+    calm = [(0, 1, "/1"), (0, 1, "/2")]
+    cases = [(calm, True), (calm[:1], False), (calm[:1] * 2, False), ([*calm, calm[0]], False)]
+    for killed, reached in cases:
+        found = Aftermath(
             seconds=1.0,
             kills=1,
-            tables={"calm": [(0, 1, "/1")], "killed": killed},
+            tables={"calm": calm, "killed": killed},
             columns=["window", "release", "page"],
-            letters={"calm": [], "killed": []},
+            letters={"calm": ["1"], "killed": ["1"]},
         )
-        monkeypatch.setattr(connectors, "storm", lambda *_, left=left, **__: left)
-        found = connectors.measure(quick=True, progress=lambda *_: None)
+        row = connectors._row_of(found, SMALL.storm)
 
-        assert found.rows[-1]["identical"] == found.targets[0]["reached"] == reached
+        assert row["identical"] == connectors._judged(row)["reached"] == reached
+    found.tables, found.letters["killed"] = {"calm": [], "killed": []}, ["1"]
+    assert not found.identical
+    found.tables, found.letters["killed"] = {"calm": calm, "killed": calm}, []
+    assert not found.identical
