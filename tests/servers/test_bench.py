@@ -4,6 +4,7 @@ import pytest
 
 from dpstream.bench import connectors
 from dpstream.bench.connector_kills import Aftermath, Storm
+from dpstream.bench.connector_storm import judged, row_of
 from dpstream.bench.connector_systems import SYSTEMS, DeltaLake, FilesOnDisk, Kafka, Nats, Postgres
 
 pytestmark = pytest.mark.servers
@@ -59,9 +60,9 @@ def test_a_run_that_differs_misses_the_target():
             columns=["window", "release", "page"],
             letters={"calm": ["1"], "killed": ["1"]},
         )
-        row = connectors._row_of(found, SMALL.storm)
+        row = row_of(found, SMALL.storm)
 
-        assert row["identical"] == connectors._judged(row)["reached"] == reached
+        assert row["identical"] == judged(row)["reached"] == reached
     found.tables, found.letters["killed"] = {"calm": [], "killed": []}, ["1"]
     assert not found.identical
     found.tables, found.letters["killed"] = {"calm": calm, "killed": calm}, []

@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,11 +21,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from dpstream.bench.connector_kills import PARTITIONS, Aftermath, Storm, storm
-from dpstream.bench.connector_systems import SYSTEMS, Kafka, Postgres, System
-from dpstream.bench.harness import Findings, Progress, Row, target
-from dpstream.connectors.kafka_server import KafkaServer
-from dpstream.connectors.servers import PostgresServer
+from dpstream.bench.connector_kills import Storm
+from dpstream.bench.connector_storm import STORM, judged, killed
+from dpstream.bench.connector_systems import SYSTEMS, System
+from dpstream.bench.harness import Findings, Progress, Row
 from dpstream.connectors.sinks import open_sink
 from dpstream.connectors.sources import open_source
 
@@ -60,8 +58,6 @@ QUICK: Final = Plan(
     times=1,
     storm=Storm(kills=4, restarts=1, rows=200),
 )
-_STORM: Final = "Kafka to PostgreSQL"
-_SAME: Final = "a killed run leaves the table of a calm one (1: yes)"
 
 
 def measure(*, quick: bool, progress: Progress) -> Findings:
@@ -75,58 +71,17 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
             system = kind()
             progress(number, len(SYSTEMS), system.name)
             rows += _rows(system, place / str(number), plan)
-        killed = _killed(place / "storm", plan.storm, partial(_told, progress, plan.storm))
+        row = killed(place / "storm", plan.storm, partial(_told, progress, plan.storm))
     progress(len(SYSTEMS), len(SYSTEMS), "done")
     return Findings(
-        rows=[*_compared(rows), killed],
-        targets=[_judged(killed)],
+        rows=[*_compared(rows), row],
+        targets=[judged(row)],
         notes=_notes(plan),
     )
 
 
-def _judged(killed: Row) -> Row:
-    if "identical" not in killed:
-        return target(_SAME, None, "==", 1.0, reason=str(killed["note"]))
-    return target(_SAME, float(killed["identical"]), "==", 1.0)
-
-
 def _told(progress: Progress, plan: Storm, kills: int) -> None:
-    progress(len(SYSTEMS) - 1, len(SYSTEMS), f"{_STORM}, killed {kills} of {plan.kills} times")
-
-
-def _killed(folder: Path, plan: Storm, told: Callable[[int], None]) -> Row:
-    """Both servers, a topic, a run in peace and a run that is killed."""
-    reason = Kafka().absent() or Postgres().absent()
-    if reason is not None:
-        return {"system": _STORM, "note": f"left out: {reason}"}
-    from confluent_kafka.admin import AdminClient, NewTopic
-
-    folder.mkdir()
-    folder.chmod(0o755)
-    with ExitStack() as undo:
-        kafka = KafkaServer(folder / "kafka")
-        postgres = PostgresServer(folder / "postgres", password="bench")
-        for server in (kafka, postgres):
-            server.start()
-            undo.callback(server.stop)
-        admin = AdminClient({"bootstrap.servers": kafka.address})
-        admin.create_topics([NewTopic("storm", PARTITIONS)])["storm"].result(60)
-        found = storm(folder, kafka, postgres, "storm", plan, told=told)
-    return _row_of(found, plan)
-
-
-def _row_of(found: Aftermath, plan: Storm) -> Row:
-    return {
-        "system": _STORM,
-        "how": "one run killed, one not",
-        "rows": plan.sent,
-        "kills": found.kills,
-        "broker_kills": plan.restarts,
-        "releases": found.releases,
-        "release_rows": len(found.tables["calm"]),
-        "seconds": found.seconds,
-        "identical": found.identical,
-    }
+    progress(len(SYSTEMS) - 1, len(SYSTEMS), f"{STORM}, killed {kills} of {plan.kills} times")
 
 
 def _notes(plan: Plan) -> list[str]:
@@ -138,12 +93,12 @@ def _notes(plan: Plan) -> list[str]:
         f"sinks: {plan.releases} releases of {plan.release_rows:,} rows, each there for good "
         "before the next"
     )
-    killed = (
+    storm = (
         f"Kafka to PostgreSQL: {plan.storm.sent:,} messages; both tables of releases and the dead "
         "letters are compared whole"
     )
     files = "times files: JSON lines from a file for sources, Parquet files for sinks"
-    return [sources, sinks, files, killed]
+    return [sources, sinks, files, storm]
 
 
 def clicks(rows: int) -> pa.Table:
