@@ -109,10 +109,6 @@ class KafkaServer(Server):
         """On loopback alone."""
         return self._java("kafka.Kafka")
 
-    def shut_down(self) -> None:
-        """End it in an orderly way, as an operator does."""
-        self._end(signal.SIGTERM)
-
     @property
     def certificate(self) -> Path:
         """What a client has to trust."""
@@ -159,6 +155,10 @@ class _Learning(KafkaServer):
         first, *rest = super().command()
         return [first, f"-XX:ArchiveClassesAtExit={_jars() / _CLASSES}.new", *rest]
 
+    def stop(self) -> None:
+        """End it in an orderly way, and wait until all is written."""
+        self._end(signal.SIGTERM)
+
 
 def keep_classes() -> None:
     """Start a broker once and keep what Java has loaded: later starts take half the time."""
@@ -168,7 +168,7 @@ def keep_classes() -> None:
     with tempfile.TemporaryDirectory(prefix="dpstream-kafka-") as folder:
         server = _Learning(Path(folder) / "kafka")
         server.start()
-        server.shut_down()
+        server.stop()
     kept.with_name(f"{_CLASSES}.new").replace(kept)
 
 
