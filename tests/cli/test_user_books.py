@@ -13,8 +13,9 @@ PROMISE = (*BOOK, "--epsilon", "6", "--delta", "1e-9", "--period", "1 day", *COL
 
 
 def test_a_promise_is_opened_charged_and_shown(run):
-    """mu^2, tail and drift: what was spent of each, and the epsilon and delta of all of it."""
-    assert "mu_squared = 0.912113, tail = 4.95e-10, drift = 0.01 for all rows" in run(*PROMISE).out
+    """In epsilon first, then mu^2, tail and drift: what was spent of each."""
+    assert "epsilon = 6, delta = 1e-09 for all rows with one 'user' and" in run(*PROMISE).out
+    assert "epsilon: 0 of 6 spent, 6 left\n" in run("ledger", "book").out
     assert run(*PROMISE).code == 0
     ledger = Ledger("book")
     query = QuerySpend(
@@ -27,10 +28,10 @@ def test_a_promise_is_opened_charged_and_shown(run):
     (book,) = run("ledger", "show", "--ledger", "book", "--json").json
 
     for part in (
-        "0.25 of 0.912113 spent in all",
-        "tail: 1e-10 of 4.95e-10 spent",
-        "drift: 0.001 of 0.01 spent",
-        "once all is spent: epsilon = 6, delta = 1e-09",
+        "clicks: epsilon = 6, delta = 1e-09 for all rows",
+        "epsilon: 2.97 of 6 spent, 5.06 left for further queries",
+        "counted as mu_squared 0.25 of 0.912113, 1e-10 of 4.95e-10 of delta to find keys (tail)",
+        "0.001 of 0.01 to round noise (drift)",
         "urls",
     ):
         assert part in shown

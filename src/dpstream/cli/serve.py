@@ -95,6 +95,8 @@ def serve(
         most_body=max_body,
     )
     settings.check()
+    for words in pipeline.remarks:
+        note(words)
     if settings.run:
         server.check_pipes(pipeline)
     first = not no_run and not pipeline.secret.exists()
