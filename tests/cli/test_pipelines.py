@@ -199,7 +199,9 @@ def test_a_live_pipeline_runs_until_it_is_told_to_stop(run, folder):
     assert process.returncode == 130
     summary = json.loads(out.splitlines()[-1])
     assert (summary["finished"], summary["queries"]["now"]["triggers"]) == (False, None)
-    assert json.loads(err.splitlines()[0])["note"].startswith("created the secret")
+    told = [json.loads(line)["note"] for line in err.splitlines()]
+    assert "'visitors' counts one row of each 'user' and group" in told[0]
+    assert told[1].startswith("created the secret")
     once = run("run", "p.toml", "--once", "--json")
     assert once.code == 0
     assert json.loads(once.out.splitlines()[-1])["new_charges"] == 0
@@ -247,7 +249,7 @@ def test_a_new_query_joins_a_book_that_was_begun(run, folder):
     done = run("run", "pipeline.toml")
 
     assert done.code == 0
-    assert "charged to the book 'clicks': epsilon = 1, delta = 1e-09 for 'users'; mu" in done.err
+    assert "charged to the book 'clicks': epsilon = 1, delta = 1e-09 for 'users'; epsilon: " in done.err
     assert len(releases(folder, "users")) == 4
 
 

@@ -29,7 +29,7 @@ def test_a_promise_is_opened_charged_and_shown(run):
 
     for part in (
         "clicks: epsilon = 6, delta = 1e-09 for all rows",
-        "epsilon: 2.97 of 6 spent, 5.06 left for further queries",
+        "epsilon: 2.97 of 6 spent, 5.03 left for further queries",
         "counted as mu_squared 0.25 of 0.912113, 1e-10 of 4.95e-10 of delta to find keys (tail)",
         "0.001 of 0.01 to round noise (drift)",
         "urls",

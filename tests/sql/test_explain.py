@@ -47,6 +47,10 @@ def test_numbers_are_those_of_the_plan():
     window = plan.window(24)
 
     assert told.keys["last_threshold"] == window.thresholds[-1]
+    least, most = min(window.thresholds), max(window.thresholds)
+    assert (told.keys["smallest_threshold"], told.keys["largest_threshold"]) == (least, most)
+    assert f"at its smallest {least}, at release " in told.keys["words"]
+    assert f"at its largest {most}, at release " in told.keys["words"]
     assert told.keys["pre_threshold"] == window.pre_threshold
     assert told.columns[0]["last"] == pytest.approx(window.stddevs[0, -1])
     quantum = float(plan.query.measures[1].quantum)

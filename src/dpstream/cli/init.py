@@ -43,7 +43,8 @@ name = "pages"
 sql = """
 SELECT WITH DIFFERENTIAL_PRIVACY
        OPTIONS (epsilon = 2, delta = 1e-9, privacy_unit_column = user,
-                max_groups_contributed = 4,      -- a user counts for at most 4 pages
+                max_groups_contributed = 4,      -- a user counts for at most 4 pages,
+                max_rows_per_group = 1,          -- and once for each; 3 would count up to 3 clicks
                 time_column = at, time_unit = 's',
                 start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-02')
        page, COUNT(*) AS visitors, AVG(seconds, contribution_bounds_per_row => (0, 300)) AS seconds
