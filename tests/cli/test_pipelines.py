@@ -113,6 +113,30 @@ def test_init_overwrites_nothing(run, folder, example):
     assert (folder / "new/place/pipeline.toml").read_text() == EXAMPLE
 
 
+def test_a_live_example_shows_something_at_once(run, folder):
+    """With its feed beside it pages appear; nothing is noted but the secret."""
+    told = run("init", "live", "--live").out
+    assert told == (
+        "wrote live/pipeline.toml and live/feed.py; start `python live/feed.py`, and beside it: "
+        "dpstream serve live/pipeline.toml\n"
+    )
+    path = folder / "live" / "pipeline.toml"
+    path.write_text(path.read_text().replace("INTERVAL '5' SECOND", "INTERVAL '1' SECOND"))
+    feed = subprocess.Popen([sys.executable, "live/feed.py"], stdout=subprocess.DEVNULL)
+    try:
+        process = child("run", "live/pipeline.toml", "--json")
+        pages = next(rows for line in process.stdout if len(rows := json.loads(line)["rows"]) >= 3)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    finally:
+        feed.kill()
+        feed.wait()
+
+    assert "home" in {row["page"] for row in pages}
+    assert json.loads(err.splitlines()[0])["note"].startswith("created the secret")
+    assert process.returncode == 130
+
+
 def test_paths_are_relative_to_the_file(run, folder):
     """It may be run from anywhere."""
     run("init", "deep/place")

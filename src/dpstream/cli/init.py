@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dpstream.cli.init_live import FEED, PIPELINE
 from dpstream.connectors.sinks.encode import csv
 from dpstream.data.clicks import clicks
 from dpstream.errors import InvalidParameter
@@ -71,20 +72,28 @@ EMIT EVERY INTERVAL '6' HOUR
 
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write it.")] = Path(),
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="A live directory and a feed for it, for dpstream serve."),
+    ] = False,
 ) -> None:
-    """Write a commented pipeline.toml and clicks.csv, made-up data for it to read."""
-    files = {
-        folder / "pipeline.toml": EXAMPLE.encode(),
-        folder / "clicks.csv": csv(clicks(_ROWS, _USERS)),
-    }
+    """Write a commented pipeline.toml and made-up data for it to read: a file, or a live feed."""
+    pipeline = folder / "pipeline.toml"
+    if live:
+        files = {pipeline: PIPELINE.encode(), folder / "feed.py": FEED.encode()}
+        then = f"start `python {folder / 'feed.py'}`, and beside it: dpstream serve {pipeline}"
+    else:
+        files = {pipeline: EXAMPLE.encode(), folder / "clicks.csv": csv(clicks(_ROWS, _USERS))}
+        then = f"run it with: dpstream run {pipeline}"
     for path in files:
         if path.exists():
             raise InvalidParameter(
                 f"{path} is there already, and is not overwritten; name another directory"
             )
     folder.mkdir(parents=True, exist_ok=True)
+    if live:
+        (folder / "incoming").mkdir(exist_ok=True)
     for path, content in files.items():
         with path.open("xb") as file:
             file.write(content)
-    written = " and ".join(map(str, files))
-    print(f"wrote {written}; run it with: dpstream run {folder / 'pipeline.toml'}")
+    print(f"wrote {' and '.join(map(str, files))}; {then}")
