@@ -93,7 +93,7 @@ def test_the_example_runs_as_it_is(run, folder, example):
     assert "epsilon = 2, delta = 1e-09 for 'pages', epsilon = 1, delta = 1e-09 for 'users'" in (
         done.err
     )
-    assert "operator only, not private: 20,000 rows read, 0 outside the range, 0 late" in done.err
+    assert "operator only, not private: 20,000 rows read since this start, 0 outside the range" in done.err
     assert (len(releases(folder, "pages")), len(releases(folder, "users"))) == (24, 4)
     assert len(list((folder / "out").glob("*.parquet"))) == 28
     (book,) = run("ledger", "show", "--ledger", "clicks.ledger", "--json").json
