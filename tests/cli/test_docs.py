@@ -167,7 +167,11 @@ def test_figures_that_are_quoted_are_those_of_the_bench():
     assert len(of_papers) > 20
     assert of_questions
     assert missing([*of_papers, *of_questions], measured) == []
-    assert missing(["29,362", "0.8", "3.8%"], "29,393 keys, 0.81, 13.8%") == ["29,362", "0.8", "3.8%"]
+    assert missing(["29,362", "0.8", "3.8%"], "29,393 keys, 0.81, 13.8%") == [
+        "29,362",
+        "0.8",
+        "3.8%",
+    ]
 
 
 def test_every_page_is_in_the_navigation():

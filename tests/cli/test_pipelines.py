@@ -93,7 +93,10 @@ def test_the_example_runs_as_it_is(run, folder, example):
     assert "epsilon = 2, delta = 1e-09 for 'pages', epsilon = 1, delta = 1e-09 for 'users'" in (
         done.err
     )
-    assert "operator only, not private: 20,000 rows read since this start, 0 outside the range" in done.err
+    assert (
+        "operator only, not private: 20,000 rows read since this start, 0 outside the range"
+        in done.err
+    )
     assert (len(releases(folder, "pages")), len(releases(folder, "users"))) == (24, 4)
     assert len(list((folder / "out").glob("*.parquet"))) == 28
     (book,) = run("ledger", "show", "--ledger", "clicks.ledger", "--json").json
@@ -282,7 +285,10 @@ def test_a_new_query_joins_a_book_that_was_begun(run, folder):
     done = run("run", "pipeline.toml")
 
     assert done.code == 0
-    assert "charged to the book 'clicks': epsilon = 1, delta = 1e-09 for 'users'; epsilon: " in done.err
+    assert (
+        "charged to the book 'clicks': epsilon = 1, delta = 1e-09 for 'users'; epsilon: "
+        in done.err
+    )
     assert len(releases(folder, "users")) == 4
 
 

@@ -79,7 +79,9 @@ def test_counting_one_row_of_a_user_is_said_unless_it_is_meant(run):
         (PLAIN, "--set", "max_rows_per_group=1"),
         (PLAIN.replace("COUNT(*)", "COUNT(DISTINCT user)"),),
     ):
-        assert not any("one row of each" in each for each in notes(run("sql", *other, *SOURCE, "--json")))
+        assert not any(
+            "one row of each" in each for each in notes(run("sql", *other, *SOURCE, "--json"))
+        )
 
 
 def test_without_times_there_is_one_release(run):

@@ -275,7 +275,9 @@ def test_a_file_that_was_read_and_grows_is_told_to_the_operator_once(tmp_path, c
         source.partitions()
 
     (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith(f"{tmp_path}/a.csv was written to after it was read (4 bytes then, 6 now)")
+    assert told.startswith(
+        f"{tmp_path}/a.csv was written to after it was read (4 bytes then, 6 now)"
+    )
     assert "write new rows to a new file" in told
 
 

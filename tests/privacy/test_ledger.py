@@ -418,7 +418,10 @@ def test_tails_and_drifts_add_up_over_all_queries():
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        ({"tail": "1/999999999", "drift": 0}, "1e-09 of delta to find keys but only 7.5e-10 of 1e-09"),
+        (
+            {"tail": "1/999999999", "drift": 0},
+            "1e-09 of delta to find keys but only 7.5e-10 of 1e-09",
+        ),
         ({"tail": 0, "drift": "1/100"}, "0.01 to round noise but only 0.0075 of 0.01"),
         ({"amount": 1}, "mu_squared=1 but only 0.75 of 1 is left .*about epsilon=0.749 of 1"),
     ],

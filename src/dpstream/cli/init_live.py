@@ -33,7 +33,7 @@ sql = """
 SELECT WITH DIFFERENTIAL_PRIVACY
        OPTIONS (epsilon = 2, delta = 1e-9, privacy_unit_column = user,
                 privacy_unit_period = INTERVAL '1' DAY,  -- promise and bounds begin anew each day
-                max_groups_contributed = 4,      -- of a user's day 4 pairs of page and window count,
+                max_groups_contributed = 4,      -- in a day a user counts for 4 pages and windows,
                 max_rows_per_group = 1,          -- each once; 3 would count up to 3 clicks
                 time_unit = 's')
        page, window_start, COUNT(*) AS visitors

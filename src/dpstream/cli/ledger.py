@@ -19,7 +19,6 @@ from dpstream.privacy.promises import promise, rows_of
 from dpstream.stages.ticks import duration, in_words
 
 
-
 class _ShowByDefault(TyperGroup):
     """`dpstream ledger pipeline.toml` means `dpstream ledger show pipeline.toml`."""
 
@@ -29,9 +28,7 @@ class _ShowByDefault(TyperGroup):
         return super().resolve_command(ctx, args if known else ["show", *args])
 
 
-app = typer.Typer(
-    help="Show what was spent, on what, when, and what is left.", cls=_ShowByDefault
-)
+app = typer.Typer(help="Show what was spent, on what, when, and what is left.", cls=_ShowByDefault)
 
 Place = Annotated[
     Path | None,

@@ -46,9 +46,7 @@ class EventStream:
         content = self._follow(last, address, rows=given["rows"] == 1)
         return StreamingResponse(content, media_type="text/event-stream", headers=headers)
 
-    async def _follow(
-        self, last: int | None, address: str, *, rows: bool
-    ) -> AsyncIterator[bytes]:
+    async def _follow(self, last: int | None, address: str, *, rows: bool) -> AsyncIterator[bytes]:
         hub = self._hub
         with hub.following(address):
             at = hub.newest if last is None else last

@@ -220,7 +220,9 @@ def _hardest(thresholds: Any, least: int, most: int) -> str:
     if least == most:
         return " (the same at each release)" if len(thresholds) > 1 else ""
     easy, hard = (list(thresholds).index(each) + 1 for each in (least, most))
-    return f" (at its smallest {least}, at release {easy}; at its largest {most}, at release {hard})"
+    return (
+        f" (at its smallest {least}, at release {easy}; at its largest {most}, at release {hard})"
+    )
 
 
 def _budget(plan: Plan) -> dict[str, Any]:

@@ -25,7 +25,8 @@ def remarks(compiled: Compiled) -> list[str]:
     if not counted:
         return []
     verb = "counts" if len(counted) == 1 else "count"
-    return [
+    told = (
         f"{query.name}: {' and '.join(counted)} {verb} one row of each {query.unit!r} and group; "
         "for up to 3 add max_rows_per_group = 3 to OPTIONS (more noise), or = 1 if it is meant"
-    ]
+    )
+    return [told]
