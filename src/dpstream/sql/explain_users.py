@@ -7,7 +7,7 @@ from typing import Any
 from dpstream.privacy.amounts import show
 from dpstream.sql.drawing import Stage
 from dpstream.sql.explanation import NOT_PROTECTED, Explanation, computed_columns
-from dpstream.stages.aggregates import Measure, Variance
+from dpstream.stages.aggregates import Measure
 from dpstream.stages.bounding import Bounds
 from dpstream.stages.plan import Plan, planned
 from dpstream.stages.query import Query
@@ -168,13 +168,14 @@ def _columns(plan: Plan, releases: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     at = {measure: number for number, measure in enumerate(query.measures)}
     for aggregate in query.aggregates:
-        if isinstance(aggregate, Variance):
-            note = "its error bar depends on the values; each release says its own"
+        if aggregate.error_bar == "with_release":
+            note = "each release says its own error bar, which depends on what it is made of"
             found.append({"column": aggregate.name, "first": None, "last": None, "note": note})
             continue
-        measure, *rows = aggregate.measures(query.one_row)
+        measure = aggregate.measures(query.one_row)[0]
         spread = window.stddevs[at[measure]] * float(measure.quantum)
-        note = " (divided by the number of rows of the group)" if rows else ""
+        per_row = aggregate.error_bar == "per_row"
+        note = " (divided by the number of rows of the group)" if per_row else ""
         found.append(
             {
                 "column": aggregate.name,
