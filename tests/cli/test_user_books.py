@@ -51,3 +51,26 @@ def test_other_terms_are_refused(run):
         assert "promises mu_squared" in run(*other).err
     event = ("ledger", "open", "--ledger", "book", "--dataset", "flu", "--unit", "event")
     assert "--delta goes with" in run(*event, "--epsilon", "1", "--delta", "1e-9").err
+
+
+def test_a_pipeline_file_stands_for_its_ledgers(run, folder):
+    """Before the first run nothing was spent; afterwards its datasets are shown, and no others."""
+    run("init")
+    before = run("ledger", "pipeline.toml")
+    assert before.code == 4
+    assert "nothing was spent yet: there is no ledger at clicks.ledger, which pipeline.toml" in (
+        before.err
+    )
+    other = ("--ledger", "clicks.ledger", "--dataset", "other", "--unit", "event", "--epsilon", "1")
+    run("ledger", "open", *other)
+    assert run("run", "pipeline.toml", "--once").code == 0
+
+    (book,) = run("ledger", "pipeline.toml", "--json").json
+    assert book["dataset"] == "clicks"
+    shown = run("ledger", "show", "pipeline.toml").out
+    assert "clicks: epsilon = 4, delta = 1e-08 for all rows with one 'user' (forever)" in shown
+    assert "epsilon: 2.13 of 4 spent, 3.27 left for further queries" in shown
+    assert len(run("ledger", "clicks.ledger", "--json").json) == 2
+    assert "other" not in run("ledger", "history", "pipeline.toml").out
+    typo = run("ledger", "histroy")
+    assert "there is no ledger at histroy (the commands are show, open and history)" in typo.err
