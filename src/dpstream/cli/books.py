@@ -109,6 +109,8 @@ def _entry(record: dict[str, Any]) -> tuple[str, str, str, str, str]:
     dataset = record["dataset"]
     if "fingerprint" in record:
         return at, dataset, f"run {record['run'][:8]} started", "", ""
+    if "reached" in record:
+        return at, dataset, f"run {record['run'][:8]} has come so far", "", str(record["reached"])
     if "settled_before" in record:
         return at, dataset, "older steps settled", "", f"..{record['settled_before'] - 1}"
     what = f"{record['query'] or 'run'} {record['run'][:8]}: {record['purpose']}"
