@@ -184,7 +184,7 @@ class Avg(Sum):
     """AVG of a column, each value clamped to [lo, hi] first; NULL counts as the middle."""
 
     grows = False
-    error_bar = "per_row"
+    error_bar: ClassVar[ErrorBar] = "per_row"
 
     @property
     def middle(self) -> Fraction:
@@ -214,7 +214,7 @@ class Avg(Sum):
 class Variance(Avg):
     """VAR_POP of a column, each value clamped to [lo, hi] first; NULL counts as the middle."""
 
-    error_bar = "with_release"
+    error_bar: ClassVar[ErrorBar] = "with_release"
 
     @property
     def squares(self) -> Measure:
