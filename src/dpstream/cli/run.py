@@ -47,6 +47,8 @@ def run(
     if forget is not None:
         _forget(pipeline, forget, as_lines=as_lines)
         return
+    for words in pipeline.remarks:
+        note(words)
     terms = [book.terms() for book in pipeline.books]
     folders = pipeline.folders
     refuse_lost_secret(pipeline.secret, list(folders.values()))

@@ -68,6 +68,9 @@ def serve(
     clients: Annotated[
         int, typer.Option(min=1, help="The most that follow the events.", rich_help_panel=_PUBLIC)
     ] = 1000,
+    clients_per_address: Annotated[
+        int, typer.Option(min=1, help="The same for one address.", rich_help_panel=_PUBLIC)
+    ] = 100,
     max_body: Annotated[
         int,
         typer.Option(min=1, help="The most bytes in one post.", rich_help_panel=_OPERATOR),
@@ -92,9 +95,12 @@ def serve(
         grid=grid,
         rate=rate,
         clients=clients,
+        clients_per_address=clients_per_address,
         most_body=max_body,
     )
     settings.check()
+    for words in pipeline.remarks:
+        note(words)
     if settings.run:
         server.check_pipes(pipeline)
     first = not no_run and not pipeline.secret.exists()

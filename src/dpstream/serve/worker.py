@@ -147,15 +147,18 @@ def main(args: Sequence[str]) -> int:
         thread.start()
         threads.append(thread)
 
+    failed: dict[str, Any] | None = None
     try:
         publish(load_pipeline(Path(args[0])), tell=tell, stopped=stop)
     except Exception as problem:
-        _tell({"error": type(problem).__name__, "message": str(problem)})
-        return 1
+        failed = {"error": type(problem).__name__, "message": str(problem)}
     finally:
         over.set()
         for thread in threads:
             thread.join()
+    if failed is not None:
+        _tell(failed)  # the last word: a report after it would say that all is well
+        return 1
     return 0
 
 

@@ -309,6 +309,11 @@ def _opened(
         if folder is None:
             raise InvalidParameter(f"the source {PUSHED!r} needs a state directory")
         return PushedSource(pushed_folder(folder, name))
+    if live and isinstance(source, list | tuple):
+        raise InvalidParameter(
+            f"live reads one directory, and not the list {source!r:.200}; move the files into one, "
+            "name older ones as history, or leave live out"
+        )
     growing = live and _is_path(source)
     opened = GrowingDirectory(Path(source)) if growing else open_source(source, options=options)
     if not opened.replayable and folder is not None:
