@@ -117,7 +117,7 @@ def _run(
     operator = OperatorSide(
         pipeline=pipeline,
         token=token,
-        supervisor=Supervisor(path=pipeline.path, say=say),
+        supervisor=Supervisor(path=pipeline.path, engine=pipeline.engine["name"], say=say),
         hub=hub,
         most_body=settings.most_body,
         takes_rows=settings.run,

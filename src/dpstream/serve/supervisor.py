@@ -28,6 +28,8 @@ class Supervisor:
     """Starts a pipeline's process, and starts it again when it dies."""
 
     path: Path
+    engine: str = "embedded"
+    """Where the queries run."""
     command: tuple[str, ...] = (sys.executable, "-m", "dpstream.serve.worker")
     state: State = "not run"
     restarts: int = 0
@@ -89,6 +91,7 @@ class Supervisor:
         process = await asyncio.create_subprocess_exec(
             *self.command,
             str(self.path),
+            self.engine,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_LONGEST_LINE,

@@ -20,6 +20,7 @@ from dpstream.engines.clock import SystemClock
 from dpstream.engines.local import Options
 from dpstream.engines.memory import keep_freed_memory
 from dpstream.pipeline import Pipeline, load_pipeline
+from dpstream.pipeline.engines import with_engine
 from dpstream.pipeline.start import open_book, refuse_lost_secret, start
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
@@ -133,7 +134,7 @@ def _report_for_ever(runs: Runs, over: threading.Event) -> None:
 
 
 def main(args: Sequence[str]) -> int:
-    """Run the pipeline of a file; the exit code is that of `dpstream run`."""
+    """Run the pipeline of a file, on an engine; the exit code is that of `dpstream run`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who has started it
     over, stop = threading.Event(), threading.Event()
     known: list[Runs] = []
@@ -149,7 +150,8 @@ def main(args: Sequence[str]) -> int:
 
     failed: dict[str, Any] | None = None
     try:
-        publish(load_pipeline(Path(args[0])), tell=tell, stopped=stop)
+        engine = args[1] if len(args) > 1 else None
+        publish(with_engine(load_pipeline(Path(args[0])), engine), tell=tell, stopped=stop)
     except Exception as problem:
         failed = {"error": type(problem).__name__, "message": str(problem)}
     finally:

@@ -133,7 +133,8 @@ def _elsewhere(
     if isinstance(query, SeriesQuery):
         raise InvalidParameter(
             f"{query.name!r} is a time series ({type(query.mechanism).__name__}), which one "
-            "process publishes step by step; run it on the embedded engine (without engine=)"
+            "process publishes step by step; run it on the embedded engine: without engine=, "
+            "without --engine, without [engine] in the pipeline file"
         )
     if isinstance(source, Mapping):
         if query.name not in source and len(source) != 1:
