@@ -145,10 +145,7 @@ def _elsewhere(
     for spec, growing in ((source, live), (history, False)):
         found = None if spec is None else engine.source(spec)
         if found is None and is_uri(spec):
-            raise InvalidParameter(
-                f"{Address(spec).where} is read by one process; give the engine a stream of its "
-                'own, such as spark.readStream.format("kafka"), or run without engine='
-            )
+            raise _not_by_one_process(Address(spec))
         if spec is not None and found is None:
             found = _opened(_absolute(spec), growing, None)
         sources.append(found)
@@ -160,6 +157,21 @@ def _elsewhere(
         by_clock=live,
         sink=open_sink(sink) if known is None else known,
         **parts,
+    )
+
+
+def _not_by_one_process(address: Address) -> InvalidParameter:
+    """Connectors read a server from one process, with places of their own in it."""
+    advice = "give the engine a stream of its own"
+    if address.scheme == "kafka":
+        advice += (
+            ': source=session.readStream.format("kafka").option("kafka.bootstrap.servers", '
+            f'"{address.servers}").option("subscribe", "{address.path}").load(), with its value '
+            "parsed by from_json (docs/howto/kafka-on-spark.md)"
+        )
+    return InvalidParameter(
+        f"{address.where} is read by one process; {advice}; or use the embedded engine (without "
+        "engine=)"
     )
 
 
