@@ -35,7 +35,7 @@ from dpstream.privacy.state import (
     write_packed,
 )
 from dpstream.privacy.state.checksum import Checksum
-from dpstream.privacy.state.files import create_exclusive
+from dpstream.privacy.state.files import create_exclusive, erase
 
 VALUE = bytes(range(100, 132))
 RUN = b"state tests 0001"
@@ -516,6 +516,22 @@ def test_large_files_are_whole_however_they_are_written(tmp_path, monkeypatch, r
     assert len(calls) >= 6
     if refuses is not None:
         assert not any(calls[2:])
+
+
+@pytest.mark.parametrize("size", [0, 5, (1 << 20) - 1, 1 << 20, (5 << 20) + 7])
+def test_an_erased_file_is_overwritten_to_its_last_byte(tmp_path, monkeypatch, size):
+    """Another name of the same file shows what was left under it when its name went."""
+    path, other = tmp_path / "noise", tmp_path / "other"
+    path.write_bytes(b"\1" * size)
+    os.link(path, other)
+    synced, order = os.fsync, []
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append(path.exists()), synced(fd)))
+
+    erase(path)
+
+    assert other.read_bytes() == bytes(size)
+    assert not path.exists()
+    assert order == [True, False]  # the zeros are durable before the name goes
 
 
 def packed_json(tree: object) -> bytes:

@@ -102,4 +102,4 @@ def _instants(time: int | None, size: int) -> pa.Array:
     kind = pa.timestamp("us", tz="UTC")
     if time is None:
         return pa.nulls(size, kind)
-    return pa.array(np.full(size, time, np.int64)).cast(kind)
+    return pa.array(np.full(size, time, np.int64)).view(kind)

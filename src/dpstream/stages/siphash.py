@@ -9,34 +9,13 @@ A key is two words; a result is two words a row.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from dpstream.compiled import njit
+from dpstream.stages.unaligned import load_byte, load_word
 
 _TILE = 256  # rows that advance together: their states and words stay in the first-level cache
 _TILE_WORDS = 16  # a longer message is hashed on its own
-
-
-def _loader(bits: int) -> Any:
-    """Code that reads `bits` bits at an address, which need not be aligned."""
-
-    @intrinsic
-    def load(typing_context, address):  # type: ignore[no-untyped-def]
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
-            return builder.zext(builder.load(pointer, align=1), ir.IntType(64))
-
-        return types.uint64(types.uint64), generate
-
-    return load
-
-
-_load, _load_byte = _loader(64), _loader(8)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -102,10 +81,10 @@ def _last_word(start, length, limit):  # type: ignore[no-untyped-def]
     tail = start + length - rest
     word = np.uint64(0)
     if tail + np.uint64(8) <= limit:
-        word = _load(tail) & ((np.uint64(1) << (rest << np.uint64(3))) - np.uint64(1))
+        word = load_word(tail) & ((np.uint64(1) << (rest << np.uint64(3))) - np.uint64(1))
     else:
         for i in range(rest):
-            word |= _load_byte(tail + i) << (i << np.uint64(3))
+            word |= load_byte(tail + i) << (i << np.uint64(3))
     return word | (length << np.uint64(56))
 
 
@@ -113,7 +92,7 @@ def _last_word(start, length, limit):  # type: ignore[no-untyped-def]
 def _hash_one(start, length, limit, key):  # type: ignore[no-untyped-def]
     a, b, c, d = _begin(key)
     for i in range(length >> np.uint64(3)):
-        a, b, c, d = _absorb(a, b, c, d, _load(start + (i << np.uint64(3))))
+        a, b, c, d = _absorb(a, b, c, d, load_word(start + (i << np.uint64(3))))
     a, b, c, d = _absorb(a, b, c, d, _last_word(start, length, limit))
     return _end(a, b, c, d)
 
@@ -183,7 +162,7 @@ def hash_slices(data, offsets, key, out):  # type: ignore[no-untyped-def]
             place[full] += 1
             row_at[to] = tile + i
             for j in range(full):
-                words[j, to] = _load(start + (j << np.uint64(3)))
+                words[j, to] = load_word(start + (j << np.uint64(3)))
             words[full, to] = _last_word(start, length, limit)
         _begin_tile(state, key)
         for j in range(_TILE_WORDS):
@@ -209,7 +188,7 @@ def hash_rows(addresses, strides, key, out):  # type: ignore[no-untyped-def]
             step = strides[j]
             address = addresses[j] + step * np.uint64(tile)
             for i in range(rows):
-                words[i] = _load(address + step * np.uint64(i))
+                words[i] = load_word(address + step * np.uint64(i))
             _absorb_tile(state, words, rows)
         words[:] = length << np.uint64(56)
         _absorb_tile(state, words, rows)

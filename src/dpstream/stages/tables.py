@@ -67,7 +67,8 @@ class Table:
         if wanted > len(self.words):
             self.words = _longer(self.words, self.used, wanted)
             touched, self.touched = self.touched, _zeros(len(self.words), (), np.uint8, spare=(1,))
-            self.touched[: self.used] = touched[: self.used]
+            if self.words.shape[1] > 2:
+                self.touched[: self.used] = touched[: self.used]
         if wanted > _FULLEST * len(self.index):
             slots = len(self.index)
             while wanted > _FULLEST * slots:
@@ -96,14 +97,18 @@ class Table:
 
     def delta(self, since: int) -> dict[str, Any]:
         """What a snapshot adds: rows from `since` on, and older ones touched since the last."""
-        older = np.flatnonzero(self.touched[:since])
-        self.touched[: self.used] = 0
+        # Rows without numbers never change: their marks are left alone, and take no memory.
+        marks = self.touched[: since if self.words.shape[1] > 2 else 0]
+        older: Integers = np.empty(np.count_nonzero(marks.view(np.bool_)), np.int64)
+        changed: Words = np.empty((len(older), self.words.shape[1] - 2), np.uint64)
+        _marked(self.words, marks, older, changed)
+        self._forget_marks(self.used)
         new = self.words[since : self.used]
         return {
             "since": since,
             "new": new.copy() if new.shape[1] > 2 else new,  # ids never change
             "older": older,
-            "changed": self.words[older, 2:],
+            "changed": changed,
         }
 
     def apply(self, delta: dict[str, Any]) -> None:
@@ -119,9 +124,13 @@ class Table:
         self.words[delta["older"], 2:] = delta["changed"]
         self.used = end
         self.words[end:before] = 0
-        self.touched[: max(before, end)] = 0
+        self._forget_marks(max(before, end))
         self.index[:] = 0
         reindex(self.words, self.used, self.index)
+
+    def _forget_marks(self, rows: int) -> None:
+        if self.words.shape[1] > 2:
+            self.touched[:rows] = 0
 
     @property
     def stored(self) -> int:
@@ -209,6 +218,18 @@ def find_or_add(
                     break
             slot = (slot + one) & mask
     return used
+
+
+@compiled
+def _marked(words: Words, marks: Marks, older: Integers, changed: Words) -> None:
+    """The rows that are marked, and their numbers: in one pass, for they are half a table."""
+    count = 0
+    for row in range(len(marks)):
+        if marks[row]:
+            older[count] = row
+            for j in range(changed.shape[1]):
+                changed[count, j] = words[row, 2 + j]
+            count += 1
 
 
 @compiled

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dpstream.connectors.sources.parquet_strings import strings
 from dpstream.connectors.sources.text import unreadable
 from dpstream.errors import InvalidInput
 from dpstream.records import Batch, Position
@@ -29,14 +31,15 @@ class ParquetFile:
     def __init__(self, path: Path, *, name: str, rows: int = ROWS) -> None:
         self._path, self._name, self._rows = path, name, rows
         try:
-            self._file = pq.ParquetFile(path)
+            self._bytes = pa.OSFile(str(path))
+            self._file = pq.ParquetFile(self._bytes)
             repeated = _repeated_strings(self._file)
             if repeated:
-                self._file.close()
-                self._file = pq.ParquetFile(path, read_dictionary=repeated)
+                self._file = pq.ParquetFile(self._bytes, read_dictionary=repeated)
         except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
             raise _unreadable(path, problem) from problem
         self._schema = self._file.schema_arrow
+        self._strings = _plain_strings(self._file)
         self._held: tuple[int, tuple[str, ...], pa.Table] | None = None
 
     def columns(self) -> dict[str, pa.DataType]:
@@ -95,6 +98,7 @@ class ParquetFile:
         """Close the file."""
         self._held = None
         self._file.close()
+        self._bytes.close()
 
     def _placed(self, position: Position, default: list[int]) -> list[int]:
         """A position that the file has."""
@@ -128,17 +132,30 @@ class ParquetFile:
         if self._held is not None and self._held[:2] == wanted:
             return self._held[2]
         try:
-            # One thread: readers run beside other work, and a thread per column costs more in all.
-            table = self._file.read_row_group(group, columns=names, use_threads=False)
+            table = self._decoded(group, names)
         except (OSError, pa.ArrowException) as problem:
             raise _unreadable(self._path, problem) from problem
-        # read_row_group takes a name with a dot for a path into a struct; the selection is exact
-        table = table.select(names)
         table = table.cast(pa.schema([(one.name, _delivered(one.type)) for one in table.schema]))
         table = table.unify_dictionaries()
         if table.num_rows > self._rows:
             self._held = (*wanted, table)
         return table
+
+    def _decoded(self, group: int, names: list[str]) -> pa.Table:
+        """The row group as it is stored: text by ourselves where we can, the rest by Arrow."""
+        found: dict[str, Any] = {}
+        for name in names:
+            if name in self._strings:
+                place, optional = self._strings[name]
+                chunk = self._file.metadata.row_group(group).column(place)
+                found[name] = strings(self._bytes, chunk, optional=optional)
+        rest = [name for name in names if found.get(name) is None]
+        if rest:
+            # One thread: readers run beside other work, and a thread per column costs more in all.
+            table = self._file.read_row_group(group, columns=rest, use_threads=False)
+            # a name with a dot is taken for a path into a struct as well; this is exact
+            found |= {name: table[name] for name in rest}
+        return pa.table({name: found[name] for name in names})
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
@@ -172,6 +189,18 @@ def _repeated_strings(file: pq.ParquetFile) -> list[str]:
             <= _DICTIONARY_BYTES * sum(chunk.num_values for chunk in chunks)
         ):
             found.append(name)
+    return found
+
+
+def _plain_strings(file: pq.ParquetFile) -> dict[str, tuple[int, bool]]:
+    """(place, may it be NULL) of the text columns that Arrow would deliver as plain strings."""
+    found = {}
+    for place in range(len(file.schema)):
+        column = file.schema.column(place)
+        at = file.schema_arrow.get_field_index(column.path)
+        top = column.max_repetition_level == 0 and column.max_definition_level <= 1
+        if at >= 0 and top and file.schema_arrow.field(at).type == pa.string():
+            found[column.path] = (place, column.max_definition_level == 1)
     return found
 
 

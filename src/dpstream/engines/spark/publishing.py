@@ -55,7 +55,7 @@ class ShippedPlan(Plan):
             of_totals={length: plan.totals(length) for length in totals},
         )
 
-    def window(self, releases: int) -> WindowPlan:  # type: ignore[override]
+    def window(self, releases: int) -> WindowPlan:
         """The noise of a window with so many releases."""
         return self.windows[releases]
 

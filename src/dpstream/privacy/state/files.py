@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
 
 from dpstream.errors import StateError
-from dpstream.privacy.state.large_files import Buffer, write_all, write_large
+from dpstream.privacy.state.large_files import Buffer, write_all, write_large, zeros
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -69,9 +69,8 @@ def erase(path: Path) -> None:
 
     A copy-on-write or wear-levelling medium may keep the old bytes; the threat model says so.
     """
-    with path.open("r+b") as file:
-        file.write(b"\0" * path.stat().st_size)
-        file.flush()
+    with path.open("r+b", buffering=0) as file:
+        _write(file.fileno(), zeros(path.stat().st_size))
         os.fsync(file.fileno())
     path.unlink()
     sync_directory(path.parent)
@@ -80,11 +79,16 @@ def erase(path: Path) -> None:
 def _write_synced(path: Path, *content: Buffer) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "wb", buffering=0) as file:
-        if sum(len(piece) for piece in content) < _LARGE:
-            write_all(file.fileno(), b"".join(content))
-        else:
-            write_large(file.fileno(), content)
+        _write(file.fileno(), content)
         os.fsync(file.fileno())
+
+
+def _write(fd: int, content: Sequence[Buffer]) -> None:
+    """Write all pieces, from the start of the file."""
+    if sum(len(piece) for piece in content) < _LARGE:
+        write_all(fd, b"".join(content))
+    else:
+        write_large(fd, content)
 
 
 def remove_leftovers(folder: Path, name: str = "*", *, overwrite: bool = False) -> None:

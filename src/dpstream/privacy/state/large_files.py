@@ -21,7 +21,7 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 def write_large(fd: int, content: Sequence[Buffer]) -> None:
-    """Write the pieces, one after another, to a new file."""
+    """Write the pieces, one after another, from the start of a file."""
     direct = _set_direct(fd, on=True)
     with mmap.mmap(-1, _STAGE) as stage:
         filled = 0
@@ -36,6 +36,16 @@ def write_large(fd: int, content: Sequence[Buffer]) -> None:
         if direct:
             _set_direct(fd, on=False)
         write_all(fd, stage[:filled])
+
+
+def zeros(size: int) -> list[Buffer]:
+    """So many zero bytes, in pieces that share their memory.
+
+    >>> [len(piece) for piece in zeros((1 << 20) + 5)]
+    [1048576, 5]
+    """
+    stage = memoryview(bytes(min(size, _STAGE)))
+    return [stage[: size - at] for at in range(0, size, _STAGE)]
 
 
 def write_all(fd: int, content: Buffer) -> None:
