@@ -29,7 +29,7 @@ _NO_BLOCK_BEFORE = np.zeros(0)
 class _Room:
     """The blocks of `Beliefs` and room for more: as in `History`, rows are written once.
 
-    Beliefs see the rows before `end`. The first to learn from them owns the next row, and whoever
+    Beliefs see rows up to some end. The first to learn from them owns the next row, and whoever
     comes later (or finds the room full) takes a copy.
     """
 
@@ -38,7 +38,6 @@ class _Room:
     seen: Reals
     before: Reals
     after: Reals
-    end: int
     written: list[int]  # rows that are taken, shared by all who see them
 
     @classmethod
@@ -50,7 +49,7 @@ class _Room:
             kept = getattr(beliefs, name)
             rows[name] = np.empty((2 * slots, *kept.shape[1:]))
             rows[name][:slots] = kept
-        return cls(**rows, end=slots, written=[slots])
+        return cls(**rows, written=[slots])
 
 
 @storable("block beliefs")
@@ -85,17 +84,17 @@ class Beliefs:
         )
 
     @cached_property
-    def _room(self) -> _Room:
-        """Where the blocks are; those that `learn` made share theirs."""
-        return _Room.of(self)
+    def _room(self) -> tuple[_Room, int]:
+        """Where the blocks are, and their end there; those that `learn` made share theirs."""
+        return _Room.of(self), len(self.middle)
 
     def learn(self, mean: Reals, *, first: int, steps: int, scale: float) -> Beliefs:
         """With one block more: noisy means of `steps` steps from `first` on."""
         _, white, prior = models()
-        room = self._room
-        if room.written[0] != room.end or room.end == len(room.middle):
-            room = _Room.of(self)
-        end, slots, middle = room.end, len(self.middle), first + (steps - 1) / 2
+        (room, end), slots = self._room, len(self.middle)
+        if room.written[0] != end or end == len(room.middle):
+            room, end = _Room.of(self), slots
+        middle = first + (steps - 1) / 2
         room.written[0] = end + 1
         room.middle[end], room.length[end], room.seen[end] = middle, steps, mean
         phi = _NO_BLOCK_BEFORE
@@ -103,17 +102,17 @@ class Beliefs:
             phi = kept_of_all(middle - float(room.middle[end - 1]))
         weight = np.empty_like(self.weight)
         forward(
-            room.seen[end],
+            end,
+            room.seen,
             scale,
             float(steps),
             phi,
             self.weight,
             prior,
-            room.after[end - 1],
             white,
             weight,
-            room.before[end],
-            room.after[end],
+            room.before,
+            room.after,
         )
         rows = slice(end + 1 - slots, end + 1)
         learnt = Beliefs(
@@ -125,15 +124,7 @@ class Beliefs:
             before=room.before[rows],
             after=room.after[rows],
         )
-        learnt.__dict__["_room"] = _Room(
-            middle=room.middle,
-            length=room.length,
-            seen=room.seen,
-            before=room.before,
-            after=room.after,
-            end=end + 1,
-            written=room.written,
-        )
+        learnt.__dict__["_room"] = room, end + 1
         return learnt
 
     def look_back(

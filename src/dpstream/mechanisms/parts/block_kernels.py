@@ -23,19 +23,19 @@ _RETURN = 0.01  # weight that goes back to the prior with every block: a series 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def forward(
+    now: int,
     seen: Reals,
     scale: float,
     steps: float,
     phi: Reals,
     weight: Reals,
     prior: Reals,
-    belief: Reals,
     white: Reals,
     new: Reals,
     before: Reals,
     after: Reals,
 ) -> None:
-    """New weights (bins x models), and beliefs before and after (bins x models x 2).
+    """New weights (bins x models), and beliefs before and after block `now`, from the one before.
 
     `scale` is that of the noise in the mean of a block of `steps`; `phi` is empty for the first.
     """
@@ -46,14 +46,16 @@ def forward(
         for g in range(size):
             mean, variance = 0.5, SPREAD
             if len(phi):
-                mean = 0.5 + phi[g] * (belief[j, g, 0] - 0.5)
-                variance = phi[g] * phi[g] * belief[j, g, 1] + (1.0 - phi[g] * phi[g]) * SPREAD
+                mean = 0.5 + phi[g] * (after[now - 1, j, g, 0] - 0.5)
+                variance = (
+                    phi[g] * phi[g] * after[now - 1, j, g, 1] + (1.0 - phi[g] * phi[g]) * SPREAD
+                )
             total = variance + white[g] / steps
-            log[g], x, x_variance = laplace_update(mean, total, seen[j], scale)
+            log[g], x, x_variance = laplace_update(mean, total, seen[now, j], scale)
             gain = variance / total
-            before[j, g, 0], before[j, g, 1] = mean, variance
-            after[j, g, 0] = mean + gain * (x - mean)
-            after[j, g, 1] = variance * (1.0 - gain) + gain * gain * x_variance
+            before[now, j, g, 0], before[now, j, g, 1] = mean, variance
+            after[now, j, g, 0] = mean + gain * (x - mean)
+            after[now, j, g, 1] = variance * (1.0 - gain) + gain * gain * x_variance
             best = max(best, log[g])
         total = 0.0
         for g in range(size):
