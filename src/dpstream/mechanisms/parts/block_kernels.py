@@ -129,6 +129,9 @@ def _backward(
     """
     last, size = len(middle) - 1, weight.shape[1]
     mean, spread, phi, share = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
+    u = np.empty(size)
+    for g in range(size):
+        u[g] = weight[j, g] if weight[j, g] >= _TINY else 0.0
     gap = of_length = -1.0
     for k in range(last, oldest - 1, -1):
         if k == last:
@@ -148,20 +151,19 @@ def _backward(
             noise = 2.0 / (epsilon * of_length) ** 2
             for g in range(size):
                 share[g] = white[g] / of_length / (white[g] / of_length + noise)
-        level = own = variance = square = 0.0
+        y, level, own = seen[k, j], 0.0, 0.0
         for g in range(size):
-            u = weight[j, g]
-            if u < _TINY:
-                continue
-            added = share[g] * (seen[k, j] - mean[g])
-            level += u * mean[g]
-            own += u * added
-            if k < until:
-                square += u * (mean[g] + added) ** 2
-                inside = min(drift[g] * (length[k] - 1.0) / 6.0, SPREAD)
-                hidden = white[g] - white[g] / length[k] * share[g]
-                variance += u * ((1.0 - share[g]) ** 2 * spread[g] + inside + hidden)
+            level += u[g] * mean[g]
+            own += u[g] * (share[g] * (y - mean[g]))
         told[0, k - oldest], told[1, k - oldest] = level, own
+        if k >= until:
+            continue
+        variance = square = 0.0
+        for g in range(size):
+            square += u[g] * (mean[g] + share[g] * (y - mean[g])) ** 2
+            inside = min(drift[g] * (length[k] - 1.0) / 6.0, SPREAD)
+            hidden = white[g] - white[g] / length[k] * share[g]
+            variance += u[g] * ((1.0 - share[g]) ** 2 * spread[g] + inside + hidden)
         told[2, k - oldest] = variance + max(square - (level + own) ** 2, 0.0)
 
 
@@ -180,6 +182,8 @@ def _values(
     level, own, variance = told[0], told[1], told[2]
     for k in range(blocks):
         away, bent = length[k] / 8 - (length[k] % 2) / (8 * length[k]), 0.0
+        if away == 0.0:  # one step
+            continue
         if k > 0:
             bent -= (level[k] - level[k - 1]) / (middle[k] - middle[k - 1]) * away
         if k < blocks - 1:
