@@ -103,7 +103,7 @@ def _see(
         log_density[i] = -0.5 * (away[i] * away[i] * narrow + log(wide)) - _HALF_LOG
         seen[i] = mean[i] + total[i] * narrow * away[i]
         seen_variance[i] = total[i] * narrow * noise
-    heavy = 0
+    heavy = np.int64(0)  # the constant 0 would be compiled for by itself
     for i in range(len(weight)):
         which[heavy] = i
         exact[0, heavy], exact[1, heavy] = away[i], total[i]
@@ -130,7 +130,8 @@ def _weigh(
 ) -> None:
     """The levels behind the counts, the models' weights, and what follows for each bin.
 
-    `first` is the number of the first of them. Rows of `found`: count, its variance, level, variance of the models' levels, typical level.
+    `first` is the number of the first of them. Rows of `found`: count, its variance, level,
+    variance of the models' levels, typical level.
     """
     before, total, log_density, seen, seen_variance = work[0], work[1], work[3], work[4], work[5]
     x_part, y_part = work[6], work[2]

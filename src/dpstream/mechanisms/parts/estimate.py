@@ -124,7 +124,7 @@ def _estimate(
 
     Plain loops: what stands for a whole array in a few words takes seconds to compile.
     """
-    bins, weak = len(mean), 0
+    bins, weak = len(mean), np.int64(0)
     sd, which = np.empty(bins), np.empty(bins, np.int64)
     weak_mean, weak_sd = np.empty(bins), np.empty(bins)
     for j in range(bins):
@@ -146,7 +146,7 @@ def _estimate(
             out[which[i]] = found_weak[i]
     for j in range(bins):
         out[j] = np.rint(out[j])
-    return weak > 0
+    return bool(weak > 0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -170,8 +170,8 @@ def _median(values: Reals, size: int) -> float:
         else:
             break
     if size % 2 == 1:
-        return values[middle]
+        return float(values[middle])
     below = values[0]
     for i in range(1, middle):
         below = max(below, values[i])
-    return (below + values[middle]) / 2
+    return float((below + values[middle]) / 2)

@@ -31,6 +31,7 @@ MAX_CANDIDATES = 1 << 14
 
 _NONE = np.zeros(0, dtype=np.int64)
 _CHUNK = 1 << 15  # draws in flight: their blocks and values stay in the cache
+_SURE = 16  # scales per draw from which it is likely that none is rejected
 
 
 def discrete_laplace(draws: Draws, scale: Fraction, *, margin: float = MARGIN) -> Integers:
@@ -51,7 +52,7 @@ def add_laplace(exact: Integers, draws: Draws, over: int, under: int) -> Integer
     draws.use()
     real = over / under  # correctly rounded, as float(Fraction) is
     # One draw in 2 scale is rejected, and then all are made again in the general way.
-    words = draws.first(SMALL if real <= SMALL else min(int(real), _CHUNK))
+    words = draws.first(max(SMALL, min(int(real) // _SURE, _CHUNK)))
     if words is not None:
         out = np.empty(draws.size, dtype=np.int64)
         if kernels.laplace_added(words, real, MARGIN, exact, out) == 0:
