@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,14 @@ def child(*args, script="from dpstream.cli import main; main()"):
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def the_rest(process):
+    """What a child still says; `communicate` would lose what `readline` has buffered."""
+    with ThreadPoolExecutor(2) as both:
+        found = [both.submit(pipe.read) for pipe in (process.stdout, process.stderr)]
+        process.wait(timeout=60)
+        return [one.result() for one in found]
 
 
 def wanted(**changes):
@@ -159,7 +168,7 @@ def test_an_interrupt_stops_in_order_and_the_next_run_goes_on(run, folder, examp
     process = child("run", "pipeline.toml")
     first = process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    rest, told = process.communicate(timeout=60)
+    rest, told = the_rest(process)
     before = [line for line in (first + rest).splitlines() if line.startswith("pages, ")]
 
     assert process.returncode == 130
@@ -193,7 +202,7 @@ def test_a_live_pipeline_runs_until_it_is_told_to_stop(run, folder):
     process = child("run", "p.toml", "--json")
     first = json.loads(process.stdout.readline())
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = the_rest(process)
 
     assert sorted(row["page"] for row in first["rows"]) == ["home", "news"]
     assert process.returncode == 130

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dpstream.errors import MissingDependency
+from dpstream.optional import optional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +96,8 @@ class Proposal:
 
     def plot(self, path: str | Path) -> None:
         """Bias, noise and error over the bound."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise MissingDependency(
-                "a plot needs matplotlib; install it with: pip install 'dpstream[plot]'"
-            ) from None
-        figure = Figure(figsize=(7, 4), dpi=144, layout="constrained")
+        drawing = optional("matplotlib.figure", extra="plot", who="a plot")
+        figure = drawing.Figure(figsize=(7, 4), dpi=144, layout="constrained")
         panel = figure.subplots()
         groups = [choice.groups for choice in self.trade_off]
         noise = [choice.noise / self.group_size for choice in self.trade_off]

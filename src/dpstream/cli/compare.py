@@ -16,7 +16,8 @@ from dpstream.cli import compare_series, results, tables
 from dpstream.cli.mechanisms import complete_mechanism
 from dpstream.cli.output import note, people, print_json, progress_bar
 from dpstream.cli.parameters import build
-from dpstream.errors import InvalidInput, InvalidParameter, MissingDependency
+from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.optional import optional
 
 WARNING: Final = (
     "THIS COMPARISON IS NOT PRIVATE: its errors, and the choice that they lead to, come from the "
@@ -230,13 +231,8 @@ def _figure_text(mean: float | None, error: float | None) -> str:
 
 
 def _figure() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingDependency(
-            "--plot needs matplotlib; install it with: pip install 'dpstream[plot]'"
-        ) from None
-    return Figure(figsize=(9, 4), dpi=144, layout="constrained")
+    drawing = optional("matplotlib.figure", extra="plot", who="--plot")
+    return drawing.Figure(figsize=(9, 4), dpi=144, layout="constrained")
 
 
 def _draw(figure: Any, found: Sequence[dict[str, Any]]) -> None:

@@ -15,11 +15,12 @@ from dpstream.cli.mechanisms import complete_mechanism
 from dpstream.cli.options import BUDGET, Payer, SecretFile, SharedLedger
 from dpstream.cli.output import note, print_json, progress_bar
 from dpstream.cli.parameters import build
-from dpstream.errors import InvalidInput, InvalidParameter, MissingDependency
+from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.mechanisms import name_of
 from dpstream.mechanisms.base import Mechanism
 from dpstream.mechanisms.runner import Runner
 from dpstream.mechanisms.series import Series
+from dpstream.optional import optional
 from dpstream.privacy.amounts import show
 from dpstream.privacy.state.secret import beside
 
@@ -104,7 +105,7 @@ def release(
     results.check_target(out)
     results.check_target(plot, (".png", ".svg", ".pdf"))
     if plot is not None:
-        _require_matplotlib()
+        optional("matplotlib.pyplot", extra="plot", who="--plot")
     rows = tables.read(source, columns=columns or [], time=time)
     _check(chosen, rows, source)
     runner = _start(chosen, state=state, secret=secret, ledger=ledger, dataset=dataset)
@@ -225,12 +226,3 @@ def _about(mechanism: Mechanism, series: Series, book: dict[str, Any]) -> dict[s
         "paid_steps": sum(series.paid),
         "columns": list(series.names),
     }
-
-
-def _require_matplotlib() -> None:
-    try:
-        import matplotlib.pyplot  # noqa: F401
-    except ImportError:
-        raise MissingDependency(
-            "--plot needs matplotlib; install it with: pip install 'dpstream[plot]'"
-        ) from None

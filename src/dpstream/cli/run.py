@@ -13,7 +13,7 @@ from dpstream.cli.engines import with_engine
 from dpstream.cli.exits import INTERRUPTED
 from dpstream.cli.output import note
 from dpstream.cli.releases import about, as_json, in_words, show
-from dpstream.cli.watch import Stopper, counts, progress, tell_operator, unfinished
+from dpstream.cli.watch import Stopper, progress, tell_operator, unfinished
 from dpstream.engines.memory import keep_freed_memory
 from dpstream.pipeline import Pipeline, load_pipeline
 from dpstream.pipeline.start import open_book, refuse_lost_secret, start
@@ -145,7 +145,7 @@ def _finish(
             one.query.name: {
                 "triggers_done": one.steps_done,
                 "triggers": one.query.schedule.steps,
-                "operator_only": counts(one),
+                "operator_only": one.operator.counts(),
             }
             for one in each
         }

@@ -14,7 +14,7 @@ from dpstream.cli.options import BUDGET, Payer, SecretFile, SharedLedger
 from dpstream.cli.output import note, print_json
 from dpstream.cli.releases import show
 from dpstream.cli.statements import AsJson, Settings, Text, compiled_from
-from dpstream.cli.watch import Stopper, counts, progress, tell_operator, unfinished
+from dpstream.cli.watch import Stopper, progress, tell_operator, unfinished
 from dpstream.engines.memory import keep_freed_memory
 from dpstream.errors import InvalidParameter
 from dpstream.pipeline.start import refuse_lost_secret
@@ -102,7 +102,11 @@ def sql(
         about = {"query": query.name, "releases": count, "sink": sink, "dataset": dataset}
         print_json(
             about
-            | {"new_charges": new, "finished": not interrupted, "operator_only": counts(running)}
+            | {
+                "new_charges": new,
+                "finished": not interrupted,
+                "operator_only": running.operator.counts(),
+            }
         )
     elif sink:
         note(f"published {count} releases to {', '.join(sink)}")

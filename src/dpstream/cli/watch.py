@@ -74,18 +74,6 @@ def unfinished(runs: Iterable[Run]) -> bool:
     )
 
 
-def counts(run: Run) -> dict[str, int]:
-    """What the operator may know of a run's rows."""
-    seen = run.operator
-    return {
-        "read": seen.read,
-        "outside": seen.outside,
-        "late": seen.late,
-        "other_keys": seen.other_keys,
-        "rejected": seen.rejected_rows,
-    }
-
-
 @contextmanager
 def progress(runs: list[Run], *, as_json: bool) -> Iterator[Any]:
     """A callback that draws how far the runs are, and what they have read."""
@@ -130,5 +118,5 @@ def tell_operator(runs: list[Run], places: dict[str, Path | None]) -> None:
 
 def _most(runs: list[Run]) -> dict[str, int]:
     """The largest count of any run: queries over one source see the same rows."""
-    seen = [counts(run) for run in runs]
+    seen = [run.operator.counts() for run in runs]
     return {name: max(one[name] for one in seen) for name in seen[0]}

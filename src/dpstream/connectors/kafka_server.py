@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -106,10 +105,6 @@ class KafkaServer(Server):
     def command(self) -> Sequence[str | Path]:
         """On loopback alone."""
         return self._java("kafka.Kafka")
-
-    def shut_down(self) -> None:
-        """End it in an orderly way, as an operator does."""
-        self._end(signal.SIGTERM)
 
     @property
     def certificate(self) -> Path:

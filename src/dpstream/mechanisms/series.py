@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from dpstream.errors import InvalidInput, MissingDependency
+from dpstream.errors import InvalidInput
+from dpstream.optional import optional
 from dpstream.records import Reals, Release
 
 RESERVED = frozenset({"step", "time", "paid", "held"})
@@ -70,15 +70,15 @@ class Series:
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame of `columns()`."""
-        return _optional("pandas", "frames").DataFrame(self.columns())
+        return optional("pandas", extra="frames").DataFrame(self.columns())
 
     def to_polars(self) -> Any:
         """A Polars DataFrame of `columns()`."""
-        return _optional("polars", "frames").DataFrame(self.columns())
+        return optional("polars", extra="frames").DataFrame(self.columns())
 
     def plot(self, column: int = 0, path: str | None = None) -> Any:
         """A chart of one column, ± two standard deviations; saved if `path` is given."""
-        pyplot = _optional("matplotlib.pyplot", "plot")
+        pyplot = optional("matplotlib.pyplot", extra="plot")
         figure, axes = pyplot.subplots(figsize=(9, 4), layout="constrained")
         x = np.arange(len(self.paid)) if self.times is None else list(self.times)
         value, spread = self.values[:, column], 2 * np.nan_to_num(self.stddev[:, column])
@@ -104,13 +104,3 @@ def _times(times: Sequence[Any], count: int) -> Any:
         return list(times)[:count]
     known = np.datetime_data(array.dtype)[0] in ("D", "ms", "us", "ns")
     return array if known else array.astype("datetime64[us]")
-
-
-def _optional(module: str, extra: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError:
-        package = module.partition(".")[0]
-        raise MissingDependency(
-            f"this needs {package}; install it with: pip install 'dpstream[{extra}]'"
-        ) from None

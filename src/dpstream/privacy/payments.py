@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from fractions import Fraction
 
@@ -14,6 +13,7 @@ from dpstream.privacy.book import DigestAt
 from dpstream.privacy.charges import Cells, Charge, Kind
 from dpstream.privacy.curves import pure_rho_above
 from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.process import this_process
 from dpstream.privacy.tokens import Cover, Interval, Paid
 
 _NOTHING: tuple[int, Fraction | None] = (-1, None)
@@ -33,7 +33,7 @@ class Payments:
         self._paying: dict[str, tuple[Fraction, Fraction, Paid]] = {}  # as asked, as charged
         self._digest_at: DigestAt = lambda step: ""
         self._ahead, self._verified = -1, False
-        self._process = os.getpid()
+        self._process = this_process()
 
     def begin(
         self, step: int, digest_at: DigestAt, *, ahead: int = -1, verified: bool = False
@@ -42,7 +42,7 @@ class Payments:
 
         `verified`: a durable log has shown that this step's input is not another one than before.
         """
-        if os.getpid() != self._process:
+        if this_process() != self._process:
             raise StateError("this run was started before a fork; start or load it in each process")
         self.step, self._digest_at, self._ahead = step, digest_at, ahead
         self._verified = verified

@@ -8,7 +8,6 @@ draw) and that no normal is drawn twice in a run of the process; a replay draws 
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from dpstream.privacy.charges import Cells, Charge, Terms
 from dpstream.privacy.events import FloatError
 from dpstream.privacy.keys import derive
 from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.process import this_process
 from dpstream.privacy.promises import folded
 from dpstream.privacy.state.memory_keys import WindowKeySource
 from dpstream.records import Reals, Words
@@ -56,7 +56,7 @@ class QuerySpend:
         self._terms = _users_book(ledger, dataset)
         self._digest: bytes | None = None  # of the plan, once paid for
         self._doors: dict[tuple[int, str, int], Door] = {}
-        self._lock, self._process = threading.Lock(), os.getpid()
+        self._lock, self._process = threading.Lock(), this_process()
         self.step = -1
 
     def pay(self, *, mu_squared: Fraction, tail: Fraction, error: FloatError, digest: str) -> None:
@@ -136,7 +136,7 @@ class QuerySpend:
 
     def refuse_fork(self) -> None:
         """A copy of this process would draw the same noise for other data."""
-        if os.getpid() != self._process:
+        if this_process() != self._process:
             raise StateError("this run was started before a fork; start or load it in each process")
 
 
@@ -158,7 +158,7 @@ class LentDoors:
     """Doors to noise that was paid for, and whose input is durable, in another process."""
 
     def __init__(self, lent: LentKeys) -> None:
-        self._lent, self.step, self._process = lent, lent.step, os.getpid()
+        self._lent, self.step, self._process = lent, lent.step, this_process()
         self._made: set[tuple[int, str, int]] = set()
 
     def door(self, *, window: int, column: str, part: int) -> Door:
@@ -174,7 +174,7 @@ class LentDoors:
 
     def refuse_fork(self) -> None:
         """A copy of this process would draw the same noise for other data."""
-        if os.getpid() != self._process:
+        if this_process() != self._process:
             raise StateError("a task's doors to noise do not survive a fork")
 
 

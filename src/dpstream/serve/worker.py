@@ -104,11 +104,7 @@ def report(runs: Runs) -> dict[str, Any]:
 def _of_run(run: Run) -> dict[str, Any]:
     seen, steps = run.operator, run.query.schedule.steps
     return {
-        "read": seen.read,
-        "outside": seen.outside,
-        "late": seen.late,
-        "other_keys": seen.other_keys,
-        "rejected": seen.rejected_rows,
+        **seen.counts(),
         "triggers_done": run.steps_done,
         "triggers": steps,
         "next_trigger": run.next_trigger,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
 
-from dpstream.errors import InvalidParameter, MissingDependency
+from dpstream.errors import InvalidParameter
+from dpstream.optional import optional
 
 _ROWS = 20  # that a notebook shows
 _OF_RELEASE = ("window_start", "window_end", "trigger_time", "release_index")
@@ -55,19 +55,19 @@ class Releases(Sequence[pa.Table]):
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame of `table`."""
-        _optional("pandas", "frames")
+        optional("pandas", extra="frames")
         return self.table.to_pandas()
 
     def to_polars(self) -> Any:
         """A Polars DataFrame of `table`."""
-        return _optional("polars", "frames").from_arrow(self.table)
+        return optional("polars", extra="frames").from_arrow(self.table)
 
     def plot(self, column: str | None = None, path: str | None = None, *, most: int = 8) -> Any:
         """A chart of one aggregate, ± two standard deviations; saved if `path` is given.
 
         Over time a line for each group, of the `most` largest ones; without times a bar for each.
         """
-        pyplot = _optional("matplotlib.pyplot", "plot")
+        pyplot = optional("matplotlib.pyplot", extra="plot")
         column = self._aggregate(column)
         figure, axes = pyplot.subplots(figsize=(9, 4), layout="constrained")
         lines = self._lines(column)
@@ -159,13 +159,3 @@ def _cell(value: Any, spread: Any) -> str:
     if isinstance(value, float | int) and spread is not None and spread == spread:
         return f"{value:,.6g} ± {2 * spread:,.3g}"
     return "NULL" if value is None else html.escape(str(value))
-
-
-def _optional(module: str, extra: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError:
-        package = module.partition(".")[0]
-        raise MissingDependency(
-            f"this needs {package}; install it with: pip install 'dpstream[{extra}]'"
-        ) from None

@@ -46,6 +46,16 @@ class Operator:
         self.late += late
         self.other_keys += other_keys
 
+    def counts(self) -> dict[str, int]:
+        """What became of the rows, by name."""
+        return {
+            "read": self.read,
+            "outside": self.outside,
+            "late": self.late,
+            "other_keys": self.other_keys,
+            "rejected": self.rejected_rows,
+        }
+
 
 class Run:
     """A query that runs: iterate over it for its releases, Arrow tables, as they are published.

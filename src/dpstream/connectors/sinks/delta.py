@@ -20,7 +20,8 @@ import pyarrow as pa
 from dpstream.connectors.options import is_uri
 from dpstream.connectors.sinks.numbers import another_run, run_of, with_numbers
 from dpstream.connectors.storage import open_folder, safe_name
-from dpstream.errors import MissingDependency, StateError
+from dpstream.errors import StateError
+from dpstream.optional import optional
 from dpstream.privacy.state.files import sync_directory, writing
 
 _MARKS = 1 << 16
@@ -32,7 +33,7 @@ class DeltaSink:
     """Tables in a folder, or in an object store whose keys the environment holds."""
 
     def __init__(self, place: str | Path) -> None:
-        self._delta = _deltalake()
+        self._delta = optional("deltalake", extra="delta", who="a delta: sink")
         self._local = not is_uri(os.fspath(place))
         self._place = os.fspath(place).rstrip("/") or "."
         self._tables: dict[str, Any] = {}  # by query
@@ -166,14 +167,3 @@ def _kind(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_time(kind) or pa.types.is_duration(kind) or pa.types.is_null(kind):
         return pa.string()
     return pa.float32() if pa.types.is_float16(kind) else kind
-
-
-def _deltalake() -> Any:
-    try:
-        import deltalake
-        import deltalake.exceptions
-    except ImportError:
-        raise MissingDependency(
-            "a delta: sink needs the package deltalake: pip install 'dpstream[delta]'"
-        ) from None
-    return deltalake

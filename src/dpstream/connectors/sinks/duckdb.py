@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.connectors.sinks.database import FileDatabase
-from dpstream.errors import MissingDependency
+from dpstream.optional import optional
 
 
 class DuckdbSink(FileDatabase):
@@ -17,12 +17,7 @@ class DuckdbSink(FileDatabase):
 
     def connect(self) -> Any:
         """Open or make the file."""
-        try:
-            import duckdb
-        except ImportError:
-            raise MissingDependency(
-                "a .duckdb sink needs the package duckdb: pip install 'dpstream[duckdb]'"
-            ) from None
+        duckdb = optional("duckdb", extra="duckdb", who="a .duckdb sink")
         self.errors = duckdb.Error
         return duckdb.connect(str(self.path))
 

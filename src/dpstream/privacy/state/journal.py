@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.errors import DpstreamError, StateError
+from dpstream.privacy.process import this_process
 from dpstream.privacy.state.files import make_directory, sync_directory
 
 Record = dict[str, Any]
@@ -36,7 +37,7 @@ class Journal:
         make_directory(self.path.parent)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._thread_lock, self._depth = threading.RLock(), 0
-        self._process = os.getpid()
+        self._process = this_process()
         self._offset, self._tag = 0, "0" * 16
 
     @contextmanager
@@ -55,7 +56,7 @@ class Journal:
 
     def acquire(self, *, wait: bool = True) -> None:
         """Take the file's lock; without `wait`, refuse if another process has it."""
-        if os.getpid() != self._process:
+        if this_process() != self._process:
             raise self._error(f"{self.path} was opened before a fork; open it in each process")
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

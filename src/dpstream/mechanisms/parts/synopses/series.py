@@ -7,7 +7,6 @@ total.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -166,12 +165,3 @@ def series(name: str, *, total: Fraction, change: Fraction, decay: Fraction) -> 
     if name == "dilogarithm":
         return Dilogarithm(total=total, change=change, decay=decay)
     raise InvalidParameter(f"series must be one of {', '.join(SERIES)}; got {name!r}")
-
-
-def learning_rate(epsilon: Fraction, change: Fraction) -> float:
-    """The paper's eta of a slot with budget `epsilon`: tanh(alpha) / 2, alpha = epsilon / 4 change.
-
-    >>> round(learning_rate(Fraction(1), Fraction(2)), 4)
-    0.0622
-    """
-    return math.tanh(float(epsilon / (4 * change))) / 2

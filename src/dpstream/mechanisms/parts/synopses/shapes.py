@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import cycle, islice
+from itertools import cycle
 from typing import Final
 
 import numpy as np
@@ -42,15 +42,6 @@ def dirichlet(bins: int, count: int, *, seed: int) -> Iterator[Reals]:
 def even(bins: int) -> Reals:
     """The uniform distribution."""
     return np.full(bins, 1 / bins)
-
-
-def shapes(bins: int, count: int) -> Iterator[Reals]:
-    """A grid of simple shapes: spikes, bumps, power laws from either end, steps; coarse to fine.
-
-    Bumps and steps suit domains with an order (ages, hours, prices), spikes and power laws any.
-    Each comes mixed with the uniform distribution in several shares.
-    """
-    yield from islice(_all_shapes(bins), count)
 
 
 def mixed(bins: int, count: int, *, seed: int) -> Iterator[Reals]:

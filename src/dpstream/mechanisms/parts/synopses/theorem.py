@@ -71,20 +71,6 @@ def dilogarithm(x: float) -> float:
     return float(spence(1 - x))
 
 
-def inverse_dilogarithm(y: float) -> float:
-    """The x in [0, 1] with Li2(x) = y; there is one for y in [0, pi^2 / 6].
-
-    >>> round(inverse_dilogarithm(dilogarithm(0.25)), 12)
-    0.25
-    """
-    largest = math.pi**2 / 6
-    if not 0 <= y <= largest:
-        raise InvalidParameter(
-            f"the dilogarithm takes values from 0 to pi^2 / 6 = {largest:.6g} on [0, 1]; got {y:g}"
-        )
-    return 1 - gap_for(largest - y, lambda _: "") if y > 0 else 0.0
-
-
 def _missing(gap: float) -> float:
     """Li2(1) - Li2(1 - gap) = Li2(gap) + ln(gap) ln(1 - gap), without loss for small gaps."""
     return dilogarithm(gap) + math.log(gap) * math.log1p(-gap)
