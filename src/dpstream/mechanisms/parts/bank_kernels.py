@@ -35,36 +35,29 @@ def learn_all(
     old_variance: Reals,
     weight: Reals,
     light: float,
-    mean: Reals,
-    variance: Reals,
-    pool: Reals,
-    found: Reals,
-) -> None:
-    """`weight` comes as the prior and leaves as the posterior; rows of `found` as in `_weigh`.
+) -> tuple[Reals, Reals, Reals, Reals, Reals, Reals, Reals, Reals]:
+    """`weight` comes as the prior and leaves as the posterior; a bank's rest, a belief's parts.
 
-    Weights, means and variances are flat: bins x models. Models that weigh less than `light`
-    learn as from Gaussian noise.
+    Models that weigh less than `light` learn as from Gaussian noise.
     """
-    bins, size = len(z), len(drift)
+    bins, size = weight.shape
+    mean, variance = np.empty((bins, size)), np.empty((bins, size))
+    pool, found = np.zeros(size), np.empty((5, bins))
     lanes = min(_TOGETHER, bins) * size
     moved, jitter = np.empty(lanes), np.empty(lanes)
     for i in range(lanes):
         moved[i], jitter[i] = drift[i % size] * gap, white[i % size]
     work, which = np.empty((12, lanes)), np.empty(lanes, np.int64)
-    for g in range(size):
-        pool[g] = 0.0
     for first in range(0, bins, _TOGETHER):
-        last = min(first + _TOGETHER, bins)
-        start, stop = first * size, last * size
-        mine, mu, var = weight[start:stop], old_mean[start:stop], old_variance[start:stop]
+        here = slice(first, min(first + _TOGETHER, bins))
+        mine, mu, var = weight[here].ravel(), old_mean[here].ravel(), old_variance[here].ravel()
+        old, new_mu, new_var = old_weight[here].ravel(), mean[here].ravel(), variance[here].ravel()
         for i in range(len(mine)):
-            mine[i] = (1.0 - _SHARE) * old_weight[start + i] + _SHARE * mine[i]
-        _see(z[first:last], scale, mine, mu, var, moved, jitter, light, work, which)
-        _weigh(
-            first, size, mine, mu, mean[start:stop], variance[start:stop], jitter, pool, work, found
-        )
-    for g in range(size):
-        pool[g] /= bins
+            mine[i] = (1.0 - _SHARE) * old[i] + _SHARE * mine[i]
+        _see(z[here], scale, mine, mu, var, moved, jitter, light, work, which)
+        _weigh(size, mine, mu, new_mu, new_var, jitter, pool, work, found[:, here])
+    pool /= bins
+    return mean, variance, found[4], pool, found[0], found[1], found[2], found[3]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -92,8 +85,7 @@ def _see(
     exact = work[7:]
     size, noise, widest = len(weight) // len(z), 2.0 * scale * scale, (NEGLIGIBLE * scale) ** 2
     for j in range(len(z)):
-        for i in range(j * size, (j + 1) * size):
-            away[i] = z[j]
+        away[j * size : (j + 1) * size] = z[j]
     for i in range(len(weight)):
         before[i] = variance[i] + moved[i]
         total[i] = before[i] + jitter[i]
@@ -117,7 +109,6 @@ def _see(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _weigh(
-    first: int,
     size: int,
     weight: Reals,
     mean: Reals,
@@ -130,8 +121,7 @@ def _weigh(
 ) -> None:
     """The levels behind the counts, the models' weights, and what follows for each bin.
 
-    `first` is the number of the first of them. Rows of `found`: count, its variance, level,
-    variance of the models' levels, typical level.
+    Rows of `found`: count, its variance, level, variance of the models' levels, typical level.
     """
     before, total, log_density, seen, seen_variance = work[0], work[1], work[3], work[4], work[5]
     x_part, y_part = work[6], work[2]
@@ -150,9 +140,7 @@ def _weigh(
         before[i] = log(seen_variance[i] + 1e-12)
         total[i] = log(new_variance[i] + jitter[i] + 1e-12)
     for j in range(bins):
-        narrow = 1.0 / sum_of(weight, j * size, size)
-        for i in range(j * size, (j + 1) * size):
-            x_part[i] = narrow
+        x_part[j * size : (j + 1) * size] = 1.0 / sum_of(weight, j * size, size)
     for i in range(lanes):
         weight[i] *= x_part[i]
         x_part[i], y_part[i] = weight[i] * seen[i], weight[i] * new_mean[i]
@@ -163,20 +151,18 @@ def _weigh(
         start = j * size
         for g in range(size):
             pool[g] += weight[start + g]
-        count, level = sum_of(x_part, start, size), sum_of(y_part, start, size)
-        found[0, first + j], found[2, first + j] = count, level
-        for i in range(start, start + size):
-            x_part[i], y_part[i] = count, level
+        found[0, j], found[2, j] = sum_of(x_part, start, size), sum_of(y_part, start, size)
+        x_part[start : start + size] = found[0, j]
+        y_part[start : start + size] = found[2, j]
     for i in range(lanes):
         x_part[i] = weight[i] * (seen[i] - x_part[i]) ** 2
         y_part[i] = weight[i] * (new_mean[i] - y_part[i]) ** 2
     for j in range(bins):
-        start, level = j * size, found[2, first + j]
-        found[1, first + j] = exp(sum_of(before, start, size)) + sum_of(x_part, start, size)
-        apart = sum_of(y_part, start, size)
-        found[3, first + j] = apart
-        sd = math.sqrt(exp(sum_of(total, start, size)) + apart)
-        found[4, first + j] = level if level >= sd else max(level, 0.0) + 0.5 * sd
+        start, level = j * size, found[2, j]
+        found[1, j] = exp(sum_of(before, start, size)) + sum_of(x_part, start, size)
+        found[3, j] = sum_of(y_part, start, size)
+        sd = math.sqrt(exp(sum_of(total, start, size)) + found[3, j])
+        found[4, j] = level if level >= sd else max(level, 0.0) + 0.5 * sd
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

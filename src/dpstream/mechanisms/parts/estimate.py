@@ -54,8 +54,7 @@ def estimate(mean: Reals, variance: Reals, prior: Reals, *, gamma: float) -> tup
 def _weak(mean: Reals, sd: Reals, typical: float, gamma: float, flat: Reals, prior: Reals) -> Reals:
     """Weighted posterior medians; `prior` is updated in place."""
     bins = len(mean)
-    likelihood, by_cell = np.empty((bins, CELLS)), np.empty((CELLS, bins))
-    _likelihood(mean, sd, typical, likelihood)
+    likelihood, by_cell = _likelihood(mean, sd, typical), np.empty((CELLS, bins))
     for i in range(CELLS):
         for j in range(bins):
             by_cell[i, j] = likelihood[j, i]
@@ -86,9 +85,10 @@ def _weak(mean: Reals, sd: Reals, typical: float, gamma: float, flat: Reals, pri
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _likelihood(mean: Reals, sd: Reals, typical: float, out: Reals) -> None:
+def _likelihood(mean: Reals, sd: Reals, typical: float) -> Reals:
     """Bins x cells: of each cell given the bin's belief, over that of the likeliest cell."""
     bins, step = len(mean), _WIDTH * typical
+    out = np.empty((bins, CELLS))
     for j in range(bins):
         s = min(max(sd[j], 0.25 * typical), 4.0 * typical)
         m = max(mean[j], -3.0 * s)
@@ -97,6 +97,7 @@ def _likelihood(mean: Reals, sd: Reals, typical: float, out: Reals) -> None:
         row = out[j]
         for i in range(CELLS):
             row[i] = exp(least - 0.5 * ((m - i * step) / s) ** 2)
+    return out
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -70,25 +70,18 @@ def learn(bank: Bank, z: Reals, scale: float, gap: int, grid: Models) -> tuple[B
     pooled = _POOLED if len(z) > 1 else 0.0
     weight = np.empty_like(bank.weight)
     priors(bank.level, grid.log_drift_sd, grid.log_white_sd, bank.pool, pooled, weight)
-    mean, variance = np.empty_like(bank.mean), np.empty_like(bank.variance)
-    pool, found = np.empty(grid.size), np.empty((5, len(z)))
-    learn_all(
+    mean, variance, level, pool, count, count_variance, level_mean, disagreement = learn_all(
         z,
         scale,
         float(gap),
         grid.drift,
         grid.white,
-        bank.weight.ravel(),
-        bank.mean.ravel(),
-        bank.variance.ravel(),
-        weight.ravel(),
+        bank.weight,
+        bank.mean,
+        bank.variance,
+        weight,
         _LIGHT if len(z) > FULL_BINS else 0.0,
-        mean.ravel(),
-        variance.ravel(),
-        pool,
-        found,
     )
-    count, count_variance, level_mean, disagreement, level = found
     return Bank(weight=weight, mean=mean, variance=variance, level=level, pool=pool), Belief(
         count=count, count_variance=count_variance, level=level_mean, disagreement=disagreement
     )
