@@ -22,6 +22,8 @@ from dpstream.connectors.kafka_server import KafkaServer
 from dpstream.connectors.servers import NatsServer, PostgresServer
 
 ROOT = Path(__file__).resolve().parent.parent
+KAFKA_JARS = ROOT / ".cache" / "spark-kafka"
+"""Spark's own connector to Kafka, for every session of the tests."""
 
 os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / "numba"))
 os.environ.setdefault("MPLBACKEND", "agg")
@@ -50,6 +52,14 @@ def _servers() -> str | None:
             return f"{reason}; install all of them with .ci/servers"
     kinds = (KafkaServer, NatsServer, PostgresServer)
     return next((reason for kind in kinds if (reason := kind.absent())), None)
+
+
+def _kafka_on_spark() -> str | None:
+    """A broker, and Spark's own connector to it."""
+    if reason := _module("confluent_kafka") or KafkaServer.absent():
+        return reason
+    there = list(KAFKA_JARS.glob("spark-sql-kafka-*.jar"))
+    return None if there else "no connector to Kafka for Spark; run .ci/servers"
 
 
 def _browser() -> str | None:
@@ -88,6 +98,7 @@ def _package_index() -> str | None:
 COMPONENTS: dict[str, Callable[[], str | None]] = {
     "spark": lambda: _module("pyspark") or _program("java"),
     "servers": _servers,
+    "kafka_on_spark": _kafka_on_spark,  # beside `spark`, whose component runs these tests
     "browser": _browser,
     "bench": _bench_peers,
     "serve": _schemathesis,

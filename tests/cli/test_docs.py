@@ -141,6 +141,39 @@ def test_the_reference_has_every_public_name_mechanism_command_and_option():
     assert " object at 0x" not in "".join(pages.values())
 
 
+FIGURE = re.compile(r"(?<![\w.,^])(?:\d{1,3}(?:,\d{3})+|\d+\.\d+|\d+%)(?!\d)")
+
+
+def quoted(text, *, column=None):
+    """Figures of a page: those in a column of its tables, or of paragraphs that cite the bench."""
+    if column is not None:
+        rows = [line.split("|") for line in text.splitlines() if line.count("|") > column]
+        return [figure for cells in rows for figure in FIGURE.findall(cells[column])]
+    parts = [part for part in text.split("\n\n") if "(benchmarks.md" in part]
+    return [figure for part in parts for figure in FIGURE.findall(part)]
+
+
+def missing(figures, text):
+    return [f for f in figures if not re.search(rf"(?<![\d.,]){re.escape(f)}(?!\d)", text)]
+
+
+def test_figures_that_are_quoted_are_those_of_the_bench():
+    """They are copied by hand, and the bench is run again now and then."""
+    docs = ROOT / "docs"
+    measured = (docs / "benchmarks.md").read_text()
+    of_papers = quoted((docs / "papers.md").read_text(), column=4)
+    of_questions = quoted((docs / "faq.md").read_text())
+
+    assert len(of_papers) > 20
+    assert of_questions
+    assert missing([*of_papers, *of_questions], measured) == []
+    assert missing(["29,362", "0.8", "3.8%"], "29,393 keys, 0.81, 13.8%") == [
+        "29,362",
+        "0.8",
+        "3.8%",
+    ]
+
+
 def test_every_page_is_in_the_navigation():
     """A page that nobody can reach is no page."""
     nav = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]

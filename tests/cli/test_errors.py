@@ -88,7 +88,7 @@ def test_a_bad_parameter_is_refused(run, visits, flags, message):
         (("release", "x.csv", *UNIFORM, "--out", "no/x.csv"), "there is no folder no"),
         (("release", "x.csv", *NAIVE, "--lo", "5", "--hi", "5"), "lo"),
         (("release", "bad.parquet", *UNIFORM), "cannot be read as Parquet"),
-        (("ledger", "show"), "name the ledger with --ledger"),
+        (("ledger", "show"), "name the ledger: dpstream ledger FILE"),
         (("nonsense",), "No such command 'nonsense'"),
     ],
 )

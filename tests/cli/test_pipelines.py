@@ -93,7 +93,10 @@ def test_the_example_runs_as_it_is(run, folder, example):
     assert "epsilon = 2, delta = 1e-09 for 'pages', epsilon = 1, delta = 1e-09 for 'users'" in (
         done.err
     )
-    assert "operator only, not private: 20,000 rows read, 0 outside the range, 0 late" in done.err
+    assert (
+        "operator only, not private: 20,000 rows read since this start, 0 outside the range"
+        in done.err
+    )
     assert (len(releases(folder, "pages")), len(releases(folder, "users"))) == (24, 4)
     assert len(list((folder / "out").glob("*.parquet"))) == 28
     (book,) = run("ledger", "show", "--ledger", "clicks.ledger", "--json").json
@@ -111,6 +114,30 @@ def test_init_overwrites_nothing(run, folder, example):
     assert example.read_text() == "mine"
     assert run("init", "new/place").code == 0
     assert (folder / "new/place/pipeline.toml").read_text() == EXAMPLE
+
+
+def test_a_live_example_shows_something_at_once(run, folder):
+    """With its feed beside it pages appear; nothing is noted but the secret."""
+    told = run("init", "live", "--live").out
+    assert told == (
+        "wrote live/pipeline.toml and live/feed.py; start `python live/feed.py`, and beside it: "
+        "dpstream serve live/pipeline.toml\n"
+    )
+    path = folder / "live" / "pipeline.toml"
+    path.write_text(path.read_text().replace("INTERVAL '5' SECOND", "INTERVAL '1' SECOND"))
+    feed = subprocess.Popen([sys.executable, "live/feed.py"], stdout=subprocess.DEVNULL)
+    try:
+        process = child("run", "live/pipeline.toml", "--json")
+        pages = next(rows for line in process.stdout if len(rows := json.loads(line)["rows"]) >= 3)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    finally:
+        feed.kill()
+        feed.wait()
+
+    assert "home" in {row["page"] for row in pages}
+    assert json.loads(err.splitlines()[0])["note"].startswith("created the secret")
+    assert process.returncode == 130
 
 
 def test_paths_are_relative_to_the_file(run, folder):
@@ -208,7 +235,9 @@ def test_a_live_pipeline_runs_until_it_is_told_to_stop(run, folder):
     assert process.returncode == 130
     summary = json.loads(out.splitlines()[-1])
     assert (summary["finished"], summary["queries"]["now"]["triggers"]) == (False, None)
-    assert json.loads(err.splitlines()[0])["note"].startswith("created the secret")
+    told = [json.loads(line)["note"] for line in err.splitlines()]
+    assert "'visitors' counts one row of each 'user' and group" in told[0]
+    assert told[1].startswith("created the secret")
     once = run("run", "p.toml", "--once", "--json")
     assert once.code == 0
     assert json.loads(once.out.splitlines()[-1])["new_charges"] == 0
@@ -256,7 +285,10 @@ def test_a_new_query_joins_a_book_that_was_begun(run, folder):
     done = run("run", "pipeline.toml")
 
     assert done.code == 0
-    assert "charged to the book 'clicks': epsilon = 1, delta = 1e-09 for 'users'; mu" in done.err
+    assert (
+        "charged to the book 'clicks': epsilon = 1, delta = 1e-09 for 'users'; epsilon: "
+        in done.err
+    )
     assert len(releases(folder, "users")) == 4
 
 

@@ -21,6 +21,20 @@ def test_everything_is_listed(run):
                 assert f"pip install 'dpstream[{one.extra}]'" in done.out
 
 
+def test_nothing_is_lost_on_a_narrow_screen(run, monkeypatch):
+    """Nothing installed, 40 columns: every example and every command is there in one piece."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("dpstream.connectors.registry.find_spec", lambda name: None)
+    done = run("sources")
+
+    assert done.code == 0
+    for known in (SOURCES, SINKS, PATHS["source"], PATHS["sink"]):
+        for one in known.values():
+            assert one.example in done.out
+            assert one.about in done.out
+            assert one.extra is None or f"pip install 'dpstream[{one.extra}]'" in done.out
+
+
 def test_scripts_read_what_is_installed(run, monkeypatch):
     """Packages that are blocked count as absent."""
     names = {one.package for one in (*SOURCES.values(), *SINKS.values())}

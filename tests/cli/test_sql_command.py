@@ -65,7 +65,23 @@ def test_json_lines_have_the_window_the_trigger_and_the_rows(run):
     assert (last["query"], last["window_end"]) == ("pages", "2024-05-02T00:00:00+00:00")
     assert list(last["rows"][0]) == ["page", "visitors", "visitors_stddev"]
     assert last["rows"][0]["page"] == "home"
-    assert len(notes(done)) == 3
+    assert len(notes(done)) == 4
+
+
+def test_counting_one_row_of_a_user_is_said_unless_it_is_meant(run):
+    """COUNT(*) and SUM surprise who expects all rows; the note is not among the data."""
+    said = "'visitors' counts one row of each 'user' and group; for up to 3 add max_rows_per_group"
+    done = run("sql", PLAIN, *SOURCE, "--json")
+
+    assert any(said in each for each in notes(done))
+    assert "max_rows_per_group" not in done.out
+    for other in (
+        (PLAIN, "--set", "max_rows_per_group=1"),
+        (PLAIN.replace("COUNT(*)", "COUNT(DISTINCT user)"),),
+    ):
+        assert not any(
+            "one row of each" in each for each in notes(run("sql", *other, *SOURCE, "--json"))
+        )
 
 
 def test_without_times_there_is_one_release(run):
@@ -108,15 +124,19 @@ def test_a_sink_takes_the_releases(run, folder):
 
 
 def test_a_state_directory_keeps_secret_and_budget(run, folder):
-    """Run again, nothing is charged and nothing published twice."""
+    """Run again, nothing is charged, and what was published is shown again."""
     first = run("sql", TIMED, *SOURCE, "--state", "state")
     again = run("sql", TIMED, *SOURCE, "--state", "state")
 
     assert "created the secret state.secret; back it up" in first.err
     assert "kept in state/ledger and not shared" in first.err
-    assert (again.code, again.out) == (0, "")
+    assert (again.code, again.out) == (0, first.out)
     assert "nothing new was charged" in again.err
-    assert "everything was published before" in again.err
+    assert "this was published before; here it is again, the same numbers, at no cost" in again.err
+    as_json = run("sql", TIMED, *SOURCE, "--state", "state", "--json")
+    assert [json.loads(line)["release_index"] for line in as_json.out.splitlines()] == [1, 2, 3, 4]
+    elsewhere = run("sql", TIMED, *SOURCE, "--state", "state", "--sink", "out/")
+    assert "this was published before; out/ has it if that run wrote there" in elsewhere.err
 
 
 def test_a_lost_secret_is_not_replaced(run, folder):
@@ -143,11 +163,29 @@ def test_what_does_not_fit_is_refused_before_a_row_is_read(run, folder, monkeypa
 
     assert (done.code, done.out, reads) == (3, "", [])
     assert done.error["error"] == "BudgetExceeded"
-    assert "the query 'query' does not fit into the book: clicks" in done.error["message"]
-    assert "nothing was read" in done.error["message"]
+    for part in (
+        "the query 'query' does not fit into the book 'clicks' (in book): it asks for epsilon = 2",
+        "and of the book's epsilon = 2.5 only 1.",
+        "to see its releases again, use the state directory of that run; nothing was read",
+    ):
+        assert part in done.error["message"]
+    assert "tail" not in done.error["message"]
     assert not (folder / "state").exists()
     (shown,) = run("ledger", "show", *book, "--json").json
     assert shown["runs"] == 1
+
+
+def test_another_unit_is_refused_before_the_amount_is_looked_at(run):
+    """Who names another column must hear of that, not that the book is short."""
+    book = ("--ledger", "book", "--dataset", "clicks")
+    unit = ("--unit", "user", "--unit-column", "visitor")
+    run("ledger", "open", *book, *unit, "--epsilon", "1", "--delta", "1e-8")
+    done = run("sql", PLAIN, *SOURCE, *book)
+
+    assert done.code == 4
+    assert "protects users" in done.err
+    assert "all rows with one 'visitor'" in done.err
+    assert "all rows with one 'user'" in done.err
 
 
 def test_dead_letters_are_told_to_the_operator(run, folder, log):

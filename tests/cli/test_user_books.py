@@ -13,8 +13,9 @@ PROMISE = (*BOOK, "--epsilon", "6", "--delta", "1e-9", "--period", "1 day", *COL
 
 
 def test_a_promise_is_opened_charged_and_shown(run):
-    """mu^2, tail and drift: what was spent of each, and the epsilon and delta of all of it."""
-    assert "mu_squared = 0.912113, tail = 4.95e-10, drift = 0.01 for all rows" in run(*PROMISE).out
+    """In epsilon first, then mu^2, tail and drift: what was spent of each."""
+    assert "epsilon = 6, delta = 1e-09 for all rows with one 'user' and" in run(*PROMISE).out
+    assert "epsilon: 0 of 6 spent, 6 left\n" in run("ledger", "book").out
     assert run(*PROMISE).code == 0
     ledger = Ledger("book")
     query = QuerySpend(
@@ -27,10 +28,10 @@ def test_a_promise_is_opened_charged_and_shown(run):
     (book,) = run("ledger", "show", "--ledger", "book", "--json").json
 
     for part in (
-        "0.25 of 0.912113 spent in all",
-        "tail: 1e-10 of 4.95e-10 spent",
-        "drift: 0.001 of 0.01 spent",
-        "once all is spent: epsilon = 6, delta = 1e-09",
+        "clicks: epsilon = 6, delta = 1e-09 for all rows",
+        "epsilon: 2.97 of 6 spent, 5.03 left for further queries",
+        "counted as mu_squared 0.25 of 0.912113, 1e-10 of 4.95e-10 of delta to find keys (tail)",
+        "0.001 of 0.01 to round noise (drift)",
         "urls",
     ):
         assert part in shown
@@ -50,3 +51,26 @@ def test_other_terms_are_refused(run):
         assert "promises mu_squared" in run(*other).err
     event = ("ledger", "open", "--ledger", "book", "--dataset", "flu", "--unit", "event")
     assert "--delta goes with" in run(*event, "--epsilon", "1", "--delta", "1e-9").err
+
+
+def test_a_pipeline_file_stands_for_its_ledgers(run, folder):
+    """Before the first run nothing was spent; afterwards its datasets are shown, and no others."""
+    run("init")
+    before = run("ledger", "pipeline.toml")
+    assert before.code == 4
+    assert "nothing was spent yet: there is no ledger at clicks.ledger, which pipeline.toml" in (
+        before.err
+    )
+    other = ("--ledger", "clicks.ledger", "--dataset", "other", "--unit", "event", "--epsilon", "1")
+    run("ledger", "open", *other)
+    assert run("run", "pipeline.toml", "--once").code == 0
+
+    (book,) = run("ledger", "pipeline.toml", "--json").json
+    assert book["dataset"] == "clicks"
+    shown = run("ledger", "show", "pipeline.toml").out
+    assert "clicks: epsilon = 4, delta = 1e-08 for all rows with one 'user' (forever)" in shown
+    assert "epsilon: 2.13 of 4 spent, 3.27 left for further queries" in shown
+    assert len(run("ledger", "clicks.ledger", "--json").json) == 2
+    assert "other" not in run("ledger", "history", "pipeline.toml").out
+    typo = run("ledger", "histroy")
+    assert "there is no ledger at histroy (the commands are show, open and history)" in typo.err

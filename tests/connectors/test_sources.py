@@ -260,6 +260,41 @@ def test_a_file_of_a_growing_directory_must_stay_as_it_is(tmp_path):
         GrowingDirectory(tmp_path / "none")
 
 
+def test_a_file_that_was_read_and_grows_is_told_to_the_operator_once(tmp_path, caplog):
+    """What was appended is not counted; a file that was not read yet may still be replaced."""
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("n\n1\n")
+    source = GrowingDirectory(tmp_path)
+    source.partitions()
+    assert source.read("a.csv", None, columns=["n"]).done
+    assert source.partitions() == ["a.csv", "b.csv"]
+    assert not caplog.records
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("n\n1\n2\n")
+    for _ in range(3):
+        source.partitions()
+
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(
+        f"{tmp_path}/a.csv was written to after it was read (4 bytes then, 6 now)"
+    )
+    assert "write new rows to a new file" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("a.csv", "is a file, and live reads whole files as they come"), ("*.csv", "the pattern")],
+)
+def test_what_cannot_grow_file_by_file_is_refused_with_what_can(tmp_path, name, said):
+    """A single file or a glob cannot be live; a directory, a pipe or posts can."""
+    (tmp_path / "a.csv").write_text("n\n1\n")
+    with pytest.raises(InvalidInput, match=said) as refusal:
+        GrowingDirectory(tmp_path / name)
+
+    for part in ("a directory", "'-'", "'http:'"):
+        assert part in str(refusal.value)
+
+
 def poll(source: StandardInput, position: object, enough: int) -> tuple[list[Batch], object]:
     """Read until `enough` rows came or the input has ended."""
     batches: list[Batch] = []

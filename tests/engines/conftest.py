@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from tests.conftest import KAFKA_JARS
+
 
 @pytest.fixture(autouse=True, scope="module")
 def no_waiting_for_the_disk():
@@ -19,6 +21,7 @@ def session():
     from dpstream.engines.spark import local_session
 
     settings = {
+        "spark.jars": ",".join(map(str, sorted(KAFKA_JARS.glob("*.jar")))),
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.bindAddress": "127.0.0.1",

@@ -3,7 +3,9 @@
 import doctest
 import json
 import shutil
+import traceback
 from contextlib import suppress
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +15,8 @@ import dpstream as dps
 from dpstream.engines.spark import SparkEngine, SparkSink
 from dpstream.errors import BudgetExceeded, InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy.state import unpack
+from dpstream.serve.store.reader import ReleaseReader
+from dpstream.serve.worker import store_folder
 from tests.cli.test_docs import LOOSE, ROOT
 from tests.engines.runs import (
     SHORT,
@@ -29,6 +33,8 @@ from tests.engines.runs import (
 from tests.engines.test_live import ScriptedClock, arrivals, drop
 from tests.engines.test_live import start as start_live
 from tests.engines.test_live import whole as whole_live
+from tests.serve.pipelines import PIPELINE, rows
+from tests.serve.pipelines import published as run_served
 
 pytestmark = pytest.mark.spark
 
@@ -159,9 +165,10 @@ def test_rows_that_were_changed_while_they_waited(engine, tmp_path):
         with pa.ipc.new_file(path, rows.schema) as writer:
             writer.write_table(left)
 
-    with pytest.raises(NoiseReuse, match="does not hold the rows that were logged"):
+    with pytest.raises(NoiseReuse, match="does not hold the rows that were logged") as raised:
         start(tmp_path, engine=engine).finish()
     assert published(tmp_path) == before
+    assert "org.apache" not in "".join(traceback.format_exception(raised.value))
 
 
 def test_broken_off_between_log_noise_sink_and_progress(
@@ -234,9 +241,13 @@ def test_nothing_is_left_of_windows_that_are_over(engine, tmp_path):
 
 
 def test_sinks_of_spark(session, engine, tmp_path):
-    """A function gets each release as a frame; files of a release are never doubled."""
+    """A function gets each release as a frame; files of a release are never doubled.
+
+    Without a checkpoint nothing of a run stays where executors share files.
+    """
     write(tmp_path, table())
     seen = []
+    engine = replace(engine, state_location=str(tmp_path / "shared"))
     asked = {"checkpoint_location": None, "options": options()}
     start(tmp_path, SHORT, engine=engine, **asked).finish()
     expected = [pq.read_table(path) for path in sorted((tmp_path / "out").glob("*.parquet"))]
@@ -257,6 +268,7 @@ def test_sinks_of_spark(session, engine, tmp_path):
     assert sorted(len(one) for _, one in seen) == sorted(map(len, expected))
     assert found.num_rows == sum(map(len, expected)) > 0
     assert {"query", "run", "window", "trigger"} <= set(found.column_names)
+    assert list((tmp_path / "shared").glob("*")) == []
 
 
 def t_index(release):
@@ -288,8 +300,10 @@ def test_what_is_refused(session, engine, tmp_path):
            page, window_start, COUNT(*) AS n
            FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' HOUR) GROUP BY page, window_start"""
     )
-    with pytest.raises(InvalidParameter, match="run it on the embedded engine"):
+    with pytest.raises(InvalidParameter, match="run it on the embedded engine: without engine="):
         dps.run(series, source=table(), engine=engine)
+    with pytest.raises(InvalidParameter, match="begin a new run, charged anew"):
+        dps.run(query(), source=table(), engine=engine).forget("u")
 
 
 def test_a_pipeline_runs_on_spark(session, tmp_path, monkeypatch, capsys):
@@ -310,6 +324,23 @@ def test_a_pipeline_runs_on_spark(session, tmp_path, monkeypatch, capsys):
     assert left.value.code == 0
     assert "everything was published before" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "out")
+
+
+def test_a_pipeline_is_served_from_spark(session, tmp_path):
+    """What the server's process puts into its store is what the embedded engine puts there."""
+    head, *queries = PIPELINE.split("[[query]]")
+    text = head + "[[query]]" + next(one for one in queries if 'name = "all"' in one)
+    found = {}
+    for name in ("embedded", "spark"):
+        engine = f'[engine]\nname = "{name}"\n'
+        pipeline = run_served(tmp_path / name, rows(users=300), text + engine)
+        reader = ReleaseReader(store_folder(pipeline))
+        reader.look()
+        out = {path.name: path.read_bytes() for path in (tmp_path / name / "out").iterdir()}
+        found[name] = (out, reader.after(0, 99))
+
+    assert len(found["spark"][1]) == 3
+    assert found["spark"] == found["embedded"]
 
 
 def test_the_page_shows_what_happens(session, tmp_path, monkeypatch):

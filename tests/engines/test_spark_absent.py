@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -9,8 +10,9 @@ from dpstream.cli import main
 from dpstream.engines.spark import SparkEngine, local_session
 from dpstream.engines.spark.engine import require_java
 from dpstream.engines.spark.tasks import Keys
-from dpstream.errors import InvalidInput, MissingDependency, SecretError
+from dpstream.errors import InvalidInput, InvalidParameter, MissingDependency, SecretError
 from dpstream.pipeline import load_pipeline
+from dpstream.pipeline.engines import check_engine, with_engine
 from dpstream.privacy.query_spend import LentKeys
 from dpstream.privacy.state import Secret
 from dpstream.stages.rows import RowKeys
@@ -72,6 +74,13 @@ def test_engines_of_a_pipeline(tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit):
             main(words)
     assert "--engine must be one of embedded, spark; got 'flink'" in capsys.readouterr().err
+    on_spark = with_engine(load_pipeline("pipeline.toml"), "spark")
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(MissingDependency, match="needs PySpark"):  # before a server listens
+        check_engine(on_spark)
+    posted = replace(on_spark, engine={"name": "embedded"}, pushed={"clicks": None})
+    with pytest.raises(InvalidParameter, match="are read by the embedded engine"):
+        with_engine(posted, "spark")
     with (tmp_path / "pipeline.toml").open("a") as file:
         file.write('\n[engine]\nname = "flink"\n')
     with pytest.raises(InvalidInput, match="name must be one of embedded, spark; got 'flink'"):

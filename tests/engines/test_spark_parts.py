@@ -6,15 +6,17 @@ import pytest
 
 import dpstream as dps
 from dpstream.engines.spark import waiting
+from dpstream.engines.spark.failures import TaskFailed, understood
 from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.intake import Intake
 from dpstream.engines.spark.jobs import Taken
 from dpstream.engines.spark.packets import Shape
 from dpstream.engines.spark.progress import Progress
 from dpstream.engines.spark.publishing import ShippedPlan
-from dpstream.errors import InvalidParameter, NoiseReuse, StateError
+from dpstream.errors import InvalidParameter, MissingDependency, NoiseReuse, StateError
 from dpstream.privacy.state import Secret
 from dpstream.stages.flow import Flow
+from dpstream.stages.groups import GroupBucket, summed
 from dpstream.stages.plan import planned
 from dpstream.stages.row_reader import RowReader
 from tests.engines.runs import query, start, table
@@ -53,6 +55,67 @@ def test_a_value_that_was_changed_while_it_waited(tmp_path, column):
     path.write_bytes(b"no Arrow at all")
     with pytest.raises(NoiseReuse, match="does not hold the rows that were logged"):
         waiting.load(files, shape, about, 0, 99)
+
+
+@pytest.mark.parametrize("pre_threshold", [-1, 0, 2, 9])
+def test_sums_of_parts_are_sums_of_rows(pre_threshold):
+    """Also for a key that most rows have: the same sums, and the same groups become active."""
+    measures, rng = planned(query()).query.measures, np.random.default_rng(12)
+    columns = Shape.of(planned(query()).query).values
+    plain, parted = GroupBucket(measures), GroupBucket(measures)
+    ids = rng.integers(0, 2**63, (40, 2)).astype(np.uint64)
+    for _ in range(3):
+        which = np.where(rng.random(600) < 0.7, 0, rng.integers(0, 40, 600))
+        verdicts = rng.choice(np.array([0, 1, 3], np.uint8), 600)
+        values = rng.integers(-9, 9, (600, columns))
+        keys = pa.table({"page": pa.array([f"/{one}" for one in which])})
+        kept = np.flatnonzero(verdicts)
+        plain.add(ids[which], verdicts, values, keys, kept, pre_threshold=pre_threshold)
+        for part in (slice(0, 100), slice(100, 600)):
+            groups, sums, first = summed(measures, ids[which[part]], verdicts[part], values[part])
+            assert len(groups) == len(np.unique(which[part][verdicts[part] > 0]))
+            mine = keys.slice(part.start).take(pa.array(first))
+            parted.add_sums(groups, sums, mine, pre_threshold=pre_threshold)
+
+    assert sums_of(parted) == sums_of(plain)
+    assert active_of(parted) == active_of(plain)
+    assert bool(active_of(plain)) == (pre_threshold >= 0)
+
+
+def sums_of(bucket):
+    used = bucket.table.used
+    ids, numbers = bucket.table.ids[:used], bucket.table.numbers[:used]
+    return {tuple(i): tuple(n) for i, n in zip(ids.tolist(), numbers.tolist(), strict=True)}
+
+
+def active_of(bucket):
+    places = np.arange(len(bucket.active))
+    if not len(places):
+        return {}
+    names = bucket.key_columns(places)["page"].to_pylist()
+    return dict(zip(map(tuple, bucket.ids(places).tolist()), names, strict=True))
+
+
+def test_an_error_of_a_task_comes_out_as_itself():
+    """Its type and its whole message; what Spark puts around it stays away."""
+    said = 'line one\nline "two" of café'
+    failed = TaskFailed.of(StateError(said))
+    wall = f"Traceback:\n  File x\n{TaskFailed.__module__}.TaskFailed: {failed}\n\n\tat org.apache"
+    found = understood(RuntimeError(wall))
+    assert (type(found), str(found)) == (StateError, said)
+    lack = understood(RuntimeError("ModuleNotFoundError: No module named 'dpstream'\n\tat org"))
+    assert isinstance(lack, MissingDependency)
+    assert "ship_code(session)" in str(lack)
+    full = understood(RuntimeError("is bigger than spark.driver.maxResultSize (1024.0 MiB)"))
+    assert "lower steps_at_once" in str(full)
+    assert understood(RuntimeError("the disk is gone")) is None
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    """A task says which, and what to do."""
+    (tmp_path / "rows").write_text("a file where a folder should be")
+    with pytest.raises(StateError, match="cannot be written"):
+        SharedFiles(str(tmp_path)).write("rows/one.arrow", b"")
 
 
 A_SHORT_DAY = {
@@ -97,6 +160,11 @@ def test_progress_of_another_run(tmp_path):
     assert Progress.load(path, "one").step == 3
     with pytest.raises(StateError, match="belongs to another run"):
         Progress.load(path, "two")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    with pytest.raises(StateError, match=r"spark\.dps .* restore it from a backup"):
+        Progress.load(path, "one")
+    path.write_bytes(whole)
     with pytest.raises(StateError, match=r"holds snapshots but no run\.dps"):
         start(tmp_path, source=table()).finish()
 
@@ -130,6 +198,8 @@ def test_a_batch_that_comes_again_is_read_for_its_own_step(tmp_path):
         intake._one_batch(None, 0)
 
     assert jobs.asked == [3, 3]
+    with pytest.raises(StateError, match="batch 1 was never taken in"):
+        intake._one_batch(None, 2)
 
 
 class Elsewhere:

@@ -418,9 +418,12 @@ def test_tails_and_drifts_add_up_over_all_queries():
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        ({"tail": "1/999999999", "drift": 0}, "tail=1e-09 but only 7.5e-10 of 1e-09"),
-        ({"tail": 0, "drift": "1/100"}, "drift=0.01 but only 0.0075 of 0.01"),
-        ({"amount": 1}, "mu_squared=1 but only 0.75 of 1"),
+        (
+            {"tail": "1/999999999", "drift": 0},
+            "1e-09 of delta to find keys but only 7.5e-10 of 1e-09",
+        ),
+        ({"tail": 0, "drift": "1/100"}, "0.01 to round noise but only 0.0075 of 0.01"),
+        ({"amount": 1}, "mu_squared=1 but only 0.75 of 1 is left .*about epsilon=0.749 of 1"),
     ],
 )
 def test_whichever_runs_out_is_named(asked, named):
@@ -432,6 +435,17 @@ def test_whichever_runs_out_is_named(asked, named):
         ledger.charge("flu", query(1, **asked))
 
     assert ledger.report() == before
+
+
+def test_the_refusal_names_the_book_and_its_file(tmp_path):
+    """Whoever has several books must know which one is short."""
+    for path, named in ((None, "the book 'flu': "), (tmp_path / "b", f"'flu' (in {tmp_path}/b): ")):
+        ledger = Ledger(path)
+        ledger.open("flu", users())
+        with pytest.raises(BudgetExceeded) as refusal:
+            ledger.charge("flu", query(1, amount=2, tail="1/2"))
+        assert named in str(refusal.value)
+        assert "tail" not in str(refusal.value)  # and mu_squared is named first where both lack
 
 
 def test_a_book_without_allowances_takes_no_tail():

@@ -24,6 +24,7 @@ name = "pages"
 sql = """
 SELECT WITH DIFFERENTIAL_PRIVACY
        OPTIONS (epsilon = 4, delta = 1e-7, privacy_unit_column = user, max_groups_contributed = 2,
+                max_rows_per_group = 1,
                 privacy_unit_period = INTERVAL '1' DAY, time_unit = 's',
                 allowed_lateness = INTERVAL '3' MINUTE)
        page, window_start, COUNT(*) AS clicks

@@ -147,7 +147,9 @@ def test_the_operator_is_told_once_a_minute_of_rows_that_were_not_used(tmp_path,
     hear(600, 300, 300)
     hear(700, 400, 300)
     assert len(said) == 1
-    assert said[0].startswith("operator only: pages: 300 of 600 rows rejected, 300 outside the ran")
+    assert said[0].startswith(
+        "operator only: pages: 300 of 600 rows rejected since this start, 300"
+    )
     monkeypatch.setattr(supervisor, "_SAYING", 0.0)
     hear(700, 400, 300)
     hear(700, 400, 300)

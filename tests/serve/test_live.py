@@ -107,17 +107,30 @@ def test_a_pipeline_over_files_is_served_after_it_has_ended(tmp_path):
 
 
 def test_a_pipeline_that_cannot_run_is_the_operators_affair(tmp_path):
-    """The page stays; the reason is with the operator, and not on the public side."""
+    """The page stays; the reason is with the operator, and not on the public side.
+
+    A book that is too small stays so until the operator acts: it is not tried again.
+    """
     path = write(
         tmp_path / "p", [], PUSHED.replace("epsilon = 4\ndelta = 1e-6", "epsilon = 1\ndelta = 1e-6")
     )
-    with served(path) as server:
-        health = until(lambda: (found := server.health())["problem"] and found)
+    with served(path, "--clients-per-address", "2") as server:
+        until(lambda: server.health()["pipeline"] == "refused")
+        health = server.health()
         status, answer = server.ask("/api/queries/pages/latest")
         page, _ = server.ask("/")
+        taken, _ = server.post([{"user": 1, "page": "home", "at": 0}])
+        followers = [Follower(server), Follower(server)]
+        until(lambda: server.health()["clients"] == 2)
+        third, _ = server.ask("/api/events")
+        server.process.send_signal(signal.SIGINT)
+        _, told = server.process.communicate(timeout=60)
 
-    assert not health["healthy"]
+    assert (not health["healthy"], health["restarts"], len(followers)) == (True, 0, 2)
     assert health["problem"]["error"] == "BudgetExceeded"
+    assert "it is not tried again; what was released is still served" in health["problem"]["next"]
+    assert "the pipeline does not run: the query 'pages' does not fit into" in told.decode()
+    assert (taken, third) == (409, 429)
     assert (status, json.loads(answer)) == (404, {"error": "nothing was published yet"})
     assert page == 200
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from contextlib import ExitStack
 
 import pytest
 from starlette.testclient import TestClient
@@ -178,8 +179,22 @@ def test_a_port_that_is_taken_is_said_so():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(InvalidParameter, match="name another port"):
-            bound_socket("127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(InvalidParameter, match="name another port with --operator-port"):
+            bound_socket("127.0.0.1", taken.getsockname()[1], "--operator-port")
+
+
+def test_one_address_cannot_take_all_event_streams(feed, public):
+    """Streams are counted by address while they last; others may still come."""
+    hub = public.hub
+    with ExitStack() as open_streams:
+        for _ in range(hub.most_per_address):
+            open_streams.enter_context(hub.following("testclient"))
+        refused = feed.head("/api/events")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        assert hub.clients == hub.most_per_address
+    with hub.following("another"):
+        assert feed.head("/api/events").status_code == 200
+    assert not hub.addresses
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,15 @@
 import pytest
 
 from dpstream.bench import connectors
+from dpstream.bench.connector_kills import Aftermath, Storm
+from dpstream.bench.connector_storm import judged, row_of
 from dpstream.bench.connector_systems import SYSTEMS, DeltaLake, FilesOnDisk, Kafka, Nats, Postgres
 
 pytestmark = pytest.mark.servers
 
-SMALL = connectors.Plan(rows=3000, releases=2, release_rows=50, times=1)
+SMALL = connectors.Plan(
+    rows=3000, releases=2, release_rows=50, times=1, storm=Storm(kills=1, restarts=0, rows=50)
+)
 
 
 def test_every_source_and_sink_has_a_row(monkeypatch):
@@ -19,7 +23,9 @@ def test_every_source_and_sink_has_a_row(monkeypatch):
 
     assert [*SYSTEMS] == [FilesOnDisk, DeltaLake, Postgres, Nats, Kafka]
     absent = [row for row in found.rows if "role" not in row]
-    assert absent == [{"system": "Kafka", "note": "left out: no broker here"}]
+    note = "left out: no broker here"
+    assert absent == [{"system": name, "note": note} for name in ("Kafka", "Kafka to PostgreSQL")]
+    assert [(one["reached"], one["reason"]) for one in found.targets] == [(None, note)]
     measured = {(row["system"], row["role"]) for row in found.rows if "role" in row}
     assert measured == {
         ("files", "source"), ("files", "sink"), ("Delta Lake", "sink"), ("PostgreSQL", "source"),
@@ -40,3 +46,24 @@ def test_a_source_that_gives_too_few_rows_is_no_figure(tmp_path, monkeypatch):
 
     with pytest.raises(TimeoutError, match=r"gave .* of 5 rows"):
         connectors._read(tmp_path / "rows.csv", 5)
+
+
+def test_a_run_that_differs_misses_the_target():
+    """One row that is missing, other or double is enough; so is an empty table."""
+    calm = [(0, 1, "/1"), (0, 1, "/2")]
+    cases = [(calm, True), (calm[:1], False), (calm[:1] * 2, False), ([*calm, calm[0]], False)]
+    for killed, reached in cases:
+        found = Aftermath(
+            seconds=1.0,
+            kills=1,
+            tables={"calm": calm, "killed": killed},
+            columns=["window", "release", "page"],
+            letters={"calm": ["1"], "killed": ["1"]},
+        )
+        row = row_of(found, SMALL.storm)
+
+        assert row["identical"] == judged(row)["reached"] == reached
+    found.tables, found.letters["killed"] = {"calm": [], "killed": []}, ["1"]
+    assert not found.identical
+    found.tables, found.letters["killed"] = {"calm": calm, "killed": calm}, []
+    assert not found.identical

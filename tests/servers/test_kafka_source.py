@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 
 import dpstream as dps
+from dpstream.bench.connector_child import RUN, SECRET
 from dpstream.connectors.sources import open_source
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.connectors.testing.source_suite import Read, drain, replayed, sum_of
 from dpstream.engines.local import Options
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from tests.servers import kafka_tools as tools
-from tests.servers.live_child import RUN, SECRET
 
 pytestmark = pytest.mark.servers
 
@@ -179,6 +179,27 @@ def test_compaction_that_ate_needed_rows(kafka):
         source.close()
 
     assert "compacted" in words
+
+
+def test_messages_that_were_gone_before_the_first_read(kafka, topic, caplog):
+    """The operator is told how many, once; a run that goes on, or begins at the end, is not."""
+    tools.send(kafka, topic, [{"user": "a"}] * 5)
+    for start in ("earliest", "latest"):
+        source = opened(kafka, topic, start=start)
+        source.partitions()
+        source.read(f"{topic}/0", None)
+        source.close()
+    assert caplog.messages == []
+    tools.remove_all(kafka, topic)
+    tools.send(kafka, topic, [{"user": "b"}])
+    source = opened(kafka, topic)
+    read = everything(source, 1)[f"{topic}/0"]
+    assert not source.read(f"{topic}/0", read.positions[-1]).table.num_rows
+    source.close()
+
+    (words,) = caplog.messages
+    assert words.startswith(f"kafka://{kafka.address}/{topic}, partition 0 begins at offset 5: ")
+    assert "what was at the 5 offsets before was removed" in words
 
 
 def test_messages_of_every_format(kafka):

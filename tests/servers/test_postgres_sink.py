@@ -13,6 +13,7 @@ from dpstream.connectors.testing import ServerSinkSuite
 from dpstream.connectors.testing.sink_suite import release, seen_of
 from dpstream.errors import InvalidInput, ServerUnreachable, StateError
 from tests.connectors.test_sinks import NOON, RELEASE
+from tests.engines.runs import until
 
 pytestmark = pytest.mark.servers
 
@@ -66,6 +67,42 @@ class TestPostgresSink(ServerSinkSuite):
 
     def away(self):
         return self.postgres.away()
+
+
+def test_two_that_want_to_make_the_schema(postgres, schema):
+    """Who comes second waits for the first, finds the schema, and goes on."""
+    uri = f"{postgres.address}?schema={schema}"
+    with psycopg.connect(postgres.address) as other:
+        other.execute(f"CREATE SCHEMA {schema}")  # not committed: others see none yet
+        opened = []
+        second = Thread(target=lambda: opened.append(open_sink(uri)), daemon=True)
+        second.start()
+        wanted = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ "
+        with psycopg.connect(postgres.address, autocommit=True) as watcher:
+            until(lambda: watcher.execute(wanted + f"'SCHEMA.*{schema}'").fetchone() == (1,))
+        other.commit()
+        second.join(30)
+
+    (sink,) = opened
+    sink.write("clicks", 0, 1, RELEASE)
+    sink.close()
+    assert rows_of(postgres, f"{schema}.clicks")
+
+
+def test_sinks_that_start_at_once(postgres, schema):
+    """Whichever makes schema and books: all can write."""
+    uri, sinks = f"{postgres.address}?schema={schema}", []
+    starts = [Thread(target=lambda: sinks.append(open_sink(uri)), daemon=True) for _ in range(6)]
+    for one in starts:
+        one.start()
+    for one in starts:
+        one.join(30)
+    assert len(sinks) == len(starts)
+    for number, sink in enumerate(sinks):
+        sink.write("clicks", 0, number, RELEASE)
+        sink.close()
+
+    assert len(rows_of(postgres, f"{schema}.clicks")) == len(starts) * RELEASE.num_rows
 
 
 def test_types_are_those_of_the_release(postgres, schema):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import dataclass
 
 import pytest
 
@@ -41,12 +42,39 @@ def query(**more):
     return dps.Query(**given | more)
 
 
+def test_each_aggregate_says_what_is_known_of_its_error_bar():
+    """Its own class says it, also where it is made of the measures of another."""
+
+    @dataclass(frozen=True)
+    class Squares(dps.Variance):
+        error_bar = "fixed"
+
+    about = {"column": "seconds", "lo": 0, "hi": 10}
+    aggregates = [dps.Sum("s", **about), dps.Avg("a", **about), dps.Variance("v", **about)]
+    told = {
+        each["column"]: each
+        for each in explain(query(aggregates=[*aggregates, Squares("q", **about)])).columns
+    }
+
+    assert (told["s"]["note"], told["a"]["note"]) == (
+        "", " (divided by the number of rows of the group)"
+    )  # fmt: skip
+    assert told["v"]["first"] is None
+    assert "each release says its own error bar" in told["v"]["note"]
+    assert told["q"]["first"] > 0
+    assert told["q"]["note"] == ""
+
+
 def test_numbers_are_those_of_the_plan():
     """Noise, thresholds, sensitivities: the very ones that a run uses."""
     told, plan = explain(query()), planned(query())
     window = plan.window(24)
 
     assert told.keys["last_threshold"] == window.thresholds[-1]
+    least, most = min(window.thresholds), max(window.thresholds)
+    assert (told.keys["smallest_threshold"], told.keys["largest_threshold"]) == (least, most)
+    assert f"at its smallest {least}, at release " in told.keys["words"]
+    assert f"at its largest {most}, at release " in told.keys["words"]
     assert told.keys["pre_threshold"] == window.pre_threshold
     assert told.columns[0]["last"] == pytest.approx(window.stddevs[0, -1])
     quantum = float(plan.query.measures[1].quantum)

@@ -2,7 +2,8 @@
 
 Servers are started here, on loopback, from the system's packages; one that is absent has a row that
 says so. A source is read to its end by the same calls that the engine makes, without the engine. A
-sink gets one release after another, each durable before the next.
+sink gets one release after another, each durable before the next. Last, a topic is published into
+PostgreSQL by a run that is killed again and again, beside one that is not.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -19,6 +21,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from dpstream.bench.connector_kills import Storm
+from dpstream.bench.connector_storm import STORM, judged, killed
 from dpstream.bench.connector_systems import SYSTEMS, System
 from dpstream.bench.harness import Findings, Progress, Row
 from dpstream.connectors.sinks import open_sink
@@ -37,10 +41,23 @@ class Plan:
     releases: int
     release_rows: int
     times: int
+    storm: Storm
 
 
-FULL: Final = Plan(rows=500_000, releases=50, release_rows=10_000, times=3)
-QUICK: Final = Plan(rows=20_000, releases=5, release_rows=2_000, times=1)
+FULL: Final = Plan(
+    rows=500_000,
+    releases=50,
+    release_rows=10_000,
+    times=3,
+    storm=Storm(kills=30, restarts=2, rows=1_000, longest=1.5),
+)
+QUICK: Final = Plan(
+    rows=20_000,
+    releases=5,
+    release_rows=2_000,
+    times=1,
+    storm=Storm(kills=4, restarts=1, rows=200),
+)
 
 
 def measure(*, quick: bool, progress: Progress) -> Findings:
@@ -54,12 +71,17 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
             system = kind()
             progress(number, len(SYSTEMS), system.name)
             rows += _rows(system, place / str(number), plan)
+        row = killed(place / "storm", plan.storm, partial(_told, progress, plan.storm))
     progress(len(SYSTEMS), len(SYSTEMS), "done")
     return Findings(
-        rows=_compared(rows),
-        targets=[],
+        rows=[*_compared(rows), row],
+        targets=[judged(row)],
         notes=_notes(plan),
     )
+
+
+def _told(progress: Progress, plan: Storm, kills: int) -> None:
+    progress(len(SYSTEMS) - 1, len(SYSTEMS), f"{STORM}, killed {kills} of {plan.kills} times")
 
 
 def _notes(plan: Plan) -> list[str]:
@@ -71,8 +93,12 @@ def _notes(plan: Plan) -> list[str]:
         f"sinks: {plan.releases} releases of {plan.release_rows:,} rows, each there for good "
         "before the next"
     )
+    storm = (
+        f"Kafka to PostgreSQL: {plan.storm.sent:,} messages; both tables of releases and the dead "
+        "letters are compared whole"
+    )
     files = "times files: JSON lines from a file for sources, Parquet files for sinks"
-    return [sources, sinks, files]
+    return [sources, sinks, files, storm]
 
 
 def clicks(rows: int) -> pa.Table:

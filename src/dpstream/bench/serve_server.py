@@ -111,6 +111,7 @@ def busy_server(folder: Path, places: Cores) -> Iterator[Busy]:
     pq.write_table(_table(), folder / "rows.parquet")
     command = [sys.executable, "-c", _COMMAND, "serve", str(folder / "pipeline.toml"), "--json"]
     command += ["--port", "0", "--operator-port", "0", "--clients", "2000"]
+    command += ["--clients-per-address", "2000"]
     environment = os.environ | {"DPSTREAM_OPERATOR_TOKEN": _TOKEN}
     pin = None if places.rest < 0 else (lambda: os.sched_setaffinity(0, {places.rest}))
     process = subprocess.Popen(

@@ -64,12 +64,12 @@ class Plan:
 _MILLION: Final = 1_000_000
 FULL: Final = Plan(
     cases=(
-        Case(executors=2, records=10 * _MILLION, keys=_MILLION, batches=1),
-        Case(executors=2, records=10 * _MILLION, keys=_MILLION, batches=4),
-        Case(executors=2, records=10 * _MILLION, keys=_MILLION, batches=24),
-        Case(executors=2, records=10 * _MILLION, keys=_MILLION // 10, batches=4),
-        Case(executors=2, records=6 * _MILLION, keys=_MILLION, batches=6, uniform=True),
-        Case(executors=1, records=10 * _MILLION, keys=_MILLION, batches=4),
+        Case(executors=2, records=5 * _MILLION, keys=_MILLION, batches=1),
+        Case(executors=2, records=5 * _MILLION, keys=_MILLION, batches=4),
+        Case(executors=2, records=5 * _MILLION, keys=_MILLION, batches=24),
+        Case(executors=2, records=5 * _MILLION, keys=_MILLION // 10, batches=4),
+        Case(executors=2, records=3 * _MILLION, keys=_MILLION, batches=6, uniform=True),
+        Case(executors=1, records=5 * _MILLION, keys=_MILLION, batches=4),
     ),
     rounds=3,
     kills=(

@@ -152,13 +152,14 @@ def peak_mb(driver: int) -> dict[str, float]:
     return {name: max(map(_peak, pids), default=0.0) for name, pids in parts.items()}
 
 
-def cpu_seconds(driver: int) -> float:
-    """Processor time of a driver, and of everything below it, so far."""
-    ticks = 0
+def cpu_seconds(driver: int) -> dict[int, float]:
+    """Processor time of a driver, and of everything below it, so far, by process."""
+    found = {}
     for pid in [driver, *descendants(driver)]:
         fields = _stat(pid)
-        ticks += sum(map(int, fields[11:15])) if fields else 0  # with children that have ended
-    return ticks / os.sysconf("SC_CLK_TCK")
+        if fields:
+            found[pid] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def kill(*pids: int) -> None:

@@ -58,7 +58,11 @@ class Driver:
         """A job and its answer, with the processor time that it took on all processes."""
         before = cpu_seconds(self.pid)
         self.begin(**job)
-        return self.answer() | {"cpu_seconds": cpu_seconds(self.pid) - before}
+        answer = self.answer()
+        after = cpu_seconds(self.pid)
+        # Spark ends Python workers that were idle for a minute: what is gone has used nothing.
+        used = sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+        return answer | {"cpu_seconds": used}
 
     def executors(self) -> list[int]:
         """The process numbers of its executors."""

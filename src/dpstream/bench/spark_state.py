@@ -23,7 +23,7 @@ from dpstream.bench.throughput_run import clicks
 from dpstream.connectors.sources import open_source
 from dpstream.engines.spark import publishing, reading, segments, waiting
 from dpstream.engines.spark.files import SharedFiles
-from dpstream.engines.spark.packets import by_number, numbers, opened
+from dpstream.engines.spark.packets import by_number, opened
 from dpstream.engines.spark.publishing import Publishing
 from dpstream.engines.spark.reading import Reading
 from dpstream.engines.spark.tasks import Keys
@@ -103,8 +103,7 @@ def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
 def _add(task: Publishing, flow: Any, table: pa.Table) -> None:
     for _, of_step in by_number(table, "step"):
         for window, mine in by_number(of_step, "window"):
-            verdicts = numbers(mine, "verdict").astype("uint8")
-            flow.aggregate(window, task.shape.rows(mine), verdicts)
+            publishing.add(task, flow, window, mine)
 
 
 def _entries(flow: Any, stage: str) -> tuple[int, int]:

@@ -22,6 +22,7 @@ def main(args: Sequence[str] | None = None) -> None:
     set_json("--json" in given)
     if "--json" not in given and sys.stderr.isatty():  # somebody waits
         tell_log("dpstream.compiled")
+    tell_log("dpstream.sources")
     with warnings.catch_warnings():
         warnings.simplefilter("always", NewRun)
         warnings.showwarning = lambda message, *_, **__: note(str(message))

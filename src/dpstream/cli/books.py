@@ -14,8 +14,10 @@ from dpstream.privacy.amounts import show
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.promises import delta_of_terms
+from dpstream.privacy.remaining import spent_and_left
 
 _BAR = 24  # characters
+_ALLOWANCES = {"tail": "of delta to find keys", "drift": "to round noise"}
 
 
 def dated(book_file: Ledger) -> list[dict[str, Any]]:
@@ -40,36 +42,32 @@ def print_books(console: Console, books: list[dict[str, Any]]) -> None:
     for book in books:
         terms = book["terms"]
         total, left = Fraction(terms["total"]), Fraction(book["left"])
-        where = {
-            "event": "on the newest step",
-            "w_event": f"in the last {terms['window']} steps",
-            "user": "in all",
-        }[terms["unit"]]
-        console.print(f"{book['dataset']}: {book['promise']}", style="bold")
-        console.print(
-            f"{_bar(1 - left / total)} {show(total - left)} of {show(total)} spent {where}; "
-            f"{show(Fraction(book['left_next_step']))} left at the next step",
-            soft_wrap=True,
-        )
-        _print_allowances(console, book)
+        console.print(f"{book['dataset']}: {promised(Terms.from_json(terms))}", style="bold")
+        console.print(f"{_bar(1 - left / total)} {spent_and_left(book)}", soft_wrap=True)
+        _print_parts(console, book, total, left)
         if book["spent_on"]:
             console.print(_spent_on(book["spent_on"]))
         console.print()
 
 
-def _print_allowances(console: Console, book: dict[str, Any]) -> None:
-    """What books of users allow for besides noise, and what it all comes to."""
-    for name in ("tail", "drift"):
+def promised(terms: Terms) -> str:
+    """The promise in epsilon and delta where the book has them."""
+    if terms.measure != "mu_squared" or terms.epsilon is None:
+        return terms.describe()
+    whom = terms.describe().partition(" for ")[2]
+    return f"epsilon = {show(terms.epsilon)}, delta = {delta_of_terms(terms):.3g} for {whom}"
+
+
+def _print_parts(console: Console, book: dict[str, Any], total: Fraction, left: Fraction) -> None:
+    """What a book counts instead of epsilon, and what it allows for besides noise."""
+    if book["terms"]["measure"] == "epsilon":
+        return
+    parts = [f"{book['terms']['measure']} {show(total - left)} of {show(total)}"]
+    for name, what in _ALLOWANCES.items():
         if name in book:
-            spent, left = Fraction(book[name]["spent"]), Fraction(book[name]["left"])
-            console.print(f"{name}: {show(spent)} of {show(spent + left)} spent", soft_wrap=True)
-    terms = Terms.from_json(book["terms"])
-    if terms.epsilon is not None and terms.measure == "mu_squared":
-        delta = delta_of_terms(terms)
-        console.print(
-            f"once all is spent: epsilon = {show(terms.epsilon)}, delta = {delta:.3g}",
-            soft_wrap=True,
-        )
+            spent, rest = Fraction(book[name]["spent"]), Fraction(book[name]["left"])
+            parts.append(f"{show(spent)} of {show(spent + rest)} {what} ({name})")
+    console.print(f"counted as {', '.join(parts)}", soft_wrap=True)
 
 
 def print_history(console: Console, records: Iterable[dict[str, Any]]) -> None:
@@ -111,6 +109,8 @@ def _entry(record: dict[str, Any]) -> tuple[str, str, str, str, str]:
     dataset = record["dataset"]
     if "fingerprint" in record:
         return at, dataset, f"run {record['run'][:8]} started", "", ""
+    if "reached" in record:
+        return at, dataset, f"run {record['run'][:8]} has come so far", "", str(record["reached"])
     if "settled_before" in record:
         return at, dataset, "older steps settled", "", f"..{record['settled_before'] - 1}"
     what = f"{record['query'] or 'run'} {record['run'][:8]}: {record['purpose']}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from dpstream.cli.output import note
 from dpstream.privacy.amounts import show
 from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.remaining import spent_and_left
 from dpstream.session.budget import AnyQuery
 from dpstream.stages.query import Query
 
@@ -58,13 +58,10 @@ def tell(queries: Sequence[AnyQuery], before: Mapping[str, str], books: Books, d
     amounts = ", ".join(
         f"{_promised(query)} for {query.name!r}" for query in queries if query.name in names
     )
-    left, total = (show(Fraction(amount)) for amount in (book["left"], book["terms"]["total"]))
     what = f"charged to the book {dataset!r}: {amounts}"
     if not amounts:
         what = f"nothing new was charged to the book {dataset!r}"
-    measure, steps = book["terms"]["measure"], book["terms"].get("window")
-    where = "in it" if book["terms"]["unit"] == "user" else f"in the newest {steps or 1} windows"
-    note(f"{what}; {measure} = {left} of {total} is left {where}")
+    note(f"{what}; {spent_and_left(book)}")
     return len(names)
 
 

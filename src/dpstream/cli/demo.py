@@ -30,9 +30,9 @@ Starting it takes a moment (the first time on a machine, code is compiled and ke
 """
 
 TRUTH = """\
-The truth is there in this demo only: a publisher never shows it. A band holds the truth about 19
-times in 20, as far as noise goes; a user counts for at most 4 pages, so large figures are a little
-low. The clicks of the last moment are still on their way.
+The truth is there in this demo only: a publisher never shows it. The noise stays
+within its band about 19 times in 20. A user counts for at most 4 pages, which no band knows of:
+large figures are a little low. The clicks of the last moment are still on their way.
 """
 
 SERIES = "2. A series: one row a step, no users, a promise for any {window} successive steps.\n"

@@ -69,7 +69,8 @@ def in_words(scene: Scene) -> str:
     """A release in one line."""
     rows = sorted(by_page(scene.release).items(), key=lambda item: -item[1]["visitors"])
     first = ", ".join(f"{page} {_value(row)}" for page, row in rows[:3])
-    return f"release {scene.index} of {scene.triggers}: {len(rows)} pages; {first}"
+    pages = f"{len(rows)} page{'s' * (len(rows) != 1)}"
+    return f"release {scene.index} of {scene.triggers}: {pages}; {first}"
 
 
 def summary(found: Found) -> Table:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dpstream.cli.init_live import FEED, PIPELINE
 from dpstream.connectors.sinks.encode import csv
 from dpstream.data.clicks import clicks
 from dpstream.errors import InvalidParameter
@@ -43,7 +44,8 @@ name = "pages"
 sql = """
 SELECT WITH DIFFERENTIAL_PRIVACY
        OPTIONS (epsilon = 2, delta = 1e-9, privacy_unit_column = user,
-                max_groups_contributed = 4,      -- a user counts for at most 4 pages
+                max_groups_contributed = 4,      -- a user counts for at most 4 pages,
+                max_rows_per_group = 1,          -- and once for each; 3 would count up to 3 clicks
                 time_column = at, time_unit = 's',
                 start = TIMESTAMP '2024-05-01', end = TIMESTAMP '2024-05-02')
        page, COUNT(*) AS visitors, AVG(seconds, contribution_bounds_per_row => (0, 300)) AS seconds
@@ -70,20 +72,28 @@ EMIT EVERY INTERVAL '6' HOUR
 
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write it.")] = Path(),
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="A live directory and a feed for it, for dpstream serve."),
+    ] = False,
 ) -> None:
-    """Write a commented pipeline.toml and clicks.csv, made-up data for it to read."""
-    files = {
-        folder / "pipeline.toml": EXAMPLE.encode(),
-        folder / "clicks.csv": csv(clicks(_ROWS, _USERS)),
-    }
+    """Write a commented pipeline.toml and made-up data for it to read: a file, or a live feed."""
+    pipeline = folder / "pipeline.toml"
+    if live:
+        files = {pipeline: PIPELINE.encode(), folder / "feed.py": FEED.encode()}
+        then = f"start `python {folder / 'feed.py'}`, and beside it: dpstream serve {pipeline}"
+    else:
+        files = {pipeline: EXAMPLE.encode(), folder / "clicks.csv": csv(clicks(_ROWS, _USERS))}
+        then = f"run it with: dpstream run {pipeline}"
     for path in files:
         if path.exists():
             raise InvalidParameter(
                 f"{path} is there already, and is not overwritten; name another directory"
             )
     folder.mkdir(parents=True, exist_ok=True)
+    if live:
+        (folder / "incoming").mkdir(exist_ok=True)
     for path, content in files.items():
         with path.open("xb") as file:
             file.write(content)
-    written = " and ".join(map(str, files))
-    print(f"wrote {written}; run it with: dpstream run {folder / 'pipeline.toml'}")
+    print(f"wrote {' and '.join(map(str, files))}; {then}")

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
-from dpstream.cli.books import dated, print_books, print_history
+from dpstream.cli.books import dated, print_books, print_history, promised
 from dpstream.cli.output import people, print_json
 from dpstream.errors import InvalidParameter, LedgerError
+from dpstream.pipeline import load_pipeline
 from dpstream.privacy.amounts import exact
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.promises import promise, rows_of
 from dpstream.stages.ticks import duration, in_words
 
-app = typer.Typer(help="Show what was spent, on what, when, and what is left.")
 
+class _ShowByDefault(TyperGroup):
+    """`dpstream ledger pipeline.toml` means `dpstream ledger show pipeline.toml`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command; what names none is a file to show."""
+        known = args and args[0] in self.commands
+        return super().resolve_command(ctx, args if known else ["show", *args])
+
+
+app = typer.Typer(help="Show what was spent, on what, when, and what is left.", cls=_ShowByDefault)
+
+Place = Annotated[
+    Path | None,
+    typer.Argument(metavar="[FILE]", help="A ledger, or a pipeline.toml whose ledgers are meant."),
+]
 File = Annotated[
     Path | None, typer.Option("--ledger", envvar="DPSTREAM_LEDGER", help="The ledger file.")
 ]
@@ -34,17 +50,28 @@ def ledger(context: typer.Context, file: File = None, as_json: AsJson = False) -
 
 @app.command("show")
 def show_books(
-    context: typer.Context, file: File = None, dataset: Dataset = None, as_json: AsJson = False
+    context: typer.Context,
+    place: Place = None,
+    file: File = None,
+    dataset: Dataset = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show every book: its promise, what was spent on what, what is left (the default)."""
-    book_file = _existing(context, file)
-    try:
-        books = dated(book_file)
-    finally:
-        book_file.close()
-    books = [book for book in books if dataset in (None, book["dataset"])]
+    books: list[dict[str, Any]] = []
+    paths, wanted = _existing(context, file, place)
+    for path in paths:
+        book_file = Ledger(path)
+        try:
+            books += dated(book_file)
+        finally:
+            book_file.close()
+    books = [
+        book
+        for book in books
+        if dataset in (None, book["dataset"]) and (not wanted or book["dataset"] in wanted)
+    ]
     if dataset is not None and not books:
-        raise LedgerError(f"{book_file.path} has no book for dataset {dataset!r}")
+        raise LedgerError(f"{', '.join(map(str, paths))} has no book for dataset {dataset!r}")
     if _wants_json(context, as_json):
         print_json(books)
     else:
@@ -122,19 +149,30 @@ def open_book(
     if _wants_json(context, as_json):
         print_json(books)
     else:
-        print(f"the book of {dataset!r} is open in {book_file.path}: {terms.describe()}")
+        print(f"the book of {dataset!r} is open in {book_file.path}: {promised(terms)}")
 
 
 @app.command("history")
 def history(
-    context: typer.Context, file: File = None, dataset: Dataset = None, as_json: AsJson = False
+    context: typer.Context,
+    place: Place = None,
+    file: File = None,
+    dataset: Dataset = None,
+    as_json: AsJson = False,
 ) -> None:
     """List every entry, oldest first."""
-    book_file = _existing(context, file)
-    try:
-        records = list(book_file.history(dataset))
-    finally:
-        book_file.close()
+    records: list[dict[str, Any]] = []
+    paths, wanted = _existing(context, file, place)
+    for path in paths:
+        book_file = Ledger(path)
+        try:
+            records += [
+                record
+                for record in book_file.history(dataset)
+                if not wanted or record.get("dataset", record.get("book")) in wanted
+            ]
+        finally:
+            book_file.close()
     if _wants_json(context, as_json):
         print_json(records)
     else:
@@ -156,18 +194,35 @@ def _path(context: typer.Context, file: Path | None) -> Path:
     outer = context.parent.params.get("file") if context.parent else None
     path = file or outer
     if path is None:
-        raise InvalidParameter("name the ledger with --ledger FILE or DPSTREAM_LEDGER")
+        raise InvalidParameter(
+            "name the ledger: dpstream ledger FILE, a ledger or a pipeline.toml; or --ledger FILE, "
+            "or DPSTREAM_LEDGER"
+        )
     return Path(path)
 
 
-def _existing(context: typer.Context, file: Path | None) -> Ledger:
-    path = _path(context, file)
+def _existing(
+    context: typer.Context, file: Path | None, place: Path | None
+) -> tuple[list[Path], set[str]]:
+    """The ledgers that are meant, and which datasets of them (none: all)."""
+    if place is not None and place.suffix == ".toml":
+        pipeline = load_pipeline(place)
+        paths = list(dict.fromkeys(book.ledger for book in pipeline.books))
+        found = [path for path in paths if path.exists()]
+        if not found:
+            raise LedgerError(
+                f"nothing was spent yet: there is no ledger at {', '.join(map(str, paths))}, which "
+                f"{place} names; dpstream run or serve creates it"
+            )
+        return found, {book.dataset for book in pipeline.books}
+    path = place or _path(context, file)
     if not path.exists():
+        commands = "" if place is None else " (the commands are show, open and history)"
         raise LedgerError(
-            f"there is no ledger at {path}; a release with --ledger creates it, "
+            f"there is no ledger at {path}{commands}; a release with --ledger creates it, "
             "as does `dpstream ledger open`"
         )
-    return Ledger(path)
+    return [path], set()
 
 
 def _wants_json(context: typer.Context, as_json: bool) -> bool:

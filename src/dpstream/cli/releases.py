@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -87,8 +88,29 @@ def _without_place(release: pa.Table) -> pa.Table:
 def _figure(value: Any, spread: Any) -> str:
     if value is None or value != value:
         return ""
-    shown = f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
-    return shown if spread is None or spread != spread else f"{shown} ± {2 * spread:,.3g}"
+    if spread is None or spread != spread:
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+    return with_margin(value, 2 * spread)
+
+
+def with_margin(value: float, margin: float) -> str:
+    """A value and the half width of its error bar, rounded to what that lets one know.
+
+    Two digits of the margin, which is rounded up, and the value to the same place; files and feeds
+    have all digits.
+
+    >>> with_margin(1296, 16.4), with_margin(5.46353, 0.1391), with_margin(19915, 945)
+    ('1,296 ± 17', '5.46 ± 0.14', '19,920 ± 950')
+    """
+    if not 0 < margin < math.inf:
+        return f"{value:,.6g} ± {margin:,.3g}"
+    digits = 1 - math.floor(math.log10(margin))
+    wide = math.ceil(round(margin * 10.0**digits, 6))
+    if wide >= 100:  # 99.6 is 100, of which two digits are tens
+        digits, wide = digits - 1, 10
+    places = max(digits, 0)
+    near = math.floor(value * 10.0**digits + 0.5) / 10.0**digits
+    return f"{near:,.{places}f} ± {wide / 10.0**digits:,.{places}f}"
 
 
 def _key(value: Any) -> str:

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from dpstream.cli.charges import charged_runs, tell
-from dpstream.cli.engines import with_engine
 from dpstream.cli.exits import INTERRUPTED
 from dpstream.cli.output import note
 from dpstream.cli.releases import about, as_json, in_words, show
 from dpstream.cli.watch import Stopper, progress, tell_operator, unfinished
 from dpstream.engines.memory import keep_freed_memory
 from dpstream.pipeline import Pipeline, load_pipeline
+from dpstream.pipeline.engines import with_engine
 from dpstream.pipeline.start import open_book, refuse_lost_secret, start
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state.files import make_directory
@@ -47,6 +47,8 @@ def run(
     if forget is not None:
         _forget(pipeline, forget, as_lines=as_lines)
         return
+    for words in pipeline.remarks:
+        note(words)
     terms = [book.terms() for book in pipeline.books]
     folders = pipeline.folders
     refuse_lost_secret(pipeline.secret, list(folders.values()))

@@ -13,6 +13,7 @@ import typer
 from dpstream.cli.output import note
 from dpstream.errors import InvalidParameter, MissingDependency
 from dpstream.pipeline import load_pipeline
+from dpstream.pipeline.engines import check_engine, with_engine
 from dpstream.privacy.state.files import make_directory
 
 _PUBLIC, _OPERATOR = "Public side", "Operator side"
@@ -68,17 +69,24 @@ def serve(
     clients: Annotated[
         int, typer.Option(min=1, help="The most that follow the events.", rich_help_panel=_PUBLIC)
     ] = 1000,
+    clients_per_address: Annotated[
+        int, typer.Option(min=1, help="The same for one address.", rich_help_panel=_PUBLIC)
+    ] = 100,
     max_body: Annotated[
         int,
         typer.Option(min=1, help="The most bytes in one post.", rich_help_panel=_OPERATOR),
     ] = 16 << 20,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="embedded or spark; default: the file's."),
+    ] = None,
     as_lines: Annotated[bool, typer.Option("--json", help="Print the addresses as JSON.")] = False,
 ) -> None:
     """Run a pipeline and serve its releases: a page, a feed, and a side for the operator."""
     if (tls_cert is None) != (tls_key is None):
         raise InvalidParameter("--tls-cert and --tls-key go together; give both")
     server = _needed()
-    pipeline = load_pipeline(path)
+    pipeline = with_engine(load_pipeline(path), engine)
     settings = server.Settings(
         host=host,
         port=port,
@@ -92,10 +100,14 @@ def serve(
         grid=grid,
         rate=rate,
         clients=clients,
+        clients_per_address=clients_per_address,
         most_body=max_body,
     )
     settings.check()
+    for words in pipeline.remarks:
+        note(words)
     if settings.run:
+        check_engine(pipeline)
         server.check_pipes(pipeline)
     first = not no_run and not pipeline.secret.exists()
     make_directory(pipeline.state, mode=0o700)

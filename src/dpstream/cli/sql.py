@@ -10,6 +10,7 @@ import typer
 
 from dpstream.cli.charges import Books, charged_runs, own_book, tell
 from dpstream.cli.exits import INTERRUPTED
+from dpstream.cli.kept import Kept
 from dpstream.cli.options import BUDGET, Payer, SecretFile, SharedLedger
 from dpstream.cli.output import note, print_json
 from dpstream.cli.releases import show
@@ -22,6 +23,7 @@ from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state.secret import beside
 from dpstream.session import run
 from dpstream.sql.plan import Compiled
+from dpstream.sql.remarks import remarks
 
 
 def sql(
@@ -64,17 +66,18 @@ def sql(
     given = _source(compiled, sources)
     if text == "-" and "-" in given:
         raise InvalidParameter("standard input cannot be the query and its source at once")
-    kept = secret if secret is not None or state is None else beside(state)
-    if kept is not None and state is not None:
-        refuse_lost_secret(kept, [state])
-    existed = kept is None or kept.exists()
+    secret_file = secret if secret is not None or state is None else beside(state)
+    if secret_file is not None and state is not None:
+        refuse_lost_secret(secret_file, [state])
+    existed = secret_file is None or secret_file.exists()
+    kept = None if sink else Kept.beside(state, query)
     book: Books = ledger or (Ledger() if state is None else own_book(state))
     stopper = Stopper(as_json=as_json)
     keep_freed_memory()
     running = run(
         query,
         source=given[0] if len(given) == 1 else given,
-        sink=sink,
+        sink=sink or kept,
         checkpoint_location=state,
         live=live,
         secret=secret,
@@ -84,6 +87,8 @@ def sql(
     )
     before = charged_runs(book, dataset)
     _tell_storage(state, ledger)
+    for words in remarks(compiled):
+        note(words)
     count = 0
     with running, stopper.listening(), progress([running], as_json=as_json) as draw:
         for release in running:
@@ -94,7 +99,7 @@ def sql(
             if stopper.signals:
                 running.stop()
     if not existed:
-        note(f"created the secret {kept}; back it up: without it this query cannot go on")
+        note(f"created the secret {secret_file}; back it up: without it this query cannot go on")
     new = tell([query], before, book, dataset)
     tell_operator([running], {query.name: None if state is None else state / "dead-letters"})
     interrupted = bool(stopper.signals) and unfinished([running])
@@ -111,7 +116,7 @@ def sql(
     elif sink:
         note(f"published {count} releases to {', '.join(sink)}")
     if not count and not interrupted:
-        note("everything was published before; a sink keeps what was")
+        _show_again(kept, query.name, sink, as_json=as_json, everything=everything)
     if interrupted:
         anew = "without --state it cannot go on: it would begin anew, and be charged anew"
         note(f"stopped; {'the same command again goes on from here' if state else anew}")
@@ -134,6 +139,21 @@ def _source(compiled: Compiled, sources: Sequence[str]) -> list[str]:
             )
         found.append(path)
     return found
+
+
+def _show_again(
+    kept: Kept | None, name: str, sink: Sequence[str] | None, *, as_json: bool, everything: bool
+) -> None:
+    """What an earlier run has published: showing it again costs nothing."""
+    releases = [] if kept is None else kept.releases(name)
+    if releases:
+        note("this was published before; here it is again, the same numbers, at no cost")
+        for release in releases:
+            show(release, as_lines=as_json, everything=everything)
+    elif sink:
+        note(f"this was published before; {', '.join(sink)} has it if that run wrote there")
+    else:
+        note("this was published before; the run that did has it, in its output or its sink")
 
 
 def _tell_storage(state: Path | None, ledger: Path | None) -> None:

@@ -102,7 +102,8 @@ def tell_operator(runs: list[Run], places: dict[str, Path | None]) -> None:
     """What became of the rows, and where those that could not be used are."""
     most = _most(runs)
     note(
-        f"{_OPERATOR_ONLY}: {most['read']:,} rows read, {most['outside']:,} outside the range, "
+        f"{_OPERATOR_ONLY}: {most['read']:,} rows read since this start, {most['outside']:,} "
+        "outside the range, "
         f"{most['late']:,} late, {most['rejected']:,} rejected"
     )
     for run in runs:

@@ -20,7 +20,7 @@ from typing import Any
 
 from dpstream.errors import MissingDependency, StateError
 
-_PATIENCE = 30.0
+_PATIENCE = 120.0  # seconds for a start: a broker on a busy machine takes long
 
 
 class Server:

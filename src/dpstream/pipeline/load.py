@@ -19,6 +19,7 @@ from dpstream.privacy.state.secret import beside
 from dpstream.session import Feed
 from dpstream.session.budget import AnyQuery
 from dpstream.sql.plan import Compiled, compile_sql
+from dpstream.sql.remarks import remarks
 
 ENGINES = ("embedded", "spark")
 
@@ -49,6 +50,8 @@ class Pipeline:
     """The SQL of each query, by its name."""
     pushed: Mapping[str, Pushed] = field(default_factory=dict)
     """Sources whose rows are handed in, by the name they are handed in under."""
+    remarks: tuple[str, ...] = ()
+    """What who wrote the queries may not expect of them."""
 
     @property
     def folders(self) -> dict[str, Path]:
@@ -84,6 +87,7 @@ def load_pipeline(path: str | Path) -> Pipeline:
         engine=_engine(path, tables.get("engine", {"name": "embedded"}), feeds),
         texts={one.query.name: one.text for one in compiled},
         pushed=_pushed(compiled, of_query, feeds, folder),
+        remarks=tuple(words for one in compiled for words in remarks(one)),
     )
 
 

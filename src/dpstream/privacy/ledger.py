@@ -165,7 +165,7 @@ class Ledger:
                 return True
             parts = book.missing(charge, digest_at, verified=verified)
             for part in parts:
-                loss = refuse_overspend(dataset, book, part)
+                loss = refuse_overspend(dataset, book, part, self.path)
                 if self._journal is not None:
                     self._journal.append([{"dataset": dataset, "at": _now()} | part.to_json()])
                 book.add(part, loss)

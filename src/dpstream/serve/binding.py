@@ -40,8 +40,8 @@ def check_binding(host: str, what: str, *, encrypted: bool, allowed: bool) -> No
         )
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 is any free one."""
+def bound_socket(host: str, port: int, option: str) -> socket.socket:
+    """A listening socket; port 0 is any free one. `option` is what names another port."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -53,6 +53,6 @@ def bound_socket(host: str, port: int) -> socket.socket:
     except OSError as problem:
         raise InvalidParameter(
             f"{host}:{port} cannot be listened on: {problem.strerror or problem}; name another "
-            "port, or stop what uses it"
+            f"port with {option} (0 is any free one), or stop what uses it"
         ) from None
     return found

@@ -31,8 +31,11 @@ class EventStream:
 
     def answer(self, request: Request, given: Mapping[str, Any]) -> Response:
         """The stream, from after `last_id` or the client's last event; from now on otherwise."""
-        if self._hub.clients >= self._hub.most_clients:
+        hub, address = self._hub, "" if request.client is None else request.client.host
+        if hub.clients >= hub.most_clients:
             raise Refusal(503, "too many clients follow the events", {"retry-after": "5"})
+        if hub.addresses[address] >= hub.most_per_address:
+            raise Refusal(429, "too many from this address follow the events", {"retry-after": "5"})
         last = given["last_id"]
         told = request.headers.get("last-event-id", "")
         if told.isascii() and told.isdigit() and len(told) <= 18:
@@ -40,13 +43,12 @@ class EventStream:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=headers)
-        content = self._follow(last, rows=given["rows"] == 1)
+        content = self._follow(last, address, rows=given["rows"] == 1)
         return StreamingResponse(content, media_type="text/event-stream", headers=headers)
 
-    async def _follow(self, last: int | None, *, rows: bool) -> AsyncIterator[bytes]:
+    async def _follow(self, last: int | None, address: str, *, rows: bool) -> AsyncIterator[bytes]:
         hub = self._hub
-        hub.clients += 1
-        try:
+        with hub.following(address):
             at = hub.newest if last is None else last
             yield b"retry: 2000\n\n"
             if at > hub.newest:  # of another store: there is nothing to go on from
@@ -59,8 +61,6 @@ class EventStream:
                 for released in await hub.events(at):
                     yield await self._bytes(released, rows=rows)
                     at = released.id
-        finally:
-            hub.clients -= 1
 
     async def _bytes(self, released: Released, *, rows: bool) -> bytes:
         place = (released.id, rows)
@@ -86,7 +86,7 @@ class EventStream:
             "release_index": released.release,
             "releases": released.planned,
             "time": released.time,
-            "rows": released.rows,
+            "groups": released.rows,
         }
         described = self._queries.get(released.query)
         if rows and described is not None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from dpstream.serve.store.reader import Released, ReleaseReader
 
@@ -25,15 +26,37 @@ class Hub:
     """Moves the reader's horizon, and wakes who waits for it."""
 
     def __init__(
-        self, reader: ReleaseReader, *, grid: float = 1.0, most_clients: int = 1000
+        self,
+        reader: ReleaseReader,
+        *,
+        grid: float = 1.0,
+        most_clients: int = 1000,
+        most_per_address: int = 100,
     ) -> None:
-        self.reader, self.grid, self.most_clients = reader, grid, most_clients
-        self.clients = 0
+        self.reader, self.grid = reader, grid
+        self.most_clients, self.most_per_address = most_clients, most_per_address
+        self.addresses: Counter[str] = Counter()  # of those who follow the events
         self.closing = False
         self.newest = 0  # what events go up to; the reader may be ahead of it for a moment
         self._recent: list[Released] = []
         self._changed = asyncio.Event()
         self._pool = ThreadPoolExecutor(1, "hub")  # however busy the threads of requests are
+
+    @property
+    def clients(self) -> int:
+        """How many follow the events."""
+        return self.addresses.total()
+
+    @contextmanager
+    def following(self, address: str) -> Iterator[None]:
+        """Somebody at this address follows the events while this lasts."""
+        self.addresses[address] += 1
+        try:
+            yield
+        finally:
+            self.addresses[address] -= 1
+            if not self.addresses[address]:
+                del self.addresses[address]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -12,11 +12,11 @@ from dpstream.serve.ingest import Intake
 from dpstream.serve.metrics import Sample
 
 COUNTS = {
-    "read": "Rows read.",
-    "outside": "Rows outside the public range.",
-    "late": "Rows that came too late.",
-    "other_keys": "Rows of keys that are not public.",
-    "rejected": "Rows set aside as dead letters.",
+    "read": "Rows read since this start.",
+    "outside": "Rows outside the public range since this start.",
+    "late": "Rows that came too late since this start.",
+    "other_keys": "Rows of keys that are not public since this start.",
+    "rejected": "Rows set aside as dead letters since this start.",
 }
 _POSTED = {
     "accepted": "Rows taken in.",

@@ -225,7 +225,7 @@ class OperatorSide:
         return json_answer(request, {"dead_letters": found[: given["limit"]]})
 
     async def _ingest(self, request: Request, given: Given) -> Response:
-        over = not self.takes_rows or self.supervisor.state == "finished"
+        over = not self.takes_rows or self.supervisor.state in ("finished", "refused")
         if over and given["source"] in self.pipeline.pushed:
             raise Refusal(
                 409, "the pipeline does not run, or has ended; nobody would read the rows"

@@ -50,6 +50,7 @@ class Settings:
     grid: float = 1.0
     rate: float = 200.0
     clients: int = 1000
+    clients_per_address: int = 100
     most_body: int = 16 << 20
 
     def check(self) -> None:
@@ -106,19 +107,24 @@ def _run(
     for each in queries.values():
         _ = each.public  # worked out before the first request, and wrong ones refused
     reader = ReleaseReader(store_folder(pipeline))
-    hub = Hub(reader, grid=settings.grid, most_clients=settings.clients)
+    hub = Hub(
+        reader,
+        grid=settings.grid,
+        most_clients=settings.clients,
+        most_per_address=settings.clients_per_address,
+    )
     public = Public(queries=queries, hub=hub, ledger=ledger, rate=settings.rate)
     operator = OperatorSide(
         pipeline=pipeline,
         token=token,
-        supervisor=Supervisor(path=pipeline.path, say=say),
+        supervisor=Supervisor(path=pipeline.path, engine=pipeline.engine["name"], say=say),
         hub=hub,
         most_body=settings.most_body,
         takes_rows=settings.run,
     )
     sockets = [
-        bound_socket(settings.host, settings.port),
-        bound_socket(settings.operator_host, settings.operator_port),
+        bound_socket(settings.host, settings.port, "--port"),
+        bound_socket(settings.operator_host, settings.operator_port, "--operator-port"),
     ]
     scheme = "https" if settings.certificate is not None else "http"
     hosts = (settings.host, settings.operator_host)

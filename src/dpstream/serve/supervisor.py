@@ -19,7 +19,8 @@ _PATIENCE = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before it is started ag
 _STOPPING = 5.0  # seconds that a stop may take
 _LONGEST_LINE = 1 << 24
 _SAYING = 60.0  # seconds between two notes about rows that were not used
-State = Literal["starting", "running", "restarting", "finished", "stopped", "not run"]
+_NOT_AGAIN = ("BudgetExceeded",)  # nothing changes until the operator acts
+State = Literal["starting", "running", "restarting", "finished", "stopped", "not run", "refused"]
 
 
 @dataclass(kw_only=True)
@@ -27,6 +28,8 @@ class Supervisor:
     """Starts a pipeline's process, and starts it again when it dies."""
 
     path: Path
+    engine: str = "embedded"
+    """Where the queries run."""
     command: tuple[str, ...] = (sys.executable, "-m", "dpstream.serve.worker")
     state: State = "not run"
     restarts: int = 0
@@ -50,7 +53,7 @@ class Supervisor:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-            self.state = "stopped" if self.state != "finished" else self.state
+            self.state = "stopped" if self.state not in ("finished", "refused") else self.state
 
     async def _keep(self) -> None:
         tries = 0
@@ -64,16 +67,31 @@ class Supervisor:
             if code == 0:
                 self.state = "finished"
                 return
+            if code is not None and self._is_refused():
+                return
             _LOG.warning("the pipeline's process has left with %s: %s", code, self.problem)
             self.state = "restarting"
             self.restarts += 1
             await asyncio.sleep(_PATIENCE[min(tries, len(_PATIENCE) - 1)])
             tries += 1
 
+    def _is_refused(self) -> bool:
+        """Has it left for a reason that the next try would find unchanged?"""
+        if self.problem is None or self.problem.get("error") not in _NOT_AGAIN:
+            return False
+        self.state = "refused"
+        self.problem["next"] = (
+            "it is not tried again; what was released is still served; mend the budget or the "
+            "pipeline file, and start dpstream serve again"
+        )
+        self.say(f"the pipeline does not run: {self.problem['message']}; {self.problem['next']}")
+        return True
+
     async def _once(self) -> int:
         process = await asyncio.create_subprocess_exec(
             *self.command,
             str(self.path),
+            self.engine,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_LONGEST_LINE,
@@ -104,7 +122,7 @@ class Supervisor:
 
     def _note_rows(self) -> None:
         words = "; ".join(
-            f"{name}: {one['rejected']} of {one['read']} rows rejected, "
+            f"{name}: {one['rejected']} of {one['read']} rows rejected since this start, "
             f"{one['outside']} outside the range"
             for name, one in self.told.get("queries", {}).items()
             if one["rejected"] or one["outside"]

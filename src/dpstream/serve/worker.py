@@ -20,6 +20,7 @@ from dpstream.engines.clock import SystemClock
 from dpstream.engines.local import Options
 from dpstream.engines.memory import keep_freed_memory
 from dpstream.pipeline import Pipeline, load_pipeline
+from dpstream.pipeline.engines import with_engine
 from dpstream.pipeline.start import open_book, refuse_lost_secret, start
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
@@ -133,7 +134,7 @@ def _report_for_ever(runs: Runs, over: threading.Event) -> None:
 
 
 def main(args: Sequence[str]) -> int:
-    """Run the pipeline of a file; the exit code is that of `dpstream run`."""
+    """Run the pipeline of a file, on an engine; the exit code is that of `dpstream run`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who has started it
     over, stop = threading.Event(), threading.Event()
     known: list[Runs] = []
@@ -147,15 +148,19 @@ def main(args: Sequence[str]) -> int:
         thread.start()
         threads.append(thread)
 
+    failed: dict[str, Any] | None = None
     try:
-        publish(load_pipeline(Path(args[0])), tell=tell, stopped=stop)
+        engine = args[1] if len(args) > 1 else None
+        publish(with_engine(load_pipeline(Path(args[0])), engine), tell=tell, stopped=stop)
     except Exception as problem:
-        _tell({"error": type(problem).__name__, "message": str(problem)})
-        return 1
+        failed = {"error": type(problem).__name__, "message": str(problem)}
     finally:
         over.set()
         for thread in threads:
             thread.join()
+    if failed is not None:
+        _tell(failed)  # the last word: a report after it would say that all is well
+        return 1
     return 0
 
 

@@ -15,6 +15,8 @@ from dpstream.privacy.amounts import show
 from dpstream.privacy.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.refusals import book_in_words
+from dpstream.privacy.remaining import shown
 from dpstream.privacy.state import MemoryWindowKeys
 from dpstream.stages.plan import planned
 from dpstream.stages.query import Query
@@ -33,6 +35,7 @@ def refuse_early(
     not open yet would be opened by the first of them, for it alone.
     """
     book = next((each for each in ledger.report() if each["dataset"] == dataset), None)
+    path = ledger.path
     if book is None and len(queries) < 2:
         return
     if book is None:
@@ -45,9 +48,9 @@ def refuse_early(
     users = [query for query in new if isinstance(query, Query)]
     series = [query for query in new if isinstance(query, SeriesQuery)]
     if users and book["terms"]["measure"] == "mu_squared":
-        _refuse_users(dataset, book, users)
+        _refuse_users(book_in_words(dataset, path), book, users)
     if series and book["terms"]["unit"] != "user":
-        _refuse_series(ledger, dataset, series)
+        _refuse_series(ledger, dataset, series, book_in_words(dataset, path))
 
 
 def _charged(folder: Path | None, paid: set[str]) -> bool:
@@ -55,23 +58,54 @@ def _charged(folder: Path | None, paid: set[str]) -> bool:
     return kept is not None and kept["run"].hex() in paid
 
 
-def _refuse_users(dataset: str, book: dict[str, Any], queries: Sequence[Query]) -> None:
-    copy = Ledger()
+def _refuse_users(which: str, book: dict[str, Any], queries: Sequence[Query]) -> None:
+    """Whose rows are protected is looked at before how much of the budget is left for them."""
+    copy, dataset = Ledger(), book["dataset"]
     copy.open(dataset, Terms.from_json(book["terms"]))
     for line in book["spent_on"]:
         copy.charge(dataset, _as_spent(line))
     for number, query in enumerate(queries):
         run, keys = number.to_bytes(16, "big"), MemoryWindowKeys()
+        plan = planned(query.starting(0))
+        copy.admit(dataset, plan.terms(), f"query {query.name!r}")
         spend = QuerySpend(run=run, query=query.name, ledger=copy, dataset=dataset, keys=keys)
         try:
-            planned(query.starting(0)).pay(spend, "copy")
+            plan.pay(spend, "copy")
         except BudgetExceeded as problem:
+            (now,) = copy.report()
             raise BudgetExceeded(
-                f"the query {query.name!r} does not fit into the book: {problem}; nothing was read"
+                f"the query {query.name!r} does not fit into {which}: "
+                f"{_short_of(query, plan.calibrated.mu_squared, now, str(problem))}"
+                f"{_seen_before(query, book)}; nothing was read"
             ) from None
 
 
-def _refuse_series(ledger: Ledger, dataset: str, queries: Sequence[SeriesQuery]) -> None:
+def _short_of(query: Query, asked: Fraction, book: dict[str, Any], problem: str) -> str:
+    """What is missing, in the numbers of the query and of the promise."""
+    terms, left = Terms.from_json(book["terms"]), Fraction(book["left"])
+    if asked <= left:  # there is room for its noise: the problem says for what there is none
+        return problem.partition(": ")[2]
+    whole = shown(terms, terms.total)
+    return (
+        f"it asks for epsilon = {show(query.epsilon)}, delta = {show(query.delta)}, and of the "
+        f"book's {whole} only {shown(terms, left).partition(' = ')[2]} is left; lower its epsilon, "
+        "or agree on a larger book"
+    )
+
+
+def _seen_before(query: Query, book: dict[str, Any]) -> str:
+    """Somebody who repeats a query wants its releases, not another charge."""
+    if all(line["query"] != query.name for line in book["spent_on"]):
+        return ""
+    return (
+        f"; a query {query.name!r} was charged before: to see its releases again, use the state "
+        "directory of that run"
+    )
+
+
+def _refuse_series(
+    ledger: Ledger, dataset: str, queries: Sequence[SeriesQuery], which: str
+) -> None:
     """A mechanism may spend all that it promises in any of its windows of steps."""
     book = ledger.terms(dataset)
     assert book is not None
@@ -85,7 +119,7 @@ def _refuse_series(ledger: Ledger, dataset: str, queries: Sequence[SeriesQuery])
         asked = terms.total * math.ceil(Fraction(book.width, terms.width))
         if spent + asked > book.total:
             raise BudgetExceeded(
-                f"the query {query.name!r} does not fit into the book: {dataset}: it may spend "
+                f"the query {query.name!r} does not fit into {which}: it may spend "
                 f"{terms.measure}={show(asked)} within {book.width} steps, but only "
                 f"{show(max(book.total - spent, Fraction(0)))} of {show(book.total)} is left; "
                 f"lower {terms.measure}; nothing was read"

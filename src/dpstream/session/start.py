@@ -133,7 +133,8 @@ def _elsewhere(
     if isinstance(query, SeriesQuery):
         raise InvalidParameter(
             f"{query.name!r} is a time series ({type(query.mechanism).__name__}), which one "
-            "process publishes step by step; run it on the embedded engine (without engine=)"
+            "process publishes step by step; run it on the embedded engine: without engine=, "
+            "without --engine, without [engine] in the pipeline file"
         )
     if isinstance(source, Mapping):
         if query.name not in source and len(source) != 1:
@@ -145,10 +146,7 @@ def _elsewhere(
     for spec, growing in ((source, live), (history, False)):
         found = None if spec is None else engine.source(spec)
         if found is None and is_uri(spec):
-            raise InvalidParameter(
-                f"{Address(spec).where} is read by one process; give the engine a stream of its "
-                'own, such as spark.readStream.format("kafka"), or run without engine='
-            )
+            raise _not_by_one_process(Address(spec))
         if spec is not None and found is None:
             found = _opened(_absolute(spec), growing, None)
         sources.append(found)
@@ -160,6 +158,21 @@ def _elsewhere(
         by_clock=live,
         sink=open_sink(sink) if known is None else known,
         **parts,
+    )
+
+
+def _not_by_one_process(address: Address) -> InvalidParameter:
+    """Connectors read a server from one process, with places of their own in it."""
+    advice = "give the engine a stream of its own"
+    if address.scheme == "kafka":
+        advice += (
+            ': source=session.readStream.format("kafka").option("kafka.bootstrap.servers", '
+            f'"{address.servers}").option("subscribe", "{address.path}").load(), with its value '
+            "parsed by from_json (docs/howto/kafka-on-spark.md)"
+        )
+    return InvalidParameter(
+        f"{address.where} is read by one process; {advice}; or use the embedded engine (without "
+        "engine=)"
     )
 
 
@@ -297,6 +310,11 @@ def _opened(
         if folder is None:
             raise InvalidParameter(f"the source {PUSHED!r} needs a state directory")
         return PushedSource(pushed_folder(folder, name))
+    if live and isinstance(source, list | tuple):
+        raise InvalidParameter(
+            f"live reads one directory, and not the list {source!r:.200}; move the files into one, "
+            "name older ones as history, or leave live out"
+        )
     growing = live and _is_path(source)
     opened = GrowingDirectory(Path(source)) if growing else open_source(source, options=options)
     if not opened.replayable and folder is not None:

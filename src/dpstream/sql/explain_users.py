@@ -7,7 +7,7 @@ from typing import Any
 from dpstream.privacy.amounts import show
 from dpstream.sql.drawing import Stage
 from dpstream.sql.explanation import NOT_PROTECTED, Explanation, computed_columns
-from dpstream.stages.aggregates import Measure, Variance
+from dpstream.stages.aggregates import Measure
 from dpstream.stages.bounding import Bounds
 from dpstream.stages.plan import Plan, planned
 from dpstream.stages.query import Query
@@ -168,13 +168,14 @@ def _columns(plan: Plan, releases: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     at = {measure: number for number, measure in enumerate(query.measures)}
     for aggregate in query.aggregates:
-        if isinstance(aggregate, Variance):
-            note = "its error bar depends on the values; each release says its own"
+        if aggregate.error_bar == "with_release":
+            note = "each release says its own error bar, which depends on what it is made of"
             found.append({"column": aggregate.name, "first": None, "last": None, "note": note})
             continue
-        measure, *rows = aggregate.measures(query.one_row)
+        measure = aggregate.measures(query.one_row)[0]
         spread = window.stddevs[at[measure]] * float(measure.quantum)
-        note = " (divided by the number of rows of the group)" if rows else ""
+        per_row = aggregate.error_bar == "per_row"
+        note = " (divided by the number of rows of the group)" if per_row else ""
         found.append(
             {
                 "column": aggregate.name,
@@ -195,20 +196,34 @@ def _keys(query: Query, thresholds: Any, pre: int) -> dict[str, Any]:
             words = "there is one group, all rows, and it is always shown"
         return {"public": True, "words": words}
     first, last = int(thresholds[0]), int(thresholds[-1])
+    least, most = int(min(thresholds)), int(max(thresholds))
     stays = "once shown it stays"
     if query.in_rounds:
         stays = "as many again since then for each further release"
     words = (
-        f"a key needs about {last} units to appear by the end of its window ({first} at its first "
-        f"release); {stays}; keys with {pre} units or fewer are never looked at"
+        f"a key needs about {last} units to appear by the end of its window"
+        f"{_hardest(thresholds, least, most)}; {stays}; keys with {pre} "
+        f"{'unit' if pre == 1 else 'units'} or fewer are never looked at"
     )
     return {
         "public": False,
         "first_threshold": first,
         "last_threshold": last,
+        "smallest_threshold": least,
+        "largest_threshold": most,
         "pre_threshold": pre,
         "words": words,
     }
+
+
+def _hardest(thresholds: Any, least: int, most: int) -> str:
+    """The release at which a key needs the fewest units to be seen, and that with the most."""
+    if least == most:
+        return " (the same at each release)" if len(thresholds) > 1 else ""
+    easy, hard = (list(thresholds).index(each) + 1 for each in (least, most))
+    return (
+        f" (at its smallest {least}, at release {easy}; at its largest {most}, at release {hard})"
+    )
 
 
 def _budget(plan: Plan) -> dict[str, Any]:

@@ -34,6 +34,8 @@ class Compiled:
     query: Query | SeriesQuery
     table: str
     text: str
+    given: frozenset[str] = frozenset()
+    """The parameters of the query that were said, by the text or beside it."""
 
 
 def compile_sql(text: str, name: str | None = None, **overrides: Any) -> Compiled:
@@ -49,7 +51,8 @@ def compile_sql(text: str, name: str | None = None, **overrides: Any) -> Compile
     draft = Draft(statement=parse(text), overrides=overrides, name=name or "query")
     for rule in RULES:
         rule(draft)
-    return Compiled(query=_query(draft), table=draft.relation.table, text=text)
+    given = frozenset(draft.parameters)
+    return Compiled(query=_query(draft), table=draft.relation.table, text=text, given=given)
 
 
 class _Window(NamedTuple):

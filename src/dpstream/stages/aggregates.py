@@ -26,6 +26,8 @@ from dpstream.records import Integers, Reals
 
 Pair: TypeAlias = tuple[Any, Reals]
 """Answers and their standard deviations."""
+ErrorBar: TypeAlias = Literal["fixed", "per_row", "with_release"]
+"""That of its first measure; that, divided by the rows of the group; or only a release says it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,8 @@ class Count:
     name: str = "count"
     grows: ClassVar[bool] = True
     """Does it grow with every row? Then rows that bounding dropped can be made up for."""
+    error_bar: ClassVar[ErrorBar] = "fixed"
+    """What is known of its error bar before a row is read."""
 
     def measures(self, one_row: bool) -> tuple[Measure, ...]:
         """Rows; they are the units where a unit has one row per group."""
@@ -129,6 +133,7 @@ class Sum:
     chosen: bool = field(kw_only=True, default=True, repr=False)
     """Did the user choose the quantum?"""
     grows: ClassVar[bool] = True
+    error_bar: ClassVar[ErrorBar] = "fixed"
 
     def __post_init__(self) -> None:
         lo, hi = exact(self.lo, "lo"), exact(self.hi, "hi")
@@ -179,6 +184,7 @@ class Avg(Sum):
     """AVG of a column, each value clamped to [lo, hi] first; NULL counts as the middle."""
 
     grows = False
+    error_bar: ClassVar[ErrorBar] = "per_row"
 
     @property
     def middle(self) -> Fraction:
@@ -207,6 +213,8 @@ class Avg(Sum):
 @dataclass(frozen=True)
 class Variance(Avg):
     """VAR_POP of a column, each value clamped to [lo, hi] first; NULL counts as the middle."""
+
+    error_bar: ClassVar[ErrorBar] = "with_release"
 
     @property
     def squares(self) -> Measure:

@@ -231,6 +231,14 @@ class Flow:
         places = self._split(rows.groups, verdicts)
         self._each(one, self.groups(window), places, few=len(rows) < _FEW)
 
+    def add_sums(self, window: int, groups: Words, sums: Integers, keys: pa.Table) -> None:
+        """The same for sums that were made of such rows elsewhere (`summed`)."""
+        plan = self._window_plan(window)
+        early = -1 if plan.public else plan.pre_threshold
+        for bucket, places in zip(self.groups(window), self._split(groups), strict=True):
+            mine = (groups[places], sums[places], keys.take(pa.array(places)))
+            bucket.add_sums(*mine, pre_threshold=early)
+
     def kept_share(self, due: Due, spend: Doors) -> tuple[float, float]:
         """The noisy share of rows that bounding kept, and its standard deviation."""
         if not self.query.totals:

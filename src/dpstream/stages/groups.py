@@ -18,6 +18,7 @@ from dpstream.stages.bounding import FIRST, Verdicts
 from dpstream.stages.tables import SLICE, Table
 
 _LARGEST_SUM = 1 << 61
+_TOO_LARGE = "a sum left the integers of 61 bits; use a coarser quantum"
 _KINDS = ("units", "rows", "value", "round")
 _ACTIVE = 1  # a group has been active, and its key columns are known
 _FEW = 32  # pieces of key columns before they are joined
@@ -84,12 +85,25 @@ class GroupBucket:
             state = (self.codes, self.table.numbers, pre_threshold, became, at, _LARGEST_SUM)
             count, over = _add(rows, part, verdicts, new, values, *state)
             if over:
-                raise StateError("a sum left the integers of 61 bits; use a coarser quantum")
+                raise StateError(_TOO_LARGE)
             if count:
                 found.append((became[:count].copy(), at[:count].copy()))
         if found:
             active, named = (np.concatenate(parts) for parts in zip(*found, strict=True))
             self._activate(active, keys.take(pa.array(named)))
+
+    def add_sums(
+        self, groups: Words, sums: Integers, keys: pa.Table, *, pre_threshold: int
+    ) -> None:
+        """Add what `summed` has made of rows elsewhere: the same as to add the rows."""
+        rows = self.table.rows(groups)
+        became: Integers = np.empty(len(rows), np.int64)
+        state = (self.table.numbers, pre_threshold, became, _LARGEST_SUM)
+        count, over = _add_sums(rows, sums, *state)
+        if over:
+            raise StateError(_TOO_LARGE)
+        if count:
+            self._activate(rows[became[:count]], keys.take(pa.array(became[:count])))
 
     def _new_in_round(
         self, groups: Words, units: Words, rows: Integers, places: Integers, step: int, size: int
@@ -145,6 +159,44 @@ class GroupBucket:
         others = sum(n.ids.nbytes + n.state.nbytes for n in self.shown.noise)
         members = 0 if self.members is None else self.members.bytes
         return self.table.bytes + members + noise + others + sum(int(k.nbytes) for k in self.keys)
+
+
+def summed(
+    measures: Sequence[Measure], groups: Words, verdicts: Verdicts, values: Integers
+) -> tuple[Words, Integers, Integers]:
+    """Groups of rows that are kept, their sums, and the first row of each.
+
+    Sums are exact integers, so parts of a step may be summed wherever they are and added later, in
+    any order. Not for keys that are found in rounds: there it matters whose rows they are.
+    """
+    places = np.flatnonzero(verdicts)
+    codes, table = np.array([_KINDS.index(m.kind) for m in measures]), Table(len(measures))
+    rows = table.rows(groups, places)
+    nowhere: Integers = np.empty(0, np.int64)
+    state = (codes, table.numbers, -1, nowhere, nowhere, _LARGEST_SUM)
+    _, over = _add(rows, places, verdicts, verdicts, values, *state)
+    if over:
+        raise StateError(_TOO_LARGE)
+    first: Integers = np.empty(table.used, np.int64)
+    first[rows[::-1]] = places[::-1]
+    return table.ids[: table.used], table.numbers[: table.used], first
+
+
+@compiled
+def _add_sums(
+    rows: Any, more: Any, sums: Any, pre_threshold: int, became: Any, largest: int
+) -> tuple[int, bool]:
+    """Add sums to each row's; note the places where a group passes the pre-threshold."""
+    count, over = 0, False
+    for i in range(len(rows)):
+        row, before = rows[i], sums[rows[i], 0]
+        for m in range(more.shape[1]):
+            sums[row, m] += more[i, m]
+            over |= abs(sums[row, m]) > largest
+        if pre_threshold >= 0 and before <= pre_threshold < sums[row, 0]:
+            became[count] = i
+            count += 1
+    return count, over
 
 
 @compiled

@@ -63,8 +63,8 @@ class Query:
     others (1 each); "selection" is the count that finds keys. `last_share`: the part of what the
     selection of keys may lose that is kept for a window's last release; `last_budget`: the part of
     the budget that measures that release once more (None: all releases alike).
-    `confidence`: publish an interval that holds the truth with this probability, as far as noise
-    goes. `debias="global"` estimates, under the same budget, what share of all rows the bounds have
+    `confidence`: publish an interval that holds the truth of the rows kept with this probability.
+    `debias="global"` estimates, under the same budget, what share of all rows the bounds have
     kept, and makes up for it in counts and sums; it counts at most `debias_rows` rows of a unit.
 
     A unit contributes at most `max_groups_contributed` groups (over all windows),

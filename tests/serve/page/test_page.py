@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from dpstream.cli.releases import with_margin
 from tests.serve.page.conftest import DESKTOP, PHONE, until
 from tests.serve.page.logs import LATE_PAGE, PAGES
 
@@ -50,8 +51,9 @@ def test_the_chart_shows_the_largest_keys_with_margins(visit, story):
     assert min(page.evaluate(PAINTED)) > 100
     for text, row in zip(page.locator(".chip-value").all_inner_texts(), largest, strict=True):
         value, margin = FIGURE.match(text).groups()
+        assert with_margin(row["values"]["visitors"], 2 * row["stddev"]["visitors"]) == text
         assert abs(float(value.replace(",", "")) - row["values"]["visitors"]) <= 0.5
-        assert abs(float(margin) - 2 * row["stddev"]["visitors"]) <= 0.5
+        assert 0 <= float(margin) - 2 * row["stddev"]["visitors"] <= 1
 
 
 def test_the_chart_marks_when_a_key_appeared(visit, story):
@@ -177,7 +179,8 @@ def test_another_number_and_another_query_are_chosen(visit, story):
     page.click("text=everybody")
     page.wait_for_selector("#numbers-card:visible")
     (row,) = story.get("api/queries/everybody/latest")["rows"]
-    assert page.inner_text("#numbers b").replace(",", "") == str(row["values"]["users"])
+    shown = f"{page.inner_text('#numbers b')} {page.inner_text('#numbers span')}"
+    assert shown == with_margin(row["values"]["users"], 2 * row["stddev"]["users"])
     assert page.is_hidden("#keys-card")
 
 
@@ -209,7 +212,7 @@ def test_what_another_epsilon_would_do(visit, story):
     told = story.get("api/what-if?query=pages&epsilon=20")
 
     assert page.inner_text("#whatif output") == "20"
-    expected = round(2 * told["then"]["columns"][0]["most"], 1)
+    _, _, expected = with_margin(0, 2 * told["then"]["columns"][0]["most"]).partition("± ")
     assert f"± {expected}" in page.inner_text("#whatif tbody tr:first-child")
     assert str(told["then"]["keys"]["last_threshold"]) in page.inner_text("#whatif .then p")
     page.fill("#w-max_groups_contributed", "9")

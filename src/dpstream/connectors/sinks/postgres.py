@@ -51,11 +51,14 @@ class PostgresSink(DatabaseSink):
             ) from problem
 
     def connect(self) -> Any:
-        """Connect, and make the schema."""
+        """Connect, and make the schema; two that start at once may both want to."""
+        from psycopg.errors import DuplicateSchema, UniqueViolation
+
         connection = self._connect()
         schema = _name(self._schema)
         if connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone()[0] is None:
-            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+            with suppress(UniqueViolation, DuplicateSchema):  # another was quicker: it is there
+                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
         connection.execute(f"SET search_path = {schema}, pg_temp")
         connection.execute("SET synchronous_commit = on")  # a commit is there to stay
         return connection

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +15,16 @@ from dpstream.connectors.sources.text import unreadable
 from dpstream.errors import InvalidInput
 from dpstream.records import Batch, Position
 
+_LOG = logging.getLogger("dpstream.sources")
+
 
 class GrowingDirectory:
     """Each file is a partition, named by its file name; files must not change once they are there.
 
     Write a file under a name that is ignored (one that begins with "." or "_", or ends in ".tmp"
     or ".part") and rename it when it is complete. New files come after those already known, in
-    the order of their names.
+    the order of their names. One that is written to after it was read is not read again: that is
+    said once, in the log `dpstream.sources`.
     """
 
     bounded = False
@@ -28,18 +33,22 @@ class GrowingDirectory:
     partitions_end = True  # a file is complete when it comes
 
     def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise InvalidInput(f"there is no directory {folder}; create it before the stream runs")
+        _check_folder(folder)
         self._folder = folder
         self._known: list[str] = []
         self._sizes: dict[str, int] = {}
         self._ends: dict[str, Batch] = {}
+        self._written: dict[str, tuple[int, int]] = {}  # size and time when it was read
         self._files = Files([])
 
     def partitions(self) -> list[str]:
         """The files seen so far, in the order of their names; newer ones behind."""
         try:
-            found = sorted(path.name for path in self._folder.iterdir() if _is_complete(path))
+            with os.scandir(self._folder) as entries:
+                files = [entry for entry in entries if _is_complete(entry)]
+                found = sorted(entry.name for entry in files)
+                for entry in files:
+                    self._notice(entry)
         except OSError as problem:
             raise unreadable(self._folder, problem) from problem
         known = set(self._known)
@@ -68,11 +77,30 @@ class GrowingDirectory:
         batch = self._files.read(path, position, columns=columns, until=until)
         if batch.done and until is None:
             self._ends[partition] = replace(batch, table=batch.table.slice(0, 0), rejected=[])
+            if partition not in self._written:
+                self._written[partition] = _written(os.stat(path))
         return batch
 
     def close(self) -> None:
         """Close every file."""
         self._files.close()
+
+    def _notice(self, entry: os.DirEntry[str]) -> None:
+        """Tell the operator of a file that was written to after it was read, once."""
+        before = self._written.get(entry.name)
+        if before is None:
+            return
+        now = _written(entry.stat())
+        if now != before:
+            self._written[entry.name] = now
+            _LOG.warning(
+                "%s was written to after it was read (%d bytes then, %d now): what was added or "
+                "changed is not counted; write new rows to a new file, under a name that begins "
+                "with '.', and rename it when it is complete",
+                entry.path,
+                before[0],
+                now[0],
+            )
 
     def _check(self, partition: str) -> None:
         """The file is there and as long as when it was first read."""
@@ -97,6 +125,28 @@ def _has(batch: Batch, columns: Sequence[str] | None) -> bool:
     return columns is not None and set(columns) == set(batch.table.column_names)
 
 
-def _is_complete(path: Path) -> bool:
-    hidden = path.name.startswith((".", "_")) or path.name.endswith((".tmp", ".part"))
-    return not hidden and suffix(path) is not None and path.is_file()
+def _check_folder(folder: Path) -> None:
+    """Refuse what cannot grow file by file, with what can be done instead."""
+    if folder.is_dir():
+        return
+    instead = (
+        "name a directory into which complete files are moved, '-' to pipe rows in, or 'http:' "
+        "to post them to dpstream serve"
+    )
+    if folder.is_file():
+        raise InvalidInput(
+            f"{folder} is a file, and live reads whole files as they come: rows appended to one "
+            f"would not be seen; {instead}; without live the file is read once, by event time"
+        )
+    if any(sign in str(folder) for sign in "*?["):
+        raise InvalidInput(f"live cannot read the pattern {folder}; {instead}")
+    raise InvalidInput(f"there is no directory {folder}; create it before the stream runs")
+
+
+def _written(found: os.stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_mtime_ns
+
+
+def _is_complete(entry: os.DirEntry[str]) -> bool:
+    hidden = entry.name.startswith((".", "_")) or entry.name.endswith((".tmp", ".part"))
+    return not hidden and suffix(Path(entry.name)) is not None and entry.is_file()

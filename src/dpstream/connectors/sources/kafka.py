@@ -10,6 +10,7 @@ Offsets may have gaps (transactions, compaction), so a position always follows a
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from dpstream.records import Batch, Position
 
 _BYTES = 32 << 20  # of one chunk
 _PAUSE = 0.1  # seconds between two tries of a bounded source
+_log = logging.getLogger("dpstream")
 
 
 def from_options(options: Options) -> KafkaSource:
@@ -161,8 +163,16 @@ class KafkaSource:
         told = self._topic.range_of(number)
         if told is None:
             return None
-        latest = self._latest and number in (self._begun_with or ())
-        return (told[1], told[1]) if latest else (told[0], told[0])
+        if self._latest and number in (self._begun_with or ()):
+            return told[1], told[1]
+        if told[0]:
+            _log.warning(
+                "%s, partition %d begins at offset %d: what was at the %d offsets before was "
+                "removed (by retention or by hand) before the first read and is in no release; "
+                "keep messages for longer",
+                *(self._where, number, told[0], told[0]),
+            )
+        return told[0], told[0]
 
     def _span(self, position: Position) -> tuple[int, int]:
         """The first and the next offset of a position, which must be one of this topic."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from dpstream.errors import StateError
-from dpstream.privacy.state.files import erase, replace
+from dpstream.privacy.state.files import erase, replace, writing
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class SharedFiles:
     def write(self, name: str, *content: Any) -> None:
         """Put a file there, whole."""
         if self.local is not None:
-            replace(self.local / name, *content)
+            with writing(self.local / name):
+                replace(self.local / name, *content)
             return
         system, root = _system(self.location)
         place = f"{root}/{name}"
@@ -73,7 +74,8 @@ class SharedFiles:
                 system.delete_file(f"{root}/{name}")
 
     def remove_all(self) -> None:
-        """Remove the folder with everything in it, before any noise is there."""
+        """Remove the folder with everything in it; state, which holds noise, is overwritten."""
+        self.remove(self.names("state"))
         system, root = _system(self.location)
         if system.get_file_info(root).type == fs.FileType.Directory:
             system.delete_dir(root)

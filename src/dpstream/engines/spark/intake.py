@@ -13,10 +13,10 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dpstream.engines.chunks import Aside
-from dpstream.engines.spark.jobs import Jobs, arrow_schema, is_frame, rejected
+from dpstream.engines.spark.jobs import ADAPTIVE, Jobs, arrow_schema, is_frame, rejected
 from dpstream.engines.spark.progress import Progress
 from dpstream.engines.spark.waiting import StepDigests, added
-from dpstream.errors import NoiseReuse
+from dpstream.errors import NoiseReuse, StateError
 from dpstream.records import Source
 from dpstream.stages.row_reader import RowReader
 
@@ -93,6 +93,7 @@ class Intake:
         return frame.select(*self.jobs.plan.query.source_columns)
 
     def _batch(self, frame: DataFrame, number: int) -> None:
+        frame.sparkSession.conf.set(ADAPTIVE, "false")  # the stream has a session of its own
         try:
             with self.lock:
                 self._one_batch(frame, number)
@@ -111,6 +112,12 @@ class Intake:
         if number == progress.batch:
             self._refuse_other_rows(frame, number)
             return
+        if number > progress.batch + 1:
+            raise StateError(
+                f"the stream goes on with batch {number}, and batch {progress.batch + 1} was never "
+                "taken in: the run's progress is older than the stream's checkpoint; restore the "
+                "newest spark.dps, or use a new state directory (a new run, charged anew)"
+            )
         arrived = self.arriving()
         digests = self._take(frame, None, [], f"batch {number}", arrived)
         progress.batch, progress.batch_digests = number, digests

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.engines.spark import publishing, reading
+from dpstream.engines.spark.failures import understood
 from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.packets import IN_SPARK, Shape, ids, numbers, opened
 from dpstream.engines.spark.progress import Progress
@@ -20,7 +21,7 @@ from dpstream.engines.spark.publishing import Publishing, ShippedPlan
 from dpstream.engines.spark.reading import Reading
 from dpstream.engines.spark.tasks import Keys, Task, opening, packer
 from dpstream.engines.spark.waiting import StepDigests, Waiting, added, from_text
-from dpstream.errors import DpstreamError, InvalidInput, NoiseReuse, StateError
+from dpstream.errors import StateError
 from dpstream.privacy.query_spend import LentKeys
 from dpstream.records import Integers, Rejected, Source
 from dpstream.stages.flow import Publication
@@ -30,6 +31,8 @@ from dpstream.stages.rows import RowKeys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_TASKS = 4  # that read files, for each core: a task costs as much as ten thousand rows
 
 Noisy = tuple[int, int, Integers, pa.Table]
 """(step, window, sums, keys) of what is published of a window, in order."""
@@ -50,6 +53,7 @@ class Jobs:
     """Runs the jobs of one query on a session."""
 
     session: SparkSession
+    """As `as_planned` makes it."""
     plan: Plan
     types: dict[str, pa.DataType]
     buckets: int
@@ -82,8 +86,8 @@ class Jobs:
             source.close()  # open files do not travel
         with self._shipped(task, sealed) as does:
             if frame is None:
-                count = len(partitions)
-                rows = self.session.range(0, count, 1, count)
+                tasks = min(len(partitions), _TASKS * self.session.sparkContext.defaultParallelism)
+                rows = self.session.range(0, len(partitions), 1, max(tasks, 1))
                 read = rows.mapInArrow(does(reading.read_source), IN_SPARK)
             else:
                 read = frame.mapInArrow(does(reading.read_frame), IN_SPARK)
@@ -170,10 +174,24 @@ def _noisy(shape: Shape, table: pa.Table | None) -> Iterator[Noisy]:
     order = np.lexsort((words[:, 1], words[:, 0], since, windows, steps))
     table, steps, windows = table.take(pa.array(order)), steps[order], windows[order]
     edges = np.flatnonzero((np.diff(steps) != 0) | (np.diff(windows) != 0)) + 1
-    sums = np.stack([numbers(table, f"m{n}") for n in range(shape.measures)], axis=1)
-    keys = shape.keys_of(table)
+    sums, keys = shape.sums(table), shape.keys_of(table)
     for a, b in zip([0, *edges], [*edges, len(steps)], strict=True):
         yield int(steps[a]), int(windows[a]), sums[a:b], keys.slice(a, b - a)
+
+
+ADAPTIVE = "spark.sql.adaptive.enabled"
+
+
+def as_planned(session: SparkSession) -> SparkSession:
+    """A session beside the caller's own, whose jobs run as they are written.
+
+    Adaptive execution would make a job of every stage, to look at its sizes before the next one:
+    ours are fixed, and it may not change them.
+    """
+    made = session.newSession()
+    made.conf.set(ADAPTIVE, "false")
+    type(session)(session.sparkContext, session._jsparkSession)  # RDD.toDF is the caller's again
+    return made
 
 
 def is_frame(source: Any) -> bool:
@@ -195,21 +213,13 @@ def rejected(told: dict[str, Any]) -> list[Rejected]:
     return [Rejected(**one) for one in told["rejected"]]
 
 
-_KNOWN: dict[str, type[DpstreamError]] = {
-    kind.__name__: kind for kind in (NoiseReuse, InvalidInput, StateError)
-}
-
-
 def _collected(frame: DataFrame) -> tuple[list[str], pa.Table | None]:
     """Run it: all notes, and the rows of all packets; an error of ours comes out as itself."""
     try:
         told, rows = opened(frame.toArrow().to_batches())
         return [text for texts in told.values() for text in texts], rows.get(0)
     except Exception as problem:
-        text = str(problem)
-        for name, kind in _KNOWN.items():
-            marker = f"dpstream.errors.{name}: "
-            if marker in text:
-                said = text.partition(marker)[2].partition("\n")[0]
-                raise kind(said) from problem
-        raise
+        known = understood(problem)
+        if known is None:
+            raise
+        raise known from None

@@ -72,6 +72,17 @@ class Shape:
             keys=self.keys_of(table),
         )
 
+    def of_groups(self, groups: Words, sums: Integers, keys: pa.Table, **more: Any) -> pa.Table:
+        """Groups with their sums as a table."""
+        columns: dict[str, Any] = more | {"group": packed_ids(groups)}
+        columns |= {f"m{number}": sums[:, number] for number in range(self.measures)}
+        columns |= {f"k{number}": keys[name] for number, name in enumerate(self.keys)}
+        return as_table(columns)
+
+    def sums(self, table: pa.Table) -> Integers:
+        """The sums of groups, groups x measures."""
+        return np.stack([numbers(table, f"m{n}") for n in range(self.measures)], axis=1)
+
     def keys_of(self, table: pa.Table) -> pa.Table:
         """The key columns under their names."""
         if not self.keys:

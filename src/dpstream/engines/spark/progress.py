@@ -2,6 +2,10 @@
 
 The newest copy says which step is next, which rows wait, and which files hold each bucket's state.
 Files that it does not name are leftovers of a job that did not come to its end.
+
+There is one copy, replaced atomically and durably, with a checksum. An older one would not do: the
+stream's own checkpoint has gone on, rows that were published are removed, and the noise of windows
+that are over is erased with their keys, at once.
 """
 
 from __future__ import annotations
@@ -46,7 +50,13 @@ class Progress:
         """The newest one; another run's is refused."""
         if not path.exists():
             return cls(run=run)
-        kept = read_packed(path, kind=_KIND)
+        try:
+            kept = read_packed(path, kind=_KIND)
+        except StateError as problem:
+            raise StateError(
+                f"{path} cannot be used ({problem}); restore it from a backup of the whole state "
+                "directory, or use a new one (a new run, charged anew)"
+            ) from None
         if kept.get("run") != run:
             raise StateError(
                 f"{path} belongs to another run, or to an earlier version of dpstream; restore the "

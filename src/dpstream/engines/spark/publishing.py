@@ -16,7 +16,6 @@ import pyarrow as pa
 from dpstream.engines.spark import segments, waiting
 from dpstream.engines.spark.packets import (
     Shape,
-    as_table,
     by_number,
     ids,
     notes,
@@ -30,6 +29,7 @@ from dpstream.engines.spark.tasks import Batches, Task, attempt, divided
 from dpstream.engines.spark.waiting import Waiting
 from dpstream.errors import StateError
 from dpstream.stages.flow import Flow, by_window
+from dpstream.stages.groups import summed
 from dpstream.stages.perturb import Noisy
 from dpstream.stages.plan import Plan, WindowPlan
 from dpstream.stages.rows import Rows
@@ -97,8 +97,8 @@ def _bound(task: Publishing, bucket: int) -> Batches:
                 kept = int(np.count_nonzero(verdicts))
                 counts = {"offered": flow.offered(period, rows), "kept": kept}
                 told.append({"total": [step, window], **counts})
-            places = np.flatnonzero(verdicts)
-            kept_rows.append(_kept(task, rows, verdicts, places))
+            if verdicts.any():
+                kept_rows.append(_kept(task, rows, verdicts))
         for due in flow.query.schedule.due(step):
             if due.release == due.releases:
                 flow.forget(due.window)
@@ -114,16 +114,35 @@ def _bound(task: Publishing, bucket: int) -> Batches:
         yield from packets(divided(task, table, ids(table, "group")))
 
 
-def _kept(task: Publishing, rows: Rows, verdicts: Any, places: Any) -> pa.Table:
-    """The rows that are kept, with what their groups need to know."""
-    table = task.shape.packed(
+def _kept(task: Publishing, rows: Rows, verdicts: Any) -> pa.Table:
+    """What is kept of a step and window: a row for each group, however many it has here.
+
+    So a key that half of the rows have costs its bucket no more than others. Where keys are found
+    in rounds the rows themselves go on.
+    """
+    query, shape = task.plan.query, task.shape
+    if not query.in_rounds:
+        groups, sums, first = summed(query.measures, rows.groups, verdicts, rows.values)
+        of = {"step": rows.steps[first], "window": rows.windows[first]}
+        return shape.of_groups(groups, sums, rows.keys.take(pa.array(first)), **of)
+    table = shape.packed(
         rows,
-        unit=packed_ids(rows.units) if task.plan.query.rounds_of_units else None,
+        unit=packed_ids(rows.units) if query.rounds_of_units else None,
         digest=None,
         period=None,
         verdict=verdicts,
     )
-    return table if len(places) == len(table) else table.take(pa.array(places))
+    return table.take(pa.array(np.flatnonzero(verdicts)))
+
+
+def add(task: Publishing, flow: Flow, window: int, table: pa.Table) -> None:
+    """Take in what `_kept` has sent of a step and window."""
+    shape = task.shape
+    if flow.query.in_rounds:
+        verdicts = numbers(table, "verdict").astype(np.uint8)
+        flow.aggregate(window, shape.rows(table), verdicts)
+    else:
+        flow.add_sums(window, ids(table, "group"), shape.sums(table), shape.keys_of(table))
 
 
 def publish(task: Publishing, batches: Batches) -> Batches:
@@ -146,8 +165,7 @@ def _publish(task: Publishing, bucket: int, table: pa.Table | None, told: list[s
     by_step = {} if table is None else dict(by_number(table, "step"))
     for step in range(task.first, task.end):
         for window, mine in by_number(by_step[step], "window") if step in by_step else ():
-            verdicts = numbers(mine, "verdict").astype(np.uint8)
-            flow.aggregate(window, shape.rows(mine), verdicts)
+            add(task, flow, window, mine)
         for one in (one for one in heard if one.get("total", [None])[0] == step):
             flow.totals(one["total"][1]).add(offered=one["offered"], kept=one["kept"])
         for due in flow.query.schedule.due(step):
@@ -169,12 +187,5 @@ def _publish(task: Publishing, bucket: int, table: pa.Table | None, told: list[s
 def _shown(flow: Flow, shape: Shape, step: int, due: Due, noisy: Noisy) -> pa.Table:
     (bucket,) = flow.groups(due.window)
     keys, size = bucket.key_columns(noisy.groups), len(noisy.ids)
-    columns: dict[str, Any] = {
-        "step": np.full(size, step, np.int64),
-        "window": np.full(size, due.window, np.int64),
-        "since": noisy.since,
-        "group": packed_ids(noisy.ids),
-    }
-    columns |= {f"m{number}": noisy.sums[:, number] for number in range(shape.measures)}
-    columns |= {f"k{number}": keys[name] for number, name in enumerate(shape.keys)}
-    return as_table(columns)
+    of = {"step": np.full(size, step, np.int64), "window": np.full(size, due.window, np.int64)}
+    return shape.of_groups(noisy.ids, noisy.sums, keys, **of, since=noisy.since)

@@ -24,7 +24,7 @@ from dpstream.engines.query_run import QueryRun, Storage
 from dpstream.engines.sender import Sender
 from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.intake import Intake
-from dpstream.engines.spark.jobs import Jobs, is_frame
+from dpstream.engines.spark.jobs import Jobs, as_planned, is_frame
 from dpstream.engines.spark.progress import Progress
 from dpstream.errors import (
     BudgetExceeded,
@@ -106,7 +106,12 @@ class SparkRun(QueryRun):
 
     def forget(self, unit: Any) -> int:
         """Not here."""
-        raise InvalidParameter("the Spark engine does not erase single units from its state yet")
+        raise InvalidParameter(
+            "the Spark engine does not erase single units from its state; what it holds of a unit "
+            "goes when its last window and period are over; to be rid of it now, delete the "
+            "state directory (and state_location) and begin a new run, charged anew; runs of the "
+            "embedded engine can forget"
+        )
 
     def _buckets(self) -> int:
         return self.spark.buckets or 2 * self.session.sparkContext.defaultParallelism
@@ -146,8 +151,10 @@ class SparkRun(QueryRun):
         shared = self.spark.state_location or str(self._place.absolute() / "shared")
         location = f"{shared}/{storage.mark}"  # a run meets nothing that another has left
         self._shared = SharedFiles(location)
+        if directory is None:
+            undo.callback(self._shared.remove_all)  # nobody can go on with it
         self._jobs = Jobs(
-            session=self.session,
+            session=as_planned(self.session),
             plan=self.plan,
             types=reader.types,
             buckets=buckets,

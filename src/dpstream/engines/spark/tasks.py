@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
@@ -10,8 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dpstream.engines.spark.failures import TaskFailed
 from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.packets import Shape
+from dpstream.errors import DpstreamError
 from dpstream.privacy.query_spend import LentKeys
 from dpstream.privacy.state.sealing import seal, unseal
 from dpstream.records import Words
@@ -81,8 +84,28 @@ def opening(
     work: Callable[[Any, Batches], Batches], shared: Any, sealed: bytes, batches: Batches
 ) -> Batches:
     """Do a task: all that is public comes as a broadcast, the sealed keys with the function."""
-    task = packer().loads(shared.value)
-    return work(replace(task, keys=Keys.joined(task.opener, sealed)), batches)
+    try:
+        task = packer().loads(shared.value)
+        yield from work(replace(task, keys=Keys.joined(task.opener, sealed)), batches)
+    except DpstreamError as problem:
+        raise TaskFailed.of(problem) from None
+    settle(work.__name__)
+
+
+_SETTLED: set[str] = set()
+
+
+def settle(work: str) -> None:
+    """Take what the first task of a kind has loaded out of the garbage collector's sight.
+
+    A worker of Spark's collects garbage after every task. With all that Numba and Arrow keep loaded
+    this takes 0.1 s of processor time, more than most tasks; what stays for good need not be
+    looked at again.
+    """
+    if work not in _SETTLED and context() is not None:
+        _SETTLED.add(work)
+        gc.collect()
+        gc.freeze()
 
 
 def packer() -> Any:

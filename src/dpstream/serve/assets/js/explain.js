@@ -1,6 +1,6 @@
 // The promise and the noise in plain words.
 import { byId, make } from "./dom.js";
-import { BAND, number, parameter } from "./format.js";
+import { margin, number, parameter } from "./format.js";
 
 let shown = "";
 
@@ -66,13 +66,12 @@ const sentence = (words) => {
 function noise({ column, first, last, note }) {
   if (last === null || last === undefined)
     return make("li", {}, make("b", {}, column), `: ${(note ?? "").trim() || "each release says its own"}`);
-  const size = (stddev) => `± ${number(BAND * stddev, BAND * stddev)}`;
   const same = first === last || first === undefined || first === null;
   return make(
     "li",
     {},
     make("b", {}, column),
-    same ? `: ${size(last)}` : `: ${size(first)} at a window’s first release, ${size(last)} at its last`,
+    same ? `: ${margin(last)}` : `: ${margin(first)} at a window’s first release, ${margin(last)} at its last`,
     note ? make("span", { class: "quiet" }, note) : null,
   );
 }

@@ -12,23 +12,30 @@ function formatter(digits) {
   return grouped.get(digits);
 }
 
-/** How many decimals are worth showing next to an error of this size: two significant ones of it. */
-function decimals(error) {
-  if (!(error > 0)) return 0;
-  return Math.min(6, Math.max(0, 1 - Math.floor(Math.log10(error))));
+/** The decimal place that is worth showing next to an error of this size: the second digit of it. Tens are -1. */
+function place(error) {
+  const first = Math.floor(Math.log10(error));
+  const carried = Math.ceil(Number((error / 10 ** (first - 1)).toFixed(6))) >= 100; // 99.6 is shown as 100
+  return Math.min(6, 1 - first - (carried ? 1 : 0));
 }
 
-/** A value, rounded to what its error lets one know. */
+function rounded(value, digits, round = Math.round) {
+  const unit = 10 ** -digits;
+  return formatter(Math.max(0, digits)).format(round(Number((value / unit).toFixed(6))) * unit + 0); // no -0
+}
+
+/** A value, rounded to what its error lets one know; files and feed have all digits. */
 export function number(value, error) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-  const digits = Number.isInteger(value) ? 0 : decimals(error > 0 ? error : Math.abs(value) / 100);
-  return formatter(digits).format(value);
+  if (error > 0) return rounded(value, place(error));
+  return rounded(value, Number.isInteger(value) || !value ? 0 : Math.max(0, place(Math.abs(value) / 100)));
 }
 
-/** The half width of the band, as text. */
+/** The half width of the band, as text: two digits of it, rounded up. */
 export function margin(stddev) {
-  if (!(stddev >= 0)) return "";
-  return `± ${number(BAND * stddev, BAND * stddev)}`;
+  if (stddev === null || !(stddev >= 0)) return "";
+  const width = BAND * stddev;
+  return `± ${width > 0 ? rounded(width, place(width), Math.ceil) : number(width)}`;
 }
 
 const raised = (power) => String(power).replace(/[-\d]/g, (sign) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(sign)]);

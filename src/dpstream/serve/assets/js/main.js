@@ -5,7 +5,7 @@ import { Chart } from "./chart.js";
 import { openDetail, startDetail } from "./detail.js";
 import { byId, debounce, make, paced, write } from "./dom.js";
 import { showExplain } from "./explain.js";
-import { moment, withMargin } from "./format.js";
+import { count, moment, withMargin } from "./format.js";
 import { showHead, showMeasures, showNothing, showQueries } from "./head.js";
 import { showLegend, showTable } from "./legend.js";
 import { listen, status } from "./live.js";
@@ -138,7 +138,7 @@ async function draw(ids, { window, all, measure }) {
   showTable(chart.model);
   byId("chart").setAttribute(
     "aria-label",
-    `${measure} over time for ${lines.length} keys, with 95% bands. Left and right arrow keys move between releases.`,
+    `${measure} over time for ${count(lines.length, "key")}, with 95% bands. Left and right arrow keys move between releases.`,
   );
 }
 

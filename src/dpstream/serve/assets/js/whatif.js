@@ -1,7 +1,7 @@
 // What other budgets and bounds would do to the error: computed from public quantities, nothing is spent.
 import * as api from "./api.js";
 import { byId, debounce, make, write } from "./dom.js";
-import { BAND, number, parameter } from "./format.js";
+import { margin, number, parameter } from "./format.js";
 
 const STEPS = 40; // of the slider, each way; ten times as much at either end
 
@@ -155,7 +155,7 @@ export class WhatIf {
   }
 }
 
-const half = (stddev) => (stddev === null || stddev === undefined ? "–" : `± ${number(BAND * stddev, BAND * stddev)}`);
+const half = (stddev) => margin(stddev) || "–";
 
 function ratio(before, after) {
   if (!(before > 0) || !(after > 0)) return "";

@@ -6,11 +6,17 @@ a run that is killed or a broker that is away. So two runs that see the same mes
 same releases exactly if neither loses, repeats or misplaces one.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
 import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,28 +24,34 @@ import dpstream as dps
 from dpstream.connectors.sources import open_source
 from dpstream.engines.local import Options
 from dpstream.errors import DpstreamError
+from dpstream.records import Batch, Position, Source
 
 SECRET, RUN = bytes(range(32)), bytes(range(16))
 HOUR = 3_600_000_000
-STEPS = 12
-QUERY = {
-    "name": "clicks",
-    "unit": "user",
-    "keys": ("page",),
-    "aggregates": (dps.Count("clicks"), dps.Sum("seconds", column="seconds", lo=0, hi=60)),
-    "epsilon": 20,
-    "delta": 1e-5,
-    "time": "at",
-    "time_unit": "us",
-    "start": "1970-01-01",
-    "end": "1970-01-01T11:00",
-    "window": dps.Tumble("3 hours"),
-    "every": "1 hour",
-    "allowed_lateness": "1 hour",
-    "period": "3 hours",
-    "max_groups_contributed": 3,
-    "max_rows_per_group": 2,
-}
+_LOOK = 0.02  # seconds between two looks at where the producer is
+
+
+def query(steps: int) -> dps.Query:
+    """A trigger every hour, windows of three, rows up to an hour late."""
+    end = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(hours=steps - 1)
+    return dps.Query(
+        name="clicks",
+        unit="user",
+        keys=("page",),
+        aggregates=(dps.Count("clicks"), dps.Sum("seconds", column="seconds", lo=0, hi=60)),
+        epsilon=20,
+        delta=1e-5,
+        time="at",
+        time_unit="us",
+        start="1970-01-01",
+        end=end.strftime("%Y-%m-%dT%H:%M"),
+        window=dps.Tumble("3 hours"),
+        every="1 hour",
+        allowed_lateness="1 hour",
+        period="3 hours",
+        max_groups_contributed=3,
+        max_rows_per_group=2,
+    )
 
 
 class Watched:
@@ -47,14 +59,22 @@ class Watched:
 
     bounded, replayable = False, True
 
-    def __init__(self, source):
-        self._source, self.offsets = source, {}
+    def __init__(self, source: Source) -> None:
+        self._source, self.offsets = source, dict[str, int]()
         self.partitions, self.columns = source.partitions, source.columns
         self.close = source.close
 
-    def read(self, partition, position, *, columns=None, until=None):
+    def read(
+        self,
+        partition: str,
+        position: Position,
+        *,
+        columns: Sequence[str] | None = None,
+        until: Position = None,
+    ) -> Batch:
+        """As it is, and noted."""
         batch = self._source.read(partition, position, columns=columns, until=until)
-        if batch.position is not None:
+        if isinstance(batch.position, list):
             self.offsets[partition] = batch.position[2]
         return batch
 
@@ -65,14 +85,16 @@ class ProducersClock:
     `keep`: the time, as of the last step that was published. A step that was not, is taken again.
     """
 
-    def __init__(self, ends, keep, source):
+    def __init__(self, ends: Path, keep: Path, source: Watched) -> None:
         self._ends, self._keep, self._source = ends, keep, source
         self._time = self._kept = int(keep.read_text()) if keep.exists() else 0
 
-    def now(self):
+    def now(self) -> int:
+        """Microseconds since 1970, as the producer counts them."""
         return self._time
 
-    def wait(self, until, stop):
+    def wait(self, until: int, stop: Event) -> None:
+        """A while, unless all messages before `until` were read: then it is that time."""
         lines = self._ends.read_text().splitlines() if self._ends.exists() else []
         step = until // HOUR - 1
         self._time = max(self._time, step * HOUR)  # a step that was replayed is over, too
@@ -86,14 +108,14 @@ class ProducersClock:
             new.write_text(str(self._time))
             os.rename(new, self._keep)
             self._kept = self._time
-        time.sleep(0.02)
+        time.sleep(_LOOK)
 
 
-def go(job):
+def _go(job: dict[str, Any]) -> None:
     place = Path(job["place"])
     source = Watched(open_source(job["source"]))
     dps.run(
-        dps.Query(**QUERY),
+        query(job["steps"]),
         source=source,
         sink=job["sinks"],
         checkpoint_location=place / "state",
@@ -103,10 +125,10 @@ def go(job):
     ).finish()
 
 
-def main():
+def _main() -> None:
     rows = [{"user": f"{n}", "page": "/", "at": f"{n}", "seconds": "1"} for n in range(100)]
     one = Options(buckets=2, threads=1)
-    dps.run(dps.Query(**QUERY), source=pa.Table.from_pylist(rows), options=one).finish()  # compiles
+    dps.run(query(4), source=pa.Table.from_pylist(rows), options=one).finish()  # compiles
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)
@@ -119,7 +141,7 @@ def main():
         os.dup2(log, 1)
         os.dup2(log, 2)
         try:
-            go(job)
+            _go(job)
             (place / "done").touch()
         except DpstreamError as problem:
             (place / "failed").write_text(f"{type(problem).__name__}: {problem}")
@@ -128,4 +150,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    _main()

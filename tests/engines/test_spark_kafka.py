@@ -1,0 +1,125 @@
+"""A Kafka topic, read by Spark's own connector from a real broker."""
+
+import doctest
+import json
+
+import pytest
+
+from dpstream.connectors.kafka_server import KafkaServer
+from dpstream.engines.spark import SparkEngine
+from dpstream.errors import InvalidParameter
+from tests.cli.test_docs import LOOSE, ROOT
+from tests.engines.runs import SHORT, charges, published, start, table
+from tests.engines.test_spark import Broken, breaking
+from tests.servers import kafka_tools as tools
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka_on_spark, pytest.mark.timeout(600)]
+
+PARTITIONS = 2
+SCHEMA = "user STRING, page STRING, at LONG, came LONG, seconds LONG"
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory):
+    server = KafkaServer(tmp_path_factory.mktemp("kafka"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def topic(kafka):
+    """The rows of the other tests as JSON, with messages among them that are none."""
+    name = tools.make_topic(kafka, PARTITIONS)
+    rows = table().to_pylist()
+    for number in range(PARTITIONS):
+        mine = rows[number::PARTITIONS]
+        half = len(mine) // 2
+        tools.send(kafka, name, [*mine[:half], b'{"user": "half a', *mine[half:]], partition=number)
+    return name
+
+
+@pytest.fixture
+def engine(session):
+    return SparkEngine(session, buckets=2, steps_at_once=3)
+
+
+def stream(session, kafka, topic, at_once=400):
+    """The topic's rows, so many messages in a batch."""
+    messages = (
+        session.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", kafka.address)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", at_once)
+        .load()
+    )
+    parsed = messages.selectExpr(f"from_json(CAST(value AS STRING), '{SCHEMA}') AS row")
+    return parsed.select("row.*")
+
+
+def embedded(place, kafka, topic):
+    """What the embedded engine publishes from the same topic, with its own connector."""
+    ends = ",".join(f"{n}:{len(table()) // PARTITIONS + 1}" for n in range(PARTITIONS))
+    start(place, SHORT, source=f"kafka://{kafka.address}/{topic}?until={ends}").finish()
+    return published(place)
+
+
+def letters(place):
+    paths = sorted((place / "state" / "dead-letters").iterdir())
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def test_a_topic_gives_the_releases_of_the_embedded_engine(
+    session, engine, kafka, topic, tmp_path, monkeypatch
+):
+    """Broken off before Spark knows that a batch is taken in; the broker is restarted as well."""
+    from dpstream.engines.spark.progress import Progress
+
+    expected = embedded(tmp_path / "embedded", kafka, topic)
+    place = tmp_path / "spark"
+    with monkeypatch.context() as patch:
+        breaking(patch, Progress, after=1)
+        with pytest.raises(Broken):
+            start(place, SHORT, source=stream(session, kafka, topic), engine=engine).finish()
+    kafka.restart()
+    start(place, SHORT, source=stream(session, kafka, topic), engine=engine).finish()
+
+    assert len(expected) > 5
+    assert published(place) == expected
+    assert charges(place / "state" / "ledger") == 1
+    assert len(letters(place)) == len(letters(tmp_path / "embedded")) == PARTITIONS
+
+
+def test_messages_that_retention_took_are_an_error(session, engine, kafka, topic, tmp_path):
+    """Spark's connector finds out, and nothing is published from what is left."""
+    from dpstream.engines.spark.progress import Progress
+
+    with pytest.MonkeyPatch.context() as patch:
+        breaking(patch, Progress, after=1)
+        with pytest.raises(Broken):
+            start(tmp_path, SHORT, source=stream(session, kafka, topic), engine=engine).finish()
+    tools.remove_all(kafka, topic)
+
+    with pytest.raises(Exception, match=r"(?i)data ?loss|out of range|offset"):
+        start(tmp_path, SHORT, source=stream(session, kafka, topic), engine=engine).finish()
+    assert not list((tmp_path / "out").glob("*.parquet"))
+
+
+def test_an_address_is_refused_with_what_to_do(engine, kafka, topic, tmp_path):
+    with pytest.raises(InvalidParameter) as refused:
+        start(tmp_path, SHORT, source=f"kafka://{kafka.address}/{topic}", engine=engine)
+    assert 'session.readStream.format("kafka")' in str(refused.value)
+    assert f'.option("subscribe", "{topic}")' in str(refused.value)
+    assert (ROOT / "docs" / "howto" / "kafka-on-spark.md").exists()
+
+
+def test_the_page_shows_what_happens(session, kafka, tmp_path, monkeypatch):
+    """Every `>>>` of the how-to, in an empty folder, with the address of this broker."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "howto" / "kafka-on-spark.md").read_text()
+    text = page.replace("127.0.0.1:9092", kafka.address)
+    runner = doctest.DocTestRunner(optionflags=LOOSE)
+    found = runner.run(doctest.DocTestParser().get_doctest(text, {}, "page", None, 0))
+
+    assert (found.failed, found.attempted) == (0, page.count(">>> "))
