@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.parts.block_filter import Beliefs
 from dpstream.mechanisms.parts.delayed import DelayedMechanism
 from dpstream.mechanisms.parts.history import History
-from dpstream.mechanisms.parts.ordering import align, log_chances
+from dpstream.mechanisms.parts.ordering import align, answered, differences, log_chances
 from dpstream.privacy.sensitivity import comparison_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
@@ -92,25 +91,28 @@ class CompOrder(DelayedMechanism):
         )
         paid = spend.pay(x, sensitivity=self.change, epsilon=self.for_groups, purpose="compare")
         count = min(state.paid, self.delay) if state.run == paid.run else 0
-        answers = np.zeros((len(x), self.delay), np.int8)
+        answers = np.zeros(len(x) * self.delay, np.int8)
         if count:
-            end = state.exact.end
-            before = state.exact.block[:, end - count : end][:, ::-1]
+            apart = np.empty(len(x) * count, np.int64)
+            differences(x, state.exact.block, state.exact.end, apart)
             told = spend.laplace(
-                x[:, None] - before,
+                apart,
                 sensitivity=self.sensitivity,
                 epsilon=self.for_groups,
                 purpose="comparison",
                 interval=paid,
             )
-            answers[:, :count] = np.where(told > 0, 1, -1)
-        lowest = float(self.range[0] / self.range[2])
-        share: Reals = (noisy.astype(np.float64) - lowest) / float(self.change)
+            answered(told, len(x), answers)
+        lowest, change, _, _, _ = self._numbers
+        share: Reals = (noisy.astype(np.float64) - lowest) / change
+        beliefs = state.beliefs
+        if self.shrink:  # the paper's form has no use for it
+            beliefs = beliefs.learn(share, first=spend.step, steps=1, scale=self.scales[0])
         state = ComparedState(
             exact=state.exact.append(x),
             noisy=state.noisy.append(share),
-            beliefs=self._believed(state.beliefs, share, spend.step),
-            answers=state.answers.append(answers.ravel()),
+            beliefs=beliefs,
+            answers=state.answers.append(answers),
             published=state.published,
             waiting=state.waiting + 1,
             run=paid.run,
@@ -124,11 +126,12 @@ class CompOrder(DelayedMechanism):
             return state, []
         return self._publish(state, spend.step, keep=0)
 
-    def _believed(self, beliefs: Beliefs, share: Reals, step: int) -> Beliefs:
-        """With one noisy value more; the paper's form has no use for it."""
-        if not self.shrink:
-            return beliefs
-        return beliefs.learn(share, first=step, steps=1, scale=self.scales[0])
+    @cached_property
+    def _numbers(self) -> tuple[float, float, float, float, float]:
+        """Lowest value and change in grid steps, lowest value and grid step in units, eps_p."""
+        lo, _, quantum = self.range
+        share = float(self.for_values)
+        return float(lo / quantum), float(self.change), float(lo), float(quantum), share
 
     def _empty(self, bins: int) -> ComparedState:
         longest = self.delay + 1
@@ -144,28 +147,41 @@ class CompOrder(DelayedMechanism):
         self, state: ComparedState, newest: int, *, keep: int
     ) -> tuple[ComparedState, list[Release]]:
         """Values with more than `keep` that wait, the oldest first."""
-        out: list[Release] = []
         if state.waiting <= keep:
-            return state, out
-        lo, quantum = float(self.range[0]), float(self.range[2])
-        waiting = state.noisy.block[:, state.noisy.end - state.waiting : state.noisy.end].T
-        spread = np.zeros_like(waiting)
+            return state, []
+        _, change, lo, quantum, epsilon = self._numbers
+        oldest, ready = newest - state.waiting + 1, state.waiting - keep
         if self.shrink:
-            oldest = newest - state.waiting + 1
-            waiting, spread = state.beliefs.look_back(oldest, newest, float(self.for_values))
-        while state.waiting > keep:
-            first = state.noisy.end - state.waiting
-            before = state.published
-            placed = align(
-                waiting[-state.waiting],
-                spread[-state.waiting] / math.sqrt(2.0),
-                waiting[len(waiting) - state.waiting + 1 :].T,
-                before.block[:, max(0, before.end - self.delay) : before.end],
-                state.answers.block[:, first : state.answers.end],
+            values, spread = state.beliefs.look_back(oldest, newest, epsilon, deviations=ready)
+        else:
+            values = state.noisy.block[:, state.noisy.end - state.waiting : state.noisy.end].T
+            values = spread = np.ascontiguousarray(values)
+        out, published = [], state.published
+        for row in range(ready):
+            placed = np.empty(values.shape[1])
+            align(
+                row,
+                values,
+                spread,
+                published.block,
+                published.end,
+                state.answers.block,
+                state.answers.end - state.waiting + row,
                 self.chances,
                 self.shrink,
+                placed,
             )
-            values = lo + placed * float(self.change) * quantum
-            out.append(Release(step=newest - state.waiting + 1, values=values, paid=True))
-            state = replace(state, published=before.append(placed), waiting=state.waiting - 1)
+            published = published.append(placed)
+            released = lo + placed * change * quantum
+            out.append(Release(step=oldest + row, values=released, paid=True))
+        state = ComparedState(
+            exact=state.exact,
+            noisy=state.noisy,
+            beliefs=state.beliefs,
+            answers=state.answers,
+            published=published,
+            waiting=keep,
+            run=state.run,
+            paid=state.paid,
+        )
         return state, out

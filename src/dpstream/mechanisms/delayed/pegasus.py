@@ -78,6 +78,6 @@ class Pegasus(PegasusGroups):
         groups, size = self.grouping.grow(state.groups, x, self.theta, spend)
         how: smoothing.Smoother = "average" if self.smoother == "mean" else self.smoother
         smooth = smoothing.smooth(noisy, size, how)
-        values = self.settled(smooth, float(self.change / self.for_values) / np.sqrt(size))
+        values = self.settled(smooth, self.value_scale / np.sqrt(size))
         state = PegasusState(groups=groups, noisy=noisy)
         return state, [Release(step=spend.step, values=values, paid=True)]

@@ -98,7 +98,10 @@ class PegasusDelay(PegasusGroups, DelayedMechanism):
         self, state: WaitingState, newest: int, *, keep: int
     ) -> tuple[WaitingState, list[Release]]:
         """Values that have waited for more than `keep` steps less one."""
-        out, waiting = [], state.waiting
+        out: list[Release] = []
+        waiting = state.waiting
+        if waiting <= keep:
+            return state, out
         median, shrunk = self.smoother == "median", self.smoother == "james_stein"
         while waiting > keep:
             end = state.noisy.end
@@ -110,7 +113,7 @@ class PegasusDelay(PegasusGroups, DelayedMechanism):
                 median,
                 shrunk,
             )
-            scale = float(self.change / self.for_values) / np.sqrt(size)
+            scale = self.value_scale / np.sqrt(size)
             values = self.settled(smooth, scale)
             out.append(Release(step=newest - waiting + 1, values=values, paid=True))
             waiting -= 1

@@ -95,7 +95,7 @@ def _see(
         log_density[i] = -0.5 * (away[i] * away[i] * narrow + log(wide)) - _HALF_LOG
         seen[i] = mean[i] + total[i] * narrow * away[i]
         seen_variance[i] = total[i] * narrow * noise
-    heavy = 0
+    heavy = np.int64(0)  # the constant 0 would be compiled for by itself
     for i in range(len(weight)):
         which[heavy] = i
         exact[0, heavy], exact[1, heavy] = away[i], total[i]

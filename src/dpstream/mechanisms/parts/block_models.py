@@ -36,6 +36,13 @@ def models() -> tuple[Reals, Reals, Reals]:
     return drift, white, weight
 
 
+@lru_cache(maxsize=64)
+def kept_of_all(steps: float) -> Reals:
+    """How much every model keeps of a level's distance from the middle after some steps."""
+    drift, _, _ = models()
+    return np.array([kept(float(one), steps) for one in drift])
+
+
 def lengths(delay: int) -> Integers:
     """Block lengths to choose from, the longest first."""
     found = {max(1, delay // part) for part in _PARTS} | {1}

@@ -63,10 +63,21 @@ class SharedMechanism(SeriesMechanism):
 
     def settled(self, values: Reals, scale: npt.ArrayLike) -> Reals:
         """What is published for noisy numbers in grid steps, with noise of that scale."""
-        lo, hi, quantum = (float(part) for part in self.range)
+        lo, hi, quantum = self._bounds
         if self.shrink:
-            values = posterior_median(values, scale, lo / quantum, hi / quantum)
+            values = posterior_median(values, scale, lo, hi)
         return values * quantum
+
+    @cached_property
+    def value_scale(self) -> float:
+        """Of the noise in a value published with all of eps_p, in grid steps."""
+        return float(self.change / self.for_values)
+
+    @cached_property
+    def _bounds(self) -> tuple[float, float, float]:
+        """Of the range in grid steps, and a grid step."""
+        lo, hi, quantum = (float(part) for part in self.range)
+        return lo / quantum, hi / quantum, quantum
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,8 @@ from zero up that is estimated from all of them (empirical Bayes, a few EM steps
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from dpstream.compiled import njit
@@ -43,8 +45,8 @@ def estimate(mean: Reals, variance: Reals, prior: Reals, *, gamma: float) -> tup
     >>> estimate(np.array([900.0]), np.array([100.0]), flat_prior(), gamma=0.5)[0]
     array([900.])
     """
-    new = prior.copy()
-    out, weak = _estimate(mean, variance, gamma, _FLAT, new)
+    new, out = prior.copy(), np.empty(len(mean))
+    weak = _estimate(mean, variance, gamma, _FLAT, new, out)
     return out, new if weak else prior
 
 
@@ -52,10 +54,13 @@ def estimate(mean: Reals, variance: Reals, prior: Reals, *, gamma: float) -> tup
 def _weak(mean: Reals, sd: Reals, typical: float, gamma: float, flat: Reals, prior: Reals) -> Reals:
     """Weighted posterior medians; `prior` is updated in place."""
     bins = len(mean)
-    likelihood = _likelihood(mean, sd, typical)
-    by_cell = likelihood.T.copy()
+    likelihood, by_cell = _likelihood(mean, sd, typical), np.empty((CELLS, bins))
+    for i in range(CELLS):
+        for j in range(bins):
+            by_cell[i, j] = likelihood[j, i]
     if bins == 1:
-        prior[:] = flat
+        for i in range(CELLS):
+            prior[i] = flat[i]
     else:
         for _ in range(_ROUNDS):
             _share(prior, likelihood, by_cell, flat)
@@ -114,15 +119,60 @@ def _share(prior: Reals, likelihood: Reals, by_cell: Reals, flat: Reals) -> None
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _estimate(
-    mean: Reals, variance: Reals, gamma: float, flat: Reals, prior: Reals
-) -> tuple[Reals, bool]:
-    """The numbers to publish, and whether any bin is weak; then `prior` is updated in place."""
-    sd = np.sqrt(np.maximum(variance, _LEAST_SD**2))
-    out = np.maximum(mean - gamma * variance / np.maximum(mean, 1.0), 0.0)
-    weak = mean < _STRONG * sd
-    some = bool(weak.any())
-    if some:
-        typical = np.median(sd[weak])
-        weak &= mean < _STRONG * typical  # within the cells
-        out[weak] = _weak(mean[weak], sd[weak], typical, gamma, flat, prior)
-    return np.rint(out), some
+    mean: Reals, variance: Reals, gamma: float, flat: Reals, prior: Reals, out: Reals
+) -> bool:
+    """The numbers to publish, and whether any bin is weak; then `prior` is updated in place.
+
+    Plain loops: what stands for a whole array in a few words takes seconds to compile.
+    """
+    bins, weak = len(mean), np.int64(0)
+    sd, which = np.empty(bins), np.empty(bins, np.int64)
+    weak_mean, weak_sd = np.empty(bins), np.empty(bins)
+    for j in range(bins):
+        least, above = _LEAST_SD**2, mean[j] if mean[j] >= 1.0 else 1.0
+        sd[j] = math.sqrt(variance[j] if variance[j] >= least else least)
+        found = mean[j] - gamma * variance[j] / above
+        out[j] = found if found >= 0.0 else 0.0
+        if mean[j] < _STRONG * sd[j]:
+            weak_sd[weak] = sd[j]
+            weak += 1
+    if weak > 0:
+        typical, within = _median(weak_sd, weak), 0
+        for j in range(bins):
+            if mean[j] < _STRONG * sd[j] and mean[j] < _STRONG * typical:  # within the cells
+                which[within], weak_mean[within], weak_sd[within] = j, mean[j], sd[j]
+                within += 1
+        found_weak = _weak(weak_mean[:within], weak_sd[:within], typical, gamma, flat, prior)
+        for i in range(within):
+            out[which[i]] = found_weak[i]
+    for j in range(bins):
+        out[j] = np.rint(out[j])
+    return bool(weak > 0)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _median(values: Reals, size: int) -> float:
+    """Of the first `size` values, whose order is lost (Hoare's selection)."""
+    middle, low, high = size // 2, 0, size - 1
+    while low < high:
+        pivot, i, j = values[(low + high) // 2], low, high
+        while i <= j:
+            while values[i] < pivot:
+                i += 1
+            while values[j] > pivot:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i, j = i + 1, j - 1
+        if middle <= j:
+            high = j
+        elif middle >= i:
+            low = i
+        else:
+            break
+    if size % 2 == 1:
+        return float(values[middle])
+    below = values[0]
+    for i in range(1, middle):
+        below = max(below, values[i])
+    return float((below + values[middle]) / 2)

@@ -73,8 +73,10 @@ def priors(
     n_drift, n_white = len(drift), len(white)
     near = np.empty(n_drift + n_white)
     centre, spread = np.empty(n_drift + n_white), np.empty(n_drift + n_white)
-    centre[:n_drift], spread[:n_drift] = drift - _DRIFT[0], _DRIFT[1]
-    centre[n_drift:], spread[n_drift:] = white - _WHITE[0], _WHITE[1]
+    for i in range(n_drift):
+        centre[i], spread[i] = drift[i] - _DRIFT[0], _DRIFT[1]
+    for i in range(n_white):
+        centre[n_drift + i], spread[n_drift + i] = white[i] - _WHITE[0], _WHITE[1]
     spacing = white[2] - white[1]  # the point mass at no white noise, against a density
     no_white = _NO_WHITE * math.sqrt(2.0 * math.pi) * _WHITE[1] / spacing
     for j in range(len(level)):

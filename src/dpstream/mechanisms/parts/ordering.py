@@ -19,6 +19,8 @@ from dpstream.records import Integers, Reals
 
 CELLS = 48
 
+_SQRT2 = math.sqrt(2.0)
+
 
 def log_chances(scale: float) -> Reals:
     """[a, b]: log of the chance that a value in cell a, with noise, beats one in cell b."""
@@ -29,21 +31,24 @@ def log_chances(scale: float) -> Reals:
     return chances
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def aligned(z: float, scale: float, above: Integers, below: Integers, chances: Reals) -> float:
     """The median of x: `above[b]` values of cell b were said to be smaller, `below[b]` larger."""
-    weight, top = np.empty(CELLS), -math.inf
-    mass, at = np.empty(CELLS), min(max(z, 0.0), 1.0)
+    weight, mass, at = np.zeros(CELLS), np.empty(CELLS), min(max(z, 0.0), 1.0)
+    for b in range(CELLS):
+        if above[b] == 0 and below[b] == 0:
+            continue
+        for a in range(CELLS):
+            weight[a] += above[b] * chances[a, b] + below[b] * chances[b, a]
+    top = -math.inf
     for a in range(CELLS):
-        log = 0.0
-        for b in range(CELLS):
-            log += above[b] * chances[a, b] + below[b] * chances[b, a]
-        weight[a] = log
-        top = max(top, log)
-    total = 0.0
+        top = max(top, weight[a])
+    total, low_density = 0.0, _density(0.0, at, scale)
     for a in range(CELLS):
+        high_density = _density((a + 1) / CELLS, at, scale)
         weight[a] = math.exp(weight[a] - top)
-        mass[a] = weight[a] * _between(a / CELLS, (a + 1) / CELLS, at, scale)
+        mass[a] = weight[a] * _between(a / CELLS, (a + 1) / CELLS, at, low_density, high_density)
+        low_density = high_density
         total += mass[a]
     if total <= 0.0:
         return at
@@ -51,49 +56,80 @@ def aligned(z: float, scale: float, above: Integers, below: Integers, chances: R
     while a < CELLS - 1 and left > mass[a]:
         left -= mass[a]
         a += 1
-    low, high = a / CELLS, (a + 1) / CELLS
+    first, low, high = a / CELLS, a / CELLS, (a + 1) / CELLS
+    low_density = _density(first, at, scale)
     for _ in range(40):
         middle = 0.5 * (low + high)
-        if weight[a] * _between(a / CELLS, middle, at, scale) < left:
+        between = _between(first, middle, at, low_density, _density(middle, at, scale))
+        if weight[a] * between < left:
             low = middle
         else:
             high = middle
     return 0.5 * (low + high)
 
 
+@njit(cache=True, nogil=True, error_model="numpy")
+def _density(x: float, z: float, scale: float) -> float:
+    """exp(-|x - z| / scale)."""
+    return math.exp((x - z if x <= z else z - x) / scale)
+
+
 @njit(cache=True, nogil=True)
-def _between(low: float, high: float, z: float, scale: float) -> float:
-    """Of the density exp(-|x - z| / scale) / scale between two numbers."""
+def _between(low: float, high: float, z: float, low_density: float, high_density: float) -> float:
+    """Of exp(-|x - z| / scale) / scale between two numbers, from its `_density` at both."""
     if high <= z:
-        return math.exp((high - z) / scale) - math.exp((low - z) / scale)
+        return high_density - low_density
     if low >= z:
-        return math.exp((z - low) / scale) - math.exp((z - high) / scale)
-    return 2.0 - math.exp((low - z) / scale) - math.exp((z - high) / scale)
+        return low_density - high_density
+    return 2.0 - low_density - high_density
+
+
+@njit(cache=True, nogil=True)
+def differences(x: Integers, block: Integers, end: int, out: Integers) -> None:
+    """The newest value less those before it, the newest first, bin by bin."""
+    count = len(out) // len(x)
+    for j in range(len(x)):
+        for k in range(count):
+            out[j * count + k] = x[j] - block[j, end - 1 - k]
+
+
+@njit(cache=True, nogil=True)
+def answered(told: Integers, bins: int, out: Integers) -> None:
+    """1: larger, -1: smaller; in `out` every bin has room for as many as were ever asked."""
+    count, room = len(told) // bins, len(out) // bins
+    for j in range(bins):
+        for k in range(count):
+            out[j * room + k] = 1 if told[j * count + k] > 0 else -1
 
 
 @njit(cache=True, nogil=True)
 def align(
-    value: Reals,
-    scale: Reals,
-    after: Reals,
-    before: Reals,
+    row: int,
+    values: Reals,
+    spread: Reals,
+    published: Reals,
+    published_end: int,
     answers: Integers,
+    first: int,
     chances: Reals,
     weighed: bool,
-) -> Reals:
-    """Where to put a value of each bin, known to be about `value`, in shares of the range.
+    out: Reals,
+) -> None:
+    """Where to put the value `row` of each bin, in shares of the range.
 
-    `after` and `before` (bins x steps): what is known of its neighbours, in time order. `answers`:
-    its own column, then those of the values after it; rows are bins x "k + 1 steps before".
+    `values` (steps x bins): what is known of it and of those after it; `spread`: the deviation.
+    `published` (bins x columns, up to `published_end`): those before it. `answers`: its own are
+    column `first`, then those of the values after it; rows are bins x "k + 1 steps before".
     """
-    bins = len(value)
+    bins = len(out)
     asked = answers.shape[0] // bins
-    out, above, below = np.empty(bins), np.empty(CELLS, np.int64), np.empty(CELLS, np.int64)
+    above, below = np.empty(CELLS, np.int64), np.empty(CELLS, np.int64)
     for j in range(bins):
-        above[:], below[:] = 0, 0
+        for cell in range(CELLS):
+            above[cell] = below[cell] = 0
         largest_below, smallest_above = -math.inf, math.inf
-        for k in range(min(before.shape[1], asked)):
-            y, told = before[j, before.shape[1] - 1 - k], answers[j * asked + k, 0]
+        for k in range(min(published_end, asked)):
+            y, told = published[j, published_end - 1 - k], answers[j * asked + k, first]
             if told == 0:
                 continue
             cell = min(max(int(y * CELLS), 0), CELLS - 1)
@@ -103,8 +139,8 @@ def align(
             else:
                 below[cell] += 1
                 smallest_above = min(smallest_above, y)
-        for k in range(after.shape[1]):
-            y, told = after[j, k], answers[j * asked + k, k + 1]
+        for k in range(len(values) - 1 - row):
+            y, told = values[row + 1 + k, j], answers[j * asked + k, first + 1 + k]
             if told == 0:
                 continue
             cell = min(max(int(y * CELLS), 0), CELLS - 1)
@@ -112,14 +148,14 @@ def align(
                 above[cell] += 1
             else:
                 below[cell] += 1
+        value = values[row, j]
         if weighed:
-            out[j] = aligned(value[j], max(scale[j], 1e-9), above, below, chances)
-        elif largest_below <= value[j] <= smallest_above:
-            out[j] = value[j]
+            out[j] = aligned(value, max(spread[row, j] / _SQRT2, 1e-9), above, below, chances)
+        elif largest_below <= value <= smallest_above:
+            out[j] = value
         elif largest_below == -math.inf:
             out[j] = smallest_above
         elif smallest_above == math.inf:
             out[j] = largest_below
         else:
             out[j] = 0.5 * (largest_below + smallest_above)
-    return out

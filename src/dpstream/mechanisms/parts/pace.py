@@ -94,7 +94,8 @@ def _best(weight: Reals, level: Reals, log_error: Reals) -> int:
     options = log_error.shape[1]
     score, mean = np.zeros(options), np.empty(options)
     for j in range(bins):
-        mean[:] = 0.0
+        for c in range(options):
+            mean[c] = 0.0
         for g in range(size):
             if weight[j, g] > 1e-8:
                 for c in range(options):
@@ -104,7 +105,11 @@ def _best(weight: Reals, level: Reals, log_error: Reals) -> int:
         for c in range(options):
             error = exp(mean[c])
             score[c] += error * enough / ((error + enough) * root)
-    return int(np.argmin(score))
+    least = 0
+    for c in range(1, options):
+        if score[c] < score[least]:
+            least = c
+    return least
 
 
 @njit(cache=True, nogil=True)
@@ -117,8 +122,9 @@ def remember(
         first += 1
     size = len(steps) - first + 1
     new_steps, new_shares = np.empty(size, np.int64), np.empty(size, np.int64)
-    new_steps[:-1], new_shares[:-1] = steps[first:], shares[first:]
-    new_steps[-1], new_shares[-1] = now, spent
+    for i in range(size - 1):
+        new_steps[i], new_shares[i] = steps[first + i], shares[first + i]
+    new_steps[size - 1], new_shares[size - 1] = now, spent
     return new_steps, new_shares
 
 

@@ -24,7 +24,7 @@ _ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
 _MIDDLE = 3.0  # erfcx is a polynomial in (x - 3) / (x + 3)
 
 
-@njit(cache=True, nogil=True, inline="always", error_model="numpy")
+@njit(cache=True, nogil=True, forceinline=True, error_model="numpy")
 def exp(x: float) -> float:
     """e^x; 0 from -708 down, and as at 709 from there on.
 
@@ -48,7 +48,7 @@ def exp(x: float) -> float:
     return (1.0 + (r + r * r * p)) * power if x > _LEAST else 0.0
 
 
-@njit(cache=True, nogil=True, inline="always", error_model="numpy")
+@njit(cache=True, nogil=True, forceinline=True, error_model="numpy")
 def log(x: float) -> float:
     """The natural logarithm of a positive, normal number.
 
@@ -71,7 +71,7 @@ def log(x: float) -> float:
     return n * _LN2_HIGH + (2.0 * f + (f * s * p + n * _LN2_LOW))
 
 
-@njit(cache=True, nogil=True, inline="always", error_model="numpy")
+@njit(cache=True, nogil=True, forceinline=True, error_model="numpy")
 def erfcx(x: float) -> float:
     """exp(x^2) erfc(x) for x >= 0: a polynomial of degree 24, divided by 1 + 2x."""
     t = (x - _MIDDLE) / (x + _MIDDLE)
@@ -102,7 +102,7 @@ def erfcx(x: float) -> float:
     return p / (1.0 + 2.0 * x)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True, forceinline=True)
 def sum_of(values: Reals, first: int, size: int) -> float:
     """The sum of `size` values from `first` on, in four strands: one strand waits for each sum."""
     a = b = c = d = 0.0

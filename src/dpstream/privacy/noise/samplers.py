@@ -19,7 +19,7 @@ from dpstream.errors import InvalidParameter
 from dpstream.privacy.noise import kernels
 from dpstream.privacy.noise.exact import LazyUniform
 from dpstream.privacy.noise.kernels import ACCEPTED, MARGIN, MAX_SCALE, REJECTED, UNSURE
-from dpstream.privacy.noise.streams import Draws, Words, counter
+from dpstream.privacy.noise.streams import SMALL, Draws, Words, counter
 
 Integers = npt.NDArray[np.int64]
 Status = npt.NDArray[np.int8]
@@ -31,6 +31,7 @@ MAX_CANDIDATES = 1 << 14
 
 _NONE = np.zeros(0, dtype=np.int64)
 _CHUNK = 1 << 15  # draws in flight: their blocks and values stay in the cache
+_SURE = 16  # scales per draw from which it is likely that none is rejected
 
 
 def discrete_laplace(draws: Draws, scale: Fraction, *, margin: float = MARGIN) -> Integers:
@@ -49,7 +50,9 @@ def add_laplace(exact: Integers, draws: Draws, over: int, under: int) -> Integer
     if not 0 < over <= MAX_SCALE * under:
         _checked_scale(Fraction(over, under))
     draws.use()
-    words, real = draws.first(), over / under  # correctly rounded, as float(Fraction) is
+    real = over / under  # correctly rounded, as float(Fraction) is
+    # One draw in 2 scale is rejected, and then all are made again in the general way.
+    words = draws.first(max(SMALL, min(int(real) // _SURE, _CHUNK)))
     if words is not None:
         out = np.empty(draws.size, dtype=np.int64)
         if kernels.laplace_added(words, real, MARGIN, exact, out) == 0:

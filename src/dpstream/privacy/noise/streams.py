@@ -39,7 +39,7 @@ SMALL: int = 64
 """Draws of at most so many coordinates take their blocks from those made for several steps."""
 
 _BLOCK = 16
-_AHEAD = 256  # blocks made at a time for small draws: one call of AES costs more than they do
+_AHEAD = 1024  # blocks made at a time for small draws: one call of AES costs more than they do
 
 
 def _fixed(text: str, width: int, field: str) -> bytes:
@@ -125,10 +125,11 @@ class Stream:
         self._last = (step, parts | {part} if step == last else {part})
 
     def first_blocks(self, step: int, size: int) -> Words:
-        """Attempt 0 of the first `size` coordinates at `step`, for `size` up to SMALL.
+        """Attempt 0 of the first `size` coordinates at `step`, for `size` below 2^32.
 
-        The blocks of the steps that follow are made along with them. They are a function of the
-        address alone, as always; nobody reads them before a draw of their step asks for them.
+        If they are few, the blocks of the steps that follow are made along with them. They are a
+        function of the address alone, as always; nobody reads them before a draw of their step
+        asks for them.
         """
         first, steps, width, words = self._ahead
         if size > width or not first <= step < first + steps:
@@ -180,8 +181,8 @@ class Draws:
         low, high = self.blocks(which, counters)[0]
         return int(high) << 64 | int(low)
 
-    def first(self) -> Words | None:
-        """The blocks of every draw's attempt 0, where they are at hand at little cost."""
+    def first(self, largest: int = SMALL) -> Words | None:
+        """The blocks of every draw's attempt 0, if they are at most `largest` and a vector's."""
         return None
 
     def _fill(
@@ -199,9 +200,9 @@ class VectorDraws(Draws):
         self.stream, self.step, self.size = stream, step, size
         self._used = False
 
-    def first(self) -> Words | None:
-        """Few draws: from those that the stream has made for several steps."""
-        return self.stream.first_blocks(self.step, self.size) if self.size <= SMALL else None
+    def first(self, largest: int = SMALL) -> Words | None:
+        """From those that the stream has made, for several steps if draws are few."""
+        return self.stream.first_blocks(self.step, self.size) if self.size <= largest else None
 
     def _fill(
         self, out: Words, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]
