@@ -1,5 +1,8 @@
 """BlockSmoother: blocks, what is learnt from them, and how good it is."""
 
+import dataclasses
+import pickle
+
 import numpy as np
 import pytest
 
@@ -126,3 +129,22 @@ def test_expected_errors_fall_with_epsilon_and_rise_with_drift():
     assert weight.sum() == pytest.approx(1)
     assert lengths(20)[0] == 20
     assert lengths(20)[-1] == 1
+
+
+def test_beliefs_do_not_change_when_others_learn_from_them():
+    """Rows are written once: two futures of one past have each their own, and the past stays."""
+    rng, past = np.random.default_rng(8), Beliefs.none(2, 5)
+    for step in range(9):  # more than there is room for
+        past = past.learn(rng.random(2), first=step, steps=1, scale=0.1)
+        before = pickle.dumps(vars_of(past))
+        one = past.learn(np.array([0.1, 0.9]), first=step + 1, steps=1, scale=0.1)
+        seen = pickle.dumps(vars_of(one))
+        other = past.learn(np.array([0.7, 0.2]), first=step + 1, steps=1, scale=0.1)
+
+        assert pickle.dumps(vars_of(past)) == before
+        assert pickle.dumps(vars_of(one)) == seen != pickle.dumps(vars_of(other))
+
+
+def vars_of(beliefs):
+    """Its fields."""
+    return {one.name: np.array(getattr(beliefs, one.name)) for one in dataclasses.fields(beliefs)}
