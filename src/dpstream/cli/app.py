@@ -17,7 +17,7 @@ class Commands(LazyGroup):
     homes: ClassVar = {
         "init": (
             "dpstream.cli.init:init",
-            "Write a commented pipeline.toml and clicks.csv, made-up data for it to read.",
+            "Write a commented pipeline.toml and made-up data for it: a file, or a live feed.",
         ),
         "run": (
             "dpstream.cli.run:run",

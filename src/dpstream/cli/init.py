@@ -77,7 +77,7 @@ def init(
         typer.Option("--live", help="A live directory and a feed for it, for dpstream serve."),
     ] = False,
 ) -> None:
-    """Write a commented pipeline.toml and made-up data for it to read: a file, or a live feed."""
+    """Write a commented pipeline.toml and made-up data for it: a file, or a live feed."""
     pipeline = folder / "pipeline.toml"
     if live:
         files = {pipeline: PIPELINE.encode(), folder / "feed.py": FEED.encode()}
