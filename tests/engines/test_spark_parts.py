@@ -9,7 +9,7 @@ from dpstream.engines.spark import waiting
 from dpstream.engines.spark.failures import TaskFailed, understood
 from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.intake import Intake
-from dpstream.engines.spark.jobs import Taken
+from dpstream.engines.spark.jobs import Taken, _collected
 from dpstream.engines.spark.packets import Shape
 from dpstream.engines.spark.progress import Progress
 from dpstream.engines.spark.publishing import ShippedPlan
@@ -109,6 +109,33 @@ def test_an_error_of_a_task_comes_out_as_itself():
     full = understood(RuntimeError("is bigger than spark.driver.maxResultSize (1024.0 MiB)"))
     assert "lower steps_at_once" in str(full)
     assert understood(RuntimeError("the disk is gone")) is None
+
+
+class Failing:
+    """A frame whose job fails so many times, in Spark's words."""
+
+    def __init__(self, times, words):
+        self.left, self.words = times, words
+
+    def toArrow(self):
+        self.left -= 1
+        if self.left >= 0:
+            raise RuntimeError(self.words)
+        return pa.table({})
+
+
+def test_a_job_that_has_lost_an_executor_at_a_bad_moment_runs_again(caplog):
+    """Spark gives such a job up; ours have the same result again, so they need not stop a run."""
+    lost = "A shuffle map stage with indeterminate output was failed and retried. However, Spark"
+
+    assert _collected(Failing(2, lost)) == ([], None)
+    assert len(caplog.records) == 2
+    with pytest.raises(RuntimeError, match="indeterminate"):
+        _collected(Failing(100, lost))
+    once = Failing(1, "the disk is gone")
+    with pytest.raises(RuntimeError, match="disk"):
+        _collected(once)
+    assert once.left == 0
 
 
 def test_a_file_that_cannot_be_written(tmp_path):

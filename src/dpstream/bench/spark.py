@@ -28,6 +28,7 @@ from dpstream.bench.spark_plot import draw
 from dpstream.bench.spark_runs import Driver, started
 from dpstream.bench.spark_state import state_rows
 from dpstream.bench.spark_targets import targets
+from dpstream.errors import StateError
 
 _SEED: Final = 12
 _WARM_UP: Final = 20_000
@@ -124,7 +125,10 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
         killed: list[Disturbed] = []
         for kinds in plan.kills:
             progress(done, total, f"killing {len(kinds)} times")
-            killed.append(_kill(Path(folder) / f"kill{len(killed)}", kinds, len(killed)))
+            try:
+                killed.append(_kill(Path(folder) / f"kill{len(killed)}", kinds, len(killed)))
+            except StateError as problem:  # it is a finding, too, and the rest is not lost
+                killed.append(Disturbed(kills=list(kinds), difference=str(problem)))
             done += 1
     progress(total, total, "done")
     rows = [row for lane in lanes for row in _rows(lane)]

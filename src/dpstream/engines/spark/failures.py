@@ -16,6 +16,7 @@ from dpstream.errors import DpstreamError, MissingDependency, StateError
 
 _LOG: Final = logging.getLogger("dpstream.spark")
 _TOLD: Final = re.compile(r'TaskFailed: (\["\w+", ".*"\])\s*$', re.MULTILINE)
+_OUTRUN: Final = "shuffle map stage with indeterminate output was failed and retried"
 _MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
@@ -26,6 +27,15 @@ class TaskFailed(Exception):
     def of(cls, problem: DpstreamError) -> TaskFailed:
         """In one line, whatever its message is."""
         return cls(json.dumps([type(problem).__name__, str(problem)]))
+
+
+def is_passing(problem: Exception) -> bool:
+    """Did a job fail only because an executor was lost at a bad moment, so that it may run again?
+
+    Spark repeats the tasks of a lost executor, but not once tasks behind them have come to their
+    end: it cannot know that ours give the same rows in any order and at any time.
+    """
+    return _OUTRUN in str(problem)
 
 
 def understood(problem: Exception) -> DpstreamError | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.engines.spark import publishing, reading
-from dpstream.engines.spark.failures import understood
+from dpstream.engines.spark.failures import is_passing, understood
 from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.packets import IN_SPARK, Shape, ids, numbers, opened
 from dpstream.engines.spark.progress import Progress
@@ -32,6 +33,8 @@ from dpstream.stages.rows import RowKeys
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_LOG = logging.getLogger("dpstream.spark")
+_TRIES = 5  # of a job that loses executors at bad moments
 _TASKS = 4  # that read files, for each core: a task costs as much as ten thousand rows
 
 Noisy = tuple[int, int, Integers, pa.Table]
@@ -215,11 +218,16 @@ def rejected(told: dict[str, Any]) -> list[Rejected]:
 
 def _collected(frame: DataFrame) -> tuple[list[str], pa.Table | None]:
     """Run it: all notes, and the rows of all packets; an error of ours comes out as itself."""
-    try:
-        told, rows = opened(frame.toArrow().to_batches())
-        return [text for texts in told.values() for text in texts], rows.get(0)
-    except Exception as problem:
-        known = understood(problem)
-        if known is None:
-            raise
-        raise known from None
+    for left in reversed(range(_TRIES)):
+        try:
+            told, rows = opened(frame.toArrow().to_batches())
+            return [text for texts in told.values() for text in texts], rows.get(0)
+        except Exception as problem:
+            if left and is_passing(problem):
+                _LOG.warning("an executor was lost; the job runs again, with the same result")
+                continue
+            known = understood(problem)
+            if known is None:
+                raise
+            raise known from None
+    raise AssertionError("the last try returns or raises")
