@@ -1,8 +1,5 @@
 """BlockSmoother: blocks, what is learnt from them, and how good it is."""
 
-import dataclasses
-import pickle
-
 import numpy as np
 import pytest
 
@@ -11,6 +8,7 @@ from dpstream.audit.replay import record
 from dpstream.mechanisms import BlockSmoother, ContinGroup
 from dpstream.mechanisms.parts.block_filter import Beliefs
 from dpstream.mechanisms.parts.block_models import SPREAD, expected_errors, lengths, models
+from dpstream.privacy.state import pack
 
 SECRET, RUN = bytes(range(32)), bytes(16)
 RANGE = {"lo": 0, "hi": 1000}
@@ -136,15 +134,10 @@ def test_beliefs_do_not_change_when_others_learn_from_them():
     rng, past = np.random.default_rng(8), Beliefs.none(2, 5)
     for step in range(9):  # more than there is room for
         past = past.learn(rng.random(2), first=step, steps=1, scale=0.1)
-        before = pickle.dumps(vars_of(past))
+        before = pack(past, kind="beliefs")
         one = past.learn(np.array([0.1, 0.9]), first=step + 1, steps=1, scale=0.1)
-        seen = pickle.dumps(vars_of(one))
+        seen = pack(one, kind="beliefs")
         other = past.learn(np.array([0.7, 0.2]), first=step + 1, steps=1, scale=0.1)
 
-        assert pickle.dumps(vars_of(past)) == before
-        assert pickle.dumps(vars_of(one)) == seen != pickle.dumps(vars_of(other))
-
-
-def vars_of(beliefs):
-    """Its fields."""
-    return {one.name: np.array(getattr(beliefs, one.name)) for one in dataclasses.fields(beliefs)}
+        assert pack(past, kind="beliefs") == before
+        assert pack(one, kind="beliefs") == seen != pack(other, kind="beliefs")
