@@ -140,7 +140,7 @@ def test_a_batch_that_comes_again(session, engine, tmp_path, expected_short, mon
             with pytest.raises(Broken):
                 run.finish()
     for part in (tmp_path / "other" / "in").glob("*.parquet"):  # whichever was the first batch
-        pq.write_table(pq.read_table(part).slice(1), part)
+        pq.write_table(pq.read_table(part).slice(100), part)  # single rows may count nowhere
 
     place = tmp_path / "other"
     run = start(place, SHORT, source=stream(session, place), engine=engine)
