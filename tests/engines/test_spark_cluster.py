@@ -155,6 +155,7 @@ def test_the_search_can_find(run):
     assert keys(folder)[0] == SECRET
 
 
+# Spark keeps what executors print in a folder called work, below that of the cluster
 LOGS = ("*/events/*", "*/driver-*.log", "*/*/work/**/std*")
 
 

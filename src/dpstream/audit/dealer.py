@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpstream.errors import InvalidParameter
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.spend import Spend
@@ -105,8 +106,8 @@ class Dealer:
         return spend.choose(scores, sensitivity=sensitivity, epsilon=epsilon, purpose="choose")
 
     def normals(self, *_: Any, **__: Any) -> Reals:
-        """Keyed noise is sampled through whole queries."""
-        raise NotImplementedError("mechanisms over keys are audited as queries")
+        """Refused: keyed noise is at addresses, so it is audited through whole queries."""
+        raise InvalidParameter("mechanisms over keys are audited as queries (see query_replay)")
 
     def cover(self, amount: Fraction, *, last: int, purpose: str = "cover") -> Cover:
         """Not charged."""

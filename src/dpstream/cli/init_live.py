@@ -43,6 +43,7 @@ EMIT EVERY INTERVAL '5' SECOND
 """
 '''
 
+# A program of the user's: its chance makes up clicks. It is text here, and no noise comes from it.
 FEED = '''\
 """Made-up clicks, a file a second, until it is stopped; `python feed.py 3` ends after 3 files."""
 
