@@ -18,7 +18,7 @@ from dpstream.connectors.sources.table import ROWS
 from dpstream.privacy.query_spend import Door, Doors, QuerySpend
 from dpstream.records import Integers, Reals, Words
 from dpstream.stages.bounding import Verdicts
-from dpstream.stages.flow import Flow
+from dpstream.stages.flow import Flow, Judged
 from dpstream.stages.perturb import Noisy
 from dpstream.stages.plan import Plan
 from dpstream.stages.rounds import Mask, Passes
@@ -153,13 +153,14 @@ class _RecordingFlow(Flow):
                 by_step = self._recording.sums.setdefault((*group, number), {})
                 by_step[step] = by_step.get(step, np.zeros_like(part)) + part
 
-    def count(self, window: int, period: int, rows: Rows, verdicts: Verdicts) -> None:
+    def count(self, judged: Judged) -> None:
         if not self.query.totals:
             return
+        window, step = judged.window, int(judged.rows.steps[0])
         numbers = self.totals(window).bucket.table.numbers
         before = numbers[0].copy()
-        super().count(window, period, rows, verdicts)
-        by_step, step = self._recording.totals.setdefault(window, {}), int(rows.steps[0])
+        super().count(judged)
+        by_step = self._recording.totals.setdefault(window, {})
         by_step[step] = by_step.get(step, np.zeros_like(before)) + numbers[0] - before
 
     def _passes(self, due: Due) -> Passes:

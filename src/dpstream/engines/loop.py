@@ -25,7 +25,7 @@ from dpstream.engines.snapshots import Snapshots
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import chain_digest
 from dpstream.records import Sink
-from dpstream.stages.flow import Flow, Piece
+from dpstream.stages.flow import Flow, Judged, Piece
 from dpstream.stages.hashing import combine, multiset_digest
 
 _START = bytes(16)  # the digest chain before the first step
@@ -58,7 +58,7 @@ class Loop:
         # A short run does not run away from who reads it, and may want to stop it.
         on_the_way = min(MOST_ON_THE_WAY, steps // _MANY)
         self._sender = Sender(self.sink, self.flow.query.name, on_the_way)
-        self._logger = ThreadPoolExecutor(1)
+        self._judge, self._logger = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self._windows = Windows(self.flow.query.schedule.last_step, self._erase)
         self._steps = self.flow.query.schedule.steps
 
@@ -77,22 +77,17 @@ class Loop:
             yield from self._delivered()
 
     def _from_files(self) -> Iterator[pa.Table]:
-        """The next step's input is logged, and tables are written, while this one is worked on."""
-        pieces = self._rows(self.step)
-        if pieces is None:
-            return
-        self.flow.take(pieces)
-        self._chain = self._logged(self.step, pieces, self._chain)
-        while True:
-            ahead = self._log_ahead() if self._is_ready(self.step + 1) else None
+        """While a step is published, the next one's rows are bounded and its input is logged."""
+        coming = self._coming(self.step)
+        while coming is not None:
+            rows, logged = coming
+            self.flow.add(rows.result())
+            self._chain = logged.result()
+            ahead = self._may_go_ahead()
+            coming = self._coming(self.step + 1) if ahead else None
             self._publish()
             yield from self._delivered()
-            ahead = self._log_ahead(before=False) if ahead is None else ahead
-            if ahead is None:
-                break
-            pieces, logging = ahead
-            self.flow.take(pieces)
-            self._chain = logging.result()
+            coming = coming if ahead else self._coming(self.step)
         yield from chain.from_iterable(self._sender.arrived(all_of_them=True))
 
     def _delivered(self) -> Iterator[pa.Table]:
@@ -101,9 +96,9 @@ class Loop:
         A snapshot says that everything is out: in the sinks, and, but for this step's tables, with
         who iterates here.
         """
-        everything = self._is_due or self.live is not None
-        steps = self._sender.arrived(all_of_them=everything)
-        if self._is_due:
+        saves = self._saves_at(self.step)
+        steps = self._sender.arrived(all_of_them=saves or self.live is not None)
+        if saves:
             yield from chain.from_iterable(steps[:-1])
             self._save()
             steps = steps[-1:]
@@ -112,6 +107,7 @@ class Loop:
     def close(self) -> None:
         """Stop the threads."""
         self._sender.close()
+        self._judge.shutdown()
         self._logger.shutdown()
         self.flow.close()
         if self.files is not None:
@@ -147,19 +143,23 @@ class Loop:
             return None
         return pieces if self.files is None else pieces + self.files.take(step)
 
-    def _is_ready(self, step: int) -> bool:
-        """Are there further rows, and are they here already?"""
-        if self._steps is not None and step >= self._steps:
+    def _may_go_ahead(self) -> bool:
+        """May the next step's rows be bounded before this one is published?
+
+        Not before a snapshot, which is of this step; nor if they would have to be waited for.
+        """
+        step = self.step + 1
+        if self._saves_at(step) or not self.flow.on_threads:
             return False
         return self.files is None or self.files.ready(step)
 
-    def _log_ahead(self, *, before: bool = True) -> tuple[list[Piece], Future[bytes]] | None:
-        """The next step's rows, which are being logged; `before`: this one is not published yet."""
-        step = self.step + before
+    def _coming(self, step: int) -> tuple[Future[list[Judged]], Future[bytes]] | None:
+        """A step's rows, which are being bounded and logged."""
         pieces = self._rows(step)
         if pieces is None:
             return None
-        return pieces, self._logger.submit(self._logged, step, pieces, self._chain)
+        rows = self._judge.submit(self.flow.judged, pieces)
+        return rows, self._logger.submit(self._logged, step, pieces, self._chain)
 
     def _logged(self, step: int, pieces: list[Piece], before: bytes) -> bytes:
         """Charge the run if that was not done; then make the step's input durable."""
@@ -190,10 +190,9 @@ class Loop:
         if self._snapshots is None:
             self._windows.settle(self.step)
 
-    @property
-    def _is_due(self) -> bool:
-        """Does a snapshot belong here?"""
-        at = self.step == self._steps or self.step % self.snapshot_every == 0
+    def _saves_at(self, step: int) -> bool:
+        """Does a snapshot belong before this step?"""
+        at = step == self._steps or step % self.snapshot_every == 0
         return at and self._snapshots is not None
 
     def _save(self) -> None:

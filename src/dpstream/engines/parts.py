@@ -47,13 +47,13 @@ def extract_units(flow: Flow, owner: Owner, marks: Marks | None) -> tuple[dict[s
     tables = [_table_of(bucket, kind, number) for bucket in flow.state.units]
     since = [0] * len(tables) if marks is None else marks["tables"]
     part: dict[str, Any] = {
-        "tables": [table.delta(first) for table, first in zip(tables, since, strict=True)]
+        "tables": flow.each(Table.delta, tables, since),
     }
     new: Marks = {"tables": [table.used for table in tables]}
     if kind == "period" and flow.query.totals:
         offered = [bucket.offered.setdefault(number, Table(1)) for bucket in flow.state.units]
         first = [0] * len(offered) if marks is None else marks["offered"]
-        part["offered"] = [table.delta(since) for table, since in zip(offered, first, strict=True)]
+        part["offered"] = flow.each(Table.delta, offered, first)
         new["offered"] = [table.used for table in offered]
     return part, new
 
@@ -86,9 +86,11 @@ def size_of(flow: Flow, owner: Owner) -> int:
 
 
 def restore(flow: Flow, owner: Owner, part: dict[str, Any]) -> Marks:
-    """Take a part in, after those before it."""
-    marks = restore_units(flow, owner, part)
-    if owner[0] == "window":
+    """Take a part in, or the units' or the groups' share of it, after those before it."""
+    marks: Marks = {}
+    if "tables" in part:
+        marks |= restore_units(flow, owner, part)
+    if "groups" in part:
         marks |= restore_groups(flow, owner[1], part)
     return marks
 

@@ -70,6 +70,17 @@ class Publication:
     table: pa.Table
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Judged:
+    """A step's rows of one window and period, and what becomes of each: dropped, kept, first."""
+
+    window: int
+    rows: Rows
+    verdicts: Verdicts
+    offered: int
+    """Rows that count as offered by their units, where that is counted."""
+
+
 class Flow:
     """A query, its plan, its state, and threads to work on buckets."""
 
@@ -96,7 +107,8 @@ class Flow:
         self._by_value = any(m.kind == "value" for m in plan.query.measures)
         self._doors: dict[int, list[list[Door]]] = {}
         self._total_doors: dict[int, list[Door]] = {}
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        # Twice as many: units of one step and groups of the step before are worked on at once.
+        self._pool = ThreadPoolExecutor(2 * threads) if threads > 1 else None
 
     def reset(self) -> None:
         """Forget everything."""
@@ -111,10 +123,23 @@ class Flow:
 
     def take(self, pieces: Iterable[Piece]) -> None:
         """Add a step's rows to the exact sums."""
+        self.add(self.judged(pieces))
+
+    def judged(self, pieces: Iterable[Piece]) -> list[Judged]:
+        """Bound a step's rows. This looks at units alone: meanwhile, groups may be published."""
+        found = []
         for window, period, rows in by_window(pieces):
-            verdicts = self.bound(window, period, rows)  # [rows]: dropped, kept, first of its unit
-            self.count(window, period, rows, verdicts)
-            self.aggregate(window, rows, verdicts)
+            verdicts = self.bound(window, period, rows)
+            offered = self.offered(period, rows) if self.query.totals else 0
+            judged = Judged(window=window, rows=rows, verdicts=verdicts, offered=offered)
+            found.append(judged)
+        return found
+
+    def add(self, judged: Iterable[Judged]) -> None:
+        """Add what is kept to the exact sums."""
+        for one in judged:
+            self.count(one)
+            self.aggregate(one.window, one.rows, one.verdicts)
 
     def publish(self, step: int, spend: QuerySpend) -> list[Publication]:
         """The table of every window that is due: noise is drawn here, and only here."""
@@ -138,7 +163,8 @@ class Flow:
     def forget_periods(self, step: int) -> list[int]:
         """Periods whose every window is final by `step`: no row of theirs can be kept any more."""
         ticks, schedule = self.query.periods, self.query.schedule
-        known = {period for bucket in self.state.units for period in bucket.periods}
+        # A list of each: the next step's rows may be bounded meanwhile, in periods of their own.
+        known = {period for bucket in self.state.units for period in list(bucket.periods)}
         gone = []
         if ticks is None and schedule.steps is not None and step >= schedule.steps:
             gone = list(known)
@@ -159,6 +185,11 @@ class Flow:
         for bucket in self.state.units:
             bucket.periods.pop(period, None)
             bucket.offered.pop(period, None)
+
+    @property
+    def on_threads(self) -> bool:
+        """Are there threads, so that a step's units and the groups of another can be worked on?"""
+        return self._pool is not None
 
     def close(self) -> None:
         """Stop the threads."""
@@ -192,18 +223,18 @@ class Flow:
         def one(bucket: UnitBucket, places: Integers) -> None:
             bucket.keep(window, period, batch, places, verdicts, by_value=self._by_value)
 
-        self._each(one, self.state.units, self._split(rows.units), few=len(rows) < _FEW)
+        self.each(one, self.state.units, self._split(rows.units), few=len(rows) < _FEW)
         return verdicts
 
     def totals(self, window: int) -> Totals:
         """The totals of a window, where they are counted."""
         return self.state.totals.setdefault(window, Totals(self.query.totals))
 
-    def count(self, window: int, period: int, rows: Rows, verdicts: Verdicts) -> None:
+    def count(self, judged: Judged) -> None:
         """Count the rows that came and those that were kept, if somebody wants to know."""
         if self.query.totals:
-            kept = int(np.count_nonzero(verdicts))
-            self.totals(window).add(offered=self.offered(period, rows), kept=kept)
+            kept = int(np.count_nonzero(judged.verdicts))
+            self.totals(judged.window).add(offered=judged.offered, kept=kept)
 
     def offered(self, period: int, rows: Rows) -> int:
         """How many of the rows count as offered by their units."""
@@ -214,7 +245,7 @@ class Flow:
             table = bucket.offered.setdefault(period, Table(1))
             return count_offered(table, rows.units, places, most)
 
-        return sum(self._each(one, self.state.units, self._split(rows.units)))
+        return sum(self.each(one, self.state.units, self._split(rows.units)))
 
     def aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
         """Add the rows that are kept to their groups' exact sums."""
@@ -229,7 +260,7 @@ class Flow:
             bucket.add(*batch, places, pre_threshold=early, units=units, step=step)
 
         places = self._split(rows.groups, verdicts)
-        self._each(one, self.groups(window), places, few=len(rows) < _FEW)
+        self.each(one, self.groups(window), places, few=len(rows) < _FEW)
 
     def add_sums(self, window: int, groups: Words, sums: Integers, keys: pa.Table) -> None:
         """The same for sums that were made of such rows elsewhere (`summed`)."""
@@ -274,7 +305,7 @@ class Flow:
 
         groups = self.groups(due.window)
         few = sum(len(bucket.active) for bucket in groups) < _FEW
-        return self._each(one, groups, doors, few=few)
+        return self.each(one, groups, doors, few=few)
 
     def _passes(self, due: Due) -> Passes:
         """Whose round ends; an audit holds this fixed."""
@@ -303,7 +334,7 @@ class Flow:
     def _split(self, ids: Words, taken: Verdicts | None = None) -> list[Integers]:
         return in_buckets(ids, self.buckets, taken)
 
-    def _each(
+    def each(
         self,
         work: Callable[[T, U], Any],
         one: Iterable[T],
