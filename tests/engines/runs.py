@@ -89,7 +89,7 @@ def start(place, asked=None, *, every=2, fixed=True, **named):
 
 
 def options(every=2, run_id=RUN):
-    return Options(buckets=2, threads=1, snapshot_every=every, run_id=run_id)
+    return Options(buckets=2, threads=2, snapshot_every=every, run_id=run_id)
 
 
 def break_off(place, releases, asked=None, **named):

@@ -33,13 +33,13 @@ def manifests(place):
 
 
 def segments(place, kind):
-    """The newest segments of windows or periods."""
+    """The newest segments of windows, their pairs, or periods."""
     number = manifests(place)[-1].stem.partition("-")[2]
     return sorted((place / "state" / "segments").glob(f"{kind}*-{number}.dps"))
 
 
 @pytest.mark.parametrize("spoil", [halve, flip, os.remove])
-@pytest.mark.parametrize("what", ["manifest", "window", "period"])
+@pytest.mark.parametrize("what", ["manifest", "window", "pairs", "period"])
 def test_a_damaged_snapshot_falls_back_one_generation(tmp_path, expected, what, spoil):
     """The snapshot before it and a replay of the steps in between give the same bytes."""
     write(tmp_path, table())

@@ -188,6 +188,20 @@ def test_buckets_and_threads_do_not_matter(tmp_path, expected):
     assert survives(tmp_path, expected)
 
 
+def test_a_step_that_is_bounded_ahead_meets_the_same_state(tmp_path):
+    """Windows and periods end at every other step, while the next step's rows are bounded."""
+    short = {"window": dps.Tumble("30 minutes"), "every": "15 minutes", "period": "30 minutes"}
+    asked = query(**short, allowed_lateness="15 minutes")
+    found = []
+    for threads in (1, 2, 4):
+        place = tmp_path / str(threads)
+        how = Options(buckets=3, threads=threads, snapshot_every=100, run_id=RUN)
+        found.append(whole(place, asked, rows=table(4000), options=how))
+
+    assert len(found[0]) > 30
+    assert found[1:] == found[:1] * 2
+
+
 def test_a_kill_leaves_the_shared_book_to_others(tmp_path):
     """Two queries on one book: one is killed and started again, the other never notices."""
     book = dps.Ledger(tmp_path / "book")

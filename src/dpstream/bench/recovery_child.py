@@ -40,7 +40,7 @@ def go(job: Job, on_new: Callable[[], None]) -> None:
         sink=CheckingSink(folder, on_new),
         checkpoint_location=folder / "state",
         secret=SECRET if job["fixed"] else None,
-        options=Options(buckets=2, threads=1, snapshot_every=4, run_id=run_id),
+        options=Options(buckets=2, threads=2, snapshot_every=4, run_id=run_id),
     ).finish()
 
 

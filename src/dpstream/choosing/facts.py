@@ -142,8 +142,8 @@ def collect(
         progress(number, len(partitions))
         position, done = None, False
         while not done:
-            rows, batch = reader.read(partition, position)
-            tables.add(rows)
+            batch = reader.batch(partition, position)
+            tables.add(reader.rows(partition, position, batch))
             position, done = batch.position, batch.done
     progress(len(partitions), len(partitions))
     return tables.facts(), {"rows_read": aside.read, "rows_not_used": aside.unused}

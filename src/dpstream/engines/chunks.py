@@ -30,13 +30,17 @@ class ChunkReader:
         if self.reader.query.unit not in self.reader.types:
             self.reader.learn(self.source.columns(partition))
 
-    def read(
-        self, partition: str, position: Position, *, until: Position = None
-    ) -> tuple[Rows, Batch]:
-        """The rows of the chunk at a position; what cannot be used is set aside."""
-        rows, batch, rejected = self.divided(partition, position, until=until)
+    def batch(self, partition: str, position: Position, *, until: Position = None) -> Batch:
+        """The chunk at a position, as the source has it."""
+        self.learn(partition)
+        columns = self.reader.query.source_columns
+        return self.source.read(partition, position, columns=columns, until=until)
+
+    def rows(self, partition: str, position: Position, batch: Batch) -> Rows:
+        """The rows of such a chunk; what cannot be used is set aside."""
+        rows, rejected = self._divided(partition, position, batch)
         self.set_aside(f"{partition} {position}", rejected)
-        return rows, batch
+        return rows
 
     def divided(
         self,
@@ -47,9 +51,17 @@ class ChunkReader:
         until: Position = None,
     ) -> tuple[Rows, Batch, list[Rejected]]:
         """The rows of the chunk at a position, and those that cannot be used."""
-        query = self.reader.query
-        self.learn(partition)
-        batch = self.source.read(partition, position, columns=query.source_columns, until=until)
+        batch = self.batch(partition, position, until=until)
+        rows, rejected = self._divided(partition, position, batch, arrived=arrived)
+        return rows, batch, rejected
+
+    def set_aside(self, name: str, rows: list[Rejected]) -> None:
+        """Keep rows that cannot be used, under a name that the same rows always have."""
+        self._aside.rejected(name, rows)
+
+    def _divided(
+        self, partition: str, position: Position, batch: Batch, *, arrived: int | None = None
+    ) -> tuple[Rows, list[Rejected]]:
         where = partition if position is None else f"{partition} from {position}"
         rows, setting = self.reader.read(batch.table, batch.where or where, arrived=arrived)
         self._aside.count(
@@ -58,8 +70,4 @@ class ChunkReader:
             late=setting.late,
             other_keys=setting.other_keys,
         )
-        return rows, batch, [*batch.rejected, *setting.rejected]
-
-    def set_aside(self, name: str, rows: list[Rejected]) -> None:
-        """Keep rows that cannot be used, under a name that the same rows always have."""
-        self._aside.rejected(name, rows)
+        return rows, [*batch.rejected, *setting.rejected]

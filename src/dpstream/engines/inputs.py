@@ -46,6 +46,7 @@ class FileInput:
     def __init__(self, chunks: ChunkReader, *, memory: int) -> None:
         self._chunks, self._memory = chunks, memory
         self._thread = ThreadPoolExecutor(1)  # all reading happens here
+        self._maker = ThreadPoolExecutor(1)  # and here what was read becomes rows
         self._index: list[Chunk] | None = None
 
     def take(self, step: int) -> list[Piece]:
@@ -56,12 +57,9 @@ class FileInput:
         later = [chunk for chunk in index if chunk.first > step]
         held = 0
         for chunk in [*needed, *later[:_AHEAD]]:
-            if chunk.rows is None:
-                chunk.rows = self._thread.submit(self._rows, chunk)
+            self._begin(chunk)
         for chunk in needed:
-            if chunk.rows is None:
-                chunk.rows = self._thread.submit(self._rows, chunk)
-            for rows in chunk.rows.result():
+            for rows in self._begin(chunk).result():
                 pieces += [(rows, first, end) for at, *_, first, end in rows.runs if at == step]
                 held += rows.bytes
             if chunk.last == step or held > self._memory:
@@ -76,13 +74,29 @@ class FileInput:
     def close(self) -> None:
         """Stop reading."""
         self._thread.shutdown(cancel_futures=True)
+        self._maker.shutdown(cancel_futures=True)
 
-    def _rows(self, chunk: Chunk) -> list[Rows]:
-        found: list[Rows] = []
+    def _begin(self, chunk: Chunk) -> Future[list[Rows]]:
+        """Read a chunk, unless that was begun."""
+        if chunk.rows is None:
+            batches = self._thread.submit(self._batches, chunk)
+            chunk.rows = self._maker.submit(self._rows, chunk, batches)
+        return chunk.rows
+
+    def _batches(self, chunk: Chunk) -> list[tuple[Position, Batch]]:
+        """What the source has of a chunk, and where."""
+        found: list[tuple[Position, Batch]] = []
         position, done = chunk.position, False
         while not done:
-            rows, batch = self._chunks.read(chunk.partition, position, until=chunk.until)
+            batch = self._chunks.batch(chunk.partition, position, until=chunk.until)
+            found.append((position, batch))
             position, done = batch.position, batch.done or chunk.until in (None, batch.position)
+        return found
+
+    def _rows(self, chunk: Chunk, batches: Future[list[tuple[Position, Batch]]]) -> list[Rows]:
+        found: list[Rows] = []
+        for position, batch in batches.result():
+            rows = self._chunks.rows(chunk.partition, position, batch)
             if len(rows) and not chunk.first <= rows.steps[0] <= rows.steps[-1] <= chunk.last:
                 raise InvalidInput(
                     f"{chunk.partition} has times that its own statistics, or an earlier look at "
@@ -113,7 +127,7 @@ class FileInput:
                         last=-1,
                         until=batch.position,
                     )
-                    self._thread.submit(self._rows, useless).result()
+                    self._begin(useless).result()
                 else:
                     found.append(chunk)
                 position, done = batch.position, batch.done

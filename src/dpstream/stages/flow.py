@@ -356,19 +356,21 @@ def by_window(pieces: Iterable[Piece]) -> Iterator[tuple[int, int, Rows]]:
         place = (int(rows.windows[first]), int(rows.periods[first]))
         found.setdefault(place, []).append((rows, first, end))
     for window, period in sorted(found):
-        yield window, period, _joined(found[window, period])
+        yield window, period, _joined(found[window, period], window, period)
 
 
-def _joined(pieces: Sequence[Piece]) -> Rows:
+def _joined(pieces: Sequence[Piece], window: int, period: int) -> Rows:
     parts = [
         {
             name: getattr(rows, name)[first:end]
-            for name in ("units", "groups", "digests", "windows", "periods", "steps", "values")
+            for name in ("units", "groups", "digests", "steps", "values")
         }
         for rows, first, end in pieces
     ]
     keys = [rows.keys.slice(first, end - first) for rows, first, end in pieces]
-    if len(parts) == 1:
-        return Rows(**parts[0], keys=keys[0])
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return Rows(**columns, keys=pa.concat_tables(keys))
+    columns = parts[0]
+    if len(parts) > 1:
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in columns}
+    size = len(columns["steps"])
+    windows, periods = (np.broadcast_to(np.int64(one), size) for one in (window, period))
+    return Rows(**columns, windows=windows, periods=periods, keys=pa.concat_tables(keys))

@@ -16,6 +16,7 @@ from dpstream.privacy.query_spend import Door
 from dpstream.records import Integers
 from dpstream.stages.groups import GroupBucket
 from dpstream.stages.plan import WindowPlan
+from dpstream.stages.prefetch import FAR, prefetch
 
 
 def select_keys(
@@ -54,7 +55,11 @@ def _appearing(
 ) -> int:
     """The hidden groups whose noisy units, column 0, have reached the threshold: how many."""
     count = 0
+    lines, line = np.uint64(sums.ctypes.data), np.uint64(sums.strides[0])
     for group in range(len(active)):
+        ahead = group + FAR
+        if ahead < len(active):
+            prefetch(lines + np.uint64(active[ahead]) * line)
         found[count] = group
         count += hidden[group] and sums[active[group], 0] + noise[group] >= least
     return count

@@ -59,6 +59,14 @@ def fill_keyed(out, masked, step, which, counters):  # type: ignore[no-untyped-d
         out[row, 1] = masked[which[row], 1] ^ np.uint64(counters[0 if one else row])
 
 
+@njit(cache=True, nogil=True)
+def fill_all_keyed(out, masked, step, counter):  # type: ignore[no-untyped-def]
+    """The same of every row, in order, at one counter."""
+    for row in range(out.shape[0]):
+        out[row, 0] = masked[row, 0] ^ np.uint64(step)
+        out[row, 1] = masked[row, 1] ^ np.uint64(counter)
+
+
 @njit(cache=True, nogil=True, inline="always")
 def _magnitude(word, scale, margin):  # type: ignore[no-untyped-def]
     """floor(-scale ln U) for U in [u, u + 1) 2^-63, u = the word's upper 63 bits; -1 if unsure."""

@@ -25,7 +25,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from dpstream.errors import InvalidParameter, NoiseExhausted, NoiseReuse
 from dpstream.privacy.keys import derive
-from dpstream.privacy.noise.kernels import fill_ahead, fill_keyed, fill_vector
+from dpstream.privacy.noise.kernels import (
+    fill_ahead,
+    fill_all_keyed,
+    fill_keyed,
+    fill_vector,
+)
 
 Mode = Literal["vector", "keyed"]
 Words = npt.NDArray[np.uint64]
@@ -223,8 +228,14 @@ class KeyedDraws(Draws):
 
     def between(self, start: int, stop: int) -> Callable[[int], Words]:
         """The same with both AES passes over a part of the ids, which stays in the cache."""
-        part = KeyedDraws(self.stream, self.step, self._ids[start:stop])
-        return Draws.between(part, 0, stop - start)
+        masked = self.stream.encrypt(self._ids[start:stop])
+
+        def blocks(number: int) -> Words:
+            out = np.empty((stop - start, 2), dtype="<u8")
+            fill_all_keyed(out, masked, self.step, number)
+            return self.stream.encrypt(out)
+
+        return blocks
 
     def _fill(
         self, out: Words, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]
