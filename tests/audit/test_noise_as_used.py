@@ -15,7 +15,7 @@ import pytest
 import dpstream as dps
 from dpstream.audit.queries import query_of
 from dpstream.audit.query_runs import run_plan
-from dpstream.audit.query_samplers import Scenario, _table, usual_flow
+from dpstream.audit.query_samplers import Scenario, table_of, usual_flow
 from dpstream.stages.plan import planned
 
 KEYS = 3000
@@ -26,7 +26,7 @@ Z = 5.2  # three releases each: a false-alarm rate below 1e-6 per test
 
 def published(*, secret=SECRET, run=RUN, **changes):
     """Releases x keys of a query over no rows: its noise."""
-    plan, rows = planned(replace(PUBLIC, **changes)), _table(Scenario(), KEYS, 1, windows=False)
+    plan, rows = planned(replace(PUBLIC, **changes)), table_of(Scenario(), KEYS, 1, windows=False)
     found = []
     for _, made in run_plan(plan, rows, secret=secret, run=run, flow=usual_flow):
         order = np.argsort(made.table["key"].to_numpy())

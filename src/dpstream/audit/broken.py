@@ -19,8 +19,10 @@ from dpstream.audit.controls.svt import SparseVector
 from dpstream.audit.controls.wrong_norm import WrongNorm
 from dpstream.audit.neighbours import Pair, block
 from dpstream.audit.samplers import OneByOne, SideBySide
+from dpstream.audit.series_queries import broken_series
 from dpstream.audit.shipped import RHO
 from dpstream.audit.targets import Audited, Exact, Target
+from dpstream.audit.user_level import broken_user_targets
 from dpstream.mechanisms.w_event.uniform import Uniform
 from dpstream.privacy.curves import zcdp_epsilon
 
@@ -154,4 +156,4 @@ def broken() -> dict[str, Callable[[], Audited]]:
         "svt_5": _svt(5, one=[0, 1], two=[1, 0]),
         "svt_6": _svt(6, one=[0] * 10 + [1] * 10, two=[1] * 10 + [0] * 10),
     }
-    return found | broken_queries()
+    return found | broken_user_targets() | broken_queries() | broken_series()

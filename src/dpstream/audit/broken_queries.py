@@ -10,12 +10,14 @@ from dpstream.audit.controls.engine import (
     CountedTwice,
     DataWatermark,
     NoPlusOne,
+    OneRowOffered,
     OffByOne,
     PerTrigger,
     TouchedOnly,
+    Uncapped,
 )
 from dpstream.audit.neighbours import Pair
-from dpstream.audit.queries import query_of
+from dpstream.audit.queries import DELTA, EPSILON, OFFERED, debiased, offering, query_of
 from dpstream.audit.query_samplers import QueryRuns, Scenario
 from dpstream.audit.targets import Audited, Target
 from dpstream.stages.aggregates import CountUnits
@@ -118,4 +120,30 @@ def broken_queries() -> dict[str, Callable[[], Audited]]:
             epsilon=1,
             runs=(120, 400),
         ),
+        "debias_units_not_capped": _totals(
+            "debias_units_not_capped",
+            "Rows offered are counted without a bound for a unit.",
+            offering(20 * OFFERED),
+            flow=lambda plan, reader: Uncapped(plan, reader, buckets=1, threads=1),
+        ),
+        "debias_noise_for_one_row": _totals(
+            "debias_noise_for_one_row",
+            f"Noise on rows offered for one row of a unit, which offers {OFFERED}.",
+            offering(OFFERED),
+            plan=OneRowOffered,
+        ),
     }
+
+
+def _totals(name: str, about: str, pair: Pair, **how: Any) -> Callable[[], Target]:
+    query = debiased(public_keys=[0, 1])
+    return lambda: Target(
+        name=name,
+        about=about,
+        sample=QueryRuns(query=query, groups=2, apart="windows", **how),
+        pairs=(pair,),
+        epsilon=float(EPSILON),
+        delta=DELTA,
+        control=True,
+        runs=(600, 3_000),
+    )

@@ -13,6 +13,7 @@ from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechan
 from dpstream.mechanisms.parts.counting.budget import CountingParameters
 from dpstream.records import Integers
 
+_MILLION = 10**6
 _HIGH = 400  # far beyond any noise: who compares, sees a change
 
 
@@ -41,7 +42,7 @@ def pairs_of(mechanism: Mechanism, *, random: int = 4, seed: int = 0) -> list[Pa
         delay = getattr(mechanism, "delay", 2)
         return [*_values(int(lo / quantum), int(hi / quantum), delay, random, rng)]
     if getattr(mechanism, "user_level", False):
-        return [*_users()]
+        return [deciding(), present(4, (0, 1))]
     raise TypeError(f"no neighbours are known for {type(mechanism).__name__}; give pairs")
 
 
@@ -106,15 +107,24 @@ def _values(lo: int, hi: int, delay: int, count: int, rng: np.random.Generator) 
         yield Pair(name=f"random values {number}, step {at}", one=low, two=high)
 
 
-def _users(slots: int = 200) -> Iterator[Pair]:
-    """All rows of a user come or go: one in each of 200 slots, alone or among a few others."""
-    for name, others in (("nobody else", (0, 0)), ("others elsewhere", (0, 2))):
-        without = np.tile(others, (slots, 1))
-        yield Pair(
-            name=f"a user in each of {slots} slots, {name}",
-            one=without + np.array([1, 0]),
-            two=without,
-        )
+def deciding(slots: int = 4) -> Pair:
+    """A user with nearly all rows of every slot, against one row of somebody else."""
+    others = np.tile((0, 1), (slots, 1))
+    return Pair(
+        name=f"a user who decides each of {slots} slots",
+        one=others + np.array([_MILLION, 0]),
+        two=others,
+    )
+
+
+def present(slots: int = 200, others: tuple[int, int] = (0, 0)) -> Pair:
+    """All rows of a user come or go: one in each slot, beside the same others in each."""
+    without = np.tile(others, (slots, 1))
+    return Pair(
+        name=f"a user in each of {slots} slots, beside {sum(others)} others",
+        one=without + np.array([1, 0]),
+        two=without,
+    )
 
 
 def _plain(data: Any) -> Any:

@@ -13,6 +13,7 @@ from dpstream.stages.query import Query
 from dpstream.stages.windows import Cumulate, Hop, Tumble
 
 EPSILON, DELTA = 2, 0.02
+OFFERED = 8
 
 
 def query_of(**facts: Any) -> Query:
@@ -34,16 +35,41 @@ def query_of(**facts: Any) -> Query:
     return Query(**common | facts)
 
 
-def _by_window(runs: int) -> Query:
-    """One hour after the other, each a run."""
-    days, hours = divmod(runs, 24)
-    return query_of(
-        window=Tumble("1 hour"),
-        every="20 minutes",
-        end=f"1970-01-{1 + days:02d}T{hours:02d}:00:00",
-        period="1 hour",
-        debias="global",
-        debias_rows=3,
+def debiased(**facts: Any) -> Callable[[int], Query]:
+    """From the number of runs: one hour after the other, each a run.
+
+    A unit may offer eight rows, of which one is kept; totals have as much budget as counts.
+    """
+    common: dict[str, Any] = {
+        "window": Tumble("1 hour"),
+        "every": None,
+        "period": "1 hour",
+        "max_groups_contributed": 1,
+        "debias": "global",
+        "debias_rows": OFFERED,
+        "weights": (("debias", 1),),
+    }
+
+    def query(runs: int) -> Query:
+        days, hours = divmod(runs, 24)
+        end = f"1970-01-{1 + days:02d}T{hours:02d}:00:00"
+        return query_of(**common | {"end": end} | facts)
+
+    return query
+
+
+def offering(rows: int, *, others: int = 2, again: int = 20) -> Pair:
+    """A unit with `rows` rows of which one is kept, in a small group beside a large one.
+
+    Hard because the share of rows kept is published: totals are just large enough for that
+    (ten times their noise), of the others' rows few are dropped, so that the unit's move the share
+    by nearly all that they may, and its own group shows the row that is kept.
+    """
+    base = ((0, 0, 200), (1, 0, others))
+    return Pair(
+        name=f"a unit that offers {rows} rows, {others} others in its group",
+        one=Scenario(others=base, unit=((1, 0),) * rows, again=again),
+        two=Scenario(others=base, again=again),
     )
 
 
@@ -154,13 +180,21 @@ def query_targets() -> dict[str, Callable[[], Target]]:
             max_rows_per_group=3,
         ),
     }
-    made["latched_debias"] = lambda: Target(
-        name="latched_debias",
-        about=f"{latched}, dropped rows made up for from noisy totals.",
-        sample=QueryRuns(query=_by_window, groups=2, apart="windows"),
-        pairs=unit_pairs(2)[:2],
+    for name, others, facts in (
+        ("latched_debias", 9, {}),
+        ("latched_debias_public_keys", 2, {"public_keys": [0, 1]}),
+    ):
+        made[name] = _debias(name, f"{latched}, dropped rows made up for", others, facts)
+    return made
+
+
+def _debias(name: str, about: str, others: int, facts: dict[str, Any]) -> Callable[[], Target]:
+    return lambda: Target(
+        name=name,
+        about=f"{about} from noisy totals" + (", public keys." if facts else "."),
+        sample=QueryRuns(query=debiased(**facts), groups=2, apart="windows"),
+        pairs=(offering(OFFERED, others=others),),
         epsilon=float(EPSILON),
         delta=DELTA,
-        runs=(60, 300),
+        runs=(1_000, 12_000),
     )
-    return made

@@ -28,6 +28,7 @@ def run_plan(
     flow: Callable[[Plan, RowReader], Flow],
     reader: type[RowReader] = RowReader,
     chunk: int = ROWS,
+    memory: int = 1 << 20,
     through: Callable[[QuerySpend], QuerySpend] = lambda spend: spend,
 ) -> Iterator[tuple[int, Publication]]:
     """(step, what is published), step by step; `through` may stand between flow and noise."""
@@ -41,7 +42,7 @@ def run_plan(
     plan.pay(real, "audit")
     spend, rows = through(real), reader(plan.query, key, run)
     made = flow(plan, rows)
-    files = FileInput(ChunkReader(TableSource(table, rows=chunk), rows, _Unseen()), memory=1 << 20)
+    files = FileInput(ChunkReader(TableSource(table, rows=chunk), rows, Unseen()), memory=memory)
     try:
         for step in range(steps):
             pieces = files.take(step)
@@ -56,7 +57,7 @@ def run_plan(
         made.close()
 
 
-class _Unseen:
+class Unseen:
     """Nobody looks at the rows that are set aside."""
 
     def rejected(self, chunk: str, rows: list[Rejected]) -> None:

@@ -6,11 +6,12 @@ no other group. `audit/query_replay.py` checks exactly that for any query and da
 no draw, no sum and no answer of a group that it is not in. Each run here has groups and units of
 its own, so its outputs are independent of the others' and have the law of a query over them alone.
 Where totals of windows are published (debias), all groups of a window share them; a run then is a
-window, with units that renew every window.
+window, with units that renew every window, and what it shows begins with the share of rows kept.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,8 +31,11 @@ HOUR = 3600
 STEPS = 3
 """Steps of a run: parts of a day, or of a window."""
 
-Place = tuple[int, int]
-"""(group, step) of a row."""
+Place = tuple[int, ...]
+"""(group, step) of a row, and if it is later than the scenario's rows are, by how many steps."""
+_WINDOWS = 250
+"""Windows side by side in one query: more of them take longer than two queries."""
+_MEMORY = 1 << 28
 MakeFlow = Callable[[Plan, RowReader], Flow]
 
 
@@ -43,10 +47,13 @@ class Scenario:
     unit: tuple[Place, ...] = ()
     late: int = 0
     """Steps between the event of the target's rows and their arrival."""
+    again: int = 0
+    """So many of the first `others` have a second row in the same place, beyond their bound."""
 
     def facts(self) -> dict[str, Any]:
         """For a report."""
-        return {"others": [list(o) for o in self.others], "unit": [list(p) for p in self.unit]}
+        found = {"others": [list(o) for o in self.others], "unit": [list(p) for p in self.unit]}
+        return found | ({"again": self.again} if self.again else {})
 
 
 def usual_flow(plan: Plan, reader: RowReader) -> Flow:
@@ -68,19 +75,31 @@ class QueryRuns:
 
     def __call__(self, data: Scenario, runs: int, secret: bytes) -> Reals:
         """What is published of each run's groups, NaN where they are not shown."""
-        if self.apart == "nothing":
-            seeds = (number.to_bytes(4, "big") + secret[4:] for number in range(runs))
-            return np.concatenate([self._once(data, 1, seed) for seed in seeds])
-        return self._once(data, runs, secret)
+        together = {"groups": runs, "windows": _WINDOWS, "nothing": 1}[self.apart]
+        if together >= runs > 1:
+            return self._once(data, runs, secret)
+        parts = [min(together, runs - done) for done in range(0, runs, together)]
+        return np.concatenate(
+            [
+                self._once(data, part, number.to_bytes(4, "big") + secret[4:])
+                for number, part in enumerate(parts)
+            ]
+        )
 
     def _once(self, data: Scenario, runs: int, secret: bytes) -> Reals:
         plan = _planned(self.plan, self.query(runs))
         windows = self.apart == "windows"
         columns = [aggregate.name for aggregate in plan.query.aggregates]
-        table, width = _table(data, runs, self.groups, windows), self.groups
+        table, width = table_of(data, runs, self.groups, windows), self.groups
         found: dict[int, list[Reals]] = {}
         for _, made in run_plan(
-            plan, table, secret=secret, run=secret[:16], flow=self.flow, reader=self.reader
+            plan,
+            table,
+            secret=secret,
+            run=secret[:16],
+            flow=self.flow,
+            reader=self.reader,
+            memory=_MEMORY,
         ):
             places = 1 if windows else runs
             out = np.full((places, width, len(columns)), np.nan)
@@ -89,7 +108,11 @@ class QueryRuns:
                 values = made.table[name].to_numpy(zero_copy_only=False)
                 out[keys // width if not windows else 0, keys % width, number] = values
             place = made.due.window if windows else 0
-            found.setdefault(place, []).append(out.reshape(places, -1))
+            shown = found.setdefault(place, [])
+            if plan.query.totals:
+                about = json.loads(made.table.schema.metadata[b"dpstream"])
+                shown.append(np.full((places, 1), about["kept_share"]))
+            shown.append(out.reshape(places, -1))
         rows = [np.concatenate(found[place], axis=1) for place in sorted(found)]
         return np.concatenate(rows[:runs] if windows else rows)
 
@@ -100,17 +123,17 @@ def _planned(plan: Callable[[Query], Plan], query: Query) -> Plan:
     return plan(query)
 
 
-def _table(data: Scenario, runs: int, groups: int, windows: bool) -> pa.Table:
+def table_of(data: Scenario, runs: int, groups: int, windows: bool) -> pa.Table:
     """Rows of all runs, the targets' first; every unit but the target has one row."""
     run, group, step, unit, delay = [], [], [], [], []
     place, every = np.arange(runs), 1_000_000
     named = 0
-    for which, when in data.unit:
+    for which, when, *late in data.unit:
         run.append(place)
         group.append(np.full(runs, which))
         step.append(np.full(runs, when))
         unit.append(place * every)
-        delay.append(np.full(runs, data.late))
+        delay.append(np.full(runs, late[0] if late else data.late))
     for which, when, many in data.others:
         run.append(np.repeat(place, many))
         group.append(np.full(runs * many, which))
@@ -119,11 +142,19 @@ def _table(data: Scenario, runs: int, groups: int, windows: bool) -> pa.Table:
         unit.append(np.repeat(place, many) * every + units + 1)
         delay.append(np.zeros(runs * many, np.int64))
         named += many
+    if data.again:  # the same rows once more
+        which, when, _ = data.others[0]
+        size = runs * data.again
+        run.append(np.repeat(place, data.again))
+        group.append(np.full(size, which))
+        step.append(np.full(size, when))
+        unit.append(np.repeat(place, data.again) * every + np.tile(np.arange(data.again), runs) + 1)
+        delay.append(np.zeros(size, np.int64))
     joined: list[Integers] = [
         np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
         for parts in (run, group, step, unit, delay)
     ]
-    where, place_of, steps, who, late = joined
+    where, place_of, steps, who, delays = joined
     length = HOUR // STEPS if windows else 24 * HOUR // STEPS
     times = steps * length + 60 + (where * HOUR if windows else 0)
     return pa.table(
@@ -131,7 +162,7 @@ def _table(data: Scenario, runs: int, groups: int, windows: bool) -> pa.Table:
             "user": who,
             "key": place_of if windows else where * groups + place_of,
             "ts": times,
-            "seen": times + late * length,
+            "seen": times + delays * length,
             "x": np.full(len(times), 4),
         }
     )

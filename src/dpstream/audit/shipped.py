@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from dpstream.audit.dealer import real_spend
-from dpstream.audit.neighbours import Pair, block, pairs_of
+from dpstream.audit.neighbours import Pair, block, pairs_of, present
 from dpstream.audit.queries import query_targets
 from dpstream.audit.samplers import ChoicesApart, OneByOne, Sampler, SideBySide
+from dpstream.audit.series_queries import series_targets
 from dpstream.audit.targets import Audited, Exact, Target
+from dpstream.audit.user_level import HARD, user_targets
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
+from dpstream.mechanisms.infinite.dpi import Dpi
 from dpstream.mechanisms.parts.counting.budget import CountingParameters
 from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
 from dpstream.privacy.curves import zcdp_epsilon
@@ -31,7 +34,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "discontin_group": {"threshold": 2},
     "buc_order": {"bucket": 2},
     "sensitivity_truncation": {"options": (("threshold", 2),), "every": 2},
-    "dpi": {"rows_per_user": 1, "pool_size": 20, "allocation": "ranges"},
+    "dpi": HARD,
 }
 """What a mechanism needs beside its family's parameters."""
 
@@ -50,7 +53,7 @@ BINS_APART = (
 """Mechanisms, beside the counters, that treat every bin by itself: see `SideBySide`."""
 
 _MANY, _SLOW = (24_000, 200_000), (1_200, 8_000)
-_LONG, _APART = (8_000, 40_000), (16_000, 100_000)
+_USERS, _APART = (3_000, 20_000), (16_000, 100_000)
 
 WORST: dict[str, str] = {
     "uniform": "flat counts, steps 3 to 5, one bin",
@@ -96,8 +99,6 @@ def mechanism_target(name: str) -> Target:
     if apart:
         sample = SideBySide(mechanism=mechanism)
     users = mechanism.terms().unit == "user"
-    if users:
-        sample = ChoicesApart(mechanism=mechanism)
     first, *_ = (type(mechanism).__doc__ or name).splitlines()
     claim: dict[str, Any] = {"epsilon": float(EPSILON)}
     if counts:
@@ -108,7 +109,7 @@ def mechanism_target(name: str) -> Target:
         sample=sample,
         pairs=tuple(sorted(pairs_of(mechanism), key=lambda pair: pair.name != WORST.get(name))),
         simple=simple,
-        runs=_MANY if simple else _APART if apart else _LONG if users else _SLOW,
+        runs=_MANY if simple else _APART if apart else _USERS if users else _SLOW,
         **claim,
     )
 
@@ -169,8 +170,9 @@ def draw_targets() -> dict[str, Callable[[], Target]]:
 
 
 def _dpi_exactly() -> Exact:
-    mechanism = example("dpi")
-    pair = pairs_of(mechanism)[0]
+    """Over 200 slots, so many that runs show nothing; budgets in any order, one row of a user."""
+    mechanism = Dpi(epsilon=EPSILON, rows_per_user=1, pool_size=20, allocation="ranges")
+    pair = present()
     return Exact(
         name="dpi_exactly",
         about="DPI: the worst path of choices over all slots, computed.",
@@ -188,5 +190,7 @@ def shipped() -> dict[str, Callable[[], Audited]]:
         **draw_targets(),
         **mechanisms,
         "dpi_exactly": _dpi_exactly,
+        **user_targets(),
         **query_targets(),
+        **series_targets(),
     }

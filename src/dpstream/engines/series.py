@@ -13,7 +13,7 @@ import json
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -56,6 +56,7 @@ class SeriesRun(IteratedRun):
     clock: Clock = field(default_factory=SystemClock)
     options: Options = field(default_factory=Options)
     steps_done: int = field(init=False, default=0)
+    histograms: ClassVar[type[StepCounts]] = StepCounts
 
     def __post_init__(self) -> None:
         kept = None if self.folder is None else read_about(self.folder)
@@ -100,7 +101,8 @@ class SeriesRun(IteratedRun):
 
     def _steps(self, state: SeriesState) -> Iterator[pa.Table]:
         """Every step from where the run stands: rows, log, noise, sink, snapshot."""
-        counts, run = StepCounts(self.query, state.secret, state.runner.run_id), state.runner
+        run = state.runner
+        counts = self.histograms(self.query, state.secret, run.run_id)
         if self.folder is not None:
             counts.reader.types = read_types(self.folder)
             folder = self.folder

@@ -6,6 +6,7 @@ All claim the (epsilon, delta) of the query's plan.
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from dpstream.privacy.query_spend import Doors
 from dpstream.records import Reals, Words
+from dpstream.stages.aggregates import Measure
 from dpstream.stages.bounding import FIRST, KEPT, Bounds, UnitBucket, Verdicts
 from dpstream.stages.flow import Flow
 from dpstream.stages.perturb import Noisy
@@ -70,6 +72,28 @@ class CountedTwice(Flow):
         """Every row that is kept is a first one."""
         verdicts = super().bound(window, period, rows)
         return np.where(verdicts > 0, np.uint8(KEPT | FIRST), np.uint8(0))
+
+
+class Uncapped(Flow):
+    """Counts every row that a unit offers, where a public number of them counts.
+
+    True: the rows offered move by all rows of a unit, and their noise is for `debias_rows`.
+    """
+
+    def offered(self, period: int, rows: Rows) -> int:
+        """All of them."""
+        return len(rows)
+
+
+class OneRowOffered(Plan):
+    """Noise on the rows offered as if a unit offered one, where it may offer `debias_rows`.
+
+    True: a factor is missing, so the total's part of mu grows by it.
+    """
+
+    def _sensitivity(self, measure: Measure) -> Fraction:
+        true = super()._sensitivity(measure)
+        return true / self._reached(measure) if measure.kind == "offered" else true
 
 
 class TouchedOnly(Flow):
