@@ -29,6 +29,12 @@ WANTED = {
     "blt_wrong_norm",
     "watermark_from_data",
     "dpi_summed_score",
+    "dpi_charged_once",
+    "dpi_rows_unbounded",
+    "debias_units_not_capped",
+    "debias_noise_for_one_row",
+    "sql_unit_enters_again",
+    "sql_w_forgotten",
     *(f"svt_{version}" for version in (3, 4, 5, 6)),
 }
 """Every control that there must be; a name that is added here needs its line in `broken.py`."""

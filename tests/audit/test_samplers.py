@@ -118,7 +118,7 @@ def test_groups_of_a_query_are_runs():
 def test_every_query_can_be_sampled(name):
     """All kinds of windows, strategies and aggregates give one row per run, and show groups."""
     target = query_targets()[name]()
-    runs = 6 if name == "latched_debias" else 30
+    runs = 6 if name.startswith("latched_debias") else 30
     found = target.sample(target.pairs[0].one, runs, SECRET)
 
     assert len(found) == runs

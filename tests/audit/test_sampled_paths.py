@@ -1,0 +1,139 @@
+"""DPI, noisy totals and SQL through mechanisms: what their samplers run, and what they catch.
+
+A row that is shipped is rejected by chance once in 1,000 audits at worst (its confidence); here
+secrets are fixed, and the tests below ask for an error of 1e-6 instead.
+"""
+
+import numpy as np
+import pytest
+
+import dpstream as dps
+from dpstream.audit.broken import broken
+from dpstream.audit.query_samplers import QueryRuns, Scenario, table_of
+from dpstream.audit.report import catalogue
+from dpstream.audit.series_queries import broken_series, series_targets
+from dpstream.audit.series_runs import _compiled
+from dpstream.audit.shipped import shipped
+from dpstream.audit.targets import secret_of
+from dpstream.audit.testers import lower_bound
+from dpstream.audit.user_level import FromRows, UserRows
+from dpstream.engines.query_run import Options
+from dpstream.mechanisms.from_rows import bounded_counts
+
+SECRET = bytes(range(32))
+ERROR = 1e-6
+CAUGHT = {
+    "dpi_charged_once": 400,
+    "dpi_rows_unbounded": 1_200,
+    "debias_units_not_capped": 500,
+    "debias_noise_for_one_row": 1_000,
+    "sql_unit_enters_again": 16_000,
+    "sql_w_forgotten": 4_000,
+}
+"""Runs that show it, of each control."""
+SOUND = {
+    "dpi": 1_200,
+    "dpi_rows": 1_200,
+    "latched_debias_public_keys": 1_000,
+    "sql_w_event": 16_000,
+}
+"""As many runs of the forms that the controls stand on."""
+
+
+@pytest.mark.parametrize("name", CAUGHT)
+def test_a_control_is_caught(name):
+    """Few runs will do, at an error of 1e-6."""
+    assert found(name, CAUGHT[name]) > broken()[name]().epsilon
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_its_sound_form_is_not(name):
+    """The same attack on the form that a control changes stays below its claim."""
+    assert found(name, SOUND[name]) < shipped()[name]().epsilon
+
+
+def found(name, runs):
+    target = catalogue()[name]()
+    pair = target.pairs[0]
+    one, two = (
+        target.sample(data, runs, secret_of(f"paths {name} {world}"))
+        for world, data in enumerate((pair.one, pair.two))
+    )
+    return lower_bound(one, two, epsilon=target.epsilon, delta=target.delta, error=ERROR).epsilon
+
+
+@pytest.mark.parametrize("name", series_targets())
+def test_sql_can_be_sampled(name):
+    """One row per run: the counts of six windows, and which of them repeat an earlier one."""
+    target = series_targets()[name]()
+    rows = target.sample(target.pairs[0].one, 5, SECRET)
+
+    assert rows.shape == (5, 12)
+    assert len(np.unique(rows[:, 0])) > 1
+    assert set(np.unique(rows[:, 6:])) <= {0.0, 1.0}
+
+
+def test_a_sampled_query_is_what_a_session_publishes():
+    """The sampler leaves out nothing of the path that users run."""
+    target = series_targets()["sql_w_event"]()
+    data, options = target.pairs[0].one, target.sample.options
+    (sampled,) = target.sample(data, 1, SECRET)
+    secret = bytes(4) + SECRET[4:]
+    tables = dps.run(
+        _compiled(options, 1),
+        source=table_of(data, 1, 1, windows=False),
+        secret=secret,
+        options=Options(run_id=secret[:16]),
+    )
+
+    assert [table["n"][0].as_py() for table in tables] == sampled[:6].tolist()
+
+
+def test_the_control_counts_a_late_row_again():
+    """Four rows in time and one late: once in the sound path, twice in the control."""
+    sound, again = series_targets()["sql_w_event"](), broken_series()["sql_unit_enters_again"]()
+    pair = sound.pairs[0]
+    moved = [
+        (t.sample(pair.one, 1, SECRET) - t.sample(pair.two, 1, SECRET))[0, :6]
+        for t in (sound, again)
+    ]  # the same addresses have the same noise, so the counts' difference is exact
+
+    assert moved[0].tolist() == [0, 1, 1, 1, 0, 0]
+    assert moved[1].tolist() == [0, 2, 2, 2, 0, 0]
+
+
+def test_the_share_of_rows_kept_is_part_of_what_is_seen():
+    """Published beside the counts, so an attacker has it; the second query has other noise.
+
+    The median is 0.004 off on average: more than 0.03 has a probability far below 1e-6.
+    """
+    target = shipped()["latched_debias_public_keys"]()
+    assert isinstance(target.sample, QueryRuns)
+    data = target.pairs[0].two
+    rows = target.sample(data, 300, SECRET)  # more than one query
+    offered, kept = 202 + data.again, 202
+
+    assert rows.shape == (300, 3)
+    assert abs(np.median(rows[:, 0]) - kept / offered) < 0.03
+    assert (rows[:50] == rows[250:]).all(axis=1).mean() < 0.5
+
+
+def test_rows_beyond_the_bound_are_in_the_table():
+    """Others with a second row, and rows of the target that are later than the rest."""
+    data = Scenario(others=((0, 0, 3),), unit=((0, 1), (0, 1, 2)), again=2)
+    table = table_of(data, 2, 1, windows=False).to_pydict()
+    by_run = [[u for u in table["user"] if u // 1_000_000 == run] for run in (0, 1)]
+
+    assert [sorted(u % 1_000_000 for u in users) for users in by_run] == [[0, 0, 1, 1, 2, 2, 3]] * 2
+    late = sorted(s - t for s, t in zip(table["seen"], table["ts"], strict=True))
+    assert late == [0] * 12 + [2 * 8 * 3600] * 2
+
+
+def test_rows_of_a_user_are_bounded_before_dpi_sees_them():
+    """2,000 rows a slot count as one; unbounded, as all."""
+    sample = catalogue()["dpi_rows"]().sample
+    assert isinstance(sample, FromRows)
+    columns = UserRows(unit=2_000, others=3).columns()
+    counts = bounded_counts(**columns, slots=4, domain=2, rows_per_user=1)
+
+    assert counts.tolist() == [[1, 3]] * 4
