@@ -196,6 +196,23 @@ def test_keys_and_noise_of_final_windows_are_gone(tmp_path):
         assert not [path.name for path in kept if old in path.read_bytes()]
 
 
+def test_segments_with_noise_are_overwritten_when_they_go(tmp_path):
+    """A second name shows what became of their bytes; (unit, group) pairs are only removed."""
+    write(tmp_path, table())
+    break_off(tmp_path, 3)
+    old = tmp_path / "state" / "segments"
+    names = sorted(path.name for path in old.iterdir())
+    for name in names:
+        os.link(old / name, tmp_path / name)
+    start(tmp_path).finish()
+    overwritten = {name for name in names if not any((tmp_path / name).read_bytes())}
+
+    assert not list(old.iterdir())
+    assert overwritten == {name for name in names if name.startswith("window")}
+    assert overwritten
+    assert any(name.startswith("pairs") for name in names)
+
+
 def test_a_run_that_is_over_keeps_nobody(tmp_path):
     """Units of an endless period go too when there is nothing left to publish."""
     whole(tmp_path, query(period="forever"))
