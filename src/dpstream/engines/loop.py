@@ -25,8 +25,9 @@ from dpstream.engines.snapshots import Snapshots
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import chain_digest
 from dpstream.records import Sink
-from dpstream.stages.flow import Flow, Judged, Piece
+from dpstream.stages.flow import Flow, Judged
 from dpstream.stages.hashing import combine, multiset_digest
+from dpstream.stages.pieces import Piece
 
 _START = bytes(16)  # the digest chain before the first step
 _MANY = 16  # one step in this many may be ahead of what is durable
@@ -149,7 +150,7 @@ class Loop:
         Not before a snapshot, which is of this step; nor if they would have to be waited for.
         """
         step = self.step + 1
-        if self._saves_at(step) or not self.flow.on_threads:
+        if self._saves_at(step) or not self.flow.workers.several:
             return False
         return self.files is None or self.files.ready(step)
 
