@@ -73,6 +73,7 @@ class Loop:
         """One step after another: a table is out before the next rows are waited for."""
         while (pieces := self._rows(self.step)) is not None:
             self.flow.take(pieces)
+            self._charge()
             self._chain = self._logged(self.step, pieces, self._chain)
             self._publish()
             yield from self._delivered()
@@ -159,16 +160,21 @@ class Loop:
         pieces = self._rows(step)
         if pieces is None:
             return None
+        self._charge()
         rows = self._judge.submit(self.flow.judged, pieces)
         return rows, self._logger.submit(self._logged, step, pieces, self._chain)
 
+    def _charge(self) -> None:
+        """Charge the run, after its first rows: a source that cannot be read costs nothing."""
+        if self._spend is not None:
+            return
+        claim = getattr(self.sink, "claim", None)
+        if claim is not None:
+            claim(self.flow.query.name, self.flow.mark)
+        self._spend = self.pay()
+
     def _logged(self, step: int, pieces: list[Piece], before: bytes) -> bytes:
-        """Charge the run if that was not done; then make the step's input durable."""
-        if self._spend is None:  # after the first rows: a source that cannot be read costs nothing
-            claim = getattr(self.sink, "claim", None)
-            if claim is not None:
-                claim(self.flow.query.name, self.flow.mark)
-            self._spend = self.pay()
+        """Make a step's input durable; the chain of digests that it ends."""
         digest = chain_digest(self.digest_key, before, step_content(step, pieces))
         if self.directory is not None:
             positions = None if self.live is None else self.live.moved()
