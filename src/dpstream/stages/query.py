@@ -13,7 +13,7 @@ from dpstream.mechanisms.base import whole
 from dpstream.privacy.amounts import positive
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.promises import promise, rows_of
-from dpstream.stages.aggregates import Aggregate, Count, Measure, all_measures
+from dpstream.stages.aggregates import Aggregate, Count, all_measures
 from dpstream.stages.bounding import Bounds
 from dpstream.stages.checks import (
     check_names,
@@ -22,6 +22,7 @@ from dpstream.stages.checks import (
     checked_weights,
 )
 from dpstream.stages.hooks import Finish, Prepare
+from dpstream.stages.measures import Measure
 from dpstream.stages.schedule import Schedule
 from dpstream.stages.ticks import (
     DAY,

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.records import Integers
-from dpstream.stages.aggregates import Reading, answers
+from dpstream.stages.answers import Reading, answers
 from dpstream.stages.plan import Plan
 from dpstream.stages.schedule import Due
 from dpstream.stages.ticks import iso
