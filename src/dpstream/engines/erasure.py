@@ -69,7 +69,7 @@ def _ids(flow: Flow, unit: Any) -> Iterator[Words]:
         ) from None
     known = {period for bucket in flow.state.units for period in bucket.periods}
     for period in sorted(known):
-        yield flow.reader.unit_ids(value, np.array([period]))
+        yield flow.reader.ids.units(value, np.array([period]))
 
 
 def _erase(flow: Flow, one: Words) -> int:
