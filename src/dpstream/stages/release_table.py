@@ -61,22 +61,29 @@ class ReleaseTables:
         named |= {name: pa.array(values) for name, values in columns.items()}
         named["trigger_time"] = _instants(time, size)
         named["release_index"] = pa.array(np.full(size, due.release, np.int64))
-        about = {
+        release = pa.table(named)
+        if query.finish is not None:
+            release = query.finish(release)
+        about = self._about(step, due, kept[0])
+        return release.replace_schema_metadata({"dpstream": json.dumps(about)})
+
+    def _about(self, step: int, due: Due, kept_share: float) -> dict[str, Any]:
+        """What a sink is told of a table beside its rows."""
+        query = self.plan.query
+        start, end = query.schedule.span(due.window)
+        about: dict[str, Any] = {
             "query": query.name,
             "run": self.mark,
             "window": due.window,
             "window_start": iso(start),
             "window_end": iso(end),
-            "trigger_time": iso(time),
+            "trigger_time": iso(query.schedule.time_of(step)),
             "release_index": due.release,
             "releases": due.releases,
         }
         if query.totals:
-            about["kept_share"] = kept[0]
-        release = pa.table(named)
-        if query.finish is not None:
-            release = query.finish(release)
-        return release.replace_schema_metadata({"dpstream": json.dumps(about)})
+            about["kept_share"] = kept_share
+        return about
 
     def try_finish(self) -> None:
         """See by types alone, before anything is paid, that the post-processing can be done."""
