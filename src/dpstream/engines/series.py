@@ -100,11 +100,7 @@ class SeriesRun(IteratedRun):
 
     def _steps(self, state: SeriesState) -> Iterator[pa.Table]:
         """Every step from where the run stands: rows, log, noise, sink, snapshot."""
-        counts, run = StepCounts(self.query, state.secret, state.runner.run_id), state.runner
-        if self.folder is not None:
-            counts.reader.types = read_types(self.folder)
-            folder = self.folder
-            counts.reader.learned = lambda types: write_types(folder, types)
+        counts, run = self._counts(state), state.runner
         files, live = self._sources.inputs(
             counts.reader, self.aside, self.clock, self._stop, memory=self.options.memory
         )
@@ -130,11 +126,8 @@ class SeriesRun(IteratedRun):
                 chain = chain_digest(key, chain, step_content(step, pieces))
                 if state.arrivals is not None and live is not None:
                     state.arrivals.record(step, [chain], positions=live.moved())
-                if not tried and self.query.rows.finish is not None:  # by types, before it is paid
-                    empty = Release(
-                        step=step, values=np.zeros(len(counts.counts(step))), paid=False
-                    )
-                    self._table(empty, step, mark, counts)
+                if not tried:
+                    self._try_finish(step, mark, counts)
                 tried = True
                 found = run.step(counts.counts(step))
                 if run.steps_done == steps:
@@ -150,6 +143,20 @@ class SeriesRun(IteratedRun):
         finally:
             if files is not None:
                 files.close()
+
+    def _counts(self, state: SeriesState) -> StepCounts:
+        """What counts rows, with the column types that the run has met."""
+        counts, folder = StepCounts(self.query, state.secret, state.runner.run_id), self.folder
+        if folder is not None:
+            counts.reader.types = read_types(folder)
+            counts.reader.learned = lambda types: write_types(folder, types)
+        return counts
+
+    def _try_finish(self, step: int, mark: str, counts: StepCounts) -> None:
+        """See by types alone, before anything is paid, that the post-processing can be done."""
+        if self.query.rows.finish is not None:
+            empty = Release(step=step, values=np.zeros(len(counts.counts(step))), paid=False)
+            self._table(empty, step, mark, counts)
 
     def _settle(
         self, before: dict[str, Any] | None, live: LiveInput | None
