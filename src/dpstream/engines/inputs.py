@@ -20,7 +20,7 @@ from dpstream.engines.clock import Clock
 from dpstream.engines.live_input import LiveInput
 from dpstream.errors import InvalidInput
 from dpstream.records import Batch, Position, Source
-from dpstream.stages.flow import Piece
+from dpstream.stages.pieces import Piece
 from dpstream.stages.row_reader import RowReader
 from dpstream.stages.rows import Rows
 

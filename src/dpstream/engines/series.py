@@ -32,7 +32,7 @@ from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import Secret, chain_digest
 from dpstream.privacy.state.files import writing
 from dpstream.records import Release, Sink, Source
-from dpstream.stages.flow import Piece
+from dpstream.stages.pieces import Piece
 from dpstream.stages.series_query import SeriesQuery
 from dpstream.stages.step_counts import StepCounts
 from dpstream.stages.ticks import iso
