@@ -13,7 +13,8 @@ import numpy as np
 
 from dpstream.errors import InvalidInput, NewRun, StateError
 from dpstream.mechanisms import find, name_of
-from dpstream.mechanisms.base import Mechanism, as_block
+from dpstream.mechanisms.base import Mechanism
+from dpstream.mechanisms.blocks import as_block
 from dpstream.mechanisms.saved_run import SavedRun, log_path, write_about, write_snapshot
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.spend import Spend, noise_versions
