@@ -21,7 +21,7 @@ from dpstream.errors import InvalidParameter
 from dpstream.pipeline.start import refuse_lost_secret
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state.secret import beside
-from dpstream.session import run
+from dpstream.session import Run, run
 from dpstream.sql.plan import Compiled
 from dpstream.sql.remarks import remarks
 
@@ -89,30 +89,23 @@ def sql(
     _tell_storage(state, ledger)
     for words in remarks(compiled):
         note(words)
-    count = 0
-    with running, stopper.listening(), progress([running], as_json=as_json) as draw:
-        for release in running:
-            count += 1
-            if not sink:
-                show(release, as_lines=as_json, everything=everything)
-            draw()
-            if stopper.signals:
-                running.stop()
+    count = _published(running, stopper, shown=not sink, as_json=as_json, everything=everything)
     if not existed:
         note(f"created the secret {secret_file}; back it up: without it this query cannot go on")
     new = tell([query], before, book, dataset)
     tell_operator([running], {query.name: None if state is None else state / "dead-letters"})
     interrupted = bool(stopper.signals) and unfinished([running])
     if sink and as_json:
-        about = {"query": query.name, "releases": count, "sink": sink, "dataset": dataset}
-        print_json(
-            about
-            | {
-                "new_charges": new,
-                "finished": not interrupted,
-                "operator_only": running.operator.counts(),
-            }
-        )
+        about = {
+            "query": query.name,
+            "releases": count,
+            "sink": sink,
+            "dataset": dataset,
+            "new_charges": new,
+            "finished": not interrupted,
+            "operator_only": running.operator.counts(),
+        }
+        print_json(about)
     elif sink:
         note(f"published {count} releases to {', '.join(sink)}")
     if not count and not interrupted:
@@ -139,6 +132,22 @@ def _source(compiled: Compiled, sources: Sequence[str]) -> list[str]:
             )
         found.append(path)
     return found
+
+
+def _published(
+    running: Run, stopper: Stopper, *, shown: bool, as_json: bool, everything: bool
+) -> int:
+    """Run it to its end, or until somebody stops it; the number of releases."""
+    count = 0
+    with running, stopper.listening(), progress([running], as_json=as_json) as draw:
+        for release in running:
+            count += 1
+            if shown:
+                show(release, as_lines=as_json, everything=everything)
+            draw()
+            if stopper.signals:
+                running.stop()
+    return count
 
 
 def _show_again(

@@ -68,7 +68,7 @@ def _ids(flow: Flow, unit: Any) -> Iterator[Words]:
             f"({error})"
         ) from None
     for period in sorted(flow.state.periods):
-        yield flow.reader.unit_ids(value, np.array([period]))
+        yield flow.reader.ids.units(value, np.array([period]))
 
 
 def _erase(flow: Flow, one: Words) -> int:

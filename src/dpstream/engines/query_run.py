@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Protocol
 
 from dpstream.engines.chunks import Aside
 from dpstream.engines.clock import Clock, SystemClock
-from dpstream.engines.directory import StateDirectory, open_directory, read_about
+from dpstream.engines.directory import StateDirectory, read_about
 from dpstream.engines.iterated import IteratedRun, refuse_endless_files, refuse_shared_noise
+from dpstream.engines.open_directory import open_directory
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend

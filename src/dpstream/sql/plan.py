@@ -16,7 +16,8 @@ from dpstream.sql.build import Builder
 from dpstream.sql.draft import Draft, called
 from dpstream.sql.figures import name_aggregates
 from dpstream.sql.finish import Finisher
-from dpstream.sql.options import OPTIONS, NotThat, interval, node_of
+from dpstream.sql.option_values import NotThat, interval
+from dpstream.sql.options import OPTIONS, node_of
 from dpstream.sql.outputs import name_keys, unit_stays_hidden, windows_are_grouped
 from dpstream.sql.parse import parse
 from dpstream.sql.relation import inline_tables
