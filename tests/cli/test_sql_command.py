@@ -292,3 +292,23 @@ def test_a_pipelines_queries_are_explained(run, folder):
     assert "--set goes with SQL" in run("explain", "shop/pipeline.toml", "--set", "epsilon=1").err
     assert "--query chooses" in run("explain", PLAIN, "--query", "users").err
     assert "dpstream run shop/pipeline.toml" in run("sql", "shop/pipeline.toml", *SOURCE).err
+
+
+def test_a_narrow_screen_cuts_no_figure(run, monkeypatch):
+    """Lines wrap; nothing is replaced by dots."""
+    monkeypatch.setenv("COLUMNS", "20")
+    shown = run("sql", PLAIN, *SOURCE, "--ledger", "book", "--dataset", "clicks").out
+    book = run("ledger", "book").out
+
+    assert "page     visitors (± 2 stddev)" in shown
+    assert "last charged (UTC)" in book
+    assert "…" not in shown + book
+
+
+def test_a_column_that_is_not_there_is_answered_with_the_nearest(run):
+    """Before anything is charged."""
+    done = run("sql", PLAIN.replace("page", "pgae"), *SOURCE, "--ledger", "book")
+
+    assert done.code == 2
+    assert "has no column 'pgae'; did you mean 'page'? its columns are user, page" in done.err
+    assert "no book is open yet" in run("ledger", "book").out

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dpstream.cli.output import print_whole
 from dpstream.privacy.amounts import show
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
@@ -54,7 +55,7 @@ def print_books(console: Console, books: list[dict[str, Any]]) -> None:
         console.print(f"{_bar(1 - left / total)} {spent_and_left(book)}", soft_wrap=True)
         _print_parts(console, book, total, left)
         if book["spent_on"]:
-            console.print(_spent_on(book["spent_on"]))
+            print_whole(console, _spent_on(book["spent_on"]))
         console.print()
 
 

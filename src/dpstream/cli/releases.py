@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 from rich.table import Table
 
-from dpstream.cli.output import people
+from dpstream.cli.output import people, print_whole
 from dpstream.connectors.sinks.encode import jsonl
 from dpstream.session.budget import AnyQuery
 from dpstream.stages.series_query import SeriesQuery
@@ -72,7 +72,7 @@ def in_full(release: pa.Table, *, zone: str = "UTC", everything: bool = False) -
         )
     console = people()
     with console.capture() as captured:
-        console.print(table)
+        print_whole(console, table)
     lines = [in_words(release, zone), captured.get().rstrip("\n") if release.num_rows else ""]
     hidden = 0 if everything else max(0, release.num_rows - _MOST)
     if hidden:

@@ -20,8 +20,10 @@ _SHAPE = (
     "[HAVING ...] [ORDER BY ...] [LIMIT n] [EMIT EVERY INTERVAL ...]"
 )
 
-_WORDS = ("SELECT", "WITH", "DIFFERENTIAL_PRIVACY", "OPTIONS", "FROM", "WHERE", "GROUP", "HAVING")
-_WORDS += ("ORDER", "LIMIT", "OFFSET", "EMIT", "EVERY", "INTERVAL", "BETWEEN")
+_WORDS = (
+    *("SELECT", "WITH", "DIFFERENTIAL_PRIVACY", "OPTIONS", "FROM", "WHERE", "GROUP", "HAVING"),
+    *("ORDER", "LIMIT", "OFFSET", "EMIT", "EVERY", "INTERVAL", "BETWEEN"),
+)
 
 
 def parse(text: str) -> Statement:
