@@ -12,6 +12,7 @@ from typing import Any
 
 from dpstream.engines.directory import STATE_FORMAT, StateDirectory, read_about
 from dpstream.errors import StateError
+from dpstream.privacy.amounts import plain
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import (
     InputLog,
@@ -150,9 +151,9 @@ def _check(folder: Path, about: dict[str, Any], facts: Facts, dataset: str, secr
     if other:
         name = other[0]
         raise StateError(
-            f"{folder} belongs to another query: {name} was {kept.get(name)} and is now "
-            f"{asked.get(name)}; use the same query, or a new state directory (a new run, charged "
-            "anew)"
+            f"{folder} belongs to another query: {name} was {plain(kept.get(name))} and is now "
+            f"{plain(asked.get(name))}; use the same query, or a new state directory (a new run, "
+            "charged anew)"
         )
 
 

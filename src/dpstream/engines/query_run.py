@@ -92,8 +92,9 @@ class QueryRun(IteratedRun):
         self._now = start
         if self.live and self.query.time is None:
             raise InvalidParameter(
-                "a live source needs a query with time= and windows; without a time it would "
-                "never be published"
+                "a live source needs a query with time= and windows (in SQL: FROM TUMBLE(...), or "
+                "time_column); without a time it would never be published; standard input is live "
+                "too: rows that are complete belong in a file"
             )
         refuse_shared_noise(self.options.run_id, self.folder, self.ledger)
         refuse_endless_files(query_is_live=self.query.live, source_is_live=self.live)
