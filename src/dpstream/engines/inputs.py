@@ -197,10 +197,13 @@ class Sources:
         """Refuse other files than those that the run began with."""
         now = self.partitions()
         if was != now:
+            gone, new = ([n for n in a if n not in b] for a, b in ((was, now), (now, was)))
+            named = [f"{n[0]!r} is {how}" for n, how in ((gone, "gone"), (new, "new")) if n]
             raise InvalidInput(
-                f"the source had {len(was)} files when this run began and has {len(now)} now, or "
-                "other ones; a run over files reads a fixed set; use a live source for a directory "
-                "that grows, or a new state directory"
+                f"the source had {len(was)} files when this run began and has {len(now)} now: "
+                f"{' and '.join(named) or 'they come in another order'}; a run over files reads a "
+                "fixed set, named as before; use a live source for a directory that grows, or a "
+                "new state directory"
             )
 
     def inputs(

@@ -87,11 +87,9 @@ def size_of(flow: Flow, owner: Owner) -> int:
 
 
 def restore(flow: Flow, owner: Owner, part: dict[str, Any]) -> Marks:
-    """Take a part in, or the units' or the groups' share of it, after those before it."""
-    marks: Marks = {}
-    if "tables" in part:
-        marks |= restore_units(flow, owner, part)
-    if "groups" in part:
+    """Take a part in, after those before it."""
+    marks = restore_units(flow, owner, part)
+    if owner[0] == "window":
         marks |= restore_groups(flow, owner[1], part)
     return marks
 
