@@ -19,6 +19,9 @@ One warning: NewRun. Messages say what was asked, what was found and what to do.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 
 class DpstreamError(Exception):
     """The root: catch this to catch everything dpstream raises on purpose."""
@@ -74,3 +77,16 @@ class UnknownPrivacyEvent(DpstreamError, TypeError):
 
 class NewRun(UserWarning):
     """A state was copied or lost its log: it goes on as a new run, with new charges."""
+
+
+def no_column(place: str, name: str, known: Sequence[str]) -> InvalidInput:
+    """What to say of a column that is not there.
+
+    >>> print(no_column("log.csv", "amuont", ["user", "amount"]))
+    log.csv has no column 'amuont'; did you mean 'amount'? its columns are user, amount
+    >>> print(no_column("log.csv", "x", ["user"]))
+    log.csv has no column 'x'; its columns are user
+    """
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return InvalidInput(f"{place} has no column {name!r}; {hint}its columns are {', '.join(known)}")

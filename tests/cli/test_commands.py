@@ -54,6 +54,8 @@ def test_mechanisms_are_listed_for_people_and_scripts(run):
 
     assert names == sorted(REGISTRY)
     assert all(f"\n{name}\n" in "\n" + run("mechanisms").out for name in names)
+    assert [entry["name"] for entry in run("mechanisms", "pacer", "--json").json] == ["pacer"]
+    assert "did you mean 'pacer'?" in run("mechanisms", "pacr").err
 
 
 def test_the_ledger_tells_what_was_spent_on_what_and_when(run, visits):

@@ -1,12 +1,13 @@
 """Each thing that can go wrong gives one clear line and its exit code."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from dpstream import errors
-from dpstream.cli.exits import CODES, code_of, epilog
+from dpstream.cli.exits import CODES, UNREAD, code_of, epilog
 
 UNIFORM = ("--mechanism", "uniform", "--window", "2", "--epsilon", "1")
 NAIVE = ("--mechanism", "naive", "--epsilon", "1")
@@ -185,3 +186,39 @@ def test_the_real_process_leaves_with_the_code_and_no_traceback(visits):
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: there is no file no.csv\n"
+
+
+def test_a_closed_pipe_has_a_code_of_its_own(folder):
+    """`dpstream ... | head` is nobody's bug: no traceback, and not the code of one."""
+    (folder / "x.csv").write_text("a\n" + "1\n" * 50_000)
+    command = [sys.executable, "-m", "dpstream", "release", "x.csv", *NAIVE, "--lo", "0"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen([*command, "--hi", "1"], **pipes, env=buffered) as child:
+        child.stdout.readline()
+        child.stdout.close()
+        told = child.stderr.read()
+
+    assert child.returncode == UNREAD
+    assert "Traceback" not in told
+    assert "BrokenPipe" not in told
+
+
+def test_a_directory_is_no_ledger(run, folder):
+    """The ledger inside it is named."""
+    (folder / "state").mkdir()
+    bare = run("ledger", "state")
+    (folder / "state" / "ledger").write_text("")
+
+    assert (bare.code, run("ledger", "state").code) == (4, 4)
+    assert "state is a directory, not a ledger" in bare.err
+    assert "did you mean state/ledger?" in run("ledger", "state").err
+
+
+@pytest.mark.parametrize("command", ["sql", "run", "serve", "release", "mechanisms", "ledger"])
+def test_help_shows_flags_without_a_value(run, command):
+    """`--json`, not `--json <bool>`."""
+    told = run(command, "--help").out
+
+    assert "--json" in told
+    assert "<bool>" not in told

@@ -240,3 +240,75 @@ def test_explain_tells_people_and_programs(run, folder):
         assert part in text
     assert facts["budget"]["epsilon"] == 1
     assert facts["keys"]["first_threshold"] > facts["keys"]["last_threshold"] > 0  # it is favoured
+
+
+def test_times_are_those_of_the_querys_zone(run):
+    """With their offset, so that the hour that comes twice in autumn is told apart."""
+    rome = TIMED.replace("time_unit", "time_zone = 'Europe/Rome', time_unit")
+    autumn = rome.replace("2024-05-01", "2024-10-27").replace("2024-05-02", "2024-10-28")
+
+    assert (
+        run("sql", rome, *SOURCE)
+        .out.splitlines()[0]
+        .startswith(
+            "query, 2024-05-01 00:00+02:00 to 2024-05-02 00:00+02:00, release 1 of 4 at "
+            "2024-05-01 06:00+02:00: "
+        )
+    )
+    assert (
+        run("sql", autumn, *SOURCE)
+        .out.splitlines()[0]
+        .startswith("query, 2024-10-27 00:00+02:00 to 2024-10-28 00:00+01:00, release 1 of ")
+    )
+
+
+def test_another_question_on_old_state_is_told_in_plain_numbers(run):
+    """What was asked and what is asked, as somebody would write it."""
+    run("sql", PLAIN, *SOURCE, "--state", "state")
+    done = run("sql", PLAIN.replace("epsilon = 2", "epsilon = 0.5"), *SOURCE, "--state", "state")
+
+    assert done.code == 4
+    assert "state belongs to another query: epsilon was 2 and is now 1/2" in done.err
+
+
+def test_a_pipelines_queries_are_explained(run, folder):
+    """All of them, or one by its name; SQL from such a file is refused with what to do."""
+    run("init", "shop")
+
+    every = run("explain", "shop/pipeline.toml")
+    one = run("explain", "shop/pipeline.toml", "--query", "users")
+
+    assert [line for line in every.out.splitlines() if line.startswith("QUERY")] == [
+        "QUERY pages",
+        "QUERY users",
+    ]
+    assert one.out.startswith("QUERY users\n\nPLAN\n")
+    assert "QUERY pages" not in one.out
+    assert set(run("explain", "shop/pipeline.toml", "--json").json) == {"pages", "users"}
+    assert (
+        "its queries are pages, users"
+        in run("explain", "shop/pipeline.toml", "--query", "usres").err
+    )
+    assert "--set goes with SQL" in run("explain", "shop/pipeline.toml", "--set", "epsilon=1").err
+    assert "--query chooses" in run("explain", PLAIN, "--query", "users").err
+    assert "dpstream run shop/pipeline.toml" in run("sql", "shop/pipeline.toml", *SOURCE).err
+
+
+def test_a_narrow_screen_cuts_no_figure(run, monkeypatch):
+    """Lines wrap; nothing is replaced by dots."""
+    monkeypatch.setenv("COLUMNS", "20")
+    shown = run("sql", PLAIN, *SOURCE, "--ledger", "book", "--dataset", "clicks").out
+    book = run("ledger", "book").out
+
+    assert "page     visitors (± 2 stddev)" in shown
+    assert "last charged (UTC)" in book
+    assert "…" not in shown + book
+
+
+def test_a_column_that_is_not_there_is_answered_with_the_nearest(run):
+    """Before anything is charged."""
+    done = run("sql", PLAIN.replace("page", "pgae"), *SOURCE, "--ledger", "book")
+
+    assert done.code == 2
+    assert "has no column 'pgae'; did you mean 'page'? its columns are user, page" in done.err
+    assert "no book is open yet" in run("ledger", "book").out

@@ -37,7 +37,12 @@ def test_a_promise_is_opened_charged_and_shown(run):
         assert part in shown
     assert book["tail"]["spent"] == book["spent_on"][0]["tail"] == "1/10000000000"
     assert (book["terms"]["period"], book["terms"]["epsilon"]) == ("1 day", "6")
-    assert "tail = 4.95e-10" in run("ledger", "history", "--ledger", "book").out
+    opened = run("ledger", "history", "--ledger", "book").out
+    assert "opened: epsilon = 6, delta = " in opened
+    assert "tail = 4.95e-10" in opened
+    assert book["promise"].startswith("epsilon = 6, delta = ")
+    assert book["epsilon"]["total"] == 6.0
+    assert 0 < book["epsilon"]["spent"] < book["epsilon"]["total"]
 
 
 def test_other_terms_are_refused(run):

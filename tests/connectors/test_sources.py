@@ -87,8 +87,9 @@ def test_repeated_strings_of_parquet_come_as_a_dictionary(clicks):
 
 
 def test_a_wanted_column_that_parquet_lacks_is_named(clicks):
-    """With the columns that there are."""
-    with pytest.raises(InvalidInput, match="no column 'usr'; its columns are ts, user, page"):
+    """With the columns that there are, the nearest first."""
+    wanted = r"no column 'usr'; did you mean 'user'\? its columns are ts, user, page"
+    with pytest.raises(InvalidInput, match=wanted):
         open_source(clicks).read(str(clicks), None, columns=["usr"])
 
 

@@ -33,13 +33,13 @@ def manifests(place):
 
 
 def segments(place, kind):
-    """The newest segments of windows, their pairs, or periods."""
+    """The newest segments of windows or periods."""
     number = manifests(place)[-1].stem.partition("-")[2]
     return sorted((place / "state" / "segments").glob(f"{kind}*-{number}.dps"))
 
 
 @pytest.mark.parametrize("spoil", [halve, flip, os.remove])
-@pytest.mark.parametrize("what", ["manifest", "window", "pairs", "period"])
+@pytest.mark.parametrize("what", ["manifest", "window", "period"])
 def test_a_damaged_snapshot_falls_back_one_generation(tmp_path, expected, what, spoil):
     """The snapshot before it and a replay of the steps in between give the same bytes."""
     write(tmp_path, table())
@@ -194,6 +194,22 @@ def test_keys_and_noise_of_final_windows_are_gone(tmp_path):
     assert not list(windows.glob("*.key"))
     for old in (key, *noise):
         assert not [path.name for path in kept if old in path.read_bytes()]
+
+
+def test_segments_of_windows_are_overwritten_when_they_go(tmp_path):
+    """They hold noise, and who is in a group; a second name shows what became of their bytes."""
+    write(tmp_path, table())
+    break_off(tmp_path, 3)
+    old = tmp_path / "state" / "segments"
+    names = sorted(path.name for path in old.iterdir())
+    for name in names:
+        os.link(old / name, tmp_path / name)
+    start(tmp_path).finish()
+    overwritten = {name for name in names if not any((tmp_path / name).read_bytes())}
+
+    assert not list(old.iterdir())
+    assert overwritten == {name for name in names if name.startswith("window")}
+    assert overwritten
 
 
 def test_a_run_that_is_over_keeps_nobody(tmp_path):

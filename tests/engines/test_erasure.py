@@ -157,12 +157,12 @@ def _places(run, state):
     storage = engine._storage()
     reader = RowReader(engine.plan.query, storage.secret, storage.run)
     storage.directory.close()
-    groups = reader._group_ids(pa.table({"key": [f"k{n}" for n in range(5)]}), 5)
+    groups = reader.ids.groups(pa.table({"key": [f"k{n}" for n in range(5)]}), 5)
     ticks = engine.plan.query.periods
     periods = [0] if ticks is None else ticks.before(np.array([HOUR, 13 * HOUR]) * 1_000_000)
     return [
         np.ascontiguousarray(
-            reader.unit_ids(pa.array([HEAVY]), np.array([period])) ^ one[::-1]
+            reader.ids.units(pa.array([HEAVY]), np.array([period])) ^ one[::-1]
         ).tobytes()
         for period in periods
         for one in groups

@@ -35,7 +35,7 @@ def slow_appearances(query, counts, pays):
     found = {}
     for window, keys in counts.items():
         names = list(keys)
-        ids = reader._group_ids(pa.table({"key": names}), len(names))
+        ids = reader.ids.groups(pa.table({"key": names}), len(names))
         settings = plan.window(query.schedule.releases(window))
         process, first = settings.process, settings.sigmas[0]
         for number, name in enumerate(names):

@@ -56,7 +56,7 @@ def slow_rounds(query, kept, pays):
     reader = RowReader(query, Secret(SECRET), RUN)
     settings, found = plan.window(query.schedule.releases(0)), {}
     for number, (key, rows) in enumerate(kept.items()):
-        ids = reader._group_ids(pa.table({"key": [key]}), 1)
+        ids = reader.ids.groups(pa.table({"key": [key]}), 1)
         doors = [spend.door(window=0, column=m.name, part=number) for m in query.measures]
         sums, since, selection = None, 0, None
         for release in range(1, query.schedule.releases(0) + 1):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import dpstream as dps
 from dpstream.errors import InvalidParameter
 from dpstream.sql import compile_sql, plan
 from dpstream.sql.plan import RULES
@@ -91,3 +92,9 @@ def test_every_check_is_needed(rule, monkeypatch):
 def test_there_are_many():
     """The list of refusals is long enough to be worth reading."""
     assert len(REFUSED) >= 60
+
+
+def test_rows_given_instead_of_a_name_are_refused():
+    """As a table of tables, the way other libraries take them."""
+    with pytest.raises(InvalidParameter, match="rows are given to"):
+        dps.sql("SELECT 1", {"log": [1, 2]})

@@ -8,19 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpstream.errors import InvalidParameter
-from dpstream.stages.aggregates import (
-    Avg,
-    Count,
-    CountUnits,
-    Measure,
-    Reading,
-    Stddev,
-    Sum,
-    Variance,
-    all_measures,
-    answers,
-    kept_share,
-)
+from dpstream.stages.aggregates import Avg, Count, CountUnits, Stddev, Sum, Variance, all_measures
+from dpstream.stages.answers import Reading, answers, kept_share
+from dpstream.stages.measures import Measure
 
 rationals = st.fractions(-1000, 1000, max_denominator=60)
 

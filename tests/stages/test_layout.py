@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.stages.aggregates import Measure
 from dpstream.stages.groups import GroupBucket
 from dpstream.stages.layout import Layout
+from dpstream.stages.measures import Measure
 from dpstream.stages.perturb import Noisy
 
 

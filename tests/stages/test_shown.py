@@ -7,9 +7,10 @@ import pytest
 from dpstream.connectors.sources import open_source
 from dpstream.engines.local import LocalRun, Options
 from dpstream.errors import StateError
-from dpstream.stages.aggregates import Count, Measure, Sum
+from dpstream.stages.aggregates import Count, Sum
 from dpstream.stages.bounding import FIRST, KEPT
 from dpstream.stages.groups import GroupBucket
+from dpstream.stages.measures import Measure
 from dpstream.stages.perturb import Noisy, thinned
 from dpstream.stages.query import Query
 

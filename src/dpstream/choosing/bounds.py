@@ -160,30 +160,8 @@ def _proposed(found: Histograms, target: _Target, group_size: float | None) -> d
     rows = trade_off.counts(found.bins["rows"], found.stddev)
     usual = max(math.ceil(groups.quantile(_USUAL)), 1)
     size = group_size or _TIMES * max(target.noise(usual)[1], 1)
-    curve = []
-    for count in trade_off.candidates(groups):
-        noise, threshold, _ = target.noise(count)
-        left = 1 - groups.kept(count)
-        curve.append(
-            Choice(
-                groups=count,
-                left_out=left,
-                noise=noise,
-                threshold=threshold,
-                error=trade_off.error(left, noise, size),
-            )
-        )
-    # More than one row per group takes a column of its own: half of the budget each.
-    pairs = [(one, many) for one in curve for many in trade_off.candidates(rows, 64)]
-    errors = [
-        trade_off.error(
-            1 - (1 - one.left_out) * rows.kept(many),
-            one.noise * many * (1 if many == 1 else math.sqrt(2)),
-            size,
-        )
-        for one, many in pairs
-    ]
-    count, many = trade_off.best([(one.groups, many) for one, many in pairs], errors)
+    curve = [_choice(groups, target, size, count) for count in trade_off.candidates(groups)]
+    count, many = _least_error(curve, rows, size)
     noise, _, early = target.noise(count, many)
     left = 1 - groups.kept(count) * rows.kept(many)
     lo, hi = _clamps(found, noise, size)
@@ -206,6 +184,35 @@ def _proposed(found: Histograms, target: _Target, group_size: float | None) -> d
         },
         "trade_off": tuple(curve),
     }
+
+
+def _choice(groups: trade_off.Spread, target: _Target, size: float, count: int) -> Choice:
+    """What keeping so many groups of each unit leaves out, and the noise it costs."""
+    noise, threshold, _ = target.noise(count)
+    left = 1 - groups.kept(count)
+    return Choice(
+        groups=count,
+        left_out=left,
+        noise=noise,
+        threshold=threshold,
+        error=trade_off.error(left, noise, size),
+    )
+
+
+def _least_error(curve: list[Choice], rows: trade_off.Spread, size: float) -> tuple[int, int]:
+    """Groups of each unit and rows in each: the pair with the least error."""
+    pairs = [(one, many) for one in curve for many in trade_off.candidates(rows, 64)]
+    errors = [
+        trade_off.error(
+            1 - (1 - one.left_out) * rows.kept(many),
+            # More than one row per group takes a column of its own: half of the budget each.
+            one.noise * many * (1 if many == 1 else math.sqrt(2)),
+            size,
+        )
+        for one, many in pairs
+    ]
+    groups, many = trade_off.best([(one.groups, many) for one, many in pairs], errors)
+    return groups, many
 
 
 def _clamps(found: Histograms, noise: float, size: float) -> tuple[float | None, float | None]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typer import Abort
 
 from dpstream.cli.app import app
-from dpstream.cli.exits import INTERRUPTED, UsageError, code_of
+from dpstream.cli.exits import INTERRUPTED, UNREAD, UsageError, code_of
 from dpstream.cli.output import note, report_error, set_json, tell_log
 from dpstream.errors import DpstreamError, NewRun
 
@@ -31,6 +31,10 @@ def main(args: Sequence[str] | None = None) -> None:
         except (DpstreamError, OSError, UsageError) as problem:
             report_error(problem)
             code = code_of(problem)
+        except SystemExit as leaving:  # Typer's way to leave when standard output is a closed pipe
+            if not isinstance(leaving.__context__, BrokenPipeError):
+                raise
+            code = UNREAD
         except (KeyboardInterrupt, Abort):
             note(
                 "interrupted; what was charged stays charged: with --state, the same command "

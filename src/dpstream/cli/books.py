@@ -10,18 +10,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dpstream.cli.output import print_whole
 from dpstream.privacy.amounts import show
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.promises import delta_of_terms
-from dpstream.privacy.remaining import spent_and_left
+from dpstream.privacy.remaining import as_epsilon, spent_and_left
 
 _BAR = 24  # characters
 _ALLOWANCES = {"tail": "of delta to find keys", "drift": "to round noise"}
 
 
 def dated(book_file: Ledger) -> list[dict[str, Any]]:
-    """The ledger's report, with the first and the last time that each line was charged."""
+    """The ledger's report in epsilon too, with the first and last time each line was charged."""
     books = book_file.report()
     times: dict[tuple[str, ...], list[str]] = {}
     for record in book_file.history():
@@ -29,6 +30,14 @@ def dated(book_file: Ledger) -> list[dict[str, Any]]:
             key = (record["dataset"], record["run"], record["query"], record["purpose"])
             times.setdefault(key, []).append(record["at"])
     for book in books:
+        terms = Terms.from_json(book["terms"])
+        left = Fraction(book["left"])
+        book["promise"] = promised(terms)
+        book["epsilon"] = {
+            "total": as_epsilon(terms, terms.total),
+            "spent": as_epsilon(terms, terms.total - left),
+            "left": as_epsilon(terms, left),
+        }
         for line in book["spent_on"]:
             at = times.get((book["dataset"], line["run"], line["query"], line["purpose"]), [""])
             line["first_at"], line["last_at"] = at[0], at[-1]
@@ -46,7 +55,7 @@ def print_books(console: Console, books: list[dict[str, Any]]) -> None:
         console.print(f"{_bar(1 - left / total)} {spent_and_left(book)}", soft_wrap=True)
         _print_parts(console, book, total, left)
         if book["spent_on"]:
-            console.print(_spent_on(book["spent_on"]))
+            print_whole(console, _spent_on(book["spent_on"]))
         console.print()
 
 
@@ -56,6 +65,13 @@ def promised(terms: Terms) -> str:
         return terms.describe()
     whom = terms.describe().partition(" for ")[2]
     return f"epsilon = {show(terms.epsilon)}, delta = {delta_of_terms(terms):.3g} for {whom}"
+
+
+def _opened(terms: Terms) -> str:
+    """The promise, and the amounts that it is counted in if those are others."""
+    counted = terms.describe()
+    shown = promised(terms)
+    return shown if shown == counted else f"{shown} ({counted.partition(' for ')[0]})"
 
 
 def _print_parts(console: Console, book: dict[str, Any], total: Fraction, left: Fraction) -> None:
@@ -105,7 +121,7 @@ def _spent_on(lines: list[dict[str, Any]]) -> Table:
 def _entry(record: dict[str, Any]) -> tuple[str, str, str, str, str]:
     at = _clock(record["at"])
     if "book" in record:
-        return at, record["book"], f"opened: {Terms.from_json(record['terms']).describe()}", "", ""
+        return at, record["book"], f"opened: {_opened(Terms.from_json(record['terms']))}", "", ""
     dataset = record["dataset"]
     if "fingerprint" in record:
         return at, dataset, f"run {record['run'][:8]} started", "", ""

@@ -15,8 +15,10 @@ CODES = {
     5: "an optional dependency is missing",
     6: "a server does not answer: with --state, the same command again goes on",
     130: "interrupted: with --state, the same command again goes on",
+    141: "the reader of the output has gone away: with --state, the same command again goes on",
 }
 INTERRUPTED = 130
+UNREAD = 141
 
 # Typer exports only this leaf of its usage errors; its parent is what all of them share.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]

@@ -38,7 +38,7 @@ secret = "state.secret"     # made on first use; back it up, apart from the stat
 to = ["out/", "out.sqlite"] # also "csv:out/", "jsonl:out/", "out.duckdb", "-"
 
 # Visitors and mean time per page, every hour. Which pages exist is private: a page appears once
-# enough users are behind it. `dpstream explain` says how many, and how large the noise is.
+# enough users are behind it: `dpstream explain pipeline.toml` says how many, and how noisy it is.
 [[query]]
 name = "pages"
 sql = """

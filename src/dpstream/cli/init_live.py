@@ -26,7 +26,7 @@ secret = "state.secret"     # made on first use; back it up, apart from the stat
 # to = "out/"               # one file per release; also "out.sqlite", "out.duckdb", "csv:out/"
 
 # Visitors per page, anew in every ten minutes, published every five seconds. A page appears once
-# enough users are behind it: `dpstream explain` says how many, and how large the noise is.
+# enough users are behind it: `dpstream explain pipeline.toml` says how many, and how noisy it is.
 [[query]]
 name = "pages"
 sql = """

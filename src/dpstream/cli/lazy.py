@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ class LazyGroup(TyperGroup):
         lines = {name: line for name, (_, line) in self.homes.items()}
         outlines = {name: TyperCommand(name=name, help=line) for name, line in lines.items()}
         super().__init__(**settings | {"commands": outlines})
+        _plain_flags(self)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is about to run, or to complete its options, in full."""
@@ -36,4 +38,21 @@ class LazyGroup(TyperGroup):
             alone.command(name)(found)
             found = alone
         found._add_completion = False  # the whole tree has it once
-        return get_command(found)
+        return _plain_flags(get_command(found))
+
+
+def _plain_flags(command: Any) -> Any:
+    """Help shows `--json`, not `--json <bool>`: a flag takes no value."""
+    for each in (command, *getattr(command, "commands", {}).values()):
+        for option in each.params:
+            if getattr(option, "is_flag", False):
+                option.metavar = ""
+        each.get_help_option = partial(_plain_help, each.get_help_option)
+    return command
+
+
+def _plain_help(made: Callable[[Any], Any], context: Any) -> Any:
+    option = made(context)
+    if option is not None:
+        option.metavar = ""
+    return option

@@ -28,11 +28,15 @@ class _ShowByDefault(TyperGroup):
         return super().resolve_command(ctx, args if known else ["show", *args])
 
 
-app = typer.Typer(help="Show what was spent, on what, when, and what is left.", cls=_ShowByDefault)
+app = typer.Typer(
+    help="Show what was spent, on what, when, and what is left.",
+    epilog="`dpstream ledger FILE` shows a ledger, or those that a pipeline.toml names.",
+    cls=_ShowByDefault,
+)
 
 Place = Annotated[
     Path | None,
-    typer.Argument(metavar="[FILE]", help="A ledger, or a pipeline.toml whose ledgers are meant."),
+    typer.Argument(metavar="FILE", help="A ledger, or a pipeline.toml whose ledgers are meant."),
 ]
 File = Annotated[
     Path | None, typer.Option("--ledger", envvar="DPSTREAM_LEDGER", help="The ledger file.")
@@ -216,6 +220,10 @@ def _existing(
             )
         return found, {book.dataset for book in pipeline.books}
     path = place or _path(context, file)
+    if path.is_dir():
+        inside = path / "ledger"
+        hint = f"; did you mean {inside}?" if inside.is_file() else ""
+        raise LedgerError(f"{path} is a directory, not a ledger{hint}")
     if not path.exists():
         commands = "" if place is None else " (the commands are show, open and history)"
         raise LedgerError(

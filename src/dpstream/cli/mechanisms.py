@@ -17,9 +17,12 @@ _SECTIONS = ("Guarantee", "Unit", "Delay", "Paper")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def mechanisms(as_json: AsJson = False) -> None:
+def mechanisms(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Only these.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """List the mechanisms with their guarantee, protected unit and delay."""
-    found = [about(name) for name in sorted(REGISTRY)]
+    found = [about(name) for name in names or sorted(REGISTRY)]
     if as_json:
         print_json(found)
         return

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 from dpstream.cli.exits import code_of
@@ -20,6 +22,7 @@ _EVERY = 256  # steps between two updates of the progress bar
 
 _FEW = 4096  # below it every one is drawn
 _PIPE_WIDTH = 160
+_WIDEST = 10_000
 
 _as_json = False
 
@@ -36,6 +39,15 @@ def people() -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PIPE_WIDTH
     return console
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """A table of figures is cut nowhere: a screen that is too narrow wraps its lines."""
+    width = console.width
+    whole = Measurement.get(console, console.options.update_width(_WIDEST), table).maximum
+    console.width = max(width, whole)
+    console.print(table)
+    console.width = width
 
 
 def print_json(value: Any) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 from rich.table import Table
 
-from dpstream.cli.output import people
+from dpstream.cli.output import people, print_whole
 from dpstream.connectors.sinks.encode import jsonl
+from dpstream.session.budget import AnyQuery
+from dpstream.stages.series_query import SeriesQuery
 
 _OF_RELEASE = ("window_start", "window_end", "trigger_time", "release_index")
 _MOST = 100  # rows that are shown of a release, unless all are asked for
@@ -32,20 +36,25 @@ def as_json(release: pa.Table, *, rows: bool = True) -> str:
     return f'{head}, "rows": [{", ".join(lines)}]}}'
 
 
-def in_words(release: pa.Table) -> str:
-    """One line for people: which window, which trigger, how many rows."""
+def zone_of(query: AnyQuery) -> str:
+    """The time zone that a query's days and windows are of."""
+    return (query.rows if isinstance(query, SeriesQuery) else query).time_zone
+
+
+def in_words(release: pa.Table, zone: str = "UTC") -> str:
+    """One line for people: which window, which trigger, how many rows; times are the zone's."""
     facts = about(release)
     rows = f"{release.num_rows:,} row{'s' * (release.num_rows != 1)}"
     if facts["trigger_time"] is None:
         return f"{facts['query']}: {rows}"
+    begin, end, at = (_clock(facts[name], zone) for name in _OF_RELEASE[:3])
     return (
-        f"{facts['query']}, {_clock(facts['window_start'])} to {_clock(facts['window_end'])}, "
-        f"release {facts['release_index']} of {facts['releases']} at "
-        f"{_clock(facts['trigger_time'])}: {rows}"
+        f"{facts['query']}, {begin} to {end}, "
+        f"release {facts['release_index']} of {facts['releases']} at {at}: {rows}"
     )
 
 
-def in_full(release: pa.Table, *, everything: bool = False) -> str:
+def in_full(release: pa.Table, *, zone: str = "UTC", everything: bool = False) -> str:
     """The line and a table; a figure with twice the standard deviation of its noise."""
     names = _without_place(release).column_names
     spreads = {f"{name}_stddev" for name in names} & set(names)
@@ -63,22 +72,23 @@ def in_full(release: pa.Table, *, everything: bool = False) -> str:
         )
     console = people()
     with console.capture() as captured:
-        console.print(table)
-    lines = [in_words(release), captured.get().rstrip("\n")]
+        print_whole(console, table)
+    lines = [in_words(release, zone), captured.get().rstrip("\n") if release.num_rows else ""]
     hidden = 0 if everything else max(0, release.num_rows - _MOST)
     if hidden:
         lines.append(f"... and {hidden:,} more rows; --all, --json or a sink has them")
     return "\n".join(line for line in lines if line) + "\n"
 
 
-def show(release: pa.Table, *, as_lines: bool, everything: bool = False) -> None:
+def show(release: pa.Table, *, as_lines: bool, zone: str = "UTC", everything: bool = False) -> None:
     """Print a release: for people the last one of a window in full, earlier ones in a line."""
     if as_lines:
         print(as_json(release), flush=True)
         return
     facts = about(release)
     whole = everything or facts["release_index"] == facts["releases"]
-    print(in_full(release, everything=everything) if whole else in_words(release), flush=True)
+    full = whole and in_full(release, zone=zone, everything=everything)
+    print(full or in_words(release, zone), flush=True)
 
 
 def _without_place(release: pa.Table) -> pa.Table:
@@ -117,7 +127,11 @@ def _key(value: Any) -> str:
     return "NULL" if value is None else str(value)
 
 
-def _clock(at: str | None) -> str:
-    """An instant without what is always the same: the offset, and seconds that are 0."""
-    shown = (at or "...").replace("T", " ").removesuffix("+00:00")
-    return shown.removesuffix(":00") if len(shown) == 19 else shown
+def _clock(at: str | None, zone: str) -> str:
+    """An instant in a zone, with its offset unless that is UTC; seconds that are 0 are left out."""
+    if at is None:
+        return "..."
+    then = datetime.fromisoformat(at).astimezone(ZoneInfo(zone))
+    offset = "" if zone == "UTC" else then.isoformat()[-6:]
+    shown = then.replace(tzinfo=None).isoformat(sep=" ")
+    return (shown.removesuffix(":00") if len(shown) == 19 else shown) + offset

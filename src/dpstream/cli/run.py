@@ -11,8 +11,9 @@ import typer
 from dpstream.cli.charges import charged_runs, tell
 from dpstream.cli.exits import INTERRUPTED
 from dpstream.cli.output import note
-from dpstream.cli.releases import about, as_json, in_words, show
+from dpstream.cli.releases import about, as_json, in_words, show, zone_of
 from dpstream.cli.watch import Stopper, progress, tell_operator, unfinished
+from dpstream.connectors.options import is_uri
 from dpstream.engines.memory import keep_freed_memory
 from dpstream.pipeline import Pipeline, load_pipeline
 from dpstream.pipeline.engines import with_engine
@@ -78,6 +79,9 @@ def run(
             ledger.close()
     if not count and not stopper.signals:
         note("everything was published before")
+    places = [sink for sink in pipeline.sinks if sink != "-" and not is_uri(sink)]
+    if count and places:
+        note(f"the releases are in {' and '.join(places)}")
     _finish(pipeline, runs, stopper, folders, new=new, as_lines=as_lines)
 
 
@@ -110,10 +114,11 @@ def _publish(
         with stopper.listening(), progress([*runs.runs.values()], as_json=as_lines) as draw:
             for name, release in runs:
                 count += 1
+                zone = zone_of(runs.runs[name].query)
                 if not pipeline.sinks:
-                    show(release, as_lines=as_lines)
+                    show(release, as_lines=as_lines, zone=zone)
                 elif "-" not in pipeline.sinks:
-                    line = as_json(release, rows=False) if as_lines else in_words(release)
+                    line = as_json(release, rows=False) if as_lines else in_words(release, zone)
                     print(line, flush=True)
                 draw()
                 if once and (not pipeline.feeds[name].live or _time(release) >= began):

@@ -126,6 +126,7 @@ def serve(
             )
 
     server.serve(pipeline, settings, token, tell=tell, say=note)
+    note("stopped" if no_run else "stopped; the same command again goes on from here")
 
 
 def _needed() -> Any:

@@ -13,7 +13,7 @@ from dpstream.cli.exits import INTERRUPTED
 from dpstream.cli.kept import Kept
 from dpstream.cli.options import BUDGET, Payer, SecretFile, SharedLedger
 from dpstream.cli.output import note, print_json
-from dpstream.cli.releases import show
+from dpstream.cli.releases import show, zone_of
 from dpstream.cli.statements import AsJson, Settings, Text, compiled_from
 from dpstream.cli.watch import Stopper, progress, tell_operator, unfinished
 from dpstream.engines.memory import keep_freed_memory
@@ -21,7 +21,8 @@ from dpstream.errors import InvalidParameter
 from dpstream.pipeline.start import refuse_lost_secret
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state.secret import beside
-from dpstream.session import run
+from dpstream.session import Run, run
+from dpstream.session.budget import AnyQuery
 from dpstream.sql.plan import Compiled
 from dpstream.sql.remarks import remarks
 
@@ -89,34 +90,28 @@ def sql(
     _tell_storage(state, ledger)
     for words in remarks(compiled):
         note(words)
-    count = 0
-    with running, stopper.listening(), progress([running], as_json=as_json) as draw:
-        for release in running:
-            count += 1
-            if not sink:
-                show(release, as_lines=as_json, everything=everything)
-            draw()
-            if stopper.signals:
-                running.stop()
+    shown = None if sink else query
+    count = _published(running, stopper, shown, as_json=as_json, everything=everything)
     if not existed:
         note(f"created the secret {secret_file}; back it up: without it this query cannot go on")
     new = tell([query], before, book, dataset)
     tell_operator([running], {query.name: None if state is None else state / "dead-letters"})
     interrupted = bool(stopper.signals) and unfinished([running])
     if sink and as_json:
-        about = {"query": query.name, "releases": count, "sink": sink, "dataset": dataset}
-        print_json(
-            about
-            | {
-                "new_charges": new,
-                "finished": not interrupted,
-                "operator_only": running.operator.counts(),
-            }
-        )
+        about = {
+            "query": query.name,
+            "releases": count,
+            "sink": sink,
+            "dataset": dataset,
+            "new_charges": new,
+            "finished": not interrupted,
+            "operator_only": running.operator.counts(),
+        }
+        print_json(about)
     elif sink:
         note(f"published {count} releases to {', '.join(sink)}")
     if not count and not interrupted:
-        _show_again(kept, query.name, sink, as_json=as_json, everything=everything)
+        _show_again(kept, query, sink, as_json=as_json, everything=everything)
     if interrupted:
         anew = "without --state it cannot go on: it would begin anew, and be charged anew"
         note(f"stopped; {'the same command again goes on from here' if state else anew}")
@@ -141,15 +136,36 @@ def _source(compiled: Compiled, sources: Sequence[str]) -> list[str]:
     return found
 
 
+def _published(
+    running: Run, stopper: Stopper, query: AnyQuery | None, *, as_json: bool, everything: bool
+) -> int:
+    """Run it to its end, or until it is stopped; how many releases. A `query`'s are shown."""
+    count = 0
+    with running, stopper.listening(), progress([running], as_json=as_json) as draw:
+        for release in running:
+            count += 1
+            if query is not None:
+                show(release, as_lines=as_json, zone=zone_of(query), everything=everything)
+            draw()
+            if stopper.signals:
+                running.stop()
+    return count
+
+
 def _show_again(
-    kept: Kept | None, name: str, sink: Sequence[str] | None, *, as_json: bool, everything: bool
+    kept: Kept | None,
+    query: AnyQuery,
+    sink: Sequence[str] | None,
+    *,
+    as_json: bool,
+    everything: bool,
 ) -> None:
     """What an earlier run has published: showing it again costs nothing."""
-    releases = [] if kept is None else kept.releases(name)
+    releases = [] if kept is None else kept.releases(query.name)
     if releases:
         note("this was published before; here it is again, the same numbers, at no cost")
         for release in releases:
-            show(release, as_lines=as_json, everything=everything)
+            show(release, as_lines=as_json, zone=zone_of(query), everything=everything)
     elif sink:
         note(f"this was published before; {', '.join(sink)} has it if that run wrote there")
     else:

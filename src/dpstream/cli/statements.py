@@ -32,6 +32,8 @@ def compiled_from(text: str, name: str | None, settings: Sequence[str]) -> Compi
     path = Path(text)
     if text == "-":
         text = sys.stdin.read()
+    elif path.suffix == ".toml":
+        raise InvalidInput(f"{path} is no SQL; a pipeline is run by: dpstream run {path}")
     elif _is_file(path):
         name = name or path.stem
         try:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.errors import InvalidInput
+from dpstream.errors import InvalidInput, no_column
 from dpstream.mechanisms.release import as_steps, check_times
 from dpstream.records import Reals
 
@@ -141,7 +141,7 @@ def _check_header(path: Path, header: list[str]) -> None:
 def _require(path: Path, wanted: Sequence[str], found: Sequence[str]) -> None:
     for name in wanted:
         if name not in found:
-            raise InvalidInput(f"{path} has no column {name!r}; its columns are {', '.join(found)}")
+            raise no_column(str(path), name, found)
 
 
 def _numbers(

@@ -67,9 +67,8 @@ def _ids(flow: Flow, unit: Any) -> Iterator[Words]:
             f"the unit must fit the type of column {flow.query.unit!r}, {kind}; got {unit!r} "
             f"({error})"
         ) from None
-    known = {period for bucket in flow.state.units for period in bucket.periods}
-    for period in sorted(known):
-        yield flow.reader.unit_ids(value, np.array([period]))
+    for period in sorted(flow.state.periods):
+        yield flow.reader.ids.units(value, np.array([period]))
 
 
 def _erase(flow: Flow, one: Words) -> int:

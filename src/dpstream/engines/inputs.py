@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Event
+from threading import Event, Semaphore
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,12 @@ from dpstream.engines.clock import Clock
 from dpstream.engines.live_input import LiveInput
 from dpstream.errors import InvalidInput
 from dpstream.records import Batch, Position, Source
-from dpstream.stages.flow import Piece
+from dpstream.stages.pieces import Piece
 from dpstream.stages.row_reader import RowReader
 from dpstream.stages.rows import Rows
 
 _AHEAD = 2  # chunks that are read before they are needed; more take memory and save no time
+_UNMADE = 3  # chunks that are read and not made into rows: read, waiting, in the making
 
 
 @dataclass(kw_only=True, eq=False)
@@ -47,6 +48,7 @@ class FileInput:
         self._chunks, self._memory = chunks, memory
         self._thread = ThreadPoolExecutor(1)  # all reading happens here
         self._maker = ThreadPoolExecutor(1)  # and here what was read becomes rows
+        self._room = Semaphore(_UNMADE)  # what is read may be far larger than its rows
         self._index: list[Chunk] | None = None
 
     def take(self, step: int) -> list[Piece]:
@@ -85,6 +87,7 @@ class FileInput:
 
     def _batches(self, chunk: Chunk) -> list[tuple[Position, Batch]]:
         """What the source has of a chunk, and where."""
+        self._room.acquire()
         found: list[tuple[Position, Batch]] = []
         position, done = chunk.position, False
         while not done:
@@ -94,16 +97,19 @@ class FileInput:
         return found
 
     def _rows(self, chunk: Chunk, batches: Future[list[tuple[Position, Batch]]]) -> list[Rows]:
-        found: list[Rows] = []
-        for position, batch in batches.result():
-            rows = self._chunks.rows(chunk.partition, position, batch)
-            if len(rows) and not chunk.first <= rows.steps[0] <= rows.steps[-1] <= chunk.last:
-                raise InvalidInput(
-                    f"{chunk.partition} has times that its own statistics, or an earlier look at "
-                    "it, do not have; write the file again, and leave it alone while it is read"
-                )
-            found.append(rows)
-        return found
+        try:
+            return [self._made(chunk, *one) for one in batches.result()]
+        finally:
+            self._room.release()
+
+    def _made(self, chunk: Chunk, position: Position, batch: Batch) -> Rows:
+        rows = self._chunks.rows(chunk.partition, position, batch)
+        if len(rows) and not chunk.first <= rows.steps[0] <= rows.steps[-1] <= chunk.last:
+            raise InvalidInput(
+                f"{chunk.partition} has times that its own statistics, or an earlier look at it, "
+                "do not have; write the file again, and leave it alone while it is read"
+            )
+        return rows
 
     def _indexed(self) -> list[Chunk]:
         """Every chunk that has rows of some step, by its first step."""
@@ -191,10 +197,13 @@ class Sources:
         """Refuse other files than those that the run began with."""
         now = self.partitions()
         if was != now:
+            gone, new = ([n for n in a if n not in b] for a, b in ((was, now), (now, was)))
+            named = [f"{n[0]!r} is {how}" for n, how in ((gone, "gone"), (new, "new")) if n]
             raise InvalidInput(
-                f"the source had {len(was)} files when this run began and has {len(now)} now, or "
-                "other ones; a run over files reads a fixed set; use a live source for a directory "
-                "that grows, or a new state directory"
+                f"the source had {len(was)} files when this run began and has {len(now)} now: "
+                f"{' and '.join(named) or 'they come in another order'}; a run over files reads a "
+                "fixed set, named as before; use a live source for a directory that grows, or a "
+                "new state directory"
             )
 
     def inputs(

@@ -60,4 +60,8 @@ def refuse_shared_noise(
 def refuse_endless_files(*, query_is_live: bool, source_is_live: bool) -> None:
     """Refuse a query without a public range over files."""
     if query_is_live and not source_is_live:
-        raise InvalidParameter("a query over files needs its public range: give start= and end=")
+        raise InvalidParameter(
+            "a query over files needs its public range: give start and end (in SQL among OPTIONS: "
+            "start = '2024-05-01', end = '2024-06-01'), from what is known and not from the rows; "
+            "or read a directory that grows, live"
+        )

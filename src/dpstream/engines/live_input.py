@@ -13,7 +13,7 @@ from dpstream.engines.chunks import ChunkReader
 from dpstream.engines.clock import Clock
 from dpstream.errors import NoiseReuse
 from dpstream.records import Batch, Position, Rejected
-from dpstream.stages.flow import Piece
+from dpstream.stages.pieces import Piece
 from dpstream.stages.rows import Rows
 
 Positions = dict[str, Position]

@@ -25,8 +25,9 @@ from dpstream.engines.snapshots import Snapshots
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import chain_digest
 from dpstream.records import Sink
-from dpstream.stages.flow import Flow, Judged, Piece
+from dpstream.stages.flow import Flow, Judged
 from dpstream.stages.hashing import combine, multiset_digest
+from dpstream.stages.pieces import Piece
 
 _START = bytes(16)  # the digest chain before the first step
 _MANY = 16  # one step in this many may be ahead of what is durable
@@ -72,6 +73,7 @@ class Loop:
         """One step after another: a table is out before the next rows are waited for."""
         while (pieces := self._rows(self.step)) is not None:
             self.flow.take(pieces)
+            self._charge()
             self._chain = self._logged(self.step, pieces, self._chain)
             self._publish()
             yield from self._delivered()
@@ -149,7 +151,7 @@ class Loop:
         Not before a snapshot, which is of this step; nor if they would have to be waited for.
         """
         step = self.step + 1
-        if self._saves_at(step) or not self.flow.on_threads:
+        if self._saves_at(step) or not self.flow.workers.several:
             return False
         return self.files is None or self.files.ready(step)
 
@@ -158,16 +160,21 @@ class Loop:
         pieces = self._rows(step)
         if pieces is None:
             return None
+        self._charge()
         rows = self._judge.submit(self.flow.judged, pieces)
         return rows, self._logger.submit(self._logged, step, pieces, self._chain)
 
+    def _charge(self) -> None:
+        """Charge the run, after its first rows: a source that cannot be read costs nothing."""
+        if self._spend is not None:
+            return
+        claim = getattr(self.sink, "claim", None)
+        if claim is not None:
+            claim(self.flow.query.name, self.flow.mark)
+        self._spend = self.pay()
+
     def _logged(self, step: int, pieces: list[Piece], before: bytes) -> bytes:
-        """Charge the run if that was not done; then make the step's input durable."""
-        if self._spend is None:  # after the first rows: a source that cannot be read costs nothing
-            claim = getattr(self.sink, "claim", None)
-            if claim is not None:
-                claim(self.flow.query.name, self.flow.mark)
-            self._spend = self.pay()
+        """Make a step's input durable; the chain of digests that it ends."""
         digest = chain_digest(self.digest_key, before, step_content(step, pieces))
         if self.directory is not None:
             positions = None if self.live is None else self.live.moved()

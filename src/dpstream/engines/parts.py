@@ -28,8 +28,9 @@ def owners(flow: Flow) -> list[Owner]:
     """Every window and period that has state."""
     windows = {n for bucket in flow.state.units for n in bucket.windows}
     windows |= set(flow.state.windows) | set(flow.state.totals)
-    periods = {n for bucket in flow.state.units for n in bucket.periods}
-    return [("period", n) for n in sorted(periods)] + [("window", n) for n in sorted(windows)]
+    return [("period", n) for n in sorted(flow.state.periods)] + [
+        ("window", n) for n in sorted(windows)
+    ]
 
 
 def extract(flow: Flow, owner: Owner, marks: Marks | None) -> tuple[dict[str, Any], Marks]:
@@ -47,13 +48,13 @@ def extract_units(flow: Flow, owner: Owner, marks: Marks | None) -> tuple[dict[s
     tables = [_table_of(bucket, kind, number) for bucket in flow.state.units]
     since = [0] * len(tables) if marks is None else marks["tables"]
     part: dict[str, Any] = {
-        "tables": flow.each(Table.delta, tables, since),
+        "tables": flow.workers.each(Table.delta, tables, since),
     }
     new: Marks = {"tables": [table.used for table in tables]}
     if kind == "period" and flow.query.totals:
         offered = [bucket.offered.setdefault(number, Table(1)) for bucket in flow.state.units]
         first = [0] * len(offered) if marks is None else marks["offered"]
-        part["offered"] = flow.each(Table.delta, offered, first)
+        part["offered"] = flow.workers.each(Table.delta, offered, first)
         new["offered"] = [table.used for table in offered]
     return part, new
 
@@ -86,11 +87,9 @@ def size_of(flow: Flow, owner: Owner) -> int:
 
 
 def restore(flow: Flow, owner: Owner, part: dict[str, Any]) -> Marks:
-    """Take a part in, or the units' or the groups' share of it, after those before it."""
-    marks: Marks = {}
-    if "tables" in part:
-        marks |= restore_units(flow, owner, part)
-    if "groups" in part:
+    """Take a part in, after those before it."""
+    marks = restore_units(flow, owner, part)
+    if owner[0] == "window":
         marks |= restore_groups(flow, owner[1], part)
     return marks
 

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Protocol
 
 from dpstream.engines.chunks import Aside
 from dpstream.engines.clock import Clock, SystemClock
-from dpstream.engines.directory import StateDirectory, open_directory, read_about
+from dpstream.engines.directory import StateDirectory, read_about
 from dpstream.engines.iterated import IteratedRun, refuse_endless_files, refuse_shared_noise
+from dpstream.engines.open_directory import open_directory
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
@@ -91,8 +92,9 @@ class QueryRun(IteratedRun):
         self._now = start
         if self.live and self.query.time is None:
             raise InvalidParameter(
-                "a live source needs a query with time= and windows; without a time it would "
-                "never be published"
+                "a live source needs a query with time= and windows (in SQL: FROM TUMBLE(...), or "
+                "time_column); without a time it would never be published; standard input is live "
+                "too: rows that are complete belong in a file"
             )
         refuse_shared_noise(self.options.run_id, self.folder, self.ledger)
         refuse_endless_files(query_is_live=self.query.live, source_is_live=self.live)

@@ -9,11 +9,10 @@ the steps after it are taken again, and the Runner publishes for them what it ha
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,10 +31,10 @@ from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import Secret, chain_digest
 from dpstream.privacy.state.files import writing
 from dpstream.records import Release, Sink, Source
-from dpstream.stages.flow import Piece
+from dpstream.stages.pieces import Piece
 from dpstream.stages.series_query import SeriesQuery
+from dpstream.stages.series_table import series_table
 from dpstream.stages.step_counts import StepCounts
-from dpstream.stages.ticks import iso
 
 _START = bytes(16)  # the digest chain before the first step
 
@@ -56,7 +55,6 @@ class SeriesRun(IteratedRun):
     clock: Clock = field(default_factory=SystemClock)
     options: Options = field(default_factory=Options)
     steps_done: int = field(init=False, default=0)
-    histograms: ClassVar[type[StepCounts]] = StepCounts
 
     def __post_init__(self) -> None:
         kept = None if self.folder is None else read_about(self.folder)
@@ -101,12 +99,7 @@ class SeriesRun(IteratedRun):
 
     def _steps(self, state: SeriesState) -> Iterator[pa.Table]:
         """Every step from where the run stands: rows, log, noise, sink, snapshot."""
-        run = state.runner
-        counts = self.histograms(self.query, state.secret, run.run_id)
-        if self.folder is not None:
-            counts.reader.types = read_types(self.folder)
-            folder = self.folder
-            counts.reader.learned = lambda types: write_types(folder, types)
+        counts, run = self._counts(state), state.runner
         files, live = self._sources.inputs(
             counts.reader, self.aside, self.clock, self._stop, memory=self.options.memory
         )
@@ -132,11 +125,8 @@ class SeriesRun(IteratedRun):
                 chain = chain_digest(key, chain, step_content(step, pieces))
                 if state.arrivals is not None and live is not None:
                     state.arrivals.record(step, [chain], positions=live.moved())
-                if not tried and self.query.rows.finish is not None:  # by types, before it is paid
-                    empty = Release(
-                        step=step, values=np.zeros(len(counts.counts(step))), paid=False
-                    )
-                    self._table(empty, step, mark, counts)
+                if not tried:
+                    self._try_finish(step, mark, counts)
                 tried = True
                 found = run.step(counts.counts(step))
                 if run.steps_done == steps:
@@ -152,6 +142,20 @@ class SeriesRun(IteratedRun):
         finally:
             if files is not None:
                 files.close()
+
+    def _counts(self, state: SeriesState) -> StepCounts:
+        """What counts rows, with the column types that the run has met."""
+        counts, folder = StepCounts(self.query, state.secret, state.runner.run_id), self.folder
+        if folder is not None:
+            counts.reader.types = read_types(folder)
+            counts.reader.learned = lambda types: write_types(folder, types)
+        return counts
+
+    def _try_finish(self, step: int, mark: str, counts: StepCounts) -> None:
+        """See by types alone, before anything is paid, that the post-processing can be done."""
+        if self.query.rows.finish is not None:
+            empty = Release(step=step, values=np.zeros(len(counts.counts(step))), paid=False)
+            series_table(self.query, empty, step, mark, counts.reader)
 
     def _settle(
         self, before: dict[str, Any] | None, live: LiveInput | None
@@ -187,7 +191,7 @@ class SeriesRun(IteratedRun):
     ) -> Iterator[pa.Table]:
         """Each release as a table, once every sink has it."""
         for release in releases:
-            table = self._table(release, step, mark, counts)
+            table = series_table(self.query, release, step, mark, counts.reader)
             if self.sink is not None:
                 try:
                     self.sink.write(self.query.name, release.step, 1, table)
@@ -200,44 +204,7 @@ class SeriesRun(IteratedRun):
                     ) from error
             yield table
 
-    def _table(self, release: Release, step: int, mark: str, counts: StepCounts) -> pa.Table:
-        """All public groups of one window; `held`: the mechanism repeats an earlier value."""
-        query, size = self.query, len(release.values)
-        start, end = query.schedule.span(release.step)
-        time = query.schedule.time_of(step)
-        spread = np.full(size, np.nan) if release.stddev is None else release.stddev
-        named: dict[str, Any] = {
-            "window_start": _instants(start, size),
-            "window_end": _instants(end, size),
-        }
-        if query.rows.keys:
-            keys = counts.reader.public_table()
-            named |= {name: keys[name] for name in query.rows.keys}
-        named[query.column] = pa.array(release.values)
-        named[f"{query.column}_stddev"] = pa.array(np.broadcast_to(spread, size).copy())
-        named["held"] = pa.array([release.held] * size)
-        named["trigger_time"] = _instants(time, size)
-        named["release_index"] = pa.array(np.ones(size, np.int64))
-        table = pa.table(named)
-        if query.rows.finish is not None:
-            table = query.rows.finish(table)
-        about = {
-            "query": query.name,
-            "run": mark,
-            "window": release.step,
-            "window_start": iso(start),
-            "window_end": iso(end),
-            "trigger_time": iso(time),
-            "release_index": 1,
-            "releases": 1,
-        }
-        return table.replace_schema_metadata({"dpstream": json.dumps(about)})
-
 
 def _snapshot(counts: StepCounts, chain: bytes, live: LiveInput | None) -> dict[str, Any]:
     positions = {} if live is None else dict(live.positions)
     return {"counts": counts.save(), "chain": chain, "positions": positions}
-
-
-def _instants(time: int | None, size: int) -> pa.Array:
-    return pa.array([time] * size, pa.timestamp("us", tz="UTC"))

@@ -20,6 +20,7 @@ from dpstream.engines.directory import STATE_FORMAT, read_about
 from dpstream.errors import LedgerError, StateError
 from dpstream.mechanisms.runner import Runner
 from dpstream.mechanisms.saved_run import SavedRun
+from dpstream.privacy.amounts import plain
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import InputLog, Secret, mint_run_id, read_packed, write_packed
@@ -192,9 +193,9 @@ def _check(
     for name in sorted({*asked, *kept}):
         if asked.get(name) != kept.get(name):
             raise StateError(
-                f"{folder} belongs to another query: {name} was {kept.get(name)} and is now "
-                f"{asked.get(name)}; use the same query, or a new state directory (a new run, "
-                "charged anew)"
+                f"{folder} belongs to another query: {name} was {plain(kept.get(name))} and is "
+                f"now {plain(asked.get(name))}; use the same query, or a new state directory (a "
+                "new run, charged anew)"
             )
 
 

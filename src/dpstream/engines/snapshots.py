@@ -1,13 +1,12 @@
 """Snapshots of a query's state: segments that add to each other, and two manifests.
 
 segments/<owner>-<number>.dps   one window's or period's state, whole or what is new
-segments/pairs<window>-<number>.dps   a window's units in groups: most of it, and no noise
 manifest-<number>.dps           the step to go on with, and the segments to load
 
 A segment is durable before the manifest that names it; a manifest is durable before anything older
 goes. If the newest manifest or one of its segments is damaged, the one before it serves: the steps
-in between are replayed. What holds a window's noise is overwritten, with the window's key, once no
-manifest needs it.
+in between are replayed. A window's segments hold its noise, and who is in its groups, so they are
+overwritten, with the window's key, once no manifest needs them.
 """
 
 from __future__ import annotations
@@ -109,13 +108,11 @@ class Snapshots:
         self, number: int, parts: list[tuple[Owner, dict[str, Any], bool]], facts: dict[str, Any]
     ) -> None:
         for owner, part, whole in parts:
+            name = f"{owner[0]}{owner[1]}-{number}.dps"
+            path = self._folder / "segments" / name
+            write_packed(path, part, kind="segment")
             chain = [] if whole else self._chains[owner]
-            for kind, content in _divided(owner, part):
-                name = f"{kind}{owner[1]}-{number}.dps"
-                path = self._folder / "segments" / name
-                write_packed(path, content, kind="segment")
-                chain = [*chain, (name, path.stat().st_size)]
-            self._chains[owner] = chain
+            self._chains[owner] = [*chain, (name, path.stat().st_size)]
         chains = [(*owner, chain) for owner, chain in self._chains.items()]
         manifest = {"facts": facts, "chains": chains}
         write_packed(self._folder / f"manifest-{number}.dps", manifest, kind="manifest")
@@ -127,7 +124,7 @@ class Snapshots:
             owner = (kind, owner_number)
             for name, _ in chain:
                 part = read_packed(self._folder / "segments" / name, kind="segment")
-                self._marks.setdefault(owner, {}).update(restore(flow, owner, part))
+                self._marks[owner] = restore(flow, owner, part)
             self._chains[owner] = [(name, size) for name, size in chain]
         facts: dict[str, Any] = manifest["facts"]
         if facts["run"] != flow.mark:
@@ -159,13 +156,5 @@ class Snapshots:
 
 
 def _remove(path: Path, *, overwrite: bool) -> None:
-    """Noise is always overwritten."""
+    """What is about a window is always overwritten."""
     erase(path) if overwrite or path.name.startswith("window") else path.unlink()
-
-
-def _divided(owner: Owner, part: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """A part by the names of its files: only what holds noise has to be overwritten one day."""
-    if owner[0] != "window":
-        return [(owner[0], part)]
-    pairs = {"tables": part["tables"]}
-    return [("pairs", pairs), ("window", {n: v for n, v in part.items() if n not in pairs})]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.mechanisms.base import as_block
+from dpstream.mechanisms.blocks import as_block
 from dpstream.mechanisms.counters.blt import BltCounter
 from dpstream.mechanisms.counters.unbounded import UnboundedCounter
 from dpstream.mechanisms.parts.counting.keyed import KeyedCounting

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.mechanisms.base import Mechanism, as_block
+from dpstream.mechanisms.base import Mechanism
+from dpstream.mechanisms.blocks import as_block
 from dpstream.mechanisms.runner import Runner
 from dpstream.mechanisms.series import RESERVED, Series
 from dpstream.privacy.ledger import Ledger

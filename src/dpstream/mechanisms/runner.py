@@ -13,7 +13,8 @@ import numpy as np
 
 from dpstream.errors import InvalidInput, NewRun, StateError
 from dpstream.mechanisms import find, name_of
-from dpstream.mechanisms.base import Mechanism, as_block
+from dpstream.mechanisms.base import Mechanism
+from dpstream.mechanisms.blocks import as_block
 from dpstream.mechanisms.saved_run import SavedRun, log_path, write_about, write_snapshot
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.spend import Spend, noise_versions
@@ -258,12 +259,7 @@ class Runner:
 
     def _batch(self, block: Integers) -> Iterator[list[Release]]:
         """Steps of one batch: log all digests, then charge and draw step by step."""
-        first, chain, digests = self.steps_done, self._progress.chain, []
-        size, rows = block.shape[1].to_bytes(8, "little"), block.astype("<i8").tobytes()
-        for start in range(0, len(rows), 8 * block.shape[1]):
-            content = size + rows[start : start + 8 * block.shape[1]]
-            chain = chain_digest(self._digest_key, chain, content)
-            digests.append(chain)
+        first, digests = self.steps_done, self._digests(block)
 
         def digest_at(step: int) -> str:
             return digests[step - first].hex() if 0 <= step - first < len(digests) else ""
@@ -286,6 +282,16 @@ class Runner:
                 raise
             self._progress = Progress(state, step + 1, digests[offset])
             yield releases
+
+    def _digests(self, block: Integers) -> list[bytes]:
+        """One digest for each step, of its input and all before it."""
+        chain, digests = self._progress.chain, []
+        size, rows = block.shape[1].to_bytes(8, "little"), block.astype("<i8").tobytes()
+        for start in range(0, len(rows), 8 * block.shape[1]):
+            content = size + rows[start : start + 8 * block.shape[1]]
+            chain = chain_digest(self._digest_key, chain, content)
+            digests.append(chain)
+        return digests
 
     def _checked(self, block: Reals) -> Integers:
         if self._closed:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
-from dpstream.errors import InvalidParameter
-from dpstream.privacy.amounts import on_grid
+from dpstream.connectors.pushed import PUSHED
+from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.pipeline.places import listed, placed
+from dpstream.privacy.amounts import on_grid, positive
 from dpstream.privacy.calibration import mu_squared_for, rho_for
 from dpstream.privacy.charges import Terms
 from dpstream.session.budget import AnyQuery
@@ -71,3 +75,56 @@ def _protects(terms: Terms) -> str:
         return f"{terms.change} (period {terms.period}, time zone {terms.time_zone})"
     window = "" if terms.window is None else f" within {terms.window} steps"
     return f"{terms.unit} {terms.change}{window} ({terms.clock})"
+
+
+def books_of(
+    path: Path,
+    tables: Mapping[str, Any],
+    queries: Sequence[AnyQuery],
+    of_query: Mapping[str, str],
+    folder: Path,
+) -> tuple[Book, ...]:
+    """One book for all, or one for each source."""
+    budgets, sources, found = tables["budget"], tables["source"], []
+    if "" not in budgets and set(budgets) != set(sources):
+        other = sorted(set(budgets) ^ set(sources))[0]
+        raise InvalidInput(
+            f"{path}: with [budget.NAME] every source has its own; {other or 'the source'!r} has "
+            "only one of [source.NAME] and [budget.NAME]"
+        )
+    if "" not in budgets:
+        _refuse_one_place_twice(path, sources)
+    for name, table in budgets.items():
+        where = f"{path}, [budget{'.' if name else ''}{name}]"
+        mine = tuple(query for query in queries if not name or of_query[query.name] == name)
+        if not mine:
+            continue  # a source that no query reads yet
+        ledger = Path(placed(path.parent, table["ledger"])) if "ledger" in table else None
+        found.append(
+            Book(
+                where=where,
+                dataset=table["dataset"],
+                epsilon=positive(table["epsilon"], f"{where}: epsilon"),
+                delta=positive(table["delta"], f"{where}: delta") if "delta" in table else None,
+                ledger=ledger or folder / "ledger",
+                queries=mine,
+            )
+        )
+    names = [(book.ledger, book.dataset) for book in found]
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"{path}: two budgets name one dataset; use one [budget] for both")
+    return tuple(found)
+
+
+def _refuse_one_place_twice(path: Path, sources: Mapping[str, Any]) -> None:
+    """Two books for the same rows would promise each of them what their sum spends."""
+    seen: dict[str, str] = {}
+    for name, table in sources.items():
+        if table["path"] == PUSHED:  # each source has rows of its own
+            continue
+        for place in {placed(path.parent, each) for each in listed(table["path"])}:
+            if seen.setdefault(place, name) != name:
+                raise InvalidInput(
+                    f"{path}: [source.{seen[place]}] and [source.{name}] read the same rows, which "
+                    "two books would promise their budgets each; use one [budget] for both"
+                )

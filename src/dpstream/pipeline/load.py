@@ -9,12 +9,11 @@ from typing import Any
 
 from dpstream.connectors.options import Options, is_uri
 from dpstream.connectors.pushed import PUSHED, pushed_folder
-from dpstream.connectors.sinks.encode import ENCODERS
 from dpstream.connectors.storage import safe_name
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.pipeline.books import Book
+from dpstream.pipeline.books import Book, books_of
+from dpstream.pipeline.places import all_placed, listed, placed, placed_options, placed_sink
 from dpstream.pipeline.tables import nearest, read_tables
-from dpstream.privacy.amounts import positive
 from dpstream.privacy.state.secret import beside
 from dpstream.session import Feed
 from dpstream.session.budget import AnyQuery
@@ -72,18 +71,18 @@ def load_pipeline(path: str | Path) -> Pipeline:
     compiled = _compiled(path, tables["query"])
     of_query = {one.query.name: _source_of(path, one, compiled, tables) for one in compiled}
     feeds = {name: _feed(base, name, table) for name, table in tables["source"].items()}
-    folder = Path(_placed(base, state["path"]))
-    secret = Path(_placed(base, state["secret"])) if "secret" in state else beside(folder)
-    sinks = _listed(tables.get("sink", {}).get("to", []))
+    folder = Path(placed(base, state["path"]))
+    secret = Path(placed(base, state["secret"])) if "secret" in state else beside(folder)
+    sinks = listed(tables.get("sink", {}).get("to", []))
     queries = tuple(one.query for one in compiled)
     return Pipeline(
         path=path,
         queries=queries,
         feeds={query.name: feeds[of_query[query.name]] for query in queries},
-        books=_books(path, tables, queries, of_query, folder),
+        books=books_of(path, tables, queries, of_query, folder),
         state=folder,
         secret=secret,
-        sinks=tuple(_sink(base, each) for each in sinks),
+        sinks=tuple(placed_sink(base, each) for each in sinks),
         engine=_engine(path, tables.get("engine", {"name": "embedded"}), feeds),
         texts={one.query.name: one.text for one in compiled},
         pushed=_pushed(compiled, of_query, feeds, folder),
@@ -144,13 +143,13 @@ def _source_of(
 
 def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
     history, path = table.get("history"), table["path"]
-    options, pushed = _options(base, table.get("options", {})), path == PUSHED
+    options, pushed = placed_options(base, table.get("options", {})), path == PUSHED
     by_clock = pushed or (is_uri(path) and not _ends(path, options))
     return Feed(
-        source=PUSHED if pushed else _all_placed(base, path),
+        source=PUSHED if pushed else all_placed(base, path),
         live=table.get("live", False) or by_clock,
         options=options,
-        history=None if history is None else _all_placed(base, history),
+        history=None if history is None else all_placed(base, history),
         name=name,
     )
 
@@ -178,95 +177,9 @@ def _ends(uri: str, options: Mapping[str, Any]) -> bool:
     return "until" in options or "until" in Options(uri).names
 
 
-def _options(base: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A server's options; the files that they name are placed like all others."""
-    return {
-        name: _placed(base, value) if name.endswith("_file") else value
-        for name, value in options.items()
-    }
-
-
-def _books(
-    path: Path,
-    tables: Mapping[str, Any],
-    queries: Sequence[AnyQuery],
-    of_query: Mapping[str, str],
-    folder: Path,
-) -> tuple[Book, ...]:
-    """One book for all, or one for each source."""
-    budgets, sources, found = tables["budget"], tables["source"], []
-    if "" not in budgets and set(budgets) != set(sources):
-        other = sorted(set(budgets) ^ set(sources))[0]
-        raise InvalidInput(
-            f"{path}: with [budget.NAME] every source has its own; {other or 'the source'!r} has "
-            "only one of [source.NAME] and [budget.NAME]"
-        )
-    if "" not in budgets:
-        _refuse_one_place_twice(path, sources)
-    for name, table in budgets.items():
-        where = f"{path}, [budget{'.' if name else ''}{name}]"
-        mine = tuple(query for query in queries if not name or of_query[query.name] == name)
-        if not mine:
-            continue  # a source that no query reads yet
-        ledger = Path(_placed(path.parent, table["ledger"])) if "ledger" in table else None
-        found.append(
-            Book(
-                where=where,
-                dataset=table["dataset"],
-                epsilon=positive(table["epsilon"], f"{where}: epsilon"),
-                delta=positive(table["delta"], f"{where}: delta") if "delta" in table else None,
-                ledger=ledger or folder / "ledger",
-                queries=mine,
-            )
-        )
-    names = [(book.ledger, book.dataset) for book in found]
-    if len(set(names)) < len(names):
-        raise InvalidInput(f"{path}: two budgets name one dataset; use one [budget] for both")
-    return tuple(found)
-
-
-def _refuse_one_place_twice(path: Path, sources: Mapping[str, Any]) -> None:
-    """Two books for the same rows would promise each of them what their sum spends."""
-    seen: dict[str, str] = {}
-    for name, table in sources.items():
-        if table["path"] == PUSHED:  # each source has rows of its own
-            continue
-        for place in {_placed(path.parent, each) for each in _listed(table["path"])}:
-            if seen.setdefault(place, name) != name:
-                raise InvalidInput(
-                    f"{path}: [source.{seen[place]}] and [source.{name}] read the same rows, which "
-                    "two books would promise their budgets each; use one [budget] for both"
-                )
-
-
 def _text(where: str, path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         reason = getattr(problem, "strerror", None) or "it is not UTF-8 text"
         raise InvalidInput(f"{where}: file {path} cannot be read: {reason}") from None
-
-
-def _listed(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value
-
-
-def _all_placed(base: Path, value: str | list[str]) -> str | list[str]:
-    if isinstance(value, str):
-        return _placed(base, value)
-    return [_placed(base, each) for each in value]
-
-
-def _placed(base: Path, text: str) -> str:
-    """A path of the file, seen from the current directory; "-" is standard input or output.
-
-    A URI stays as it is.
-    """
-    slash = "/" if text.endswith("/") else ""  # an "out.db/" is a directory
-    return text if text == "-" or is_uri(text) else f"{base / text}{slash}"
-
-
-def _sink(base: Path, text: str) -> str:
-    kind, colon, rest = text.partition(":")
-    paths = (*ENCODERS, "delta")
-    return f"{kind}:{_placed(base, rest)}" if colon and kind in paths else _placed(base, text)

@@ -1,7 +1,8 @@
 """Queries, sources and sinks, brought together into runs."""
 
 from dpstream.session.budget import refuse_early
+from dpstream.session.feeds import Feed
 from dpstream.session.runs import Operator, Run, Runs
-from dpstream.session.start import Feed, run, run_all
+from dpstream.session.start import run, run_all
 
 __all__ = ["Feed", "Operator", "Run", "Runs", "refuse_early", "run", "run_all"]

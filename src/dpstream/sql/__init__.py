@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from dpstream.errors import InvalidParameter
 from dpstream.sql.plan import Compiled, compile_sql
 from dpstream.stages.query import Query
 from dpstream.stages.series_query import SeriesQuery
@@ -29,6 +30,11 @@ def sql(text: str, name: str | None = None, **options: Any) -> Query | SeriesQue
     >>> query.unit, query.keys, query.bounds
     ('user_id', ('page',), Bounds(rows=4, groups=4, rows_per_group=1))
     """
+    if not isinstance(name, str | None):
+        raise InvalidParameter(
+            f"name must be text, what the releases are called; got a {type(name).__name__}; rows "
+            "are given to dps.run(query, source=...)"
+        )
     return compile_sql(text, name, **options).query
 
 

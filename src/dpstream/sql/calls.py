@@ -9,6 +9,7 @@ from sqlglot import exp
 
 from dpstream.sql.compiler import Columns, Compiler, Compute, nearest
 from dpstream.sql.dialect import canonical
+from dpstream.sql.draft import AGGREGATES
 from dpstream.sql.functions import FUNCTIONS, Function, element
 from dpstream.sql.times import PARTS, TRUNCATIONS, UNITS, part_of, truncated
 from dpstream.sql.values import Value, convert
@@ -78,7 +79,8 @@ def build_call(compiler: Compiler, node: exp.Expr, *, whole: bool = True) -> Com
             raise compiler.statement.refusal(
                 node, "SPLIT gives a list", "take an item: SPLIT(x, ',')[OFFSET(0)]"
             )
-        raise _unknown(compiler, node, f"there is no function {name}", name, known_functions())
+        known = [*AGGREGATES, *known_functions()]
+        raise _unknown(compiler, node, f"there is no function {name}", name, known)
     arguments = node.expressions
     if not function.least <= len(arguments) <= function.most:
         some = f"{function.least} to {function.most}"

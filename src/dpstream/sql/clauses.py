@@ -6,6 +6,7 @@ from sqlglot import exp
 
 from dpstream.sql.dialect import Emit, PrivacyClause, WindowTable
 from dpstream.sql.draft import Draft, parts
+from dpstream.sql.statement import close
 
 _ALLOWED = {"hint", "expressions", "from_", "where", "group", "having", "order", "limit"}
 
@@ -116,10 +117,14 @@ def public_triggers(draft: Draft) -> None:
     """When tables are published depends on the clock and on nothing in the data."""
     emit = draft.select.args.get("emit")
     if isinstance(emit, Emit) and emit.args.get("other"):
+        ways = "use EMIT EVERY INTERVAL '15' MINUTE, or EMIT ON WINDOW CLOSE"
+        word = draft.statement.word_after(emit)
+        if word != "EVERY" and close(word, ["EVERY"]):
+            raise draft.refusal(emit, f"EMIT {word} is not known", "did you mean EMIT EVERY?")
         raise draft.refusal(
             emit,
             "EMIT must not depend on the data: that and when a table comes would reveal rows",
-            "use EMIT EVERY INTERVAL '15' MINUTE, or EMIT ON WINDOW CLOSE",
+            ways,
         )
 
 

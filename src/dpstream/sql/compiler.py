@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -10,7 +9,7 @@ from typing import Any, TypeAlias
 from sqlglot import exp
 
 from dpstream.sql.dialect import canonical
-from dpstream.sql.statement import Statement
+from dpstream.sql.statement import Statement, close
 from dpstream.sql.values import Value, as_bool
 
 Columns: TypeAlias = Mapping[str, Value]
@@ -85,5 +84,5 @@ def literal(node: exp.Expr) -> Any:
 
 def nearest(name: str, known: Any) -> str:
     """The most similar name there is, as advice."""
-    found = difflib.get_close_matches(name, [*known], n=1, cutoff=0.6)
-    return f"did you mean {found[0]}?" if found else f"known are {', '.join(known)}"
+    found = close(name, known, least=0.6)
+    return f"did you mean {found}?" if found else f"known are {', '.join(known)}"

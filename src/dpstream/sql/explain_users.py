@@ -7,8 +7,8 @@ from typing import Any
 from dpstream.privacy.amounts import show
 from dpstream.sql.drawing import Stage
 from dpstream.sql.explanation import NOT_PROTECTED, Explanation, computed_columns
-from dpstream.stages.aggregates import Measure
 from dpstream.stages.bounding import Bounds
+from dpstream.stages.measures import Measure
 from dpstream.stages.plan import Plan, planned
 from dpstream.stages.query import Query
 from dpstream.stages.ticks import in_words, iso

@@ -10,7 +10,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from dpstream.errors import InvalidParameter
 from dpstream.sql.dialect import PrivateSql
-from dpstream.sql.statement import Statement, refusal
+from dpstream.sql.statement import Statement, close, refusal
 from dpstream.sql.times import TRUNCATIONS
 
 _LONGEST = 100_000  # characters
@@ -18,6 +18,11 @@ _BEGINNINGS = (TokenType.SELECT, TokenType.WITH, TokenType.L_PAREN)
 _SHAPE = (
     "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (...) columns FROM table [WHERE ...] GROUP BY ... "
     "[HAVING ...] [ORDER BY ...] [LIMIT n] [EMIT EVERY INTERVAL ...]"
+)
+
+_WORDS = (
+    *("SELECT", "WITH", "DIFFERENTIAL_PRIVACY", "OPTIONS", "FROM", "WHERE", "GROUP", "HAVING"),
+    *("ORDER", "LIMIT", "OFFSET", "EMIT", "EVERY", "INTERVAL", "BETWEEN"),
 )
 
 
@@ -35,7 +40,7 @@ def parse(text: str) -> Statement:
             text, None, f"this is not SQL: {error}", "close every quote and comment"
         ) from None
     except ParseError as error:
-        raise _unreadable(text, error) from None
+        raise _misspelt(text, tokens, error) or _unreadable(text, error) from None
     except RecursionError:
         raise refusal(text, None, "the SQL is nested too deeply", "use fewer parentheses") from None
     except InvalidParameter:
@@ -78,17 +83,39 @@ def _name_units(tree: exp.Expr) -> None:
             last.replace(exp.var(last.name).update_positions(last.this))
 
 
+def _misspelt(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidParameter | None:
+    """A word beside the parser's complaint that is nearly a word of the language."""
+    end = _end(text, error)
+    at = next((n for n, token in enumerate(tokens) if end and token.end + 1 >= end), None)
+    beside = () if at is None else (at, at - 1, at + 1)
+    for token in (tokens[n] for n in beside if n in range(len(tokens))):
+        meant = close(token.text, _WORDS)
+        if meant and not token.text.upper().startswith(meant):  # "orders" may be meant
+            reason = f"this cannot be read as SQL: {token.text} is not expected here"
+            return refusal(text, (token.start, token.end + 1), reason, f"did you mean {meant}?")
+    return None
+
+
+def _end(text: str, error: ParseError) -> int | None:
+    """Where the token ends that the parser complains about."""
+    about = error.errors[0] if error.errors else {}
+    line, col = about.get("line"), about.get("col")
+    if not isinstance(line, int) or not isinstance(col, int):
+        return None
+    before = sum(len(row) + 1 for row in text.split("\n")[: line - 1])
+    return min(before + col, len(text))
+
+
 def _unreadable(text: str, error: ParseError) -> InvalidParameter:
     """The parser's complaint, with its place."""
     about = error.errors[0] if error.errors else {}
     words = str(about.get("description") or error).split(" but got <")[0].rstrip(".")
     if words.startswith("Required keyword"):
         words = "something is missing here"
-    line, col = about.get("line"), about.get("col")
-    span = None
-    if isinstance(line, int) and isinstance(col, int):  # `col` is where the token ends
-        before = sum(len(row) + 1 for row in text.split("\n")[: line - 1])
+    if words.startswith("Invalid expression"):
+        words = "this is not expected here"
+    span, end = None, _end(text, error)
+    if end is not None:
         size = max(len(str(about.get("highlight") or "x")), 1)
-        end = min(before + col, len(text))
         span = (max(end - size, 0), end)
     return refusal(text, span, f"this cannot be read as SQL: {words}", f"the shape is {_SHAPE}")

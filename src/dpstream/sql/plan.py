@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +15,8 @@ from dpstream.sql.build import Builder
 from dpstream.sql.draft import Draft, called
 from dpstream.sql.figures import name_aggregates
 from dpstream.sql.finish import Finisher
-from dpstream.sql.options import OPTIONS, NotThat, interval, node_of
+from dpstream.sql.option_values import NotThat, interval
+from dpstream.sql.options import OPTIONS, node_of
 from dpstream.sql.outputs import name_keys, unit_stays_hidden, windows_are_grouped
 from dpstream.sql.parse import parse
 from dpstream.sql.relation import inline_tables
@@ -90,16 +90,15 @@ def window_and_time(draft: Draft) -> None:
         time, sizes = window.args.get("time"), window.expressions
         if isinstance(time, exp.Anonymous) and called(time) == "DESCRIPTOR":
             time = time.expressions[0] if len(time.expressions) == 1 else None
-        kind, lengths = window.args["kind"], []
-        with suppress(NotThat):
-            lengths = [interval(size) for size in sizes]
+        kind = window.args["kind"]
         made = _WINDOWS[kind]
-        if not isinstance(time, exp.Column) or len(lengths) != made.lengths or not all(lengths):
+        if not isinstance(time, exp.Column) or len(sizes) != made.lengths:
             raise draft.refusal(
                 window, f"{kind} takes a table, the time column and {made.takes}", made.example
             )
         if parameters.setdefault("time", time.name) != time.name:
             raise draft.refusal(window, "two time columns are named", "leave time_column out")
+        lengths = [_length(draft, kind, size) for size in sizes]
         try:
             parameters["window"] = made.make(*lengths)
         except InvalidParameter as error:
@@ -117,6 +116,17 @@ def window_and_time(draft: Draft) -> None:
             parameters["every"] = interval(every)
         except NotThat as wanted:
             raise draft.refusal(every, "EMIT EVERY cannot use this interval", f"{wanted}") from None
+
+
+def _length(draft: Draft, kind: str, size: exp.Expr) -> Any:
+    """One length of a window function, which is longer than nothing."""
+    try:
+        length = interval(size)
+    except NotThat as wanted:
+        raise draft.refusal(size, f"{kind} cannot use this interval", f"write {wanted}") from None
+    if not length:
+        raise draft.refusal(size, f"{kind} needs an interval longer than 0", "make it longer")
+    return length
 
 
 def bounded_groups(draft: Draft) -> None:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from sqlglot import exp
 
-from dpstream.sql.dialect import WindowTable, canonical
+from dpstream.sql.dialect import WINDOWS, WindowTable, canonical
 from dpstream.sql.draft import AGGREGATES, Draft, Relation, calls, parts
+from dpstream.sql.statement import close
 
 _ATOMS = (exp.Column, exp.Literal, exp.Anonymous, exp.Paren, exp.Cast, exp.Null, exp.Boolean)
 _MIXES = "inside FROM it would mix the rows of several units before they are bounded"
@@ -46,10 +47,13 @@ def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Rela
     elif isinstance(node, exp.Subquery) and not parts(node) - {"this", "alias"}:
         found = _inner(draft, node.this, tables)
     else:
+        meant = close(node.this.name if isinstance(node, exp.Table) else "", WINDOWS)
         raise draft.refusal(
             node,
             f"{canonical(node)} is no table",
-            "name a table, TUMBLE(table, DESCRIPTOR(time), INTERVAL ...), or a subquery",
+            f"did you mean {meant}?"
+            if meant
+            else "name a table, TUMBLE(table, DESCRIPTOR(time), INTERVAL ...), or a subquery",
         )
     alias = node.args.get("alias")
     if alias is not None:

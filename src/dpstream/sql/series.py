@@ -189,13 +189,32 @@ def _built(
     if name not in REGISTRY:
         raise draft.refusal(place, f"there is no mechanism {name!r}", nearest(name, REGISTRY))
     cls: Any = find(name)
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     if not _fits(cls, unit):
         raise draft.refusal(
             place,
             f"{name} does not protect privacy_unit = {unit!r}",
             f"those that do: {', '.join(_fitting(unit))}",
         )
+    values = _parameters(draft, cls, name, own, more, rows)
+    try:
+        made: Mechanism = cls(**values)
+    except InvalidParameter as error:
+        raise draft.refusal(place, str(error), "change its parameters") from None
+    except (TypeError, ValueError, ArithmeticError) as error:  # a text where a number belongs
+        option = node_of(clause, "mechanism_options") or place
+        raise draft.refusal(
+            option, f"{name} cannot use its parameters: {error}", "change them"
+        ) from None
+    return made
+
+
+def _parameters(
+    draft: Draft, cls: Any, name: str, own: dict[str, Any], more: dict[str, Any], rows: Query
+) -> dict[str, Any]:
+    """What the mechanism is made with: nothing that it does not know, all that it needs."""
+    clause = draft.clause
+    place = node_of(clause, "mechanism") or clause
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     values = {key: value for key, value in own.items() if key in fields and value is not None}
     for key, value in more.items():
         if key not in fields or key in _ITSELF:
@@ -220,13 +239,4 @@ def _built(
             f"{name} needs {' and '.join(missing)}",
             f"add mechanism_options = ({', '.join(f'{key} = ...' for key in missing)})",
         )
-    try:
-        made: Mechanism = cls(**values)
-    except InvalidParameter as error:
-        raise draft.refusal(place, str(error), "change its parameters") from None
-    except (TypeError, ValueError, ArithmeticError) as error:  # a text where a number belongs
-        option = node_of(clause, "mechanism_options") or place
-        raise draft.refusal(
-            option, f"{name} cannot use its parameters: {error}", "change them"
-        ) from None
-    return made
+    return values

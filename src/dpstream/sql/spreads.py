@@ -13,7 +13,8 @@ from sqlglot import exp
 from dpstream.sql.columns import Expression
 from dpstream.sql.compiler import literal
 from dpstream.sql.published import Spread
-from dpstream.stages.aggregates import Aggregate, Measure
+from dpstream.stages.aggregates import Aggregate
+from dpstream.stages.measures import Measure
 
 Factors = dict[str, float]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlglot import exp
@@ -45,10 +46,27 @@ class Statement:
                 return token.end
         return end
 
+    def word_after(self, node: exp.Expr) -> str:
+        """The word that follows the one a part begins with, in capitals; empty if none does."""
+        span = self.span(node)
+        found = [token.text for token in self.tokens if span and token.start > span[0]]
+        return found[0].upper() if found else ""
+
     def refusal(self, node: exp.Expr | None, reason: str, fix: str) -> InvalidParameter:
         """What is wrong, where, and what to do."""
         span = None if node is None else self.span(node)
         return refusal(self.text, span, reason, fix)
+
+
+def close(word: str, known: Iterable[str], *, least: float = 0.75) -> str | None:
+    """The known word that another is a slip of the hand away from, if there is one.
+
+    >>> close("gropu", ["FROM", "GROUP"]), close("page", ["FROM", "GROUP"])
+    ('GROUP', None)
+    """
+    spelled = {name.upper(): name for name in known}
+    found = difflib.get_close_matches(word.upper(), spelled, n=1, cutoff=least)
+    return spelled[found[0]] if found else None
 
 
 def refusal(text: str, span: tuple[int, int] | None, reason: str, fix: str) -> InvalidParameter:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
+from dpstream.sql.calls import known_functions
 from dpstream.sql.clauses import (
     known_clauses,
     known_window,
@@ -22,6 +23,7 @@ from dpstream.sql.dialect import canonical
 from dpstream.sql.draft import AGGREGATES, Draft, called, calls
 from dpstream.sql.options import node_of, read_options, read_overrides
 from dpstream.sql.series import which_unit
+from dpstream.sql.statement import close
 
 _NOW_WORDS = frozenset(
     [
@@ -139,6 +141,11 @@ def known_aggregates(draft: Draft) -> None:
             f"{called(call)} is not offered",
             f"use one of {', '.join(AGGREGATES)}; variances are those of all rows",
         )
+    for call in draft.select.find_all(exp.Anonymous):
+        name = called(call)
+        meant = None if name in {*AGGREGATES, *known_functions()} else close(name, AGGREGATES)
+        if meant:
+            raise draft.refusal(call, f"there is no function {name}", f"did you mean {meant}?")
     for node in draft.select.find_all(exp.Filter):
         raise draft.refusal(
             node, "FILTER is not known", "use COUNTIF(condition), or SUM(IF(condition, x, 0), ...)"

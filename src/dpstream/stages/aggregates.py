@@ -1,7 +1,7 @@
-"""Aggregates, the exact integer columns behind them, and how noisy columns become answers.
+"""Aggregates: which measures each is made of, and what it makes of them once they are noisy.
 
 Each aggregate is a function of a few *measures*: running sums of integers per group, to which noise
-is added. A value lies on a public grid, `quantum`, after clamping to [lo, hi].
+is added.
 
     COUNT(*)              rows (with one row per unit and group: units)
     COUNT(DISTINCT unit)  units
@@ -13,7 +13,7 @@ is added. A value lies on a public grid, `quantum`, after clamping to [lo, hi].
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -22,67 +22,13 @@ import numpy as np
 
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.amounts import exact, positive
-from dpstream.records import Integers, Reals
+from dpstream.records import Reals
+from dpstream.stages.measures import Measure
 
 Pair: TypeAlias = tuple[Any, Reals]
 """Answers and their standard deviations."""
 ErrorBar: TypeAlias = Literal["fixed", "per_row", "with_release"]
 """That of its first measure; that, divided by the rows of the group; or only a release says it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measure:
-    """One exact column: units, rows, or the sum of a value on its grid less `middle`.
-
-    "round": units since their group was last published. "offered" and "kept": rows of a window
-    before and after bounding. With `power` 2 the squared distance from `middle` is summed, less
-    the middle of its own range.
-    """
-
-    kind: Literal["units", "rows", "value", "round", "offered", "kept"]
-    column: str = ""
-    lo: Fraction = Fraction(0)
-    hi: Fraction = Fraction(1)
-    middle: Fraction = Fraction(0)
-    quantum: Fraction = Fraction(1)
-    power: Literal[1, 2] = 1
-
-    @property
-    def name(self) -> str:
-        """Injective; part of every noise address."""
-        if self.kind != "value":
-            return self.kind
-        squared = "" if self.power == 1 else "^2|"
-        return f"{squared}{self.lo}|{self.hi}|{self.middle}|{self.quantum}|{self.column}"
-
-    @property
-    def reach(self) -> Fraction:
-        """The largest distance of a clamped value from the middle."""
-        return max(self.hi - self.middle, self.middle - self.lo)
-
-    @property
-    def offset(self) -> Fraction:
-        """What is taken off a squared distance: a grid point halfway to the largest one."""
-        return math.floor(self.reach**2 / 2 / self.quantum) * self.quantum
-
-    @property
-    def largest(self) -> Fraction:
-        """The most that one row adds, in grid steps."""
-        if self.kind != "value":
-            return Fraction(1)
-        if self.power == 1:
-            return self.reach / self.quantum
-        return max(self.reach**2 - self.offset, self.offset) / self.quantum
-
-    def on_grid(self, values: Reals) -> Integers:
-        """Clamp, take the middle off, round to the grid; NULL (NaN here) counts as the middle."""
-        lo, hi, middle = float(self.lo), float(self.hi), float(self.middle)
-        distances = np.clip(values, lo, hi) - middle
-        if self.power == 2:
-            distances = np.where(np.isnan(distances), 0, distances) ** 2 - float(self.offset)
-        steps = np.rint(distances / float(self.quantum))
-        most = float(self.largest)  # the division may round beyond the edge
-        return np.where(np.isnan(steps), 0, np.clip(steps, -most, most)).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -289,56 +235,3 @@ def all_measures(
             if measure not in found:
                 found.append(measure)
     return tuple(found)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How noisy columns are read: public facts, and the noisy share of rows that were kept."""
-
-    one_row: bool
-    nonnegative: bool
-    deviations: float | None = None
-    """Half the width of a confidence interval, in standard deviations."""
-    kept: tuple[float, float] = (1.0, 0.0)
-    """The share of rows that bounding kept, and the standard deviation of that."""
-
-
-def answers(
-    aggregates: Sequence[Aggregate],
-    noisy: Mapping[Measure, tuple[Integers, float]],
-    reading: Reading,
-) -> dict[str, Any]:
-    """Named columns of a release: each aggregate, `<name>_stddev`, and an interval if asked for."""
-    table: dict[str, Any] = {}
-    for aggregate in aggregates:
-        pairs = []
-        for measure in aggregate.measures(reading.one_row):
-            steps, stddev = noisy[measure]
-            quantum = float(measure.quantum)
-            values = steps if measure.kind != "value" else steps * quantum
-            pairs.append((values, np.full(len(steps), stddev * quantum)))
-        values, spread = aggregate.answer(pairs, reading.nonnegative)
-        if aggregate.grows and reading.kept != (1.0, 0.0):
-            share, of_share = reading.kept
-            values = values / share
-            spread = np.hypot(spread, values * of_share) / share
-        name = aggregate.name
-        table[name], table[f"{name}_stddev"] = values, spread
-        if reading.deviations is not None:
-            low, high = values - reading.deviations * spread, values + reading.deviations * spread
-            table[f"{name}_low"], table[f"{name}_high"] = aggregate.within(
-                low, high, reading.nonnegative
-            )
-    return table
-
-
-def kept_share(offered: tuple[int, float], kept: tuple[int, float]) -> tuple[float, float]:
-    """Share of rows that were kept, and its standard deviation, from two noisy counts.
-
-    Where the counts drown in their noise nothing is known, and nothing is made up for.
-    """
-    (rows, of_rows), (left, of_left) = offered, kept
-    if rows < 10 * of_rows or left < 10 * of_left or left >= rows:
-        return 1.0, 0.0
-    share = left / rows
-    return share, share * math.hypot(of_rows / rows, of_left / left)

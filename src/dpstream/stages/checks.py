@@ -1,4 +1,4 @@
-"""Names, keys and weights of a query: understood and checked, each by itself."""
+"""Names, keys, weights and answers of a query: understood and checked, each by itself."""
 
 from __future__ import annotations
 
@@ -83,3 +83,33 @@ def checked_weights(
             f"{sorted(weights.keys() - known)}, known are {sorted(known)}"
         )
     return tuple((n, positive(w, f"the weight of {n}")) for n, w in sorted(weights.items()))
+
+
+def check_answers(
+    min_change: float | None,
+    confidence: float | None,
+    debias: str | None,
+    debias_rows: int | None,
+) -> None:
+    """How answers are to be shown."""
+    if min_change is not None and not min_change > 0:
+        raise InvalidParameter(f"min_change must be above 0; got {min_change}")
+    if confidence is not None and not 0 < confidence < 1:
+        raise InvalidParameter(
+            f"confidence must lie between 0 and 1, such as 0.95; got {confidence}"
+        )
+    if debias not in (None, "global"):
+        raise InvalidParameter(f"debias must be 'global' or None; got {debias!r}")
+    if debias_rows is not None and debias is None:
+        raise InvalidParameter("debias_rows needs debias='global'")
+
+
+def check_strategy(strategy: str, min_change: float | None) -> None:
+    """How keys are found, and when they are published again."""
+    if strategy not in ("latched", "sqlp"):
+        raise InvalidParameter(f"strategy must be 'latched' or 'sqlp'; got {strategy!r}")
+    if strategy == "sqlp" and min_change is not None:
+        raise InvalidParameter(
+            "min_change is for the strategy 'latched': 'sqlp' publishes a group only when "
+            "enough units have come to it anyway"
+        )

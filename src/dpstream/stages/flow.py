@@ -8,10 +8,8 @@ everything after. The result does not depend on how many buckets there are, nor 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +20,7 @@ from dpstream.stages.bounding import UnitBucket, Verdicts
 from dpstream.stages.groups import GroupBucket
 from dpstream.stages.layout import Layout
 from dpstream.stages.perturb import Noisy, perturb, thinned
+from dpstream.stages.pieces import Piece, by_window
 from dpstream.stages.plan import Plan, WindowPlan
 from dpstream.stages.release_table import ReleaseTables
 from dpstream.stages.rounds import Passes, in_rounds, passes
@@ -29,37 +28,10 @@ from dpstream.stages.row_reader import RowReader
 from dpstream.stages.rows import Rows
 from dpstream.stages.schedule import Due
 from dpstream.stages.select_keys import select_keys
+from dpstream.stages.state import State, is_over
 from dpstream.stages.tables import Table, in_buckets
 from dpstream.stages.totals import Totals, count_offered
-
-T = TypeVar("T")
-U = TypeVar("U")
-
-_FEW = 1 << 14  # rows or groups that are sooner done than handed to a thread
-
-Piece = tuple[Rows, int, int]
-"""Rows `first` to `end` of a batch."""
-
-
-@dataclass(kw_only=True)
-class State:
-    """What a query remembers: units and their groups, and every group's sums and noise."""
-
-    units: list[UnitBucket]
-    windows: dict[int, list[GroupBucket]] = field(default_factory=dict)
-    totals: dict[int, Totals] = field(default_factory=dict)
-
-    @property
-    def bytes(self) -> int:
-        """Memory held."""
-        tables = [
-            table
-            for bucket in self.units
-            for kind in (bucket.periods, bucket.windows, bucket.offered)
-            for table in kind.values()
-        ]
-        groups = [bucket for buckets in self.windows.values() for bucket in buckets]
-        return sum(t.bytes for t in tables) + sum(g.bytes for g in groups)
+from dpstream.stages.workers import Workers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,8 +79,7 @@ class Flow:
         self._by_value = any(m.kind == "value" for m in plan.query.measures)
         self._doors: dict[int, list[list[Door]]] = {}
         self._total_doors: dict[int, list[Door]] = {}
-        # Twice as many: units of one step and groups of the step before are worked on at once.
-        self._pool = ThreadPoolExecutor(2 * threads) if threads > 1 else None
+        self.workers = Workers(threads)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -135,86 +106,6 @@ class Flow:
             found.append(judged)
         return found
 
-    def add(self, judged: Iterable[Judged]) -> None:
-        """Add what is kept to the exact sums."""
-        for one in judged:
-            self.count(one)
-            self.aggregate(one.window, one.rows, one.verdicts)
-
-    def publish(self, step: int, spend: QuerySpend) -> list[Publication]:
-        """The table of every window that is due: noise is drawn here, and only here."""
-        releases = []
-        for due in self.query.schedule.due(step):
-            noisy = self.perturb(due, spend)  # per bucket: groups x measures, in grid steps
-            kept = self.kept_share(due, spend)
-            releases.append(Publication(due=due, table=self._table(step, due, noisy, kept)))
-        return releases
-
-    def forget(self, window: int) -> None:
-        """A window is final: its groups, its pairs, its totals and its doors go."""
-        self.state.windows.pop(window, None)
-        self._layouts.pop(window, None)
-        self.state.totals.pop(window, None)
-        self._doors.pop(window, None)
-        self._total_doors.pop(window, None)
-        for bucket in self.state.units:
-            bucket.windows.pop(window, None)
-
-    def forget_periods(self, step: int) -> list[int]:
-        """Periods whose every window is final by `step`: no row of theirs can be kept any more."""
-        ticks, schedule = self.query.periods, self.query.schedule
-        # A list of each: the next step's rows may be bounded meanwhile, in periods of their own.
-        known = {period for bucket in self.state.units for period in list(bucket.periods)}
-        gone = []
-        if ticks is None and schedule.steps is not None and step >= schedule.steps:
-            gone = list(known)
-        for period in known if ticks is not None else ():
-            assert ticks is not None
-            end = ticks.at(period + 1)
-            if schedule.end is not None:  # the period may reach beyond it
-                end = min(end, schedule.end)
-            last = int(schedule.last_window_of(np.array([end - 1]))[0])
-            if schedule.last_step(last) < step:
-                gone.append(period)
-        for period in gone:
-            self.forget_period(period)
-        return sorted(gone)
-
-    def forget_period(self, period: int) -> None:
-        """Its units go."""
-        for bucket in self.state.units:
-            bucket.periods.pop(period, None)
-            bucket.offered.pop(period, None)
-
-    @property
-    def on_threads(self) -> bool:
-        """Are there threads, so that a step's units and the groups of another can be worked on?"""
-        return self._pool is not None
-
-    def close(self) -> None:
-        """Stop the threads."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-    def groups(self, window: int) -> list[GroupBucket]:
-        """The group buckets of a window; public groups are in them from the beginning."""
-        if window not in self.state.windows:
-            measures = self.query.measures
-            buckets = [GroupBucket(measures) for _ in range(self.buckets)]
-            if self.query.public_keys is not None:
-                ids, keys = self._public()
-                for bucket, places in zip(buckets, self._split(ids), strict=True):
-                    bucket.open(ids[places], keys.take(pa.array(places)))
-            self.state.windows[window] = buckets
-        return self.state.windows[window]
-
-    def _public(self) -> tuple[Words, pa.Table]:
-        """The public groups of this share."""
-        ids, keys = self.reader.public_ids(), self.reader.public_table()
-        number, of = self._share
-        mine = in_buckets(ids, of)[number]
-        return ids[mine], keys.take(pa.array(mine))
-
     def bound(self, window: int, period: int, rows: Rows) -> Verdicts:
         """Which rows of a step are kept, and which are the first of their unit in their group."""
         verdicts: Verdicts = np.zeros(len(rows), np.uint8)
@@ -223,18 +114,8 @@ class Flow:
         def one(bucket: UnitBucket, places: Integers) -> None:
             bucket.keep(window, period, batch, places, verdicts, by_value=self._by_value)
 
-        self.each(one, self.state.units, self._split(rows.units), few=len(rows) < _FEW)
+        self.workers.each(one, self.state.units, self._split(rows.units), size=len(rows))
         return verdicts
-
-    def totals(self, window: int) -> Totals:
-        """The totals of a window, where they are counted."""
-        return self.state.totals.setdefault(window, Totals(self.query.totals))
-
-    def count(self, judged: Judged) -> None:
-        """Count the rows that came and those that were kept, if somebody wants to know."""
-        if self.query.totals:
-            kept = int(np.count_nonzero(judged.verdicts))
-            self.totals(judged.window).add(offered=judged.offered, kept=kept)
 
     def offered(self, period: int, rows: Rows) -> int:
         """How many of the rows count as offered by their units."""
@@ -245,7 +126,19 @@ class Flow:
             table = bucket.offered.setdefault(period, Table(1))
             return count_offered(table, rows.units, places, most)
 
-        return sum(self.each(one, self.state.units, self._split(rows.units)))
+        return sum(self.workers.each(one, self.state.units, self._split(rows.units)))
+
+    def add(self, judged: Iterable[Judged]) -> None:
+        """Add what is kept to the exact sums."""
+        for one in judged:
+            self.count(one)
+            self.aggregate(one.window, one.rows, one.verdicts)
+
+    def count(self, judged: Judged) -> None:
+        """Count the rows that came and those that were kept, if somebody wants to know."""
+        if self.query.totals:
+            kept = int(np.count_nonzero(judged.verdicts))
+            self.totals(judged.window).add(offered=judged.offered, kept=kept)
 
     def aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
         """Add the rows that are kept to their groups' exact sums."""
@@ -260,7 +153,7 @@ class Flow:
             bucket.add(*batch, places, pre_threshold=early, units=units, step=step)
 
         places = self._split(rows.groups, verdicts)
-        self.each(one, self.groups(window), places, few=len(rows) < _FEW)
+        self.workers.each(one, self.groups(window), places, size=len(rows))
 
     def add_sums(self, window: int, groups: Words, sums: Integers, keys: pa.Table) -> None:
         """The same for sums that were made of such rows elsewhere (`summed`)."""
@@ -270,17 +163,14 @@ class Flow:
             mine = (groups[places], sums[places], keys.take(pa.array(places)))
             bucket.add_sums(*mine, pre_threshold=early)
 
-    def kept_share(self, due: Due, spend: Doors) -> tuple[float, float]:
-        """The noisy share of rows that bounding kept, and its standard deviation."""
-        if not self.query.totals:
-            return 1.0, 0.0
-        names = [total.name for total in self.query.totals]
-        if due.window not in self._total_doors:
-            self._total_doors[due.window] = [
-                spend.door(window=due.window, column=name, part=0) for name in names
-            ]
-        plan = self.plan.totals(due.releases)
-        return self.totals(due.window).share(plan, due.release, self._total_doors[due.window])
+    def publish(self, step: int, spend: QuerySpend) -> list[Publication]:
+        """The table of every window that is due: noise is drawn here, and only here."""
+        releases = []
+        for due in self.query.schedule.due(step):
+            noisy = self.perturb(due, spend)  # per bucket: groups x measures, in grid steps
+            kept = self.kept_share(due, spend)
+            releases.append(Publication(due=due, table=self._table(step, due, noisy, kept)))
+        return releases
 
     def perturb(self, due: Due, spend: Doors) -> list[Noisy]:
         """Latch keys and add noise: what each bucket publishes of a window."""
@@ -304,12 +194,24 @@ class Flow:
             return thinned(bucket, noisy, self.query.min_change * plan.stddevs[:, due.release - 1])
 
         groups = self.groups(due.window)
-        few = sum(len(bucket.active) for bucket in groups) < _FEW
-        return self.each(one, groups, doors, few=few)
+        active = sum(len(bucket.active) for bucket in groups)
+        return self.workers.each(one, groups, doors, size=active)
 
     def _passes(self, due: Due) -> Passes:
         """Whose round ends; an audit holds this fixed."""
         return passes
+
+    def kept_share(self, due: Due, spend: Doors) -> tuple[float, float]:
+        """The noisy share of rows that bounding kept, and its standard deviation."""
+        if not self.query.totals:
+            return 1.0, 0.0
+        names = [total.name for total in self.query.totals]
+        if due.window not in self._total_doors:
+            self._total_doors[due.window] = [
+                spend.door(window=due.window, column=name, part=0) for name in names
+            ]
+        plan = self.plan.totals(due.releases)
+        return self.totals(due.window).share(plan, due.release, self._total_doors[due.window])
 
     def _table(
         self, step: int, due: Due, noisy: Sequence[Noisy], kept: tuple[float, float]
@@ -328,49 +230,49 @@ class Flow:
         layout = self._layouts.setdefault(window, Layout()) if whole else Layout()
         return layout.arranged(buckets, noisy)
 
+    def groups(self, window: int) -> list[GroupBucket]:
+        """The group buckets of a window; public groups are in them from the beginning."""
+        if window not in self.state.windows:
+            measures = self.query.measures
+            buckets = [GroupBucket(measures) for _ in range(self.buckets)]
+            if self.query.public_keys is not None:
+                ids, keys = self._public()
+                for bucket, places in zip(buckets, self._split(ids), strict=True):
+                    bucket.open(ids[places], keys.take(pa.array(places)))
+            self.state.windows[window] = buckets
+        return self.state.windows[window]
+
+    def _public(self) -> tuple[Words, pa.Table]:
+        """The public groups of this share."""
+        ids, keys = self.reader.public_ids(), self.reader.public_table()
+        number, of = self._share
+        mine = in_buckets(ids, of)[number]
+        return ids[mine], keys.take(pa.array(mine))
+
+    def totals(self, window: int) -> Totals:
+        """The totals of a window, where they are counted."""
+        return self.state.totals.setdefault(window, Totals(self.query.totals))
+
+    def forget(self, window: int) -> None:
+        """A window is final: its state and its doors go."""
+        self.state.forget_window(window)
+        for known in (self._layouts, self._doors, self._total_doors):
+            known.pop(window, None)
+
+    def forget_periods(self, step: int) -> list[int]:
+        """Units go with their period, once its every window is final by `step`: which periods."""
+        over = is_over(self.query, step)
+        gone = sorted(period for period in self.state.periods if over(period))
+        for period in gone:
+            self.state.forget_period(period)
+        return gone
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self.workers.close()
+
     def _window_plan(self, window: int) -> WindowPlan:
         return self.plan.window(self.query.schedule.releases(window))
 
     def _split(self, ids: Words, taken: Verdicts | None = None) -> list[Integers]:
         return in_buckets(ids, self.buckets, taken)
-
-    def each(
-        self,
-        work: Callable[[T, U], Any],
-        one: Iterable[T],
-        two: Iterable[U],
-        *,
-        few: bool = False,
-    ) -> list[Any]:
-        """Do the work for every bucket, on the threads there are; a little of it right here."""
-        pairs = list(zip(one, two, strict=True))
-        if self._pool is None or few:
-            return [work(a, b) for a, b in pairs]
-        return list(self._pool.map(lambda pair: work(*pair), pairs))
-
-
-def by_window(pieces: Iterable[Piece]) -> Iterator[tuple[int, int, Rows]]:
-    """Rows of each window and period together, in their order."""
-    found: dict[tuple[int, int], list[Piece]] = {}
-    for rows, first, end in pieces:
-        place = (int(rows.windows[first]), int(rows.periods[first]))
-        found.setdefault(place, []).append((rows, first, end))
-    for window, period in sorted(found):
-        yield window, period, _joined(found[window, period], window, period)
-
-
-def _joined(pieces: Sequence[Piece], window: int, period: int) -> Rows:
-    parts = [
-        {
-            name: getattr(rows, name)[first:end]
-            for name in ("units", "groups", "digests", "steps", "values")
-        }
-        for rows, first, end in pieces
-    ]
-    keys = [rows.keys.slice(first, end - first) for rows, first, end in pieces]
-    columns = parts[0]
-    if len(parts) > 1:
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in columns}
-    size = len(columns["steps"])
-    windows, periods = (np.broadcast_to(np.int64(one), size) for one in (window, period))
-    return Rows(**columns, windows=windows, periods=periods, keys=pa.concat_tables(keys))

@@ -13,8 +13,8 @@ from dpstream.compiled import compiled
 from dpstream.errors import StateError
 from dpstream.mechanisms.parts.counting.keyed import KeyedNoise
 from dpstream.records import Integers, Reals, Words
-from dpstream.stages.aggregates import Measure
 from dpstream.stages.bounding import FIRST, Verdicts
+from dpstream.stages.measures import Measure
 from dpstream.stages.tables import SLICE, Table
 
 _LARGEST_SUM = 1 << 61

@@ -32,7 +32,8 @@ from dpstream.privacy.promises import own_terms
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.sensitivity import group_by_change, rounds_change, units_change
 from dpstream.records import Integers, Reals
-from dpstream.stages.aggregates import Measure, Sum
+from dpstream.stages.aggregates import Sum
+from dpstream.stages.measures import Measure
 from dpstream.stages.query import Query
 
 _EARLY = 0.02  # the part of a threshold that sparing noise for rare keys may cost

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from dpstream.errors import InvalidParameter
@@ -13,22 +13,24 @@ from dpstream.mechanisms.base import whole
 from dpstream.privacy.amounts import positive
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.promises import promise, rows_of
-from dpstream.stages.aggregates import Aggregate, Count, Measure, all_measures
+from dpstream.stages.aggregates import Aggregate, Count, all_measures
 from dpstream.stages.bounding import Bounds
 from dpstream.stages.checks import (
+    check_answers,
     check_names,
+    check_strategy,
     checked_keys,
     checked_public_keys,
     checked_weights,
 )
 from dpstream.stages.hooks import Finish, Prepare
+from dpstream.stages.measures import Measure
+from dpstream.stages.query_times import TIME_UNITS, checked_times, schedule_of
 from dpstream.stages.schedule import Schedule
 from dpstream.stages.ticks import (
     DAY,
-    SECOND,
     Micros,
     Ticks,
-    duration,
     in_words,
     instant,
     iso,
@@ -36,7 +38,6 @@ from dpstream.stages.ticks import (
 )
 from dpstream.stages.windows import Tumble
 
-_TIME_UNITS = {"us": 1, "ms": 1000, "s": SECOND, "min": 60 * SECOND, "h": 3600 * SECOND, "day": DAY}
 _ZERO, _ONE_DAY = Micros(0), Micros(DAY)
 _TOTALS_WEIGHT = Fraction(1, 50)  # totals of a window are large beside their noise
 _FORMERLY: dict[str, Any] = {"last_share": None, "last_budget": None}
@@ -114,7 +115,7 @@ class Query:
     finish: Finish | None = None
 
     def __post_init__(self) -> None:
-        put = self._put
+        put = partial(object.__setattr__, self)
         put("epsilon", positive(self.epsilon, "epsilon"))
         put("delta", positive(self.delta, "delta"))
         put("selection_share", positive(self.selection_share, "selection_share"))
@@ -127,16 +128,13 @@ class Query:
         put("aggregates", tuple(self.aggregates))
         check_names(self.name, self.unit, self.keys, self.aggregates, self.confidence)
         time_zone(self.time_zone)
-        self._check_times()
+        for name, value in checked_times(self).items():
+            put(name, value)
         for name in ("max_groups_contributed", "max_rows_per_group", "max_key_bytes", "buffers"):
             put(name, whole(getattr(self, name), name, at_least=1))
         most = self.max_groups_contributed * self.max_rows_per_group
-        if self.max_rows_contributed is None:
-            put("max_rows_contributed", most)
-        put(
-            "max_rows_contributed",
-            whole(self.max_rows_contributed, "max_rows_contributed", at_least=1),
-        )
+        rows = most if self.max_rows_contributed is None else self.max_rows_contributed
+        put("max_rows_contributed", whole(rows, "max_rows_contributed", at_least=1))
         if self.pre_threshold is not None:
             put("pre_threshold", whole(self.pre_threshold, "pre_threshold", at_least=0))
         for name in ("delta", "selection_share", "last_share", "last_budget"):
@@ -144,75 +142,14 @@ class Query:
                 raise InvalidParameter(
                     f"{name} must be below 1; got {float(getattr(self, name)):g}"
                 )
-        self._check_answers()
-        put("public_keys", checked_public_keys(self.keys, self.public_keys))
-        self._check_strategy()
-        _ = self.schedule
-
-    def _put(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
-    def _check_times(self) -> None:
-        put = self._put
-        put("allowed_lateness", duration(self.allowed_lateness, "allowed_lateness", least=0))
-        put("max_ahead", duration(self.max_ahead, "max_ahead", least=0))
-        if self.every is not None:
-            put("every", duration(self.every, "every"))
-        if self.period != "forever":
-            put("period", duration(self.period, "period"))
-        for name in ("start", "end", "time_origin"):
-            if getattr(self, name) is not None:
-                put(name, instant(getattr(self, name), name, self.time_zone))
-        if self.triggers is not None:
-            times = (instant(time, "a trigger", self.time_zone) for time in self.triggers)
-            put("triggers", tuple(times))
-        if self.every is not None and self.triggers is not None:
-            raise InvalidParameter("give every= or triggers=, not both")
-        if self.window is not None:
-            self.window.check(self.time_zone)
-        if self.time_unit is not None and self.time_unit not in _TIME_UNITS:
-            raise InvalidParameter(
-                f"time_unit must be one of {', '.join(_TIME_UNITS)}; got {self.time_unit!r}"
-            )
-        timed = (self.window, self.every, self.triggers, self.start, self.end, self.arrival)
-        if self.time is None and any(item is not None for item in timed):
-            raise InvalidParameter(
-                "window, every, triggers, start, end and arrival need time=, the column of the "
-                "event time"
-            )
-        if self.time is None and self.period != "forever":
-            raise InvalidParameter("a period needs time=, the column of the event time")
-        if self.time is not None and self.window is None and self.start is None:
-            raise InvalidParameter(
-                "a query with a time column needs its public range: start= and end= (or a window "
-                "and a live source); taken from the data it would reveal the first and last row"
-            )
-
-    def _check_answers(self) -> None:
-        if self.min_change is not None and not self.min_change > 0:
-            raise InvalidParameter(f"min_change must be above 0; got {self.min_change}")
-        if self.confidence is not None and not 0 < self.confidence < 1:
-            raise InvalidParameter(
-                f"confidence must lie between 0 and 1, such as 0.95; got {self.confidence}"
-            )
-        if self.debias not in (None, "global"):
-            raise InvalidParameter(f"debias must be 'global' or None; got {self.debias!r}")
-        if self.debias_rows is not None and self.debias is None:
-            raise InvalidParameter("debias_rows needs debias='global'")
+        check_answers(self.min_change, self.confidence, self.debias, self.debias_rows)
         if self.debias is not None:
             rows = 4 * self.bounds.rows if self.debias_rows is None else self.debias_rows
-            rows = whole(rows, "debias_rows", at_least=self.bounds.rows)
-            self._put("debias_rows", rows)
-        self._put("weights", checked_weights(self.weights, self.aggregates))
-
-    def _check_strategy(self) -> None:
-        if self.strategy not in ("latched", "sqlp"):
-            raise InvalidParameter(f"strategy must be 'latched' or 'sqlp'; got {self.strategy!r}")
-        if self.strategy == "sqlp" and self.min_change is not None:
-            raise InvalidParameter(
-                "min_change is for the strategy 'latched': 'sqlp' publishes a group only when "
-                "enough units have come to it anyway"
-            )
+            put("debias_rows", whole(rows, "debias_rows", at_least=self.bounds.rows))
+        put("weights", checked_weights(self.weights, self.aggregates))
+        put("public_keys", checked_public_keys(self.keys, self.public_keys))
+        check_strategy(self.strategy, self.min_change)
+        _ = self.schedule
 
     @cached_property
     def bounds(self) -> Bounds:
@@ -276,23 +213,7 @@ class Query:
     @cached_property
     def schedule(self) -> Schedule:
         """When what is published; an endless query is given its start when it first runs."""
-        if self.time is None or self.start is None:
-            return Schedule()
-        window, edges = self.window, None
-        if window is not None:
-            edges = Ticks(origin=self.start, size=window.cell, zone=self.time_zone)
-        ticks: Ticks | tuple[int, ...] | None = self.triggers  # type: ignore[assignment]
-        if self.every is not None:
-            ticks = Ticks(origin=self.start, size=self.every, zone=self.time_zone)
-        return Schedule(
-            start=self.start,
-            end=self.end,
-            edges=edges,
-            kind="tumble" if window is None else window.kind,
-            cells=1 if window is None else window.cells,
-            triggers=ticks,
-            lateness=self.allowed_lateness,
-        )
+        return schedule_of(self)
 
     @cached_property
     def periods(self) -> Ticks | None:
@@ -305,7 +226,7 @@ class Query:
     @property
     def time_unit_micros(self) -> int | None:
         """What one unit of a numeric time column is."""
-        return None if self.time_unit is None else _TIME_UNITS[self.time_unit]
+        return None if self.time_unit is None else TIME_UNITS[self.time_unit]
 
     @property
     def columns(self) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.records import Integers
-from dpstream.stages.aggregates import Reading, answers
+from dpstream.stages.answers import Reading, answers
 from dpstream.stages.plan import Plan
 from dpstream.stages.schedule import Due
 from dpstream.stages.ticks import iso
@@ -54,28 +54,27 @@ class ReleaseTables:
         size = len(sums)
         named: dict[str, Any] = {}
         if start is not None:
-            named |= {"window_start": _instants(start, size), "window_end": _instants(end, size)}
+            named |= {"window_start": instants(start, size), "window_end": instants(end, size)}
         if query.keys:
             shown = self.no_keys() if keys is None else keys
             named |= {name: shown[name] for name in query.keys}
         named |= {name: pa.array(values) for name, values in columns.items()}
-        named["trigger_time"] = _instants(time, size)
+        named["trigger_time"] = instants(time, size)
         named["release_index"] = pa.array(np.full(size, due.release, np.int64))
-        about = {
-            "query": query.name,
-            "run": self.mark,
-            "window": due.window,
-            "window_start": iso(start),
-            "window_end": iso(end),
-            "trigger_time": iso(time),
-            "release_index": due.release,
-            "releases": due.releases,
-        }
-        if query.totals:
-            about["kept_share"] = kept[0]
         release = pa.table(named)
         if query.finish is not None:
             release = query.finish(release)
+        about = about_release(
+            query.name,
+            self.mark,
+            due.window,
+            span=(start, end),
+            time=time,
+            release=due.release,
+            releases=due.releases,
+        )
+        if query.totals:
+            about["kept_share"] = kept[0]
         return release.replace_schema_metadata({"dpstream": json.dumps(about)})
 
     def try_finish(self) -> None:
@@ -83,11 +82,11 @@ class ReleaseTables:
         query = self.plan.query
         if query.finish is None:
             return
-        keys, instants = self.no_keys(), _instants(None, 0)
+        keys, no_times = self.no_keys(), instants(None, 0)
         added = ("", "_stddev", "_low", "_high")
         figures = [f"{a.name}{more}" for a in query.aggregates for more in added]
         times = ("window_start", "window_end", "trigger_time")
-        named: dict[str, Any] = dict.fromkeys(times, instants)
+        named: dict[str, Any] = dict.fromkeys(times, no_times)
         named |= {name: keys[name] for name in query.keys}
         named |= dict.fromkeys(figures, pa.array([], pa.float64()))
         query.finish(pa.table(named | {"release_index": pa.array([], pa.int64())}))
@@ -98,7 +97,31 @@ class ReleaseTables:
         return pa.table({name: pa.array([], self.types.get(name, pa.string())) for name in keys})
 
 
-def _instants(time: int | None, size: int) -> pa.Array:
+def about_release(
+    query: str,
+    run: str,
+    window: int,
+    *,
+    span: tuple[int | None, int | None],
+    time: int | None,
+    release: int = 1,
+    releases: int = 1,
+) -> dict[str, Any]:
+    """What a sink is told of a table beside its rows: the metadata of its schema."""
+    return {
+        "query": query,
+        "run": run,
+        "window": window,
+        "window_start": iso(span[0]),
+        "window_end": iso(span[1]),
+        "trigger_time": iso(time),
+        "release_index": release,
+        "releases": releases,
+    }
+
+
+def instants(time: int | None, size: int) -> pa.Array:
+    """A column with one time in all rows."""
     kind = pa.timestamp("us", tz="UTC")
     if time is None:
         return pa.nulls(size, kind)

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dpstream.errors import InvalidInput
 from dpstream.privacy.state import Secret
 from dpstream.records import Integers, Words
 from dpstream.stages import parse
-from dpstream.stages.hashing import column_ids, group_ids, row_digests
+from dpstream.stages.column_types import in_type, usual_type
 from dpstream.stages.query import Query
+from dpstream.stages.row_ids import RowIds
 from dpstream.stages.rows import RowKeys, Rows, Setting, id_pairs, in_order
 from dpstream.stages.screening import (
     Codes,
@@ -53,8 +53,7 @@ class RowReader:
         self.types: dict[str, pa.DataType] = {}
         self.learned: Callable[[dict[str, pa.DataType]], None] = lambda _: None
         """Called with the types when they are fixed, before they are used."""
-        self._unit_key, self._group_key = keys.units, keys.groups
-        self._digest_key, self._period_key = keys.digests, keys.periods
+        self.ids = RowIds(query, keys)
         self._public: Words | None = None
 
     def read(
@@ -75,7 +74,7 @@ class RowReader:
             late = inside & (columns["steps"] > self._last_steps(columns["windows"], inside))
         aside.outside, aside.late = int((good & ~inside).sum()), int(late.sum())
         columns = _filtered(columns, inside & ~late)
-        columns["groups"] = self._group_ids(columns["keys"], len(columns["steps"]))
+        columns["groups"] = self.ids.groups(columns["keys"], len(columns["steps"]))
         if self.query.public_keys is not None:  # other keys go before anything is bounded
             known = np.isin(id_pairs(columns["groups"]), id_pairs(self.public_ids()))
             aside.other_keys = int((~known).sum())
@@ -139,8 +138,8 @@ class RowReader:
 
     def _identified(self, columns: dict[str, Any], aside: Setting) -> Rows:
         """Ids and digests in place of units, keys and times."""
-        columns["periods"] = self._periods(columns["moments"])
-        columns["units"] = self.unit_ids(columns["units"], columns["periods"])
+        columns["periods"] = self.ids.periods(columns["moments"])
+        columns["units"] = self.ids.units(columns["units"], columns["periods"])
         columns = self._in_every_window(columns, aside)
         moments, groups, values = columns["moments"], columns["groups"], columns["values"]
         units, periods = columns["units"], columns["periods"]
@@ -148,7 +147,7 @@ class RowReader:
         return Rows(
             units=units,
             groups=groups,
-            digests=row_digests(content, self._digest_key),
+            digests=self.ids.digests(content),
             windows=columns["windows"],
             periods=periods,
             steps=columns["steps"],
@@ -156,14 +155,10 @@ class RowReader:
             keys=columns["keys"],
         )
 
-    def unit_ids(self, units: pa.Array, periods: Integers) -> Words:
-        """The ids of units, each within its period."""
-        return self._with_period(column_ids(units, self._unit_key), periods)
-
     def public_ids(self) -> Words:
         """The ids of the public groups, in the order of the query's list."""
         if self._public is None:
-            self._public = self._group_ids(self.public_table(), len(self.query.public_keys or ()))
+            self._public = self.ids.groups(self.public_table(), len(self.query.public_keys or ()))
         return self._public
 
     def public_table(self) -> pa.Table:
@@ -196,25 +191,14 @@ class RowReader:
         self._fix(kinds)
 
     def _fix(self, kinds: dict[str, pa.DataType]) -> None:
-        new = {name: _usual(kind) for name, kind in kinds.items() if name not in self.types}
+        new = {name: usual_type(kind) for name, kind in kinds.items() if name not in self.types}
         if new:
             self.learned(self.types | new)
             self.types |= new
 
     def _typed(self, table: pa.Table, name: str) -> pa.Array:
         """A column in the type it has in this run: 5 and "5" must not become two users."""
-        array = parse.whole_column(table[name])
-        kind = self.types[name]
-        if array.type.equals(kind):
-            return array
-        if pa.types.is_null(array.type):  # an empty chunk, or one without a value
-            return pa.nulls(len(array), kind)
-        if not _usual(array.type).equals(kind):  # by the types alone: no row can cause this
-            raise InvalidInput(
-                f"column {name!r} was {kind} when this query began and is {array.type} now; give "
-                "all files one type"
-            )
-        return pc.cast(array, kind)
+        return in_type(parse.whole_column(table[name]), self.types[name], name)
 
     def _times(self, table: pa.Table, reasons: Codes) -> tuple[Integers, Integers]:
         query = self.query
@@ -270,36 +254,6 @@ class RowReader:
             return np.zeros(len(moments), bool)
         ahead: parse.Mask = moments > clock + self.query.max_ahead
         return ahead
-
-    def _group_ids(self, keys: pa.Table, count: int) -> Words:
-        if not self.query.keys:
-            return np.zeros((count, 2), np.uint64)
-        return group_ids(keys.columns, self._group_key)
-
-    def _periods(self, moments: Integers) -> Integers:
-        ticks = self.query.periods
-        if ticks is None:
-            return np.broadcast_to(np.int64(0), len(moments))
-        return stepwise(ticks.before, moments)
-
-    def _with_period(self, ids: Words, periods: Integers) -> Words:
-        """A user in another period is another unit, with an id of its own."""
-        if self.query.periods is None or not len(ids):
-            return ids
-        known, where = np.unique(periods, return_inverse=True)
-        masks = row_digests([known.astype(np.int64)], self._period_key)
-        return ids ^ masks[where]
-
-
-def _usual(kind: pa.DataType) -> pa.DataType:
-    """The type in which values of a kind are kept, whatever their width."""
-    if pa.types.is_dictionary(kind):
-        return _usual(kind.value_type)
-    if parse.is_text(kind):
-        return pa.string()
-    if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
-        return pa.int64()
-    return pa.float64() if pa.types.is_floating(kind) else kind
 
 
 def _filtered(columns: dict[str, Any], kept: parse.Mask) -> dict[str, Any]:

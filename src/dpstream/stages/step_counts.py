@@ -13,7 +13,7 @@ import numpy as np
 
 from dpstream.privacy.state import Secret
 from dpstream.records import Integers, Words
-from dpstream.stages.flow import Piece
+from dpstream.stages.pieces import Piece
 from dpstream.stages.row_reader import RowReader
 from dpstream.stages.rows import id_pairs
 from dpstream.stages.series_query import SeriesQuery

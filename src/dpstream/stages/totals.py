@@ -17,8 +17,9 @@ import pyarrow as pa
 from dpstream.compiled import compiled
 from dpstream.privacy.query_spend import Door
 from dpstream.records import Integers, Words
-from dpstream.stages.aggregates import Measure, kept_share
+from dpstream.stages.answers import kept_share
 from dpstream.stages.groups import GroupBucket
+from dpstream.stages.measures import Measure
 from dpstream.stages.perturb import perturb
 from dpstream.stages.plan import WindowPlan
 from dpstream.stages.select_keys import select_keys

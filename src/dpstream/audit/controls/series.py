@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dpstream.engines.series import SeriesRun
+from dpstream.engines.series_state import SeriesState
 from dpstream.stages.flow import Piece
 from dpstream.stages.step_counts import StepCounts
 
@@ -22,4 +23,5 @@ class EntersAgain(SeriesRun):
     True: with rows on time and late ones a unit moves a count by 2, which is charged as 1.
     """
 
-    histograms = _Forgetting
+    def _counts(self, state: SeriesState) -> StepCounts:
+        return _Forgetting(self.query, state.secret, state.runner.run_id)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from dpstream.compiled import njit
 from dpstream.connectors.sources.cells import Bytes, Offsets, not_utf8, strings
 from dpstream.connectors.sources.text import Bad, Parsed
-from dpstream.errors import InvalidInput
+from dpstream.errors import InvalidInput, no_column
 
 _COMMA, _QUOTE, _LF, _CR = np.uint8(44), np.uint8(34), np.uint8(10), np.uint8(13)
 _LONGEST_QUOTED = 1 << 20
@@ -80,8 +80,7 @@ class CsvParser:
             return list(columns)  # a file of no bytes lacks nothing
         for name in columns:
             if name not in self._header:
-                found = ", ".join(self._header)
-                raise InvalidInput(f"{self._name} has no column {name!r}; its columns are {found}")
+                raise no_column(self._name, name, self._header)
         return [name for name in self._header if name in columns]
 
     def _problem(self, start: int, stop: int, kind: int, fields: int) -> Bad:

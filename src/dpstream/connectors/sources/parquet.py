@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from dpstream.connectors.sources.parquet_strings import strings
 from dpstream.connectors.sources.text import unreadable
-from dpstream.errors import InvalidInput
+from dpstream.errors import InvalidInput, no_column
 from dpstream.records import Batch, Position
 
 ROWS = 1 << 20
@@ -122,8 +122,7 @@ class ParquetFile:
             raise InvalidInput(f"{self._name}: column names must differ; got {', '.join(names)}")
         for name in columns or ():
             if name not in names:
-                found = ", ".join(names)
-                raise InvalidInput(f"{self._name} has no column {name!r}; its columns are {found}")
+                raise no_column(self._name, name, names)
         return names if columns is None else [name for name in names if name in columns]
 
     def _row_group(self, group: int, names: list[str]) -> pa.Table:

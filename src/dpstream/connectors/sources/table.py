@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.connectors.sources.parquet import plain
-from dpstream.errors import InvalidInput
+from dpstream.errors import InvalidInput, no_column
 from dpstream.records import Batch, Position
 
 ROWS = 1 << 18
@@ -60,9 +60,7 @@ class TableSource:
         names = self._table.column_names
         for name in columns or ():
             if name not in names:
-                raise InvalidInput(
-                    f"the table has no column {name!r}; its columns are {', '.join(names)}"
-                )
+                raise no_column("the table", name, names)
         start = 0 if position is None else int(position)
         wanted = names if columns is None else [name for name in names if name in columns]
         end = self._table.num_rows if until is None else int(until)

@@ -13,8 +13,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dpstream.engines.chunks import Aside
-from dpstream.engines.spark.jobs import ADAPTIVE, Jobs, arrow_schema, is_frame, rejected
+from dpstream.engines.spark.jobs import ADAPTIVE, Jobs, arrow_schema, rejected
 from dpstream.engines.spark.progress import Progress
+from dpstream.engines.spark.sources import is_frame
 from dpstream.engines.spark.waiting import StepDigests, added
 from dpstream.errors import NoiseReuse, StateError
 from dpstream.records import Source

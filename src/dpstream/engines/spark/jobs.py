@@ -197,13 +197,6 @@ def as_planned(session: SparkSession) -> SparkSession:
     return made
 
 
-def is_frame(source: Any) -> bool:
-    """Is it a DataFrame of Spark?"""
-    from pyspark.sql import DataFrame
-
-    return isinstance(source, DataFrame)
-
-
 def arrow_schema(frame: DataFrame) -> pa.Schema:
     """The types that a frame declares."""
     from pyspark.sql.pandas.types import to_arrow_schema

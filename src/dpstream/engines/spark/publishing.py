@@ -28,9 +28,10 @@ from dpstream.engines.spark.segments import Chain
 from dpstream.engines.spark.tasks import Batches, Task, attempt, divided
 from dpstream.engines.spark.waiting import Waiting
 from dpstream.errors import StateError
-from dpstream.stages.flow import Flow, by_window
+from dpstream.stages.flow import Flow
 from dpstream.stages.groups import summed
 from dpstream.stages.perturb import Noisy
+from dpstream.stages.pieces import by_window
 from dpstream.stages.plan import Plan, WindowPlan
 from dpstream.stages.rows import Rows
 from dpstream.stages.schedule import Due

@@ -18,14 +18,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from dpstream.engines.inputs import check_columns
 from dpstream.engines.loop import Windows, content_of
 from dpstream.engines.query_run import QueryRun, Storage
 from dpstream.engines.sender import Sender
 from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.intake import Intake
-from dpstream.engines.spark.jobs import Jobs, as_planned, is_frame
+from dpstream.engines.spark.jobs import Jobs, as_planned
 from dpstream.engines.spark.progress import Progress
+from dpstream.engines.spark.sources import (
+    check_declared,
+    check_end,
+    is_bounded,
+    is_frame,
+    is_stream,
+)
 from dpstream.errors import (
     BudgetExceeded,
     InvalidInput,
@@ -80,19 +86,8 @@ class SparkRun(QueryRun):
         super().__post_init__()
         for source in (self.source, self.history):
             if source is not None:
-                _check_columns(source, self.plan.query.source_columns)
-        grows = getattr(self.source, "partitions_end", False)  # files come, and stay as they are
-        if self.live and not (_is_stream(self.source) or grows):
-            bounded = ", which is bounded" if _is_bounded(self.source) else ""
-            raise InvalidParameter(
-                "a live run on Spark reads a streaming DataFrame (session.readStream...) or a "
-                f"directory that grows; got {type(self.source).__name__}{bounded}"
-            )
-        if not self.live and not _is_stream(self.source) and not _is_bounded(self.source):
-            raise InvalidParameter(
-                f"{type(self.source).__name__} has no end; use Spark's own reader for it "
-                "(session.readStream...)"
-            )
+                check_declared(source, self.plan.query.source_columns)
+        check_end(self.source, live=self.live)
 
     @property
     def live(self) -> bool:
@@ -162,19 +157,7 @@ class SparkRun(QueryRun):
             row_keys=RowKeys.of(storage.secret, storage.run),
             mark=storage.mark,
         )
-        self._intake = Intake(
-            jobs=self._jobs,
-            progress=self._progress,
-            save=self._save,
-            aside=self.aside,
-            reader=reader,
-            name_job=self._job,
-            arriving=self._arriving,
-            place=f"{location}/stream",
-        )
-        for source in (self.source, self.history):
-            if source is not None:
-                self._intake.learn(source, [] if is_frame(source) else source.partitions())
+        self._intake = self._new_intake(reader, f"{location}/stream")
         self._windows = Windows(
             self.plan.query.schedule.last_step, lambda w: self._erase(storage, w)
         )
@@ -185,6 +168,23 @@ class SparkRun(QueryRun):
         undo.callback(self._sender.close)
         self._clean()
 
+    def _new_intake(self, reader: RowReader, place: str) -> Intake:
+        """What takes rows in; it knows the types of unit and keys that the sources declare."""
+        intake = Intake(
+            jobs=self._jobs,
+            progress=self._progress,
+            save=self._save,
+            aside=self.aside,
+            reader=reader,
+            name_job=self._job,
+            arriving=self._arriving,
+            place=place,
+        )
+        for source in (self.source, self.history):
+            if source is not None:
+                intake.learn(source, [] if is_frame(source) else source.partitions())
+        return intake
+
     def _clean(self) -> None:
         """Remove what is over, and what was left by tasks whose output was not accepted."""
         needed, files = self._progress.names(), self._jobs.files
@@ -193,12 +193,12 @@ class SparkRun(QueryRun):
 
     def _life(self, storage: Storage) -> Iterator[pa.Table]:
         for name, source in (("history", self.history), ("source", self.source)):
-            if source is not None and _is_bounded(source):
+            if source is not None and is_bounded(source):
                 self._intake.take_all(name, source)
         if self.live:
             yield from self._by_the_clock(storage)
             return
-        if _is_stream(self.source) and _STREAM not in self._progress.read:
+        if is_stream(self.source) and _STREAM not in self._progress.read:
             self._read_stream()
         steps = self.plan.query.schedule.steps
         assert steps is not None
@@ -334,22 +334,3 @@ class SparkRun(QueryRun):
         for part in (self.source, self.history, self.sink):
             if part is not None and not is_frame(part) and hasattr(part, "close"):
                 part.close()
-
-
-def _is_bounded(source: Any) -> bool:
-    return not _is_stream(source) and getattr(source, "bounded", True)
-
-
-def _is_stream(source: Any) -> bool:
-    return is_frame(source) and bool(source.isStreaming)
-
-
-def _check_columns(source: Any, wanted: list[str]) -> None:
-    if not is_frame(source):
-        check_columns(source, wanted)
-        return
-    for name in wanted:
-        if name not in source.columns:
-            raise InvalidInput(
-                f"the DataFrame has no column {name!r}; it has {', '.join(source.columns)}"
-            )

@@ -73,6 +73,6 @@ def _drop(flow: Flow, owner: Owner) -> None:
     kind, number = owner
     drop: dict[str, Callable[[int], None]] = {
         "window": flow.forget,
-        "period": flow.forget_period,
+        "period": flow.state.forget_period,
     }
     drop[kind](number)

@@ -9,7 +9,8 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
-from dpstream.mechanisms.base import Spender, check_counts, whole
+from dpstream.mechanisms.base import Spender, whole
+from dpstream.mechanisms.blocks import check_counts
 from dpstream.mechanisms.parts.synopses import allocation as allocations
 from dpstream.mechanisms.parts.synopses.boosting import SCORE, Scoring, Workload, workload
 from dpstream.mechanisms.parts.synopses.compression import compressed

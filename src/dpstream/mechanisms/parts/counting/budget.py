@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.mechanisms.base import check_counts, refuse_nan
+from dpstream.mechanisms.blocks import check_counts, refuse_nan
 from dpstream.privacy.amounts import Amount, exact, on_grid, positive
 from dpstream.privacy.calibration import rho_for
 from dpstream.privacy.charges import Terms

@@ -1,0 +1,100 @@
+"""What queries read: a source, opened as it is named, and one read for all that share a feed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpstream.connectors.options import is_uri
+from dpstream.connectors.pushed import PUSHED, PushedSource, pushed_folder
+from dpstream.connectors.sources import open_source
+from dpstream.connectors.sources.growing import GrowingDirectory
+from dpstream.connectors.sources.shared import SharedSource
+from dpstream.connectors.storage import safe_name
+from dpstream.connectors.write_ahead import WriteAhead
+from dpstream.errors import InvalidParameter
+from dpstream.records import Source
+from dpstream.session.budget import AnyQuery
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Feed:
+    """What queries read together: a source, live or not, and files that came before it."""
+
+    source: Any
+    live: bool = False
+    history: Any = None
+    name: str = ""
+    options: Mapping[str, Any] | None = None
+    """Of a server that a URI names."""
+
+
+def feeds_by_query(names: Sequence[str], source: Any, common: Feed) -> dict[str, Feed]:
+    """What each query reads, by its name."""
+    if isinstance(source, Feed):
+        return dict.fromkeys(names, source)
+    if not (isinstance(source, Mapping) and any(isinstance(f, Feed) for f in source.values())):
+        return dict.fromkeys(names, common)
+    for name in names:
+        if not isinstance(source.get(name), Feed):
+            raise InvalidParameter(f"source has no Feed for the query {name!r}; add it")
+    return {name: source[name] for name in names}
+
+
+def views_by_query(
+    queries: Sequence[AnyQuery], feeds: Mapping[str, Feed], folder: Path | None
+) -> dict[str, tuple[Any, Any]]:
+    """Each query's view of what its feed reads once for all."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for feed in dict.fromkeys(feeds.values()):
+        readers = [query for query in queries if feeds[query.name] is feed]
+        columns = [query.source_columns for query in readers]
+        source = opened_source(feed.source, feed.live, folder, feed.name, feed.options)
+        assert source is not None
+        views: list[Any] = list(SharedSource(source, columns).views())
+        before: list[Any] = [None] * len(readers)
+        if feed.history is not None:
+            before = list(SharedSource(open_source(feed.history), columns).views())
+        pairs = zip(readers, views, before, strict=True)
+        found |= {query.name: (view, earlier) for query, view, earlier in pairs}
+    return found
+
+
+def opened_source(
+    source: Any,
+    live: bool,
+    folder: Path | None,
+    name: str = "",
+    options: Mapping[str, Any] | None = None,
+) -> Source | None:
+    """The source; one that cannot be read twice is kept in the state directory."""
+    if source is None:
+        return None
+    if isinstance(source, str) and source == PUSHED:
+        if folder is None:
+            raise InvalidParameter(f"the source {PUSHED!r} needs a state directory")
+        return PushedSource(pushed_folder(folder, name))
+    if live and isinstance(source, list | tuple):
+        raise InvalidParameter(
+            f"live reads one directory, and not the list {source!r:.200}; move the files into one, "
+            "name older ones as history, or leave live out"
+        )
+    growing = live and _is_path(source)
+    found = GrowingDirectory(Path(source)) if growing else open_source(source, options=options)
+    if not found.replayable and folder is not None:
+        place = f"arrived-{safe_name(name)}" if name else "arrived"
+        return WriteAhead(found, folder / place)
+    return found
+
+
+def absolute(source: Any) -> Any:
+    """Paths as other processes see them, which work in other folders."""
+    if isinstance(source, list | tuple):
+        return [absolute(each) for each in source]
+    return str(Path(source).absolute()) if _is_path(source) else source
+
+
+def _is_path(source: Any) -> bool:
+    return isinstance(source, str | Path) and source != "-" and not is_uri(source)
