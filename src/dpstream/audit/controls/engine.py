@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from dpstream.privacy.query_spend import Doors
 from dpstream.records import Reals, Words
-from dpstream.stages.aggregates import Measure
 from dpstream.stages.bounding import FIRST, KEPT, Bounds, UnitBucket, Verdicts
 from dpstream.stages.flow import Flow
+from dpstream.stages.measures import Measure
 from dpstream.stages.perturb import Noisy
 from dpstream.stages.plan import Plan, WindowPlan
 from dpstream.stages.row_reader import RowReader

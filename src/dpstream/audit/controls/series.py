@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from dpstream.engines.series import SeriesRun
 from dpstream.engines.series_state import SeriesState
-from dpstream.stages.flow import Piece
+from dpstream.stages.pieces import Piece
 from dpstream.stages.step_counts import StepCounts
 
 
