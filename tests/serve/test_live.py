@@ -22,6 +22,8 @@ from tests.serve.operators import PUSHED
 from tests.serve.pipelines import write
 from tests.serve.processes import Follower, served, until
 
+STOPPED = '{"note": "stopped; the same command again goes on from here"}\n'
+
 
 @pytest.fixture
 def pipeline(tmp_path):
@@ -79,7 +81,7 @@ def test_events_go_on_after_kills_of_either_process(pipeline):
     times = [datetime.fromisoformat(data["time"]) for _, data in events]
     assert {b - a for a, b in pairwise(times)} <= {timedelta(0), timedelta(seconds=1)}
     assert after[: len(before)] == before
-    assert (code, said) == (0, "")
+    assert (code, said) == (0, STOPPED)
 
 
 def test_a_pipeline_over_files_is_served_after_it_has_ended(tmp_path):
@@ -100,7 +102,7 @@ def test_a_pipeline_over_files_is_served_after_it_has_ended(tmp_path):
         health = server.health()
         _, second = server.ask("/api/queries/pages/latest")
 
-    assert (code, said) == (0, "")
+    assert (code, said) == (0, STOPPED)
     assert health["pipeline"] == "not run"
     assert first == second
     assert json.loads(first)["rows"][0]["key"] == ["home"]
