@@ -150,13 +150,13 @@ def test_the_search_can_find(run):
     assert found_in(files(folder / "cluster", "*/events/*"), spellings(WORD))
     assert found_in(files(folder / "source", "*"), spellings(UNIT))
     assert found_in(files(folder, "run/state/**/*"), spellings(BAD))
-    printed = b"".join(content for _, content in files(folder / "cluster", "*/*/work/**/stderr"))
+    printed = b"".join(content for _, content in files(folder / "cluster", "**/stderr"))
     assert b"Running task" in printed
     assert keys(folder)[0] == SECRET
 
 
-# Spark keeps what executors print in a folder called work, below that of the cluster
-LOGS = ("*/events/*", "*/driver-*.log", "*/*/work/**/std*")
+# what executors print is in files of the names stdout and stderr
+LOGS = ("*/events/*", "*/driver-*.log", "**/std*")
 
 
 def files(folder, *patterns):

@@ -53,7 +53,7 @@ def read(path: Path, *, columns: Sequence[str] = (), time: str | None = None) ->
 def _read_parquet(path: Path, columns: list[str], time: str | None) -> Rows:
     try:
         table = pq.read_table(path)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
+    except pa.ArrowException as problem:
         reason = str(problem).partition("\n")[0]
         raise InvalidInput(f"{path} cannot be read as Parquet: {reason}") from None
     _require(path, [*columns, *([time] if time else [])], table.column_names)

@@ -62,7 +62,7 @@ def _ids(flow: Flow, unit: Any) -> Iterator[Words]:
         raise StateError("this run has read nothing yet; there is nothing to erase")
     try:
         value = pa.array([unit], kind) if not isinstance(unit, str) else pa.array([unit]).cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+    except pa.ArrowException as error:
         raise InvalidInput(
             f"the unit must fit the type of column {flow.query.unit!r}, {kind}; got {unit!r} "
             f"({error})"

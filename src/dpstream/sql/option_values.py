@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -110,13 +110,10 @@ def groups(node: exp.Expr) -> Any:
 
 def parameters(node: exp.Expr) -> dict[str, Any]:
     """(name = value, ...) of a mechanism."""
-    items = node.expressions if isinstance(node, exp.Tuple) else [getattr(node, "this", node)]
     found = {}
-    for item in items:
-        if not isinstance(item, exp.EQ | exp.Kwarg) or not isinstance(item.this, exp.Expr):
-            raise NotThat("a list of parameters: (lo = 0, hi = 1000)")
-        value = _plain(item.expression)
-        found[item.this.name.lower()] = Fraction(str(value)) if _is_real(value) else value
+    for name, given in _assigned(node, "a list of parameters: (lo = 0, hi = 1000)"):
+        value = _plain(given)
+        found[name.lower()] = Fraction(str(value)) if _is_real(value) else value
     return found
 
 
@@ -126,13 +123,17 @@ def _is_real(value: Any) -> bool:
 
 def weights(node: exp.Expr) -> dict[str, Any]:
     """(clicks = 2, selection = 1/2): parts of the budget, by the names that are published."""
+    expected = "a list of columns and numbers: (clicks = 2, seconds = 1)"
+    return {name: number(given) for name, given in _assigned(node, expected)}
+
+
+def _assigned(node: exp.Expr, expected: str) -> Iterator[tuple[str, exp.Expr]]:
+    """Name and value of each `name = value` in a list, or of a single one."""
     items = node.expressions if isinstance(node, exp.Tuple) else [getattr(node, "this", node)]
-    found = {}
     for item in items:
         if not isinstance(item, exp.EQ | exp.Kwarg) or not isinstance(item.this, exp.Expr):
-            raise NotThat("a list of columns and numbers: (clicks = 2, seconds = 1)")
-        found[item.this.name] = number(item.expression)
-    return found
+            raise NotThat(expected)
+        yield item.this.name, item.expression
 
 
 def named(value: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class ParquetFile:
             repeated = _repeated_strings(self._file)
             if repeated:
                 self._file = pq.ParquetFile(self._bytes, read_dictionary=repeated)
-        except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
+        except (OSError, pa.ArrowException) as problem:
             raise _unreadable(path, problem) from problem
         self._schema = self._file.schema_arrow
         self._strings = _plain_strings(self._file)
