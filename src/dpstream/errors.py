@@ -14,7 +14,7 @@
     |- MissingDependency     an optional package is needed (also an ImportError)
     `- UnknownPrivacyEvent   an accountant met a kind of event it has no rule for (also a TypeError)
 
-One warning: NewRun. Messages say what was asked, what was found and what to do.
+Messages say what was asked, what was found and what to do.
 """
 
 from __future__ import annotations
@@ -73,10 +73,6 @@ class MissingDependency(DpstreamError, ImportError):
 
 class UnknownPrivacyEvent(DpstreamError, TypeError):
     """An accountant met a kind of event that it has no rule for, and refuses to guess."""
-
-
-class NewRun(UserWarning):
-    """A state was copied or lost its log: it goes on as a new run, with new charges."""
 
 
 def no_column(place: str, name: str, known: Sequence[str]) -> InvalidInput:

@@ -69,17 +69,15 @@ def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
     bounded, sent = _timed(lambda: list(publishing.bound(bounds, _numbered(1))))
     flow = bounds.flow(0)
     added, _ = _timed(lambda: _add(bounds, flow, opened(sent)[1][0]))
-    name, chains = "state/groups.dps", {}
-    segments.save(files, flow, "groups", name, (), {})
-    chains["groups"] = [(name, _size(files, name))]
-    chains["units"] = [
-        (n, s) for n, s in (one["segment"] for one in _notes(sent) if "stage" in one)
-    ]
+    chains: dict[str, list[segments.Stored]] = {}
+    stored, _ = segments.save(files, flow, "groups", "state/groups.dps", (), {})
+    chains["groups"] = [stored]
+    chains["units"] = [tuple(one["segment"]) for one in _notes(sent) if "stage" in one]
     found = []
     for stage, chain in chains.items():
         again = replace(bounds, job="again").flow(0)
         seconds, _ = _timed(lambda: segments.load(files, again, stage, chain))  # noqa: B023
-        size = sum(size for _, size in chain)
+        size = sum(size for _, size, _ in chain)
         entries, held = _entries(again, stage)
         found.append(
             {

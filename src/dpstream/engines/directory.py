@@ -1,12 +1,13 @@
-"""A query's state directory: who it belongs to, its log, its keys, its snapshots.
+"""A query's state directory: which run it belongs to, its log, its keys, its snapshots.
 
-types.dps      the types of unit and keys
 run.dps        the run id, the query, a check of the secret; written before the first charge
-inputs.log     digest and positions of every step, durable before its noise; locked by one process
+inputs.log     epochs, column types, digest and positions of every step; locked by one process
 windows/       one key per open window, wrapped by the secret
 segments/, manifest-*.dps   snapshots, two generations
 spark.dps, shared/          in their place: progress and files of a run on Spark
 ledger         the book, unless the run shares another
+
+`privacy/run_directory.py` says how the files and the ledger are tied to each other.
 """
 
 from __future__ import annotations
@@ -20,26 +21,17 @@ import pyarrow as pa
 
 from dpstream.errors import StateError
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.state import (
-    InputLog,
-    Secret,
-    WindowKeys,
-    read_packed,
-    write_packed,
-)
+from dpstream.privacy.run_directory import ANEW, RunDirectory
+from dpstream.privacy.state import InputLog, Secret, WindowKeys
 
-STATE_FORMAT = 1
+KIND = "GROUP BY query"
 
 
 @dataclass(kw_only=True)
 class StateDirectory:
     """An open state directory (`open_directory.py` opens it); its log holds the lock."""
 
-    folder: Path
-    about: dict[str, Any]
-    secret: Secret
-    ledger: Ledger
-    log: InputLog
+    run_directory: RunDirectory
     keys: WindowKeys
     created: bool
     own_ledger: bool
@@ -47,29 +39,68 @@ class StateDirectory:
     """Files and folders that did not exist before, the outermost last."""
 
     @property
+    def folder(self) -> Path:
+        """Where it is."""
+        return self.run_directory.folder
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What `run.dps` says."""
+        return self.run_directory.about
+
+    @property
+    def secret(self) -> Secret:
+        """The run's secret."""
+        return self.run_directory.secret
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger that the run is charged to."""
+        return self.run_directory.ledger
+
+    @property
+    def log(self) -> InputLog:
+        """What each step has read."""
+        return self.run_directory.log
+
+    @property
     def run(self) -> bytes:
         """The run's id."""
-        run: bytes = self.about["run"]
-        return run
+        return self.run_directory.run
+
+    def record(self, step: int, digests: list[bytes], *, positions: Any = None) -> None:
+        """Make the input of `step` and those after it durable, before noise is drawn for them."""
+        self.run_directory.record(step, digests, positions=positions)
 
     def types(self) -> dict[str, pa.DataType]:
         """The types of unit and keys that this run has met; none at first."""
-        return read_types(self.folder)
+        return read_types(self.log)
 
     def keep_types(self, types: dict[str, pa.DataType]) -> None:
         """Fix the types of unit and keys: after a restart 5 and "5" must not be two users."""
-        write_types(self.folder, types)
+        write_types(self.log, types)
+
+    def refuse_undone_erasure(self, step: int, chain: bytes) -> None:
+        """Refuse to go on from before a unit was erased, or from a state that still has it."""
+        erasure = self.ledger.known(self.run.hex()).erasure
+        if erasure is None or step > erasure[0] or (step, chain.hex()) == erasure:
+            return
+        raise StateError(
+            f"a unit was erased from {self.folder} before step {erasure[0]}, and the snapshot of "
+            f"that is lost; going on from an older one would bring the unit back: restore it, or "
+            f"{ANEW}"
+        )
 
     def close(self) -> None:
         """Release the lock."""
-        self.log.close()
+        self.run_directory.close()
         if self.own_ledger:
             self.ledger.close()
 
     @property
     def unused(self) -> bool:
         """Was it made just now, and nothing drawn?"""
-        return self.created and self.log.last < 0
+        return self.created and self.log.unused
 
     def withdraw(self) -> None:
         """Take back what was made just now, if nothing was drawn: a second try begins afresh."""
@@ -84,30 +115,13 @@ class StateDirectory:
                 path.unlink(missing_ok=True)
 
 
-def read_types(folder: Path) -> dict[str, pa.DataType]:
+def read_types(log: InputLog) -> dict[str, pa.DataType]:
     """The types of unit and keys that a run has met; none at first."""
-    path = folder / "types.dps"
-    if not path.exists():
+    if not log.types:
         return {}
-    stored = read_packed(path, kind="column types")
-    return {field.name: field.type for field in pa.ipc.read_schema(pa.py_buffer(stored))}
+    return {field.name: field.type for field in pa.ipc.read_schema(pa.py_buffer(log.types[-1]))}
 
 
-def write_types(folder: Path, types: dict[str, pa.DataType]) -> None:
+def write_types(log: InputLog, types: dict[str, pa.DataType]) -> None:
     """Fix the types of unit and keys."""
-    schema = pa.schema(list(types.items())).serialize().to_pybytes()
-    write_packed(folder / "types.dps", schema, kind="column types")
-
-
-def read_about(folder: Path) -> dict[str, Any] | None:
-    """What a directory says about its run; None if it holds none."""
-    path = folder / "run.dps"
-    if not path.exists():
-        return None
-    about: dict[str, Any] = read_packed(path, kind="query run")
-    if about["format"] != STATE_FORMAT:
-        raise StateError(
-            f"{folder} has state format {about['format']}; this version reads {STATE_FORMAT}; use "
-            "the version of dpstream that wrote it, or a new state directory"
-        )
-    return about
+    log.keep_types(pa.schema(list(types.items())).serialize().to_pybytes())

@@ -50,6 +50,8 @@ def erase_unit(flow: Flow, directory: StateDirectory, unit: Any, *, digest_key: 
         chain = chain_digest(digest_key, facts["chain"], said)
         snapshots.save_whole(flow, facts | {"chain": chain})
         snapshots.finish(overwrite=True)
+        about, run = directory.about, directory.run.hex()
+        directory.ledger.note_erasure(about["dataset"], run, facts["step"], chain.hex())
     finally:
         snapshots.close()
     return found

@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.engines.directory import read_about
 from dpstream.engines.erasure import erase_unit
 from dpstream.engines.inputs import Sources, check_columns
 from dpstream.engines.loop import Loop
 from dpstream.engines.query_run import Options, QueryRun, Storage
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError
+from dpstream.privacy.run_directory import read_about
 from dpstream.privacy.state.files import writing
 from dpstream.records import Sink, Source
 from dpstream.stages.flow import Flow

@@ -127,6 +127,7 @@ class Loop:
             self._chain, self.step = facts["chain"], facts["step"]
             if self.live is not None:
                 self.live.positions = dict(facts["positions"])
+        self.directory.refuse_undone_erasure(self.step, self._chain)
 
     def _rows(self, step: int) -> list[Piece] | None:
         """The rows of a step; None if the run is over, or was stopped."""
@@ -178,8 +179,7 @@ class Loop:
         digest = chain_digest(self.digest_key, before, step_content(step, pieces))
         if self.directory is not None:
             positions = None if self.live is None else self.live.moved()
-            head = self.directory.ledger.head()
-            self.directory.log.record(step, [digest], ledger=head, positions=positions)
+            self.directory.record(step, [digest], positions=positions)
         return digest
 
     def _publish(self) -> None:
@@ -211,10 +211,6 @@ class Loop:
             "chain": self._chain,
             "positions": positions,
         }
-        assert self.directory is not None
-        run = self.directory.run.hex()
-        dataset = self.directory.about["dataset"]
-        self.directory.ledger.reach(dataset, run, self.step, self._chain.hex())
         self._snapshots.save(self.flow, facts)
 
     def _end(self) -> None:

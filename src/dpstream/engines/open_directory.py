@@ -1,7 +1,7 @@
 """Open a query's state directory, or make it; refuse it where noise could meet other data.
 
-Another query, secret or ledger, a copy, a rollback, remains of another run: each is refused before
-anything is drawn, in words that say what to do.
+Another query, secret or ledger, a copy, a rollback, lost files, remains of another run: each is
+refused before anything is drawn, in words that say what to do.
 """
 
 from __future__ import annotations
@@ -10,22 +10,29 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from dpstream.engines.directory import STATE_FORMAT, StateDirectory, read_about
+from dpstream.engines.directory import KIND, StateDirectory
 from dpstream.errors import StateError
 from dpstream.privacy.amounts import plain
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.state import (
-    InputLog,
-    Journal,
-    Secret,
-    WindowKeys,
-    mint_run_id,
-    write_packed,
+from dpstream.privacy.run_directory import (
+    ANEW,
+    About,
+    RunDirectory,
+    known_secret,
+    make_run,
+    open_run,
+    own_ledger,
+    read_about,
+    refuse_other_secret,
 )
+from dpstream.privacy.state import Secret, WindowKeys, mint_run_id
 from dpstream.privacy.state.files import make_directory, remove_leftovers, writing
+from dpstream.privacy.state.journal import Journal
 from dpstream.privacy.state.secret import beside
 
 Facts = dict[str, str]
+
+_REMAINS = ("manifest-*.dps", "segments/*", "windows/*", "spark.dps", "snapshot*.dps", "rows-*.dps")
 
 
 def open_directory(
@@ -43,49 +50,39 @@ def open_directory(
 
     With `run_id`, which is for tests, window keys are derived instead of drawn.
     """
-    about = read_about(folder)
+    about = read_about(folder, kind=KIND)
     made: tuple[Path, ...] = ()
     if about is None:
         made = tuple(path for path in _to_be_made(folder, given_ledger) if not path.exists())
-        _make(folder)
+        make_empty(folder)
         secret = Secret.of(beside(folder) if given_secret is None else given_secret)
-        run = mint_run_id() if run_id is None else run_id
     else:
-        secret = Secret.of(_existing(folder, given_secret))
-        _check(folder, about, facts, dataset, secret)
-        run = about["run"]
+        secret = known_secret(folder, given_secret)
+        refuse_other_query(folder, about, facts, dataset, secret)
     with ExitStack() as undo, writing(folder):
-        ledger = _ledger(folder, given_ledger)
+        ledger = open_ledger(folder, about, given_ledger)
         if not isinstance(given_ledger, Ledger):
             undo.callback(ledger.close)
-        log = InputLog(folder / "inputs.log", run=run)
-        undo.callback(log.close)  # a refused directory must not stay locked
+        if about is None:
+            run = mint_run_id() if run_id is None else run_id
+            found = make_run(
+                folder,
+                kind=KIND,
+                run=run,
+                dataset=dataset,
+                secret=secret,
+                ledger=ledger,
+                more={"facts": facts, "buckets": buckets, "notes": notes},
+            )
+        else:
+            found = open_run(folder, about=about, secret=secret, ledger=ledger)
+        undo.callback(found.close)  # a refused directory must not stay locked
         for place in (folder, folder / "windows", folder / "segments"):
             remove_leftovers(place, overwrite=True)  # a kill may leave half a key, or noise
-        if about is None:
-            about = {
-                "format": STATE_FORMAT,
-                "run": run,
-                "facts": facts,
-                "dataset": dataset,
-                "buckets": buckets,
-                "secret check": secret.key("check", run),
-                "log": log.identity,
-                "ledger": ledger.identity(),
-                "notes": notes,
-            }
-            write_packed(folder / "run.dps", about, kind="query run")
-        _refuse_strangers(folder, about, ledger, log)
-        keys = WindowKeys(
-            folder / "windows", secret, derived_for_tests=run_id is not None, ordered=True
-        )
+        keys = _window_keys(found, derived=run_id is not None)
         undo.pop_all()
     return StateDirectory(
-        folder=folder,
-        about=about,
-        secret=secret,
-        ledger=ledger,
-        log=log,
+        run_directory=found,
         keys=keys,
         created=bool(made),
         own_ledger=not isinstance(given_ledger, Ledger),
@@ -93,15 +90,43 @@ def open_directory(
     )
 
 
+def _window_keys(found: RunDirectory, *, derived: bool) -> WindowKeys:
+    """The run's keys: not fewer than the ledger knows of, and none that it knows to be erased."""
+    folder, run, dataset = found.folder / "windows", found.run.hex(), found.dataset
+    known = found.ledger.known(run)
+
+    def witness(minted: int, final: int) -> None:
+        found.ledger.note_windows(dataset, run, minted=minted, final=final)
+
+    keys = WindowKeys(
+        folder,
+        found.secret,
+        run=found.run,
+        ordered=True,
+        derived_for_tests=derived,
+        witness=witness,
+    )
+    if keys.minted < known.minted:
+        raise StateError(
+            f"{folder} has lost keys: {known.minted} windows have had one, and it knows of "
+            f"{keys.minted}; other keys would publish second noisy copies; restore it, or {ANEW}"
+        )
+    for window in range(keys.final, known.final):  # an older copy of the folder brought them back
+        keys.erase(window)
+    if keys.minted > known.minted:  # a kill came before the ledger was told
+        witness(keys.minted, keys.final)
+    return keys
+
+
 def _to_be_made(folder: Path, ledger: Ledger | str | Path | None) -> list[Path]:
     """What a run on this folder makes, the outermost last: `withdraw` takes it back."""
-    names = ["spark.dps", "run.dps", "types.dps", "inputs.log"]
+    names = ["spark.dps", "run.dps", "inputs.log"]
     names += ["windows/final", "windows/minted", "windows", "segments", "shared"]
     own = [folder / "ledger"] if ledger is None else []
     return [*(folder / name for name in names), *own, beside(folder), folder]
 
 
-def _make(folder: Path) -> None:
+def make_empty(folder: Path) -> None:
     """Make the directory; one that holds another run's remains is refused."""
     try:
         make_directory(folder, mode=0o700)
@@ -109,42 +134,35 @@ def _make(folder: Path) -> None:
         raise StateError(
             f"the state directory {folder} cannot be made: {error.strerror}; name another place"
         ) from None
-    if any(any(folder.glob(name)) for name in ("manifest-*.dps", "segments/*", "spark.dps")):
+    left = next((path for name in _REMAINS for path in folder.glob(name)), None)
+    if left is not None:
         raise StateError(
-            f"{folder} holds snapshots but no run.dps: they belong to another run, whose noise "
-            "must not meet other data; use a new state directory"
+            f"{folder} holds {left.relative_to(folder)} but no run.dps: it belongs to a run whose "
+            f"noise must not meet other data; restore run.dps, or {ANEW}"
         )
-    _drop_unused_log(folder / "inputs.log")
+    for path in folder.glob("inputs*.log"):
+        _drop_unused_log(path)
 
 
 def _drop_unused_log(path: Path) -> None:
-    """A kill while the directory was made may leave a log without steps: nothing was drawn."""
-    if not path.exists():
-        return
+    """A kill while the directory was made may leave a log without a start: nothing was drawn."""
     journal = Journal(path, kind="input log")
     try:
         journal.acquire(wait=False)
         if len(journal.read_new()) > 1:
             raise StateError(
-                f"{path.parent} has a log of published steps but no run.dps; restore it, or use a "
-                "new state directory (a new run, charged anew)"
+                f"{path.parent} has a log of published steps but no run.dps; restore it, or {ANEW}"
             )
         path.unlink()
     finally:
         journal.close()
 
 
-def _existing(folder: Path, given: Secret | bytes | str | Path | None) -> Secret | bytes:
-    """The secret that a begun run has: a lost one is not remade."""
-    if isinstance(given, Secret | bytes):
-        return given
-    return Secret.load(beside(folder) if given is None else given)
-
-
-def _check(folder: Path, about: dict[str, Any], facts: Facts, dataset: str, secret: Secret) -> None:
+def refuse_other_query(
+    folder: Path, about: About, facts: Facts, dataset: str, secret: Secret
+) -> None:
     """It must be the same query of the same dataset, with the same secret."""
-    if secret.key("check", about["run"]) != about["secret check"]:
-        raise StateError(f"{folder} was made with another secret; name the right one")
+    refuse_other_secret(folder, about, secret)
     asked = {**facts, "dataset": repr(dataset)}
     kept = {**about["facts"], "dataset": repr(about["dataset"])}
     other = [name for name in asked | kept if asked.get(name) != kept.get(name)]
@@ -152,42 +170,14 @@ def _check(folder: Path, about: dict[str, Any], facts: Facts, dataset: str, secr
         name = other[0]
         raise StateError(
             f"{folder} belongs to another query: {name} was {plain(kept.get(name))} and is now "
-            f"{plain(asked.get(name))}; use the same query, or a new state directory (a new run, "
-            "charged anew)"
+            f"{plain(asked.get(name))}; use the same query, or {ANEW}"
         )
 
 
-def _ledger(folder: Path, given: Ledger | str | Path | None) -> Ledger:
+def open_ledger(folder: Path, about: About | None, given: Ledger | str | Path | None) -> Ledger:
+    """The one given, or the run's own, which a new run makes."""
     if isinstance(given, Ledger):
         return given
+    if given is None and about is not None:
+        return own_ledger(folder, about)
     return Ledger(folder / "ledger" if given is None else given)
-
-
-def _refuse_strangers(folder: Path, about: dict[str, Any], ledger: Ledger, log: InputLog) -> None:
-    """Log and ledger must be the files that the run was made with, and the ledger whole."""
-    if ledger.identity() != about["ledger"]:
-        raise StateError(
-            f"the ledger {ledger.path} is not the one that {folder} is charged to; name that one, "
-            "or use a new state directory (a new run, charged anew)"
-        )
-    if log.identity != about["log"]:
-        raise StateError(
-            f"{folder} is a copy, or was moved here: two copies would put the same noise on "
-            "different data; use the original, or a new state directory (a new run)"
-        )
-    reached = ledger.reached(about["run"].hex())
-    if reached is not None:
-        step, digest = reached
-        if log.last == step - 2 and not log.positions:
-            log.record(step - 1, [bytes.fromhex(digest)])  # its last line was torn
-        logged = log.digest_at(step - 1)
-        if logged is None or logged.hex() != digest:
-            raise StateError(
-                f"{folder} is older than what {ledger.path} has seen of its run: it was rolled "
-                "back, and the same noise could meet other data; use a new state directory (a new "
-                "run, charged anew)"
-            )
-    if log.ledger_head is not None and not ledger.has(log.ledger_head):
-        raise StateError(
-            f"{ledger.path} lacks charges that {folder} has seen: it was rolled back; restore it"
-        )

@@ -12,12 +12,13 @@ from typing import Any, ClassVar, Protocol
 
 from dpstream.engines.chunks import Aside
 from dpstream.engines.clock import Clock, SystemClock
-from dpstream.engines.directory import StateDirectory, read_about
+from dpstream.engines.directory import KIND, StateDirectory
 from dpstream.engines.iterated import IteratedRun, refuse_endless_files, refuse_shared_noise
 from dpstream.engines.open_directory import open_directory
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.run_directory import read_about
 from dpstream.privacy.spend import noise_versions
 from dpstream.privacy.state import Secret, mint_run_id
 from dpstream.privacy.state.memory_keys import MemoryWindowKeys
@@ -78,7 +79,7 @@ class QueryRun(IteratedRun):
     engine: ClassVar[str] = "embedded"
 
     def __post_init__(self) -> None:
-        kept = None if self.folder is None else read_about(self.folder)
+        kept = None if self.folder is None else read_about(self.folder, kind=KIND)
         self._begun = None if kept is None else kept["facts"]
         if kept is not None and kept["notes"].get("engine", "embedded") != self.engine:
             raise StateError(

@@ -19,24 +19,22 @@ import pyarrow as pa
 
 from dpstream.engines.chunks import Aside
 from dpstream.engines.clock import Clock, SystemClock
-from dpstream.engines.directory import read_about, read_types, write_types
+from dpstream.engines.directory import read_types, write_types
 from dpstream.engines.inputs import FileInput, Sources, check_columns
 from dpstream.engines.iterated import IteratedRun, refuse_endless_files, refuse_shared_noise
 from dpstream.engines.live_input import LiveInput
 from dpstream.engines.local import Options
-from dpstream.engines.loop import step_content
-from dpstream.engines.series_state import SeriesState, open_series
+from dpstream.engines.series_state import KIND, SeriesState, open_series
 from dpstream.errors import ServerUnreachable, StateError
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.state import Secret, chain_digest
+from dpstream.privacy.run_directory import read_about
+from dpstream.privacy.state import Secret
 from dpstream.privacy.state.files import writing
 from dpstream.records import Release, Sink, Source
 from dpstream.stages.pieces import Piece
 from dpstream.stages.series_query import SeriesQuery
 from dpstream.stages.series_table import series_table
 from dpstream.stages.step_counts import StepCounts
-
-_START = bytes(16)  # the digest chain before the first step
 
 
 @dataclass(kw_only=True)
@@ -57,7 +55,7 @@ class SeriesRun(IteratedRun):
     steps_done: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        kept = None if self.folder is None else read_about(self.folder)
+        kept = None if self.folder is None else read_about(self.folder, kind=KIND)
         self._now = self.clock.now() if kept is None else kept["notes"]["now"]
         live = self.source is not None and not self.source.bounded
         refuse_endless_files(query_is_live=self.query.live, source_is_live=live)
@@ -103,13 +101,11 @@ class SeriesRun(IteratedRun):
         files, live = self._sources.inputs(
             counts.reader, self.aside, self.clock, self._stop, memory=self.options.memory
         )
-        saved, chain, tried = state.saved_rows(), _START, False
+        saved, tried = state.saved_rows(), False
         if saved is not None:
             counts.load(saved["counts"])
-            chain = saved["chain"]
             if live is not None:
                 live.positions = dict(saved["positions"])
-        key = state.secret.key("input digest", run.run_id)
         steps, self.steps_done = self.query.schedule.steps, run.steps_done
         settled: dict[str, Any] | None = None
         mark = hashlib.sha256(b"run mark" + run.run_id).hexdigest()[:16]
@@ -122,33 +118,31 @@ class SeriesRun(IteratedRun):
                 if pieces is None:
                     break
                 counts.take(pieces)
-                chain = chain_digest(key, chain, step_content(step, pieces))
-                if state.arrivals is not None and live is not None:
-                    state.arrivals.record(step, [chain], positions=live.moved())
                 if not tried:
                     self._try_finish(step, mark, counts)
                 tried = True
-                found = run.step(counts.counts(step))
+                moved = None if live is None else live.moved()
+                found = run.step(counts.counts(step), positions=moved)
                 if run.steps_done == steps:
                     found = [*found, *run.finish()]
                 yield from self._delivered(found, step, mark, counts)
                 counts.forget(step)
                 self.steps_done = run.steps_done
                 if self.steps_done % self.options.snapshot_every == 0 or self.steps_done == steps:
-                    state.save(_snapshot(counts, chain, live))
+                    state.save(_snapshot(counts, live))
                     settled = self._settle(settled, live)
             if self.steps_done and self.steps_done != steps:
-                state.save(_snapshot(counts, chain, live))
+                state.save(_snapshot(counts, live))
         finally:
             if files is not None:
                 files.close()
 
     def _counts(self, state: SeriesState) -> StepCounts:
         """What counts rows, with the column types that the run has met."""
-        counts, folder = StepCounts(self.query, state.secret, state.runner.run_id), self.folder
-        if folder is not None:
-            counts.reader.types = read_types(folder)
-            counts.reader.learned = lambda types: write_types(folder, types)
+        counts, log = StepCounts(self.query, state.secret, state.runner.run_id), state.log
+        if log is not None:
+            counts.reader.types = read_types(log)
+            counts.reader.learned = lambda types: write_types(log, types)
         return counts
 
     def _try_finish(self, step: int, mark: str, counts: StepCounts) -> None:
@@ -177,7 +171,7 @@ class SeriesRun(IteratedRun):
         """The rows of a step; None if the run was stopped."""
         pieces: list[Piece] = []
         if live is not None:
-            logged = None if state.arrivals is None else state.arrivals.positions.get(step)
+            logged = None if state.log is None else state.log.positions.get(step)
             found = live.take(step) if logged is None else live.replay(step, logged)
             if found is None:
                 return None
@@ -205,6 +199,6 @@ class SeriesRun(IteratedRun):
             yield table
 
 
-def _snapshot(counts: StepCounts, chain: bytes, live: LiveInput | None) -> dict[str, Any]:
+def _snapshot(counts: StepCounts, live: LiveInput | None) -> dict[str, Any]:
     positions = {} if live is None else dict(live.positions)
-    return {"counts": counts.save(), "chain": chain, "positions": positions}
+    return {"counts": counts.save(), "positions": positions}

@@ -30,6 +30,10 @@ _SMALL = 1 << 20  # bytes; waste below is left alone
 _AT_ONCE = 4  # files that are removed
 
 
+Stored = tuple[str, int, bytes]
+"""A segment that a manifest names: file, size, checksum."""
+
+
 class DamagedSnapshot(UserWarning):
     """A snapshot could not be read; an older one, and a replay, took its place."""
 
@@ -41,7 +45,7 @@ class Snapshots:
         """`settled` is called with the facts of the oldest snapshot that is kept."""
         self._folder, self._settled = folder, settled
         make_directory(folder / "segments", mode=0o700)
-        self._chains: dict[Owner, list[tuple[str, int]]] = {}
+        self._chains: dict[Owner, list[Stored]] = {}
         self._marks: dict[Owner, Marks] = {}
         self._number = max(self._manifests(), default=0)
         self._writer = ThreadPoolExecutor(1)
@@ -54,7 +58,7 @@ class Snapshots:
         current = owners(flow)
         parts = []
         for owner in current:
-            stored = sum(size for _, size in self._chains.get(owner, []))
+            stored = sum(size for _, size, _ in self._chains.get(owner, []))
             wasteful = stored > _GROWTH * size_of(flow, owner) + _SMALL
             marks = None if wasteful else self._marks.get(owner)
             part, self._marks[owner] = extract(flow, owner, marks)
@@ -110,9 +114,9 @@ class Snapshots:
         for owner, part, whole in parts:
             name = f"{owner[0]}{owner[1]}-{number}.dps"
             path = self._folder / "segments" / name
-            write_packed(path, part, kind="segment")
+            checksum = write_packed(path, part, kind="segment")
             chain = [] if whole else self._chains[owner]
-            self._chains[owner] = [*chain, (name, path.stat().st_size)]
+            self._chains[owner] = [*chain, (name, path.stat().st_size, checksum)]
         chains = [(*owner, chain) for owner, chain in self._chains.items()]
         manifest = {"facts": facts, "chains": chains}
         write_packed(self._folder / f"manifest-{number}.dps", manifest, kind="manifest")
@@ -122,10 +126,11 @@ class Snapshots:
         manifest = read_packed(self._folder / f"manifest-{number}.dps", kind="manifest")
         for kind, owner_number, chain in manifest["chains"]:
             owner = (kind, owner_number)
-            for name, _ in chain:
-                part = read_packed(self._folder / "segments" / name, kind="segment")
+            for name, _, checksum in chain:
+                path = self._folder / "segments" / name
+                part = read_packed(path, kind="segment", checksum=checksum)
                 self._marks[owner] = restore(flow, owner, part)
-            self._chains[owner] = [(name, size) for name, size in chain]
+            self._chains[owner] = [tuple(stored) for stored in chain]
         facts: dict[str, Any] = manifest["facts"]
         if facts["run"] != flow.mark:
             raise StateError("it belongs to another run")
@@ -139,7 +144,7 @@ class Snapshots:
             path = self._folder / f"manifest-{number}.dps"
             if oldest <= number <= newest:
                 manifest = read_packed(path, kind="manifest")
-                kept |= {name for *_, chain in manifest["chains"] for name, _ in chain}
+                kept |= {name for *_, chain in manifest["chains"] for name, *_ in chain}
                 facts.append(manifest["facts"])
             else:
                 path.unlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -11,15 +10,15 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from dpstream.errors import InvalidInput, NewRun, StateError
+from dpstream.errors import InvalidInput, StateError
 from dpstream.mechanisms import find, name_of
 from dpstream.mechanisms.base import Mechanism
 from dpstream.mechanisms.blocks import as_block
-from dpstream.mechanisms.saved_run import SavedRun, log_path, write_about, write_snapshot
+from dpstream.mechanisms.saved_run import SavedRun, write_snapshot
 from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.run_directory import About, RunDirectory, make_run
 from dpstream.privacy.spend import Spend, noise_versions
 from dpstream.privacy.state import (
-    InputLog,
     Secret,
     chain_digest,
     mint_run_id,
@@ -27,6 +26,7 @@ from dpstream.privacy.state import (
     rebuild,
     unpack,
 )
+from dpstream.privacy.state.files import make_directory
 from dpstream.privacy.state.secret import beside
 from dpstream.privacy.tokens import Cover, Interval
 from dpstream.records import Integers, Reals, Release
@@ -69,21 +69,24 @@ class Runner:
         self._ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         self._progress = Progress(mechanism.start())
         self._bins: int | None = None
-        self._log: InputLog | None = None
+        self.directory: RunDirectory | None = None
         self._logged_from = 0
-        self._folder: Path | None = None
         self._finished = self._closed = False
         self._ended: int | None = None  # the steps after which this run was once finished
         asked = dataclasses.replace(mechanism.terms(), clock=clock)
         self._ledger.admit(dataset, asked, type(mechanism).__name__)
         self._connect()
 
-    def step(self, x: Any) -> list[Release]:
-        """Feed one step (a number, or one number per bin); return what may be published now."""
-        row = np.atleast_1d(np.asarray(x))
-        return [release for batch in self.feed(row[None]) for release in batch]
+    def step(self, x: Any, *, positions: Any = None) -> list[Release]:
+        """Feed one step (a number, or one number per bin); return what may be published now.
 
-    def feed(self, data: Any) -> Iterator[list[Release]]:
+        `positions`: how far a live source was read for it, to be kept in the state directory.
+        """
+        row = np.atleast_1d(np.asarray(x))
+        batches = self.feed(row[None], positions=positions)
+        return [release for batch in batches for release in batch]
+
+    def feed(self, data: Any, *, positions: Any = None) -> Iterator[list[Release]]:
         """Feed many steps (steps x bins); yield each step's releases.
 
         The whole block is checked before its first step. Digests are logged, and charges that
@@ -92,7 +95,7 @@ class Runner:
         block = self._checked(as_block(data))
         while len(block):
             size = min(_BATCH - self.steps_done % _BATCH, len(block))
-            yield from self._batch(block[:size])
+            yield from self._batch(block[:size], positions)
             block = block[size:]
 
     def finish(self) -> list[Release]:
@@ -103,7 +106,7 @@ class Runner:
         if self._finished:
             return []
         state, steps, chain = self._progress
-        verified = self._log is not None
+        verified = self.directory is not None
         self._spend.begin(max(steps - 1, 0), lambda _: chain.hex(), verified=verified)
         state, releases = self.mechanism.finish(state, self._spend)
         self._progress, self._finished = Progress(state, steps, chain), True
@@ -116,28 +119,25 @@ class Runner:
         back it up, without it the state cannot go on.
         """
         folder = Path(path)
-        if self._folder is None:
-            self._attach(folder)
-        elif self._folder.resolve() != folder.resolve():
+        if self.directory is None:
+            self.attach(folder)
+        elif self.directory.folder.resolve() != folder.resolve():
             raise StateError(
-                f"this run is kept in {self._folder}; a second copy in {folder} would be another "
-                "run; save to the first place"
+                f"this run is kept in {self.directory.folder}; a second copy in {folder} would be "
+                "another run; save to the first place"
             )
-        assert self._log is not None
+        assert self.directory is not None
         snapshot = {
             "state": pack(self._progress.state, kind="mechanism state"),
             "steps": self._progress.steps,
             "chain": self._progress.chain,
             "bins": self._bins,
             "finished": self._finished,
-            "log": self._log.identity,
             "logged from": self._logged_from,
-            "ledger": self._ledger.identity(),
-            "ledger head": self._ledger.head(),
             "run": self.run_id,
         }
         write_snapshot(folder, snapshot)
-        self._log.forget_before(self.steps_done)
+        self.directory.log.forget_before(self.steps_done)
 
     @classmethod
     def load(
@@ -151,30 +151,29 @@ class Runner:
     ) -> Runner:
         """Go on from a saved state; steps fed again after the snapshot replay their releases.
 
-        A copied state, or one whose log is missing or behind the ledger, goes on as a new run:
-        new noise, new charges, and a NewRun warning. A ledger that is not the one the run was
-        charged to, or was rolled back, is refused; `new_run=True` starts a new run under it.
+        A state that is a copy, or older than what its ledger has seen of it, or has lost a file,
+        is refused, and so is a ledger that was rolled back. `new_run=True` goes on from the
+        snapshot all the same, as a new run: new noise, new charges.
         """
         saved = SavedRun.read(Path(path))
         find(saved.about["name"])  # its module knows the classes that the snapshot holds
         known_secret, book = saved.secret(secret), saved.ledger(ledger)
-        mismatch = saved.mismatch(book)
-        if mismatch and not new_run:
-            raise StateError(
-                f"the ledger {book.path} {mismatch}; name the right one, or start a new run that "
-                "is charged anew (new_run=True)"
+        directory = None if new_run else saved.open(known_secret, book)
+        try:
+            runner = cls(
+                unpack(saved.about["mechanism"], kind="mechanism"),
+                secret=known_secret,
+                run_id=None if directory is None else directory.run,
+                ledger=book,
+                dataset=saved.about["dataset"],
+                query=saved.about["query"],
+                clock=clock,
             )
-        log = None if mismatch or new_run else saved.open_log(book)
-        runner = cls(
-            unpack(saved.about["mechanism"], kind="mechanism"),
-            secret=known_secret,
-            run_id=None if log is None else saved.snapshot["run"],
-            ledger=book,
-            dataset=saved.about["dataset"],
-            query=saved.about["query"],
-            clock=clock,
-        )
-        runner._take_over(saved, log)
+        except BaseException:
+            if directory is not None:
+                directory.close()
+            raise
+        runner._take_over(saved, directory)
         return runner
 
     @classmethod
@@ -219,8 +218,8 @@ class Runner:
 
         `keep_ledger`: others still use the ledger that was given.
         """
-        if self._log is not None:
-            self._log.close()
+        if self.directory is not None:
+            self.directory.close()
         if not keep_ledger:
             self._ledger.close()
         self._closed = True
@@ -257,7 +256,7 @@ class Runner:
         facts = (repr(self.mechanism), kind, self.dataset, self.query, tuple(noise_versions()))
         return self._secret.fingerprint(self.run_id, repr(facts))
 
-    def _batch(self, block: Integers) -> Iterator[list[Release]]:
+    def _batch(self, block: Integers, positions: Any) -> Iterator[list[Release]]:
         """Steps of one batch: log all digests, then charge and draw step by step."""
         first, digests = self.steps_done, self._digests(block)
 
@@ -266,15 +265,15 @@ class Runner:
 
         self._spend.new_batch()
         ahead = first + len(block) - 1 if self.mechanism.steady else -1
-        log: InputLog | None = None
+        logged: RunDirectory | None = None
         for offset, row in enumerate(block):
             step = first + offset
             if self.steps_done != step:
                 raise InvalidInput("this run has moved on since this feed was begun; begin again")
-            if self._log is not log and self._log is not None:  # also if saved in the meantime
-                self._log.record(step, digests[offset:], ledger=self._ledger.head())
-                log = self._log
-            self._spend.begin(step, digest_at, ahead=ahead, verified=log is not None)
+            if self.directory is not logged and self.directory is not None:  # or saved meanwhile
+                self.directory.record(step, digests[offset:], positions=positions)
+                logged = self.directory
+            self._spend.begin(step, digest_at, ahead=ahead, verified=logged is not None)
             try:
                 state, releases = self.mechanism.step(self._progress.state, row, self._spend)
             except BaseException:
@@ -300,7 +299,7 @@ class Runner:
             raise InvalidInput("this stream was finished; start a new run for a new stream")
         if self._ended is not None and self.steps_done + len(block) > self._ended:
             raise StateError(
-                f"{self._folder} was finished after {self._ended} steps, and what a delay held "
+                f"this run was finished after {self._ended} steps, and what a delay held "
                 f"back then is published; {self.steps_done + len(block)} steps need a new state "
                 "directory (a new run, charged anew)"
             )
@@ -325,53 +324,52 @@ class Runner:
             query=self.query,
         )
 
-    def _attach(self, folder: Path) -> None:
-        """Make the state directory: who this run is, its log, its secret, its ledger."""
+    def attach(self, folder: Path, *, kind: str = "Runner", more: About | None = None) -> None:
+        """Make the state directory: who this run is, its log, its secret, its ledger.
+
+        `kind` and `more` are for those who keep a run of their own around this one.
+        """
         if (folder / "run.dps").exists():
             raise StateError(f"{folder} holds another run; load it, or save to a new directory")
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directory(folder, mode=0o700)
         if self._secret.fresh and self._secret.path is None:
             self._secret.write(beside(folder))
         if self._ledger.path is None:
             self._ledger = self._ledger.persist(folder / "ledger")
             self._connect()
-        self._sign(folder)
-        self._log, self._folder = InputLog(log_path(folder, self.run_id), run=self.run_id), folder
+        self._sign(folder, kind, more or {})
+
+    def _sign(self, folder: Path, kind: str, more: About) -> None:
+        self.directory = make_run(
+            folder,
+            kind=kind,
+            run=self.run_id,
+            dataset=self.dataset,
+            secret=self._secret,
+            ledger=self._ledger,
+            log_name=f"inputs-{self.run_id.hex()[:16]}.log",
+            more={
+                "name": name_of(self.mechanism),
+                "mechanism": pack(self.mechanism, kind="mechanism"),
+                "query": self.query,
+                **more,
+            },
+        )
         self._logged_from = self.steps_done
 
-    def _sign(self, folder: Path) -> None:
-        about = {
-            "name": name_of(self.mechanism),
-            "mechanism": pack(self.mechanism, kind="mechanism"),
-            "dataset": self.dataset,
-            "query": self.query,
-            "run": self.run_id,
-            "secret check": self._secret.key("check", self.run_id),
-        }
-        write_about(folder, about)
-
-    def _take_over(self, saved: SavedRun, log: InputLog | None) -> None:
-        """Go on from a snapshot; without its log, as the new run that this runner is."""
+    def _take_over(self, saved: SavedRun, directory: RunDirectory | None) -> None:
+        """Go on from a snapshot; without its directory, as the new run that this runner is."""
         snapshot = saved.snapshot
         state = unpack(snapshot["state"], kind="mechanism state")
         self._bins, self._finished = snapshot["bins"], snapshot["finished"]
-        self._folder, self._log = saved.folder, log
-        if log is not None:
-            self._logged_from = snapshot["logged from"]
+        if directory is not None:
+            self.directory, self._logged_from = directory, snapshot["logged from"]
             self._progress = Progress(state, snapshot["steps"], snapshot["chain"])
             return
-        warnings.warn(
-            f"{saved.folder} is a copy, or its log or ledger is not the one it was saved with: it "
-            "goes on as a new run with new noise and new charges",
-            NewRun,
-            stacklevel=3,
-        )
         self._spend.begin(snapshot["steps"], lambda _: snapshot["chain"].hex())
         state = rebuild(state, self._pay_again)
         self._progress = Progress(state, snapshot["steps"], snapshot["chain"])
-        self._sign(saved.folder)
-        self._log = InputLog(log_path(saved.folder, self.run_id), run=self.run_id)
-        self._logged_from = self.steps_done
+        self._sign(saved.folder, "Runner", {})
         self.save(saved.folder)
 
     def _pay_again(self, item: Any) -> Any:

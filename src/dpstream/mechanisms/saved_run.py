@@ -1,9 +1,11 @@
-"""A run's state directory: who it is, its snapshots, its log, and whether they belong together.
+"""A Runner's state directory: which run it holds, and its snapshots.
 
 run.dps           mechanism, dataset, run id, a check of the secret
 snapshot.dps      the newest state; snapshot.1.dps the one before
 inputs-<run>.log  digests of every later step, durable before its noise
 ledger            the book, unless the run shares another
+
+`privacy/run_directory.py` says how the files and the ledger are tied to each other.
 """
 
 from __future__ import annotations
@@ -14,8 +16,16 @@ from typing import Any
 
 from dpstream.errors import StateError
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.state import InputLog, Secret, read_packed, write_packed
-from dpstream.privacy.state.secret import beside
+from dpstream.privacy.run_directory import (
+    About,
+    RunDirectory,
+    known_secret,
+    open_run,
+    own_ledger,
+    read_about,
+    refuse_other_secret,
+)
+from dpstream.privacy.state import Secret, read_packed, write_packed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +33,17 @@ class SavedRun:
     """What a state directory says about its run."""
 
     folder: Path
-    about: dict[str, Any]
+    about: About
     snapshot: dict[str, Any]
 
     @classmethod
     def read(cls, folder: Path) -> SavedRun:
         """The run and its last whole snapshot; an older generation covers a bad medium."""
-        about = read_packed(folder / "run.dps", kind="run")
+        about = read_about(folder)
+        if about is None:
+            raise StateError(f"there is no run at {folder}: it has no run.dps")
+        if "mechanism" not in about:
+            raise StateError(f"{folder} holds the state of a {about['kind']}, not of a Runner")
         try:
             snapshot = read_packed(folder / "snapshot.dps", kind="snapshot")
         except StateError:
@@ -40,74 +54,24 @@ class SavedRun:
 
     def secret(self, given: Secret | bytes | str | Path | None) -> Secret:
         """The secret that the run was made with: the given one, or the one beside the directory."""
-        if given is None or isinstance(given, str | Path):
-            secret = Secret.load(beside(self.folder) if given is None else given)
-        else:
-            secret = Secret.of(given)
-        if secret.key("check", self.about["run"]) != self.about["secret check"]:
-            raise StateError(
-                f"{self.folder} was made with another secret; name the right one, "
-                "or start a new run"
-            )
+        secret = known_secret(self.folder, given)
+        refuse_other_secret(self.folder, self.about, secret)
         return secret
 
     def ledger(self, given: Ledger | str | Path | None) -> Ledger:
-        """The book to charge: the given one, or the run's own (never a copy of it)."""
+        """The book to charge: the given one, or the run's own."""
         if given is not None:
             return given if isinstance(given, Ledger) else Ledger(given)
-        if not (self.folder / "ledger").exists():
+        return own_ledger(self.folder, self.about)
+
+    def open(self, secret: Secret, ledger: Ledger) -> RunDirectory:
+        """The directory, to go on with its run; refused if it is not what the ledger has seen."""
+        if self.snapshot["run"] != self.about["run"]:
             raise StateError(
-                f"{self.folder} keeps its budget in another ledger; name that one "
-                "(--ledger, or ledger= in Python)"
+                f"{self.folder} holds a snapshot of another run than its run.dps names; restore "
+                "both, or start a new run that is charged anew (new_run=True)"
             )
-        own = Ledger(self.folder / "ledger")
-        if own.identity() != self.snapshot["ledger"]:
-            raise StateError(
-                f"{self.folder} is a copy, its ledger too; two copies of a book cannot keep one "
-                "budget; name the ledger that counts"
-            )
-        return own
-
-    def mismatch(self, ledger: Ledger) -> str:
-        """Why `ledger` is not the book that this run was charged to; "" if it is."""
-        dataset, run = self.about["dataset"], self.snapshot["run"].hex()
-        if ledger.terms(dataset) is None or not ledger.knows(dataset, run):
-            return "knows nothing of this run"
-        if ledger.identity() != self.snapshot["ledger"]:
-            return "is another file than the one the run was charged to"
-        if not ledger.has(self.snapshot["ledger head"]):
-            return "lacks charges that it had: it was rolled back"
-        return ""
-
-    def open_log(self, ledger: Ledger) -> InputLog | None:
-        """The run's log, if it is the one the snapshot was taken with and holds every step."""
-        run = self.snapshot["run"]
-        path = log_path(self.folder, run)
-        if not path.exists():
-            return None
-        log = InputLog(path, run=run)
-        charged = ledger.newest_step(self.about["dataset"], run.hex())
-        whole = charged <= max(log.last, self.snapshot["logged from"] - 1)
-        if log.identity != self.snapshot["log"] or not whole:
-            log.close()
-            return None
-        if log.ledger_head is not None and not ledger.has(log.ledger_head):
-            log.close()
-            raise StateError(
-                f"{ledger.path} lacks charges that {self.folder} has seen: it was rolled back; "
-                "restore it"
-            )
-        return log
-
-
-def log_path(folder: Path, run: bytes) -> Path:
-    """Where a run's inputs are logged."""
-    return folder / f"inputs-{run.hex()[:16]}.log"
-
-
-def write_about(folder: Path, about: dict[str, Any]) -> None:
-    """Say whose directory this is."""
-    write_packed(folder / "run.dps", about, kind="run")
+        return open_run(self.folder, about=self.about, secret=secret, ledger=ledger)
 
 
 def write_snapshot(folder: Path, snapshot: dict[str, Any]) -> None:

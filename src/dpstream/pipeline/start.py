@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.engines.clock import Clock
-from dpstream.engines.directory import read_about
 from dpstream.engines.local import Options
 from dpstream.engines.query_run import Engine
 from dpstream.errors import LedgerError, SecretError
@@ -15,6 +14,7 @@ from dpstream.pipeline.books import Book
 from dpstream.pipeline.load import Pipeline
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.run_directory import read_about
 from dpstream.session import Runs, refuse_early, run_all
 
 

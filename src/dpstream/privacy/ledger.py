@@ -9,14 +9,16 @@ nothing else shares.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpstream.errors import LedgerError, NoiseReuse
+from dpstream.errors import LedgerError, NoiseReuse, StateError
 from dpstream.privacy.amounts import GRID
 from dpstream.privacy.book import DigestAt, report
 from dpstream.privacy.charges import Charge, Terms
+from dpstream.privacy.known_runs import KnownRun
 from dpstream.privacy.refusals import in_words, protected, refuse_overspend
 from dpstream.privacy.shelf import Shelf
 from dpstream.privacy.state.journal import Record
@@ -81,31 +83,66 @@ class Ledger:
         with self._shelf.current():
             self._shelf.book(dataset)
             known = self._shelf.runs.get(run)
-            if known is None:
+            if known is None or not known.fingerprint:
                 record = {"dataset": dataset, "run": run, "fingerprint": fingerprint}
                 self._shelf.note(record)
-            elif known != (dataset, fingerprint):
+            elif (known.dataset, known.fingerprint) != (dataset, fingerprint):
                 raise NoiseReuse(
                     f"run {run[:8]} was started with other parameters or data; the same noise "
                     "must not serve both; start a new run"
                 )
 
-    def reach(self, dataset: str, run: str, step: int, digest: str) -> None:
-        """Note how far a run has come, so that a rollback of its state alone is seen."""
+    def known(self, run: str) -> KnownRun:
+        """What is known of a run besides its charges."""
         with self._shelf.current():
-            self._shelf.book(dataset)
-            record = {"dataset": dataset, "run": run, "reached": step, "digest": digest}
+            return deepcopy(self._shelf.runs.get(run, KnownRun()))
+
+    def begin(self, dataset: str, run: str, epoch: str) -> None:
+        """Note that a process starts, or goes on with, a run; another one must stop."""
+        with self._shelf.current():
+            self._shelf.note({"dataset": dataset, "run": run, "epoch": epoch})
+
+    def reach(
+        self, dataset: str, run: str, last: int, digests: list[str], *, epoch: str, types: str
+    ) -> None:
+        """Note the input of the steps up to `last`, before noise is drawn for them.
+
+        Refused if another process has begun an epoch of the run since `epoch`.
+        """
+        with self._shelf.current():
+            known = self._shelf.runs.get(run, KnownRun())
+            if known.epoch != epoch:
+                raise StateError(
+                    f"run {run[:8]} was started again by another process, from a copy of its state "
+                    "directory; two would put the same noise on different data, so this one stops"
+                )
+            record: Record = {"dataset": dataset, "run": run, "reached": last, "types": types}
+            self._shelf.note(record | {"digests": digests})
+
+    def note_windows(self, dataset: str, run: str, *, minted: int, final: int) -> None:
+        """Note how many windows have had a key, and how many of these are erased."""
+        with self._shelf.current():
+            known = self._shelf.runs.get(run, KnownRun())
+            if minted > known.minted or final > known.final:
+                record = {"dataset": dataset, "run": run, "minted": minted, "final": final}
+                self._shelf.note(record)
+
+    def note_erasure(self, dataset: str, run: str, step: int, digest: str) -> None:
+        """Note that a unit was erased before `step`: a state that still has it is an older one."""
+        with self._shelf.current():
+            record = {"dataset": dataset, "run": run, "erasure": step, "digest": digest}
             self._shelf.note(record)
 
-    def reached(self, run: str) -> tuple[int, str] | None:
-        """The step that a run has come to, and the digest of its input by then."""
+    def note_adoption(self, dataset: str, run: str, *, because: str, who: str) -> None:
+        """Note that somebody vouches for a directory, or ledger, that was moved."""
         with self._shelf.current():
-            return self._shelf.reached.get(run)
+            record = {"dataset": dataset, "run": run, "adopted": because, "who": who}
+            self._shelf.note(record)
 
     def knows(self, dataset: str, run: str) -> bool:
         """Was this run started under this dataset's book?"""
-        with self._shelf.current():
-            return self._shelf.runs.get(run, ("", ""))[0] == dataset
+        known = self.known(run)
+        return known.dataset == dataset and bool(known.fingerprint)
 
     def charge(
         self,

@@ -16,6 +16,7 @@ from pathlib import Path
 from dpstream.errors import BudgetExceeded, LedgerError, NoiseReuse
 from dpstream.privacy.book import Book
 from dpstream.privacy.charges import Charge, Terms
+from dpstream.privacy.known_runs import KnownRun, is_about_run
 from dpstream.privacy.state.journal import Journal, Record
 
 _KEEP = 1 << 14  # steps held in memory beyond the window; older ones are read back if asked for
@@ -28,8 +29,7 @@ class Shelf:
     def __init__(self, path: Path | None) -> None:
         self.journal = None if path is None else Journal(path, kind="ledger", error=LedgerError)
         self.books: dict[str, Book] = {}
-        self.runs: dict[str, tuple[str, str]] = {}  # run -> dataset and fingerprint
-        self.reached: dict[str, tuple[int, str]] = {}  # run -> step and digest
+        self.runs: dict[str, KnownRun] = {}
         self._lock = threading.RLock()
         self._in_memory = _InMemory(self._lock)
 
@@ -93,11 +93,8 @@ class Shelf:
         for name, book in self.books.items():
             since = book.account.since
             records.append({"book": name, "terms": book.terms.to_json(), "at": _now()})
-            records += [
-                {"dataset": name, "run": run, "fingerprint": fingerprint, "at": _now()}
-                for run, (dataset, fingerprint) in self.runs.items()
-                if dataset == name
-            ]
+            runs = [(run, known) for run, known in self.runs.items() if known.dataset == name]
+            records += [each | {"at": _now()} for run, known in runs for each in known.records(run)]
             records += [{"dataset": name, "at": _now()} | c.to_json() for c in book.charges()]
             if since:
                 records.append({"dataset": name, "settled_before": since, "at": _now()})
@@ -115,10 +112,8 @@ class Shelf:
         """Make in memory the change that a record of the file stands for."""
         if "book" in record:
             self.books.setdefault(record["book"], Book(Terms.from_json(record["terms"])))
-        elif "fingerprint" in record:
-            self.runs[record["run"]] = (record["dataset"], record["fingerprint"])
-        elif "reached" in record:
-            self.reached[record["run"]] = (record["reached"], record["digest"])
+        elif is_about_run(record):
+            self.runs.setdefault(record["run"], KnownRun()).apply(record)
         elif "settled_before" in record:
             self.books[record["dataset"]].forget_before(record["settled_before"])
         else:
@@ -153,7 +148,6 @@ class Shelf:
         assert self.journal is not None
         self.books.clear()
         self.runs.clear()
-        self.reached.clear()
         self.journal.rewind()
 
     def _reload(self, dataset: str, oldest: int) -> None:
@@ -161,7 +155,7 @@ class Shelf:
         terms = self.books[dataset].terms
         self.books[dataset] = Book(terms, since=max(0, oldest - (terms.width or oldest)))
         for record in self.reread():
-            if record.get("dataset") == dataset:
+            if record.get("dataset") == dataset and not is_about_run(record):
                 self.apply(record)
 
 

@@ -11,12 +11,12 @@ from fractions import Fraction
 from typing import Any
 
 from dpstream.connectors.storage import safe_name
-from dpstream.engines.directory import read_about
 from dpstream.mechanisms import name_of
 from dpstream.pipeline import Pipeline
 from dpstream.pipeline.books import Book
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.run_directory import read_about
 from dpstream.sql.explain_users import measure_name
 from dpstream.stages.plan import planned
 from dpstream.stages.series_query import SeriesQuery

@@ -8,7 +8,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpstream.engines.directory import read_about
 from dpstream.engines.series_state import agree
 from dpstream.errors import BudgetExceeded
 from dpstream.privacy.amounts import show
@@ -17,6 +16,7 @@ from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.refusals import book_in_words
 from dpstream.privacy.remaining import shown
+from dpstream.privacy.run_directory import read_about
 from dpstream.privacy.state import MemoryWindowKeys
 from dpstream.stages.plan import planned
 from dpstream.stages.query import Query

@@ -13,12 +13,12 @@ from dpstream.connectors.sinks import open_sink
 from dpstream.connectors.sources import open_source
 from dpstream.connectors.storage import safe_name
 from dpstream.engines.clock import Clock, SystemClock
-from dpstream.engines.directory import read_about
 from dpstream.engines.local import LocalRun
 from dpstream.engines.query_run import Engine, Options
 from dpstream.engines.series import SeriesRun
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.run_directory import read_about
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.files import make_directory
 from dpstream.privacy.state.secret import beside

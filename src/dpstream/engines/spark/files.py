@@ -55,7 +55,9 @@ class SharedFiles:
         except FileNotFoundError:
             raise StateError(
                 f"{self.location} lacks {name}; every executor must see the same files there: use "
-                "a path that is mounted everywhere, or an address such as s3:// or hdfs://"
+                "a path that is mounted everywhere, or an address such as s3:// or hdfs://; if "
+                "files were lost, restore them, or use a new state directory (a new run, charged "
+                "anew)"
             ) from None
 
     def remove(self, names: Iterable[str]) -> None:

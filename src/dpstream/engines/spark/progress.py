@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpstream.engines.spark.segments import Stored
 from dpstream.engines.spark.waiting import StepDigests, Waiting
 from dpstream.errors import StateError
 from dpstream.privacy.state import read_packed, write_packed
@@ -35,8 +36,8 @@ class Progress:
     waiting: list[Waiting] = field(default_factory=list)
     digests: StepDigests = field(default_factory=dict)
     """Of the rows that wait, by step."""
-    units: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
-    groups: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
+    units: dict[int, list[Stored]] = field(default_factory=dict)
+    groups: dict[int, list[Stored]] = field(default_factory=dict)
     read: list[str] = field(default_factory=list)
     """Inputs that were read to their end."""
     batch: int = -1
@@ -78,7 +79,7 @@ class Progress:
             ]
         write_packed(path, kept, kind=_KIND)
 
-    def extend(self, stage: str, bucket: int, segment: tuple[str, int], *, whole: bool) -> None:
+    def extend(self, stage: str, bucket: int, segment: Stored, *, whole: bool) -> None:
         """Add a file to a bucket's chain, or put it in place of the chain."""
         chains = self.units if stage == "units" else self.groups
         chains[bucket] = [segment] if whole else [*chains.get(bucket, []), segment]
@@ -86,4 +87,4 @@ class Progress:
     def names(self) -> set[str]:
         """Every file that is needed."""
         chains = [*self.units.values(), *self.groups.values()]
-        return {one.name for one in self.waiting} | {n for chain in chains for n, _ in chain}
+        return {one.name for one in self.waiting} | {name for chain in chains for name, *_ in chain}

@@ -105,8 +105,8 @@ def _bound(task: Publishing, bucket: int) -> Batches:
                 flow.forget(due.window)
         flow.forget_periods(step + 1)
     name = f"state/{task.job}-units-{bucket}-{attempt()}.dps"
-    size, whole = segments.save(task.files, flow, "units", name, chain, marks)
-    saved = {"stage": "units", "bucket": bucket, "segment": [name, size], "whole": whole}
+    stored, whole = segments.save(task.files, flow, "units", name, chain, marks)
+    saved = {"stage": "units", "bucket": bucket, "segment": stored, "whole": whole}
     yield notes(bucket, [json.dumps(saved)])
     if told:
         yield notes(0, [json.dumps(one) for one in told])
@@ -179,8 +179,8 @@ def _publish(task: Publishing, bucket: int, table: pa.Table | None, told: list[s
             if due.release == due.releases:
                 flow.forget(due.window)
     name = f"state/{task.job}-groups-{bucket}-{attempt()}.dps"
-    size, whole = segments.save(task.files, flow, "groups", name, chain, marks)
-    saved = {"stage": "groups", "bucket": bucket, "segment": [name, size], "whole": whole}
+    stored, whole = segments.save(task.files, flow, "groups", name, chain, marks)
+    saved = {"stage": "groups", "bucket": bucket, "segment": stored, "whole": whole}
     passed = [text for text, one in zip(told, heard, strict=True) if "stage" in one]
     yield notes(0, [*passed, json.dumps(saved)])
 

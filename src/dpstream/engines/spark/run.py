@@ -279,16 +279,14 @@ class SparkRun(QueryRun):
         self._sender.send(made)
         self._sender.arrived(all_of_them=True)
         for one in saved:
-            name, size = one["segment"]
-            progress.extend(one["stage"], one["bucket"], (name, size), whole=one["whole"])
+            name, size, checksum = one["segment"]
+            stored = (name, size, checksum)
+            progress.extend(one["stage"], one["bucket"], stored, whole=one["whole"])
         progress.waiting = [one for one in progress.waiting if one.last >= end]
         if end == schedule.steps:  # the query is over: nothing of its state is needed any more
             progress.waiting, progress.units, progress.groups = [], {}, {}
         progress.digests = {s: d for s, d in progress.digests.items() if s >= end}
         progress.step, progress.chain = end, chain
-        if storage.directory is not None:
-            run = storage.run.hex()
-            storage.ledger.reach(self.dataset, run, end, chain.hex())
         self._save()
         self._clean()
         self._windows.settle(end)
@@ -311,8 +309,7 @@ class SparkRun(QueryRun):
             chain = chain_digest(storage.digest_key, chain, content)
             chains.append(chain)
         if storage.directory is not None:
-            head = storage.ledger.head()
-            storage.directory.log.record(progress.step, chains, ledger=head)
+            storage.directory.record(progress.step, chains)
         return chain
 
     def _job(self, name: str) -> str:

@@ -21,10 +21,13 @@ from dpstream.engines.parts import (
 )
 from dpstream.engines.spark.files import SharedFiles
 from dpstream.privacy.state import pack, unpack
+from dpstream.privacy.state.serial import checksum_of
 from dpstream.stages.flow import Flow
 
-Chain = Sequence[tuple[str, int]]
-"""Files and their sizes, the oldest first."""
+Stored = tuple[str, int, str]
+"""A file, its size, and the checksum of its content."""
+Chain = Sequence[Stored]
+"""Files, the oldest first."""
 _GROWTH = 2  # a chain that holds this many times what there is is written anew
 _SMALL = 1 << 20  # bytes; waste below is left alone
 _LONGEST = 32  # files
@@ -33,8 +36,10 @@ _LONGEST = 32  # files
 def load(files: SharedFiles, flow: Flow, stage: str, chain: Chain) -> dict[Owner, Marks]:
     """Take a chain in; answers how much of each part it has."""
     marks: dict[Owner, Marks] = {}
-    for name, _ in chain:
-        segment = unpack(files.read(name).to_pybytes(), kind="segment", origin=name)
+    for name, _, checksum in chain:
+        content = files.read(name).to_pybytes()
+        of = bytes.fromhex(checksum)
+        segment = unpack(content, kind="segment", origin=name, checksum=of)
         living = {(kind, number) for kind, number in segment["owners"]}
         for owner in [owner for owner in marks if owner not in living]:
             del marks[owner]
@@ -49,10 +54,10 @@ def load(files: SharedFiles, flow: Flow, stage: str, chain: Chain) -> dict[Owner
 
 def save(
     files: SharedFiles, flow: Flow, stage: str, name: str, chain: Chain, marks: dict[Owner, Marks]
-) -> tuple[int, bool]:
-    """Write what is new since the chain; (bytes, whether the file holds everything)."""
+) -> tuple[Stored, bool]:
+    """Write what is new since the chain; (the file, whether it holds everything)."""
     current = [owner for owner in owners(flow) if stage == "units" or owner[0] == "window"]
-    stored = sum(size for _, size in chain)
+    stored = sum(size for _, size, _ in chain)
     needed = sum(size_of(flow, owner) for owner in current)
     whole = not chain or len(chain) >= _LONGEST or stored > _GROWTH * needed + _SMALL
     whole = whole or any(owner not in current for owner in marks)  # what is over must not stay
@@ -66,7 +71,7 @@ def save(
         parts.append([*owner, part])
     packed = pack({"owners": [list(o) for o in current], "parts": parts}, kind="segment")
     files.write(name, packed)
-    return len(packed), whole
+    return (name, len(packed), checksum_of(packed).hex()), whole
 
 
 def _drop(flow: Flow, owner: Owner) -> None:

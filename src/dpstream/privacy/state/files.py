@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import glob
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,34 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 _LARGE = 1 << 20  # bytes from which a file is written past the system's cache
+
+
+_BORN = 0x800  # statx: the time of birth is asked for, or was given
+_OF_FD = 0x1000  # statx: of the file that is open, not of a path
+_BORN_AT, _STATX_SIZE = 80, 256  # where that time is in the answer, and how long the answer is
+
+
+def file_identity(fd: int) -> str:
+    """Which file this is: a copy has another identity, the same file after a remount has not.
+
+    Inode number and time of birth; a device number changes when a volume is attached again. Where
+    the file system keeps no time of birth the device number must do, and a remount looks like a
+    copy.
+    """
+    stat, born = os.fstat(fd), _birth_time(fd)
+    return f"{stat.st_ino:x}-{born:x}" if born else f"{stat.st_ino:x}-on-{stat.st_dev:x}"
+
+
+def _birth_time(fd: int) -> int:
+    """Nanoseconds since 1970; 0 where it is not known."""
+    statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
+    answer = ctypes.create_string_buffer(_STATX_SIZE)
+    if statx is None or statx(fd, b"", _OF_FD, _BORN, answer):
+        return 0
+    if not int.from_bytes(answer.raw[:4], sys.byteorder) & _BORN:
+        return 0
+    seconds = int.from_bytes(answer.raw[_BORN_AT : _BORN_AT + 8], sys.byteorder, signed=True)
+    return seconds * 10**9 + int.from_bytes(answer.raw[_BORN_AT + 8 : _BORN_AT + 12], sys.byteorder)
 
 
 def sync_directory(path: Path) -> None:

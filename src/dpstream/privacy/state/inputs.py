@@ -2,6 +2,9 @@
 
 A replay brings the same digests and may draw the same noise again. Other data under an old
 address would let a reader subtract two releases and cancel the noise: refused.
+
+Records: the run; each start's epoch; the types of columns when they become known; then a digest
+for each step, with how far a live source was read and where the ledger ended by then.
 """
 
 from __future__ import annotations
@@ -21,38 +24,73 @@ def chain_digest(key: bytes, previous: bytes, content: bytes) -> bytes:
     return hashlib.blake2b(previous + content, digest_size=16, key=key).digest()
 
 
+def types_digest(types: bytes) -> str:
+    """Names the types of columns in the ledger; "" if none are known."""
+    return hashlib.sha256(types).hexdigest()[:16] if types else ""
+
+
 class InputLog:
     """One digest per step, in order, by one writer. Holds the file's lock until closed."""
 
-    def __init__(self, path: Path, *, run: bytes) -> None:
+    def __init__(self, path: Path, *, run: bytes, new: bool = False) -> None:
+        """`new`: the run begins and makes its log; otherwise a log that is gone is refused."""
+        if not new and not (path.exists() and path.stat().st_size):
+            raise StateError(
+                f"{path} is {'empty' if path.exists() else 'missing'}; it says what each published "
+                "step has read; restore it, or use a new state directory (a new run, charged anew)"
+            )
         self._journal, self._lock = Journal(path, kind="input log"), Lock()
         try:
-            self._open(path, run)
+            self._open(path, run, new)
         except BaseException:
             self._journal.close()  # a refused log must not stay locked
             raise
 
-    def _open(self, path: Path, run: bytes) -> None:
+    def _open(self, path: Path, run: bytes, new: bool) -> None:
         self._journal.acquire(wait=False)
         records = self._journal.read_new()
-        if not records:
+        if not records and new:
             self._journal.append([{"run": run.hex()}])
             records = [{"run": run.hex()}]
-        if records[0].get("run") != run.hex():
+        if not records or records[0].get("run") != run.hex():
             raise StateError(
-                f"{path} belongs to another run; a log serves one run, use a new state directory"
+                f"{path} belongs to another run; a log serves one run: restore its own, or use a "
+                "new state directory (a new run, charged anew)"
             )
         self._digests: dict[int, bytes] = {}
         self.positions: dict[int, Any] = {}  # how far a step has read, where that was logged
+        self.epochs: list[str] = []  # one for each start, the newest last
+        self.types: list[bytes] = []  # of columns, as they became known, the newest last
         self.ledger_head: tuple[int, str] | None = None
         for record in records[1:]:
+            self._apply(record)
+        self.last = max(self._digests, default=-1)  # the newest logged step
+
+    def _apply(self, record: Record) -> None:
+        if "epoch" in record:
+            self.epochs.append(record["epoch"])
+        elif "types" in record:
+            self.types.append(bytes.fromhex(record["types"]))
+        else:
             self._digests[record["step"]] = bytes.fromhex(record["digest"])
             if "positions" in record:
                 self.positions[record["step"]] = record["positions"]
             if "ledger" in record:
                 self.ledger_head = (record["ledger"][0], record["ledger"][1])
-        self.last = max(self._digests, default=-1)  # the newest logged step
-        self.identity = self._journal.identity()
+
+    def begin(self, epoch: str) -> None:
+        """A process starts, or goes on with, the run."""
+        self._note({"epoch": epoch})
+
+    def keep_types(self, types: bytes) -> None:
+        """Fix the types of columns, which a restart must read as this start did."""
+        if self.types[-1:] != [types]:
+            self._note({"types": types.hex()})
+
+    def _note(self, record: Record) -> None:
+        with self._lock:
+            self._journal.append([record])
+            self._apply(record)
 
     def record(
         self,
@@ -103,6 +141,11 @@ class InputLog:
     def digest_at(self, step: int) -> bytes | None:
         """The digest that was logged for a step, if it is still held."""
         return self._digests.get(step)
+
+    @property
+    def unused(self) -> bool:
+        """Has no start been noted in it? Then nothing was drawn under it."""
+        return not self.epochs and self.last < 0
 
     def forget_before(self, step: int) -> None:
         """Drop digests from memory (not from the file) that no replay can reach any more."""

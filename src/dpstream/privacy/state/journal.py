@@ -19,7 +19,7 @@ from typing import Any
 
 from dpstream.errors import DpstreamError, StateError
 from dpstream.privacy.process import this_process
-from dpstream.privacy.state.files import make_directory, sync_directory
+from dpstream.privacy.state.files import file_identity, make_directory, sync_directory
 
 Record = dict[str, Any]
 
@@ -134,8 +134,7 @@ class Journal:
 
     def identity(self) -> str:
         """Which file this is on this machine: a copy has another identity."""
-        stat = os.fstat(self._fd)
-        return f"{stat.st_dev:x}-{stat.st_ino:x}"
+        return file_identity(self._fd)
 
     def close(self) -> None:
         """Release the file and its lock."""

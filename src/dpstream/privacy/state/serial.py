@@ -28,6 +28,7 @@ from dpstream.privacy.state.files import replace
 from dpstream.privacy.state.large_files import Buffer
 
 FORMAT = 2
+_CHECKSUM_SIZE = 32
 _CHECKSUMS: dict[int, Callable[[], Any]] = {1: hashlib.sha256, 2: Checksum}
 _MAGIC = b"dpstream"
 _T = TypeVar("_T")
@@ -82,8 +83,12 @@ class _Arrays:
         return at
 
 
-def unpack(data: bytes, *, kind: str, origin: str = "these bytes") -> Any:
+def unpack(
+    data: bytes, *, kind: str, origin: str = "these bytes", checksum: bytes | None = None
+) -> Any:
     """Read what `pack` wrote; anything else is refused with the reason.
+
+    With `checksum`, only the very content that `checksum_of` gave it for.
 
     >>> unpack(pack({"left": Fraction(1, 3)}, kind="example"), kind="example")
     {'left': Fraction(1, 3)}
@@ -101,11 +106,13 @@ def unpack(data: bytes, *, kind: str, origin: str = "these bytes") -> Any:
     found = data[head : head + data[10]]
     if found != name:
         raise StateError(f"{origin} holds a {found.decode(errors='replace')!r}, not a {kind!r}")
-    start = head + len(name) + 32
+    start = head + len(name) + _CHECKSUM_SIZE
     body = data[start:]
     digest = _CHECKSUMS[version]()
     digest.update(body)
-    if digest.digest() != data[start - 32 : start]:
+    if checksum is not None and checksum_of(data) != checksum:
+        raise StateError(f"{origin} is damaged, or not the {kind} that belongs here")
+    if digest.digest() != data[start - _CHECKSUM_SIZE : start]:
         raise StateError(f"{origin} is truncated or damaged: its checksum does not match")
     length = int.from_bytes(body[:8], "big")
     try:
@@ -134,18 +141,26 @@ def rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
     return value
 
 
-def write_packed(path: Path, value: object, *, kind: str) -> None:
-    """Pack to a file, atomically and durably."""
-    replace(path, *_pieces(value, kind))
+def write_packed(path: Path, value: object, *, kind: str) -> bytes:
+    """Pack to a file, atomically and durably; gives the checksum that the file holds."""
+    pieces = _pieces(value, kind)
+    replace(path, *pieces)
+    return checksum_of(bytes(pieces[0]))
 
 
-def read_packed(path: Path, *, kind: str) -> Any:
-    """Unpack a file."""
+def checksum_of(data: bytes) -> bytes:
+    """The checksum that packed content holds; it tells one content from another."""
+    start = len(_MAGIC) + 3 + data[len(_MAGIC) + 2]
+    return data[start : start + _CHECKSUM_SIZE]
+
+
+def read_packed(path: Path, *, kind: str, checksum: bytes | None = None) -> Any:
+    """Unpack a file; with `checksum`, only the very content that `write_packed` gave it for."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         raise StateError(f"there is no {kind} at {path}") from None
-    return unpack(data, kind=kind, origin=str(path))
+    return unpack(data, kind=kind, origin=str(path), checksum=checksum)
 
 
 def _encode(value: object, arrays: _Arrays) -> object:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_bytes
@@ -33,6 +33,10 @@ class WindowKeys:
     `ordered` says that windows are opened from 0 on, those in between being minted with them. The
     file `minted` then tells a key that is lost from one that never was, and `mint` refuses the
     first: another key would publish a second noisy copy.
+
+    `run` is in every file, so that those of another run are refused. `witness` is told the two
+    numbers, minted and final, whenever they grow and before a new key is used: a ledger that knows
+    them notices that this folder was lost, or is an older copy.
     """
 
     def __init__(
@@ -40,11 +44,14 @@ class WindowKeys:
         folder: Path,
         secret: Secret,
         *,
+        run: bytes = b"",
         ordered: bool = False,
         derived_for_tests: bool = False,
+        witness: Callable[[int, int], None] = lambda minted, final: None,
     ) -> None:
-        self._folder, self._secret = Path(folder), secret
-        self._ordered, self._derived = ordered, derived_for_tests
+        self._folder, self._secret, self._run = Path(folder), secret, run
+        self._tag = run.hex().encode()
+        self._ordered, self._derived, self._witness = ordered, derived_for_tests, witness
         make_directory(self._folder, mode=0o700)
         for window in self._key_files():
             if self._is_erased(window):  # a kill came between the mark and the key
@@ -89,13 +96,15 @@ class WindowKeys:
         """
         with self._locked():
             if not self._is_erased(window):
-                if window == self._number("final"):
-                    replace(self._folder / "final", b"%d" % (window + 1))
+                if window == self.final:
+                    self._write("final", window + 1)
                 else:
-                    create_exclusive(self._tombstone(window), b"")
+                    create_exclusive(self._tombstone(window), self._tag)
             with suppress(FileNotFoundError):
                 erase(self._key_file(window))
             self._fold()
+            minted, final = self.minted, self.final
+        self._witness(minted, final)
 
     def open_windows(self) -> list[int]:
         """Windows whose key still exists, in order."""
@@ -103,13 +112,13 @@ class WindowKeys:
 
     def _fold(self) -> None:
         """Let `final` stand for the tombstones that have come next to it."""
-        final = first = self._number("final")
-        while self._tombstone(final).exists():
+        final = first = self.final
+        while self._has_tombstone(final):
             with suppress(FileNotFoundError):  # a kill left it
                 erase(self._key_file(final))
             final += 1
         if final > first:
-            replace(self._folder / "final", b"%d" % final)
+            self._write("final", final)
             for window in range(first, final):
                 self._tombstone(window).unlink(missing_ok=True)
 
@@ -118,13 +127,14 @@ class WindowKeys:
         if window < 0:
             raise StateError(f"ordered windows are numbered from 0; got {window}")
         with self._locked():
-            minted = self._number("minted")
+            minted, final = self.minted, self.final
             if window < minted:
                 return  # the key is there, was erased, or is lost
-            for each in range(max(minted, self._number("final")), window + 1):
+            for each in range(max(minted, final), window + 1):
                 if not self._is_erased(each):
                     self._create(each)
-            replace(self._folder / "minted", b"%d" % (window + 1))
+            self._write("minted", window + 1)
+        self._witness(window + 1, final)
 
     def _create(self, window: int) -> None:
         path = self._key_file(window)
@@ -132,16 +142,34 @@ class WindowKeys:
             with suppress(FileExistsError):  # another process minted it first: use that one
                 create_exclusive(path, aes_key_wrap(self._wrapping_key(), self._draw(window)))
 
+    @property
+    def minted(self) -> int:
+        """Where windows are `ordered`: those from 0 to this one, exclusive, have had a key."""
+        return self._number("minted")
+
+    @property
+    def final(self) -> int:
+        """The keys of windows 0 to this one, exclusive, were erased."""
+        return self._number("final")
+
     def _number(self, name: str) -> int:
         """What `final` or `minted` says; 0 without the file."""
         path = self._folder / name
         try:
-            text = path.read_bytes()
+            number, _, tag = path.read_bytes().partition(b" ")
         except FileNotFoundError:
             return 0
-        if not text.isdigit():
+        self._refuse_other(path, tag)
+        if not number.isdigit():
             raise StateError(f"{path} is damaged: it must hold a number; restore it")
-        return int(text)
+        return int(number)
+
+    def _write(self, name: str, number: int) -> None:
+        replace(self._folder / name, b" ".join([b"%d" % number, *([self._tag] * bool(self._tag))]))
+
+    def _refuse_other(self, path: Path, tag: bytes) -> None:
+        if tag != self._tag:
+            raise StateError(f"{path} is damaged, or belongs to another run; restore this run's")
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -155,7 +183,15 @@ class WindowKeys:
 
     def _is_erased(self, window: int) -> bool:
         # a tombstone goes only after `final` covers it, so this order misses neither
-        return self._tombstone(window).exists() or 0 <= window < self._number("final")
+        return self._has_tombstone(window) or 0 <= window < self.final
+
+    def _has_tombstone(self, window: int) -> bool:
+        path = self._tombstone(window)
+        try:
+            self._refuse_other(path, path.read_bytes())
+        except FileNotFoundError:
+            return False
+        return True
 
     def _refuse_erased(self, window: int) -> None:
         if self._is_erased(window):
@@ -171,7 +207,7 @@ class WindowKeys:
         return self._folder / f"{window}.erased"
 
     def _wrapping_key(self) -> bytes:
-        return self._secret.key("window keys")
+        return self._secret.key("window keys", self._run)
 
     def _draw(self, window: int) -> bytes:
         if self._derived:

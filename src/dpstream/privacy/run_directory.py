@@ -1,0 +1,263 @@
+"""A run's directory and its ledger, and whether they still belong together.
+
+Every kind of run that survives its process has one (a GROUP BY on either engine, a series query, a
+Runner): `run.dps` says which run it is, the input log says what each step has read, and the ledger
+is the witness of both. Noise is drawn from what they say, so before a draw:
+
+- each start writes an epoch to the log, then to the ledger. A directory whose log lacks the
+  ledger's newest epoch is an older copy; a process whose epoch is not the newest one stops.
+- each step's digest is in the log, then in the ledger. A log that lacks steps takes them from the
+  ledger; what differs is refused.
+- the ledger is known by its file (inode and time of birth). A directory that carries its own
+  ledger is copied with it, and nothing but this tells the copy from the original.
+
+What a kill can leave is never refused: the log is ahead of the ledger, and nothing was drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpstream.errors import StateError
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.state import InputLog, Secret, mint_run_id, read_packed, write_packed
+from dpstream.privacy.state.inputs import types_digest
+from dpstream.privacy.state.secret import beside
+
+FORMAT = 2
+ANEW = "use a new state directory (a new run, charged anew)"
+
+About = dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class RunDirectory:
+    """An open directory; its log holds the lock."""
+
+    folder: Path
+    about: About
+    secret: Secret
+    ledger: Ledger
+    log: InputLog
+    _epoch: str = field(default="", init=False)
+    _reached: int = field(default=-1, init=False)
+    """The newest step that the ledger knows; while the epoch is ours, nobody else adds to it."""
+
+    @property
+    def run(self) -> bytes:
+        """The run's id."""
+        run: bytes = self.about["run"]
+        return run
+
+    @property
+    def dataset(self) -> str:
+        """Whose book it is charged to."""
+        dataset: str = self.about["dataset"]
+        return dataset
+
+    def record(self, step: int, digests: list[bytes], *, positions: Any = None) -> None:
+        """Make the input of `step` and those after it durable: first in the log, then the ledger.
+
+        Noise may be drawn for them when this returns. The first call begins an epoch.
+        """
+        if not self._epoch:
+            self._begin()
+        self.log.record(step, digests, ledger=self.ledger.head(), positions=positions)
+        last = step + len(digests) - 1
+        if last > self._reached:
+            told = [digest.hex() for digest in digests[self._reached - last :]]
+            types = types_digest(self.log.types[-1] if self.log.types else b"")
+            run = self.run.hex()
+            self.ledger.reach(self.dataset, run, last, told, epoch=self._epoch, types=types)
+            self._reached = last
+
+    def _begin(self) -> None:
+        """A kill between the two leaves an epoch that only the log has: nothing was drawn."""
+        epoch = mint_run_id().hex()
+        self.log.begin(epoch)
+        self.ledger.begin(self.dataset, self.run.hex(), epoch)
+        self._epoch, self._reached = epoch, self.ledger.known(self.run.hex()).reached
+
+    def close(self) -> None:
+        """Release the lock."""
+        self.log.close()
+
+
+def read_about(folder: Path, *, kind: str | None = None) -> About | None:
+    """What a directory says about its run; None if it holds none."""
+    path = folder / "run.dps"
+    if not path.exists():
+        return None
+    about: About = read_packed(path, kind="run")
+    if about.get("format") != FORMAT:
+        raise StateError(
+            f"{folder} has state format {about.get('format')}; this version reads {FORMAT}; use "
+            f"the version of dpstream that wrote it, or {ANEW}"
+        )
+    if kind is not None and about["kind"] != kind:
+        raise StateError(
+            f"{folder} holds the state of a {about['kind']}, not of a {kind}; name another place"
+        )
+    return about
+
+
+def make_run(
+    folder: Path,
+    *,
+    kind: str,
+    run: bytes,
+    dataset: str,
+    secret: Secret,
+    ledger: Ledger,
+    more: About,
+    log_name: str = "inputs.log",
+) -> RunDirectory:
+    """Make a run's directory, of which the folder exists; the log first, then `run.dps`."""
+    log = InputLog(folder / log_name, run=run, new=True)
+    try:
+        about = {
+            "format": FORMAT,
+            "kind": kind,
+            "run": run,
+            "dataset": dataset,
+            "log": log_name,
+            "secret check": secret.key("check", run),
+            "ledger": ledger.identity(),
+            "own ledger": _is_own(folder, ledger),
+            **more,
+        }
+        write_packed(folder / "run.dps", about, kind="run")
+    except BaseException:
+        log.close()
+        raise
+    return RunDirectory(folder=folder, about=about, secret=secret, ledger=ledger, log=log)
+
+
+def open_run(folder: Path, *, about: About, secret: Secret, ledger: Ledger) -> RunDirectory:
+    """Open a directory to go on with its run; what does not agree with its ledger is refused."""
+    refuse_other_secret(folder, about, secret)
+    if ledger.identity() != about["ledger"]:
+        raise StateError(_moved(folder, ledger))
+    log = InputLog(folder / about["log"], run=about["run"])
+    found = RunDirectory(folder=folder, about=about, secret=secret, ledger=ledger, log=log)
+    try:
+        _compare(found)
+    except BaseException:
+        log.close()  # a refused directory must not stay locked
+        raise
+    return found
+
+
+def own_ledger(folder: Path, about: About) -> Ledger:
+    """The ledger in a begun run's directory; one that is lost is not made anew."""
+    path = folder / "ledger"
+    if not about["own ledger"]:
+        raise StateError(
+            f"{folder} keeps its budget in another ledger; name that one (--ledger, or ledger= in "
+            "Python)"
+        )
+    if not path.exists() or not path.stat().st_size:
+        raise StateError(
+            f"{path} is missing or empty, and its run was charged; restore it, or {ANEW}"
+        )
+    return Ledger(path)
+
+
+def _is_own(folder: Path, ledger: Ledger) -> bool:
+    return ledger.path is not None and ledger.path.parent.absolute() == folder.absolute()
+
+
+def known_secret(folder: Path, given: Secret | bytes | str | Path | None) -> Secret:
+    """The secret that a begun run has: given, or beside its directory. A lost one is not remade."""
+    if isinstance(given, Secret | bytes):
+        return Secret.of(given)
+    return Secret.load(beside(folder) if given is None else given)
+
+
+def refuse_other_secret(folder: Path, about: About, secret: Secret) -> None:
+    """Another secret would draw other noise for what was published."""
+    if secret.key("check", about["run"]) != about["secret check"]:
+        raise StateError(f"{folder} was made with another secret; name the right one")
+
+
+def adopt(folder: Path, *, ledger: Ledger, because: str, who: str) -> About:
+    """Go on with a directory or a ledger that was moved: somebody vouches that it is the only one.
+
+    What else does not agree is refused as ever. Noted in the ledger.
+    """
+    about = read_about(folder)
+    if about is None:
+        raise StateError(f"{folder} holds no run; name the directory that has its run.dps")
+    adopted = about | {"ledger": ledger.identity()}
+    log = InputLog(folder / about["log"], run=about["run"])
+    try:
+        _compare(RunDirectory(folder=folder, about=about, secret=_NONE, ledger=ledger, log=log))
+        ledger.note_adoption(about["dataset"], about["run"].hex(), because=because, who=who)
+        write_packed(folder / "run.dps", adopted, kind="run")
+    finally:
+        log.close()
+    return adopted
+
+
+_NONE = Secret(bytes(32))  # `adopt` draws nothing
+
+
+def _moved(folder: Path, ledger: Ledger) -> str:
+    if _is_own(folder, ledger):
+        return (
+            f"{folder} is a copy, or was moved here from another file system, its ledger too; two "
+            "copies of a book cannot keep one budget, and would put the same noise on different "
+            f"data; use the original; if this is the only one left: dpstream state adopt {folder}"
+        )
+    return (
+        f"the ledger {ledger.path} is not the file that {folder} is charged to; name that one; if "
+        f"it was moved here: dpstream state adopt {folder} --ledger {ledger.path}; or {ANEW}"
+    )
+
+
+def _compare(found: RunDirectory) -> None:
+    """The log and the ledger must tell the same story, as far as the ledger knows it."""
+    folder, ledger, log = found.folder, found.ledger, found.log
+    known = ledger.known(found.run.hex())
+    if log.ledger_head is not None and not ledger.has(log.ledger_head):
+        raise StateError(
+            f"{ledger.path} lacks charges that {folder} has seen: it was rolled back; restore it"
+        )
+    if not known.epoch and log.last >= 0:
+        raise StateError(
+            f"the ledger {ledger.path} knows nothing of the run in {folder}, which was charged; "
+            f"restore it, or {ANEW}"
+        )
+    if known.epoch and known.epoch not in log.epochs:
+        raise StateError(
+            f"{folder} is older than what {ledger.path} has seen of its run: it was rolled back, "
+            "or another copy of it has gone on since; the same noise could meet other data; use "
+            f"the newest one, or {ANEW}"
+        )
+    if known.types and known.types not in map(types_digest, log.types):
+        raise StateError(
+            f"{folder / found.about['log']} has lost the types of unit and keys; restore it, or "
+            f"{ANEW}"
+        )
+    _take_from_ledger(found, known.digests, known.reached)
+
+
+def _take_from_ledger(found: RunDirectory, digests: dict[int, str], reached: int) -> None:
+    """Give the log the steps that it lacks; refuse what differs, and what cannot be read again."""
+    folder, log = found.folder, found.log
+    other = f"{folder} is not the state that {found.ledger.path} has seen of its run"
+    for step, digest in digests.items():
+        logged = log.digest_at(step)
+        if logged is not None and logged.hex() != digest:
+            raise StateError(f"{other}: step {step} has read something else; {ANEW}")
+    missing = range(log.last + 1, reached + 1)
+    if not missing:
+        return
+    if log.positions or missing[0] not in digests:
+        raise StateError(
+            f"{folder / found.about['log']} has lost its end: {len(missing)} steps were published "
+            f"since, and what they have read is not known; restore it, or {ANEW}"
+        )
+    log.record(missing[0], [bytes.fromhex(digests[step]) for step in missing])
