@@ -14,7 +14,7 @@
     |- MissingDependency     an optional package is needed (also an ImportError)
     `- UnknownPrivacyEvent   an accountant met a kind of event it has no rule for (also a TypeError)
 
-One warning: NewRun. Messages say what was asked, what was found and what to do.
+Two warnings: NewRun and NewBook. Messages say what was asked, what was found and what to do.
 """
 
 from __future__ import annotations
@@ -77,6 +77,10 @@ class UnknownPrivacyEvent(DpstreamError, TypeError):
 
 class NewRun(UserWarning):
     """A state was copied or lost its log: it goes on as a new run, with new charges."""
+
+
+class NewBook(UserWarning):
+    """A budget begins that nothing else counts: there is no ledger, or its file was removed."""
 
 
 def no_column(place: str, name: str, known: Sequence[str]) -> InvalidInput:

@@ -97,7 +97,7 @@ def _to_be_made(folder: Path, ledger: Ledger | str | Path | None) -> list[Path]:
     """What a run on this folder makes, the outermost last: `withdraw` takes it back."""
     names = ["spark.dps", "run.dps", "types.dps", "inputs.log"]
     names += ["windows/final", "windows/minted", "windows", "segments", "shared"]
-    own = [folder / "ledger"] if ledger is None else []
+    own = [folder / "ledger", folder / "ledger.head"] if ledger is None else []
     return [*(folder / name for name in names), *own, beside(folder), folder]
 
 

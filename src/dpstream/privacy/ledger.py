@@ -13,13 +13,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpstream.errors import LedgerError, NoiseReuse
+from dpstream.errors import InvalidParameter, LedgerError, NoiseReuse
 from dpstream.privacy.amounts import GRID
 from dpstream.privacy.book import DigestAt, report
 from dpstream.privacy.charges import Charge, Terms
 from dpstream.privacy.refusals import in_words, protected, refuse_overspend
 from dpstream.privacy.shelf import Shelf
-from dpstream.privacy.state.journal import Record
+from dpstream.privacy.state.journal import Journal, Record
 
 
 class Ledger:
@@ -160,17 +160,27 @@ class Ledger:
 
     def history(self, dataset: str | None = None) -> Iterator[Record]:
         """Every record of the file, oldest first."""
-        for record in self._shelf.reread():
+        with self._shelf.current():
+            records = self._shelf.reread()
+        for record in records:
             if dataset is None or dataset in (record.get("dataset"), record.get("book")):
                 yield record
 
     def persist(self, path: Path) -> Ledger:
         """Write a book kept in memory to a new file, and go on there."""
-        if path.exists():
-            raise LedgerError(f"{path} exists already; a ledger is never overwritten")
-        durable = Ledger(path)
-        durable._shelf.fill(self._shelf.all_records())
-        return durable
+        records = self._shelf.all_records()
+        Journal.write_new(path, records, kind="ledger", error=LedgerError)
+        return Ledger(path)
+
+    def repair(self, *, because: str) -> None:
+        """Take the file as it is although its head is lost, or says that it held more.
+
+        What it lacks is not counted any more, so this is written down, with the reason. A record
+        that does not match its checksum is refused all the same: restore the file.
+        """
+        if not because.strip():
+            raise InvalidParameter("a repair is recorded with its reason; say why (because=...)")
+        self._shelf.repair(because)
 
     def identity(self) -> str:
         """Which file this is on this machine ("" in memory): a copy has another identity."""
@@ -198,5 +208,6 @@ class Ledger:
 
     def has(self, head: tuple[int, str]) -> bool:
         """Is this the file that once ended at `head`, with all it held then?"""
-        journal = self._shelf.journal
-        return journal is None or journal.has(head)
+        with self._shelf.current():
+            journal = self._shelf.journal
+            return journal is None or journal.has(head)

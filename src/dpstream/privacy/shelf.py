@@ -16,6 +16,7 @@ from pathlib import Path
 from dpstream.errors import BudgetExceeded, LedgerError, NoiseReuse
 from dpstream.privacy.book import Book
 from dpstream.privacy.charges import Charge, Terms
+from dpstream.privacy.process import this_process
 from dpstream.privacy.state.journal import Journal, Record
 
 _KEEP = 1 << 14  # steps held in memory beyond the window; older ones are read back if asked for
@@ -26,7 +27,7 @@ class Shelf:
     """Books by dataset, and the runs that are charged to them, in a file or in memory alone."""
 
     def __init__(self, path: Path | None) -> None:
-        self.journal = None if path is None else Journal(path, kind="ledger", error=LedgerError)
+        self.journal = None if path is None else _journal(path)
         self.books: dict[str, Book] = {}
         self.runs: dict[str, tuple[str, str]] = {}  # run -> dataset and fingerprint
         self.reached: dict[str, tuple[int, str]] = {}  # run -> step and digest
@@ -78,14 +79,22 @@ class Shelf:
             book.forget_before(horizon)
 
     def reread(self) -> list[Record]:
-        """Every record of the file, oldest first; none in memory."""
+        """Every record of the file, oldest first, under its lock; none in memory."""
+        return [] if self.journal is None else self.journal.read_all()
+
+    def repair(self, because: str) -> None:
+        """Take the file as it is, and write down that this was done."""
         if self.journal is None:
-            return []
-        fresh = Journal(self.journal.path, kind="ledger", error=LedgerError)
-        try:
-            return fresh.read_new()
-        finally:
-            fresh.close()
+            raise LedgerError("a book in memory has no file to repair")
+        with self._lock, self.journal.locked():
+            self._start_over()
+            self.journal.accept(
+                lambda mark: {
+                    "repaired": because,
+                    "had": None if mark is None else mark.offset,
+                    "at": _now(),
+                }
+            )
 
     def all_records(self) -> list[Record]:
         """All that is in memory, as a file would have it."""
@@ -103,14 +112,6 @@ class Shelf:
                 records.append({"dataset": name, "settled_before": since, "at": _now()})
         return records
 
-    def fill(self, records: list[Record]) -> None:
-        """Write records to a new file."""
-        assert self.journal is not None
-        with self.journal.locked():
-            self.journal.append(records)
-            for record in records:
-                self.apply(record)
-
     def apply(self, record: Record) -> None:
         """Make in memory the change that a record of the file stands for."""
         if "book" in record:
@@ -121,6 +122,8 @@ class Shelf:
             self.reached[record["run"]] = (record["reached"], record["digest"])
         elif "settled_before" in record:
             self.books[record["dataset"]].forget_before(record["settled_before"])
+        elif "repaired" in record:
+            pass  # for people
         else:
             self.books[record["dataset"]].add(Charge.from_json(record))
 
@@ -169,9 +172,14 @@ class _InMemory(AbstractContextManager[None]):
     """The lock of a book without a file; once a change was cut short it lets nobody in."""
 
     def __init__(self, lock: threading.RLock) -> None:
-        self._lock, self._broken = lock, False
+        self._lock, self._broken, self._process = lock, False, this_process()
 
     def __enter__(self) -> None:
+        if this_process() != self._process:
+            raise LedgerError(
+                "this book is in memory and was made before a fork: a copy would be a second "
+                "budget; use a ledger file, and open it in each process"
+            )
         self._lock.acquire()
         if self._broken:
             self._lock.release()
@@ -180,6 +188,10 @@ class _InMemory(AbstractContextManager[None]):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._broken = self._broken or not (kind is None or issubclass(kind, _REFUSALS))
         self._lock.release()
+
+
+def _journal(path: Path) -> Journal:
+    return Journal(path, kind="ledger", error=LedgerError, head=True)
 
 
 def _now() -> str:
