@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.errors import StateError
+from dpstream.mechanisms.saved_run import move_book
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import (
     InputLog,
@@ -82,6 +83,20 @@ class StateDirectory:
                     path.rmdir()
             else:
                 path.unlink(missing_ok=True)
+
+
+def keep_book(ledger: Ledger, folder: Path) -> None:
+    """A book in memory must not end before a run that is kept: it moves to a file.
+
+    To the one that the directory is charged to, or to a new one in it.
+    """
+    if ledger.path is not None:
+        return
+    about, own = read_about(folder), folder / "ledger"
+    if about is None:
+        ledger.persist(own)
+    else:
+        move_book(ledger, own if own.exists() else Path(about.get("ledger place", own)), folder)
 
 
 def read_types(folder: Path) -> dict[str, pa.DataType]:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from dpstream.engines.directory import STATE_FORMAT, StateDirectory, read_about
+from dpstream.engines.directory import STATE_FORMAT, StateDirectory, keep_book, read_about
 from dpstream.errors import StateError
 from dpstream.privacy.amounts import plain
 from dpstream.privacy.ledger import Ledger
@@ -72,6 +72,7 @@ def open_directory(
                 "secret check": secret.key("check", run),
                 "log": log.identity,
                 "ledger": ledger.identity(),
+                "ledger place": str(ledger.place),
                 "notes": notes,
             }
             write_packed(folder / "run.dps", about, kind="query run")
@@ -159,6 +160,7 @@ def _check(folder: Path, about: dict[str, Any], facts: Facts, dataset: str, secr
 
 def _ledger(folder: Path, given: Ledger | str | Path | None) -> Ledger:
     if isinstance(given, Ledger):
+        keep_book(given, folder)
         return given
     return Ledger(folder / "ledger" if given is None else given)
 
@@ -167,8 +169,9 @@ def _refuse_strangers(folder: Path, about: dict[str, Any], ledger: Ledger, log: 
     """Log and ledger must be the files that the run was made with, and the ledger whole."""
     if ledger.identity() != about["ledger"]:
         raise StateError(
-            f"the ledger {ledger.path} is not the one that {folder} is charged to; name that one, "
-            "or use a new state directory (a new run, charged anew)"
+            f"the ledger {ledger.path} is not the one that {folder} is charged to, "
+            f"{about.get('ledger place', 'another file')}; name that one, or use a new state "
+            "directory (a new run, charged anew)"
         )
     if log.identity != about["log"]:
         raise StateError(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpstream.engines.directory import STATE_FORMAT, read_about
+from dpstream.engines.directory import STATE_FORMAT, keep_book, read_about
 from dpstream.errors import LedgerError, StateError
 from dpstream.mechanisms.runner import Runner
 from dpstream.mechanisms.saved_run import SavedRun
@@ -73,7 +73,9 @@ class SeriesState:
         """Release the locks."""
         if self.arrivals is not None:
             self.arrivals.close()
-        self.runner.close(keep_ledger=self.shared_ledger)
+        self.runner.close()
+        if not self.shared_ledger:
+            self.runner.ledger.close()
 
 
 def open_series(
@@ -104,6 +106,7 @@ def open_series(
         _check(folder, about, query, dataset, kept)
     make_directory(folder, mode=0o700)
     book = ledger if isinstance(ledger, Ledger) else Ledger(ledger or folder / "ledger")
+    keep_book(book, folder)
     agree(book, dataset, query.terms())
     if about is None:
         run = mint_run_id() if run_id is None else run_id
@@ -114,6 +117,7 @@ def open_series(
             "facts": query.facts(),
             "dataset": dataset,
             "secret check": kept.key("check", run),
+            "ledger place": str(book.place),
             "notes": notes,
         }
         write_packed(folder / "run.dps", about, kind="query run")
@@ -121,7 +125,9 @@ def open_series(
     try:
         arrivals = InputLog(folder / "arrivals.log", run=about["run"])
     except StateError:
-        runner.close(keep_ledger=isinstance(ledger, Ledger))
+        runner.close()
+        if not isinstance(ledger, Ledger):
+            book.close()
         raise
     return SeriesState(
         runner=runner,

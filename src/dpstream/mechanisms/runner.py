@@ -67,6 +67,7 @@ class Runner:
         self.run_id = mint_run_id() if run_id is None else run_id
         self._secret = Secret.of(secret)
         self._ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+        self._own_ledger = not isinstance(ledger, Ledger)
         self._progress = Progress(mechanism.start())
         self._bins: int | None = None
         self._log: InputLog | None = None
@@ -174,6 +175,7 @@ class Runner:
             query=saved.about["query"],
             clock=clock,
         )
+        runner._own_ledger = not isinstance(ledger, Ledger)
         runner._take_over(saved, log)
         return runner
 
@@ -214,14 +216,14 @@ class Runner:
         runner._progress, runner._finished = Progress(mechanism.start()), False
         return runner
 
-    def close(self, *, keep_ledger: bool = False) -> None:
-        """Release the state directory and the ledger file; the run is loaded to go on.
+    def close(self) -> None:
+        """Release the state directory and a ledger of its own; the run is loaded to go on.
 
-        `keep_ledger`: others still use the ledger that was given.
+        A Ledger that was given stays open: others may use it.
         """
         if self._log is not None:
             self._log.close()
-        if not keep_ledger:
+        if self._own_ledger:
             self._ledger.close()
         self._closed = True
 
@@ -332,9 +334,7 @@ class Runner:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._secret.fresh and self._secret.path is None:
             self._secret.write(beside(folder))
-        if self._ledger.path is None:
-            self._ledger = self._ledger.persist(folder / "ledger")
-            self._connect()
+        self._ledger.persist(folder / "ledger")  # a book in memory must not end before its run
         self._sign(folder)
         self._log, self._folder = InputLog(log_path(folder, self.run_id), run=self.run_id), folder
         self._logged_from = self.steps_done
@@ -346,6 +346,7 @@ class Runner:
             "dataset": self.dataset,
             "query": self.query,
             "run": self.run_id,
+            "ledger place": str(self._ledger.place),
             "secret check": self._secret.key("check", self.run_id),
         }
         write_about(folder, about)

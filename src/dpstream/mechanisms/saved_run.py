@@ -52,21 +52,28 @@ class SavedRun:
         return secret
 
     def ledger(self, given: Ledger | str | Path | None) -> Ledger:
-        """The book to charge: the given one, or the run's own (never a copy of it)."""
+        """The book to charge: the given one, or the run's own (never a copy of it).
+
+        One in memory that was not charged yet moves to the file that the run is charged to.
+        """
+        own = self.folder / "ledger"
+        place = own if own.exists() else Path(self.about.get("ledger place", "of its own"))
+        if isinstance(given, Ledger) and given.path is None:
+            move_book(given, place, self.folder)
         if given is not None:
             return given if isinstance(given, Ledger) else Ledger(given)
-        if not (self.folder / "ledger").exists():
+        if place != own:
             raise StateError(
-                f"{self.folder} keeps its budget in another ledger; name that one "
+                f"{self.folder} keeps its budget in another ledger, {place}; name that one "
                 "(--ledger, or ledger= in Python)"
             )
-        own = Ledger(self.folder / "ledger")
-        if own.identity() != self.snapshot["ledger"]:
+        book = Ledger(own)
+        if book.identity() != self.snapshot["ledger"]:
             raise StateError(
                 f"{self.folder} is a copy, its ledger too; two copies of a book cannot keep one "
                 "budget; name the ledger that counts"
             )
-        return own
+        return book
 
     def mismatch(self, ledger: Ledger) -> str:
         """Why `ledger` is not the book that this run was charged to; "" if it is."""
@@ -98,6 +105,16 @@ class SavedRun:
                 "restore it"
             )
         return log
+
+
+def move_book(ledger: Ledger, place: Path, folder: Path) -> None:
+    """A book in memory becomes the file that a begun run is charged to, which must be there."""
+    if not place.exists():
+        raise StateError(
+            f"the ledger {place}, which {folder} is charged to, is gone; restore it, or use a new "
+            "state directory (a new run, charged anew)"
+        )
+    ledger.persist(place)
 
 
 def log_path(folder: Path, run: bytes) -> Path:

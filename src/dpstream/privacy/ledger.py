@@ -2,12 +2,13 @@
 
 A ledger file holds one book per dataset. Each charge is checked against the book under the file's
 lock and fsynced before the caller may draw noise. Several processes may charge at once; a kill
-leaves either the whole charge or none. Without a path the book lives in memory, for a release that
-nothing else shares.
+leaves either the whole charge or none. Without a path the book lives in memory, until a run that
+is kept is charged to it: then it moves to a file, for all that share it (`Ledger.persist`).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +20,7 @@ from dpstream.privacy.book import DigestAt, report
 from dpstream.privacy.charges import Charge, Terms
 from dpstream.privacy.refusals import in_words, protected, refuse_overspend
 from dpstream.privacy.shelf import Shelf
-from dpstream.privacy.state.journal import Journal, Record
+from dpstream.privacy.state.journal import Record
 
 
 class Ledger:
@@ -32,16 +33,7 @@ class Ledger:
     def open(self, dataset: str, terms: Terms) -> None:
         """Create the dataset's book, or check that it has these very terms."""
         with self._shelf.current():
-            book = self._shelf.books.get(dataset)
-            if book is None:
-                self._shelf.open_book(dataset, terms)
-            elif book.terms != terms:
-                raise LedgerError(
-                    f"the book of dataset {dataset!r} promises {book.terms.describe()} "
-                    f"(clock {book.terms.clock!r}, time zone {book.terms.time_zone}); this query "
-                    f"asks for {terms.describe()} (clock {terms.clock!r}, time zone "
-                    f"{terms.time_zone}); use the book's terms or another dataset name"
-                )
+            self._shelf.open_or_agree(dataset, terms)
 
     def admit(self, dataset: str, asked: Terms, who: str) -> None:
         """Open a book with a mechanism's own terms, or see that the book counts what it spends.
@@ -120,8 +112,9 @@ class Ledger:
         A charge made before must have read the same input. `verified` says that the caller's own
         log has just shown that, for a replay whose digests do not reach the recorded ones.
         """
-        with self._shelf.current(oldest=charge.cells.first, dataset=dataset):
-            book = self._shelf.book(dataset)
+        with self._shelf.current():
+            oldest = charge.step if charge.kind == "close" else charge.cells.first
+            book = self._shelf.book(dataset, oldest=oldest)
             news = book.newest_loss_with(charge)
             if news is not None and news <= book.account.total:
                 self._shelf.write_charge(dataset, charge)
@@ -166,11 +159,24 @@ class Ledger:
             if dataset is None or dataset in (record.get("dataset"), record.get("book")):
                 yield record
 
-    def persist(self, path: Path) -> Ledger:
-        """Write a book kept in memory to a new file, and go on there."""
-        records = self._shelf.all_records()
-        Journal.write_new(path, records, kind="ledger", error=LedgerError)
-        return Ledger(path)
+    def persist(self, path: str | Path) -> None:
+        """Keep a book that is in memory in a file from now on; one that has a file stays there.
+
+        The book moves: everybody who holds this ledger charges the file. A file that exists is
+        taken up if nothing was charged in memory, and refused otherwise: two budgets are not one.
+        """
+        with self._shelf.lock:
+            with self._shelf.current():
+                if self.path is not None:
+                    return
+            self._shelf.persist(Path(path))
+            self.path = Path(path)
+
+    @property
+    def place(self) -> Path | None:
+        """Where the file is, from the root; None in memory."""
+        journal = self._shelf.journal
+        return None if journal is None else Path(os.path.realpath(journal.place))
 
     def repair(self, *, because: str) -> None:
         """Take the file as it is although its head is lost, or says that it held more.
