@@ -14,7 +14,7 @@
     |- MissingDependency     an optional package is needed (also an ImportError)
     `- UnknownPrivacyEvent   an accountant met a kind of event it has no rule for (also a TypeError)
 
-Messages say what was asked, what was found and what to do.
+One warning: NewBook. Messages say what was asked, what was found and what to do.
 """
 
 from __future__ import annotations
@@ -73,6 +73,10 @@ class MissingDependency(DpstreamError, ImportError):
 
 class UnknownPrivacyEvent(DpstreamError, TypeError):
     """An accountant met a kind of event that it has no rule for, and refuses to guess."""
+
+
+class NewBook(UserWarning):
+    """A budget begins that nothing else counts: there is no ledger, or its file was removed."""
 
 
 def no_column(place: str, name: str, known: Sequence[str]) -> InvalidInput:

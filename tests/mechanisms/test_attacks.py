@@ -123,19 +123,22 @@ def test_a_state_saved_in_the_middle_of_a_feed_logs_the_rest(tmp_path):
         next(other)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "deleted", "another", "swapped"])
+@pytest.mark.parametrize("damage", ["rolled back", "deleted", "another", "swapped"])
 def test_a_ledger_that_forgot_is_refused(tmp_path, damage):
     """Rolled back, deleted, mistyped or swapped: the run does not go on under a fresh book."""
-    path = tmp_path / "ledger"
+    path, head = tmp_path / "ledger", tmp_path / "ledger.head"
     runner = dps.Runner(Sample(epsilon=1, window=3), ledger=path, **FIXED)
-    list(runner.feed(A[:6]))
+    list(runner.feed(A[:3]))
+    early = path.read_bytes(), head.read_bytes()
+    list(runner.feed(A[3:6]))
     runner.save(tmp_path / "state")
     runner.close()
-    lines = path.read_bytes().splitlines(keepends=True)
-    if damage == "truncated":
-        path.write_bytes(b"".join(lines[:-1]))
+    if damage == "rolled back":
+        path.write_bytes(early[0])
+        head.write_bytes(early[1])
     elif damage == "deleted":
         path.unlink()
+        head.unlink()
     elif damage == "swapped":
         shutil.copy(path, tmp_path / "copy")
         (tmp_path / "copy").rename(path)
@@ -149,11 +152,15 @@ def test_a_ledger_rolled_back_after_the_snapshot_is_refused(tmp_path):
     path = tmp_path / "ledger"
     runner = dps.Runner(Sample(epsilon=1, window=3), ledger=path, **FIXED)
     runner.save(tmp_path / "state")
-    early = path.read_bytes()
+    head = tmp_path / "ledger.head"
+    early = path.read_bytes(), head.read_bytes()
     list(runner.feed(A[:6]))
     list(runner.feed(A[6:9]))
     runner.close()
-    path.write_bytes(early)
+    path.write_bytes(early[0])
+    with pytest.raises(LedgerError, match="shorter than it was"):
+        dps.Runner.load(tmp_path / "state", secret=SECRET, ledger=path)
+    head.write_bytes(early[1])
     with pytest.raises(StateError, match="rolled back"):
         dps.Runner.load(tmp_path / "state", secret=SECRET, ledger=path)
 

@@ -646,18 +646,35 @@ def test_records_come_back_in_order(tmp_path):
 
 
 def test_a_torn_tail_is_cut_by_the_next_writer(tmp_path):
-    """A write killed at any byte loses its last record at most, and the file stays good."""
+    """A write killed at any byte loses its last record at most, and the file stays good.
+
+    A record that lacks its newline alone is whole: its tag verifies.
+    """
     write_journal(tmp_path / "j", [{"n": 1}], [{"n": 10**40}])
     whole = (tmp_path / "j").read_bytes()
     lines = whole.splitlines(keepends=True)
     for n in range(len(whole)):
         (tmp_path / "j").write_bytes(whole[:n])
-        kept = max(0, sum(n >= sum(map(len, lines[: i + 1])) for i in range(3)) - 1)
+        kept = max(0, sum(n + 1 >= sum(map(len, lines[: i + 1])) for i in range(3)) - 1)
         expected = [{"n": 1}, {"n": 10**40}][:kept]
         assert read_journal(tmp_path / "j") == expected
         write_journal(tmp_path / "j", [{"n": 9}])
         assert read_journal(tmp_path / "j") == [*expected, {"n": 9}]
         assert (tmp_path / "j").read_bytes().endswith(b"\n")
+
+
+def test_a_damaged_tail_is_not_cut(tmp_path):
+    """A last record that is whole but does not verify was relied on: it is refused, and kept."""
+    write_journal(tmp_path / "j", [{"n": 1}], [{"n": 10**40}])
+    whole = (tmp_path / "j").read_bytes()
+    last = whole.rindex(b"\n", 0, -1) + 1
+    for place in range(last, len(whole)):
+        for flip in (1, 4, 128):
+            bad = whole[:place] + bytes([whole[place] ^ flip]) + whole[place + 1 :]
+            (tmp_path / "j").write_bytes(bad)
+            with pytest.raises(StateError, match="damaged after byte"):
+                write_journal(tmp_path / "j", [{"n": 9}])
+            assert (tmp_path / "j").read_bytes() == bad
 
 
 def test_damage_in_the_middle_is_found(tmp_path):

@@ -18,6 +18,7 @@ from dpstream.privacy.run_directory import (
     ANEW,
     About,
     RunDirectory,
+    keep_book,
     known_secret,
     make_run,
     open_run,
@@ -122,7 +123,7 @@ def _to_be_made(folder: Path, ledger: Ledger | str | Path | None) -> list[Path]:
     """What a run on this folder makes, the outermost last: `withdraw` takes it back."""
     names = ["spark.dps", "run.dps", "inputs.log"]
     names += ["windows/final", "windows/minted", "windows", "segments", "shared"]
-    own = [folder / "ledger"] if ledger is None else []
+    own = [folder / "ledger", folder / "ledger.head"] if ledger is None else []
     return [*(folder / name for name in names), *own, beside(folder), folder]
 
 
@@ -177,6 +178,7 @@ def refuse_other_query(
 def open_ledger(folder: Path, about: About | None, given: Ledger | str | Path | None) -> Ledger:
     """The one given, or the run's own, which a new run makes."""
     if isinstance(given, Ledger):
+        keep_book(given, folder)
         return given
     if given is None and about is not None:
         return own_ledger(folder, about)

@@ -73,7 +73,9 @@ class SeriesState:
 
     def close(self) -> None:
         """Release the locks."""
-        self.runner.close(keep_ledger=self.shared_ledger)
+        self.runner.close()
+        if not self.shared_ledger:
+            self.runner.ledger.close()
 
 
 def open_series(

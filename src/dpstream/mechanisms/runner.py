@@ -67,6 +67,7 @@ class Runner:
         self.run_id = mint_run_id() if run_id is None else run_id
         self._secret = Secret.of(secret)
         self._ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+        self._own_ledger = not isinstance(ledger, Ledger)
         self._progress = Progress(mechanism.start())
         self._bins: int | None = None
         self.directory: RunDirectory | None = None
@@ -173,6 +174,7 @@ class Runner:
             if directory is not None:
                 directory.close()
             raise
+        runner._own_ledger = not isinstance(ledger, Ledger)
         runner._take_over(saved, directory)
         return runner
 
@@ -213,14 +215,14 @@ class Runner:
         runner._progress, runner._finished = Progress(mechanism.start()), False
         return runner
 
-    def close(self, *, keep_ledger: bool = False) -> None:
-        """Release the state directory and the ledger file; the run is loaded to go on.
+    def close(self) -> None:
+        """Release the state directory and a ledger of its own; the run is loaded to go on.
 
-        `keep_ledger`: others still use the ledger that was given.
+        A Ledger that was given stays open: others may use it.
         """
         if self.directory is not None:
             self.directory.close()
-        if not keep_ledger:
+        if self._own_ledger:
             self._ledger.close()
         self._closed = True
 
@@ -334,9 +336,7 @@ class Runner:
         make_directory(folder, mode=0o700)
         if self._secret.fresh and self._secret.path is None:
             self._secret.write(beside(folder))
-        if self._ledger.path is None:
-            self._ledger = self._ledger.persist(folder / "ledger")
-            self._connect()
+        self._ledger.persist(folder / "ledger")  # a book in memory must not end before its run
         self._sign(folder, kind, more or {})
 
     def _sign(self, folder: Path, kind: str, more: About) -> None:

@@ -19,6 +19,7 @@ from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.run_directory import (
     About,
     RunDirectory,
+    keep_book,
     known_secret,
     open_run,
     own_ledger,
@@ -60,6 +61,8 @@ class SavedRun:
 
     def ledger(self, given: Ledger | str | Path | None) -> Ledger:
         """The book to charge: the given one, or the run's own."""
+        if isinstance(given, Ledger):
+            keep_book(given, self.folder)
         if given is not None:
             return given if isinstance(given, Ledger) else Ledger(given)
         return own_ledger(self.folder, self.about)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
 from dpstream.errors import LedgerError, NoiseReuse
 from dpstream.privacy.account import Account
 from dpstream.privacy.amounts import GRID, show
-from dpstream.privacy.charges import Charge, Terms
+from dpstream.privacy.charges import Cells, Charge, Terms
 
 DigestAt = Callable[[int], str]
 """The digest of a run's input up to a step, or "" where it is not at hand."""
@@ -20,9 +21,11 @@ DigestAt = Callable[[int], str]
 class Book:
     """One dataset's terms, its account, and which charges are known."""
 
-    def __init__(self, terms: Terms, *, since: int = 0) -> None:
+    def __init__(self, terms: Terms, *, since: int = 0, in_memory: bool = False) -> None:
         self.terms = terms
         self.account = Account(terms, since=since)
+        self.reach = 0  # how far behind their own step charges have read
+        self._settled = Settled() if in_memory else None
         self.spent_on: dict[tuple[str, str, str], list[Any]] = {}
         self._known: dict[tuple[str, str, str, str], list[Charge]] = {}
 
@@ -78,6 +81,8 @@ class Book:
 
     def add(self, charge: Charge, loss: int | None = None) -> None:
         """Apply a charge that is durable; `loss` is what the account said it leads to."""
+        if charge.kind == "cells" and charge.step - charge.cells.first > self.reach:
+            self.reach = charge.step - charge.cells.first
         reaches = charge.cells.last + charge.repeat > self.account.kept
         if reaches or charge.kind in ("open", "close"):
             self.account.add(charge, loss)
@@ -86,6 +91,8 @@ class Book:
                 known.append(charge)
             else:
                 known.insert(bisect_right(known, charge.step, key=lambda c: c.step), charge)
+        elif self._settled is not None:
+            self._settled.add(charge)
         line = self._line(charge)
         if charge.kind != "close":
             line[0] += charge.repeat
@@ -96,15 +103,86 @@ class Book:
                 line[4], line[5] = line[4] + charge.tail, line[5] + charge.drift
 
     def charges(self) -> list[Charge]:
-        """The charges still held, oldest first."""
-        return sorted((c for known in self._known.values() for c in known), key=lambda c: c.step)
+        """The charges still held, oldest first; of a book in memory, all of them."""
+        held = [charge for known in self._known.values() for charge in known]
+        if self._settled is not None:
+            held += self._settled.charges()
+        return sorted(held, key=lambda c: (c.step, c.kind == "close"))
 
     def forget_before(self, step: int) -> None:
-        """Keep memory bounded on a stream that never ends."""
+        """Keep memory bounded on a stream that never ends: settle what no window meets any more.
+
+        An interval is held for as long as it is open, or its end meets a window.
+        """
         self.account.forget_before(step)
         kept = self.account.kept
         for source, charges in self._known.items():
-            self._known[source] = [c for c in charges if max(c.last_step, c.cells.last) >= kept]
+            held, old = list[Charge](), list[Charge]()
+            for charge in charges:
+                alive = max(charge.last_step, charge.cells.last) >= kept or (
+                    charge.kind == "open"
+                    and self.account.interval((*source[:3], charge.cells.first)) is not None
+                )
+                (held if alive else old).append(charge)
+            self._known[source] = held
+            if self._settled is not None:
+                for charge in old:
+                    self._settled.add(charge)
+
+    def reading_back(self, oldest: int, charges: Iterable[Charge]) -> Book:
+        """The same book with all of `charges`, its own, that a charge to step `oldest` may meet."""
+        since = max(0, oldest - (self.terms.width or oldest))
+        book = Book(self.terms, since=since, in_memory=self._settled is not None)
+        for charge in charges:
+            book.add(charge)
+        book.account.peak = max(book.account.peak, self.account.peak)
+        return book
+
+
+class Settled:
+    """Charges that no window meets any more, 16 bytes for each run of equal ones.
+
+    A book in memory has no file to read them back from. Their digests are dropped: made again
+    without a log that proves the same input, such a charge is refused.
+    """
+
+    DIGEST = "settled"
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[Any, ...], array[int]] = {}
+
+    def add(self, charge: Charge) -> None:
+        """Keep a charge; it lengthens the run of equal ones that it follows."""
+        cells, step = charge.cells, charge.step
+        places = (cells.first - step, cells.last - step, cells.bins)
+        digest = Settled.DIGEST if charge.digest else ""
+        key = (charge.source, charge.amount, places, charge.tail, charge.drift, digest)
+        runs = self._runs.setdefault(key, array("q"))
+        single = charge.kind != "cells" or charge.tail or charge.drift
+        if runs and not single and runs[-2] + runs[-1] == step:
+            runs[-1] += charge.repeat
+        else:
+            runs.extend((step, charge.repeat))
+
+    def charges(self) -> Iterator[Charge]:
+        """All of them, run by run."""
+        for (source, amount, places, tail, drift, digest), runs in self._runs.items():
+            first, last, bins = places
+            run, query, purpose, kind = source
+            for step, repeat in zip(runs[::2], runs[1::2], strict=True):
+                yield Charge(
+                    run=run,
+                    query=query,
+                    purpose=purpose,
+                    step=step,
+                    amount=amount,
+                    cells=Cells(first=step + first, last=step + last, bins=bins),
+                    repeat=repeat,
+                    digest=digest,
+                    kind=kind,
+                    tail=tail,
+                    drift=drift,
+                )
 
 
 def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> None:

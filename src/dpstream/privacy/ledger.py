@@ -2,19 +2,20 @@
 
 A ledger file holds one book per dataset. Each charge is checked against the book under the file's
 lock and fsynced before the caller may draw noise. Several processes may charge at once; a kill
-leaves either the whole charge or none. Without a path the book lives in memory, for a release that
-nothing else shares.
+leaves either the whole charge or none. Without a path the book lives in memory, until a run that
+is kept is charged to it: then it moves to a file, for all that share it (`Ledger.persist`).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from copy import deepcopy
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpstream.errors import LedgerError, NoiseReuse, StateError
+from dpstream.errors import InvalidParameter, LedgerError, NoiseReuse, StateError
 from dpstream.privacy.amounts import GRID
 from dpstream.privacy.book import DigestAt, report
 from dpstream.privacy.charges import Charge, Terms
@@ -34,16 +35,7 @@ class Ledger:
     def open(self, dataset: str, terms: Terms) -> None:
         """Create the dataset's book, or check that it has these very terms."""
         with self._shelf.current():
-            book = self._shelf.books.get(dataset)
-            if book is None:
-                self._shelf.open_book(dataset, terms)
-            elif book.terms != terms:
-                raise LedgerError(
-                    f"the book of dataset {dataset!r} promises {book.terms.describe()} "
-                    f"(clock {book.terms.clock!r}, time zone {book.terms.time_zone}); this query "
-                    f"asks for {terms.describe()} (clock {terms.clock!r}, time zone "
-                    f"{terms.time_zone}); use the book's terms or another dataset name"
-                )
+            self._shelf.open_or_agree(dataset, terms)
 
     def admit(self, dataset: str, asked: Terms, who: str) -> None:
         """Open a book with a mechanism's own terms, or see that the book counts what it spends.
@@ -157,8 +149,9 @@ class Ledger:
         A charge made before must have read the same input. `verified` says that the caller's own
         log has just shown that, for a replay whose digests do not reach the recorded ones.
         """
-        with self._shelf.current(oldest=charge.cells.first, dataset=dataset):
-            book = self._shelf.book(dataset)
+        with self._shelf.current():
+            oldest = charge.step if charge.kind == "close" else charge.cells.first
+            book = self._shelf.book(dataset, oldest=oldest)
             news = book.newest_loss_with(charge)
             if news is not None and news <= book.account.total:
                 self._shelf.write_charge(dataset, charge)
@@ -197,17 +190,40 @@ class Ledger:
 
     def history(self, dataset: str | None = None) -> Iterator[Record]:
         """Every record of the file, oldest first."""
-        for record in self._shelf.reread():
+        with self._shelf.current():
+            records = self._shelf.reread()
+        for record in records:
             if dataset is None or dataset in (record.get("dataset"), record.get("book")):
                 yield record
 
-    def persist(self, path: Path) -> Ledger:
-        """Write a book kept in memory to a new file, and go on there."""
-        if path.exists():
-            raise LedgerError(f"{path} exists already; a ledger is never overwritten")
-        durable = Ledger(path)
-        durable._shelf.fill(self._shelf.all_records())
-        return durable
+    def persist(self, path: str | Path) -> None:
+        """Keep a book that is in memory in a file from now on; one that has a file stays there.
+
+        The book moves: everybody who holds this ledger charges the file. A file that exists is
+        taken up if nothing was charged in memory, and refused otherwise: two budgets are not one.
+        """
+        with self._shelf.lock:
+            with self._shelf.current():
+                if self.path is not None:
+                    return
+            self._shelf.persist(Path(path))
+            self.path = Path(path)
+
+    @property
+    def place(self) -> Path | None:
+        """Where the file is, from the root; None in memory."""
+        journal = self._shelf.journal
+        return None if journal is None else Path(os.path.realpath(journal.place))
+
+    def repair(self, *, because: str) -> None:
+        """Take the file as it is although its head is lost, or says that it held more.
+
+        What it lacks is not counted any more, so this is written down, with the reason. A record
+        that does not match its checksum is refused all the same: restore the file.
+        """
+        if not because.strip():
+            raise InvalidParameter("a repair is recorded with its reason; say why (because=...)")
+        self._shelf.repair(because)
 
     def identity(self) -> str:
         """Which file this is on this machine ("" in memory): a copy has another identity."""
@@ -235,5 +251,6 @@ class Ledger:
 
     def has(self, head: tuple[int, str]) -> bool:
         """Is this the file that once ended at `head`, with all it held then?"""
-        journal = self._shelf.journal
-        return journal is None or journal.has(head)
+        with self._shelf.current():
+            journal = self._shelf.journal
+            return journal is None or journal.has(head)

@@ -126,6 +126,7 @@ def make_run(
             "secret check": secret.key("check", run),
             "ledger": ledger.identity(),
             "own ledger": _is_own(folder, ledger),
+            "ledger place": str(ledger.place),
             **more,
         }
         write_packed(folder / "run.dps", about, kind="run")
@@ -150,19 +151,42 @@ def open_run(folder: Path, *, about: About, secret: Secret, ledger: Ledger) -> R
     return found
 
 
-def own_ledger(folder: Path, about: About) -> Ledger:
-    """The ledger in a begun run's directory; one that is lost is not made anew."""
-    path = folder / "ledger"
-    if not about["own ledger"]:
+def keep_book(ledger: Ledger, folder: Path) -> None:
+    """A book in memory must not end before a run that is kept: it moves to a file.
+
+    To the one that the directory is charged to, or to a new one in it.
+    """
+    if ledger.path is not None:
+        return
+    about = read_about(folder)
+    if about is None:
+        ledger.persist(folder / "ledger")
+    else:
+        own_ledger(folder, about, anywhere=True).close()
+        ledger.persist(_ledger_place(folder, about))
+
+
+def own_ledger(folder: Path, about: About, *, anywhere: bool = False) -> Ledger:
+    """The ledger in a begun run's directory; one that is lost is not made anew.
+
+    `anywhere`: also one in another place.
+    """
+    path = _ledger_place(folder, about)
+    if not (about["own ledger"] or anywhere):
         raise StateError(
-            f"{folder} keeps its budget in another ledger; name that one (--ledger, or ledger= in "
-            "Python)"
+            f"{folder} keeps its budget in another ledger, {path}; name that one (--ledger, or "
+            "ledger= in Python)"
         )
     if not path.exists() or not path.stat().st_size:
         raise StateError(
             f"{path} is missing or empty, and its run was charged; restore it, or {ANEW}"
         )
     return Ledger(path)
+
+
+def _ledger_place(folder: Path, about: About) -> Path:
+    """Where the ledger of a begun run is: in its directory, wherever that is now, or outside."""
+    return folder / "ledger" if about["own ledger"] else Path(about["ledger place"])
 
 
 def _is_own(folder: Path, ledger: Ledger) -> bool:

@@ -2,7 +2,8 @@
 
 Whoever holds the lock sees every charge of every process. A change that is cut short never stays
 half made: memory is dropped and the file read again. Old steps are settled, so that memory stays
-bounded, and read back if a charge asks for them.
+small, and read back if a charge asks for them. A book in memory that is persisted moves: it is the
+file from then on, for everybody who holds it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
 
 from dpstream.errors import BudgetExceeded, LedgerError, NoiseReuse
 from dpstream.privacy.book import Book
 from dpstream.privacy.charges import Charge, Terms
 from dpstream.privacy.known_runs import KnownRun, is_about_run
+from dpstream.privacy.process import this_process
 from dpstream.privacy.state.journal import Journal, Record
 
 _KEEP = 1 << 14  # steps held in memory beyond the window; older ones are read back if asked for
@@ -27,33 +30,35 @@ class Shelf:
     """Books by dataset, and the runs that are charged to them, in a file or in memory alone."""
 
     def __init__(self, path: Path | None) -> None:
-        self.journal = None if path is None else Journal(path, kind="ledger", error=LedgerError)
+        self.journal = None if path is None else _journal(path)
         self.books: dict[str, Book] = {}
         self.runs: dict[str, KnownRun] = {}
-        self._lock = threading.RLock()
-        self._in_memory = _InMemory(self._lock)
+        self.lock = threading.RLock()
+        self._in_memory = _InMemory(self)
 
-    def current(
-        self, *, oldest: int | None = None, dataset: str = ""
-    ) -> AbstractContextManager[None]:
+    def current(self) -> AbstractContextManager[None]:
         """Hold the lock, with every charge of every process applied.
 
         If anything but a refusal cuts a change short (an interrupt, a full disk), what is in
         memory is dropped and read again from the file; without a file, nothing more is admitted.
         """
-        return self._in_memory if self.journal is None else self._of_file(oldest, dataset)
+        return self._in_memory if self.journal is None else self.in_file()
 
-    def book(self, dataset: str) -> Book:
-        """The dataset's book, which must be there."""
-        if dataset not in self.books:
+    def book(self, dataset: str, *, oldest: int | None = None) -> Book:
+        """The dataset's book, which must be there, with all that a charge to `oldest` may meet."""
+        book = self.books.get(dataset)
+        if book is None:
             raise LedgerError(f"there is no book for dataset {dataset!r}; open it with its terms")
-        return self.books[dataset]
+        if oldest is not None and oldest < book.account.since:
+            charges = book.charges() if self.journal is None else self._charges(dataset)
+            book = self.books[dataset] = book.reading_back(oldest, charges)
+        return book
 
     def open_book(self, dataset: str, terms: Terms) -> None:
         """Write down that a dataset has these terms."""
         if self.journal is not None:
             self.journal.append([{"book": dataset, "terms": terms.to_json(), "at": _now()}])
-        self.books[dataset] = Book(terms)
+        self.books[dataset] = Book(terms, in_memory=self.journal is None)
 
     def note(self, record: Record) -> None:
         """Write down a record about a run."""
@@ -67,46 +72,88 @@ class Shelf:
             self.journal.append([{"dataset": dataset, "at": _now()} | charge.to_json()])
 
     def trim(self, book: Book, charged: int) -> None:
-        """Forget what is far behind both the newest step and the one being charged (a replay)."""
+        """Settle what is far behind both the newest step and the one being charged (a replay).
+
+        Far: more than charges have read behind their own step, as they do after a delay.
+        """
         if charged <= book.account.since + _KEEP:
             return
         width = book.terms.width
         if width is None:
             return
-        horizon = min(book.account.newest, charged) - width - _KEEP
+        horizon = min(book.account.newest, charged) - width - max(_KEEP, book.reach)
         if horizon > book.account.since + _KEEP:
             book.forget_before(horizon)
 
     def reread(self) -> list[Record]:
-        """Every record of the file, oldest first; none in memory."""
-        if self.journal is None:
-            return []
-        fresh = Journal(self.journal.path, kind="ledger", error=LedgerError)
-        try:
-            return fresh.read_new()
-        finally:
-            fresh.close()
+        """Every record of the file, oldest first, under its lock; none in memory."""
+        return [] if self.journal is None else self.journal.read_all()
 
-    def all_records(self) -> list[Record]:
+    def repair(self, because: str) -> None:
+        """Take the file as it is, and write down that this was done."""
+        if self.journal is None:
+            raise LedgerError("a book in memory has no file to repair")
+        with self.lock, self.journal.locked():
+            self._start_over()
+            self.journal.accept(
+                lambda mark: {
+                    "repaired": because,
+                    "had": None if mark is None else mark.offset,
+                    "at": _now(),
+                }
+            )
+
+    def persist(self, path: Path) -> None:
+        """Go on in a file: what is in memory is written to a new one, which all share from now on.
+
+        A file that is there is taken up, if nothing was charged in memory.
+        """
+        if not path.exists():
+            records = self._all_records()
+            Journal.write_new(path, records, kind="ledger", error=LedgerError)
+        elif self.runs or any(book.charges() for book in self.books.values()):
+            raise LedgerError(
+                f"this book in memory was charged already, and {path} is a book of its own: two "
+                "cannot become one; open that one in the first place, Ledger(path), and give it to "
+                "all runs"
+            )
+        known, journal = {name: book.terms for name, book in self.books.items()}, _journal(path)
+        file = Shelf(None)
+        file.journal = journal
+        try:
+            with file.in_file():
+                for name, terms in known.items():
+                    file.open_or_agree(name, terms)
+        except BaseException:
+            journal.close()
+            raise
+        self.journal = journal
+        self._start_over()
+
+    def open_or_agree(self, dataset: str, terms: Terms) -> None:
+        """Open a dataset's book, or see that it has these very terms."""
+        book = self.books.get(dataset)
+        if book is None:
+            self.open_book(dataset, terms)
+        elif book.terms != terms:
+            raise LedgerError(
+                f"the book of dataset {dataset!r} promises {book.terms.describe()} "
+                f"(clock {book.terms.clock!r}, time zone {book.terms.time_zone}); this query "
+                f"asks for {terms.describe()} (clock {terms.clock!r}, time zone "
+                f"{terms.time_zone}); use the book's terms or another dataset name"
+            )
+
+    def _all_records(self) -> list[Record]:
         """All that is in memory, as a file would have it."""
         records: list[Record] = []
         for name, book in self.books.items():
-            since = book.account.since
-            records.append({"book": name, "terms": book.terms.to_json(), "at": _now()})
+            records.append({"book": name, "terms": book.terms.to_json()})
             runs = [(run, known) for run, known in self.runs.items() if known.dataset == name]
-            records += [each | {"at": _now()} for run, known in runs for each in known.records(run)]
-            records += [{"dataset": name, "at": _now()} | c.to_json() for c in book.charges()]
-            if since:
-                records.append({"dataset": name, "settled_before": since, "at": _now()})
-        return records
-
-    def fill(self, records: list[Record]) -> None:
-        """Write records to a new file."""
-        assert self.journal is not None
-        with self.journal.locked():
-            self.journal.append(records)
-            for record in records:
-                self.apply(record)
+            records += [record for run, known in runs for record in known.records(run)]
+            records += [{"dataset": name} | charge.to_json() for charge in book.charges()]
+            records.append({"dataset": name, "peak": book.account.peak})
+        now = _now()
+        return [record | {"at": now} for record in records]
 
     def apply(self, record: Record) -> None:
         """Make in memory the change that a record of the file stands for."""
@@ -114,17 +161,22 @@ class Shelf:
             self.books.setdefault(record["book"], Book(Terms.from_json(record["terms"])))
         elif is_about_run(record):
             self.runs.setdefault(record["run"], KnownRun()).apply(record)
-        elif "settled_before" in record:
-            self.books[record["dataset"]].forget_before(record["settled_before"])
+        elif "peak" in record:
+            account = self.books[record["dataset"]].account
+            account.peak = max(account.peak, record["peak"])
+        elif "repaired" in record:
+            pass  # for people
         else:
             self.books[record["dataset"]].add(Charge.from_json(record))
 
     @contextmanager
-    def _of_file(self, oldest: int | None, dataset: str) -> Iterator[None]:
+    def in_file(self) -> Iterator[None]:
+        """Hold the lock of the file, and apply what was appended to it."""
         assert self.journal is not None
-        with self._lock, self.journal.locked():
+        with self.lock, self.journal.locked():
             try:
-                self._catch_up(oldest, dataset)
+                for record in self.journal.read_new():
+                    self.apply(record)
                 yield
             except _REFUSALS:
                 raise
@@ -132,48 +184,62 @@ class Shelf:
                 self._start_over()
                 raise
 
-    def _catch_up(self, oldest: int | None, dataset: str) -> None:
-        assert self.journal is not None
-        try:
-            for record in self.journal.read_new():
-                self.apply(record)
-            book = self.books.get(dataset)
-            if book is not None and oldest is not None and oldest < book.account.since:
-                self._reload(dataset, oldest)
-        except BaseException:
-            self._start_over()
-            raise
-
     def _start_over(self) -> None:
         assert self.journal is not None
         self.books.clear()
         self.runs.clear()
         self.journal.rewind()
 
-    def _reload(self, dataset: str, oldest: int) -> None:
-        """Read a book again with more of its past, for a charge to a step long gone."""
-        terms = self.books[dataset].terms
-        self.books[dataset] = Book(terms, since=max(0, oldest - (terms.width or oldest)))
-        for record in self.reread():
-            if record.get("dataset") == dataset and not is_about_run(record):
-                self.apply(record)
+    def _charges(self, dataset: str) -> list[Charge]:
+        """Every charge that the file has for a dataset."""
+        records = (record for record in self.reread() if record.get("dataset") == dataset)
+        return [Charge.from_json(record) for record in records if "amount" in record]
 
 
 class _InMemory(AbstractContextManager[None]):
     """The lock of a book without a file; once a change was cut short it lets nobody in."""
 
-    def __init__(self, lock: threading.RLock) -> None:
-        self._lock, self._broken = lock, False
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf, self._broken, self._process = shelf, False, this_process()
+        self._inside: list[AbstractContextManager[None] | None] = []
 
     def __enter__(self) -> None:
-        self._lock.acquire()
-        if self._broken:
-            self._lock.release()
-            raise LedgerError("a charge to this book was cut short; start a new one")
+        if this_process() != self._process:
+            raise LedgerError(
+                "this book is in memory and was made before a fork: a copy would be a second "
+                "budget; use a ledger file, and open it in each process"
+            )
+        self._shelf.lock.acquire()
+        try:
+            if self._broken:
+                raise LedgerError("a charge to this book was cut short; start a new one")
+            file = None
+            if self._shelf.journal is not None:  # it has moved while this one waited
+                file = self._shelf.in_file()
+                file.__enter__()
+        except BaseException:
+            self._shelf.lock.release()
+            raise
+        self._inside.append(file)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._broken = self._broken or not (kind is None or issubclass(kind, _REFUSALS))
-        self._lock.release()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            file = self._inside.pop()
+            if file is not None:
+                file.__exit__(kind, problem, trace)
+            elif not (kind is None or issubclass(kind, _REFUSALS)):
+                self._broken = True
+        finally:
+            self._shelf.lock.release()
+
+
+def _journal(path: Path) -> Journal:
+    return Journal(path, kind="ledger", error=LedgerError, head=True)
 
 
 def _now() -> str:

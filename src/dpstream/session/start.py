@@ -18,7 +18,7 @@ from dpstream.engines.query_run import Engine, Options
 from dpstream.engines.series import SeriesRun
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.run_directory import read_about
+from dpstream.privacy.run_directory import keep_book, read_about
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.files import make_directory
 from dpstream.privacy.state.secret import beside
@@ -77,6 +77,8 @@ def run(
     folder = None if checkpoint_location is None else Path(checkpoint_location)
     given = own_ledger(ledger, folder)
     if given is not None:
+        if folder is not None and read_about(folder) is not None:
+            keep_book(given, folder)
         refuse_early(given, dataset, [(query, folder)])
         if given is not ledger:
             given.close()
@@ -135,12 +137,17 @@ def run_all(
     folders = {name: None if folder is None else folder / safe_name(name) for name in names}
     feeds = feeds_by_query(names, source, Feed(source=source, live=live, history=history))
     given = own_ledger(ledger, folder)
+    own = _ledger_path(None, folder)
+    if given is not None and own is not None and own.exists():
+        given.persist(own)
     if check_budget:
         several = [(query, folders[query.name]) for query in queries]
         refuse_early(given or Ledger(), dataset, several)
     if folder is not None:
         make_directory(folder, mode=0o700)
     book = given or Ledger(_ledger_path(ledger, folder))
+    if own is not None:
+        book.persist(own)  # one in memory must not end before its runs
     kept = _common_secret(secret, folder, names)
     views: dict[str, tuple[Any, Any]]
     if engine is None:

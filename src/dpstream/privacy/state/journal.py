@@ -1,8 +1,10 @@
 """An append-only file of JSON records that survives kill -9 and several writers.
 
 One line a record: `tag json`. The tag is a BLAKE2 hash of the record and of the tag before it, so
-an altered or missing line in the middle is found. A torn last line (a kill inside a write) never
-was durable and is cut off by the next writer.
+an altered or missing line in the middle is found. A record whose tag verifies is a record, with or
+without its newline. The beginning of one at the end (a kill inside a write) was never relied on and
+is cut off by the next writer; anything else that does not verify is refused. What is missing at the
+end leaves a valid file: where that matters, the file has a head.
 """
 
 from __future__ import annotations
@@ -12,14 +14,21 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dpstream.errors import DpstreamError, StateError
+from dpstream.errors import DpstreamError, NewBook, StateError
 from dpstream.privacy.process import this_process
-from dpstream.privacy.state.files import file_identity, make_directory, sync_directory
+from dpstream.privacy.state.files import (
+    file_identity,
+    make_directory,
+    sync_directory,
+    write_hidden,
+)
+from dpstream.privacy.state.journal_head import NO_TAG, JournalHead, Mark
 
 Record = dict[str, Any]
 
@@ -29,16 +38,45 @@ FORMAT = 1
 class Journal:
     """Records of one `kind`, described by one `header` fixed at creation.
 
-    Every method but `locked` must be called inside `with journal.locked()`.
+    Every method but `locked` must be called inside `with journal.locked()`. With `head`, the end
+    of the file is kept beside it too (`journal_head.py`), and one record is appended at a time.
     """
 
-    def __init__(self, path: Path, *, kind: str, error: type[DpstreamError] = StateError) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        kind: str,
+        error: type[DpstreamError] = StateError,
+        head: bool = False,
+    ) -> None:
         self.path, self.kind, self._error = Path(path), kind, error
         make_directory(self.path.parent)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.place = Path(os.path.abspath(self.path))  # the same after a change of directory
+        self._fd, made = _opened(self.place)
         self._thread_lock, self._depth = threading.RLock(), 0
         self._process = this_process()
-        self._offset, self._tag = 0, "0" * 16
+        self._offset, self._tag = 0, NO_TAG
+        self._head = JournalHead(Path(os.path.realpath(self.place)), error) if head else None
+        if made and self._head is not None:
+            self._begin_anew(self._head)
+
+    @classmethod
+    def write_new(
+        cls, path: Path, records: Iterable[Record], *, kind: str, error: type[DpstreamError]
+    ) -> None:
+        """Make a file with a head that holds these records: whole, or not at all."""
+        data, tag = _lines(NO_TAG, [{"dpstream": kind, "format": FORMAT}, *records])
+        temporary = write_hidden(path, data)
+        try:
+            head = JournalHead(Path(os.path.realpath(path)), error)
+            head.begin(len(data), tag)
+            os.link(temporary, path)
+        except FileExistsError:
+            raise error(f"{path} exists already; it is never overwritten") from None
+        finally:
+            temporary.unlink()
+        sync_directory(path.parent)
 
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[None]:
@@ -58,6 +96,8 @@ class Journal:
         """Take the file's lock; without `wait`, refuse if another process has it."""
         if this_process() != self._process:
             raise self._error(f"{self.path} was opened before a fork; open it in each process")
+        if self._fd < 0:
+            raise self._error(f"{self.path} was closed; open it again")
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -66,7 +106,7 @@ class Journal:
                 "or give this one its own state directory"
             ) from None
         try:
-            current = os.stat(self.path)
+            current = os.stat(self.place)
         except FileNotFoundError:
             current = None
         held = os.fstat(self._fd)
@@ -75,51 +115,86 @@ class Journal:
             raise self._error(f"{self.path} was replaced or removed while in use; restore it")
 
     def read_new(self) -> list[Record]:
-        """Records appended since the last call, by anyone; the header is checked and left out."""
+        """Records appended since the last call, by anyone; the header is checked and left out.
+
+        A record without its newline is a record. Less than a record at the end is left for the
+        next writer to cut, if it can only be a kill inside an append that nobody relied on.
+        """
         size = os.fstat(self._fd).st_size
+        if size == self._offset > 0:
+            return []
         if size < self._offset:
             raise self._error(f"{self.path} became shorter while it was in use; restore it")
-        *lines, torn = self._read(size).split(b"\n")
-        if self._offset == 0 and not lines and not self._header().startswith(torn):
-            raise self._foreign()  # cutting this as a torn line would destroy somebody's file
-        records: list[Record] = []
-        offset, tag = self._offset, self._tag
-        for line in lines:
-            record = self._parse(line, offset, tag)
-            if offset == 0:
-                self._check_header(record)
-            else:
-                records.append(record)
-            offset, tag = offset + len(line) + 1, line[:16].decode()
-        self._offset, self._tag = offset, tag
+        mark = self._marked(size)
+        records, ends, torn = self._parsed(size)
+        if mark is not None:
+            self._compare(mark, ends, torn)
+        if not torn and size < ends[-1][0]:
+            os.pwrite(self._fd, b"\n", size)  # it was lost
+            os.fsync(self._fd)
+        self._offset, self._tag = ends[-1]
+        if mark is not None and mark.offset < self._offset:  # a kill came between record and head
+            assert self._head is not None
+            os.fsync(self._fd)
+            self._head.move(self._offset, self._tag)
         return records
 
     def append(self, records: Iterable[Record]) -> None:
         """Write records after everything read so far and return once they are durable."""
         new_file = self._offset == 0
         batch: list[Record] = [*records]
+        assert self._head is None or len(batch) == 1, "a journal with a head takes one at a time"
         if new_file:
             batch.insert(0, {"dpstream": self.kind, "format": FORMAT})
-        if b"\n" in self._read(os.fstat(self._fd).st_size):
+            if self._head is not None and self._head.read() is None:
+                self._head.begin()  # before the file: one that holds anything always has a head
+        if self._grown():
             raise self._error(f"{self.path} grew since it was read; read it before appending")
-        chunk, tag = [], self._tag
-        for record in batch:
-            line = _line(tag, record)
-            tag = line[:16].decode()
-            chunk.append(line)
-        data = b"".join(chunk)
+        data, tag = _lines(self._tag, batch)
         os.ftruncate(self._fd, self._offset)  # cut a torn tail
         written = 0
         while written < len(data):
             written += os.pwrite(self._fd, data[written:], self._offset + written)
         os.fsync(self._fd)
         if new_file:
-            sync_directory(self.path.parent)
+            sync_directory(self.place.parent)
+        if self._head is not None:
+            self._head.move(self._offset + len(data), tag)
         self._offset, self._tag = self._offset + len(data), tag
+
+    def read_all(self) -> list[Record]:
+        """Every record from the first on; what `read_new` has read stays read."""
+        kept = self._offset, self._tag
+        self.rewind()
+        try:
+            return self.read_new()
+        finally:
+            self._offset, self._tag = kept
+
+    def accept(self, record: Callable[[Mark | None], Record]) -> None:
+        """Take the file as it is, whatever its head says; `record` notes that, with the old head.
+
+        Only a record that was torn at the end is cut; one that does not match its tag is refused.
+        """
+        assert self._head is not None
+        try:
+            mark = self._head.read()
+        except self._error:
+            mark = None
+        self.rewind()
+        _, ends, _ = self._parsed(os.fstat(self._fd).st_size)
+        offset, tag = ends[-1]
+        if not offset:
+            raise self._error(f"{self.path} is empty: there is nothing to go on with; restore it")
+        data, tag = _lines(tag, [record(mark)])
+        os.ftruncate(self._fd, offset - 1)
+        os.pwrite(self._fd, b"\n" + data, offset - 1)
+        os.fsync(self._fd)
+        self._head.begin(offset + len(data), tag)
 
     def rewind(self) -> None:
         """Forget what was read, so that `read_new` starts from the first record again."""
-        self._offset, self._tag = 0, "0" * 16
+        self._offset, self._tag = 0, NO_TAG
 
     def head(self) -> tuple[int, str]:
         """How far the file was read or written, and the tag of its last record."""
@@ -150,8 +225,92 @@ class Journal:
             at += len(part)
         return b"".join(parts)
 
-    def _header(self) -> bytes:
-        return _line("0" * 16, {"dpstream": self.kind, "format": FORMAT})
+    def _begin_anew(self, head: JournalHead) -> None:
+        """The file was not there: say so if its head says that it has been."""
+        with self.locked():
+            mark = head.read()
+            if mark is None or not mark.offset or os.fstat(self._fd).st_size:
+                return
+            warnings.warn(
+                f"{self.path} was removed (it held {mark.offset} bytes, {head.path.name} says): a "
+                "new one begins, and what the old one held is not counted; if that was not meant, "
+                "restore it",
+                NewBook,
+                stacklevel=5,
+            )
+            head.begin()
+
+    def _marked(self, size: int) -> Mark | None:
+        """Where the head says that the file has ended, at least; None without a head."""
+        if self._head is None:
+            return None
+        mark = self._head.read()
+        if mark is None and size:
+            raise self._error(
+                f"{self._head.path}, which says how far {self.path} had come, is missing: records "
+                f"may be lost from its end; restore it (a copy of a {self.kind} takes both files "
+                f"along), or take the {self.kind} as it is: dpstream ledger repair {self.path} "
+                "--because TEXT"
+            )
+        if mark is not None and mark.offset < self._offset:
+            raise self._error(f"{self._head.path} went back while it was in use; restore it")
+        return mark
+
+    def _parsed(self, size: int) -> tuple[list[Record], list[tuple[int, str]], bool]:
+        """Records from the offset on, where each of them ends (the offset first), and a torn end.
+
+        The last record ends where its newline is, or was.
+        """
+        *lines, tail = self._read(size).split(b"\n")
+        header = _lines(NO_TAG, [{"dpstream": self.kind, "format": FORMAT}])[0]
+        if self._offset == 0 and not lines and not header.startswith(tail):
+            raise self._foreign()  # cutting this as a torn line would destroy somebody's file
+        ends, records = [(self._offset, self._tag)], list[Record]()
+        for number, line in enumerate([*lines, tail]):
+            offset, tag = ends[-1]
+            if number == len(lines) and not _verifies(tag, tail):
+                break
+            record = self._parse(line, offset, tag)
+            if offset == 0:
+                self._check_header(record)
+            else:
+                records.append(record)
+            ends.append((offset + len(line) + 1, line[:16].decode()))
+        else:
+            return records, ends, False
+        if _is_whole(ends[-1][1], tail):
+            raise self._damaged(ends[-1][0])
+        return records, ends, bool(tail)
+
+    def _compare(self, mark: Mark, ends: list[tuple[int, str]], torn: bool) -> None:
+        """The file holds what its head says, and beyond it at most the append that was killed."""
+        assert self._head is not None
+        last, remedy = ends[-1][0], f"dpstream ledger repair {self.path} --because TEXT"
+        if last < mark.offset:
+            raise self._error(
+                f"{self.path} is shorter than it was: it ends after {last} bytes, and "
+                f"{self._head.path.name} says that it held {mark.offset}; records are lost; "
+                f"restore the file, or take it as it is, without them: {remedy}"
+            )
+        beyond = [end for end in ends if end[0] >= mark.offset]
+        most = 2 if mark.offset == 0 else 1  # the first append also writes the header
+        ahead = len(beyond) - 1
+        if (
+            beyond[0] != (mark.offset, mark.tag)
+            or ahead > most
+            or (torn and ahead == most)
+            or (mark.torn and (torn or ahead != most))
+        ):
+            raise self._error(
+                f"{self._head.path} is damaged, or does not belong to this state of {self.path}: "
+                "one of the two was exchanged, and records may be lost; restore both, or take the "
+                f"{self.kind} as it is: {remedy}"
+            )
+
+    def _grown(self) -> bool:
+        """Is there more than a torn tail after what was read?"""
+        tail = self._read(os.fstat(self._fd).st_size)
+        return b"\n" in tail or _is_whole(self._tag, tail)
 
     def _foreign(self) -> DpstreamError:
         return self._error(
@@ -159,16 +318,16 @@ class Journal:
             "altered; name another file or restore this one"
         )
 
+    def _damaged(self, offset: int) -> DpstreamError:
+        return self._error(
+            f"{self.path} is damaged after byte {offset}: a record does not match its "
+            "checksum; restore the file from a backup"
+        )
+
     def _parse(self, line: bytes, offset: int, previous: str) -> Record:
-        tag, _, body = line.partition(b" ")
-        if tag.decode("ascii", "replace") != _tag(previous, body):
-            if offset == 0:
-                raise self._foreign()
-            raise self._error(
-                f"{self.path} is damaged after byte {offset}: a record does not match its "
-                "checksum; restore the file from a backup"
-            )
-        record: Record = json.loads(body)
+        if not _verifies(previous, line):
+            raise self._damaged(offset) if offset else self._foreign()
+        record: Record = json.loads(line[17:])
         return record
 
     def _check_header(self, record: Record) -> None:
@@ -184,9 +343,37 @@ class Journal:
             )
 
 
-def _line(previous: str, record: Record) -> bytes:
-    body = json.dumps(record, separators=(",", ":"), sort_keys=True).encode()
-    return _tag(previous, body).encode() + b" " + body + b"\n"
+def _opened(path: Path) -> tuple[int, bool]:
+    """The file, and whether it had to be made."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC), False
+    except FileNotFoundError:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), True
+
+
+def _lines(tag: str, records: Iterable[Record]) -> tuple[bytes, str]:
+    """Records as the lines that follow one with `tag`, and the tag of the last."""
+    lines = []
+    for record in records:
+        body = json.dumps(record, separators=(",", ":"), sort_keys=True).encode()
+        tag = _tag(tag, body)
+        lines.append(tag.encode() + b" " + body + b"\n")
+    return b"".join(lines), tag
+
+
+def _verifies(previous: str, line: bytes) -> bool:
+    tag, _, body = line.partition(b" ")
+    return tag.decode("ascii", "replace") == _tag(previous, body)
+
+
+def _is_whole(previous: str, tail: bytes) -> bool:
+    """Is this the whole of a record, however damaged, and not the beginning of one?"""
+    if _verifies(previous, tail) or _verifies(previous, tail[:-1]):
+        return True
+    try:
+        return isinstance(json.loads(tail[17:]), dict)
+    except ValueError:
+        return False
 
 
 def _tag(previous: str, body: bytes) -> str:
