@@ -98,7 +98,7 @@ def test_damage_spares_what_has_no_second_copy(tmp_path):
     rng = np.random.default_rng(1)
     (tmp_path / "segments").mkdir()
     (tmp_path / "run.dps").write_bytes(b"run")
-    log = b"header\nrun\nstep 0\nstep 1\n"
+    log = b'header\nrun\n"step" 0\n"step" 1\n'
     (tmp_path / "inputs.log").write_bytes(log)
     (tmp_path / "manifest-9.dps").write_bytes(b"old" * 9)
     damage(tmp_path, "snapshot", rng)
@@ -111,7 +111,7 @@ def test_damage_spares_what_has_no_second_copy(tmp_path):
     assert len((tmp_path / "manifest-10.dps").read_bytes()) < 27
     left = (tmp_path / "inputs.log").read_bytes()
     assert log.startswith(left)
-    assert left.startswith(b"header\nrun\nstep 0\n")
+    assert left.startswith(b'header\nrun\n"step" 0\n')
 
 
 def test_a_killer_counts_by_phase(monkeypatch):

@@ -171,9 +171,9 @@ def test_another_format_is_refused(tmp_path):
     write(tmp_path, table())
     break_off(tmp_path, 3)
     path = tmp_path / "state" / "run.dps"
-    about = read_packed(path, kind="query run")
-    write_packed(path, about | {"format": 2}, kind="query run")
-    with pytest.raises(StateError, match="has state format 2; this version reads 1"):
+    about = read_packed(path, kind="run")
+    write_packed(path, about | {"format": 3}, kind="run")
+    with pytest.raises(StateError, match="has state format 3; this version reads 2"):
         start(tmp_path)
 
 

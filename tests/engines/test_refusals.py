@@ -8,7 +8,8 @@ from fractions import Fraction
 import pytest
 
 import dpstream as dps
-from dpstream.errors import SecretError, StateError
+from dpstream.errors import LedgerError, SecretError, StateError
+from dpstream.privacy.ledger import Ledger
 from dpstream.stages.plan import planned
 from tests.engines.runs import (
     SECRET,
@@ -78,13 +79,34 @@ def test_a_copy_is_refused(place):
     assert published(place) == before
 
 
-def test_a_copy_with_a_shared_book_is_refused(tmp_path):
-    """The copy's log is another file, whoever keeps the book."""
+def test_of_two_copies_with_a_shared_book_one_goes_on(tmp_path):
+    """The first that starts; its epoch in the ledger tells the other one that it is older."""
+    expected = whole(tmp_path / "whole")
     write(tmp_path, table())
-    break_off(tmp_path, 4, ledger=tmp_path / "book")
+    book = {"ledger": tmp_path / "book"}
+    break_off(tmp_path, 4, **book)
     shutil.copytree(tmp_path / "state", tmp_path / "copy")
-    with pytest.raises(StateError, match="is a copy, or was moved here"):
-        start(tmp_path, checkpoint_location=tmp_path / "copy", ledger=tmp_path / "book").finish()
+    break_off(tmp_path, 2, checkpoint_location=tmp_path / "copy", **book)
+    with pytest.raises(StateError, match="another copy of it has gone on since"):
+        start(tmp_path, **book).finish()
+    start(tmp_path, checkpoint_location=tmp_path / "copy", **book).finish()
+
+    assert published(tmp_path) == expected
+
+
+def test_a_copy_that_starts_stops_the_original(tmp_path):
+    """A process that sees a newer epoch than its own draws nothing more."""
+    write(tmp_path, table())
+    book = {"ledger": tmp_path / "book"}
+    running = iter(start(tmp_path, **book))
+    next(running)
+    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    break_off(tmp_path, 2, checkpoint_location=tmp_path / "copy", sink=None, **book)
+    with pytest.raises(StateError, match="was started again by another process"):
+        list(running)
+
+    start(tmp_path, checkpoint_location=tmp_path / "copy", **book).finish()
+    assert published(tmp_path) == whole(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +160,7 @@ def test_a_lost_secret_is_not_replaced(tmp_path):
 
 def test_another_ledger_is_refused(place):
     """A run goes on with the book it is charged to."""
-    with pytest.raises(StateError, match=r"is not the one that .* is charged to"):
+    with pytest.raises(StateError, match=r"is not the file that .* is charged to"):
         start(place, ledger=place / "another").finish()
 
 
@@ -147,7 +169,14 @@ def test_a_ledger_rolled_back_is_refused(tmp_path):
     book = tmp_path / "book"
     write(tmp_path, table())
     break_off(tmp_path, 4, ledger=book)
-    os.truncate(book, book.read_bytes().index(b'"amount"'))  # in place: it stays the same file
+    whole_book = book.read_bytes()
+    os.truncate(book, whole_book.index(b'"amount"'))  # in place: it stays the same file
+    with pytest.raises(LedgerError, match="shorter than it was"):
+        start(tmp_path, ledger=book).finish()
+    book.with_name("book.head").unlink()
+    end = whole_book.rindex(b"\n", 0, whole_book.index(b'"amount"')) + 1
+    book.write_bytes(whole_book[:end])
+    Ledger(book).repair(because="to see who notices")
     with pytest.raises(StateError, match="rolled back"):
         start(tmp_path, ledger=book).finish()
 

@@ -12,7 +12,6 @@ from dpstream.errors import (
     BudgetExceeded,
     InvalidInput,
     LedgerError,
-    NewRun,
     NoiseReuse,
     StateError,
 )
@@ -88,10 +87,14 @@ def saved_with_tests(folder, ledger):
 
 
 def test_copies_do_not_test_for_free(tmp_path):
-    """A copy pays again for the run of tests that it holds, or is refused."""
+    """A copy is refused; as a new run it pays again for the run of tests that it holds."""
     ledger = dps.Ledger(tmp_path / "ledger")
-    saved_with_tests(tmp_path / "state", ledger)[0]._log.close()
+    runner, data = saved_with_tests(tmp_path / "state", ledger)
     shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    list(runner.feed(data[:1]))
+    runner.close()
+    with pytest.raises(StateError, match="another copy of it has gone on since"):
+        dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=ledger)
 
     def open_runs():
         history = [r for r in ledger.history() if r.get("kind") == "open"]
@@ -99,8 +102,7 @@ def test_copies_do_not_test_for_free(tmp_path):
 
     before, refused = open_runs(), 0
     try:
-        with pytest.warns(NewRun):
-            dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=ledger)
+        dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=ledger, new_run=True)
     except BudgetExceeded:
         refused = 1
     assert open_runs() - before + refused == 1
@@ -143,7 +145,7 @@ def test_a_ledger_that_forgot_is_refused(tmp_path, damage):
         shutil.copy(path, tmp_path / "copy")
         (tmp_path / "copy").rename(path)
     asked = tmp_path / "mistyped" if damage == "another" else path
-    with pytest.raises(StateError, match=r"rolled back|knows nothing|another file"):
+    with pytest.raises(StateError, match=r"rolled back|is not the file"):
         dps.Runner.load(tmp_path / "state", secret=SECRET, ledger=asked)
 
 

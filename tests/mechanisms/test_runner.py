@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -13,7 +12,6 @@ import dpstream as dps
 from dpstream.errors import (
     BudgetExceeded,
     InvalidInput,
-    NewRun,
     NoiseReuse,
     SecretError,
     StateError,
@@ -136,8 +134,8 @@ def test_other_data_after_a_restart_publish_nothing(tmp_path):
     assert again.steps_done == 7
 
 
-def test_a_copied_state_is_a_new_run(tmp_path):
-    """A copy would draw the noise that the original draws: it gets its own run, and pays."""
+def test_a_copied_state_is_refused_or_a_new_run(tmp_path):
+    """A copy would draw the noise that the original draws: asked to, it begins anew, and pays."""
     runner, _ = saved(tmp_path / "state")
     original = values(runner, DATA[7:13])
     runner.close()
@@ -145,43 +143,50 @@ def test_a_copied_state_is_a_new_run(tmp_path):
     with pytest.raises(StateError, match="copy"):
         dps.Runner.load(tmp_path / "copy", secret=SECRET)
     book = tmp_path / "book"
-    with pytest.raises(StateError, match="knows nothing of this run"):
+    with pytest.raises(StateError, match=r"is not the file that .* is charged to"):
         dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=book)
-    with pytest.warns(NewRun):
-        copy = dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=book, new_run=True)
+    copy = dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=book, new_run=True)
 
     assert copy.run_id != RUN
     assert values(copy, DATA[7:13]) != original
     assert copy.ledger.report()[0]["spent_on"][0]["run"] == copy.run_id.hex()
 
 
-def test_a_lost_log_is_a_new_run(tmp_path):
+@pytest.mark.parametrize("left", [None, b""])
+def test_a_lost_log_is_refused_or_a_new_run(tmp_path, left):
     """Without the log nothing says which steps were drawn already."""
     runner, _ = saved(tmp_path / "state")
     runner.close()
-    next((tmp_path / "state").glob("inputs-*.log")).unlink()
-    with pytest.warns(NewRun):
-        again = dps.Runner.load(tmp_path / "state", secret=SECRET)
+    log = next((tmp_path / "state").glob("inputs-*.log"))
+    log.unlink() if left is None else log.write_bytes(left)
+    with pytest.raises(StateError, match=r"inputs-.* is (missing|empty)"):
+        dps.Runner.load(tmp_path / "state", secret=SECRET)
+    again = dps.Runner.load(tmp_path / "state", secret=SECRET, new_run=True)
     again.close()
 
     assert again.run_id != RUN
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert dps.Runner.load(tmp_path / "state", secret=SECRET).run_id == again.run_id
+    assert dps.Runner.load(tmp_path / "state", secret=SECRET).run_id == again.run_id
 
 
-def test_a_log_behind_the_ledger_is_a_new_run(tmp_path):
+def test_a_log_behind_the_ledger_takes_its_steps_from_there(tmp_path):
     """A log restored from a backup has forgotten steps that the ledger remembers."""
     runner, _ = saved(tmp_path / "state")
+    values(runner, DATA[7:9])
     log = next((tmp_path / "state").glob("inputs-*.log"))
     old = log.read_bytes()
-    values(runner, DATA[7:12])
+    lost = values(runner, DATA[9:12])
     runner.close()
     log.write_bytes(old)  # in place: the file stays the same file
-    with pytest.warns(NewRun):
-        again = dps.Runner.load(tmp_path / "state", secret=SECRET)
-
-    assert again.run_id != RUN
+    other = dps.Runner.load(tmp_path / "state", secret=SECRET)
+    with pytest.raises(NoiseReuse):
+        values(other, [*DATA[7:11], DATA[11] + 1])
+    other.close()
+    again = dps.Runner.load(tmp_path / "state", secret=SECRET)
+    assert values(again, DATA[7:12])[2:] == lost
+    again.close()
+    log.write_bytes(old)
+    with pytest.raises(StateError, match="rolled back, or another copy"):
+        dps.Runner.load(tmp_path / "state", secret=SECRET)
 
 
 def test_one_state_has_one_owner(tmp_path):

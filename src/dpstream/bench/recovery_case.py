@@ -113,9 +113,10 @@ def _cut_last_record(log: Path, marker: Path, rng: np.random.Generator) -> None:
     """Cut inside the last step's line, but never two steps in a row: only one can be torn."""
     content = log.read_bytes()
     cut_before = int(marker.read_text()) if marker.exists() else 0
-    if content.count(b"\n") > 2 and len(content) > cut_before:  # after the header and the run
+    last = content.rstrip(b"\n").rfind(b"\n") + 1
+    if b'"step"' in content[last:] and len(content) > cut_before:
         marker.write_text(str(len(content)))
-        os.truncate(log, int(rng.integers(content.rstrip(b"\n").rfind(b"\n") + 1, len(content))))
+        os.truncate(log, int(rng.integers(last, len(content))))
 
 
 def _number(path: Path) -> int:

@@ -20,6 +20,7 @@ from dpstream.privacy.run_directory import (
     RunDirectory,
     keep_book,
     known_secret,
+    make_empty,
     make_run,
     open_run,
     own_ledger,
@@ -27,13 +28,10 @@ from dpstream.privacy.run_directory import (
     refuse_other_secret,
 )
 from dpstream.privacy.state import Secret, WindowKeys, mint_run_id
-from dpstream.privacy.state.files import make_directory, remove_leftovers, writing
-from dpstream.privacy.state.journal import Journal
+from dpstream.privacy.state.files import remove_leftovers, writing
 from dpstream.privacy.state.secret import beside
 
 Facts = dict[str, str]
-
-_REMAINS = ("manifest-*.dps", "segments/*", "windows/*", "spark.dps", "snapshot*.dps", "rows-*.dps")
 
 
 def open_directory(
@@ -125,38 +123,6 @@ def _to_be_made(folder: Path, ledger: Ledger | str | Path | None) -> list[Path]:
     names += ["windows/final", "windows/minted", "windows", "segments", "shared"]
     own = [folder / "ledger", folder / "ledger.head"] if ledger is None else []
     return [*(folder / name for name in names), *own, beside(folder), folder]
-
-
-def make_empty(folder: Path) -> None:
-    """Make the directory; one that holds another run's remains is refused."""
-    try:
-        make_directory(folder, mode=0o700)
-    except OSError as error:
-        raise StateError(
-            f"the state directory {folder} cannot be made: {error.strerror}; name another place"
-        ) from None
-    left = next((path for name in _REMAINS for path in folder.glob(name)), None)
-    if left is not None:
-        raise StateError(
-            f"{folder} holds {left.relative_to(folder)} but no run.dps: it belongs to a run whose "
-            f"noise must not meet other data; restore run.dps, or {ANEW}"
-        )
-    for path in folder.glob("inputs*.log"):
-        _drop_unused_log(path)
-
-
-def _drop_unused_log(path: Path) -> None:
-    """A kill while the directory was made may leave a log without a start: nothing was drawn."""
-    journal = Journal(path, kind="input log")
-    try:
-        journal.acquire(wait=False)
-        if len(journal.read_new()) > 1:
-            raise StateError(
-                f"{path.parent} has a log of published steps but no run.dps; restore it, or {ANEW}"
-            )
-        path.unlink()
-    finally:
-        journal.close()
 
 
 def refuse_other_query(

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpstream.engines.open_directory import make_empty, open_ledger, refuse_other_query
+from dpstream.engines.open_directory import open_ledger, refuse_other_query
 from dpstream.errors import LedgerError, StateError
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.run_directory import ANEW, known_secret, read_about
+from dpstream.privacy.run_directory import ANEW, known_secret, make_empty, read_about
 from dpstream.privacy.state import InputLog, Secret, mint_run_id, read_packed, write_packed
 from dpstream.privacy.state.secret import beside
 from dpstream.stages.series_query import SeriesQuery

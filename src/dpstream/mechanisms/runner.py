@@ -16,7 +16,7 @@ from dpstream.mechanisms.base import Mechanism
 from dpstream.mechanisms.blocks import as_block
 from dpstream.mechanisms.saved_run import SavedRun, write_snapshot
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.run_directory import About, RunDirectory, make_run
+from dpstream.privacy.run_directory import About, RunDirectory, make_empty, make_run
 from dpstream.privacy.spend import Spend, noise_versions
 from dpstream.privacy.state import (
     Secret,
@@ -26,7 +26,6 @@ from dpstream.privacy.state import (
     rebuild,
     unpack,
 )
-from dpstream.privacy.state.files import make_directory
 from dpstream.privacy.state.secret import beside
 from dpstream.privacy.tokens import Cover, Interval
 from dpstream.records import Integers, Reals, Release
@@ -135,6 +134,7 @@ class Runner:
             "bins": self._bins,
             "finished": self._finished,
             "logged from": self._logged_from,
+            "ledger head": self._ledger.head(),
             "run": self.run_id,
         }
         write_snapshot(folder, snapshot)
@@ -333,7 +333,7 @@ class Runner:
         """
         if (folder / "run.dps").exists():
             raise StateError(f"{folder} holds another run; load it, or save to a new directory")
-        make_directory(folder, mode=0o700)
+        make_empty(folder)
         if self._secret.fresh and self._secret.path is None:
             self._secret.write(beside(folder))
         self._ledger.persist(folder / "ledger")  # a book in memory must not end before its run

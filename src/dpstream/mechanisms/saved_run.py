@@ -74,7 +74,14 @@ class SavedRun:
                 f"{self.folder} holds a snapshot of another run than its run.dps names; restore "
                 "both, or start a new run that is charged anew (new_run=True)"
             )
-        return open_run(self.folder, about=self.about, secret=secret, ledger=ledger)
+        found = open_run(self.folder, about=self.about, secret=secret, ledger=ledger)
+        if not ledger.has(self.snapshot["ledger head"]):
+            found.close()
+            raise StateError(
+                f"{ledger.path} lacks charges that {self.folder} has seen: it was rolled back; "
+                "restore it"
+            )
+        return found
 
 
 def write_snapshot(folder: Path, snapshot: dict[str, Any]) -> None:

@@ -23,13 +23,17 @@ from typing import Any
 from dpstream.errors import StateError
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import InputLog, Secret, mint_run_id, read_packed, write_packed
+from dpstream.privacy.state.files import make_directory
 from dpstream.privacy.state.inputs import types_digest
+from dpstream.privacy.state.journal import Journal
 from dpstream.privacy.state.secret import beside
 
 FORMAT = 2
 ANEW = "use a new state directory (a new run, charged anew)"
 
 About = dict[str, Any]
+
+_REMAINS = ("manifest-*.dps", "segments/*", "windows/*", "spark.dps", "snapshot*.dps", "rows-*.dps")
 
 
 @dataclass(kw_only=True)
@@ -86,9 +90,10 @@ class RunDirectory:
 
 
 def read_about(folder: Path, *, kind: str | None = None) -> About | None:
-    """What a directory says about its run; None if it holds none."""
+    """What a directory says about its run; None if it holds none, and nothing of one."""
     path = folder / "run.dps"
     if not path.exists():
+        _refuse_remains(folder)
         return None
     about: About = read_packed(path, kind="run")
     if about.get("format") != FORMAT:
@@ -101,6 +106,42 @@ def read_about(folder: Path, *, kind: str | None = None) -> About | None:
             f"{folder} holds the state of a {about['kind']}, not of a {kind}; name another place"
         )
     return about
+
+
+def _refuse_remains(folder: Path) -> None:
+    left = next((path for name in _REMAINS for path in folder.glob(name)), None)
+    if left is not None:
+        raise StateError(
+            f"{folder} holds {left.relative_to(folder)} but no run.dps: it belongs to a run whose "
+            f"noise must not meet other data; restore run.dps, or {ANEW}"
+        )
+
+
+def make_empty(folder: Path) -> None:
+    """Make the directory of a run that begins; one that holds another run's remains is refused."""
+    try:
+        make_directory(folder, mode=0o700)
+    except OSError as error:
+        raise StateError(
+            f"the state directory {folder} cannot be made: {error.strerror}; name another place"
+        ) from None
+    _refuse_remains(folder)
+    for path in folder.glob("inputs*.log"):
+        _drop_unused_log(path)
+
+
+def _drop_unused_log(path: Path) -> None:
+    """A kill while the directory was made may leave a log without a start: nothing was drawn."""
+    journal = Journal(path, kind="input log")
+    try:
+        journal.acquire(wait=False)
+        if len(journal.read_new()) > 1:
+            raise StateError(
+                f"{path.parent} has a log of published steps but no run.dps; restore it, or {ANEW}"
+            )
+        path.unlink()
+    finally:
+        journal.close()
 
 
 def make_run(
@@ -177,10 +218,8 @@ def own_ledger(folder: Path, about: About, *, anywhere: bool = False) -> Ledger:
             f"{folder} keeps its budget in another ledger, {path}; name that one (--ledger, or "
             "ledger= in Python)"
         )
-    if not path.exists() or not path.stat().st_size:
-        raise StateError(
-            f"{path} is missing or empty, and its run was charged; restore it, or {ANEW}"
-        )
+    if not path.exists():
+        raise StateError(f"{path} is missing, and its run may be charged; restore it, or {ANEW}")
     return Ledger(path)
 
 

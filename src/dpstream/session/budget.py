@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.engines.series_state import agree
-from dpstream.errors import BudgetExceeded
+from dpstream.errors import BudgetExceeded, StateError
 from dpstream.privacy.amounts import show
 from dpstream.privacy.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.refusals import book_in_words
 from dpstream.privacy.remaining import shown
-from dpstream.privacy.run_directory import read_about
+from dpstream.privacy.run_directory import ANEW, read_about
 from dpstream.privacy.state import MemoryWindowKeys
 from dpstream.stages.plan import planned
 from dpstream.stages.query import Query
 from dpstream.stages.series_query import SeriesQuery
 
 AnyQuery = Query | SeriesQuery
+
+_DRAWN = ("windows/*.key", "windows/final", "rows-*.dps")  # what a run has that was charged
 
 
 def refuse_early(
@@ -55,7 +57,17 @@ def refuse_early(
 
 def _charged(folder: Path | None, paid: set[str]) -> bool:
     kept = None if folder is None else read_about(folder)
-    return kept is not None and kept["run"].hex() in paid
+    if folder is None or kept is None:
+        return False
+    if kept["run"].hex() in paid:
+        return True
+    drawn = any(True for name in _DRAWN for _ in folder.glob(name))
+    if drawn or not (folder / kept["log"]).exists():
+        raise StateError(
+            f"{folder} may have published, but the book knows nothing of the run that its run.dps "
+            f"names; restore run.dps, name the ledger that the run is charged to, or {ANEW}"
+        )
+    return False
 
 
 def _refuse_users(which: str, book: dict[str, Any], queries: Sequence[Query]) -> None:

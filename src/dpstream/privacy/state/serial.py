@@ -96,7 +96,7 @@ def unpack(
     name = kind.encode()
     head = len(_MAGIC) + 3
     if data[: len(_MAGIC)] != _MAGIC or len(data) < head:
-        raise StateError(f"{origin} is not a dpstream file (foreign or truncated)")
+        raise StateError(f"{origin} is not a dpstream file (foreign or truncated); restore it")
     version = int.from_bytes(data[8:10], "big")
     if version not in _CHECKSUMS:
         raise StateError(
@@ -111,9 +111,11 @@ def unpack(
     digest = _CHECKSUMS[version]()
     digest.update(body)
     if checksum is not None and checksum_of(data) != checksum:
-        raise StateError(f"{origin} is damaged, or not the {kind} that belongs here")
+        raise StateError(f"{origin} is damaged, or not the {kind} that belongs here; restore it")
     if digest.digest() != data[start - _CHECKSUM_SIZE : start]:
-        raise StateError(f"{origin} is truncated or damaged: its checksum does not match")
+        raise StateError(
+            f"{origin} is truncated or damaged: its checksum does not match; restore it"
+        )
     length = int.from_bytes(body[:8], "big")
     try:
         return _decode(json.loads(body[8 : 8 + length]), memoryview(body)[8 + length :], origin)
@@ -159,7 +161,7 @@ def read_packed(path: Path, *, kind: str, checksum: bytes | None = None) -> Any:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise StateError(f"there is no {kind} at {path}") from None
+        raise StateError(f"there is no {kind} at {path}; restore it") from None
     return unpack(data, kind=kind, origin=str(path), checksum=checksum)
 
 

@@ -80,8 +80,8 @@ class WindowKeys:
             ) from None
         except (InvalidUnwrap, ValueError):
             raise StateError(
-                f"{path} does not open with this secret, or is damaged; use the secret that the "
-                "state directory was made with"
+                f"{path} does not open with this secret, or is damaged; restore it, or use the "
+                "secret that the state directory was made with"
             ) from None
         if self._is_erased(window):  # erased meanwhile: what was just minted goes too
             self.erase(window)
