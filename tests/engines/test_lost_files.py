@@ -19,7 +19,7 @@ from dpstream.engines.local import Options
 from dpstream.errors import DpstreamError
 from dpstream.mechanisms import Spas
 from dpstream.privacy import run_directory
-from dpstream.privacy.known_runs import KnownRun
+from dpstream.privacy.ledger import Ledger
 
 SECRET = bytes(range(32))
 STEPS = 6
@@ -210,13 +210,8 @@ def test_without_the_ledgers_witness_other_values_are_shown(tmp_path, monkeypatc
     """The control: what the law above would find in a directory that trusts itself."""
     monkeypatch.setenv("DPSTREAM_LONG", "1")
     monkeypatch.setattr(run_directory, "_compare", lambda found: None)
-    monkeypatch.setattr(KnownRun, "minted", 0)
-    monkeypatch.setattr(KnownRun, "__setattr__", without_windows)
+    monkeypatch.setattr(Ledger, "note_windows", lambda *_, **__: None)
     found = problems(tmp_path, (Grouped, inside, "before"))
 
-    assert [line for line in found if line.startswith("windows removed") and "other" in line]
-    assert [line for line in found if line.startswith("inputs.log older") and "other" in line]
-
-
-def without_windows(self, name, value):
-    object.__setattr__(self, name, 0 if name == "minted" else value)
+    assert "windows removed, 0 user more: other values" in found
+    assert [line for line in found if line.startswith("inputs.log cut") and "1 user more" in line]

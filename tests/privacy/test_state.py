@@ -8,12 +8,14 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import threading
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from dpstream.privacy.state import (
     Journal,
     Secret,
     WindowKeys,
+    files,
     mint_run_id,
     pack,
     read_packed,
@@ -849,3 +852,18 @@ def test_logs_know_all_their_steps(tmp_path_factory, sizes):
 
     assert again.last == step - 1
     again.close()
+
+
+def test_a_file_is_known_by_inode_and_birth_not_by_device(tmp_path, monkeypatch):
+    """A volume that is attached again has another device number; a copy is another file."""
+    (tmp_path / "a").write_bytes(b"x")
+    shutil.copy2(tmp_path / "a", tmp_path / "b")
+    with (tmp_path / "a").open() as a, (tmp_path / "b").open() as b:
+        before = files.file_identity(a.fileno())
+        assert before != files.file_identity(b.fileno())
+        fstat = os.fstat
+        remounted = lambda fd: SimpleNamespace(st_ino=fstat(fd).st_ino, st_dev=99)  # noqa: E731
+        monkeypatch.setattr(os, "fstat", remounted)
+        assert files.file_identity(a.fileno()) == before
+        monkeypatch.setattr(files, "_birth_time", lambda fd: 0)
+        assert files.file_identity(a.fileno()).endswith("-on-63")

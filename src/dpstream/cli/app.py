@@ -59,6 +59,10 @@ class Commands(LazyGroup):
             "dpstream.cli.ledger:app",
             "Show what was spent, on what, when, and what is left.",
         ),
+        "state": (
+            "dpstream.cli.state:app",
+            "Look after state directories.",
+        ),
         "demo": (
             "dpstream.cli.demo:demo",
             "Take a tour: a live private query that survives a kill, a series, and the ledger.",

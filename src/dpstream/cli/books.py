@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.table import Table
 from dpstream.cli.output import print_whole
 from dpstream.privacy.amounts import show
 from dpstream.privacy.charges import Terms
+from dpstream.privacy.known_runs import is_about_run
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.promises import delta_of_terms
 from dpstream.privacy.remaining import as_epsilon, spent_and_left
@@ -91,8 +93,12 @@ def print_history(console: Console, records: Iterable[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False)
     for title in ("when (UTC)", "dataset", "what", "amount", "steps"):
         table.add_column(title)
-    for record in records:
-        table.add_row(*_entry(record))
+    for record, after in pairwise([*records, {}]):
+        if "reached" not in record or (record["run"], True) != (
+            after.get("run"),
+            "reached" in after,
+        ):
+            table.add_row(*_entry(record))
     console.print(table)
 
 
@@ -118,6 +124,19 @@ def _spent_on(lines: list[dict[str, Any]]) -> Table:
     return table
 
 
+def _about_run(record: dict[str, Any]) -> tuple[str, str]:
+    """What a record says of a run, and of which step."""
+    if "epoch" in record:
+        return "was started, or goes on", ""
+    if "reached" in record:
+        return "has come so far", str(record["reached"])
+    if "minted" in record:
+        return f"has had {record['minted']} window keys; {record['final']} are erased", ""
+    if "erasure" in record:
+        return "had a unit erased", f"..{record['erasure'] - 1}"
+    return f"was adopted by {record['who']}: {record['adopted']}", ""
+
+
 def _entry(record: dict[str, Any]) -> tuple[str, str, str, str, str]:
     at = _clock(record["at"])
     if "book" in record:
@@ -125,8 +144,9 @@ def _entry(record: dict[str, Any]) -> tuple[str, str, str, str, str]:
     dataset = record["dataset"]
     if "fingerprint" in record:
         return at, dataset, f"run {record['run'][:8]} started", "", ""
-    if "reached" in record:
-        return at, dataset, f"run {record['run'][:8]} has come so far", "", str(record["reached"])
+    if is_about_run(record):
+        what, steps = _about_run(record)
+        return at, dataset, f"run {record['run'][:8]} {what}", "", steps
     if "settled_before" in record:
         return at, dataset, "older steps settled", "", f"..{record['settled_before'] - 1}"
     what = f"{record['query'] or 'run'} {record['run'][:8]}: {record['purpose']}"

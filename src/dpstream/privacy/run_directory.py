@@ -181,7 +181,7 @@ def open_run(folder: Path, *, about: About, secret: Secret, ledger: Ledger) -> R
     """Open a directory to go on with its run; what does not agree with its ledger is refused."""
     refuse_other_secret(folder, about, secret)
     if ledger.identity() != about["ledger"]:
-        raise StateError(_moved(folder, ledger))
+        raise StateError(_moved(folder, about, ledger))
     log = InputLog(folder / about["log"], run=about["run"])
     found = RunDirectory(folder=folder, about=about, secret=secret, ledger=ledger, log=log)
     try:
@@ -253,7 +253,8 @@ def adopt(folder: Path, *, ledger: Ledger, because: str, who: str) -> About:
     about = read_about(folder)
     if about is None:
         raise StateError(f"{folder} holds no run; name the directory that has its run.dps")
-    adopted = about | {"ledger": ledger.identity()}
+    own = {"own ledger": _is_own(folder, ledger), "ledger place": str(ledger.place)}
+    adopted = about | {"ledger": ledger.identity()} | own
     log = InputLog(folder / about["log"], run=about["run"])
     try:
         _compare(RunDirectory(folder=folder, about=about, secret=_NONE, ledger=ledger, log=log))
@@ -267,16 +268,18 @@ def adopt(folder: Path, *, ledger: Ledger, because: str, who: str) -> About:
 _NONE = Secret(bytes(32))  # `adopt` draws nothing
 
 
-def _moved(folder: Path, ledger: Ledger) -> str:
-    if _is_own(folder, ledger):
+def _moved(folder: Path, about: About, ledger: Ledger) -> str:
+    way_out = f"dpstream state adopt {folder} --ledger {ledger.path} --because TEXT"
+    if about["own ledger"] and _is_own(folder, ledger):
         return (
             f"{folder} is a copy, or was moved here from another file system, its ledger too; two "
             "copies of a book cannot keep one budget, and would put the same noise on different "
-            f"data; use the original; if this is the only one left: dpstream state adopt {folder}"
+            f"data; use the original; or {ANEW}; if this is the only copy that is left: {way_out}"
         )
     return (
-        f"the ledger {ledger.path} is not the file that {folder} is charged to; name that one; if "
-        f"it was moved here: dpstream state adopt {folder} --ledger {ledger.path}; or {ANEW}"
+        f"the ledger {ledger.path} is not the file that {folder} is charged to, "
+        f"{_ledger_place(folder, about)}; name that one; or {ANEW}; if it is the same ledger, "
+        f"moved here: {way_out}"
     )
 
 
