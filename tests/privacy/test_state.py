@@ -15,7 +15,6 @@ import sys
 import threading
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -862,8 +861,9 @@ def test_a_file_is_known_by_inode_and_birth_not_by_device(tmp_path, monkeypatch)
         before = files.file_identity(a.fileno())
         assert before != files.file_identity(b.fileno())
         fstat = os.fstat
-        remounted = lambda fd: SimpleNamespace(st_ino=fstat(fd).st_ino, st_dev=99)  # noqa: E731
-        monkeypatch.setattr(os, "fstat", remounted)
+        monkeypatch.setattr(
+            os, "fstat", lambda fd: os.stat_result([*fstat(fd)[:2], 99, *fstat(fd)[3:]])
+        )
         assert files.file_identity(a.fileno()) == before
         monkeypatch.setattr(files, "_birth_time", lambda fd: 0)
         assert files.file_identity(a.fileno()).endswith("-on-63")

@@ -94,10 +94,8 @@ def print_history(console: Console, records: Iterable[dict[str, Any]]) -> None:
     for title in ("when (UTC)", "dataset", "what", "amount", "steps"):
         table.add_column(title)
     for record, after in pairwise([*records, {}]):
-        if "reached" not in record or (record["run"], True) != (
-            after.get("run"),
-            "reached" in after,
-        ):
+        goes_on = "reached" in record and "reached" in after and record["run"] == after["run"]
+        if not goes_on:
             table.add_row(*_entry(record))
     console.print(table)
 
