@@ -12,7 +12,7 @@ export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
+.PHONY: help demo test long lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -26,6 +26,13 @@ demo: .venv/.core ## set up the core in .venv and take a tour: a live private qu
 test: .venv/.dev ## set up .venv and run every test whose components are present; the rest is listed at the end
 	@echo "test: running every test whose components are present"
 	@$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+# Tests of which `make test` does a fixed tenth.
+LONG := tests/engines/test_lost_files.py
+
+long: .venv/.dev ## run the long forms of tests, of which `make test` does a part
+	@echo "long: every case of $(LONG)"
+	@DPSTREAM_LONG=1 $(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) $(LONG) $(PYTEST_ARGS)
 
 lint: .venv/.dev ## check style, types and who imports whom
 	@echo "lint: ruff, mypy --strict, import-linter"

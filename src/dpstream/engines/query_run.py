@@ -80,15 +80,12 @@ class QueryRun(IteratedRun):
 
     def __post_init__(self) -> None:
         kept = None if self.folder is None else read_about(self.folder, kind=KIND)
-        self._begun = None if kept is None else kept["facts"]
         if kept is not None and kept["notes"].get("engine", "embedded") != self.engine:
             raise StateError(
                 f"{self.folder} was begun by the engine {kept['notes'].get('engine', 'embedded')!r}"
                 f" and goes on there, not in {self.engine!r}; or use a new state directory (a new "
                 "run, charged anew)"
             )
-        if self._begun is not None:
-            self.query = self.query.as_begun(self._begun)
         start = self.clock.now() if kept is None else kept["notes"]["now"]
         self._now = start
         if self.live and self.query.time is None:
@@ -145,13 +142,11 @@ class QueryRun(IteratedRun):
         )
 
     def _facts_of_query(self) -> dict[str, str]:
-        """What fixes the releases, as far as the version knew it that began the run."""
+        """What fixes the releases besides the data."""
         facts = self.plan.query.facts()
         facts["noise"] = repr(tuple(noise_versions()))
         facts["counters"] = repr(self.plan.matrices)
-        if self._begun is None:
-            return facts
-        return {name: fact for name, fact in facts.items() if name in self._begun}
+        return facts
 
     def _admit(self, storage: Storage) -> None:
         """Open the book if there is none; refuse early what will not fit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -40,8 +40,6 @@ from dpstream.stages.windows import Tumble
 
 _ZERO, _ONE_DAY = Micros(0), Micros(DAY)
 _TOTALS_WEIGHT = Fraction(1, 50)  # totals of a window are large beside their noise
-_FORMERLY: dict[str, Any] = {"last_share": None, "last_budget": None}
-"""What versions did that did not know a field, where it is not the default of now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,24 +281,6 @@ class Query:
         origin = instant("1970-01-01", "the first window", self.time_zone)
         ticks = Ticks(origin=origin, size=self.window.size, zone=self.time_zone)
         return replace(self, start=Micros(ticks.at(ticks.last_before(now))))
-
-    def as_begun(self, facts: Mapping[str, str]) -> Query:
-        """This query as a run with these facts began it, perhaps by an earlier version.
-
-        What that version did not know has the value that stands for what it did.
-        """
-        changes = {}
-        for item in fields(self):
-            if item.name in facts or item.default is MISSING:
-                continue
-            if getattr(self, item.name) != item.default:
-                raise InvalidParameter(
-                    f"this run was begun by a version that did not know {item.name}; go on without "
-                    "it, or use a new state directory (a new run)"
-                )
-            if item.name in _FORMERLY:
-                changes[item.name] = _FORMERLY[item.name]
-        return replace(self, **changes) if changes else self
 
     def facts(self) -> dict[str, str]:
         """Everything that fixes the releases besides the data."""
