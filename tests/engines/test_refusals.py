@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 import dpstream as dps
-from dpstream.errors import SecretError, StateError
+from dpstream.errors import LedgerError, SecretError, StateError
 from dpstream.stages.plan import planned
 from tests.engines.runs import (
     SECRET,
@@ -147,7 +147,13 @@ def test_a_ledger_rolled_back_is_refused(tmp_path):
     book = tmp_path / "book"
     write(tmp_path, table())
     break_off(tmp_path, 4, ledger=book)
-    os.truncate(book, book.read_bytes().index(b'"amount"'))  # in place: it stays the same file
+    whole = book.read_bytes()
+    os.truncate(book, whole.rindex(b"\n", 0, whole.index(b'"amount"')) + 1)  # the same file
+    with pytest.raises(LedgerError, match="shorter than it was"):
+        start(tmp_path, ledger=book).finish()
+    accepted = dps.Ledger(book)
+    accepted.repair(because="the charge is lost")
+    accepted.close()
     with pytest.raises(StateError, match="rolled back"):
         start(tmp_path, ledger=book).finish()
 

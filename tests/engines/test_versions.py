@@ -45,6 +45,7 @@ def old(tmp_path):
     state = tmp_path / "state"
     about = read_packed(state / "run.dps", kind="query run")
     ledger = Ledger(state / "ledger")
+    ledger.repair(because="it was written before ledgers had heads")
     about["ledger"] = ledger.identity()
     ledger.close()
     log = InputLog(state / "inputs.log", run=RUN)

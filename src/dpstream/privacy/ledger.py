@@ -132,7 +132,7 @@ class Ledger:
     def left(self, dataset: str, step: int | None = None) -> Fraction:
         """What the window ending at `step` (default: the newest) may still spend."""
         with self._shelf.current():
-            account = self._shelf.book(dataset).account
+            account = self._shelf.book(dataset, oldest=step).account
             return account.left(account.newest if step is None else step)
 
     def peak(self, dataset: str) -> Fraction:
