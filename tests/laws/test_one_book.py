@@ -1,6 +1,8 @@
 """Laws of a book: it is one, wherever it is kept and whoever charges it, and forgets nothing."""
 
 import os
+import subprocess
+import sys
 import threading
 from fractions import Fraction
 from itertools import count
@@ -377,3 +379,52 @@ def test_threads_that_save_at_once_make_one_file(tmp_path):
 
     assert len(list(tmp_path.glob("*/ledger"))) == 1
     assert book.left("stream", 0) == 0
+
+
+# --- without a book
+
+
+ALONE = """
+import warnings
+import dpstream as dps
+from dpstream.mechanisms import Sample
+import pyarrow as pa, tempfile
+def query(name):
+    return dps.Query(name=name, unit="u", keys=["k"], public_keys=["a"], epsilon=5, delta=1e-9,
+                     max_groups_contributed=1)
+rows, state = pa.table({"u": [1], "k": ["a"]}), tempfile.mkdtemp()
+ways = {
+    "release": lambda **more: dps.release(Sample(epsilon=1, window=2), [1, 2], **more),
+    "state": lambda **more: dps.release(Sample(epsilon=1, window=2), [1], state=state, **more),
+    "run": lambda **more: dps.run(query("q"), source=rows, **more).finish(),
+    "run_all": lambda **more: dps.run_all([query("q")], source=rows, **more).finish(),
+}
+import dpstream.privacy.ledger as ledger
+for name, way in ways.items():
+    ledger._warned = False
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        if name != "state":
+            way(ledger=dps.Ledger())
+        assert not found, found
+        way()
+        way() if name != "state" else None
+    (one,) = found
+    assert issubclass(one.category, dps.errors.NewBook), one
+    assert one.filename == "<string>", one.filename
+    print(name, str(one.message).split(";")[0])
+"""
+
+
+def test_what_no_ledger_counts_is_told_once():
+    """Python says it as the command line does: once in a process, at the caller's line."""
+    told = subprocess.run(
+        [sys.executable, "-c", ALONE], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    lines = dict(line.split(" ", 1) for line in told.stdout.splitlines())
+
+    assert set(lines) == {"release", "state", "run", "run_all"}
+    for name, words in lines.items():
+        assert "not shared with others: nothing adds up" in words
+        assert ("kept in" in words) == (name == "state")

@@ -11,7 +11,7 @@ from typer import Abort
 from dpstream.cli.app import app
 from dpstream.cli.exits import INTERRUPTED, UNREAD, UsageError, code_of
 from dpstream.cli.output import note, report_error, set_json, tell_log
-from dpstream.errors import DpstreamError, NewRun
+from dpstream.errors import DpstreamError, NewBook, NewRun
 
 __all__ = ["main"]
 
@@ -25,6 +25,8 @@ def main(args: Sequence[str] | None = None) -> None:
     tell_log("dpstream.sources")
     with warnings.catch_warnings():
         warnings.simplefilter("always", NewRun)
+        warnings.simplefilter("always", NewBook)
+        warnings.filterwarnings("ignore", "the budget of this", NewBook)  # a note says it
         warnings.showwarning = lambda message, *_, **__: note(str(message))
         try:
             code = app(given, prog_name="dpstream", standalone_mode=False)
