@@ -243,7 +243,7 @@ class Journal:
         mark = self._head.read()
         if mark is None and size:
             raise self._error(
-                f"{self._head.path}, which says how far {self.path} had come, is missing: records "
+                f"{self._head.path.name}, which says how far {self.path} had come, is missing: records "
                 f"may be lost from its end; restore it (a copy of a {self.kind} takes both files "
                 f"along), or take the {self.kind} as it is: dpstream ledger repair {self.path} "
                 "--because TEXT"
