@@ -78,4 +78,7 @@ def test_a_pipeline_file_stands_for_its_ledgers(run, folder):
     assert len(run("ledger", "clicks.ledger", "--json").json) == 2
     assert "other" not in run("ledger", "history", "pipeline.toml").out
     typo = run("ledger", "histroy")
-    assert "there is no ledger at histroy (the commands are show, open and history)" in typo.err
+    assert (
+        "there is no ledger at histroy (the commands are show, open, history and repair)"
+        in typo.err
+    )

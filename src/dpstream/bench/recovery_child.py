@@ -85,11 +85,10 @@ def tear(fd: int) -> bool:
     """What a file may look like if the power fails before its fsync: half of what is new."""
     path = Path(os.readlink(f"/proc/self/fd/{fd}"))
     if path.suffix == ".head":  # the slot that was written in place: the one of the later end
-        content = bytearray(path.read_bytes())
-        slots = [content[at : at + 20] for at in (0, 4096)]
-        half = 4096 * slots.index(max(slots)) + 30
-        content[half : half + 20] = bytes(20)
-        path.write_bytes(content)
+        slots = bytearray(path.read_bytes())
+        half = 4096 * (slots[4096:4116] > slots[:20]) + 30
+        slots[half : half + 20] = bytes(20)
+        path.write_bytes(slots)
         return True
     if path.is_dir() or not (path.suffix in (".new", ".log") or path.name == "ledger"):
         return False

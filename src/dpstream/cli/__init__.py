@@ -11,7 +11,7 @@ from typer import Abort
 from dpstream.cli.app import app
 from dpstream.cli.exits import INTERRUPTED, UNREAD, UsageError, code_of
 from dpstream.cli.output import note, report_error, set_json, tell_log
-from dpstream.errors import DpstreamError
+from dpstream.errors import DpstreamError, NewBook
 
 __all__ = ["main"]
 
@@ -24,6 +24,8 @@ def main(args: Sequence[str] | None = None) -> None:
         tell_log("dpstream.compiled")
     tell_log("dpstream.sources")
     with warnings.catch_warnings():
+        warnings.simplefilter("always", NewBook)
+        warnings.filterwarnings("ignore", "the budget of this", NewBook)  # a note says it
         warnings.showwarning = lambda message, *_, **__: note(str(message))
         try:
             code = app(given, prog_name="dpstream", standalone_mode=False)

@@ -139,14 +139,16 @@ def _entry(record: dict[str, Any]) -> tuple[str, str, str, str, str]:
     at = _clock(record["at"])
     if "book" in record:
         return at, record["book"], f"opened: {_opened(Terms.from_json(record['terms']))}", "", ""
+    if "repaired" in record:
+        return at, "", f"taken as it is: {record['repaired']}", "", ""
     dataset = record["dataset"]
     if "fingerprint" in record:
         return at, dataset, f"run {record['run'][:8]} started", "", ""
     if is_about_run(record):
         what, steps = _about_run(record)
         return at, dataset, f"run {record['run'][:8]} {what}", "", steps
-    if "settled_before" in record:
-        return at, dataset, "older steps settled", "", f"..{record['settled_before'] - 1}"
+    if "peak" in record:
+        return at, dataset, "moved here from memory", "", ""
     what = f"{record['query'] or 'run'} {record['run'][:8]}: {record['purpose']}"
     if record.get("kind", "cells") != "cells":
         what += f" ({record['kind']})"

@@ -173,7 +173,9 @@ def history(
             records += [
                 record
                 for record in book_file.history(dataset)
-                if not wanted or record.get("dataset", record.get("book")) in wanted
+                if not wanted
+                or "repaired" in record
+                or record.get("dataset", record.get("book")) in wanted
             ]
         finally:
             book_file.close()
@@ -181,6 +183,27 @@ def history(
         print_json(records)
     else:
         print_history(people(), records)
+
+
+@app.command("repair")
+def repair(
+    place: Annotated[Path, typer.Argument(metavar="FILE", help="The ledger.")],
+    because: Annotated[str, typer.Option(help="Why; it is written into the ledger.")],
+) -> None:
+    """Take a ledger as it is, although its head is lost or says that it held more.
+
+    Charges that it lacks are not counted any more. A record that does not match its checksum is
+    refused all the same.
+    """
+    if not place.is_file():
+        raise LedgerError(f"there is no ledger at {place}; restore it, then repair it")
+    book_file = Ledger(place)
+    try:
+        book_file.repair(because=because)
+        records = len(list(book_file.history()))
+    finally:
+        book_file.close()
+    print(f"{place} is taken as it is, with {records} records; the last one says why")
 
 
 def _rows_of(unit_column: str | None, time_column: str | None, period: str) -> str:
@@ -225,7 +248,7 @@ def _existing(
         hint = f"; did you mean {inside}?" if inside.is_file() else ""
         raise LedgerError(f"{path} is a directory, not a ledger{hint}")
     if not path.exists():
-        commands = "" if place is None else " (the commands are show, open and history)"
+        commands = "" if place is None else " (the commands are show, open, history and repair)"
         raise LedgerError(
             f"there is no ledger at {path}{commands}; a release with --ledger creates it, "
             "as does `dpstream ledger open`"

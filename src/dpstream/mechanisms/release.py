@@ -13,7 +13,7 @@ from dpstream.mechanisms.base import Mechanism
 from dpstream.mechanisms.blocks import as_block
 from dpstream.mechanisms.runner import Runner
 from dpstream.mechanisms.series import RESERVED, Series
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger import Ledger, warn_of_own_book
 from dpstream.privacy.state import Secret
 from dpstream.records import Reals
 
@@ -41,8 +41,9 @@ def release(
     same values and cost nothing, appended steps are new, changed data raise NoiseReuse.
     `final`: the series has ended, so what a delay holds back is published too; with a `state`
     only if you say so, since nothing can be appended afterwards.
-    `ledger` makes the release share its dataset's budget with every other release; `run_id` is
-    for tests. `progress` is called with the steps done and their total.
+    `ledger` makes the release share its dataset's budget with every other release; without one, a
+    NewBook warning says once that nothing adds them up. `run_id` is for tests. `progress` is called
+    with the steps done and their total.
 
     >>> from dpstream.mechanisms import Sample
     >>> release(Sample(epsilon=1, window=2), [5, 7, 9]).paid
@@ -55,6 +56,8 @@ def release(
         )
     block, names, times = as_steps(data, time=time)
     mechanism.check(block)  # before a state directory or a book is made for it
+    if ledger is None:
+        warn_of_own_book("release", state, stacklevel=2)
     if state is None:
         runner = Runner(
             mechanism, secret=secret, run_id=run_id, ledger=ledger, dataset=dataset, query=query

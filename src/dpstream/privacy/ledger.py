@@ -9,13 +9,14 @@ is kept is charged to it: then it moves to a file, for all that share it (`Ledge
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from copy import deepcopy
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpstream.errors import InvalidParameter, LedgerError, NoiseReuse, StateError
+from dpstream.errors import InvalidParameter, LedgerError, NewBook, NoiseReuse, StateError
 from dpstream.privacy.amounts import GRID
 from dpstream.privacy.book import DigestAt, report
 from dpstream.privacy.charges import Charge, Terms
@@ -169,7 +170,7 @@ class Ledger:
     def left(self, dataset: str, step: int | None = None) -> Fraction:
         """What the window ending at `step` (default: the newest) may still spend."""
         with self._shelf.current():
-            account = self._shelf.book(dataset).account
+            account = self._shelf.book(dataset, oldest=step).account
             return account.left(account.newest if step is None else step)
 
     def peak(self, dataset: str) -> Fraction:
@@ -193,7 +194,8 @@ class Ledger:
         with self._shelf.current():
             records = self._shelf.reread()
         for record in records:
-            if dataset is None or dataset in (record.get("dataset"), record.get("book")):
+            told = record.get("dataset"), record.get("book")
+            if dataset is None or dataset in told or "repaired" in record:
                 yield record
 
     def persist(self, path: str | Path) -> None:
@@ -254,3 +256,21 @@ class Ledger:
         with self._shelf.current():
             journal = self._shelf.journal
             return journal is None or journal.has(head)
+
+
+def warn_of_own_book(what: str, state: str | Path | None, *, stacklevel: int) -> None:
+    """Say once in a process that what is published without a ledger is counted nowhere else."""
+    global _warned
+    if _warned:
+        return
+    _warned = True
+    where = "forgotten afterwards," if state is None else f"kept in {Path(state) / 'ledger'} and"
+    warnings.warn(
+        f"the budget of this {what} is {where} not shared with others: nothing adds up what all "
+        "of them spend on the same data; give ledger= (a path, or one dpstream.Ledger for all)",
+        NewBook,
+        stacklevel=stacklevel + 1,
+    )
+
+
+_warned = False

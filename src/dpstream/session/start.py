@@ -17,7 +17,7 @@ from dpstream.engines.local import LocalRun
 from dpstream.engines.query_run import Engine, Options
 from dpstream.engines.series import SeriesRun
 from dpstream.errors import InvalidParameter
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger import Ledger, warn_of_own_book
 from dpstream.privacy.run_directory import keep_book, read_about
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.files import make_directory
@@ -58,7 +58,9 @@ def run(
     made beside it on first use: back it up. Rows that cannot be used go to `dead_letters` (default:
     in the state directory), with the reason.
 
-    What does not fit into the dataset's book is refused here, before a row is read.
+    What does not fit into the dataset's book is refused here, before a row is read. Without a
+    `ledger` the query has a book of its own, and a NewBook warning says so once. A `Ledger` that is
+    in memory moves to a file in the state directory, for all that share it.
 
     `engine`: a `SparkEngine` runs the query on its session; then `source` and `history` may be
     DataFrames, streaming ones too (`live`: by the clock; otherwise all that is there, by event
@@ -75,6 +77,8 @@ def run(
     if source is None and history is None:
         raise InvalidParameter("a run needs a source: files, a table, or '-' for standard input")
     folder = None if checkpoint_location is None else Path(checkpoint_location)
+    if ledger is None:
+        warn_of_own_book("query", folder, stacklevel=2)
     given = own_ledger(ledger, folder)
     if given is not None:
         if folder is not None and read_about(folder) is not None:
@@ -134,6 +138,8 @@ def run_all(
     if not queries or len(set(names)) < len(names):
         raise InvalidParameter(f"queries that run together need different names; got {names}")
     folder = None if checkpoint_location is None else Path(checkpoint_location)
+    if ledger is None:
+        warn_of_own_book("set of queries", folder, stacklevel=2)
     folders = {name: None if folder is None else folder / safe_name(name) for name in names}
     feeds = feeds_by_query(names, source, Feed(source=source, live=live, history=history))
     given = own_ledger(ledger, folder)

@@ -247,10 +247,10 @@ class Journal:
         mark = self._head.read()
         if mark is None and size:
             raise self._error(
-                f"{self._head.path}, which says how far {self.path} had come, is missing: records "
-                f"may be lost from its end; restore it (a copy of a {self.kind} takes both files "
-                f"along), or take the {self.kind} as it is: dpstream ledger repair {self.path} "
-                "--because TEXT"
+                f"{self._head.path.name}, which says how far {self.path} had come, is missing: "
+                f"records may be lost from its end; restore it (a copy of a {self.kind} takes both "
+                f"files along), or take the {self.kind} as it is: dpstream ledger repair "
+                f"{self.path} --because TEXT"
             )
         if mark is not None and mark.offset < self._offset:
             raise self._error(f"{self._head.path} went back while it was in use; restore it")

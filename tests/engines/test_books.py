@@ -1,0 +1,116 @@
+"""A book in memory that a kept run is charged to: it moves to a file, and stays one book."""
+
+from dataclasses import replace
+
+import pytest
+
+import dpstream as dps
+from dpstream.errors import BudgetExceeded, LedgerError, StateError
+from dpstream.stages.plan import planned
+from tests.engines.runs import SHORT, table
+from tests.engines.test_series import log, text
+
+SERIES = dps.sql(text(mechanism="uniform"))
+OPENED = {"users": planned(SHORT).terms(), "series": SERIES.starting(0).terms()}
+
+
+def opened(kind):
+    """A book in memory with room for one query of its kind."""
+    book = dps.Ledger()
+    book.open("stream", OPENED[kind])
+    return book
+
+
+def start(kind, place, book, engine=None):
+    query, rows = (SHORT, table()) if kind == "users" else (SERIES, log())
+    return dps.run(query, source=rows, ledger=book, checkpoint_location=place, engine=engine)
+
+
+@pytest.mark.parametrize("kind", ["users", "series"])
+def test_a_second_run_meets_the_first_ones_charges(tmp_path, kind):
+    """Two state directories, one book: the second run is refused, and so is one without any."""
+    book = opened(kind)
+    start(kind, tmp_path / "one", book).finish()
+
+    assert book.path == tmp_path / "one" / "ledger"
+    assert book.left("stream") == 0
+    for place in (tmp_path / "two", None):
+        with pytest.raises(BudgetExceeded):
+            start(kind, place, book).finish()
+
+
+def test_it_is_so_on_every_engine(tmp_path, engine):
+    """The engines keep one kind of state directory, and one book."""
+    book = opened("users")
+    start("users", tmp_path / "one", book, engine).finish()
+
+    assert book.left("stream") == 0
+    with pytest.raises(BudgetExceeded):
+        start("users", tmp_path / "two", book, engine).finish()
+
+
+@pytest.mark.parametrize("kind", ["users", "series"])
+@pytest.mark.parametrize("named", ["new", "opened", "path", "none"])
+def test_a_restart_finds_its_book(tmp_path, kind, named):
+    """A new Ledger() goes on in the file that the state is charged to, and nothing is charged."""
+    run = start(kind, tmp_path / "one", opened(kind))
+    first = [next(iter(run)) for _ in range(2)]
+    run.close()
+    path = tmp_path / "one" / "ledger"
+    book = {"new": dps.Ledger(), "opened": opened(kind), "path": path, "none": None}[named]
+    again = start(kind, tmp_path / "one", book)
+    tables = list(again)
+    spent = dps.Ledger(path).report()[0]
+
+    assert [table for table in tables if table.equals(first[-1])]
+    assert spent["runs"] == 1
+    if isinstance(book, dps.Ledger):
+        assert book.path == path
+
+
+@pytest.mark.parametrize("kind", ["users", "series"])
+def test_two_charged_books_are_not_one(tmp_path, kind):
+    """A book with charges of its own is refused by a state that is charged to another."""
+    start(kind, tmp_path / "one", opened(kind)).finish()
+    other = opened(kind)
+    start(kind, None, other).finish()
+    with pytest.raises(LedgerError, match="two cannot become one"):
+        start(kind, tmp_path / "one", other).finish()
+
+
+@pytest.mark.parametrize("kind", ["users", "series"])
+def test_a_state_whose_book_is_gone_is_refused(tmp_path, kind):
+    """It lay in the directory of another run, which was thrown away."""
+    book = dps.Ledger()
+    terms = OPENED[kind]
+    room = {"total": 9, "tail": terms.tail * 9, "drift": terms.drift * 9}
+    book.open("stream", replace(terms, **room))
+    for name in ("one", "two"):
+        start(kind, tmp_path / name, book).finish()
+    for file in ("ledger", "ledger.head"):
+        (tmp_path / "one" / file).unlink()
+    with pytest.raises(StateError, match=r"one/ledger, which .*two is charged to, is gone"):
+        start(kind, tmp_path / "two", dps.Ledger()).finish()
+
+
+def test_queries_that_run_together_move_their_book_to_their_directory(tmp_path):
+    """`run_all` keeps a book in memory where it keeps its own, also after a restart."""
+    both = [dps.sql(text(mechanism="uniform", epsilon=0.5), name=name) for name in "ab"]
+    for _ in range(2):
+        book = opened("series")
+        dps.run_all(both, source=log(), ledger=book, checkpoint_location=tmp_path / "s").finish()
+        assert book.path == tmp_path / "s" / "ledger"
+        assert book.report()[0]["runs"] == 2
+    assert book.left("stream") == 0
+
+
+def test_a_refused_first_run_leaves_the_book_where_it_is(tmp_path):
+    """What was charged before is not taken back with the state directory of a refused run."""
+    book = opened("users")
+    start("users", None, book).finish()
+    with pytest.raises(BudgetExceeded):
+        start("users", tmp_path / "one", book).finish()
+    with pytest.raises(BudgetExceeded):
+        start("users", tmp_path / "one", book).finish()
+
+    assert book.left("stream") == 0
