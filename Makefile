@@ -28,7 +28,7 @@ test: .venv/.dev ## set up .venv and run every test whose components are present
 	@$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 # Tests of which `make test` does a fixed tenth.
-LONG := tests/engines/test_lost_files.py
+LONG := tests/engines/test_lost_files.py tests/engines/test_spark_lost_files.py
 
 long: .venv/.dev ## run the long forms of tests, of which `make test` does a part
 	@echo "long: every case of $(LONG)"

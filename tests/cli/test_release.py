@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -136,21 +137,20 @@ def test_secret_and_ledger_default_to_the_environment(run, visits, folder, monke
     assert (folder / "book").exists()
 
 
-def test_a_copied_state_goes_on_as_a_new_run(run, visits, folder):
-    """The warning arrives as one note."""
+def test_of_two_copies_one_goes_on(run, visits, folder):
+    """The ledger lies outside: a copy goes on for nothing, and then the original is refused."""
     command = ("release", str(visits), *SAMPLE, "--secret", "key", "--ledger", "book")
     run("ledger", "open", "--ledger", "book", "--dataset", "stream", "--unit", "w_event",
         "--window", "3", "--epsilon", "2")  # fmt: skip
     run(*command, "--state", "state")
-    (folder / "copy").mkdir()
-    for file in (folder / "state").iterdir():
-        (folder / "copy" / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(folder / "state", folder / "copy")
 
     done = run(*command, "--state", "copy")
-
     assert done.code == 0
-    assert "note: copy is a copy" in done.err
-    assert "2 new charges" in done.err
+    assert "no new charges" in done.err
+    refused = run(*command, "--state", "state")
+    assert refused.code == 4
+    assert "another copy of it has gone on since" in refused.err
 
 
 def test_plot_draws_the_series(run, visits, folder):

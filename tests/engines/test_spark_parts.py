@@ -192,7 +192,7 @@ def test_progress_of_another_run(tmp_path):
     with pytest.raises(StateError, match=r"spark\.dps .* restore it from a backup"):
         Progress.load(path, "one")
     path.write_bytes(whole)
-    with pytest.raises(StateError, match=r"holds snapshots but no run\.dps"):
+    with pytest.raises(StateError, match=r"holds spark\.dps but no run\.dps"):
         start(tmp_path, source=table()).finish()
 
 
