@@ -35,6 +35,15 @@ WANTED = {
     "debias_noise_for_one_row",
     "sql_unit_enters_again",
     "sql_w_forgotten",
+    "book_forked",
+    "book_forked_windows",
+    "book_forgets_a_charge",
+    "state_lost_keys",
+    "state_lost_log",
+    "state_lost_types",
+    "key_as_spelled",
+    "type_from_data",
+    "unit_by_spelling",
     *(f"svt_{version}" for version in (3, 4, 5, 6)),
 }
 """Every control that there must be; a name that is added here needs its line in `broken.py`."""

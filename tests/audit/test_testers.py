@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from dpstream.audit.scores import as_a_whole, linear, output_by_output
+from dpstream.audit.scores import MANY_OUTPUTS, as_a_whole, linear, output_by_output, shifts
 from dpstream.audit.testers import Event, at_least, at_most, bound_of, lower_bound
 
 
@@ -77,3 +77,34 @@ def test_scores_find_what_they_are_made_for():
         score = learner(*hidden)
         assert score(hidden[0]).mean() > score(hidden[1]).mean()
     assert as_a_whole(*rng.normal(size=(2, 3000, 2))) is None
+
+
+def test_many_small_shifts_are_found_with_few_runs():
+    """Ten outputs that say a tenth each; the usual scores learn too much of each to see it."""
+    rng = np.random.default_rng(5)
+    one, two = (laplace(rng, shift, 5.0, 4_000, 10) for shift in (0, 1))
+    claim = {"epsilon": 2, "delta": 0, "error": 1e-3}
+    found = lower_bound(one, two, learners=MANY_OUTPUTS, **claim)
+
+    assert found.event.score == "shifts"
+    assert lower_bound(one, two, **claim).epsilon < found.epsilon < 2
+
+
+def test_what_is_shown_again_counts_once():
+    """A repeated output, hidden at times, and one that never shows, leave the score as it is."""
+    rng = np.random.default_rng(6)
+    one, two = (laplace(rng, shift, 3.0, 500, 2) for shift in (0, 2))
+    one[::7, 1] = two[::5, 1] = np.nan
+    never = np.full((500, 1), np.nan)
+    again = [np.concatenate([rows, rows[:, ::-1], never], axis=1) for rows in (one, two)]
+
+    np.testing.assert_allclose(shifts(one, two)(one), shifts(*again)(again[0]))
+    assert np.isfinite(shifts(*again)(again[1])).all()
+
+
+def test_a_number_without_noise_decides():
+    """The difference of two releases under one noise is exact in both worlds."""
+    score = shifts(np.zeros((50, 1)), np.ones((50, 1)))
+
+    assert score(np.zeros((1, 1)))[0] > 1e6
+    assert score(np.ones((1, 1)))[0] < -1e6

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dpstream.audit.books import broken_books
 from dpstream.audit.broken_queries import broken_queries
 from dpstream.audit.controls.column_groups import trajectory_loss
 from dpstream.audit.controls.dpi_published import path_loss
@@ -156,4 +157,4 @@ def broken() -> dict[str, Callable[[], Audited]]:
         "svt_5": _svt(5, one=[0, 1], two=[1, 0]),
         "svt_6": _svt(6, one=[0] * 10 + [1] * 10, two=[1] * 10 + [0] * 10),
     }
-    return found | broken_user_targets() | broken_queries() | broken_series()
+    return found | broken_user_targets() | broken_queries() | broken_series() | broken_books()

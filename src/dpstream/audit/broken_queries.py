@@ -9,16 +9,25 @@ from typing import Any
 from dpstream.audit.controls.engine import (
     CountedTwice,
     DataWatermark,
+    KeyAsSpelled,
     NoPlusOne,
     OffByOne,
     OneRowOffered,
     PerTrigger,
     TouchedOnly,
+    TypeFromData,
     Uncapped,
+    UnitBySpelling,
+    units_as_text,
 )
 from dpstream.audit.neighbours import Pair
 from dpstream.audit.queries import DELTA, EPSILON, OFFERED, debiased, offering, query_of
-from dpstream.audit.query_samplers import QueryRuns, Scenario
+from dpstream.audit.query_samplers import (
+    QueryRuns,
+    Scenario,
+    column_types,
+    key_bytes,
+)
 from dpstream.audit.targets import Audited, Target
 from dpstream.stages.aggregates import CountUnits
 from dpstream.stages.flow import Flow
@@ -36,6 +45,8 @@ def _query(
     groups: int = 1,
     apart: Any = "groups",
     reader: Any = None,
+    source: Any = None,
+    looks: Any = None,
     **facts: Any,
 ) -> Callable[[], Target]:
     def make() -> Target:
@@ -44,12 +55,10 @@ def _query(
             return query_of(**{"max_groups_contributed": 1} | made)
 
         how: dict[str, Any] = {"query": query, "groups": groups, "apart": apart}
-        if plan is not None:
-            how["plan"] = plan
+        given = {"plan": plan, "reader": reader, "source": source, "looks": looks}
+        how |= {name: piece for name, piece in given.items() if piece is not None}
         if flow is not None:
             how["flow"] = lambda plan, reader: flow(plan, reader, buckets=1, threads=1)
-        if reader is not None:
-            how["reader"] = reader
         without = Scenario(others=scenario.others)
         return Target(
             name=name,
@@ -110,6 +119,35 @@ def broken_queries() -> dict[str, Callable[[], Audited]]:
             strategy="sqlp",
             selection_share=Fraction(9, 10),
             every="1 hour",
+        ),
+        "key_as_spelled": _query(
+            "key_as_spelled",
+            "A key looks as the first row spelled it: -0.0 beside others' 0.0.",
+            Scenario(others=((0, 1, 60),), unit=((0, 0),)),
+            reader=KeyAsSpelled,
+            keys=("key", "zero"),
+            looks=key_bytes,
+            runs=(1_000, 4_000),
+        ),
+        "type_from_data": _query(
+            "type_from_data",
+            "A count is a column of floats once somebody had too many rows, else of integers.",
+            Scenario(others=((0, 0, 40),), unit=((0, 0), (0, 0))),
+            flow=TypeFromData,
+            apart="nothing",
+            epsilon=1,
+            looks=column_types,
+            public_keys=lambda runs: [0],
+            runs=(120, 400),
+        ),
+        "unit_by_spelling": _query(
+            "unit_by_spelling",
+            "A unit is what is written: 5, 5.0, 5e0 and ' 5' are four of them.",
+            Scenario(others=((0, 0, 5),), unit=((0, 0),) * 4),
+            reader=UnitBySpelling,
+            source=units_as_text,
+            public_keys=lambda runs: list(range(runs)),
+            runs=(4_000, 20_000),
         ),
         "watermark_from_data": _query(
             "watermark_from_data",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dpstream.audit.neighbours import Pair
-from dpstream.audit.query_samplers import STEPS, QueryRuns, Scenario
+from dpstream.audit.query_samplers import STEPS, QueryRuns, Scenario, key_bytes
 from dpstream.audit.targets import Target
 from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
 from dpstream.stages.query import Query
@@ -97,6 +97,7 @@ def unit_pairs(groups: int, *, again: bool = False) -> tuple[Pair, ...]:
 def _target(name: str, about: str, *, groups: int = 2, again: bool = False, **facts: Any) -> Any:
     """`public_keys`: from the number of runs to the keys."""
     keys = facts.pop("public_keys", None)
+    seen = {"looks": facts.pop("looks")} if "looks" in facts else {}
 
     def query(runs: int) -> Query:
         return query_of(**facts, **({"public_keys": list(keys(runs))} if keys else {}))
@@ -105,7 +106,7 @@ def _target(name: str, about: str, *, groups: int = 2, again: bool = False, **fa
         return Target(
             name=name,
             about=about,
-            sample=QueryRuns(query=query, groups=groups),
+            sample=QueryRuns(query=query, groups=groups, **seen),
             pairs=unit_pairs(groups, again=again),
             epsilon=float(EPSILON),
             delta=DELTA,
@@ -169,6 +170,12 @@ def query_targets() -> dict[str, Callable[[], Target]]:
             window=Tumble("8 hours"),
             arrival="seen",
             allowed_lateness="8 hours",
+        ),
+        "latched_spelled_keys": _target(
+            "latched_spelled_keys",
+            f"{latched}: keys that the unit writes -0.0 and others 0.0, to the last bit.",
+            keys=("key", "zero"),
+            looks=key_bytes,
         ),
         "sqlp": _target("sqlp", f"{sqlp}, one row per group.", strategy="sqlp"),
         "sqlp_rows": _target(

@@ -13,7 +13,7 @@ from dpstream.errors import InvalidParameter
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys, Secret
-from dpstream.records import Rejected
+from dpstream.records import Rejected, Source
 from dpstream.stages.flow import Flow, Publication
 from dpstream.stages.plan import Plan
 from dpstream.stages.row_reader import RowReader
@@ -28,10 +28,14 @@ def run_plan(
     flow: Callable[[Plan, RowReader], Flow],
     reader: type[RowReader] = RowReader,
     chunk: int = ROWS,
+    source: Callable[[pa.Table], Source] | None = None,
     memory: int = 1 << 20,
     through: Callable[[QuerySpend], QuerySpend] = lambda spend: spend,
 ) -> Iterator[tuple[int, Publication]]:
-    """(step, what is published), step by step; `through` may stand between flow and noise."""
+    """(step, what is published), step by step; `through` may stand between flow and noise.
+
+    `source`: what is read in place of the table itself, made of it.
+    """
     steps = plan.query.schedule.steps
     if steps is None:
         raise InvalidParameter("an audit runs over a table; give the query start= and end=")
@@ -42,7 +46,8 @@ def run_plan(
     plan.pay(real, "audit")
     spend, rows = through(real), reader(plan.query, key, run)
     made = flow(plan, rows)
-    files = FileInput(ChunkReader(TableSource(table, rows=chunk), rows, Unseen()), memory=memory)
+    read = TableSource(table, rows=chunk) if source is None else source(table)
+    files = FileInput(ChunkReader(read, rows, Unseen()), memory=memory)
     try:
         for step in range(steps):
             pieces = files.take(step)

@@ -12,7 +12,8 @@ window, with units that renew every window, and what it shows begins with the sh
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -21,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.audit.query_runs import run_plan
-from dpstream.records import Integers, Reals
+from dpstream.records import Integers, Reals, Source
 from dpstream.stages.flow import Flow
 from dpstream.stages.plan import Plan, planned
 from dpstream.stages.query import Query
@@ -36,6 +37,8 @@ Place = tuple[int, ...]
 _WINDOWS = 250
 """Windows side by side in one query: more of them take longer than two queries."""
 _MEMORY = 1 << 28
+SPELLINGS = ("{}", "{}.0", "{}e0", '" {}"')
+"""Of one number, in JSON."""
 MakeFlow = Callable[[Plan, RowReader], Flow]
 
 
@@ -72,6 +75,10 @@ class QueryRuns:
     plan: Callable[[Query], Plan] = planned
     flow: MakeFlow = usual_flow
     reader: type[RowReader] = RowReader
+    source: Callable[[pa.Table], Source] | None = None
+    """What is read in place of the table of all rows, made of it."""
+    looks: Callable[[pa.Table], dict[str, Reals]] = lambda table: {}
+    """What else of a release is looked at, a number for each of its rows, by name."""
 
     def __call__(self, data: Scenario, runs: int, secret: bytes) -> Reals:
         """What is published of each run's groups, NaN where they are not shown."""
@@ -99,22 +106,55 @@ class QueryRuns:
             run=secret[:16],
             flow=self.flow,
             reader=self.reader,
+            source=self.source,
             memory=_MEMORY,
         ):
             places = 1 if windows else runs
-            out = np.full((places, width, len(columns)), np.nan)
-            keys = made.table["key"].to_numpy().astype(np.int64)
-            for number, name in enumerate(columns):
-                values = made.table[name].to_numpy(zero_copy_only=False)
-                out[keys // width if not windows else 0, keys % width, number] = values
             place = made.due.window if windows else 0
             shown = found.setdefault(place, [])
             if plan.query.totals:
                 about = json.loads(made.table.schema.metadata[b"dpstream"])
                 shown.append(np.full((places, 1), about["kept_share"]))
-            shown.append(out.reshape(places, -1))
+            shown.append(by_run(made.table, columns, runs=places, groups=width))
+            for name, numbers in self.looks(made.table).items():
+                looked = pa.table({"key": made.table["key"], name: numbers})
+                shown.append(by_run(looked, [name], runs=places, groups=width))
         rows = [np.concatenate(found[place], axis=1) for place in sorted(found)]
         return np.concatenate(rows[:runs] if windows else rows)
+
+
+def key_bytes(table: pa.Table) -> dict[str, Reals]:
+    """The bytes of the key "zero", as numbers: 0.0 and -0.0 are equal, and do not look it."""
+    return {"zero": table["zero"].combine_chunks().view(pa.int64()).to_numpy().astype(np.float64)}
+
+
+def column_types(table: pa.Table) -> dict[str, Reals]:
+    """Whether the columns are of floats: what kinds of numbers they hold."""
+    floats = sum(pa.types.is_floating(one.type) for one in table.schema)
+    return {"floats": np.full(len(table), float(floats))}
+
+
+def spelled(table: pa.Table) -> list[str]:
+    """The users of all rows as JSON has them, each row of a unit in another spelling."""
+    seen: Counter[int] = Counter()
+    found = []
+    for user in table["user"].to_pylist():
+        found.append(SPELLINGS[seen[user] % len(SPELLINGS)].format(user))
+        seen[user] += 1
+    return found
+
+
+def by_run(table: pa.Table, columns: Sequence[str], *, runs: int, groups: int) -> Reals:
+    """What a table shows of each run: runs x (groups x columns), NaN where a group is not there.
+
+    Run so and so has the groups from its number times `groups` on.
+    """
+    out = np.full((runs, groups, len(columns)), np.nan)
+    keys = table["key"].to_numpy().astype(np.int64)
+    for number, name in enumerate(columns):
+        values = table[name].to_numpy(zero_copy_only=False)
+        out[keys // groups, keys % groups, number] = values
+    return out.reshape(runs, -1)
 
 
 @lru_cache(maxsize=64)
@@ -164,5 +204,6 @@ def table_of(data: Scenario, runs: int, groups: int, windows: bool) -> pa.Table:
             "ts": times,
             "seen": times + delays * length,
             "x": np.full(len(times), 4),
+            "zero": np.where(who % every == 0, -0.0, 0.0),
         }
     )

@@ -22,7 +22,7 @@ _UNIFORM = f"{_W_EVENT}, mechanism = 'uniform'"
 _COUNTER = f"epsilon = {EPSILON}, delta = {DELTA}, privacy_unit = 'event', mechanism = 'tree'"
 
 
-def _crowding(windows: range, *, others: tuple[int, ...] = (5,), name: str = "") -> Pair:
+def crowding(windows: range, *, others: tuple[int, ...] = (5,), name: str = "") -> Pair:
     """A unit with five rows in each of these windows; `others` in turn, from window to window."""
     base = tuple(
         (0, window, others[window % len(others)])
@@ -37,7 +37,7 @@ def _crowding(windows: range, *, others: tuple[int, ...] = (5,), name: str = "")
     )
 
 
-_ALL = _crowding(range(1, 1 + W))  # the first window is still open when its late rows come
+ALL = crowding(range(1, 1 + W))  # the first window is still open when its late rows come
 
 
 def _target(name: str, about: str, sample: Any, *pairs: Pair, **facts: Any) -> Any:
@@ -52,14 +52,14 @@ def series_targets() -> dict[str, Callable[[], Target]]:
             "sql_w_event",
             f"SQL through uniform noise, w = {W}: from the text to the tables.",
             SqlRuns(options=_UNIFORM),
-            *(_ALL, _crowding(range(W))),
+            *(ALL, crowding(range(W))),
             simple=True,
         ),
         "sql_event": _target(
             "sql_event",
             "SQL through a tree of sums, one window of a unit: from the text to the tables.",
             SqlRuns(options=_COUNTER),
-            *(_crowding(range(1)), _crowding(range(1, 2))),
+            *(crowding(range(1)), crowding(range(1, 2))),
             delta=DELTA,
             simple=True,
         ),
@@ -67,7 +67,7 @@ def series_targets() -> dict[str, Callable[[], Target]]:
             "sql_pacer",
             f"SQL through the default mechanism, pacer, w = {W}: every run a query.",
             SqlRuns(options=_W_EVENT, apart=False),
-            *(_crowding(range(W), others=(40, 0), name=", jumping counts"), _crowding(range(W))),
+            *(crowding(range(W), others=(40, 0), name=", jumping counts"), crowding(range(W))),
             runs=(300, 2_000),
         ),
     }
@@ -81,14 +81,14 @@ def broken_series() -> dict[str, Callable[[], Target]]:
             "sql_unit_enters_again",
             "A unit whose rows come in two steps enters a window twice.",
             SqlRuns(options=_UNIFORM, run=EntersAgain),
-            _ALL,
+            ALL,
             **facts,
         ),
         "sql_w_forgotten": _target(
             "sql_w_forgotten",
             f"Promised for {W} windows, but the mechanism is made for one.",
             SqlRuns(options=_UNIFORM.replace(f"w = {W}", "w = 1")),
-            _ALL,
+            ALL,
             **facts,
         ),
     }

@@ -51,7 +51,7 @@ class SqlRuns:
         )
 
     def _once(self, data: Scenario, runs: int, secret: bytes) -> Reals:
-        query = _compiled(self.options, self.groups * runs)
+        query = series_query(self.options, self.groups * runs)
         rows = table_of(data, runs, self.groups, windows=False)
         made = self.run(
             query=query,
@@ -75,7 +75,7 @@ def _column(table: pa.Table, name: str) -> Reals:
 
 
 @lru_cache(maxsize=8)
-def _compiled(options: str, groups: int) -> SeriesQuery:
+def series_query(options: str, groups: int) -> SeriesQuery:
     """The statement, with its public groups; rows may come a window late."""
     named = ", ".join(str(group) for group in range(groups))
     query = sql(

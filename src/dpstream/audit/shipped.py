@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dpstream.audit.books import book_targets
 from dpstream.audit.dealer import real_spend
 from dpstream.audit.neighbours import Pair, block, pairs_of, present
 from dpstream.audit.queries import query_targets
@@ -193,4 +194,5 @@ def shipped() -> dict[str, Callable[[], Audited]]:
         **user_targets(),
         **query_targets(),
         **series_targets(),
+        **book_targets(),
     }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 from dpstream.audit.neighbours import Pair
 from dpstream.audit.samplers import Sampler
+from dpstream.audit.scores import LEARNERS, Learner
 from dpstream.audit.testers import Bound, lower_bound
 
 CONFIDENCE = 0.999
@@ -39,6 +40,7 @@ class Target:
     control: bool = False
     simple: bool = False
     runs: tuple[int, int] = (2_000, 10_000)
+    learners: Mapping[str, Learner] = field(default_factory=lambda: LEARNERS)
 
     def audit(self, *, quick: bool, seed: int, watch: Watch) -> Row:
         """Try every pair out, test the best ones on fresh runs, keep the strongest bound."""
@@ -78,7 +80,8 @@ class Target:
             self.sample(data, runs, secret_of(f"{self.name} {part} {world}"))
             for world, data in (("one", pair.one), ("two", pair.two))
         )
-        return lower_bound(one, two, epsilon=self.epsilon, delta=self.delta, error=error)
+        claim: dict[str, float] = {"epsilon": self.epsilon, "delta": self.delta}
+        return lower_bound(one, two, error=error, learners=self.learners, **claim)
 
     def row(self, *, lower_bound: float, **facts: Any) -> Row:
         """A line of the report."""

@@ -13,13 +13,14 @@ Several pairs of neighbours tested at once share the error (Bonferroni).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from scipy.stats import beta
 
-from dpstream.audit.scores import LEARNERS, Score
+from dpstream.audit.scores import LEARNERS, Learner, Score
 from dpstream.records import Reals
 
 _THRESHOLDS = 256
@@ -79,12 +80,20 @@ def epsilon_bounds(hits: Counts, other: Counts, runs: int, *, delta: float, erro
     return found
 
 
-def lower_bound(one: Reals, two: Reals, *, epsilon: float, delta: float, error: float) -> Bound:
+def lower_bound(
+    one: Reals,
+    two: Reals,
+    *,
+    epsilon: float,
+    delta: float,
+    error: float,
+    learners: Mapping[str, Learner] = LEARNERS,
+) -> Bound:
     """The bound that runs of both worlds support, `error` the chance that it is false."""
     runs = min(len(one), len(two))
     learn, half = runs // 4, runs // 2
     best: tuple[float, str, str, float, Score] | None = None
-    for name, learner in LEARNERS.items():
+    for name, learner in learners.items():
         score = learner(one[:learn], two[:learn])
         if score is None:
             continue

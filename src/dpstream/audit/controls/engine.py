@@ -13,15 +13,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dpstream.audit.query_samplers import spelled
+from dpstream.connectors.sources.table import TableSource
 from dpstream.privacy.query_spend import Doors
-from dpstream.records import Reals, Words
+from dpstream.records import Integers, Reals, Words
 from dpstream.stages.bounding import FIRST, KEPT, Bounds, UnitBucket, Verdicts
 from dpstream.stages.flow import Flow
+from dpstream.stages.hashing import column_ids
 from dpstream.stages.measures import Measure
 from dpstream.stages.perturb import Noisy
 from dpstream.stages.plan import Plan, WindowPlan
+from dpstream.stages.query import Query
+from dpstream.stages.row_ids import RowIds
 from dpstream.stages.row_reader import RowReader
-from dpstream.stages.rows import Rows
+from dpstream.stages.rows import RowKeys, Rows, Setting
 from dpstream.stages.schedule import Due
 
 
@@ -131,3 +136,62 @@ class DataWatermark(RowReader):
     def _columns(self, table: pa.Table, reasons: Any, arrived: Any) -> dict[str, Any]:
         columns = super()._columns(table, reasons, arrived)
         return columns | {"steps": np.maximum.accumulate(columns["steps"])}
+
+
+class KeyAsSpelled(RowReader):
+    """Shows a key as the row spells it that brought it, where equal keys should look equal.
+
+    True: -0.0 and 0.0 are one group, and its published bytes say whose row came first.
+    """
+
+    def _columns(self, table: pa.Table, reasons: Any, arrived: Any) -> dict[str, Any]:
+        columns = super()._columns(table, reasons, arrived)
+        return columns | {"spelled": table.select(self.query.keys)}
+
+    def _identified(self, columns: dict[str, Any], aside: Setting) -> Rows:
+        """The groups are known by now; what they look like is left as it came."""
+        columns["keys"] = columns.pop("spelled")
+        return super()._identified(columns, aside)
+
+
+class _SpelledIds(RowIds):
+    def units(self, units: pa.Array, periods: Integers) -> Words:
+        return column_ids(units, self._keys.units)
+
+
+class UnitBySpelling(RowReader):
+    """Takes a unit by how it is written, where one number is one unit.
+
+    True: who is written 5, 5.0, 5e0 and " 5" is four units, and contributes four times.
+    """
+
+    def _begin(self, query: Query, keys: RowKeys) -> None:
+        super()._begin(query, keys)
+        self.ids = _SpelledIds(query, keys)
+
+
+def units_as_text(table: pa.Table) -> TableSource:
+    """The rows with each user's number as it is written, without the quotes of text."""
+    names = [text.strip('"') for text in spelled(table)]
+    return TableSource(table.set_column(0, "user", pa.array(names)))
+
+
+class TypeFromData(Flow):
+    """A count is an integer until bounding has dropped a row, and a float from then on.
+
+    True: the type of a column says whether anybody had more rows than the bounds allow.
+    """
+
+    def bound(self, window: int, period: int, rows: Rows) -> Verdicts:
+        """Note whether all were kept."""
+        verdicts = super().bound(window, period, rows)
+        self._dropped = getattr(self, "_dropped", False) or not verdicts.all()
+        return verdicts
+
+    def _table(self, *args: Any) -> pa.Table:
+        table, names = super()._table(*args), [a.name for a in self.query.aggregates]
+        kind = pa.float64() if getattr(self, "_dropped", False) else pa.int64()
+        for name in names:
+            place = table.column_names.index(name)
+            table = table.set_column(place, name, table[name].cast(kind))
+        return table
