@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from dpstream.engines.chunks import Aside
@@ -25,6 +24,7 @@ from dpstream.engines.iterated import IteratedRun, refuse_endless_files, refuse_
 from dpstream.engines.live_input import LiveInput
 from dpstream.engines.local import Options
 from dpstream.engines.loop import step_content
+from dpstream.engines.query_run import known_types
 from dpstream.engines.series_state import SeriesState, open_series
 from dpstream.errors import ServerUnreachable, StateError
 from dpstream.privacy.ledger import Ledger
@@ -33,7 +33,7 @@ from dpstream.privacy.state.files import writing
 from dpstream.records import Release, Sink, Source
 from dpstream.stages.pieces import Piece
 from dpstream.stages.series_query import SeriesQuery
-from dpstream.stages.series_table import series_table
+from dpstream.stages.series_table import series_schema, series_table
 from dpstream.stages.step_counts import StepCounts
 
 _START = bytes(16)  # the digest chain before the first step
@@ -66,7 +66,13 @@ class SeriesRun(IteratedRun):
         self._sources = Sources(source=self.source, history=self.history)
         for source in (self.source, self.history):
             if source is not None:
-                check_columns(source, self.query.source_columns)
+                check_columns(source, self.query.rows)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of every release and their types, as they are known by now."""
+        types = known_types(self.query.rows, self.folder, self._sources.schemas())
+        return series_schema(self.query, types)
 
     def forget(self, unit: Any) -> int:
         """Nothing: of a unit only a keyed mark is kept, in windows that are not published yet.
@@ -126,7 +132,8 @@ class SeriesRun(IteratedRun):
                 if state.arrivals is not None and live is not None:
                     state.arrivals.record(step, [chain], positions=live.moved())
                 if not tried:
-                    self._try_finish(step, mark, counts)
+                    counts.reader.settle_types()
+                    _ = series_schema(self.query, counts.reader.types)
                 tried = True
                 found = run.step(counts.counts(step))
                 if run.steps_done == steps:
@@ -150,12 +157,6 @@ class SeriesRun(IteratedRun):
             counts.reader.types = read_types(folder)
             counts.reader.learned = lambda types: write_types(folder, types)
         return counts
-
-    def _try_finish(self, step: int, mark: str, counts: StepCounts) -> None:
-        """See by types alone, before anything is paid, that the post-processing can be done."""
-        if self.query.rows.finish is not None:
-            empty = Release(step=step, values=np.zeros(len(counts.counts(step))), paid=False)
-            series_table(self.query, empty, step, mark, counts.reader)
 
     def _settle(
         self, before: dict[str, Any] | None, live: LiveInput | None
