@@ -300,3 +300,30 @@ def test_servers_in_a_pipeline(folder):
     path.write_text(path.read_text().replace("patience = 5", "patience = [5]"))
     with pytest.raises(InvalidInput, match=r"options\.patience must be text, a number"):
         load_pipeline(path)
+
+
+def test_a_source_declares_the_types_of_its_columns(run, folder):
+    """For every query that reads them; explain tells the schema, and it is the one that comes."""
+    rows = "".join(f"{n}.0,2024-05-0{n % 2 + 1}\n" for n in range(400))
+    (folder / "days.csv").write_text(f"user,page\n{rows}9,x\n")
+    text = (
+        '[source.days]\npath = "days.csv"\ncolumn_types = { user = "INT64", page = "DATE" }\n'
+        '[budget]\ndataset = "people"\nepsilon = 9\ndelta = 1e-8\n'
+        + REST.replace("csv:out/", "out/")
+        + queries(a=COUNT.format(epsilon=2, table="days"))
+    )
+    (folder / "p.toml").write_text(text)
+    told = json.loads(run("explain", "p.toml", "--json").out)["a"]["schema"]
+    done = run("run", "p.toml")
+
+    assert done.code == 0, done.err
+    assert "1 rejected" in done.err
+    (path,) = (folder / "out").glob("a-*.parquet")
+    schema = pq.read_schema(path)
+    assert [(one["name"], one["type"]) for one in told] == [(f.name, str(f.type)) for f in schema]
+    assert schema.field("page").type == pa.date32()
+
+    (folder / "q.toml").write_text(text.replace("page =", "pgae ="))
+    assert "column_types names 'pgae', which no query reads" in run("run", "q.toml").err
+    (folder / "q.toml").write_text(text.replace('"DATE"', '"DAY"'))
+    assert "column_types knows no type 'DAY'" in run("run", "q.toml").err

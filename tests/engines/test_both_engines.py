@@ -106,13 +106,16 @@ VARIANTS = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_kind_of_query(engine, tmp_path, name):
-    """Strategies, windows, aggregates: what one process publishes, an engine publishes."""
+    """What one process publishes, an engine publishes, in the schema that it tells beforehand."""
     write(tmp_path / "one", table(1500))
     write(tmp_path / "other", table(1500))
     one = list(start(tmp_path / "one", VARIANTS[name]))
-    other = list(start(tmp_path / "other", VARIANTS[name], engine=engine))
+    run = start(tmp_path / "other", VARIANTS[name], engine=engine)
+    told = run.schema
+    other = list(run)
 
     assert releases(one) == releases(other)
+    assert {str(t.schema.remove_metadata()) for t in [*one, *other]} == {str(told)}
     assert sum(map(len, one)) > 0
 
 

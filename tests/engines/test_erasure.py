@@ -148,6 +148,19 @@ def test_what_cannot_be_forgotten_is_said(tmp_path):
     assert dps.run(query, source=numbers, checkpoint_location=state).forget("2000") == 1
 
 
+@pytest.mark.parametrize("spelled", [5, "5", "5.0", " 5e0", 5.0])
+@pytest.mark.parametrize("kind", ["int64", "string"])
+def test_a_unit_is_forgotten_however_it_is_written(tmp_path, kind, spelled):
+    """As its rows were found to be one unit."""
+    table = clicks(late_rows=False)
+    users = pa.array([5 if user == HEAVY else 10 + n for n, user in
+                      enumerate(table["user"].to_pylist())]).cast(kind)  # fmt: skip
+    rows = table.set_column(0, "user", users)
+    state = started(tmp_path, query_of(), rows)
+
+    assert dps.run(query_of(), source=rows, checkpoint_location=state).forget(spelled) == 5
+
+
 def _blobs(state):
     return [path.read_bytes() for path in state.rglob("*") if path.is_file()]
 

@@ -2,8 +2,11 @@
 
 import time
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+import dpstream as dps
 from dpstream.connectors.sources.table import TableSource
 from dpstream.engines.chunks import ChunkReader
 from dpstream.engines.inputs import FileInput
@@ -54,3 +57,16 @@ def test_an_error_of_the_first_stage_comes_out_and_nobody_waits_for_ever(broken)
     with pytest.raises(OSError, match="the disk is broken"):
         files.take(3)
     files.close()
+
+
+def test_a_time_that_python_lacks_costs_its_own_row(tmp_path):
+    """A file's statistics are in Python's times; one far row must not stop all the others."""
+    times = [*range(0, 8 * 3600, 60), 1_714_521_600_000_000]  # one clock counts microseconds
+    rows = pa.table({"user": range(len(times)), "page": ["/"] * len(times), "at": times})
+    rows = rows.set_column(2, "at", pa.array(times).cast(pa.timestamp("s")))
+    pq.write_table(rows, tmp_path / "far.parquet")
+    asked = query(time_unit=None, arrival=None, aggregates=(dps.Count("n"),))
+    run = dps.run(asked, source=str(tmp_path / "far.parquet"))
+
+    assert len(list(run)) == 12
+    assert [one.reason for one in run.operator.latest] == ["unparsable time"]

@@ -14,6 +14,7 @@ from dpstream.connectors.testing.sink_suite import release, seen_of
 from dpstream.errors import InvalidInput, ServerUnreachable, StateError
 from tests.connectors.test_sinks import NOON, RELEASE
 from tests.engines.runs import until
+from tests.laws.test_published_keys import every_type_of_key
 
 pytestmark = pytest.mark.servers
 
@@ -226,3 +227,15 @@ def test_who_may_not_write_is_told(postgres, schema):
         open_sink(uri)
     with pytest.raises(ServerUnreachable, match=r"does not answer.*refused"):
         open_sink("postgres://me@127.0.0.1:9/x")
+
+
+def test_every_type_that_a_key_has_is_written(postgres, schema):
+    """An empty table first, then rows: no type that is accepted stops a run after its charge."""
+    rows = every_type_of_key()
+    sink = open_sink(f"{postgres.address}?schema={schema}")
+    sink.write("q", 0, 1, rows.slice(0, 0))
+    sink.write("q", 0, 2, rows)
+    sink.close()
+
+    with psycopg.connect(postgres.address) as connection:
+        assert connection.execute(f"SELECT count(*) FROM {schema}.q").fetchone() == (2,)

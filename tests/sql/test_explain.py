@@ -18,7 +18,17 @@ def test_every_query_can_be_explained(query, facts):
     told = explain(compiled(query, facts).query)
 
     text = told.text()
-    for title in ("PLAN", "WHAT IS PROTECTED", "SENSITIVITY", "NOISE", "KEYS", "BUDGET", "MEMORY"):
+    titles = (
+        "PLAN",
+        "WHAT IS PROTECTED",
+        "SENSITIVITY",
+        "NOISE",
+        "SCHEMA",
+        "KEYS",
+        "BUDGET",
+        "MEMORY",
+    )
+    for title in titles:
         assert title in text
     assert "WHAT IS NOT PROTECTED" in text
     assert json.loads(json.dumps(told.to_json())) == told.to_json()
@@ -109,3 +119,27 @@ def test_words_follow_the_unit_and_the_keys():
     public = explain(query(public_keys=["a", "b"]))
     assert "the 2 public groups are shown" in public.text()
     assert public.not_protected[0].startswith("which groups exist")
+
+
+def test_the_schema_is_told_with_what_fixes_it():
+    """Counts by the query, keys by a declaration, by the source, or by what is computed."""
+    asked = dps.sql("""
+        SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9,
+               privacy_unit_column = u, max_groups_contributed = 1, debias = 'global',
+               column_types = (day = DATE))
+               day, page, LENGTH(page) AS size, COUNT(*) AS n FROM log GROUP BY day, page, size""")
+    told = explain(asked)
+
+    assert [(one["name"], one["type"]) for one in told.to_json()["schema"]] == [
+        ("day", "date32[day]"),
+        ("page", "string"),
+        ("size", "int64"),
+        ("n", "double"),
+        ("n_stddev", "double"),
+        ("trigger_time", "timestamp[us, tz=UTC]"),
+        ("release_index", "int64"),
+    ]
+    assert "  day: date32[day] (declared)\n" in told.text()
+    assert "  page: string (or as the source's first schema says" in told.text()
+    assert "  size: int64 (computed; it may depend" in told.text()
+    assert "  n: double\n" in told.text()

@@ -1,6 +1,7 @@
 """Rows one by one: what is used, what is set aside, and where each belongs."""
 
 import json
+from datetime import date
 
 import numpy as np
 import pyarrow as pa
@@ -189,14 +190,23 @@ def test_a_user_is_a_unit_of_its_own_in_every_period():
 
 
 def test_a_user_has_one_id_in_every_width_of_its_type():
-    """Later chunks may hold narrower integers; another kind of value is refused."""
+    """Later chunks may hold narrower integers, floats or text; a date is refused."""
     wide = table_of([(5, "k", 0, 1)])
     reader = reader_of(wide)
     narrow = wide.set_column(0, "user", pa.array([5], pa.int16()))
     one, two = (reader.read(table, "t")[0] for table in (wide, narrow))
     assert (one.units == two.units).all()
-    with pytest.raises(InvalidInput, match="'user'"):
-        reader.read(wide.set_column(0, "user", pa.array(["5"])), "t")
+    for same in (pa.array([5.0]), pa.array(["5"]), pa.array([" 5.0"])):
+        found, aside = reader.read(wide.set_column(0, "user", same), "t")
+        assert (found.units == one.units).all()
+        assert not aside.rejected
+    for other in (pa.array([5.5]), pa.array(["5x"]), pa.array([2.0**70])):
+        found, aside = reader.read(wide.set_column(0, "user", other), "t")
+        assert (len(found), [one.reason for one in aside.rejected]) == (
+            0, ["not of its column's type"]
+        )  # fmt: skip
+    with pytest.raises(InvalidInput, match="'user' is int64 in this run and date32"):
+        reader.read(wide.set_column(0, "user", pa.array([date(2024, 5, 1)])), "t")
 
 
 def test_digests_tell_rows_apart_and_copies_not():

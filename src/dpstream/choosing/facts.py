@@ -132,7 +132,7 @@ def collect(
     progress: Callable[[int, int], None],
 ) -> tuple[Facts, dict[str, Any]]:
     """The facts of all units of a bounded source; and, for the operator alone, what was read."""
-    check_columns(source, query.source_columns)
+    check_columns(source, query)
     aside = _Aside()
     reader = ChunkReader(source, RowReader(query, secret, run), aside)
     key = secret.key("pairs of units and groups", run)[:16]

@@ -21,8 +21,9 @@ import pyarrow as pa
 
 from dpstream.errors import StateError
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.run_directory import ANEW, RunDirectory
+from dpstream.privacy.run_directory import ANEW, RunDirectory, read_about
 from dpstream.privacy.state import InputLog, Secret, WindowKeys
+from dpstream.privacy.state.inputs import noted_types
 
 KIND = "GROUP BY query"
 
@@ -115,11 +116,21 @@ class StateDirectory:
                 path.unlink(missing_ok=True)
 
 
+def kept_types(folder: Path) -> dict[str, pa.DataType]:
+    """The types that the run of a directory has met, which may be running; none without one."""
+    about = read_about(folder)
+    path = None if about is None else folder / about["log"]
+    return {} if path is None or not path.exists() else _types(noted_types(path)[-1:])
+
+
 def read_types(log: InputLog) -> dict[str, pa.DataType]:
     """The types of unit and keys that a run has met; none at first."""
-    if not log.types:
-        return {}
-    return {field.name: field.type for field in pa.ipc.read_schema(pa.py_buffer(log.types[-1]))}
+    return _types(log.types[-1:])
+
+
+def _types(newest: list[bytes]) -> dict[str, pa.DataType]:
+    found = [pa.ipc.read_schema(pa.py_buffer(one)) for one in newest]
+    return {field.name: field.type for schema in found for field in schema}
 
 
 def write_types(log: InputLog, types: dict[str, pa.DataType]) -> None:

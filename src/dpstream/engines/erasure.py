@@ -19,6 +19,7 @@ from dpstream.engines.snapshots import Snapshots
 from dpstream.errors import InvalidInput, StateError
 from dpstream.privacy.state import chain_digest
 from dpstream.records import Integers, Words
+from dpstream.stages.column_types import in_type
 from dpstream.stages.flow import Flow
 from dpstream.stages.rows import id_pairs
 from dpstream.stages.tables import Table
@@ -63,12 +64,13 @@ def _ids(flow: Flow, unit: Any) -> Iterator[Words]:
     if kind is None:
         raise StateError("this run has read nothing yet; there is nothing to erase")
     try:
-        value = pa.array([unit], kind) if not isinstance(unit, str) else pa.array([unit]).cast(kind)
-    except pa.ArrowException as error:
+        value, lost = in_type(pa.array([unit]), kind, flow.query.unit)
+    except (InvalidInput, pa.ArrowException, OverflowError):
+        value, lost = pa.nulls(1, kind), np.ones(1, bool)
+    if lost.any():
         raise InvalidInput(
-            f"the unit must fit the type of column {flow.query.unit!r}, {kind}; got {unit!r} "
-            f"({error})"
-        ) from None
+            f"the unit must fit the type of column {flow.query.unit!r}, {kind}; got {unit!r}"
+        )
     for period in sorted(flow.state.periods):
         yield flow.reader.ids.units(value, np.array([period]))
 

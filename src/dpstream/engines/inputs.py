@@ -20,7 +20,9 @@ from dpstream.engines.clock import Clock
 from dpstream.engines.live_input import LiveInput
 from dpstream.errors import InvalidInput
 from dpstream.records import Batch, Position, Source
+from dpstream.stages.column_types import Types
 from dpstream.stages.pieces import Piece
+from dpstream.stages.query import Query
 from dpstream.stages.row_reader import RowReader
 from dpstream.stages.rows import Rows
 
@@ -145,6 +147,7 @@ class FileInput:
         spans = getattr(self._chunks.source, "spans", None)
         declared = self._chunks.source.columns(partition)
         plain = query.prepare is None and query.arrival is None and query.time_unit is None
+        plain = plain and query.time not in query.declared
         if spans is None or declared is None or query.time is None or not plain:
             return None
         kind = declared.get(query.time)
@@ -193,6 +196,11 @@ class Sources:
         """Every partition of the bounded ones: a run reads a fixed set."""
         return [name for source in self._bounded() for name in source.partitions()]
 
+    def schemas(self) -> list[Types | None]:
+        """What the first partition of each source declares, as far as there is one by now."""
+        sources = [source for source in (self.source, self.history) if source is not None]
+        return [source.columns(name) for source in sources for name in source.partitions()[:1]]
+
     def refuse_others(self, was: list[str]) -> None:
         """Refuse other files than those that the run began with."""
         now = self.partitions()
@@ -209,7 +217,9 @@ class Sources:
     def inputs(
         self, reader: RowReader, aside: Aside, clock: Clock, stop: Event, *, memory: int
     ) -> tuple[FileInput | None, LiveInput | None]:
-        """Rows by event time, and rows by the clock."""
+        """Rows by event time, and rows by the clock; types that a source tells are fixed now."""
+        for told in self.schemas():
+            reader.learn(told)
         bounded = self._bounded()
         if len(bounded) > 1:
             raise InvalidInput("history goes with a live source; join two bounded ones in a list")
@@ -224,8 +234,20 @@ class Sources:
         return [s for s in (self.history, self.source) if s is not None and s.bounded]
 
 
-def check_columns(source: Source, wanted: list[str]) -> None:
-    """Refuse a source that declares other columns before anything is paid for."""
+def check_columns(source: Source, query: Query) -> None:
+    """Refuse a source that declares other columns before anything is paid for.
+
+    So is a key whose type follows from the rows: one of them could change what is published.
+    """
+    wanted, inferred = query.source_columns, getattr(source, "inferred", {})
+    for name in inferred.keys() & query.key_columns - query.declared.keys():
+        raise InvalidInput(
+            f"the column {name!r} of the data frame holds {inferred[name]}: pandas takes the type "
+            "from the rows, and a type that is published must not depend on them; declare it: "
+            f"column_types={{{name!r}: 'INT64'}} (whole numbers, NULL where one is missing), "
+            "'FLOAT64', ... (in SQL: "
+            f"OPTIONS (column_types = ({name} = INT64)))"
+        )
     for partition in source.partitions():
         declared: dict[str, Any] | None = source.columns(partition)
         if declared is None:

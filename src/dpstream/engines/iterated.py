@@ -37,6 +37,11 @@ class IteratedRun(ABC):
         if self._iterator is not None:
             self._iterator.close()
 
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns of every release and their types, as they are known by now."""
+
     @abstractmethod
     def forget(self, unit: Any) -> int:
         """Erase one unit from the state directory, instead of running; how many places it had."""

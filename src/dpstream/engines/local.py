@@ -18,6 +18,7 @@ from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, Ledg
 from dpstream.privacy.run_directory import read_about
 from dpstream.privacy.state.files import writing
 from dpstream.records import Sink, Source
+from dpstream.stages.column_types import Types
 from dpstream.stages.flow import Flow
 from dpstream.stages.row_reader import RowReader
 
@@ -41,7 +42,7 @@ class LocalRun(QueryRun):
         super().__post_init__()
         for source in (self.source, self.history):
             if source is not None:
-                check_columns(source, self.plan.query.source_columns)
+                check_columns(source, self.plan.query)
 
     @property
     def live(self) -> bool:
@@ -92,7 +93,7 @@ class LocalRun(QueryRun):
         )
         return Loop(
             flow=flow,
-            pay=lambda: self._pay(storage, flow.tables.try_finish),
+            pay=lambda: self._pay(storage, flow.fix_schema),
             digest_key=storage.digest_key,
             files=files,
             live=live,
@@ -102,6 +103,9 @@ class LocalRun(QueryRun):
             stopped=self._stop.is_set,
             forget_rows=getattr(self.source, "forget", None) if live is not None else None,
         )
+
+    def _schemas(self) -> list[Types | None]:
+        return self._sources().schemas()
 
     def _sources(self) -> Sources:
         return Sources(source=self.source, history=self.history)

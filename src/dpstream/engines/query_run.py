@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import pyarrow as pa
+
 from dpstream.engines.chunks import Aside
 from dpstream.engines.clock import Clock, SystemClock
-from dpstream.engines.directory import KIND, StateDirectory
+from dpstream.engines.directory import KIND, StateDirectory, kept_types
 from dpstream.engines.iterated import IteratedRun, refuse_endless_files, refuse_shared_noise
 from dpstream.engines.open_directory import open_directory
 from dpstream.errors import InvalidParameter, StateError
@@ -22,8 +24,11 @@ from dpstream.privacy.run_directory import read_about
 from dpstream.privacy.spend import noise_versions
 from dpstream.privacy.state import Secret, mint_run_id
 from dpstream.privacy.state.memory_keys import MemoryWindowKeys
+from dpstream.stages.column_types import Types
 from dpstream.stages.plan import Plan, planned
 from dpstream.stages.query import Query
+from dpstream.stages.query_types import types_before_rows, types_of
+from dpstream.stages.release_table import release_schema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +113,16 @@ class QueryRun(IteratedRun):
     def steps_done(self) -> int:
         """How many triggers have been published."""
 
+    @abstractmethod
+    def _schemas(self) -> list[Types | None]:
+        """What the sources declare, as far as they do by now."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of every release and their types, as they are known by now."""
+        types = known_types(self.plan.query, self.folder, self._schemas())
+        return release_schema(self.plan, types)
+
     def _notes(self) -> dict[str, Any]:
         """What the state directory remembers of how the run began."""
         return {"now": self._now}
@@ -153,9 +168,9 @@ class QueryRun(IteratedRun):
         terms, name = self.plan.terms(), self.plan.query.name
         storage.ledger.admit(self.dataset, terms, f"query {name!r}")
 
-    def _pay(self, storage: Storage, try_finish: Callable[[], None]) -> QuerySpend:
+    def _pay(self, storage: Storage, fix_schema: Callable[[], Any]) -> QuerySpend:
         """Open the book if there is none, register the run, and charge it."""
-        try_finish()
+        fix_schema()
         self._admit(storage)
         facts = repr(sorted(self._facts_of_query().items())) + repr(self.dataset)
         mark = storage.secret.fingerprint(storage.run, facts)
@@ -175,6 +190,13 @@ class QueryRun(IteratedRun):
             storage.directory.close()
         elif not isinstance(self.ledger, Ledger):
             storage.ledger.close()
+
+
+def known_types(query: Query, folder: Path | None, schemas: list[Types | None]) -> Types:
+    """The types of unit and keys: those that a run has fixed, or would fix if it began now."""
+    kept = {} if folder is None else kept_types(folder)
+    now = types_of(query, schemas[0]) if schemas else types_before_rows(query)
+    return now | kept
 
 
 class Engine(Protocol):

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from dpstream.engines.chunks import Aside
@@ -24,6 +23,7 @@ from dpstream.engines.inputs import FileInput, Sources, check_columns
 from dpstream.engines.iterated import IteratedRun, refuse_endless_files, refuse_shared_noise
 from dpstream.engines.live_input import LiveInput
 from dpstream.engines.local import Options
+from dpstream.engines.query_run import known_types
 from dpstream.engines.series_state import KIND, SeriesState, open_series
 from dpstream.errors import ServerUnreachable, StateError
 from dpstream.privacy.ledger import Ledger
@@ -33,7 +33,7 @@ from dpstream.privacy.state.files import writing
 from dpstream.records import Release, Sink, Source
 from dpstream.stages.pieces import Piece
 from dpstream.stages.series_query import SeriesQuery
-from dpstream.stages.series_table import series_table
+from dpstream.stages.series_table import series_schema, series_table
 from dpstream.stages.step_counts import StepCounts
 
 
@@ -64,7 +64,13 @@ class SeriesRun(IteratedRun):
         self._sources = Sources(source=self.source, history=self.history)
         for source in (self.source, self.history):
             if source is not None:
-                check_columns(source, self.query.source_columns)
+                check_columns(source, self.query.rows)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of every release and their types, as they are known by now."""
+        types = known_types(self.query.rows, self.folder, self._sources.schemas())
+        return series_schema(self.query, types)
 
     def forget(self, unit: Any) -> int:
         """Nothing: of a unit only a keyed mark is kept, in windows that are not published yet.
@@ -119,7 +125,8 @@ class SeriesRun(IteratedRun):
                     break
                 counts.take(pieces)
                 if not tried:
-                    self._try_finish(step, mark, counts)
+                    counts.reader.settle_types()
+                    _ = series_schema(self.query, counts.reader.types)
                 tried = True
                 moved = None if live is None else live.moved()
                 found = run.step(counts.counts(step), positions=moved)
@@ -144,12 +151,6 @@ class SeriesRun(IteratedRun):
             counts.reader.types = read_types(log)
             counts.reader.learned = lambda types: write_types(log, types)
         return counts
-
-    def _try_finish(self, step: int, mark: str, counts: StepCounts) -> None:
-        """See by types alone, before anything is paid, that the post-processing can be done."""
-        if self.query.rows.finish is not None:
-            empty = Release(step=step, values=np.zeros(len(counts.counts(step))), paid=False)
-            series_table(self.query, empty, step, mark, counts.reader)
 
     def _settle(
         self, before: dict[str, Any] | None, live: LiveInput | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from dpstream.session import Feed
 from dpstream.session.budget import AnyQuery
 from dpstream.sql.plan import Compiled, compile_sql
 from dpstream.sql.remarks import remarks
+from dpstream.stages.series_query import SeriesQuery
 
 ENGINES = ("embedded", "spark")
 
@@ -70,6 +71,9 @@ def load_pipeline(path: str | Path) -> Pipeline:
     state = tables["state"]
     compiled = _compiled(path, tables["query"])
     of_query = {one.query.name: _source_of(path, one, compiled, tables) for one in compiled}
+    compiled = [
+        _typed(path, of_query[one.query.name], one, compiled, tables["source"]) for one in compiled
+    ]
     feeds = {name: _feed(base, name, table) for name, table in tables["source"].items()}
     folder = Path(placed(base, state["path"]))
     secret = Path(placed(base, state["secret"])) if "secret" in state else beside(folder)
@@ -139,6 +143,31 @@ def _source_of(
             f"[source.{one.table}]"
         )
     return ""
+
+
+def _typed(
+    path: Path, name: str, one: Compiled, others: Sequence[Compiled], sources: Mapping[str, Any]
+) -> Compiled:
+    """The query with the types of its columns that its source declares; its own go before."""
+    given = sources[name].get("column_types", {})
+    where = f"{path}, [source{'.' if name else ''}{name}]"
+    read = {column for each in others for column in each.query.source_columns}
+    strange = [column for column in given if column not in read]
+    if strange:
+        raise InvalidInput(
+            f"{where}: column_types names {strange[0]!r}, which no query reads; leave it out"
+        )
+    query = one.query
+    rows = query.rows if isinstance(query, SeriesQuery) else query
+    mine = {column: kind for column, kind in given.items() if column in rows.source_columns}
+    if not mine:
+        return one
+    try:
+        rows = replace(rows, column_types=mine | rows.declared)
+    except InvalidParameter as problem:
+        raise InvalidInput(f"{where}: {problem}") from None
+    made = replace(query, rows=rows) if isinstance(query, SeriesQuery) else rows
+    return replace(one, query=made)
 
 
 def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:

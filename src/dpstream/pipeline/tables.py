@@ -14,7 +14,13 @@ _TEXT: tuple[type, ...] = (str,)
 _TEXTS: tuple[type, ...] = (str, list)
 _NUMBER: tuple[type, ...] = (int, float, str)
 _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
-    "source": {"path": _TEXTS, "live": (bool,), "history": _TEXTS, "options": (dict,)},
+    "source": {
+        "path": _TEXTS,
+        "live": (bool,),
+        "history": _TEXTS,
+        "options": (dict,),
+        "column_types": (dict,),
+    },
     "budget": {"dataset": _TEXT, "epsilon": _NUMBER, "delta": _NUMBER, "ledger": _TEXT},
     "state": {"path": _TEXT, "secret": _TEXT},
     "sink": {"to": _TEXTS},
@@ -30,6 +36,7 @@ _REQUIRED = {
     "query": ("name",),
 }
 _OPTIONAL = ("sink", "engine")
+_INNER = ("options", "column_types")  # tables within a source's
 _SEVERAL = ("source", "budget")  # one table, or one for each source: [source.clicks]
 _IN_WORDS = {
     str: "text",
@@ -78,7 +85,7 @@ def _named(path: Path, name: str, table: Any) -> dict[str, Table]:
     inner = {
         key: value
         for key, value in table.items()
-        if isinstance(value, dict) and not (key == "options" and "path" in table)
+        if isinstance(value, dict) and not (key in _INNER and "path" in table)
     }
     if inner and len(inner) < len(table):
         key = next(key for key in table if key not in inner)

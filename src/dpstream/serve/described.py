@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,8 +13,12 @@ from dpstream.mechanisms import name_of
 from dpstream.pipeline import Pipeline
 from dpstream.session.budget import AnyQuery
 from dpstream.sql.explain import explain
+from dpstream.stages.plan import planned
 from dpstream.stages.query import Query
+from dpstream.stages.query_types import types_before_rows
+from dpstream.stages.release_table import release_schema
 from dpstream.stages.series_query import SeriesQuery
+from dpstream.stages.series_table import series_schema
 
 _PLACE = ("window_start", "window_end", "trigger_time", "release_index")
 _OPERATORS = ("memory", "drawing")  # of no use to who reads the releases
@@ -40,9 +43,10 @@ class Described:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns of its releases; keys stand as text, whatever they are."""
-        found: pa.Schema = _empty(self.query).schema
-        return found
+        """The columns of its releases; keys that nothing is known of stand as text."""
+        if isinstance(self.query, SeriesQuery):
+            return series_schema(self.query, types_before_rows(self.rows))
+        return release_schema(planned(self.rows.starting(0)), types_before_rows(self.rows))
 
     @cached_property
     def keys(self) -> list[str]:
@@ -137,23 +141,3 @@ def describe(pipeline: Pipeline) -> dict[str, Described]:
         query.name: Described(query=query, text=pipeline.texts.get(query.name))
         for query in pipeline.queries
     }
-
-
-def _empty(query: AnyQuery) -> pa.Table:
-    """A release without rows: its columns follow from the query."""
-    rows = query.rows if isinstance(query, SeriesQuery) else query
-    instants = pa.array([], pa.timestamp("us", tz="UTC"))
-    named: dict[str, Any] = {}
-    if rows.time is not None:
-        named |= {"window_start": instants, "window_end": instants}
-    named |= {name: pa.array([], pa.string()) for name in rows.keys}
-    more: Sequence[str] = ("", "_stddev")
-    if not isinstance(query, SeriesQuery) and rows.confidence is not None:
-        more = ("", "_stddev", "_low", "_high")
-    for aggregate in rows.aggregates:
-        named |= {f"{aggregate.name}{each}": pa.array([], pa.float64()) for each in more}
-    if isinstance(query, SeriesQuery):
-        named["held"] = pa.array([], pa.bool_())
-    named |= {"trigger_time": instants, "release_index": pa.array([], pa.int64())}
-    table = pa.table(named)
-    return table if rows.finish is None else rows.finish(table)

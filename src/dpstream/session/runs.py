@@ -111,6 +111,15 @@ class Run:
         return engine.plan.query if isinstance(engine, QueryRun) else engine.query
 
     @property
+    def schema(self) -> pa.Schema:
+        """The columns of every release and their types; fixed before the first one is published.
+
+        Types of keys that are not declared follow from the source's first schema: of a live source
+        that has none yet they are text until it has.
+        """
+        return self._engine.schema
+
+    @property
     def steps_done(self) -> int:
         """How many triggers have been published."""
         return self._engine.steps_done

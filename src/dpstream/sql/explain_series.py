@@ -10,8 +10,15 @@ from dpstream.mechanisms import name_of
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.amounts import show
 from dpstream.sql.drawing import Stage
-from dpstream.sql.explanation import NOT_PROTECTED, Explanation, computed_columns
+from dpstream.sql.explanation import (
+    NOT_PROTECTED,
+    Explanation,
+    computed_columns,
+    told_schema,
+)
+from dpstream.stages.query_types import types_before_rows
 from dpstream.stages.series_query import SeriesQuery
+from dpstream.stages.series_table import series_schema
 from dpstream.stages.ticks import in_words, iso
 
 _TRIED = 400  # steps of a made-up stream that tell the noise
@@ -58,6 +65,7 @@ def explain_series(query: SeriesQuery) -> Explanation:
             "words": f"about {_SEEN_BYTES} bytes per unit of a window that is not published yet, "
             f"and the mechanism's state: {bins} bin{'s' * (bins != 1)}",
         },
+        schema=told_schema(series_schema(query, types_before_rows(rows)), rows),
         not_protected=_not_protected(query),
     )
 

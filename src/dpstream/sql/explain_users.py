@@ -6,11 +6,18 @@ from typing import Any
 
 from dpstream.privacy.amounts import show
 from dpstream.sql.drawing import Stage
-from dpstream.sql.explanation import NOT_PROTECTED, Explanation, computed_columns
+from dpstream.sql.explanation import (
+    NOT_PROTECTED,
+    Explanation,
+    computed_columns,
+    told_schema,
+)
 from dpstream.stages.bounding import Bounds
 from dpstream.stages.measures import Measure
 from dpstream.stages.plan import Plan, planned
 from dpstream.stages.query import Query
+from dpstream.stages.query_types import types_before_rows
+from dpstream.stages.release_table import release_schema
 from dpstream.stages.ticks import in_words, iso
 from dpstream.stages.windows import Tumble
 
@@ -47,6 +54,7 @@ def explain_users(query: Query) -> Explanation:
         columns=[*_columns(plan, releases), *computed_columns(query.finish)],
         keys=_keys(query, window.thresholds, window.pre_threshold),
         memory=_memory(query),
+        schema=told_schema(release_schema(plan, types_before_rows(query)), query),
         not_protected=_not_protected(query),
     )
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
 from dpstream.sql.drawing import Stage, as_mermaid, as_svg, as_text
+from dpstream.stages.query import Query
 
 NOT_PROTECTED = (
     "the query itself: bounds, windows, schedule, noise and thresholds are public",
@@ -29,6 +32,8 @@ class Explanation:
     columns: list[dict[str, Any]]
     keys: dict[str, Any]
     memory: dict[str, Any]
+    schema: list[dict[str, str]]
+    """Name and type of every column of every release, and what fixes a type that may differ."""
     not_protected: list[str] = field(default_factory=lambda: list(NOT_PROTECTED))
 
     def to_json(self) -> dict[str, Any]:
@@ -43,6 +48,8 @@ class Explanation:
         lines += [f"  {each['measure']}: {each['derivation']}" for each in self.measures]
         lines += ["", "NOISE (standard deviation of what is published)"]
         lines += [f"  {each['column']}: {_noise(each)}" for each in self.columns]
+        lines += ["", "SCHEMA (the columns of every release, fixed before the first one)"]
+        lines += [f"  {each['name']}: {each['type']}{each['note']}" for each in self.schema]
         lines += ["", "KEYS", f"  {self.keys['words']}"]
         lines += ["", "BUDGET", f"  {self.budget['words']}"]
         shares = [each for each in self.measures if each["share"]]
@@ -59,6 +66,22 @@ class Explanation:
         rest = self.text().partition("\n\n")[2]
         escaped = rest.replace("&", "&amp;").replace("<", "&lt;")
         return f"{as_svg(self.stages)}<pre>{escaped}</pre>"
+
+
+def told_schema(schema: pa.Schema, query: Query) -> list[dict[str, str]]:
+    """Columns and types of a query's releases; types of keys may be those of the source."""
+    read = query.source_columns
+    told = []
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        note = ""
+        if name in query.keys and name in query.declared:
+            note = " (declared)"
+        elif name in query.keys and name in read:
+            note = " (or as the source's first schema says; declare it in column_types)"
+        elif name in query.keys and set(read) - query.declared.keys():
+            note = " (computed; it may depend on the types of the source's columns)"
+        told.append({"name": name, "type": str(kind), "note": note})
+    return told
 
 
 def computed_columns(finish: Any) -> list[dict[str, Any]]:

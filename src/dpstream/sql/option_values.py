@@ -127,6 +127,17 @@ def weights(node: exp.Expr) -> dict[str, Any]:
     return {name: number(given) for name, given in _assigned(node, expected)}
 
 
+def types(node: exp.Expr) -> dict[str, Any]:
+    """(user_id = INT64, day = DATE): types of the source's columns, with quotes or without."""
+    expected = "a list of columns and types: (user_id = INT64, day = DATE)"
+    found = {}
+    for name, given in _assigned(node, expected):
+        if not isinstance(given, exp.Column | exp.Literal | exp.DataType) or not given.name:
+            raise NotThat(expected)
+        found[name] = given.name
+    return found
+
+
 def _assigned(node: exp.Expr, expected: str) -> Iterator[tuple[str, exp.Expr]]:
     """Name and value of each `name = value` in a list, or of a single one."""
     items = node.expressions if isinstance(node, exp.Tuple) else [getattr(node, "this", node)]

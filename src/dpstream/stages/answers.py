@@ -25,8 +25,8 @@ class Reading:
     nonnegative: bool
     deviations: float | None = None
     """Half the width of a confidence interval, in standard deviations."""
-    kept: tuple[float, float] = (1.0, 0.0)
-    """The share of rows that bounding kept, and the standard deviation of that."""
+    kept: tuple[float, float] | None = None
+    """The share of rows that bounding kept, and the standard deviation of that; None: not asked."""
 
 
 def answers(
@@ -44,7 +44,7 @@ def answers(
             values = steps if measure.kind != "value" else steps * quantum
             pairs.append((values, np.full(len(steps), stddev * quantum)))
         values, spread = aggregate.answer(pairs, reading.nonnegative)
-        if aggregate.grows and reading.kept != (1.0, 0.0):
+        if aggregate.grows and reading.kept is not None:  # by the query alone: it makes reals
             share, of_share = reading.kept
             values = values / share
             spread = np.hypot(spread, values * of_share) / share

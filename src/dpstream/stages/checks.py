@@ -113,3 +113,12 @@ def check_strategy(strategy: str, min_change: float | None) -> None:
             "min_change is for the strategy 'latched': 'sqlp' publishes a group only when "
             "enough units have come to it anyway"
         )
+
+
+def check_read(what: str, named: Iterable[str], columns: Sequence[str]) -> None:
+    """Columns that are named must be among those that the query reads."""
+    for name in named:
+        if name not in columns:
+            raise InvalidParameter(
+                f"{what} names {name!r}, and the query reads {', '.join(columns)}; leave it out"
+            )

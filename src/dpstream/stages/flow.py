@@ -87,6 +87,11 @@ class Flow:
         self.state = State(units=units)
         self._layouts: dict[int, Layout] = {}
 
+    def fix_schema(self) -> None:
+        """Fix the columns of every release and their types: before anything is paid."""
+        self.reader.settle_types()
+        _ = self.tables.schema  # post-processing that cannot be done is refused here
+
     def step(self, step: int, pieces: Iterable[Piece], spend: QuerySpend) -> list[Publication]:
         """Take one step's rows in; return the table of every window that is due."""
         self.take(pieces)

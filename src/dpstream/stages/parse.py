@@ -54,7 +54,7 @@ def numbers(column: pa.ChunkedArray, name: str) -> tuple[Reals, Mask]:
         odd = _mask(pc.match_substring_regex(text, _ODD_NUMBER))
         empty = _mask(pc.equal(text, ""), nulls=True)
         values = np.full(len(array), np.nan)
-        values[plain] = _cast(text.filter(pa.array(plain)), pa.float64()).to_numpy()
+        values[plain] = cast_each(text.filter(pa.array(plain)), pa.float64()).to_numpy()
         values[odd] = [float(word) for word in text.filter(pa.array(odd)).to_pylist()]
         values[odd & np.isnan(values)] = np.inf  # NaN in the data is not NULL
         return values, plain | odd | empty
@@ -91,7 +91,7 @@ def times(
             )
         return _counted(column, name, unit, origin)
     if is_text(kind):
-        return _written(pc.cast(array, pa.string()), zone)
+        return written_times(pc.cast(array, pa.string()), zone)
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         raise InvalidInput(
             f"the time column {name!r} must hold times, ISO text or numbers; it holds {kind}"
@@ -125,7 +125,8 @@ def _instants(array: pa.Array, zone: str) -> tuple[Integers, Mask]:
     return pc.fill_null(found, 0).to_numpy(zero_copy_only=False), readable
 
 
-def _written(text: pa.Array, zone: str) -> tuple[Integers, Mask]:
+def written_times(text: pa.Array, zone: str) -> tuple[Integers, Mask]:
+    """(microseconds, readable) of ISO 8601 text; times without an offset are in `zone`."""
     text = pc.utf8_trim_whitespace(text)
     shaped = _mask(pc.match_substring_regex(text, _TIME))
     offset = _mask(pc.match_substring_regex(text, r"(Z|[+-]\d\d:?\d\d|[T ].*[+-]\d\d)$")) & shaped
@@ -135,19 +136,19 @@ def _written(text: pa.Array, zone: str) -> tuple[Integers, Mask]:
             continue
         kind = pa.timestamp("us", tz="UTC") if with_zone else pa.timestamp("us")
         cut = pc.replace_substring_regex(text.filter(pa.array(rows)), r"(\.\d{6})\d+", r"\1")
-        micros[rows], readable[rows] = _instants(_cast(cut, kind), zone)
+        micros[rows], readable[rows] = _instants(cast_each(cut, kind), zone)
     return micros, readable
 
 
-def _cast(text: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Parse all; where the whole fails (30 February), halves find the rows to blame: NULL."""
+def cast_each(text: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast all; where the whole fails (30 February), halves find the rows to blame: NULL."""
     try:
         return pc.cast(text, kind)
     except pa.ArrowInvalid:
         if len(text) == 1:
             return pa.nulls(1, kind)
         middle = len(text) // 2
-        return pa.concat_arrays([_cast(text[:middle], kind), _cast(text[middle:], kind)])
+        return pa.concat_arrays([cast_each(text[:middle], kind), cast_each(text[middle:], kind)])
 
 
 def _mask(array: Any, *, nulls: bool = False) -> Mask:

@@ -18,11 +18,13 @@ from dpstream.stages.bounding import Bounds
 from dpstream.stages.checks import (
     check_answers,
     check_names,
+    check_read,
     check_strategy,
     checked_keys,
     checked_public_keys,
     checked_weights,
 )
+from dpstream.stages.column_types import Types, declared_types
 from dpstream.stages.hooks import Finish, Prepare
 from dpstream.stages.measures import Measure
 from dpstream.stages.query_times import TIME_UNITS, checked_times, schedule_of
@@ -66,6 +68,10 @@ class Query:
     `debias="global"` estimates, under the same budget, what share of all rows the bounds have
     kept, and makes up for it in counts and sums; it counts at most `debias_rows` rows of a unit.
 
+    `column_types`: types of columns of the source, such as {"user": "INT64"}: what is read is cast
+    to them by value, and a row with another value is set aside. The types of unit and keys are
+    fixed before the first release; those that are not declared are what the first schema says.
+
     A unit contributes at most `max_groups_contributed` groups (over all windows),
     `max_rows_per_group` rows to each and `max_rows_contributed` rows in all.
 
@@ -107,6 +113,7 @@ class Query:
     min_change: float | None = None
     nonnegative: bool = False
     buffers: int = 4
+    column_types: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
     max_key_bytes: int = 4096
     max_ahead: Any = _ONE_DAY
     prepare: Prepare | None = None
@@ -147,6 +154,8 @@ class Query:
         put("weights", checked_weights(self.weights, self.aggregates))
         put("public_keys", checked_public_keys(self.keys, self.public_keys))
         check_strategy(self.strategy, self.min_change)
+        put("column_types", declared_types(self.column_types))
+        check_read("column_types", self.declared, self.source_columns)
         _ = self.schedule
 
     @cached_property
@@ -208,6 +217,11 @@ class Query:
         total = given.get("debias", _TOTALS_WEIGHT)
         return (*(max(wish) for wish in wishes.values()), *(total for _ in self.totals))
 
+    @property
+    def declared(self) -> Types:
+        """The types of the source's columns that are declared."""
+        return dict(self.column_types)
+
     @cached_property
     def schedule(self) -> Schedule:
         """When what is published; an endless query is given its start when it first runs."""
@@ -232,6 +246,16 @@ class Query:
         values = [m.column for m in self.measures if m.kind == "value"]
         wanted = [self.unit, *self.keys, self.time, self.arrival, *values]
         return list(dict.fromkeys(name for name in wanted if name is not None))
+
+    @property
+    def key_columns(self) -> set[str]:
+        """The columns of the source that keys are, or are computed from."""
+        made = dict(getattr(self.prepare, "made", ()))
+        return {
+            column
+            for name in self.keys
+            for column in (made[name].columns if name in made else (name,))
+        }
 
     @property
     def source_columns(self) -> list[str]:
@@ -284,4 +308,7 @@ class Query:
 
     def facts(self) -> dict[str, str]:
         """Everything that fixes the releases besides the data."""
-        return {f.name: repr(getattr(self, f.name)) for f in fields(self)}
+        found = {f.name: repr(getattr(self, f.name)) for f in fields(self)}
+        if not self.column_types:  # says nothing, as before it was there
+            del found["column_types"]
+        return found

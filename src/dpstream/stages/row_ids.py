@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from dpstream.records import Integers, Words
 from dpstream.stages.hashing import column_ids, group_ids, row_digests
+from dpstream.stages.number_text import one_number_spelling
 from dpstream.stages.query import Query
 from dpstream.stages.rows import RowKeys
 from dpstream.stages.stepwise import stepwise
@@ -21,8 +22,11 @@ class RowIds:
         self._query, self._keys = query, keys
 
     def units(self, units: pa.Array, periods: Integers) -> Words:
-        """The ids of units, each within its period."""
-        ids = column_ids(units, self._keys.units)
+        """The ids of units, each within its period.
+
+        Text that reads as a number counts by its value: 5, 5.0 and " 5" are one unit.
+        """
+        ids = column_ids(one_number_spelling(units), self._keys.units)
         if self._query.periods is None or not len(ids):
             return ids
         known, where = np.unique(periods, return_inverse=True)

@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from dpstream.errors import InvalidInput
 from dpstream.privacy.state import Secret
-from dpstream.records import Integers, Words
+from dpstream.records import Integers, Rejected, Words
 from dpstream.stages import parse
-from dpstream.stages.column_types import in_type, usual_type
+from dpstream.stages.column_types import Types, in_type
 from dpstream.stages.query import Query
+from dpstream.stages.query_types import listed_keys, types_before_rows, types_of
 from dpstream.stages.row_ids import RowIds
 from dpstream.stages.rows import RowKeys, Rows, Setting, id_pairs, in_order
 from dpstream.stages.screening import (
@@ -25,7 +26,6 @@ from dpstream.stages.screening import (
     Reason,
     mark,
     missing,
-    one_spelling,
     oversize,
     readable_text,
     reject,
@@ -41,7 +41,7 @@ class RowReader:
         self._begin(query, RowKeys.of(secret, run))
 
     @classmethod
-    def with_keys(cls, query: Query, keys: RowKeys, types: dict[str, pa.DataType]) -> RowReader:
+    def with_keys(cls, query: Query, keys: RowKeys, types: Types) -> RowReader:
         """One that reads elsewhere, for a run whose types are fixed."""
         made = cls.__new__(cls)
         made._begin(query, keys)
@@ -50,8 +50,8 @@ class RowReader:
 
     def _begin(self, query: Query, keys: RowKeys) -> None:
         self.query = query
-        self.types: dict[str, pa.DataType] = {}
-        self.learned: Callable[[dict[str, pa.DataType]], None] = lambda _: None
+        self.types: Types = {}
+        self.learned: Callable[[Types], None] = lambda _: None
         """Called with the types when they are fixed, before they are used."""
         self.ids = RowIds(query, keys)
         self._public: Words | None = None
@@ -61,11 +61,12 @@ class RowReader:
     ) -> tuple[Rows, Setting]:
         """The rows of a batch, and what was set aside. `arrived`: its step, for a live source."""
         aside = Setting()
+        table = self._declared(table, where, aside.rejected)
         if self.query.prepare is not None:
             table = self.query.prepare(table)
         reasons: Codes = np.zeros(len(table), np.uint8)
         columns = self._columns(table, reasons, arrived)
-        aside.rejected = reject(table, reasons, where)
+        aside.rejected += reject(table, reasons, where)
         good = reasons == 0
         inside = good & (columns["windows"] >= 0)
         late = np.zeros(len(inside), bool)
@@ -89,11 +90,11 @@ class RowReader:
                 continue  # only hashed, never shown
             table, bad = readable_text(table, name)
             mark(reasons, Reason.NOT_UTF8, bad)
-        units = self._typed(table, query.unit)
+        units = self._typed(table, query.unit, reasons)
         mark(reasons, Reason.MISSING_UNIT, missing(units))
         moments, arrivals = self._times(table, reasons)
         values = self._values(table, reasons)
-        keys = pa.table({name: one_spelling(self._typed(table, name)) for name in query.keys})
+        keys = pa.table({name: self._typed(table, name, reasons) for name in query.keys})
         if not query.keys:
             keys = pa.table({"": pa.nulls(len(table))})  # a table knows its rows by its columns
         for name in query.keys:
@@ -158,47 +159,60 @@ class RowReader:
     def public_ids(self) -> Words:
         """The ids of the public groups, in the order of the query's list."""
         if self._public is None:
-            self._public = self.ids.groups(self.public_table(), len(self.query.public_keys or ()))
+            ids = self.ids.groups(self.public_table(), len(self.query.public_keys or ()))
+            if len(np.unique(id_pairs(ids))) < len(ids):
+                raise InvalidInput(
+                    f"public_keys lists one key twice: by value, in the types {self.types}"
+                )
+            self._public = ids
         return self._public
 
     def public_table(self) -> pa.Table:
         """The public groups' key columns, in the types of the data."""
+        self.settle_types()
         query = self.query
         columns = {}
         for number, name in enumerate(query.keys):
             listed = [row[number] for row in query.public_keys or ()]
-            if name not in self.types:  # nothing was read yet: the list says what they are
-                self._fix({name: pa.array(listed).type})
-            kind = self.types[name]
-            if parse.is_text(kind):
-                listed = [None if item is None else str(item) for item in listed]
-            try:
-                columns[name] = one_spelling(pa.array(listed, kind))
-            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-                raise InvalidInput(
-                    f"public_keys of column {name!r} must fit its type {kind}: {error}"
-                ) from None
+            columns[name] = listed_keys(listed, self.types[name], name)
         return pa.table(columns or {"": pa.nulls(1)})
 
-    def learn(self, declared: dict[str, pa.DataType] | None) -> None:
+    def learn(self, declared: Types | None) -> None:
         """Fix the types of unit and keys by what the source declares: text if nothing."""
-        names, prepare = (self.query.unit, *self.query.keys), self.query.prepare
-        source = names if prepare is None else prepare.columns
-        kinds = {n: pa.string() if declared is None else declared[n] for n in source}
-        if prepare is not None:  # what it makes of nothing has the types of what it makes
-            made = prepare(pa.schema(list(kinds.items())).empty_table()).schema
-            kinds = {field.name: field.type for field in made if field.name in names}
-        self._fix(kinds)
+        self._fix(types_of(self.query, declared))
 
-    def _fix(self, kinds: dict[str, pa.DataType]) -> None:
-        new = {name: usual_type(kind) for name, kind in kinds.items() if name not in self.types}
+    def settle_types(self) -> None:
+        """Fix the types that no source has told, before the first release: they stay."""
+        if any(name not in self.types for name in (self.query.unit, *self.query.keys)):
+            self._fix(types_before_rows(self.query))
+
+    def _fix(self, kinds: Types) -> None:
+        new = {name: kind for name, kind in kinds.items() if name not in self.types}
         if new:
             self.learned(self.types | new)
             self.types |= new
 
-    def _typed(self, table: pa.Table, name: str) -> pa.Array:
+    def _typed(self, table: pa.Table, name: str, reasons: Codes) -> pa.Array:
         """A column in the type it has in this run: 5 and "5" must not become two users."""
-        return in_type(parse.whole_column(table[name]), self.types[name], name)
+        made, lost = in_type(parse.whole_column(table[name]), self.types[name], name)
+        mark(reasons, Reason.TYPE, lost)
+        return made
+
+    def _declared(self, table: pa.Table, where: str, rejected: list[Rejected]) -> pa.Table:
+        """The source's columns in the types that the query declares; other rows are rejected."""
+        reasons: Codes = np.zeros(len(table), np.uint8)
+        made = table
+        for name, kind in self.query.declared.items():
+            if name in table.column_names:
+                made, bad = readable_text(made, name)
+                mark(reasons, Reason.NOT_UTF8, bad)
+                column, lost = in_type(parse.whole_column(made[name]), kind, name)
+                mark(reasons, Reason.TYPE, lost)
+                made = made.set_column(made.column_names.index(name), name, column)
+        if not reasons.any():
+            return made
+        rejected += reject(table, reasons, where)
+        return made.filter(pa.array(reasons == 0))
 
     def _times(self, table: pa.Table, reasons: Codes) -> tuple[Integers, Integers]:
         query = self.query
@@ -226,6 +240,7 @@ class RowReader:
 
     def steps_of(self, table: pa.Table) -> Integers:
         """The step of each row of a table with the time columns alone; -1 if it has none."""
+        table = self._declared(table, "", [])
         if self.query.prepare is not None:
             table = self.query.prepare(table)
         reasons: Codes = np.zeros(len(table), np.uint8)

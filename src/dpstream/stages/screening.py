@@ -31,6 +31,7 @@ class Reason(IntEnum):
     OVERSIZE_KEY = 6
     AHEAD = 7
     NOT_UTF8 = 8
+    TYPE = 9
 
 
 _WORDS = {
@@ -42,6 +43,7 @@ _WORDS = {
     Reason.OVERSIZE_KEY: "oversize key",
     Reason.AHEAD: "time too far ahead of the clock",
     Reason.NOT_UTF8: "invalid UTF-8",
+    Reason.TYPE: "not of its column's type",
 }
 _CUT = 4096
 
@@ -94,16 +96,6 @@ def oversize(column: pa.ChunkedArray, most: int) -> parse.Mask:
         return np.zeros(len(column), bool)
     sizes = pc.fill_null(pc.binary_length(column), 0)
     return np.asarray(sizes.to_numpy() > most, bool)
-
-
-def one_spelling(keys: pa.Array) -> pa.Array:
-    """Equal floats look equal: the row that shows a key must not show its own zero or NaN."""
-    if not pa.types.is_floating(keys.type):
-        return keys
-    values = keys.to_numpy(zero_copy_only=False) + 0.0  # -0.0 becomes 0.0
-    values[np.isnan(values)] = np.nan
-    nulls = keys.is_null().to_numpy(zero_copy_only=False)
-    return pa.array(values, keys.type, mask=nulls, from_pandas=False)
 
 
 def reject(table: pa.Table, reasons: Codes, where: str) -> list[Rejected]:

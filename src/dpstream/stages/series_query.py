@@ -12,7 +12,7 @@ to follows from its own time, and which of a unit's rows enters it from that uni
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -159,5 +159,4 @@ class SeriesQuery:
 
     def facts(self) -> dict[str, str]:
         """Everything that fixes the releases besides the data."""
-        found = {f.name: repr(getattr(self.rows, f.name)) for f in fields(self.rows)}
-        return found | {"mechanism": repr(self.mechanism)}
+        return self.rows.facts() | {"mechanism": repr(self.mechanism)}

@@ -18,7 +18,7 @@ def plain(array: pa.Array) -> bool:
     >>> plain(pa.array(["a", None, "b"])), plain(pa.array(["caf\u00e9"]))
     (True, False)
     """
-    found = _slices(array)
+    found = slices(array)
     if found is None:
         return False
     offsets, data = found
@@ -33,13 +33,13 @@ def lengths(array: pa.Array) -> tuple[int, int]:
     >>> lengths(pa.array(["abc", "z", "zz"]))
     (1, 3)
     """
-    found = _slices(array)
+    found = slices(array)
     if found is None:
         return 0, 1 << 62
     return _extremes(found[0])
 
 
-def _slices(array: pa.Array) -> tuple[Any, Any] | None:
+def slices(array: pa.Array) -> tuple[Any, Any] | None:
     """(offsets, data) of strings that lie one after another; None for other arrays, or no rows."""
     if not len(array) or array.type not in (pa.string(), pa.binary()):
         return None

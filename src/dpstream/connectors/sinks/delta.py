@@ -149,10 +149,9 @@ def _has(known: Any, window: int, trigger: int, place: str) -> bool:
 
 
 def _storable(table: pa.Table) -> pa.Table:
-    """Columns of types that Delta has."""
-    return table.cast(
-        pa.schema([(one.name, _kind(one.type)) for one in table.schema])
-    ).replace_schema_metadata(None)
+    """Columns of types that Delta has; its times have microseconds, and what is finer goes."""
+    kinds = pa.schema([(one.name, _kind(one.type)) for one in table.schema])
+    return table.cast(kinds, safe=False).replace_schema_metadata(None)
 
 
 def _kind(kind: pa.DataType) -> pa.DataType:
@@ -164,6 +163,8 @@ def _kind(kind: pa.DataType) -> pa.DataType:
         return pa.int64()
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz and "UTC")
-    if pa.types.is_time(kind) or pa.types.is_duration(kind) or pa.types.is_null(kind):
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    if pa.types.is_time(kind) or pa.types.is_null(kind) or pa.types.is_decimal256(kind):
         return pa.string()
     return pa.float32() if pa.types.is_float16(kind) else kind

@@ -22,7 +22,10 @@ class DuckdbSink(FileDatabase):
         return duckdb.connect(str(self.path))
 
     def insert(self, name: str, table: pa.Table, *, create: bool) -> None:
-        """DuckDB reads Arrow tables as they are."""
+        """DuckDB reads Arrow tables as they are, but for decimals that it has not."""
+        wide = [n for n, kind in enumerate(table.schema.types) if pa.types.is_decimal256(kind)]
+        for n in wide:
+            table = table.set_column(n, table.column_names[n], table.column(n).cast(pa.string()))
         self.connection.register("dpstream_rows", table)
         try:
             verb = f"CREATE TABLE {name} AS" if create else f"INSERT INTO {name}"

@@ -25,9 +25,9 @@ def parquet(table: pa.Table) -> bytes:
 
 
 def csv(table: pa.Table) -> bytes:
-    """CSV with a header; times in ISO 8601, a null is an empty field."""
+    """CSV with a header; times in ISO 8601, bytes in hexadecimal, a null is an empty field."""
     file = io.BytesIO()
-    columns = [plain(column) for column in table.combine_chunks().columns]
+    columns = [_hexadecimal(plain(column)) for column in table.combine_chunks().columns]
     options = pyarrow.csv.WriteOptions(quoting_header="needed")
     texts = pa.table(columns, names=table.column_names)
     pyarrow.csv.write_csv(texts, file, write_options=options)
@@ -35,7 +35,7 @@ def csv(table: pa.Table) -> bytes:
 
 
 def jsonl(table: pa.Table) -> bytes:
-    """One JSON object a row; times in ISO 8601, what is no finite number is null."""
+    """One JSON object a row; times in ISO 8601, bytes in hexadecimal, NaN and infinity are null."""
     if table.num_rows == 0:
         return b""
     if table.num_columns == 0:
@@ -53,7 +53,7 @@ ENCODERS: dict[str, Callable[[pa.Table], bytes]] = {"parquet": parquet, "csv": c
 
 def _json(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Each value as JSON text."""
-    column = plain(column)
+    column = _hexadecimal(plain(column))
     kind = column.type
     if pa.types.is_floating(kind):
         finite = pc.fill_null(pc.is_finite(column), False)
@@ -78,8 +78,16 @@ def _quoted(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.replace_with_mask(quoted, special.combine_chunks(), pa.array(texts, pa.string()))
 
 
+def _hexadecimal(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Bytes as text, whatever they are."""
+    if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
+        return column
+    texts = [None if value is None else value.hex() for value in column.to_pylist()]
+    return pa.chunked_array([pa.array(texts, pa.string())])
+
+
 def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Times as ISO 8601 text, dictionaries and large strings as plain strings."""
+    """Times as ISO 8601 text, lengths of time as counts of their unit, large strings as strings."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_timestamp(column.type):
@@ -88,7 +96,9 @@ def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
         few = utc.combine_chunks().dictionary_encode()  # a release has few different times
         form = "%Y-%m-%dT%H:%M:%SZ" if zone else "%Y-%m-%dT%H:%M:%S"
         return pa.chunked_array([pc.strftime(few.dictionary, format=form).take(few.indices)])
-    if pa.types.is_temporal(column.type) and not pa.types.is_duration(column.type):
+    if pa.types.is_duration(column.type):
+        return column.cast(pa.int64())
+    if pa.types.is_temporal(column.type):
         return column.cast(pa.string())
     if pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):
         return column.cast(pa.string())

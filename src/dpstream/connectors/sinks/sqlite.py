@@ -41,7 +41,7 @@ def _affinity(kind: pa.DataType) -> str:
         kind = kind.value_type
     if pa.types.is_uint64(kind):
         return ""  # no conversion: SQLite would round text that looks like a number
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_duration(kind):
         return "INTEGER"
     if pa.types.is_floating(kind):
         return "REAL"

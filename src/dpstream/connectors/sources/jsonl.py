@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, its scalars as strings in their JSON spelling.
+"""JSON lines: one object a line, its scalars as strings; a number has one spelling for its value.
 
 A line that the compiled scanner cannot take as it stands (broken, an escape in a key, a nested
 value) is looked at by the `json` module, and rejected alone if that refuses it too. The scanner
@@ -19,6 +19,7 @@ from dpstream.connectors.sources.cells import Offsets, not_utf8, strings
 from dpstream.connectors.sources.jsonl_scan import GOOD, HARD, NEW_KEY, scan
 from dpstream.connectors.sources.text import Bad, Parsed
 from dpstream.errors import InvalidInput
+from dpstream.stages.number_text import number_text
 
 _BOM = b"\xef\xbb\xbf"
 _MOST_COLUMNS = 1000
@@ -123,16 +124,23 @@ def _array(
     stops: Offsets,
     objects: dict[int, dict[str, str | None]],
 ) -> pa.Array:
-    """One column; cells with escapes and hard lines are put in afterwards."""
-    escaped = np.flatnonzero((starts >= 0) & (stops < 0))
-    places = np.stack([starts[escaped], ~stops[escaped]], axis=1).tolist()
-    cells = [block[start:stop] for start, stop in places]
-    starts[escaped] = -1
+    """One column; cells that must be written anew and hard lines are put in afterwards."""
+    anew = np.flatnonzero((starts >= 0) & (stops < 0))
+    places = np.stack([starts[anew], ~stops[anew]], axis=1).tolist()
+    starts[anew] = -1
     array = strings(np.frombuffer(block, dtype=np.uint8), starts, stops)
-    if not len(escaped) and not objects:
+    if not len(anew) and not objects:
         return array
+    later: dict[int, str | None] = {}
+    escaped, cells = [], []
+    for line, (start, stop) in zip(anew.tolist(), places, strict=True):
+        if block[start - 1 : start] == b'"':
+            escaped.append(line)
+            cells.append(block[start:stop])
+        else:
+            later[line] = number_text(block[start:stop].decode())
     texts = json.loads(b'["' + b'","'.join(cells) + b'"]') if cells else []
-    later: dict[int, str | None] = dict(zip(escaped.tolist(), texts, strict=True))
+    later |= zip(escaped, texts, strict=True)
     later |= {line: one.get(name) for line, one in objects.items()}
     mask = np.zeros(len(array), dtype=np.bool_)
     mask[list(later)] = True
@@ -149,7 +157,10 @@ def _loads(line: bytes, names: list[str] | None) -> dict[str, str | None]:
     """The wanted scalars of one line as strings, or _Refused."""
     try:
         found = json.loads(
-            line.decode(), parse_int=str, parse_float=str, parse_constant=_refuse_constant
+            line.decode(),
+            parse_int=number_text,
+            parse_float=number_text,
+            parse_constant=_refuse_constant,
         )
     except UnicodeDecodeError:
         raise _Refused("it is not UTF-8 text") from None

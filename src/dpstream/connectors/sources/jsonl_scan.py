@@ -9,13 +9,15 @@ import numpy as np
 
 from dpstream.compiled import compiled
 from dpstream.connectors.sources.cells import Bytes, Offsets
+from dpstream.stages.number_text import LONGEST
 
 GOOD, BLANK, HARD, NEW_KEY = 0, 1, 2, 3
 
 _LF, _QUOTE = np.uint8(10), np.uint8(34)
 _COLON, _COMMA, _SPACE = np.uint8(58), np.uint8(44), np.uint8(32)
 _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST = np.uint8(123), np.uint8(125), np.uint8(91), np.uint8(93)
-_LOWER_N = np.uint8(110)
+_LOWER_N, _MINUS = np.uint8(110), np.uint8(45)
+_NO_POINT, _EXPONENT, _NO_NUMBER = -1, -2, -3
 _ONE = np.uint64(1)  # the inner loops count without sign: see cells.py
 _PLAIN = np.array([byte >= 32 and byte not in b'"\\' for byte in range(256)])
 
@@ -33,7 +35,8 @@ def scan(
     """Fill the cells (columns x lines) and each line's start, stop and kind; the line count.
 
     `names[bounds[j] : bounds[j + 1]]` is the key of column j. A start of -1 is null or absent; a
-    stop below 0 is ~stop of a string with escapes. `every`: a line with another key is NEW_KEY.
+    stop below 0 is ~stop of a cell that must be written anew: a string with escapes, or a number
+    in another than its one spelling. `every`: a line with another key is NEW_KEY.
     """
     at = row = 0
     while at < len(data):
@@ -88,7 +91,7 @@ def _line(
             return HARD, start
         wanted = every or slot >= 0
         lead = data[start]
-        escaped = False
+        escaped, point = False, _NO_NUMBER
         if lead == _QUOTE:
             start += 1
             stop, escaped = _string_end(data, start)
@@ -96,10 +99,13 @@ def _line(
         elif lead in (_OPEN, _OPEN_LIST):
             at = stop = -1 if wanted else _nested_end(data, start)
         else:
-            at = stop = _scalar_end(data, start)
+            at, point = _scalar_end(data, start)
+            stop = at
         if stop < 0:
             return HARD, start
         if slot >= 0:
+            if point != _NO_NUMBER:
+                start, stop, escaped = _one_spelling(data, start, stop, point)
             null = lead == _LOWER_N
             starts[slot, row] = -1 if null else start
             stops[slot, row] = ~stop if escaped else stop
@@ -113,6 +119,19 @@ def _line(
         if data[at] != _COMMA:
             return HARD, at
         at = _skip_space(data, at + 1)
+
+
+@compiled
+def _one_spelling(data: Bytes, start: int, stop: int, point: int) -> tuple[int, int, bool]:
+    """Where a number lies without zeros at its end; True if it must be written anew."""
+    if point >= 0:
+        while data[stop - 1] == 48:
+            stop -= 1
+        if stop == point + 1:
+            stop = point
+    if stop == start + 2 and data[start] == _MINUS and data[start + 1] == 48:
+        start += 1  # zero has no sign
+    return start, stop, point == _EXPONENT or stop - start > LONGEST
 
 
 @compiled
@@ -229,35 +248,37 @@ def _nested_end(data: Bytes, at: int) -> int:
 
 
 @compiled
-def _scalar_end(data: Bytes, at: int) -> int:
-    """Past the end of a number, true, false or null, or -1."""
+def _scalar_end(data: Bytes, at: int) -> tuple[int, int]:
+    """Past the end of a number, true, false or null, or -1; where a number has its point."""
     if data[at] == 116:
-        return _word_end(data, at, 114, 117, 101)  # true
+        return _word_end(data, at, 114, 117, 101), _NO_NUMBER  # true
     if data[at] == 110:
-        return _word_end(data, at, 117, 108, 108)  # null
+        return _word_end(data, at, 117, 108, 108), _NO_NUMBER  # null
     if data[at] == 102:
         at += 1  # false: its f is seen, so an a and the rest of it
-        return _word_end(data, at, 108, 115, 101) if at < len(data) and data[at] == 97 else -1
+        whole = at < len(data) and data[at] == 97
+        return (_word_end(data, at, 108, 115, 101) if whole else -1), _NO_NUMBER
     if data[at] == 45:  # minus
         at += 1
-    start = at
+    start, point = at, _NO_POINT
     at = _skip_digits(data, at)
     if at == start or (data[start] == 48 and at > start + 1):  # no digit, or a leading zero
-        return -1
+        return -1, point
     if at < len(data) and data[at] == 46:  # point
-        start = at + 1
+        point, start = at, at + 1
         at = _skip_digits(data, start)
         if at == start:
-            return -1
+            return -1, point
     if at < len(data) and (data[at] | 32) == 101:  # e or E
+        point = _EXPONENT
         at += 1
         if at < len(data) and (data[at] == 43 or data[at] == 45):
             at += 1
         start = at
         at = _skip_digits(data, start)
         if at == start:
-            return -1
-    return at
+            return -1, point
+    return at, point
 
 
 @compiled

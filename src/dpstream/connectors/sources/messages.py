@@ -14,12 +14,14 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from dpstream.connectors.sinks.encode import plain
 from dpstream.connectors.sources.csv import CsvParser
 from dpstream.connectors.sources.jsonl import JsonlParser
 from dpstream.connectors.sources.text import SHOWN
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.records import Integers, Rejected
+from dpstream.stages.column_types import canonical
+from dpstream.stages.number_text import one_number_spelling
+from dpstream.stages.parse import whole_column
 
 FORMATS = ("json", "csv", "arrow")
 MAX_BYTES = 16 << 20
@@ -216,19 +218,20 @@ class _Arrow:
         return pa.table(texts), np.zeros(len(table), np.int64), []
 
 
-def _as_text(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Numbers in their shortest spelling, instants in ISO 8601 down to the microsecond."""
-    kind = column.type
-    if pa.types.is_timestamp(kind):
-        return column.cast(pa.timestamp("us", "UTC" if kind.tz else None), safe=False).cast(
-            pa.string()
-        )
+def _as_text(name: str, column: pa.ChunkedArray) -> pa.Array:
+    """Numbers in their one spelling, instants in ISO 8601 down to the microsecond."""
     try:
-        return plain(column).cast(pa.string())
-    except (pa.ArrowException, ValueError):
+        array = canonical(whole_column(column))
+        kind = array.type
+        if pa.types.is_timestamp(kind):
+            array = array.cast(pa.timestamp("us", "UTC" if kind.tz else None), safe=False)
+        text = array.cast(pa.string())
+    except (InvalidInput, pa.ArrowException, ValueError):
         raise InvalidInput(
-            f"the values of {name!r} are {kind}; a column holds numbers or strings"
+            f"the values of {name!r} are {column.type}; a column holds numbers or strings"
         ) from None
+    numeric = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return one_number_spelling(text) if numeric else text
 
 
 def _empty(columns: Sequence[str] | None) -> pa.Table:

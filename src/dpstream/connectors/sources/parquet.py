@@ -88,7 +88,11 @@ class ParquetFile:
             )
             if statistics is None or not statistics.has_min_max or statistics.null_count:
                 return None
-            edges = pa.array([statistics.min, statistics.max]).cast(pa.timestamp("us", tz=kind.tz))
+            try:
+                edges = pa.array([statistics.min, statistics.max])
+                edges = edges.cast(pa.timestamp("us", tz=kind.tz))
+            except (OverflowError, ValueError, pa.ArrowException):  # a time that Python lacks
+                return None
             least, largest = edges.cast(pa.int64()).to_pylist()
             offsets = range(0, max(about.num_rows, 1), self._rows)
             found += [([group, at] if group or at else None, least, largest) for at in offsets]
@@ -159,7 +163,7 @@ class ParquetFile:
 
 def plain(kind: pa.DataType) -> pa.DataType:
     """Strings of every encoding as plain strings."""
-    if pa.types.is_dictionary(kind):
+    if pa.types.is_dictionary(kind) and not pa.types.is_nested(kind.value_type):
         kind = kind.value_type
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()

@@ -37,6 +37,8 @@ class TableSource:
         names = table.column_names
         if len(set(names)) < len(names):
             raise InvalidInput(f"the columns of a table must differ; got {', '.join(names)}")
+        self.inferred = _inferred(table.schema)
+        """Columns whose types pandas has taken from their values, and what it made of them."""
         self._table = table.cast(pa.schema([(one.name, plain(one.type)) for one in table.schema]))
         self._rows = rows
 
@@ -74,3 +76,21 @@ class TableSource:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _inferred(schema: pa.Schema) -> dict[str, str]:
+    """Columns whose type one value may have changed.
+
+    pandas has floats where an integer is missing, and objects of any kind; Arrow looks at each of
+    those to tell a type. Text is safe: another value beside it is an error.
+    """
+    told = (schema.pandas_metadata or {}).get("columns", ())
+    objects = {one["field_name"] for one in told if one["numpy_type"] == "object"}
+    found = {}
+    for field in schema if told else ():
+        kind = plain(field.type)
+        if pa.types.is_floating(kind):
+            found[field.name] = "floats (so are integers with a value that is missing)"
+        elif field.name in objects and kind not in (pa.string(), pa.null(), pa.bool_()):
+            found[field.name] = f"Python objects, which look like {kind}"
+    return found

@@ -23,7 +23,7 @@ from dpstream.engines.query_run import QueryRun, Storage
 from dpstream.engines.sender import Sender
 from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.intake import Intake
-from dpstream.engines.spark.jobs import Jobs, as_planned
+from dpstream.engines.spark.jobs import Jobs, arrow_schema, as_planned
 from dpstream.engines.spark.progress import Progress
 from dpstream.engines.spark.sources import (
     check_declared,
@@ -40,6 +40,7 @@ from dpstream.errors import (
 )
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import chain_digest, mint_run_id
+from dpstream.stages.column_types import Types
 from dpstream.stages.release_table import ReleaseTables
 from dpstream.stages.row_reader import RowReader
 from dpstream.stages.rows import RowKeys
@@ -86,7 +87,7 @@ class SparkRun(QueryRun):
         super().__post_init__()
         for source in (self.source, self.history):
             if source is not None:
-                check_declared(source, self.plan.query.source_columns)
+                check_declared(source, self.plan.query)
         check_end(self.source, live=self.live)
 
     @property
@@ -185,6 +186,15 @@ class SparkRun(QueryRun):
                 intake.learn(source, [] if is_frame(source) else source.partitions())
         return intake
 
+    def _schemas(self) -> list[Types | None]:
+        found: list[Types | None] = []
+        for source in (self.source, self.history):
+            if is_frame(source):
+                found.append({one.name: one.type for one in arrow_schema(source)})
+            elif source is not None:
+                found += [source.columns(name) for name in source.partitions()[:1]]
+        return found
+
     def _clean(self) -> None:
         """Remove what is over, and what was left by tasks whose output was not accepted."""
         needed, files = self._progress.names(), self._jobs.files
@@ -268,8 +278,6 @@ class SparkRun(QueryRun):
         progress = self._progress
         chain = self._logged(storage, end)
         assert self._spend is not None
-        if self.plan.query.public_keys is not None:
-            self._intake.reader.public_table()  # fixes their types, if no row has
         self._spend.begin(end - 1)
         schedule = self.plan.query.schedule
         windows = {due.window for step in range(progress.step, end) for due in schedule.due(step)}
@@ -301,7 +309,8 @@ class SparkRun(QueryRun):
             if claim is not None:
                 claim(self.plan.query.name, storage.mark)
             tables = ReleaseTables(plan=self.plan, types=self._jobs.types, mark=storage.mark)
-            self._spend = self._pay(storage, tables.try_finish)
+            self._intake.reader.settle_types()
+            self._spend = self._pay(storage, lambda: tables.schema)
         progress, chains = self._progress, []
         chain = progress.chain
         for step in range(progress.step, end):

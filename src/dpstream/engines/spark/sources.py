@@ -6,6 +6,7 @@ from typing import Any
 
 from dpstream.engines.inputs import check_columns
 from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.stages.query import Query
 
 
 def is_frame(source: Any) -> bool:
@@ -25,12 +26,12 @@ def is_bounded(source: Any) -> bool:
     return not is_stream(source) and getattr(source, "bounded", True)
 
 
-def check_declared(source: Any, wanted: list[str]) -> None:
+def check_declared(source: Any, query: Query) -> None:
     """Refuse a source that declares other columns before anything is paid for."""
     if not is_frame(source):
-        check_columns(source, wanted)
+        check_columns(source, query)
         return
-    for name in wanted:
+    for name in query.source_columns:
         if name not in source.columns:
             raise InvalidInput(
                 f"the DataFrame has no column {name!r}; it has {', '.join(source.columns)}"

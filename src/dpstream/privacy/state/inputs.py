@@ -29,6 +29,15 @@ def types_digest(types: bytes) -> str:
     return hashlib.sha256(types).hexdigest()[:16] if types else ""
 
 
+def noted_types(path: Path) -> list[bytes]:
+    """The types that a log has, for who only looks: it may be in use."""
+    journal = Journal(path, kind="input log")
+    try:
+        return [bytes.fromhex(one["types"]) for one in journal.read_new() if "types" in one]
+    finally:
+        journal.close()
+
+
 class InputLog:
     """One digest per step, in order, by one writer. Holds the file's lock until closed."""
 
