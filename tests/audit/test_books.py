@@ -23,7 +23,10 @@ from dpstream.privacy.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger import Ledger
 from tests.audit.test_sampled_paths import SECRET, found
 
-SOUND = dict.fromkeys(book_targets(), 1_200) | {"latched_spelled_keys": 2_000}
+SOUND = dict.fromkeys(book_targets(), 1_200) | {
+    "latched_spelled_keys": 2_000,
+    "latched_spelled_units": 1_000,
+}
 """Runs of each shipped row; a whole audit makes more."""
 CAUGHT = {
     "book_forked": 2_500,
@@ -148,6 +151,7 @@ def test_a_unit_in_four_spellings_is_four_units_only_in_the_control():
 
     assert spelled(rows)[:5] == ["0", "0.0", "0e0", '" 0"', "1"]
     assert difference(target)[0] == 4.0
+    assert difference(catalogue()["latched_spelled_units"]())[0] == 1.0
 
 
 def test_a_copy_has_all_charges_and_a_forgetful_ledger_all_but_the_last(tmp_path):

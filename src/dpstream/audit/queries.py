@@ -6,7 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from dpstream.audit.neighbours import Pair
-from dpstream.audit.query_samplers import STEPS, QueryRuns, Scenario, key_bytes
+from dpstream.audit.query_samplers import (
+    SPELLINGS,
+    STEPS,
+    QueryRuns,
+    Scenario,
+    key_bytes,
+    spelled_json,
+)
 from dpstream.audit.targets import Target
 from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
 from dpstream.stages.query import Query
@@ -94,10 +101,21 @@ def unit_pairs(groups: int, *, again: bool = False) -> tuple[Pair, ...]:
     return tuple(found)
 
 
+def four_spellings() -> Pair:
+    """A unit with as many rows as its number has spellings, all in one group."""
+    others = ((0, 0, 5),)
+    return Pair(
+        name="a unit with a row in each spelling",
+        one=Scenario(others=others, unit=((0, 0),) * len(SPELLINGS)),
+        two=Scenario(others=others),
+    )
+
+
 def _target(name: str, about: str, *, groups: int = 2, again: bool = False, **facts: Any) -> Any:
     """`public_keys`: from the number of runs to the keys."""
     keys = facts.pop("public_keys", None)
-    seen = {"looks": facts.pop("looks")} if "looks" in facts else {}
+    how = {piece: facts.pop(piece) for piece in ("looks", "source") if piece in facts}
+    pairs = facts.pop("pairs", None) or unit_pairs(groups, again=again)
 
     def query(runs: int) -> Query:
         return query_of(**facts, **({"public_keys": list(keys(runs))} if keys else {}))
@@ -106,8 +124,8 @@ def _target(name: str, about: str, *, groups: int = 2, again: bool = False, **fa
         return Target(
             name=name,
             about=about,
-            sample=QueryRuns(query=query, groups=groups, **seen),
-            pairs=unit_pairs(groups, again=again),
+            sample=QueryRuns(query=query, groups=groups, **how),
+            pairs=pairs,
             epsilon=float(EPSILON),
             delta=DELTA,
             runs=(6_000, 40_000),
@@ -173,9 +191,18 @@ def query_targets() -> dict[str, Callable[[], Target]]:
         ),
         "latched_spelled_keys": _target(
             "latched_spelled_keys",
-            f"{latched}: keys that the unit writes -0.0 and others 0.0, to the last bit.",
-            keys=("key", "zero"),
+            f"{latched}: keys that the unit writes in its own way, to the last bit.",
+            keys=("key", "zero", "day"),
             looks=key_bytes,
+        ),
+        "latched_spelled_units": _target(
+            "latched_spelled_units",
+            f"{latched}, from JSON: a unit that writes its number in four ways.",
+            groups=1,
+            source=spelled_json,
+            public_keys=range,
+            max_groups_contributed=1,
+            pairs=(four_spellings(),),
         ),
         "sqlp": _target("sqlp", f"{sqlp}, one row per group.", strategy="sqlp"),
         "sqlp_rows": _target(

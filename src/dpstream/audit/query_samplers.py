@@ -16,12 +16,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
+from weakref import finalize
 
 import numpy as np
 import pyarrow as pa
 
 from dpstream.audit.query_runs import run_plan
+from dpstream.connectors.sources import open_source
 from dpstream.records import Integers, Reals, Source
 from dpstream.stages.flow import Flow
 from dpstream.stages.plan import Plan, planned
@@ -124,8 +128,16 @@ class QueryRuns:
 
 
 def key_bytes(table: pa.Table) -> dict[str, Reals]:
-    """The bytes of the key "zero", as numbers: 0.0 and -0.0 are equal, and do not look it."""
-    return {"zero": table["zero"].combine_chunks().view(pa.int64()).to_numpy().astype(np.float64)}
+    """The bytes of the keys beside "key", as numbers: 0.0 and -0.0 are equal, and do not look it.
+
+    A date may be kept as days or as milliseconds, which may lie within the day.
+    """
+    found = {}
+    for name in ("zero", "day"):
+        if name in table.column_names:
+            kind = pa.int32() if table[name].type.bit_width == 32 else pa.int64()
+            found[name] = table[name].combine_chunks().view(kind).to_numpy().astype(np.float64)
+    return found
 
 
 def column_types(table: pa.Table) -> dict[str, Reals]:
@@ -142,6 +154,19 @@ def spelled(table: pa.Table) -> list[str]:
         found.append(SPELLINGS[seen[user] % len(SPELLINGS)].format(user))
         seen[user] += 1
     return found
+
+
+def spelled_json(table: pa.Table) -> Source:
+    """The rows as JSON lines in which each row of a unit writes its number in another way."""
+    folder = TemporaryDirectory()
+    path = Path(folder.name) / "rows.jsonl"
+    rows = table.drop_columns(["user", "day"]).to_pylist()
+    with path.open("w", encoding="utf-8") as file:
+        for user, row in zip(spelled(table), rows, strict=True):
+            file.write(f'{{"user": {user}, {json.dumps(row)[1:]}\n')
+    source = open_source(path)
+    finalize(source, folder.cleanup)
+    return source
 
 
 def by_run(table: pa.Table, columns: Sequence[str], *, runs: int, groups: int) -> Reals:
@@ -205,5 +230,6 @@ def table_of(data: Scenario, runs: int, groups: int, windows: bool) -> pa.Table:
             "seen": times + delays * length,
             "x": np.full(len(times), 4),
             "zero": np.where(who % every == 0, -0.0, 0.0),
+            "day": pa.array(np.where(who % every == 0, 45_296_789, 0)).view(pa.date64()),
         }
     )
