@@ -72,7 +72,9 @@ class Source(Protocol):
 
     Positions are the engine's to keep, in its own log: a source remembers none, and commits none
     to a server. A position says by itself where a partition was begun, if that is not its very
-    beginning, so that None and the first logged position give the first rows again.
+    beginning, so that None and the first logged position give the first rows again; `begun`, a
+    method that such a source has beside those here, gives that part of it. The positions of a
+    partition that was begun at one place rise: as numbers, or item by item (null is the least).
 
     A server that is away for a while is the source's own affair: it connects again, waiting longer
     each time (`connectors.patience`), says so in the log of `dpstream`, and raises

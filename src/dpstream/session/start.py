@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from dpstream.privacy.state.files import make_directory
 from dpstream.privacy.state.secret import beside
 from dpstream.session.budget import AnyQuery, refuse_early
 from dpstream.session.elsewhere import start_elsewhere
-from dpstream.session.feeds import Feed, feeds_by_query, opened_source, views_by_query
+from dpstream.session.feeds import Feed, feeds_by_query, followed, opened_source, views_by_query
 from dpstream.session.runs import Operator, Run, Runs
 from dpstream.stages.series_query import SeriesQuery
 
@@ -82,19 +83,20 @@ def run(
             given.close()
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
     operator = Operator(dead_letters=None if place is None else DeadLetters(Path(place)))
+    clock, options = clock or SystemClock(), options or Options()
     parts: dict[str, Any] = {
         "aside": operator,
         "folder": folder,
         "secret": secret,
         "ledger": ledger,
         "dataset": dataset,
-        "clock": clock or SystemClock(),
-        "options": options or Options(),
+        "clock": clock,
+        "options": options,
     }
     if engine is not None:
         return Run(start_elsewhere(engine, query, source, history, live, sink, parts), operator)
     parts |= {
-        "source": opened_source(source, live, folder),
+        "source": followed(opened_source(source, live, folder), clock, options),
         "sink": open_sink(sink),
         "history": None if history is None else open_source(history),
     }
@@ -127,6 +129,8 @@ def run_all(
     of them, so open it with `query.promise` or `dpstream ledger open` first. Queries that do not
     fit into it together are refused here, before a row is read (unless `check_budget` is off,
     for callers who open the book after this). On another `engine` each query reads by itself.
+
+    A query that fails stops alone: the others go on to their ends, and its error is raised then.
     """
     names = [query.name for query in queries]
     if not queries or len(set(names)) < len(names):
@@ -142,13 +146,15 @@ def run_all(
         make_directory(folder, mode=0o700)
     book = given or Ledger(_ledger_path(ledger, folder))
     kept = _common_secret(secret, folder, names)
+    clock = clock or SystemClock()
     views: dict[str, tuple[Any, Any]]
     if engine is None:
-        views = views_by_query(queries, feeds, folder)
+        views = views_by_query(queries, feeds, folder, clock, options or Options())
     else:
         views = {name: (feeds[name].source, feeds[name].history) for name in names}
-    runs = [
-        run(
+
+    def begin(query: AnyQuery) -> Run:
+        return run(
             query,
             source=views[query.name][0],
             sink=sink,
@@ -162,9 +168,11 @@ def run_all(
             options=_of_query(options, query.name),
             clock=clock,
         )
-        for query in queries
-    ]
-    return Runs(runs)
+
+    return Runs(
+        [begin(query) for query in queries],
+        again={query.name: partial(begin, query) for query in queries},
+    )
 
 
 def _common_secret(

@@ -7,6 +7,7 @@ configuration alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from dpstream.privacy.state import Secret
 from dpstream.records import Integers, Words
 from dpstream.stages import parse
 from dpstream.stages.column_types import in_type, usual_type
+from dpstream.stages.parsed import ParsedColumns
 from dpstream.stages.query import Query
 from dpstream.stages.row_ids import RowIds
 from dpstream.stages.rows import RowKeys, Rows, Setting, id_pairs, in_order
@@ -57,14 +59,23 @@ class RowReader:
         self._public: Words | None = None
 
     def read(
-        self, table: pa.Table, where: str, *, arrived: int | None = None
+        self,
+        table: pa.Table,
+        where: str,
+        *,
+        arrived: int | None = None,
+        parsed: ParsedColumns | None = None,
     ) -> tuple[Rows, Setting]:
-        """The rows of a batch, and what was set aside. `arrived`: its step, for a live source."""
-        aside = Setting()
-        if self.query.prepare is not None:
-            table = self.query.prepare(table)
+        """The rows of a batch, and what was set aside. `arrived`: its step, for a live source.
+
+        `parsed`: what other queries have parsed of this batch, and what they need not parse again.
+        """
+        aside, prepare = Setting(), self.query.prepare
+        once = _Once(parsed, f"{type(prepare)} {prepare!r}")
+        if prepare is not None:
+            table = once("prepare", make=partial(prepare, table))
         reasons: Codes = np.zeros(len(table), np.uint8)
-        columns = self._columns(table, reasons, arrived)
+        columns = self._columns(table, reasons, arrived, once)
         aside.rejected = reject(table, reasons, where)
         good = reasons == 0
         inside = good & (columns["windows"] >= 0)
@@ -81,18 +92,21 @@ class RowReader:
             columns = _filtered(columns, known)
         return in_order(self._identified(columns, aside)), aside
 
-    def _columns(self, table: pa.Table, reasons: Codes, arrived: int | None) -> dict[str, Any]:
+    def _columns(
+        self, table: pa.Table, reasons: Codes, arrived: int | None, once: _Once
+    ) -> dict[str, Any]:
         """Every column that matters, parsed; rows that cannot be used are marked."""
         query = self.query
         for name in query.columns:
             if name == query.unit:
                 continue  # only hashed, never shown
-            table, bad = readable_text(table, name)
+            column, bad = once("text", name, make=partial(readable_text, table, name))
+            table = table.set_column(table.column_names.index(name), name, column)
             mark(reasons, Reason.NOT_UTF8, bad)
         units = self._typed(table, query.unit)
         mark(reasons, Reason.MISSING_UNIT, missing(units))
-        moments, arrivals = self._times(table, reasons)
-        values = self._values(table, reasons)
+        moments, arrivals = self._times(table, reasons, once)
+        values = self._values(table, reasons, once)
         keys = pa.table({name: one_spelling(self._typed(table, name)) for name in query.keys})
         if not query.keys:
             keys = pa.table({"": pa.nulls(len(table))})  # a table knows its rows by its columns
@@ -200,16 +214,21 @@ class RowReader:
         """A column in the type it has in this run: 5 and "5" must not become two users."""
         return in_type(parse.whole_column(table[name]), self.types[name], name)
 
-    def _times(self, table: pa.Table, reasons: Codes) -> tuple[Integers, Integers]:
+    def _times(self, table: pa.Table, reasons: Codes, once: _Once) -> tuple[Integers, Integers]:
         query = self.query
         if query.time is None:
             zero = np.zeros(len(table), np.int64)
             return zero, zero
-        moments, readable = self._parsed(table, query.time)
+        how = (query.time_zone, query.time_unit_micros, query.time_origin)
+        moments, readable = once(
+            "time", query.time, *how, make=partial(self._parsed, table, query.time)
+        )
         mark(reasons, Reason.TIME, ~readable)
         if query.arrival is None:
             return moments, moments
-        arrivals, readable = self._parsed(table, query.arrival)
+        arrivals, readable = once(
+            "time", query.arrival, *how, make=partial(self._parsed, table, query.arrival)
+        )
         mark(reasons, Reason.ARRIVAL, ~readable)
         return moments, arrivals
 
@@ -230,19 +249,24 @@ class RowReader:
             table = self.query.prepare(table)
         reasons: Codes = np.zeros(len(table), np.uint8)
         for name in table.column_names:
-            table, bad = readable_text(table, name)
+            column, bad = readable_text(table, name)
+            table = table.set_column(table.column_names.index(name), name, column)
             mark(reasons, Reason.NOT_UTF8, bad)
-        moments, arrivals = self._times(table, reasons)
+        moments, arrivals = self._times(table, reasons, _Once(None, ""))
         steps = self.query.schedule.step_of(arrivals)
         none = (reasons != 0) | (self.query.schedule.window_of(moments) < 0)
         return np.where(none, -1, steps)
 
-    def _values(self, table: pa.Table, reasons: Codes) -> Integers:
+    def _values(self, table: pa.Table, reasons: Codes, once: _Once) -> Integers:
         columns = []
         for measure in self.query.measures:
             if measure.kind != "value":
                 continue
-            values, readable = parse.numbers(table[measure.column], measure.column)
+            values, readable = once(
+                "number",
+                measure.column,
+                make=partial(parse.numbers, table[measure.column], measure.column),
+            )
             mark(reasons, Reason.NUMBER, ~readable)
             mark(reasons, Reason.NOT_FINITE, np.isinf(values))
             columns.append(measure.on_grid(values))
@@ -254,6 +278,18 @@ class RowReader:
             return np.zeros(len(moments), bool)
         ahead: parse.Mask = moments > clock + self.query.max_ahead
         return ahead
+
+
+class _Once:
+    """What is made of a table's columns, shared with queries that prepare the table alike."""
+
+    def __init__(self, parsed: ParsedColumns | None, prepared: str) -> None:
+        self._parsed, self._prepared = parsed, prepared
+
+    def __call__(self, *what: Any, make: Callable[[], Any]) -> Any:
+        if self._parsed is None:
+            return make()
+        return self._parsed.once((self._prepared, *what), make)
 
 
 def _filtered(columns: dict[str, Any], kept: parse.Mask) -> dict[str, Any]:

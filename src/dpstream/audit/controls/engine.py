@@ -128,6 +128,6 @@ class DataWatermark(RowReader):
     True: one row dated late moves all rows behind it, whoever they belong to.
     """
 
-    def _columns(self, table: pa.Table, reasons: Any, arrived: Any) -> dict[str, Any]:
-        columns = super()._columns(table, reasons, arrived)
+    def _columns(self, table: pa.Table, reasons: Any, arrived: Any, once: Any) -> dict[str, Any]:
+        columns = super()._columns(table, reasons, arrived, once)
         return columns | {"steps": np.maximum.accumulate(columns["steps"])}
