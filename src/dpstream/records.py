@@ -124,7 +124,11 @@ class Source(Protocol):
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where releases go; called by one thread at a time, not always the same one."""
+    """Where releases go; called by one thread at a time, not always the same one.
+
+    An object that several live queries write to may say `concurrent = True`: then their threads
+    call it at the same time, and none of them waits for another's release.
+    """
 
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
         """Durable, and idempotent by (query, window, trigger): a second call does nothing."""

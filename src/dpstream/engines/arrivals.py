@@ -27,7 +27,7 @@ from dpstream.stages.schedule import Schedule
 
 _LOG = logging.getLogger("dpstream.sources")
 _LOOK = 0.1  # seconds between two looks of a waiting query at whether it was stopped
-_CLOSING = 500_000  # microseconds after a trigger in which rows from before it are looked for
+_CLOSING = 500_000  # microseconds that may be taken at a trigger to meet what came before it
 _IDLE = 1_000_000  # microseconds between two looks where no trigger is to come
 BUFFER = 1 << 28
 """Bytes of chunks that are held in memory for the queries of one source."""
@@ -284,7 +284,7 @@ class Tail:
     def _close(self, due: int, now: int) -> None:
         """A trigger has come: what is there now and was not met, came before it."""
         while not self._is_full() and self._pass(None, time=due - 1):
-            if self._clock.now() >= due + _CLOSING or self._halt.is_set():
+            if self._clock.now() >= now + _CLOSING or self._halt.is_set():
                 break
         with self._changed:
             self.sealed = now

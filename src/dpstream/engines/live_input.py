@@ -105,15 +105,11 @@ class LiveInput:
 
     def _taken(self, chunk: Arrived, step: int) -> list[Piece]:
         """The rows of a chunk that the query has not read yet."""
-        partition, position, batch = (
-            chunk.partition,
-            self.positions.get(chunk.partition),
-            chunk.batch,
-        )
-        if is_reached(position, chunk.end):
-            return []  # read before the restart
-        if batch is None or position != chunk.start:
-            return self._up_to(partition, chunk.end, step) or []
+        partition, batch = chunk.partition, chunk.batch
+        position = self.positions.get(partition)
+        if batch is None or position != chunk.start:  # it lags, or was broken off elsewhere
+            behind = not is_reached(position, chunk.end)
+            return (self._up_to(partition, chunk.end, step) or []) if behind else []
         rows, rejected = self._chunks.shared(partition, position, batch, chunk.parsed, arrived=step)
         self._letters.add(partition, rejected)
         self.positions[partition] = chunk.end

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Condition, Event, Thread
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -181,6 +181,13 @@ class Run:
         return f"<Run {self.query.name!r}: {self.steps_done} of {total} triggers published>"
 
 
+class Held(Protocol):
+    """What queries share, and nobody closes before all of them are over."""
+
+    def release(self) -> None:
+        """They are."""
+
+
 class Runs:
     """Several queries side by side; iterate for (name, table).
 
@@ -195,7 +202,11 @@ class Runs:
     """
 
     def __init__(
-        self, runs: Sequence[Run], *, again: Mapping[str, Callable[[], Run]] | None = None
+        self,
+        runs: Sequence[Run],
+        *,
+        again: Mapping[str, Callable[[], Run]] | None = None,
+        held: Sequence[Held] = (),
     ) -> None:
         self.runs = {run.query.name: run for run in runs}
         self.again = dict(again or {})
@@ -207,9 +218,10 @@ class Runs:
         self._threads: dict[str, Thread] = {}
         self._ready: dict[str, pa.Table] = {}
         self._out: str | None = None  # whose table the caller has
-        self._held = {id(one): one for run in runs if (one := run.arrivals) is not None}
-        for one in self._held.values():
+        shared = {id(one): one for run in runs if (one := run.arrivals) is not None}
+        for one in shared.values():
             one.hold()
+        self._held: list[Held] = [*shared.values(), *held]
 
     @classmethod
     def together(cls, several: Sequence[Runs]) -> Runs:
@@ -219,7 +231,8 @@ class Runs:
             again={name: again for each in several for name, again in each.again.items()},
         )
         for each in several:
-            each._release()
+            runs._held += each._held
+            each._held = []
         return runs
 
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
@@ -348,8 +361,8 @@ class Runs:
 
     def _release(self) -> None:
         """The sources may be closed."""
-        held, self._held = self._held, {}
-        for one in held.values():
+        held, self._held = self._held, []
+        for one in held:
             one.release()
 
     def finish(self) -> Runs:

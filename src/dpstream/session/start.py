@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.dead_letters import DeadLetters
-from dpstream.connectors.sinks import open_sink
+from dpstream.connectors.sinks import SharedSink, open_sink, shared_sinks
 from dpstream.connectors.sources import open_source
 from dpstream.connectors.storage import safe_name
 from dpstream.engines.clock import Clock, SystemClock
@@ -146,18 +146,18 @@ def run_all(
         make_directory(folder, mode=0o700)
     book = given or Ledger(_ledger_path(ledger, folder))
     kept = _common_secret(secret, folder, names)
-    clock = clock or SystemClock()
+    clock, sink = clock or SystemClock(), sink if engine is not None else shared_sinks(sink)
     views: dict[str, tuple[Any, Any]]
     if engine is None:
         views = views_by_query(queries, feeds, folder, clock, options or Options())
     else:
         views = {name: (feeds[name].source, feeds[name].history) for name in names}
 
-    def begin(query: AnyQuery) -> Run:
+    def begin(query: AnyQuery, *, again: bool = False) -> Run:
         return run(
             query,
             source=views[query.name][0],
-            sink=sink,
+            sink=open_sink(sink, again=True) if again and engine is None else sink,
             history=views[query.name][1],
             live=engine is not None and feeds[query.name].live,
             engine=engine,
@@ -171,8 +171,16 @@ def run_all(
 
     return Runs(
         [begin(query) for query in queries],
-        again={query.name: partial(begin, query) for query in queries},
+        again={query.name: partial(begin, query, again=True) for query in queries},
+        held=[one for one in _listed(sink) if isinstance(one, SharedSink)],
     )
+
+
+def _listed(sink: Any) -> list[Any]:
+    """One sink or several, one after another."""
+    if not isinstance(sink, list):
+        return [sink]
+    return [one for each in sink for one in _listed(each)]
 
 
 def _common_secret(
