@@ -384,14 +384,19 @@ def test_killed_at_many_moments(tmp_path, expected):
             keep = place / "clock"
             now = int(keep.read_text()) if keep.exists() else 0
             clock = ScriptedClock(now, arrivals(place / "in"), keep)
-            start(place, asked, clock, sink=CheckingSink(place, lambda: None)).finish()
+            return start(place, asked, clock, sink=CheckingSink(place, lambda: None)).finish()
 
         place.mkdir()
         assert killed(once, nth) in (0, -signal.SIGKILL)
-        once()
+        runs = once().runs
+        found = published(place)
+        # killed at its window's last trigger, before that was logged: the rows come again, too late
+        late = [name for name, run in runs.items() if run.operator.late]
 
-        assert published(place).keys() == whole.keys()
-        assert all(published(place)[name] == whole[name] for name in last), f"operation {nth}"
+        assert found.keys() == whole.keys()
+        assert len(late) < 3
+        for name in last:
+            assert found[name] == whole[name] or name.partition("-")[0] in late, f"{nth}: {name}"
         assert charges(place / "book") == 3
 
 
@@ -401,9 +406,8 @@ def test_a_series_beside_a_group_by_with_history(tmp_path):
     drop(tmp_path / "old", "history.parquet", old)
     asked, clock = queries(1), HandClock()
     series = dps.sql(SERIES, name="series")
-    books = [dps.Ledger(), dps.Ledger()]
-    books[0].open("stream", asked[0].promise(epsilon=20, delta=1e-2))
-    books[1].open("other", series.mechanism.terms())
+    book = dps.Ledger()
+    book.open("stream", asked[0].promise(epsilon=20, delta=1e-2))
     (tmp_path / "in").mkdir()
     settings = {
         "live": True,
@@ -415,7 +419,7 @@ def test_a_series_beside_a_group_by_with_history(tmp_path):
     }
     both = [
         dps.run_all([query], dataset=name, ledger=book, **settings)
-        for query, name, book in ((asked[0], "stream", books[0]), (series, "other", books[1]))
+        for query, name, book in ((asked[0], "stream", book), (series, "other", dps.Ledger()))
     ]
     publishing = Publishing(Runs.together(both))
     live_through(clock, arrivals(tmp_path / "in"), [asked[0], series])
@@ -426,7 +430,9 @@ def test_a_series_beside_a_group_by_with_history(tmp_path):
 
     assert publishing.problem is None
     assert {run.operator.read for run in publishing.runs.runs.values()} == {80}
-    assert counted == pytest.approx(80, abs=1)
+    # 11 rows of an hour come at its very end, twice, and the series waits for none
+    assert publishing.runs.runs["series"].operator.late == 22
+    assert counted == pytest.approx(80 - 22, abs=1)
 
 
 class Pipe:
@@ -455,8 +461,11 @@ def test_standard_input_for_three_queries_until_it_ends(tmp_path, kept, caplog):
         named |= {"checkpoint_location": None, "ledger": book}
         named["options"] = Options(buckets=2, threads=1)
     publishing = Publishing(start(tmp_path, asked, clock, **named))
-    pipe.feed("user,page,at\n")
-    events = [(time, lambda t=time: pipe.feed(lines(t))) for time in TIMES[:3]]
+    heads = ("user,page,at\n", "", "")
+    events = [
+        (time, lambda t=time, head=head: pipe.feed(head + lines(t)))
+        for time, head in zip(TIMES, heads, strict=False)
+    ]
     live_through(clock, events, [])
     pipe.end()
     clock.settle()

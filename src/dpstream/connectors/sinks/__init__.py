@@ -65,7 +65,7 @@ class AllSinks:
 
 
 class SharedSink:
-    """A sink object that several queries write to, each from a thread of its own: one after another.
+    """A sink object that several queries write to, each from a thread of its own, in turn.
 
     One that says `concurrent = True` is called by several threads at once. It is closed, by
     `release`, when all queries are over.
