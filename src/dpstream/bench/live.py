@@ -84,7 +84,7 @@ def findings(seen: dict[int, Seen]) -> Findings:
             for row in rows
         ],
         notes=[
-            "rows_per_second: of all queries together, at the pace at which rows were fed",
+            "rows_per_second: of all queries together, from the first row fed to the last release",
             "a delay is from a trigger to when its release was durable in the sink, and handed on",
         ],
     )
@@ -116,9 +116,10 @@ def _watched(plan: Plan, count: int) -> Seen:
             now = time.time_ns() // 1000
             due = instant(table["trigger_time"][0].as_py(), "trigger_time")
             delays.append((now - due) / _MICROS)
+        seconds = time.time() - start
         feeder.join()
         read = [run.operator.read - run.operator.late for run in runs.runs.values()]
-    return Seen(fed=fed[0], seconds=plan.seconds, read=read, delays=delays)
+    return Seen(fed=fed[0], seconds=seconds, read=read, delays=delays)
 
 
 def _query(number: int, start: int, end: int) -> Query:

@@ -14,7 +14,13 @@ _TEXT: tuple[type, ...] = (str,)
 _TEXTS: tuple[type, ...] = (str, list)
 _NUMBER: tuple[type, ...] = (int, float, str)
 _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
-    "source": {"path": _TEXTS, "live": (bool,), "history": _TEXTS, "options": (dict,)},
+    "source": {
+        "path": _TEXTS,
+        "live": (bool,),
+        "history": _TEXTS,
+        "options": (dict,),
+        "buffer_mib": (int,),
+    },
     "budget": {"dataset": _TEXT, "epsilon": _NUMBER, "delta": _NUMBER, "ledger": _TEXT},
     "state": {"path": _TEXT, "secret": _TEXT},
     "sink": {"to": _TEXTS},

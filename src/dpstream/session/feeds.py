@@ -32,6 +32,9 @@ class Feed:
     name: str = ""
     options: Mapping[str, Any] | None = None
     """Of a server that a URI names."""
+    buffer: int | None = None
+    """Bytes of a live source's rows that are held for queries that lag; None: as the run's options
+    say."""
 
 
 def feeds_by_query(names: Sequence[str], source: Any, common: Feed) -> dict[str, Feed]:
@@ -60,7 +63,7 @@ def views_by_query(
         columns = [query.source_columns for query in readers]
         source = opened_source(feed.source, feed.live, folder, feed.name, feed.options)
         assert source is not None
-        views: list[Any] = list(_views(source, columns, clock, options))
+        views: list[Any] = list(_views(source, columns, clock, feed.buffer or options.buffer))
         before: list[Any] = [None] * len(readers)
         if feed.history is not None:
             before = list(SharedSource(open_source(feed.history), columns).views())
@@ -70,13 +73,13 @@ def views_by_query(
 
 
 def _views(
-    source: Source, columns: Sequence[Sequence[str]], clock: Clock, options: Options
+    source: Source, columns: Sequence[Sequence[str]], clock: Clock, buffer: int
 ) -> Sequence[Any]:
     """A view for each query, of files by event time or of what arrives by the clock."""
     if source.bounded:
         return SharedSource(source, columns).views()
     together = dict.fromkeys(name for wanted in columns for name in wanted)
-    return Arrivals(source, clock, list(together), views=len(columns), buffer=options.buffer).views
+    return Arrivals(source, clock, list(together), views=len(columns), buffer=buffer).views
 
 
 def followed(source: Source | None, clock: Clock, options: Options) -> Source | None:
