@@ -137,3 +137,19 @@ class Sink(Protocol):
     def close(self) -> None:
         """Release files and connections."""
         ...
+
+
+def is_reached(position: Position, end: Position) -> bool:
+    """Is a position at another one of its partition, or behind it?
+
+    >>> is_reached([3, 0], [2, 50]), is_reached(None, 5), is_reached([None, 7], [None, None])
+    (True, False, True)
+    """
+    return bool(position == end or position_order(position) > position_order(end))
+
+
+def position_order(position: Position) -> Any:
+    """What positions of a partition rise by: numbers, or lists item by item; null is the least."""
+    if isinstance(position, list | tuple):
+        return (1, [position_order(item) for item in position])
+    return (0, 0) if position is None else (1, position)

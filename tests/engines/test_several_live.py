@@ -290,6 +290,34 @@ def test_a_query_that_fails_stops_alone(tmp_path, expected, how, threads, caplog
     assert {*last} <= found.keys()
 
 
+def test_a_query_that_is_tried_again_has_its_rows(tmp_path, expected):
+    """What came and went while it was down it reads from the source."""
+    asked, clock = queries(3), HandClock()
+    sink = Held(tmp_path / "out", "q1", fails=OSError("full"))
+    sink.go.set()
+    runs = start(tmp_path, asked, clock, sink=sink)
+    again = Event()
+    runs.patience = lambda problem, tries: 0.0 if not tries and again.wait(60) else None
+    publishing = Publishing(runs)
+    events = arrivals(tmp_path / "in")
+    live_through(clock, events[:3], [])
+    clock.move(5 * HOUR // 2)
+    until(lambda: "q1" in runs.failures)
+    until(lambda: {runs.runs[name].operator.read for name in ("q0", "q2")} == {36})
+    sink.fails = None
+    again.set()
+    until(lambda: not runs.failures)
+    until(lambda: runs.runs["q1"].operator.read == 36)
+    live_through(clock, events[3:], asked)
+    publishing.join()
+    found, whole = published(tmp_path), expected(asked)
+
+    assert publishing.problem is None
+    assert found.keys() == whole.keys()
+    for name in (name for query in asked for name in last_releases(query)):
+        assert found[name] == whole[name], name
+
+
 def test_one_query_ends_before_the_others(tmp_path, expected):
     """The others have all their rows."""
     asked = [*queries(2), *queries(3, end="1970-01-01T03:00")[2:]]

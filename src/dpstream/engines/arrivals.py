@@ -15,7 +15,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Condition, Event, RLock, Thread
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -110,6 +109,9 @@ class Arrivals:
         """Undo one `hold`."""
         with self.lock:
             self._held_open -= 1
+            over = self._held_open == 0
+        for view in self.views if over else ():
+            view.closed = True  # also of a query that never began
         self.close_unused()
 
     def close_unused(self) -> None:
@@ -159,6 +161,7 @@ class Tail:
         self._held = 0
         self._oldest = 0  # the first chunk that may hold memory
         self._evicted: dict[str, int] = {}
+        self._dropped: dict[str, Arrived] = {}
         self._over: set[str] = set()  # partitions that were read to their end
         self._ends = getattr(self._source, "partitions_end", False)
         self._changed, self._halt = Condition(), Event()
@@ -239,11 +242,21 @@ class Tail:
             if None in at or gone <= self._gone:
                 return
             for one in self.chunks[: gone - self._gone]:
-                self._held -= 0 if one is None else one.bytes
+                if one is not None:
+                    self._held -= one.bytes
+                    self._dropped[one.partition] = Arrived(one.partition, None, one.end, one.time)
             del self.chunks[: gone - self._gone]
             self._gone = gone
             self._oldest = max(self._oldest, gone)
             self._changed.notify_all()
+
+    def begin(self) -> tuple[int, list[Arrived]]:
+        """For a query that comes later: the first chunk that is there, and what was let go.
+
+        Of that, a chunk for each partition; its rows are read from the source.
+        """
+        with self._changed:
+            return self._gone, sorted(self._dropped.values(), key=lambda one: one.time)
 
     def stop(self) -> None:
         """End the thread."""
@@ -383,6 +396,8 @@ class LiveView:
         self.tail: Tail | None = None
         self.next = 0
         """The number of the first chunk that was not taken."""
+        self.missed: list[Arrived] = []
+        """What had come and gone before it followed."""
         self._schedule: Schedule | None = None
         self._due: tuple[int, int | None] | None = None
         self._stop: Event | None = None
@@ -407,6 +422,7 @@ class LiveView:
     def join(self, positions: Positions) -> Tail:
         """Follow the source from these positions on."""
         self.tail = self.shared.tail_for(positions)
+        self.next, self.missed = self.tail.begin()
         return self.tail
 
     def took(self, number: int) -> None:
@@ -475,15 +491,3 @@ def _trigger_after(schedule: Schedule, time: int) -> int | None:
             return None
         found = schedule.time_of(step)
     return found
-
-
-def is_reached(position: Position, end: Position) -> bool:
-    """Is a position at another one of its partition, or behind it?"""
-    return position == end or (position is not None and _order(position) > _order(end))
-
-
-def _order(position: Position) -> Any:
-    """Positions of one partition rise, as numbers or item by item; null is the least."""
-    if isinstance(position, list | tuple):
-        return [_order(item) for item in position]
-    return (position is not None, position if position is not None else 0)

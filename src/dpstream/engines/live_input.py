@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from threading import Event
 
-from dpstream.engines.arrivals import Arrivals, Arrived, LiveView, Positions, is_reached
+from dpstream.engines.arrivals import Arrivals, Arrived, LiveView, Positions
 from dpstream.engines.chunks import ChunkReader
 from dpstream.engines.clock import Clock
 from dpstream.errors import NoiseReuse
-from dpstream.records import Position, Rejected
+from dpstream.records import Position, Rejected, is_reached
 from dpstream.stages.pieces import Piece
 from dpstream.stages.rows import Rows
 
@@ -47,6 +47,8 @@ class LiveInput:
         pieces: list[Piece] = []
         self._begin(step)
         self._replayed = False
+        while view.missed and view.missed[0].time < time and not self._stop.is_set():
+            pieces += self._taken(view.missed.pop(0), step)
         number = view.next
         while True:
             number, chunk = tail.pending(number, time)

@@ -160,6 +160,12 @@ class Run:
         source = getattr(self._engine, "source", None)
         return source.shared if isinstance(source, LiveView) else None
 
+    def leave(self) -> None:
+        """It reads no more: what it has not read is not held for it."""
+        source = getattr(self._engine, "source", None)
+        if isinstance(source, LiveView):
+            source.close()
+
     def operator_facts(self) -> dict[str, Any]:
         """What became of the rows, and how far behind it is: for the operator alone."""
         seen, due = self.operator, self.next_trigger
@@ -284,10 +290,14 @@ class Runs:
                     self._changed.wait()
                 if not self._ready:
                     return
-                name = min(self._ready, key=lambda one: _trigger_time(self._ready[one]) or 0)
+                name = min(self._ready, key=self._rank)
                 table, self._out = self._ready.pop(name), name
             self.warn_starved()
             yield name, table
+
+    def _rank(self, name: str) -> tuple[int, int]:
+        """By trigger, then as the queries are listed."""
+        return _trigger_time(self._ready[name]) or 0, [*self.runs].index(name)
 
     def _serve(self, name: str) -> None:
         """One query's life, with another try where it has failed and may."""
@@ -328,6 +338,7 @@ class Runs:
         if len(self.runs) > 1:
             _LOG.error("query %r has failed; the others go on: %s", name, problem)
         self.failures[name] = problem
+        self.runs[name].leave()
 
     def warn_starved(self) -> list[str]:
         """Queries that have read nothing though others over their source have; said once each.
