@@ -347,9 +347,17 @@ def test_what_comes_between_two_looks_counts_at_the_trigger(tmp_path):
     asked, clock = queries(2, end="1970-01-01T01:00", window=dps.Tumble("1 hour"))[:2], HandClock()
     publishing = Publishing(start(tmp_path, asked, clock))
     clock.settle()
-    clock.wait = lambda until, stop: stop.wait(0.001)  # it has looked, and sleeps
+    asleep, awake = Event(), Event()
+
+    def sleep(until, stop):
+        asleep.set()
+        assert awake.wait(60)
+
+    clock.wait = sleep
+    assert asleep.wait(60)
     drop(tmp_path / "in", "1.parquet", rows([HOUR - 1] * 12))
     clock.time = 9 * HOUR
+    awake.set()
     publishing.join()
 
     assert [run.operator.read for run in publishing.runs.runs.values()] == [12, 12]

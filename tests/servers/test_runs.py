@@ -161,6 +161,32 @@ def test_three_live_queries(kind, tmp_path, request):
         assert all(found[name] == whole[name] for name in last_releases(query))
 
 
+def test_a_query_that_is_added_later_begins_at_its_own_place(nats, tmp_path):
+    """It has not the rows from before it, which may be gone; the older one goes on where it was."""
+    feed, asked, hand = NatsFeed(nats), queries(2), HandClock()
+    begun = {"source": f"{feed.source}&start=latest", "live": False}
+    publishing = Publishing(start_all(tmp_path, asked[:1], hand, **begun))
+    hand.settle()
+    feed.put(rows(seconds_before(HOUR // 3)))
+    until(lambda: publishing.runs.runs["q0"].operator.read == 12)
+    hand.move(HOUR)
+    until(lambda: publishing.runs.runs["q0"].steps_done == 1)
+    publishing.runs.stop()
+    publishing.join()
+    hand = HandClock(hand.time)
+    publishing = Publishing(start_all(tmp_path, asked, hand, **begun))
+    runs = publishing.runs.runs
+    until(lambda: len(runs["q0"].arrivals.tails) == 2)
+    hand.settle()
+    feed.put(rows(seconds_before(3 * HOUR // 2)))
+    until(lambda: [run.operator.read for run in runs.values()] == [12, 12])
+    hand.time = 9 * HOUR
+    publishing.join()
+
+    assert publishing.problem is None
+    assert [run.operator.read for run in runs.values()] == [12, 12]
+
+
 def test_broken_off_and_the_server_killed(feeds, tmp_path):
     """The run is left three times, and the server dies while it is read and written."""
     feed = feeds()
