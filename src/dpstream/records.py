@@ -72,7 +72,9 @@ class Source(Protocol):
 
     Positions are the engine's to keep, in its own log: a source remembers none, and commits none
     to a server. A position says by itself where a partition was begun, if that is not its very
-    beginning, so that None and the first logged position give the first rows again.
+    beginning, so that None and the first logged position give the first rows again; `begun`, a
+    method that such a source has beside those here, gives that part of it. The positions of a
+    partition that was begun at one place rise: as numbers, or item by item (null is the least).
 
     A server that is away for a while is the source's own affair: it connects again, waiting longer
     each time (`connectors.patience`), says so in the log of `dpstream`, and raises
@@ -122,7 +124,11 @@ class Source(Protocol):
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where releases go; called by one thread at a time, not always the same one."""
+    """Where releases go; called by one thread at a time, not always the same one.
+
+    An object that several live queries write to may say `concurrent = True`: then their threads
+    call it at the same time, and none of them waits for another's release.
+    """
 
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
         """Durable, and idempotent by (query, window, trigger): a second call does nothing."""
@@ -131,3 +137,19 @@ class Sink(Protocol):
     def close(self) -> None:
         """Release files and connections."""
         ...
+
+
+def is_reached(position: Position, end: Position) -> bool:
+    """Is a position at another one of its partition, or behind it?
+
+    >>> is_reached([3, 0], [2, 50]), is_reached(None, 5), is_reached([None, 7], [None, None])
+    (True, False, True)
+    """
+    return bool(position == end or position_order(position) > position_order(end))
+
+
+def position_order(position: Position) -> Any:
+    """What positions of a partition rise by: numbers, or lists item by item; null is the least."""
+    if isinstance(position, list | tuple):
+        return (1, [position_order(item) for item in position])
+    return (0, 0) if position is None else (1, position)

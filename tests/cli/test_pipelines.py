@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,39 @@ def test_a_live_pipeline_runs_until_it_is_told_to_stop(run, folder):
     once = run("run", "p.toml", "--once", "--json")
     assert once.code == 0
     assert json.loads(once.out.splitlines()[-1])["new_charges"] == 0
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_live_queries_with_equal_triggers_all_read(run, folder, broken):
+    """Every query has every row; one that fails stops alone, and the exit code tells."""
+    (folder / "live").mkdir()
+    start = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=3)
+    end = start + timedelta(seconds=2)
+    rows = "".join(f"u{n},{'home' if n % 2 else 'news'},{start.timestamp()}\n" for n in range(400))
+    (folder / "live" / "a.csv").write_text(f"user,page,at\n{rows}")
+    text = f"""SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-9,
+        privacy_unit_column = user, max_groups_contributed = 1, max_rows_per_group = 1,
+        time_column = at, time_unit = 's', start = TIMESTAMP '{start:%Y-%m-%d %H:%M:%S}',
+        end = TIMESTAMP '{end:%Y-%m-%d %H:%M:%S}') page, COUNT(*) AS n
+        FROM clicks GROUP BY page EMIT EVERY INTERVAL '1' SECOND"""
+    queries = "".join(f'[[query]]\nname = "{n}"\nsql = """{text}"""\n' for n in ("a", "b", "c"))
+    pipeline = wanted(source='path = "live"\nlive = true\nbuffer_mib = 1', query=None)
+    (folder / "p.toml").write_text(pipeline.replace("epsilon = 4", "epsilon = 9") + queries)
+    (folder / "state").mkdir(mode=0o700)
+    if broken:
+        (folder / "state" / "b").write_text("no folder")
+    done = run("run", "p.toml", "--json")
+    told = json.loads(done.out.splitlines()[-1])["queries"]
+    read = {name: one["operator_only"]["read"] for name, one in told.items()}
+
+    assert done.code == (4 if broken else 0)
+    assert read == {"a": 400, "b": 0 if broken else 400, "c": 400}
+    assert [one["triggers_done"] for one in told.values()] == [2, 0 if broken else 2, 2]
+    assert all(one["operator_only"]["worst_release_delay_seconds"] > 0 for one in told.values()
+               if one["triggers_done"])  # fmt: skip
+    assert ("failed" in told["b"], "failed" in told["a"]) == (broken, False)
+    assert ("query 'b' has failed, the others went on" in done.err) == broken
+    assert ("b has read nothing" in done.err) == broken
 
 
 def test_queries_share_one_read(run, example, monkeypatch):

@@ -67,7 +67,7 @@ def test_the_feed_goes_on_after_it_could_not_be_read(pipeline, caplog, problem):
 
 def test_a_process_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):
     """The operator sees why."""
-    monkeypatch.setattr(supervisor, "_PATIENCE", (0.01,))
+    monkeypatch.setattr(supervisor, "PATIENCE", (0.01,))
     one = Supervisor(path=tmp_path, command=(str(tmp_path / "nothing"),))
 
     async def keep():

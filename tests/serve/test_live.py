@@ -84,6 +84,56 @@ def test_events_go_on_after_kills_of_either_process(pipeline):
     assert (code, said) == (0, STOPPED)
 
 
+def three_queries(text):
+    """A pipeline of three queries with the same triggers, and one that can fail by itself."""
+    head, query = text.split("[[query]]")
+    query = query.replace("epsilon = 4, delta = 1e-7", "epsilon = 1, delta = 1e-7")
+    names = ("pages", "again", "third")
+    return "[[query]]".join([head, *(query.replace('"pages"', f'"{name}"') for name in names)])
+
+
+@pytest.mark.timeout(300)
+def test_three_queries_read_every_posted_row_though_one_fails(tmp_path):
+    """Rows are read by all; a query that cannot go on is named, tried again, and has its rows."""
+    path = write(tmp_path / "p", [], three_queries(PUSHED))
+    broken = tmp_path / "p" / "state" / "third"
+    broken.parent.mkdir(mode=0o700)
+    broken.write_text("no folder")
+    with served(path) as server:
+        until(lambda: server.health().get("failed_queries"))
+        until(lambda: server.health()["newest_release"] >= 2)
+        health = server.health()
+        assert server.post(rows(0))[0] == 202
+        until(lambda: _read(server) == {"pages": 300, "again": 300, "third": 0})
+        until(lambda: server.health()["starved_queries"] == ["third"])
+        assert 'dpstream_query_failed{query="third"} 1' in _metrics(server)
+        assert 'dpstream_query_starved{query="third"} 1' in _metrics(server)
+        broken.unlink()
+        until(lambda: _read(server)["third"] == 300)
+        until(lambda: server.health()["healthy"])
+        assert 'dpstream_rows_read_total{query="third"} 300' in _metrics(server)
+        assert 'dpstream_lag_seconds{query="again"}' in _metrics(server)
+        assert 'dpstream_rows_waiting{query="again"}' in _metrics(server)
+        assert 'dpstream_release_delay_seconds{query="again"}' in _metrics(server)
+        again = server.health()
+
+    assert list(health["failed_queries"]) == ["third"]
+    assert not health["healthy"]
+    assert health["pipeline"] == "running"
+    assert again["restarts"] == 0
+    assert again["failed_queries"] == {}
+    assert again["starved_queries"] == []
+
+
+def _metrics(server):
+    return server.ask("/metrics", side="operator")[1].decode()
+
+
+def _read(server):
+    told = json.loads(server.ask("/lag", side="operator")[1])["queries"]
+    return {name: one["read"] for name, one in told.items()}
+
+
 def test_a_pipeline_over_files_is_served_after_it_has_ended(tmp_path):
     """From its store, without running it; Ctrl-C leaves in good order."""
     public_range = "start = TIMESTAMP '1970-01-01', end = TIMESTAMP '1970-01-01 00:04:00'"

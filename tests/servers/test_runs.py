@@ -17,8 +17,19 @@ from deltalake import DeltaTable
 import dpstream as dps
 from dpstream.errors import RowsLost
 from dpstream.pipeline import load_pipeline
-from tests.engines.runs import SECRET, options
-from tests.engines.test_live import QUERY, TIMES, ScriptedClock, rows, seconds_before
+from tests.engines.runs import SECRET, options, published, until
+from tests.engines.test_live import HOUR, QUERY, TIMES, ScriptedClock, rows, seconds_before
+from tests.engines.test_several_live import (
+    DIFFERENT,
+    HandClock,
+    Publishing,
+    alone,
+    last_releases,
+    queries,
+    triggers_of,
+)
+from tests.engines.test_several_live import start as start_all
+from tests.servers import kafka_tools
 from tests.servers.conftest import PASSWORD
 from tests.servers.nats_tools import fresh
 
@@ -94,6 +105,17 @@ def feeds(request):
         getattr(one, "connection", getattr(one, "stream", None) and one.stream.client).close()
 
 
+class KafkaFeed:
+    """Rows through a topic as JSON."""
+
+    def __init__(self, server):
+        self.server, self.topic = server, kafka_tools.make_topic(server)
+        self.source = f"kafka://{server.address}/{self.topic}?start=earliest"
+
+    def put(self, table):
+        kafka_tools.send(self.server, self.topic, table.to_pylist())
+
+
 def clock(feed, events=()):
     """Rows arrive between the triggers."""
     come = [(time, lambda t=time: feed.put(rows(seconds_before(t)))) for time in TIMES]
@@ -105,6 +127,64 @@ def start(feed, place, ticking, every=2):
         dps.Query(**QUERY), source=feed.source, sink=feed.sink, secret=SECRET,
         checkpoint_location=place / "state", clock=ticking, options=options(every),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [PostgresFeed, NatsFeed, KafkaFeed])
+def test_three_live_queries(kind, tmp_path, request):
+    """Each has the rows that arrived before its triggers, and is there again after a restart."""
+    feed = kind(request.getfixturevalue(kind.__name__.removesuffix("Feed").lower()))
+    asked, hand, moments = queries(3, DIFFERENT), HandClock(), [*TIMES]
+    begun = {"source": feed.source, "live": False}
+    triggers = sorted({time for query in asked for time in triggers_of(query)})
+    publishing = Publishing(start_all(tmp_path, asked, hand, **begun))
+    reads = dict.fromkeys(("q0", "q1", "q2"), 0)
+    for number, time in enumerate(moments):
+        for moment in [*(t for t in triggers if hand.time < t <= time), time]:
+            hand.move(moment)
+        feed.put(rows(seconds_before(time)))
+        reads = {name: count + 12 for name, count in reads.items()}
+        runs = publishing.runs.runs
+        until(lambda runs=runs, r=reads: {n: one.operator.read for n, one in runs.items()} == r)
+        if number == 2:  # at half past two: what came since its last trigger each reads again
+            publishing.runs.stop()
+            publishing.join()
+            reads = {"q0": 12, "q1": 12, "q2": 36}
+            hand = HandClock(hand.time)
+            publishing = Publishing(start_all(tmp_path, asked, hand, **begun))
+    hand.time = 9 * HOUR
+    publishing.join()
+    found = published(tmp_path)
+
+    assert publishing.problem is None
+    for query in asked:
+        whole = alone(tmp_path / query.name, query)
+        assert all(found[name] == whole[name] for name in last_releases(query))
+
+
+def test_a_query_that_is_added_later_begins_at_its_own_place(nats, tmp_path):
+    """It has not the rows from before it, which may be gone; the older one goes on where it was."""
+    feed, asked, hand = NatsFeed(nats), queries(2), HandClock()
+    begun = {"source": f"{feed.source}&start=latest", "live": False}
+    publishing = Publishing(start_all(tmp_path, asked[:1], hand, **begun))
+    hand.settle()
+    feed.put(rows(seconds_before(HOUR // 3)))
+    until(lambda: publishing.runs.runs["q0"].operator.read == 12)
+    hand.move(HOUR)
+    until(lambda: publishing.runs.runs["q0"].steps_done == 1)
+    publishing.runs.stop()
+    publishing.join()
+    hand = HandClock(hand.time)
+    publishing = Publishing(start_all(tmp_path, asked, hand, **begun))
+    runs = publishing.runs.runs
+    until(lambda: len(runs["q0"].arrivals.tails) == 2)
+    hand.settle()
+    feed.put(rows(seconds_before(3 * HOUR // 2)))
+    until(lambda: [run.operator.read for run in runs.values()] == [12, 12])
+    hand.time = 9 * HOUR
+    publishing.join()
+
+    assert publishing.problem is None
+    assert [run.operator.read for run in runs.values()] == [12, 12]
 
 
 def test_broken_off_and_the_server_killed(feeds, tmp_path):

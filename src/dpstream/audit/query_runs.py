@@ -70,3 +70,6 @@ class Unseen:
 
     def count(self, *, read: int, outside: int, late: int, other_keys: int) -> None:
         """Not counted."""
+
+    def lagged(self, seconds: float) -> None:
+        """Not told."""

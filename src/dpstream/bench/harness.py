@@ -70,6 +70,10 @@ _REGISTRY: Final = {
         "dpstream.bench.serve:measure",
         "clients that follow a server's events while its pipeline reads as fast as it can",
     ),
+    "live": (
+        "dpstream.bench.live:measure",
+        "1, 5 and 20 queries over one live source: rows a second, delays, rows missed",
+    ),
     "queries": (
         "dpstream.bench.queries:measure",
         "SQL on real event logs, from the command and from Python: the same releases",

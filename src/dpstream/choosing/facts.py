@@ -121,6 +121,9 @@ class _Aside:
         self.read += read
         self.unused += outside + late
 
+    def lagged(self, seconds: float) -> None:
+        pass
+
 
 def collect(
     source: Source,

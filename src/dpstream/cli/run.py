@@ -12,7 +12,7 @@ from dpstream.cli.charges import charged_runs, tell
 from dpstream.cli.exits import INTERRUPTED
 from dpstream.cli.output import note
 from dpstream.cli.releases import about, as_json, in_words, show, zone_of
-from dpstream.cli.watch import Stopper, progress, tell_operator, unfinished
+from dpstream.cli.watch import Stopper, progress, tell_lag, tell_operator, unfinished
 from dpstream.connectors.options import is_uri
 from dpstream.engines.memory import keep_freed_memory
 from dpstream.pipeline import Pipeline, load_pipeline
@@ -125,6 +125,11 @@ def _publish(
                     runs.runs[name].stop()
                 if stopper.signals:
                     runs.stop()
+    except Exception as problem:
+        if len(runs.failures) == len(runs.runs) or problem not in runs.failures.values():
+            raise
+        for name, failure in runs.failures.items():
+            note(f"query {name!r} has failed, the others went on: {failure}")
     finally:
         runs.close()
     return count
@@ -146,14 +151,16 @@ def _finish(
     """The last lines: what became of the rows, what is left to do, and how to go on."""
     each = [*runs.runs.values()]
     tell_operator(each, {name: folder / "dead-letters" for name, folder in folders.items()})
+    tell_lag(each, runs.warn_starved())
     left = unfinished(each)
     if as_lines:
         queries = {
             one.query.name: {
                 "triggers_done": one.steps_done,
                 "triggers": one.query.schedule.steps,
-                "operator_only": one.operator.counts(),
+                "operator_only": one.operator_facts(),
             }
+            | _failure(runs, one.query.name)
             for one in each
         }
         datasets = [book.dataset for book in pipeline.books]
@@ -163,5 +170,14 @@ def _finish(
         print(json.dumps(facts | {"new_charges": new, "queries": queries}), flush=True)
     if left:
         note(f"not finished; go on with: dpstream run {pipeline.path}")
+    if runs.failures:
+        raise next(iter(runs.failures.values()))
     if left and stopper.signals:
         raise typer.Exit(INTERRUPTED)
+
+
+def _failure(runs: Runs, name: str) -> dict[str, Any]:
+    problem = runs.failures.get(name)
+    if problem is None:
+        return {}
+    return {"failed": {"error": type(problem).__name__, "message": str(problem)}}

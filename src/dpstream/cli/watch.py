@@ -117,6 +117,20 @@ def tell_operator(runs: list[Run], places: dict[str, Path | None]) -> None:
             )
 
 
+def tell_lag(runs: list[Run], starved: list[str]) -> None:
+    """How far each of several live queries has read, and how long its releases took."""
+    for run in runs if len(runs) > 1 else ():
+        if not run.live:
+            continue
+        seen, name = run.operator, run.query.name
+        note(
+            f"{_OPERATOR_ONLY}: {name} has read {seen.read:,} rows; its slowest release was out "
+            f"{seen.worst_lag_seconds:.3g} s after its trigger"
+        )
+        if name in starved:
+            note(f"{_OPERATOR_ONLY}: {name} has read nothing, and others over its source have")
+
+
 def _most(runs: list[Run]) -> dict[str, int]:
     """The largest count of any run: queries over one source see the same rows."""
     seen = [run.operator.counts() for run in runs]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from dpstream.records import Batch, Position, Rejected, Source
+from dpstream.stages.parsed import ParsedColumns
 from dpstream.stages.row_reader import RowReader
 from dpstream.stages.rows import Rows
 
@@ -17,6 +19,9 @@ class Aside(Protocol):
 
     def count(self, *, read: int, outside: int, late: int, other_keys: int) -> None:
         """How many rows were read, and how many were dropped by the query's own rules."""
+
+    def lagged(self, seconds: float) -> None:
+        """How long after its trigger a step of a live run was out."""
 
 
 class ChunkReader:
@@ -55,15 +60,39 @@ class ChunkReader:
         rows, rejected = self._divided(partition, position, batch, arrived=arrived)
         return rows, batch, rejected
 
+    def shared(
+        self,
+        partition: str,
+        position: Position,
+        batch: Batch,
+        parsed: ParsedColumns,
+        *,
+        arrived: int,
+    ) -> tuple[Rows, list[Rejected]]:
+        """The rows of a chunk that several queries read, and those that cannot be used."""
+        self.learn(partition)
+        mine = replace(batch, table=batch.table.select(self.reader.query.source_columns))
+        return self._divided(partition, position, mine, arrived=arrived, parsed=parsed)
+
+    def tell_lag(self, seconds: float) -> None:
+        """How long after its trigger a step was out."""
+        self._aside.lagged(seconds)
+
     def set_aside(self, name: str, rows: list[Rejected]) -> None:
         """Keep rows that cannot be used, under a name that the same rows always have."""
         self._aside.rejected(name, rows)
 
     def _divided(
-        self, partition: str, position: Position, batch: Batch, *, arrived: int | None = None
+        self,
+        partition: str,
+        position: Position,
+        batch: Batch,
+        *,
+        arrived: int | None = None,
+        parsed: ParsedColumns | None = None,
     ) -> tuple[Rows, list[Rejected]]:
-        where = partition if position is None else f"{partition} from {position}"
-        rows, setting = self.reader.read(batch.table, batch.where or where, arrived=arrived)
+        where = batch.where or (partition if position is None else f"{partition} from {position}")
+        rows, setting = self.reader.read(batch.table, where, arrived=arrived, parsed=parsed)
         self._aside.count(
             read=len(batch.table) + len(batch.rejected),
             outside=setting.outside,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
+from inspect import GEN_RUNNING, getgeneratorstate
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -34,7 +35,11 @@ class IteratedRun(ABC):
 
     def close(self) -> None:
         """Give up where it is: as a kill would, but with everything closed."""
-        if self._iterator is not None:
+        if self._iterator is None:
+            return
+        if getgeneratorstate(self._iterator) == GEN_RUNNING:
+            self.stop()  # in a thread of its own, which closes it
+        else:
             self._iterator.close()
 
     @property

@@ -1,4 +1,4 @@
-"""A step's rows from a source that grows: those that were read before its trigger.
+"""A step's rows from a source that grows: those that arrived before its trigger.
 
 How far a step has read is logged with it. A replay reads to exactly there, however the rows are
 divided into chunks this time.
@@ -6,30 +6,32 @@ divided into chunks this time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from threading import Event
 
+from dpstream.engines.arrivals import Arrivals, Arrived, LiveView, Positions
 from dpstream.engines.chunks import ChunkReader
 from dpstream.engines.clock import Clock
 from dpstream.errors import NoiseReuse
-from dpstream.records import Batch, Position, Rejected
+from dpstream.records import Position, Rejected, is_reached
 from dpstream.stages.pieces import Piece
 from dpstream.stages.rows import Rows
 
-Positions = dict[str, Position]
 _LETTERS = 10_000  # rows that cannot be used, in one file
 
 
 class LiveInput:
-    """Rows of a source that grows: those read before a trigger belong to it."""
+    """Rows of a source that grows: those that arrived before a trigger belong to it."""
 
     def __init__(self, chunks: ChunkReader, clock: Clock, stop: Event) -> None:
         self._chunks, self._clock, self._stop = chunks, clock, stop
         self.positions: Positions = {}
         self._before: Positions = {}
-        self._ends = getattr(chunks.source, "partitions_end", False)
-        self._over: set[str] = set()  # partitions that were read to their end
+        self._replayed = False
         self._letters = StepLetters(chunks)
+        query, source = chunks.reader.query, chunks.source
+        self._own = None if isinstance(source, LiveView) else Arrivals(source, clock)
+        self._view = source if isinstance(source, LiveView) else self._own.views[0]  # type: ignore[union-attr]
+        self._view.expect(query.schedule, query.source_columns, stop)
 
     def moved(self) -> Positions:
         """The positions that this step has changed: what a replay of it must reach."""
@@ -38,27 +40,29 @@ class LiveInput:
 
     def take(self, step: int) -> list[Piece] | None:
         """Rows that come until the trigger's time; None if stopped, or if no more can come."""
-        if getattr(self._chunks.source, "ended", False) and not self._waiting():
+        view, time = self._view, self._time_of(step)
+        tail = view.tail or view.join(self.positions)
+        if tail.is_over(view.next):
             return None
-        time = self._chunks.reader.query.schedule.time_of(step)
-        assert time is not None
         pieces: list[Piece] = []
         self._begin(step)
-        while self._clock.now() < time:
+        self._replayed = False
+        while view.missed and view.missed[0].time < time and not self._stop.is_set():
+            pieces += self._taken(view.missed.pop(0), step)
+        number = view.next
+        while True:
+            number, chunk = tail.pending(number, time)
+            if chunk is not None:
+                pieces += self._taken(chunk, step)
+                number += 1
+                view.took(number)
+            elif not tail.wait(number, time, self._stop):
+                break
             if self._stop.is_set():
-                self._break_off()
-                return None
-            waiting = True
-            for partition in self._in_order():  # in turn: a busy one must not keep the others out
-                if self._clock.now() >= time:
-                    break
-                found, batch = self._read(partition, step)
-                pieces += found
-                waiting = waiting and batch.done
-                if batch.done and self._ends:
-                    self._over.add(partition)
-            if waiting:
-                self._clock.wait(time, self._stop)
+                break
+        if self._stop.is_set():
+            self._break_off()
+            return None
         self._letters.finish()
         return pieces
 
@@ -66,22 +70,32 @@ class LiveInput:
         """The very rows that a step has read before; None if stopped."""
         pieces: list[Piece] = []
         self._begin(step)
+        self._replayed = True
         for partition, target in logged.items():
-            while (before := self.positions.get(partition)) != target:
-                if self._stop.is_set():
-                    self._break_off()
-                    return None
-                found, batch = self._read(partition, step, until=target)
-                pieces += found
-                if self.positions.get(partition) == before:  # its server is away: is this stopped?
-                    self._clock.wait(self._clock.now(), self._stop)
-                if batch.done and self.positions.get(partition) != target:
-                    raise NoiseReuse(
-                        f"step {step} has read {partition} up to {target}, which ends at {before} "
-                        "now; nothing was published; restore what was removed from the source"
-                    )
+            found = self._up_to(partition, target, step)
+            if found is None:
+                self._break_off()
+                return None
+            pieces += found
         self._letters.finish()
         return pieces
+
+    def released(self, step: int) -> None:
+        """A step's tables are out: tell the operator how long after their trigger."""
+        if self._replayed:
+            return  # they were out before
+        behind = max(0, self._clock.now() - self._time_of(step)) / 1e6
+        self._chunks.tell_lag(behind)
+
+    def close(self) -> None:
+        """Follow the source no longer."""
+        if self._own is not None:
+            self._own.stop_reading()
+
+    def _time_of(self, step: int) -> int:
+        time = self._chunks.reader.query.schedule.time_of(step)
+        assert time is not None
+        return time
 
     def _begin(self, step: int) -> None:
         self._before = dict(self.positions)
@@ -90,32 +104,40 @@ class LiveInput:
     def _break_off(self) -> None:
         """What was read since the last step is read again."""
         self.positions = self._before
-        self._over.clear()
 
-    def _waiting(self) -> bool:
-        """Has a source that ended rows that were not read yet?"""
-        for partition in self._in_order():
-            batch = self._chunks.source.read(partition, self.positions.get(partition))
-            if len(batch.table) or batch.rejected:
-                return True
-        return False
-
-    def _in_order(self) -> list[str]:
-        """Partitions that were begun, in the order in which a replay takes them; then new ones."""
-        listed = self._chunks.source.partitions()
-        begun = [name for name in self.positions if name in listed]
-        fresh = [name for name in listed if name not in self.positions]
-        return [name for name in begun + fresh if name not in self._over]
-
-    def _read(
-        self, partition: str, step: int, until: Position = None
-    ) -> tuple[Iterable[Piece], Batch]:
+    def _taken(self, chunk: Arrived, step: int) -> list[Piece]:
+        """The rows of a chunk that the query has not read yet."""
+        partition, batch = chunk.partition, chunk.batch
         position = self.positions.get(partition)
-        rows, batch, rejected = self._chunks.divided(partition, position, arrived=step, until=until)
+        if batch is None or position != chunk.start:  # it lags, or was broken off elsewhere
+            behind = not is_reached(position, chunk.end)
+            return (self._up_to(partition, chunk.end, step) or []) if behind else []
+        rows, rejected = self._chunks.shared(partition, position, batch, chunk.parsed, arrived=step)
         self._letters.add(partition, rejected)
-        if batch.position is not None:
-            self.positions[partition] = batch.position
-        return _pieces(rows), batch
+        self.positions[partition] = chunk.end
+        return _pieces(rows)
+
+    def _up_to(self, partition: str, target: Position, step: int) -> list[Piece] | None:
+        """A partition's rows until a position, from the source; None if stopped."""
+        pieces: list[Piece] = []
+        while (before := self.positions.get(partition)) != target:
+            if self._stop.is_set():
+                return None
+            rows, batch, rejected = self._chunks.divided(
+                partition, before, arrived=step, until=target
+            )
+            self._letters.add(partition, rejected)
+            if batch.position is not None:
+                self.positions[partition] = batch.position
+            pieces += _pieces(rows)
+            if self.positions.get(partition) == before:  # its server is away: is this stopped?
+                self._clock.wait(self._clock.now(), self._stop)
+            if batch.done and self.positions.get(partition) != target:
+                raise NoiseReuse(
+                    f"step {step} has read {partition} up to {target}, which ends at {before} "
+                    "now; nothing was published; restore what was removed from the source"
+                )
+        return pieces
 
 
 class StepLetters:
@@ -157,5 +179,5 @@ class StepLetters:
         self._chunks.set_aside(f"{partition} step {self._step} file {number}", rows)
 
 
-def _pieces(rows: Rows) -> Iterable[Piece]:
+def _pieces(rows: Rows) -> list[Piece]:
     return [(rows, first, end) for *_, first, end in rows.runs]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpstream.engines.arrivals import finish_reading
 from dpstream.engines.erasure import erase_unit
 from dpstream.engines.inputs import Sources, check_columns
 from dpstream.engines.loop import Loop
@@ -75,6 +76,8 @@ class LocalRun(QueryRun):
             loop = self._loop = self._opened(storage)
             with writing(self.folder or Path()):
                 yield from loop.releases()
+            if loop.finished:
+                finish_reading(self.source)
         except (BudgetExceeded, LedgerError, InvalidInput, InvalidParameter):
             if storage.directory is not None and (loop is None or not loop.step):
                 storage.directory.withdraw()

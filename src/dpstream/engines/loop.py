@@ -71,12 +71,15 @@ class Loop:
 
     def _from_live(self) -> Iterator[pa.Table]:
         """One step after another: a table is out before the next rows are waited for."""
+        assert self.live is not None
         while (pieces := self._rows(self.step)) is not None:
             self.flow.take(pieces)
             self._charge()
             self._chain = self._logged(self.step, pieces, self._chain)
             self._publish()
-            yield from self._delivered()
+            tables = self._sender.arrived(all_of_them=True)
+            self.live.released(self.step - 1)
+            yield from self._delivered(tables)
 
     def _from_files(self) -> Iterator[pa.Table]:
         """While a step is published, the next one's rows are bounded and its input is logged."""
@@ -88,23 +91,27 @@ class Loop:
             ahead = self._may_go_ahead()
             coming = self._coming(self.step + 1) if ahead else None
             self._publish()
-            yield from self._delivered()
+            saves = self._saves_at(self.step)
+            yield from self._delivered(self._sender.arrived(all_of_them=saves))
             coming = coming if ahead else self._coming(self.step)
         yield from chain.from_iterable(self._sender.arrived(all_of_them=True))
 
-    def _delivered(self) -> Iterator[pa.Table]:
-        """Tables that every sink has, and a snapshot if it is time for one.
+    def _delivered(self, steps: list[list[pa.Table]]) -> Iterator[pa.Table]:
+        """Tables that every sink has, by step, and a snapshot if it is time for one.
 
         A snapshot says that everything is out: in the sinks, and, but for this step's tables, with
         who iterates here.
         """
-        saves = self._saves_at(self.step)
-        steps = self._sender.arrived(all_of_them=saves or self.live is not None)
-        if saves:
+        if self._saves_at(self.step):
             yield from chain.from_iterable(steps[:-1])
             self._save()
             steps = steps[-1:]
         yield from chain.from_iterable(steps)
+
+    @property
+    def finished(self) -> bool:
+        """Was every step published?"""
+        return self.step == self._steps
 
     def close(self) -> None:
         """Stop the threads."""
@@ -114,6 +121,8 @@ class Loop:
         self.flow.close()
         if self.files is not None:
             self.files.close()
+        if self.live is not None:
+            self.live.close()
         if self._snapshots is not None:
             self._snapshots.close()
 
@@ -216,7 +225,7 @@ class Loop:
     def _end(self) -> None:
         if self._snapshots is None:
             return
-        if self.step == self._steps:
+        if self.finished:
             self._snapshots.finish()
         elif self.step:
             self._save()

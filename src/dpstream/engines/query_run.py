@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
+from dpstream.engines.arrivals import BUFFER
 from dpstream.engines.chunks import Aside
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.directory import KIND, StateDirectory, kept_types
@@ -43,6 +44,9 @@ class Options:
     """Steps between two snapshots."""
     memory: int = 1 << 31
     """Bytes of rows that may wait for later steps; beyond, files are read again."""
+    buffer: int = BUFFER
+    """Bytes of a live source's rows that are held for queries that lag; beyond, they are read from
+    the source again (or, where that cannot be and there is no state directory, reading waits)."""
     run_id: bytes | None = None
     """For tests alone: runs that share it and their secret share their noise."""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpstream.engines.arrivals import finish_reading
 from dpstream.engines.chunks import Aside
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.directory import read_types, write_types
@@ -57,8 +58,7 @@ class SeriesRun(IteratedRun):
     def __post_init__(self) -> None:
         kept = None if self.folder is None else read_about(self.folder, kind=KIND)
         self._now = self.clock.now() if kept is None else kept["notes"]["now"]
-        live = self.source is not None and not self.source.bounded
-        refuse_endless_files(query_is_live=self.query.live, source_is_live=live)
+        refuse_endless_files(query_is_live=self.query.live, source_is_live=self.live)
         refuse_shared_noise(self.options.run_id, self.folder, self.ledger)
         self.query = self.query.starting(self._now)
         self._sources = Sources(source=self.source, history=self.history)
@@ -71,6 +71,11 @@ class SeriesRun(IteratedRun):
         """The columns of every release and their types, as they are known by now."""
         types = known_types(self.query.rows, self.folder, self._sources.schemas())
         return series_schema(self.query, types)
+
+    @property
+    def live(self) -> bool:
+        """Is there a source that goes by the clock?"""
+        return self.source is not None and not self.source.bounded
 
     def forget(self, unit: Any) -> int:
         """Nothing: of a unit only a keyed mark is kept, in windows that are not published yet.
@@ -132,7 +137,10 @@ class SeriesRun(IteratedRun):
                 found = run.step(counts.counts(step), positions=moved)
                 if run.steps_done == steps:
                     found = [*found, *run.finish()]
-                yield from self._delivered(found, step, mark, counts)
+                tables = self._delivered(found, step, mark, counts)
+                if live is not None:
+                    live.released(step)
+                yield from tables
                 counts.forget(step)
                 self.steps_done = run.steps_done
                 if self.steps_done % self.options.snapshot_every == 0 or self.steps_done == steps:
@@ -140,9 +148,13 @@ class SeriesRun(IteratedRun):
                     settled = self._settle(settled, live)
             if self.steps_done and self.steps_done != steps:
                 state.save(_snapshot(counts, live))
+            if self.steps_done == steps:
+                finish_reading(self.source)
         finally:
             if files is not None:
                 files.close()
+            if live is not None:
+                live.close()
 
     def _counts(self, state: SeriesState) -> StepCounts:
         """What counts rows, with the column types that the run has met."""
@@ -183,8 +195,9 @@ class SeriesRun(IteratedRun):
 
     def _delivered(
         self, releases: list[Release], step: int, mark: str, counts: StepCounts
-    ) -> Iterator[pa.Table]:
+    ) -> list[pa.Table]:
         """Each release as a table, once every sink has it."""
+        tables = []
         for release in releases:
             table = series_table(self.query, release, step, mark, counts.reader)
             if self.sink is not None:
@@ -197,7 +210,8 @@ class SeriesRun(IteratedRun):
                         f"the sink cannot be written: {error}; mend that and run again: nothing is "
                         "lost"
                     ) from error
-            yield table
+            tables.append(table)
+        return tables
 
 
 def _snapshot(counts: StepCounts, live: LiveInput | None) -> dict[str, Any]:

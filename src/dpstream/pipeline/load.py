@@ -180,7 +180,14 @@ def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
         options=options,
         history=None if history is None else all_placed(base, history),
         name=name,
+        buffer=_bytes(table.get("buffer_mib")),
     )
+
+
+def _bytes(mib: int | None) -> int | None:
+    if mib is not None and mib < 1:
+        raise InvalidInput(f"buffer_mib must be at least 1; got {mib}")
+    return None if mib is None else mib << 20
 
 
 def _pushed(

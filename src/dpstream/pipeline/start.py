@@ -44,7 +44,7 @@ def start(
         )
         for book in pipeline.books
     ]
-    return Runs([run for runs in started for run in runs.runs.values()])
+    return Runs.together(started)
 
 
 def open_book(pipeline: Pipeline, book: Book, terms: Terms, ledger: Ledger) -> None:

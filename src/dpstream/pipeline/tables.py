@@ -20,6 +20,7 @@ _KEYS: dict[str, dict[str, tuple[type, ...]]] = {
         "history": _TEXTS,
         "options": (dict,),
         "column_types": (dict,),
+        "buffer_mib": (int,),
     },
     "budget": {"dataset": _TEXT, "epsilon": _NUMBER, "delta": _NUMBER, "ledger": _TEXT},
     "state": {"path": _TEXT, "secret": _TEXT},

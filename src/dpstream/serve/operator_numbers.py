@@ -18,6 +18,11 @@ COUNTS = {
     "other_keys": "Rows of keys that are not public since this start.",
     "rejected": "Rows set aside as dead letters since this start.",
 }
+_GAUGES = {
+    "rows_waiting": "Rows that have come and that the query has not read.",
+    "release_delay_seconds": "From a trigger to its release, the last one.",
+    "worst_release_delay_seconds": "From a trigger to its release, the worst since this start.",
+}
 _POSTED = {
     "accepted": "Rows taken in.",
     "rejected": "Posted lines that are no rows.",
@@ -37,7 +42,19 @@ def samples_of_query(name: str, told: Mapping[str, Any]) -> list[Sample]:
     behind = lag(told)
     if behind is not None:
         found.append(("dpstream_lag_seconds", "gauge", "Behind its schedule.", label, behind))
-    return found
+    found += [
+        (f"dpstream_{name}", "gauge", about, label, told[name])
+        for name, about in _GAUGES.items()
+        if name in told
+    ]
+    stands = {
+        "starved": "Has it read nothing, while another query over its source has?",
+        "failed": "Has it failed, while the others go on?",
+    }
+    return found + [
+        (f"dpstream_query_{name}", "gauge", about, label, float(bool(told.get(name))))
+        for name, about in stands.items()
+    ]
 
 
 def samples_of_intake(intake: Intake) -> list[Sample]:

@@ -158,12 +158,14 @@ class OperatorSide:
 
     def _health(self, request: Request, given: Given) -> Response:
         seen = self.supervisor
-        healthy = seen.state in _WELL and seen.problem is None
+        healthy = seen.state in _WELL and seen.problem is None and not seen.failed
         content = {
             "healthy": healthy,
             "pipeline": seen.state,
             "restarts": seen.restarts,
             "problem": seen.problem,
+            "failed_queries": seen.failed,
+            "starved_queries": seen.starved,
             "clients": self.hub.clients,
             "newest_release": self.hub.reader.horizon,
             "seconds": round(time.monotonic() - self._began, 3),
@@ -192,6 +194,10 @@ class OperatorSide:
         lags = {
             name: {
                 "seconds": lag(told),
+                "rows_waiting": told.get("rows_waiting"),
+                "release_delay_seconds": told.get("release_delay_seconds"),
+                "starved": told.get("starved", False),
+                "failed": told.get("failed"),
                 "triggers_done": told["triggers_done"],
                 "triggers": told["triggers"],
                 **{count: told[count] for count in COUNTS},

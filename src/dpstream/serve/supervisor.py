@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from dpstream.serve.worker import NOT_AGAIN, PATIENCE
+
 _LOG = logging.getLogger("dpstream.serve")
-_PATIENCE = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before it is started again
 _STOPPING = 5.0  # seconds that a stop may take
 _LONGEST_LINE = 1 << 24
 _SAYING = 60.0  # seconds between two notes about rows that were not used
-_NOT_AGAIN = ("BudgetExceeded",)  # nothing changes until the operator acts
 State = Literal["starting", "running", "restarting", "finished", "stopped", "not run", "refused"]
 
 
@@ -72,12 +72,12 @@ class Supervisor:
             _LOG.warning("the pipeline's process has left with %s: %s", code, self.problem)
             self.state = "restarting"
             self.restarts += 1
-            await asyncio.sleep(_PATIENCE[min(tries, len(_PATIENCE) - 1)])
+            await asyncio.sleep(PATIENCE[min(tries, len(PATIENCE) - 1)])
             tries += 1
 
     def _is_refused(self) -> bool:
         """Has it left for a reason that the next try would find unchanged?"""
-        if self.problem is None or self.problem.get("error") not in _NOT_AGAIN:
+        if self.problem is None or self.problem.get("error") not in NOT_AGAIN:
             return False
         self.state = "refused"
         self.problem["next"] = (
@@ -120,6 +120,18 @@ class Supervisor:
             self.state, self.told, self.problem = "running", told, None
             self._note_rows()
 
+    @property
+    def failed(self) -> dict[str, Any]:
+        """Queries that have failed while the others go on, and why; not private."""
+        told = self.told.get("queries", {})
+        return {name: one["failed"] for name, one in told.items() if "failed" in one}
+
+    @property
+    def starved(self) -> list[str]:
+        """Queries that have read nothing though others over their source have; not private."""
+        told = self.told.get("queries", {})
+        return [name for name, one in told.items() if one.get("starved")]
+
     def _note_rows(self) -> None:
         words = "; ".join(
             f"{name}: {one['rejected']} of {one['read']} rows rejected since this start, "
@@ -127,6 +139,10 @@ class Supervisor:
             for name, one in self.told.get("queries", {}).items()
             if one["rejected"] or one["outside"]
         )
+        for name in self.starved:
+            words = f"{name} has read nothing, and others over its source have; {words}"
+        for name, why in self.failed.items():
+            words = f"{name} has failed, the others go on: {why['message']}; {words}"
         now = time.monotonic()
         if words and words != self._said and now >= self._said_at + _SAYING:
             self._said, self._said_at = words, now

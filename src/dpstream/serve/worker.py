@@ -32,6 +32,10 @@ from dpstream.session import Run, Runs
 
 _EVERY = 1.0  # seconds between two reports
 _LOST = 70  # leaves with this when who started it is gone
+PATIENCE = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Seconds before what has failed is tried again."""
+NOT_AGAIN = ("BudgetExceeded",)
+"""Errors that nothing changes about until the operator acts."""
 
 
 def store_folder(pipeline: Pipeline) -> Path:
@@ -84,6 +88,7 @@ def _publish(
         )
         for book, wanted in zip(pipeline.books, terms, strict=True):
             open_book(pipeline, book, wanted, ledgers[book.ledger])
+        runs.patience = _patience
         tell(runs)
         with runs:
             for name, release in runs:
@@ -99,17 +104,30 @@ def _publish(
 
 def report(runs: Runs) -> dict[str, Any]:
     """How far the queries are, and what became of their rows; not private."""
-    return {"queries": {name: _of_run(run) for name, run in runs.runs.items()}}
+    starved = runs.warn_starved()
+    found = {}
+    for name, run in [*runs.runs.items()]:
+        found[name] = _of_run(run) | {"starved": name in starved}
+        problem = runs.failures.get(name)
+        if problem is not None:
+            found[name]["failed"] = {"error": type(problem).__name__, "message": str(problem)}
+    return {"queries": found}
 
 
 def _of_run(run: Run) -> dict[str, Any]:
-    seen, steps = run.operator, run.query.schedule.steps
     return {
-        **seen.counts(),
+        **run.operator_facts(),
         "triggers_done": run.steps_done,
-        "triggers": steps,
+        "triggers": run.query.schedule.steps,
         "next_trigger": run.next_trigger,
     }
+
+
+def _patience(problem: Exception, tries: int) -> float | None:
+    """Seconds until a query that has failed is tried again; None: what is wrong stays so."""
+    if type(problem).__name__ in NOT_AGAIN:
+        return None
+    return PATIENCE[min(tries, len(PATIENCE) - 1)]
 
 
 def _tell(content: Mapping[str, Any]) -> None:

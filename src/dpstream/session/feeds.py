@@ -14,6 +14,9 @@ from dpstream.connectors.sources.growing import GrowingDirectory
 from dpstream.connectors.sources.shared import SharedSource
 from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import WriteAhead
+from dpstream.engines.arrivals import Arrivals, LiveView
+from dpstream.engines.clock import Clock
+from dpstream.engines.query_run import Options
 from dpstream.errors import InvalidParameter
 from dpstream.records import Source
 from dpstream.session.budget import AnyQuery
@@ -29,6 +32,9 @@ class Feed:
     name: str = ""
     options: Mapping[str, Any] | None = None
     """Of a server that a URI names."""
+    buffer: int | None = None
+    """Bytes of a live source's rows that are held for queries that lag; None: as the run's options
+    say."""
 
 
 def feeds_by_query(names: Sequence[str], source: Any, common: Feed) -> dict[str, Feed]:
@@ -44,7 +50,11 @@ def feeds_by_query(names: Sequence[str], source: Any, common: Feed) -> dict[str,
 
 
 def views_by_query(
-    queries: Sequence[AnyQuery], feeds: Mapping[str, Feed], folder: Path | None
+    queries: Sequence[AnyQuery],
+    feeds: Mapping[str, Feed],
+    folder: Path | None,
+    clock: Clock,
+    options: Options,
 ) -> dict[str, tuple[Any, Any]]:
     """Each query's view of what its feed reads once for all."""
     found: dict[str, tuple[Any, Any]] = {}
@@ -53,13 +63,30 @@ def views_by_query(
         columns = [query.source_columns for query in readers]
         source = opened_source(feed.source, feed.live, folder, feed.name, feed.options)
         assert source is not None
-        views: list[Any] = list(SharedSource(source, columns).views())
+        views: list[Any] = list(_views(source, columns, clock, feed.buffer or options.buffer))
         before: list[Any] = [None] * len(readers)
         if feed.history is not None:
             before = list(SharedSource(open_source(feed.history), columns).views())
         pairs = zip(readers, views, before, strict=True)
         found |= {query.name: (view, earlier) for query, view, earlier in pairs}
     return found
+
+
+def _views(
+    source: Source, columns: Sequence[Sequence[str]], clock: Clock, buffer: int
+) -> Sequence[Any]:
+    """A view for each query, of files by event time or of what arrives by the clock."""
+    if source.bounded:
+        return SharedSource(source, columns).views()
+    together = dict.fromkeys(name for wanted in columns for name in wanted)
+    return Arrivals(source, clock, list(together), views=len(columns), buffer=buffer).views
+
+
+def followed(source: Source | None, clock: Clock, options: Options) -> Source | None:
+    """The source for one query: a live one is read while the query is busy, too."""
+    if source is None or source.bounded or isinstance(source, LiveView):
+        return source
+    return Arrivals(source, clock, buffer=options.buffer).views[0]
 
 
 def opened_source(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.dead_letters import DeadLetters
-from dpstream.connectors.sinks import open_sink
+from dpstream.connectors.sinks import SharedSink, open_sink, shared_sinks
 from dpstream.connectors.sources import open_source
 from dpstream.connectors.storage import safe_name
 from dpstream.engines.clock import Clock, SystemClock
@@ -24,7 +25,7 @@ from dpstream.privacy.state.files import make_directory
 from dpstream.privacy.state.secret import beside
 from dpstream.session.budget import AnyQuery, refuse_early
 from dpstream.session.elsewhere import start_elsewhere
-from dpstream.session.feeds import Feed, feeds_by_query, opened_source, views_by_query
+from dpstream.session.feeds import Feed, feeds_by_query, followed, opened_source, views_by_query
 from dpstream.session.runs import Operator, Run, Runs
 from dpstream.stages.series_query import SeriesQuery
 
@@ -88,19 +89,20 @@ def run(
             given.close()
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
     operator = Operator(dead_letters=None if place is None else DeadLetters(Path(place)))
+    clock, options = clock or SystemClock(), options or Options()
     parts: dict[str, Any] = {
         "aside": operator,
         "folder": folder,
         "secret": secret,
         "ledger": ledger,
         "dataset": dataset,
-        "clock": clock or SystemClock(),
-        "options": options or Options(),
+        "clock": clock,
+        "options": options,
     }
     if engine is not None:
         return Run(start_elsewhere(engine, query, source, history, live, sink, parts), operator)
     parts |= {
-        "source": opened_source(source, live, folder),
+        "source": followed(opened_source(source, live, folder), clock, options),
         "sink": open_sink(sink),
         "history": None if history is None else open_source(history),
     }
@@ -133,6 +135,8 @@ def run_all(
     of them, so open it with `query.promise` or `dpstream ledger open` first. Queries that do not
     fit into it together are refused here, before a row is read (unless `check_budget` is off,
     for callers who open the book after this). On another `engine` each query reads by itself.
+
+    A query that fails stops alone: the others go on to their ends, and its error is raised then.
     """
     names = [query.name for query in queries]
     if not queries or len(set(names)) < len(names):
@@ -155,16 +159,18 @@ def run_all(
     if own is not None:
         book.persist(own)  # one in memory must not end before its runs
     kept = _common_secret(secret, folder, names)
+    clock, sink = clock or SystemClock(), sink if engine is not None else shared_sinks(sink)
     views: dict[str, tuple[Any, Any]]
     if engine is None:
-        views = views_by_query(queries, feeds, folder)
+        views = views_by_query(queries, feeds, folder, clock, options or Options())
     else:
         views = {name: (feeds[name].source, feeds[name].history) for name in names}
-    runs = [
-        run(
+
+    def begin(query: AnyQuery, *, again: bool = False) -> Run:
+        return run(
             query,
             source=views[query.name][0],
-            sink=sink,
+            sink=open_sink(sink, again=True) if again and engine is None else sink,
             history=views[query.name][1],
             live=engine is not None and feeds[query.name].live,
             engine=engine,
@@ -175,9 +181,19 @@ def run_all(
             options=_of_query(options, query.name),
             clock=clock,
         )
-        for query in queries
-    ]
-    return Runs(runs)
+
+    return Runs(
+        [begin(query) for query in queries],
+        again={query.name: partial(begin, query, again=True) for query in queries},
+        held=[one for one in _listed(sink) if isinstance(one, SharedSink)],
+    )
+
+
+def _listed(sink: Any) -> list[Any]:
+    """One sink or several, one after another."""
+    if not isinstance(sink, list):
+        return [sink]
+    return [one for each in sink for one in _listed(each)]
 
 
 def _common_secret(

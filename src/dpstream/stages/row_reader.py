@@ -7,6 +7,7 @@ configuration alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from dpstream.privacy.state import Secret
 from dpstream.records import Integers, Rejected, Words
 from dpstream.stages import parse
 from dpstream.stages.column_types import Types, in_type
+from dpstream.stages.parsed import ParsedColumns
 from dpstream.stages.query import Query
 from dpstream.stages.query_types import listed_keys, types_before_rows, types_of
 from dpstream.stages.row_ids import RowIds
@@ -57,15 +59,25 @@ class RowReader:
         self._public: Words | None = None
 
     def read(
-        self, table: pa.Table, where: str, *, arrived: int | None = None
+        self,
+        table: pa.Table,
+        where: str,
+        *,
+        arrived: int | None = None,
+        parsed: ParsedColumns | None = None,
     ) -> tuple[Rows, Setting]:
-        """The rows of a batch, and what was set aside. `arrived`: its step, for a live source."""
-        aside = Setting()
+        """The rows of a batch, and what was set aside. `arrived`: its step, for a live source.
+
+        `parsed`: what other queries have parsed of this batch, and what they need not parse again.
+        """
+        aside, prepare = Setting(), self.query.prepare
         table = self._declared(table, where, aside.rejected)
-        if self.query.prepare is not None:
-            table = self.query.prepare(table)
+        declared = sorted((name, str(kind)) for name, kind in self.query.declared.items())
+        once = _Once(parsed, f"{declared} {type(prepare)} {prepare!r}")
+        if prepare is not None:
+            table = once("prepare", make=partial(prepare, table))
         reasons: Codes = np.zeros(len(table), np.uint8)
-        columns = self._columns(table, reasons, arrived)
+        columns = self._columns(table, reasons, arrived, once)
         aside.rejected += reject(table, reasons, where)
         good = reasons == 0
         inside = good & (columns["windows"] >= 0)
@@ -82,18 +94,21 @@ class RowReader:
             columns = _filtered(columns, known)
         return in_order(self._identified(columns, aside)), aside
 
-    def _columns(self, table: pa.Table, reasons: Codes, arrived: int | None) -> dict[str, Any]:
+    def _columns(
+        self, table: pa.Table, reasons: Codes, arrived: int | None, once: _Once
+    ) -> dict[str, Any]:
         """Every column that matters, parsed; rows that cannot be used are marked."""
         query = self.query
         for name in query.columns:
             if name == query.unit:
                 continue  # only hashed, never shown
-            table, bad = readable_text(table, name)
+            column, bad = once("text", name, make=partial(readable_text, table, name))
+            table = table.set_column(table.column_names.index(name), name, column)
             mark(reasons, Reason.NOT_UTF8, bad)
         units = self._typed(table, query.unit, reasons)
         mark(reasons, Reason.MISSING_UNIT, missing(units))
-        moments, arrivals = self._times(table, reasons)
-        values = self._values(table, reasons)
+        moments, arrivals = self._times(table, reasons, once)
+        values = self._values(table, reasons, once)
         keys = pa.table({name: self._typed(table, name, reasons) for name in query.keys})
         if not query.keys:
             keys = pa.table({"": pa.nulls(len(table))})  # a table knows its rows by its columns
@@ -204,9 +219,9 @@ class RowReader:
         made = table
         for name, kind in self.query.declared.items():
             if name in table.column_names:
-                made, bad = readable_text(made, name)
+                column, bad = readable_text(made, name)
                 mark(reasons, Reason.NOT_UTF8, bad)
-                column, lost = in_type(parse.whole_column(made[name]), kind, name)
+                column, lost = in_type(column, kind, name)
                 mark(reasons, Reason.TYPE, lost)
                 made = made.set_column(made.column_names.index(name), name, column)
         if not reasons.any():
@@ -214,16 +229,21 @@ class RowReader:
         rejected += reject(table, reasons, where)
         return made.filter(pa.array(reasons == 0))
 
-    def _times(self, table: pa.Table, reasons: Codes) -> tuple[Integers, Integers]:
+    def _times(self, table: pa.Table, reasons: Codes, once: _Once) -> tuple[Integers, Integers]:
         query = self.query
         if query.time is None:
             zero = np.zeros(len(table), np.int64)
             return zero, zero
-        moments, readable = self._parsed(table, query.time)
+        how = (query.time_zone, query.time_unit_micros, query.time_origin)
+        moments, readable = once(
+            "time", query.time, *how, make=partial(self._parsed, table, query.time)
+        )
         mark(reasons, Reason.TIME, ~readable)
         if query.arrival is None:
             return moments, moments
-        arrivals, readable = self._parsed(table, query.arrival)
+        arrivals, readable = once(
+            "time", query.arrival, *how, make=partial(self._parsed, table, query.arrival)
+        )
         mark(reasons, Reason.ARRIVAL, ~readable)
         return moments, arrivals
 
@@ -245,19 +265,24 @@ class RowReader:
             table = self.query.prepare(table)
         reasons: Codes = np.zeros(len(table), np.uint8)
         for name in table.column_names:
-            table, bad = readable_text(table, name)
+            column, bad = readable_text(table, name)
+            table = table.set_column(table.column_names.index(name), name, column)
             mark(reasons, Reason.NOT_UTF8, bad)
-        moments, arrivals = self._times(table, reasons)
+        moments, arrivals = self._times(table, reasons, _Once(None, ""))
         steps = self.query.schedule.step_of(arrivals)
         none = (reasons != 0) | (self.query.schedule.window_of(moments) < 0)
         return np.where(none, -1, steps)
 
-    def _values(self, table: pa.Table, reasons: Codes) -> Integers:
+    def _values(self, table: pa.Table, reasons: Codes, once: _Once) -> Integers:
         columns = []
         for measure in self.query.measures:
             if measure.kind != "value":
                 continue
-            values, readable = parse.numbers(table[measure.column], measure.column)
+            values, readable = once(
+                "number",
+                measure.column,
+                make=partial(parse.numbers, table[measure.column], measure.column),
+            )
             mark(reasons, Reason.NUMBER, ~readable)
             mark(reasons, Reason.NOT_FINITE, np.isinf(values))
             columns.append(measure.on_grid(values))
@@ -269,6 +294,18 @@ class RowReader:
             return np.zeros(len(moments), bool)
         ahead: parse.Mask = moments > clock + self.query.max_ahead
         return ahead
+
+
+class _Once:
+    """What is made of a table's columns, shared with queries that prepare the table alike."""
+
+    def __init__(self, parsed: ParsedColumns | None, prepared: str) -> None:
+        self._parsed, self._prepared = parsed, prepared
+
+    def __call__(self, *what: Any, make: Callable[[], Any]) -> Any:
+        if self._parsed is None:
+            return make()
+        return self._parsed.once((self._prepared, *what), make)
 
 
 def _filtered(columns: dict[str, Any], kept: parse.Mask) -> dict[str, Any]:

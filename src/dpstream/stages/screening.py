@@ -54,8 +54,8 @@ def mark(reasons: Codes, code: int, bad: parse.Mask) -> None:
         reasons[bad & (reasons == 0)] = code
 
 
-def readable_text(table: pa.Table, name: str) -> tuple[pa.Table, parse.Mask]:
-    """The table with "" where a text column is not UTF-8, and where that is."""
+def readable_text(table: pa.Table, name: str) -> tuple[pa.Array, parse.Mask]:
+    """A column, with "" where it is text that is not UTF-8, and where that is."""
     array = parse.whole_column(table[name])
     bad = np.zeros(len(table), bool)
     if parse.is_text(array.type) and not texts.plain(array):
@@ -66,7 +66,7 @@ def readable_text(table: pa.Table, name: str) -> tuple[pa.Table, parse.Mask]:
             bad[:] = [item is not None and not _is_utf8(item) for item in raw]
             whole = [b"" if wrong else item for item, wrong in zip(raw, bad, strict=True)]
             array = pa.array(whole, pa.binary()).cast(pa.string())
-    return table.set_column(table.column_names.index(name), name, array), bad
+    return array, bad
 
 
 def _is_utf8(raw: bytes) -> bool:

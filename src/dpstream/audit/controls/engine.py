@@ -133,8 +133,8 @@ class DataWatermark(RowReader):
     True: one row dated late moves all rows behind it, whoever they belong to.
     """
 
-    def _columns(self, table: pa.Table, reasons: Any, arrived: Any) -> dict[str, Any]:
-        columns = super()._columns(table, reasons, arrived)
+    def _columns(self, table: pa.Table, reasons: Any, arrived: Any, once: Any) -> dict[str, Any]:
+        columns = super()._columns(table, reasons, arrived, once)
         return columns | {"steps": np.maximum.accumulate(columns["steps"])}
 
 
@@ -145,7 +145,7 @@ class KeyAsSpelled(RowReader):
     """
 
     def _columns(self, table: pa.Table, reasons: Any, arrived: Any) -> dict[str, Any]:
-        columns = super()._columns(table, reasons, arrived)
+        columns = super()._columns(table, reasons, arrived, once)
         return columns | {"spelled": table.select(self.query.keys)}
 
     def _identified(self, columns: dict[str, Any], aside: Setting) -> Rows:

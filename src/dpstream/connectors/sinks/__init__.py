@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +30,7 @@ __all__ = [
     "SqliteSink",
     "StdoutSink",
     "open_sink",
+    "shared_sinks",
 ]
 
 _DATABASES: dict[str, Callable[[Path], Sink]] = {
@@ -61,13 +64,53 @@ class AllSinks:
             sink.close()
 
 
-def open_sink(spec: Any, *, journal: Path | None = None) -> Sink | None:
+class SharedSink:
+    """A sink object that several queries write to, each from a thread of its own, in turn.
+
+    One that says `concurrent = True` is called by several threads at once. It is closed, by
+    `release`, when all queries are over.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._turn = nullcontext() if getattr(sink, "concurrent", False) else Lock()
+
+    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+        """When no other query writes."""
+        with self._turn:
+            self._sink.write(query, window, trigger, table)
+
+    def claim(self, query: str, run: str) -> None:
+        """Refuse a run whose releases it cannot take, before it is paid for."""
+        claim = getattr(self._sink, "claim", None)
+        if claim is not None:
+            with self._turn:
+                claim(query, run)
+
+    def close(self) -> None:
+        """Others may still write."""
+
+    def release(self) -> None:
+        """Nobody writes any more."""
+        self._sink.close()
+
+
+def shared_sinks(spec: Any) -> Any:
+    """What several queries write to: each opens what is named, and shares what is an object."""
+    if isinstance(spec, list | tuple):
+        return [shared_sinks(one) for one in spec]
+    is_object = not isinstance(spec, str | os.PathLike) and callable(getattr(spec, "write", None))
+    return SharedSink(spec) if is_object else spec
+
+
+def open_sink(spec: Any, *, journal: Path | None = None, again: bool = False) -> Sink | None:
     """A sink for a directory, a database file, "-", an object with `write`, or a list of them.
 
     "out/" is a directory of Parquet files; "csv:out/", "jsonl:out/" and "parquet:out/" name the
     format; "delta:out/" has a Delta Lake table for each query. A path that ends in .sqlite, .db or
     .duckdb is a database. "-" is standard output, which remembers what it wrote in the file
     `journal`. A URI such as "kafka://127.0.0.1:9092/releases" names a server. None is no sink.
+    `again`: this process has opened it before, and others may be writing there.
     """
     if spec is None:
         return None
@@ -77,12 +120,12 @@ def open_sink(spec: Any, *, journal: Path | None = None) -> Sink | None:
         opened: Sink = open_uri("sink", spec)
         return opened
     if isinstance(spec, str | os.PathLike):
-        return _open_path(os.fspath(spec))
+        return _open_path(os.fspath(spec), again=again)
     if callable(getattr(spec, "write", None)):
         found: Sink = spec
         return found
     if isinstance(spec, Sequence):
-        several = (open_sink(one, journal=journal) for one in spec)
+        several = (open_sink(one, journal=journal, again=again) for one in spec)
         return AllSinks([sink for sink in several if sink is not None])
     raise InvalidParameter(
         "a sink must be a directory, a database file, a URI, '-' or have a method write; got "
@@ -90,10 +133,10 @@ def open_sink(spec: Any, *, journal: Path | None = None) -> Sink | None:
     )
 
 
-def _open_path(text: str) -> Sink:
+def _open_path(text: str, *, again: bool) -> Sink:
     kind, colon, rest = text.partition(":")
     if colon and kind in ENCODERS:
-        return DirectorySink(Path(rest), suffix=kind)
+        return DirectorySink(Path(rest), suffix=kind, again=again)
     if colon and kind == "delta":
         return DeltaSink(rest)
     path = Path(text)
@@ -105,4 +148,4 @@ def _open_path(text: str) -> Sink:
             f"a sink writes one file per release into a directory, not the one file {path}; "
             f"for {suffix} files write {suffix}:{path.with_suffix('')}/"
         )
-    return DirectorySink(path)
+    return DirectorySink(path, again=again)

@@ -25,17 +25,19 @@ class DirectorySink:
     """Files such as `clicks-w000003-t000017.parquet`; `suffix` is parquet, csv or jsonl.
 
     A file appears whole or not at all, and stays as it is once it is there. One process at a time
-    writes to a directory: opening it removes the temporary files that a killed one left.
+    writes to a directory: opening it removes the temporary files that a killed one left (not
+    `again`, while other queries of this process write there).
     """
 
-    def __init__(self, folder: Path, *, suffix: str = "parquet") -> None:
+    def __init__(self, folder: Path, *, suffix: str = "parquet", again: bool = False) -> None:
         if suffix not in ENCODERS:
             raise InvalidParameter(f"suffix must be one of {', '.join(ENCODERS)}; got {suffix!r}")
         self._folder, self._suffix = folder, suffix
         self._runs: dict[str, str] = {}  # by query
         open_folder(folder)
-        with writing(folder):
-            remove_leftovers(folder)
+        if not again:
+            with writing(folder):
+                remove_leftovers(folder)
 
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
         """Write the file, unless it is there; releases of another run are refused."""

@@ -110,6 +110,10 @@ class KafkaSource:
             numbers = [number for number in numbers if number in self._ends]
         return [f"{self._topic.name}/{number}" for number in numbers]
 
+    def begun(self, position: Position) -> Position:
+        """Where a position's partition was begun: topic and first offset."""
+        return None if position is None else position[:2]
+
     def columns(self, partition: str) -> None:
         """Messages declare no types."""
 

@@ -101,6 +101,10 @@ class NatsSource:
         """The stream."""
         return [self._name]
 
+    def begun(self, position: Position) -> Position:
+        """Where a position's partition was begun: stream and first sequence."""
+        return None if position is None else position[:2]
+
     def columns(self, partition: str) -> None:
         """Messages declare no types."""
 

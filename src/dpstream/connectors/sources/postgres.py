@@ -110,6 +110,10 @@ class PostgresSource:
         """The table."""
         return [self._name]
 
+    def begun(self, position: Position) -> Position:
+        """Where a position's partition was begun: the key before the first row."""
+        return None if position is None else position[:1]
+
     def columns(self, partition: str) -> dict[str, pa.DataType]:
         """The types of its columns."""
         return {name: one.kind for name, one in self._table.columns.items()}

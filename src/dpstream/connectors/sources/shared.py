@@ -1,4 +1,7 @@
-"""One source for several queries: what one of them has read, the others need not read again."""
+"""Files for several queries: what one of them has read, the others need not read again.
+
+Live sources are shared by `engines.arrivals`.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,16 @@ class SharedSource:
     ) -> None:
         self.source = source
         self.bounded, self.replayable = source.bounded, source.replayable
-        self.partitions_end = getattr(source, "partitions_end", False)
         self._wanted = [frozenset(columns) for columns in wanted]
         self._all = list(dict.fromkeys(name for columns in wanted for name in columns))
         self._memory, self._held = memory, 0
         self._chunks: OrderedDict[tuple[str, str], Batch] = OrderedDict()
         self._lock = RLock()
         self._open = len(wanted)
-        self._settled: dict[int, dict[str, Position]] = {}
 
     def views(self) -> list[View]:
         """A source for each of the queries, in their order."""
-        return [View(self, number) for number in range(len(self._wanted))]
+        return [View(self) for _ in self._wanted]
 
     def partitions(self) -> list[str]:
         """Those of the source."""
@@ -71,25 +72,13 @@ class SharedSource:
                 self._chunks.clear()
                 self.source.close()
 
-    def forget(self, query: int, positions: dict[str, Position]) -> None:
-        """A query needs nothing before these positions; what no query needs may go."""
-        forget = getattr(self.source, "forget", None)
-        if forget is None:
-            return
-        with self._lock:
-            self._settled[query] = positions
-            known = [self._settled.get(number, {}) for number in range(len(self._wanted))]
-            common = set(known[0]).intersection(*known[1:])
-            forget({name: min(settled[name] for settled in known) for name in common})
-
     def _chunk(self, partition: str, position: Position, until: Position) -> Batch:
         place = (partition, json.dumps([position, until]))
         if place in self._chunks:
             self._chunks.move_to_end(place)
             return self._chunks[place]
         batch = self.source.read(partition, position, columns=self._all, until=until)
-        over = batch.done and (self.source.bounded or self.partitions_end)
-        if batch.position == position and not over:
+        if batch.position == position and not batch.done:
             return batch  # nothing yet
         self._chunks[place] = batch
         self._held += int(batch.table.nbytes)
@@ -102,13 +91,7 @@ class SharedSource:
 class View:
     """What one query sees of a shared source."""
 
-    def __init__(self, shared: SharedSource, number: int) -> None:
-        self._shared, self._number = shared, number
+    def __init__(self, shared: SharedSource) -> None:
         self.bounded, self.replayable = shared.bounded, shared.replayable
-        self.partitions_end = shared.partitions_end
         self.partitions, self.columns = shared.partitions, shared.columns
         self.read, self.close = shared.read, shared.close
-
-    def forget(self, positions: dict[str, Position]) -> None:
-        """This query needs nothing before these positions."""
-        self._shared.forget(self._number, positions)

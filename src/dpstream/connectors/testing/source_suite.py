@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from dpstream.errors import DpstreamError, InvalidInput, RowsLost, ServerUnreachable
-from dpstream.records import Batch, Position, Rejected, Source
+from dpstream.records import Batch, Position, Rejected, Source, is_reached
 
 Row = dict[str, str]
 _DEADLINE = 30.0
@@ -135,6 +136,14 @@ class SourceSuite:
                     assert again.rows() == read.rows(i, j), (name, i, j)
                     assert again.positions[-1] == read.positions[j]
         source.close()
+
+    def test_positions_rise(self) -> None:
+        """So that a query that lags can tell how far it is."""
+        found, _ = self.read_in_rounds()
+        for read in found.values():
+            for before, after in pairwise(read.positions):
+                assert is_reached(after, before), (before, after)
+                assert before == after or not is_reached(before, after), (before, after)
 
     def test_at_until_nothing_follows(self) -> None:
         """A read that begins where it is to end gives no rows and is done."""

@@ -37,6 +37,8 @@ class ReleaseStore:
     the rows that have changed.
     """
 
+    concurrent = True
+
     def __init__(
         self, folder: Path, *, keys: Mapping[str, Sequence[str]], partial: Sequence[str] = ()
     ) -> None:
