@@ -144,7 +144,7 @@ class KeyAsSpelled(RowReader):
     True: -0.0 and 0.0 are one group, and its published bytes say whose row came first.
     """
 
-    def _columns(self, table: pa.Table, reasons: Any, arrived: Any) -> dict[str, Any]:
+    def _columns(self, table: pa.Table, reasons: Any, arrived: Any, once: Any) -> dict[str, Any]:
         columns = super()._columns(table, reasons, arrived, once)
         return columns | {"spelled": table.select(self.query.keys)}
 
