@@ -219,8 +219,30 @@ def test_digests_tell_rows_apart_and_copies_not():
     other.learn({"user": pa.string(), "key": pa.string()})
     again = other.read(table_of(rows), "t")[0]
     assert not (found.digests == again.digests).any()
+    assert (found.units == again.units).all()  # so that queries of one source hash them once
+    other = RowReader(reader_of().query, Secret(bytes([1] * 32)), bytes(16))
+    other.learn({"user": pa.string(), "key": pa.string()})
+    again = other.read(table_of(rows), "t")[0]
     assert not (found.units == again.units).any()
     assert not (found.groups == again.groups).any()
+
+
+def test_queries_of_one_source_hash_a_text_once(monkeypatch):
+    """Units and equal lists of keys, whatever else differs; ids are those of a query by itself."""
+    rows = [("u", "k", 0, 1), ("v", "l", 0, 1), ("u", "l", 1, 2)]
+    alone = [read(rows, period=period)[0] for period in ("forever", "1 hour")]
+    calls, hashed = [], row_ids.column_ids
+    monkeypatch.setattr(row_ids, "column_ids", lambda *of: calls.append(of) or hashed(*of))
+    shared, together = ParsedColumns(), []
+    for run, period in enumerate(("forever", "1 hour")):
+        reader = RowReader(reader_of(period=period).query, Secret(bytes(32)), bytes([run] * 16))
+        reader.learn({"user": pa.string(), "key": pa.string()})
+        together.append(reader.read(table_of(rows), "t", parsed=shared)[0])
+
+    assert len(calls) == 1
+    assert (together[0].units == alone[0].units).all()
+    assert (together[0].groups == alone[1].groups).all()
+    assert not (together[0].units == together[1].units).any()
 
 
 @pytest.mark.parametrize("time", ["0001-01-01", "9999-12-31T23:59:59", "junk", None])

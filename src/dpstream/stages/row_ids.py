@@ -1,4 +1,4 @@
-"""Ids in place of names: units, groups and rows, under the keys of one run."""
+"""Ids in place of names: units, groups and rows, under the keys of a secret and of one run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,19 @@ class RowIds:
 
         Text that reads as a number counts by its value: 5, 5.0 and " 5" are one unit.
         """
-        ids = column_ids(one_number_spelling(units), self._keys.units)
+        return self.in_periods(self.names(units), periods)
+
+    @property
+    def common(self) -> tuple[bytes, bytes]:
+        """Runs with the same give a unit's name, and a group, the same id."""
+        return self._keys.units, self._keys.groups
+
+    def names(self, units: pa.Array) -> Words:
+        """The ids of units, whatever the period: the same for every run under one secret."""
+        return column_ids(one_number_spelling(units), self._keys.units)
+
+    def in_periods(self, ids: Words, periods: Integers) -> Words:
+        """The ids of units by name, each within its period."""
         if self._query.periods is None or not len(ids):
             return ids
         known, where = np.unique(periods, return_inverse=True)

@@ -87,7 +87,8 @@ class RowReader:
             late = inside & (columns["steps"] > self._last_steps(columns["windows"], inside))
         aside.outside, aside.late = int((good & ~inside).sum()), int(late.sum())
         columns = _filtered(columns, inside & ~late)
-        columns["groups"] = self.ids.groups(columns["keys"], len(columns["steps"]))
+        if "groups" not in columns:
+            columns["groups"] = self.ids.groups(columns["keys"], len(columns["steps"]))
         if self.query.public_keys is not None:  # other keys go before anything is bounded
             known = np.isin(id_pairs(columns["groups"]), id_pairs(self.public_ids()))
             aside.other_keys = int((~known).sum())
@@ -121,7 +122,7 @@ class RowReader:
         else:
             steps = np.broadcast_to(np.int64(arrived), len(table))
             mark(reasons, Reason.AHEAD, self._ahead(moments, arrived))
-        return {
+        return self._hashed_once(table, units, keys, once) | {
             "units": units,
             "keys": keys,
             "moments": moments,
@@ -129,6 +130,18 @@ class RowReader:
             "steps": steps,
             "values": values,
         }
+
+    def _hashed_once(
+        self, table: pa.Table, units: pa.Array, keys: pa.Table, once: _Once
+    ) -> dict[str, Words]:
+        """Ids of units and groups, if other queries may need them; else only rows that count are."""
+        if not once.shared:
+            return {}
+        ids, unit, kinds = self.ids, self.query.unit, [str(kind) for kind in keys.schema.types]
+        names = once("names", ids.common, unit, str(units.type), make=partial(ids.names, units))
+        of_keys = partial(ids.groups, keys, len(table))
+        of = ("groups", ids.common, tuple(keys.column_names), tuple(kinds))
+        return {"names": names, "groups": once(*of, make=of_keys)}
 
     def _last_steps(self, windows: Integers, inside: parse.Mask) -> Integers:
         last = np.zeros(len(windows), np.int64)
@@ -155,7 +168,10 @@ class RowReader:
     def _identified(self, columns: dict[str, Any], aside: Setting) -> Rows:
         """Ids and digests in place of units, keys and times."""
         columns["periods"] = self.ids.periods(columns["moments"])
-        columns["units"] = self.ids.units(columns["units"], columns["periods"])
+        names = columns.pop("names", None)
+        if names is None:
+            names = self.ids.names(columns["units"])
+        columns["units"] = self.ids.in_periods(names, columns["periods"])
         columns = self._in_every_window(columns, aside)
         moments, groups, values = columns["moments"], columns["groups"], columns["values"]
         units, periods = columns["units"], columns["periods"]
@@ -301,6 +317,11 @@ class _Once:
 
     def __init__(self, parsed: ParsedColumns | None, prepared: str) -> None:
         self._parsed, self._prepared = parsed, prepared
+
+    @property
+    def shared(self) -> bool:
+        """Do other queries read the same table?"""
+        return self._parsed is not None
 
     def __call__(self, *what: Any, make: Callable[[], Any]) -> Any:
         if self._parsed is None:

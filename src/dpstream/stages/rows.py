@@ -66,7 +66,12 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class RowKeys:
-    """The keys that hash units, groups, rows and periods of one run: secret."""
+    """The keys that hash units, groups, rows and periods: secret.
+
+    Names of units and groups are hashed under the secret's own keys, so that queries over one
+    source hash a text once. Which rows of a unit are kept, and what a unit is called in a period,
+    depends on keys of the run.
+    """
 
     units: bytes = field(repr=False)
     groups: bytes = field(repr=False)
@@ -77,8 +82,8 @@ class RowKeys:
     def of(cls, secret: Secret, run: bytes) -> RowKeys:
         """Those of a run."""
         return cls(
-            units=secret.key("unit ids", run)[:16],
-            groups=secret.key("group ids", run)[:16],
+            units=secret.key("unit ids")[:16],
+            groups=secret.key("group ids")[:16],
             digests=secret.key("row digests", run)[:16],
             periods=secret.key("period ids", run)[:16],
         )
