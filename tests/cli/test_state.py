@@ -48,10 +48,15 @@ def test_a_moved_state_is_refused_until_it_is_adopted(run, moved):
     unsaid = run("state", "adopt", "state", "--because", "new disk")
     assert unsaid.code == 2
     assert "--only-copy" in unsaid.err
-    empty = run("state", "adopt", "state", "--because", " ", "--only-copy")
+    older = run("state", "adopt", "state", "--because", "new disk", "--only-copy")
+    assert older.code == 2
+    assert "--nothing-since" in older.err
+    word = ("--only-copy", "--nothing-since")
+    empty = run("state", "adopt", "state", "--because", " ", *word)
     assert empty.code == 2
-    done = run("state", "adopt", "state", "--because", "new disk", "--only-copy", "--json",
-               "--who", "ann")  # fmt: skip
+    typo = run("state", "adopt", "state", "--because", "x", *word, "--ledger", "state/legder")
+    assert "there is no ledger" in typo.err
+    done = run("state", "adopt", "state", "--because", "new disk", *word, "--json", "--who", "ann")
     assert [one["directory"] for one in done.json["adopted"]] == ["state/first", "state/second"]
     assert run("run", "pipeline.toml").code == 0
 
@@ -62,7 +67,7 @@ def test_a_moved_state_is_refused_until_it_is_adopted(run, moved):
 def test_what_was_lost_on_the_way_is_not_adopted(run, moved):
     """An adoption vouches for the place, not for what is in it."""
     (moved / "first" / "inputs.log").unlink()
-    done = run("state", "adopt", "state", "--because", "new disk", "--only-copy")
+    done = run("state", "adopt", "state", "--because", "new disk", "--only-copy", "--nothing-since")
 
     assert done.code == 4
     assert "inputs.log is missing" in done.err
@@ -70,7 +75,7 @@ def test_what_was_lost_on_the_way_is_not_adopted(run, moved):
 
 def test_nothing_to_adopt_is_said(run, folder):
     """A folder without a run, and a run without a ledger."""
-    done = run("state", "adopt", ".", "--because", "x", "--only-copy")
+    done = run("state", "adopt", ".", "--because", "x", "--only-copy", "--nothing-since")
 
     assert done.code == 4
     assert "holds no run" in done.err

@@ -9,7 +9,9 @@ import pytest
 
 from dpstream.errors import InvalidInput
 from dpstream.privacy.state import Secret
+from dpstream.stages import row_ids
 from dpstream.stages.aggregates import Count, Sum
+from dpstream.stages.parsed import ParsedColumns
 from dpstream.stages.query import Query
 from dpstream.stages.row_reader import RowReader
 from dpstream.stages.windows import Tumble

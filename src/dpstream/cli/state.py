@@ -34,6 +34,13 @@ def adopt_directory(
         bool,
         typer.Option("--only-copy", help="Your word that the original, and every copy, is gone."),
     ] = False,
+    nothing_since: Annotated[
+        bool,
+        typer.Option(
+            "--nothing-since",
+            help="Your word that nothing was published since this copy was made.",
+        ),
+    ] = False,
     file: File = None,
     who: Annotated[str, typer.Option(help="Who says so; by default the login name.")] = "",
     as_json: AsJson = False,
@@ -41,20 +48,29 @@ def adopt_directory(
     """Go on with a state directory, or a ledger, that was moved to another file system.
 
     Two copies of a book cannot keep one budget, and two runs from copies of one state put the same
-    noise on different data: whoever adopts a directory vouches that no other copy goes on.
+    noise on different data: whoever adopts a directory vouches that no other copy goes on. A backup
+    from before the last release is not to be adopted: what was published since would come again.
     """
     if not only_copy:
         raise UsageError(
             f"two copies of {folder} that both go on would spend its budget twice, and show the "
             "difference of their data; if this is the only one left, say so: add --only-copy"
         )
+    if not nothing_since:
+        raise UsageError(
+            f"an older copy of {folder} would draw again for what was published since, from the "
+            "same noise; if nothing was published since this copy was made, say so: add "
+            "--nothing-since; otherwise use a new state directory (a new run, charged anew)"
+        )
     if not because.strip():
         raise UsageError("an adoption is recorded with its reason; say why: --because TEXT")
     adopted = []
     for place in _runs_in(folder):
         path = file or next((p for p in (place / "ledger", folder / "ledger") if p.exists()), None)
-        if path is None:
-            raise StateError(f"{place} has no ledger of its own; name the one it is charged to")
+        if path is None or not path.exists():
+            raise StateError(
+                f"{place}: there is no ledger at {path}; name the one it is charged to"
+            )
         book = Ledger(path)
         try:
             about = adopt(place, ledger=book, because=because, who=who or getpass.getuser())

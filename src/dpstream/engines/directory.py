@@ -81,10 +81,14 @@ class StateDirectory:
         """Fix the types of unit and keys: after a restart 5 and "5" must not be two users."""
         write_types(self.log, types)
 
-    def refuse_undone_erasure(self, step: int, chain: bytes) -> None:
-        """Refuse to go on from before a unit was erased, or from a state that still has it."""
+    def refuse_undone_erasure(self, step: int, chains: list[bytes]) -> None:
+        """Refuse to go on from before a unit was erased, or from a state that still has it.
+
+        `chains`: the digest chain before each erasure of the state at this step, and that of now.
+        """
         erasure = self.ledger.known(self.run.hex()).erasure
-        if erasure is None or step > erasure[0] or (step, chain.hex()) == erasure:
+        known = erasure is None or (step == erasure[0] and bytes.fromhex(erasure[1]) in chains)
+        if erasure is None or known or step > erasure[0]:
             return
         raise StateError(
             f"a unit was erased from {self.folder} before step {erasure[0]}, and the snapshot of "

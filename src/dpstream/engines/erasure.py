@@ -44,12 +44,15 @@ def erase_unit(flow: Flow, directory: StateDirectory, unit: Any, *, digest_key: 
                 f"{facts['step']} of {directory.log.last + 1} is saved); start it, stop it with "
                 "Ctrl-C, and try again"
             )
+        before = [*facts.get("before_erasures", []), facts["chain"]]
+        directory.refuse_undone_erasure(facts["step"], before)
+        directory.run_directory.begin()  # a copy must not go on with the unit
         ids = list(_ids(flow, unit))
         found = sum(_erase(flow, one) for one in ids)
         # What follows depends on this: a replay without it must not pass for the same input.
         said = b"forgot" + b"".join(one.tobytes() for one in ids)
         chain = chain_digest(digest_key, facts["chain"], said)
-        snapshots.save_whole(flow, facts | {"chain": chain})
+        snapshots.save_whole(flow, facts | {"chain": chain, "before_erasures": before})
         snapshots.finish(overwrite=True)
         about, run = directory.about, directory.run.hex()
         directory.ledger.note_erasure(about["dataset"], run, facts["step"], chain.hex())

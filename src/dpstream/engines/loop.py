@@ -132,11 +132,13 @@ class Loop:
         self._snapshots = Snapshots(self.directory.folder, settled=self._settled)
         self._windows.add(*self.directory.keys.open_windows())
         facts = self._snapshots.load(self.flow)
+        before: list[bytes] = []
         if facts is not None:
             self._chain, self.step = facts["chain"], facts["step"]
+            before = facts.get("before_erasures", [])
             if self.live is not None:
                 self.live.positions = dict(facts["positions"])
-        self.directory.refuse_undone_erasure(self.step, self._chain)
+        self.directory.refuse_undone_erasure(self.step, [*before, self._chain])
 
     def _rows(self, step: int) -> list[Piece] | None:
         """The rows of a step; None if the run is over, or was stopped."""

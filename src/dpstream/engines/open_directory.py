@@ -18,13 +18,14 @@ from dpstream.privacy.run_directory import (
     ANEW,
     About,
     RunDirectory,
+    existing_ledger,
     keep_book,
     known_secret,
     make_empty,
     make_run,
     open_run,
-    own_ledger,
     read_about,
+    refuse_lost_keys,
     refuse_other_secret,
 )
 from dpstream.privacy.state import Secret, WindowKeys, mint_run_id
@@ -91,29 +92,19 @@ def open_directory(
 
 def _window_keys(found: RunDirectory, *, derived: bool) -> WindowKeys:
     """The run's keys: not fewer than the ledger knows of, and none that it knows to be erased."""
-    folder, run, dataset = found.folder / "windows", found.run.hex(), found.dataset
-    known = found.ledger.known(run)
-
-    def witness(minted: int, final: int) -> None:
-        found.ledger.note_windows(dataset, run, minted=minted, final=final)
-
     keys = WindowKeys(
-        folder,
+        found.folder / "windows",
         found.secret,
         run=found.run,
         ordered=True,
         derived_for_tests=derived,
-        witness=witness,
+        witness=found.note_windows,
     )
-    if keys.minted < known.minted:
-        raise StateError(
-            f"{folder} has lost keys: {known.minted} windows have had one, and it knows of "
-            f"{keys.minted}; other keys would publish second noisy copies; restore it, or {ANEW}"
-        )
+    refuse_lost_keys(found, keys.minted)
+    found.windows = lambda: (keys.minted, keys.final)
+    known = found.ledger.known(found.run.hex())
     for window in range(keys.final, known.final):  # an older copy of the folder brought them back
         keys.erase(window)
-    if keys.minted > known.minted:  # a kill came before the ledger was told
-        witness(keys.minted, keys.final)
     return keys
 
 
@@ -146,6 +137,6 @@ def open_ledger(folder: Path, about: About | None, given: Ledger | str | Path | 
     if isinstance(given, Ledger):
         keep_book(given, folder)
         return given
-    if given is None and about is not None:
-        return own_ledger(folder, about)
-    return Ledger(folder / "ledger" if given is None else given)
+    if about is not None:
+        return existing_ledger(folder, about, given)
+    return Ledger(given or folder / "ledger")

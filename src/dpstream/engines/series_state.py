@@ -20,7 +20,13 @@ from dpstream.errors import LedgerError, StateError
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.run_directory import ANEW, known_secret, make_empty, read_about
+from dpstream.privacy.run_directory import (
+    ANEW,
+    drop_unbegun,
+    known_secret,
+    make_empty,
+    read_about,
+)
 from dpstream.privacy.state import InputLog, Secret, mint_run_id, read_packed, write_packed
 from dpstream.privacy.state.secret import beside
 from dpstream.stages.series_query import SeriesQuery
@@ -56,8 +62,8 @@ class SeriesState:
                 f"restore it, or {ANEW}"
             )
         saved: dict[str, Any] = read_packed(path, kind="open windows")
-        if saved["run"] != self.runner.run_id:
-            raise StateError(f"{path} belongs to another run; restore this run's, or {ANEW}")
+        if (saved["run"], saved["step"]) != (self.runner.run_id, step):
+            raise StateError(f"{path} is another run's or step's; restore this one's, or {ANEW}")
         return saved
 
     def save(self, rows: dict[str, Any]) -> None:
@@ -65,7 +71,7 @@ class SeriesState:
         if self.folder is None:
             return
         step = self.runner.steps_done
-        rows = rows | {"run": self.runner.run_id}
+        rows = rows | {"run": self.runner.run_id, "step": step}
         write_packed(self.folder / f"rows-{step}.dps", rows, kind="open windows")
         self.runner.save(self.folder)
         for path in sorted(self.folder.glob("rows-*.dps"), key=_number)[:-2]:
@@ -96,6 +102,7 @@ def open_series(
         agree(book, dataset, query.terms())
         runner = _runner(query, kept, book, dataset, run_id)
         return SeriesState(runner=runner, secret=kept, notes=notes, shared_ledger=shared)
+    drop_unbegun(folder)
     about = read_about(folder, kind=KIND)
     if about is None:
         make_empty(folder)
@@ -109,7 +116,11 @@ def open_series(
         if about is None:
             runner = _runner(query, kept, book, dataset, run_id)
             runner.attach(folder, kind=KIND, more={"facts": query.facts(), "notes": notes})
-            runner.save(folder)
+            try:
+                runner.save(folder)
+            except BaseException:
+                runner.close()
+                raise
         else:
             runner = Runner.load(folder, secret=kept, ledger=book, clock=query.clock)
             notes = about["notes"]

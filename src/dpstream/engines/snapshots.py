@@ -48,6 +48,7 @@ class Snapshots:
         self._chains: dict[Owner, list[Stored]] = {}
         self._marks: dict[Owner, Marks] = {}
         self._number = max(self._manifests(), default=0)
+        self._whole: list[int] = []  # manifests that can be used, the newest last
         self._writer = ThreadPoolExecutor(1)
         self._pending: Future[None] | None = None
 
@@ -81,12 +82,12 @@ class Snapshots:
     def load(self, flow: Flow) -> dict[str, Any] | None:
         """Restore the newest whole snapshot; None if there is none."""
         numbers = sorted(self._manifests(), reverse=True)
-        for number in numbers:
-            self._number = number
+        for at, number in enumerate(numbers):
             try:
-                return self._load(flow, number)
-            except StateError as error:
-                (self._folder / f"manifest-{number}.dps").unlink(missing_ok=True)
+                found = self._load(flow, number)
+                self._whole = numbers[at:][::-1]
+                return found
+            except StateError as error:  # it stays until there is a newer one: it may be restored
                 flow.reset()
                 self._chains, self._marks = {}, {}
                 older = "the one before it" if number != numbers[-1] else "a replay from the start"
@@ -95,14 +96,14 @@ class Snapshots:
                     DamagedSnapshot,
                     stacklevel=2,
                 )
-        self._number = 0
         return None
 
     def finish(self, *, overwrite: bool = False) -> None:
         """Only the last snapshot stays: the query is over, or nobody may go back beyond it."""
         self.wait()
-        if self._number:
-            self._clean(self._number, self._number, overwrite=overwrite)
+        if self._whole:
+            self._whole = self._whole[-1:]
+            self._clean(overwrite=overwrite, last=True)
 
     def close(self) -> None:
         """Stop the writer."""
@@ -120,7 +121,8 @@ class Snapshots:
         chains = [(*owner, chain) for owner, chain in self._chains.items()]
         manifest = {"facts": facts, "chains": chains}
         write_packed(self._folder / f"manifest-{number}.dps", manifest, kind="manifest")
-        self._clean(number, number - 1)
+        self._whole = [*self._whole, number][-2:]
+        self._clean()
 
     def _load(self, flow: Flow, number: int) -> dict[str, Any]:
         manifest = read_packed(self._folder / f"manifest-{number}.dps", kind="manifest")
@@ -136,13 +138,13 @@ class Snapshots:
             raise StateError("it belongs to another run")
         return facts
 
-    def _clean(self, newest: int, oldest: int, *, overwrite: bool = False) -> None:
-        """Forget what neither of the kept manifests needs."""
+    def _clean(self, *, overwrite: bool = False, last: bool = False) -> None:
+        """Forget what the kept manifests do not need; `last`: nobody may go back beyond the one."""
         kept: set[str] = set()
         facts: list[dict[str, Any]] = []
         for number in self._manifests():
             path = self._folder / f"manifest-{number}.dps"
-            if oldest <= number <= newest:
+            if number in self._whole:
                 manifest = read_packed(path, kind="manifest")
                 kept |= {name for *_, chain in manifest["chains"] for name, *_ in chain}
                 facts.append(manifest["facts"])
@@ -152,7 +154,7 @@ class Snapshots:
         with ThreadPoolExecutor(_AT_ONCE) as pool:  # most of it is waiting for the disk
             for _ in pool.map(lambda path: _remove(path, overwrite=overwrite), old):
                 pass
-        if len(facts) > 1 or newest == oldest:  # the only snapshot may turn out to be damaged
+        if len(facts) > 1 or last:  # the only snapshot may turn out to be damaged
             self._settled(min(facts, key=lambda known: known["step"]))
 
     def _manifests(self) -> list[int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeGuard
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from dpstream.mechanisms.base import Mechanism
 from dpstream.mechanisms.blocks import as_block
 from dpstream.mechanisms.saved_run import SavedRun, write_snapshot
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.run_directory import About, RunDirectory, make_empty, make_run
+from dpstream.privacy.run_directory import About, RunDirectory, drop_unbegun, make_empty, make_run
 from dpstream.privacy.spend import Spend, noise_versions
 from dpstream.privacy.state import (
     Secret,
@@ -107,6 +108,13 @@ class Runner:
             return []
         state, steps, chain = self._progress
         verified = self.directory is not None
+        if self._ended not in (None, steps):
+            raise StateError(
+                f"this run was finished after {self._ended} steps, and what a delay held back then "
+                f"is published; feed the same steps before you finish it again; got {steps}"
+            )
+        if self.directory is not None:
+            self.directory.finish(steps)
         self._spend.begin(max(steps - 1, 0), lambda _: chain.hex(), verified=verified)
         state, releases = self.mechanism.finish(state, self._spend)
         self._progress, self._finished = Progress(state, steps, chain), True
@@ -156,11 +164,20 @@ class Runner:
         is refused, and so is a ledger that was rolled back. `new_run=True` goes on from the
         snapshot all the same, as a new run: new noise, new charges.
         """
+        drop_unbegun(Path(path))
         saved = SavedRun.read(Path(path))
         find(saved.about["name"])  # its module knows the classes that the snapshot holds
-        known_secret, book = saved.secret(secret), saved.ledger(ledger)
-        directory = None if new_run else saved.open(known_secret, book)
-        try:
+        known_secret = saved.secret(secret)
+        with ExitStack() as undo:
+            book = Ledger(ledger) if new_run and _is_path(ledger) else saved.ledger(ledger)
+            if not isinstance(ledger, Ledger):
+                undo.callback(book.close)
+            directory = None
+            if new_run:
+                saved.take_for_new_run(book)
+            else:
+                directory = saved.open(known_secret, book)
+                undo.callback(directory.close)
             runner = cls(
                 unpack(saved.about["mechanism"], kind="mechanism"),
                 secret=known_secret,
@@ -170,12 +187,10 @@ class Runner:
                 query=saved.about["query"],
                 clock=clock,
             )
-        except BaseException:
-            if directory is not None:
-                directory.close()
-            raise
-        runner._own_ledger = not isinstance(ledger, Ledger)
-        runner._take_over(saved, directory)
+            runner._own_ledger = not isinstance(ledger, Ledger)
+            undo.callback(runner.close)
+            runner._take_over(saved, directory)
+            undo.pop_all()
         return runner
 
     @classmethod
@@ -195,6 +210,7 @@ class Runner:
         same values and charge nothing, appended steps are new, changed data raise NoiseReuse.
         """
         folder = Path(path)
+        drop_unbegun(folder)
         if not (folder / "run.dps").exists():
             keep = secret if secret is not None or not beside(folder).exists() else beside(folder)
             runner = cls(mechanism, secret=keep, ledger=ledger, dataset=dataset, query=query)
@@ -339,7 +355,7 @@ class Runner:
         self._ledger.persist(folder / "ledger")  # a book in memory must not end before its run
         self._sign(folder, kind, more or {})
 
-    def _sign(self, folder: Path, kind: str, more: About) -> None:
+    def _sign(self, folder: Path, kind: str, more: About, *, instead: bool = False) -> None:
         self.directory = make_run(
             folder,
             kind=kind,
@@ -354,6 +370,7 @@ class Runner:
                 "query": self.query,
                 **more,
             },
+            instead=instead,
         )
         self._logged_from = self.steps_done
 
@@ -364,12 +381,14 @@ class Runner:
         self._bins, self._finished = snapshot["bins"], snapshot["finished"]
         if directory is not None:
             self.directory, self._logged_from = directory, snapshot["logged from"]
+            if not self._finished:
+                self._ended = self._ledger.known(self.run_id.hex()).finished
             self._progress = Progress(state, snapshot["steps"], snapshot["chain"])
             return
         self._spend.begin(snapshot["steps"], lambda _: snapshot["chain"].hex())
         state = rebuild(state, self._pay_again)
         self._progress = Progress(state, snapshot["steps"], snapshot["chain"])
-        self._sign(saved.folder, "Runner", {})
+        self._sign(saved.folder, "Runner", {}, instead=True)
         self.save(saved.folder)
 
     def _pay_again(self, item: Any) -> Any:
@@ -379,6 +398,10 @@ class Runner:
         and mechanisms that keep one begin afresh.)
         """
         return self._spend.adopt(item) if isinstance(item, Interval | Cover) else item
+
+
+def _is_path(ledger: Ledger | str | Path | None) -> TypeGuard[str | Path]:
+    return isinstance(ledger, str | Path)
 
 
 def _shown(mechanism: Mechanism, dataset: str, query: str) -> str:

@@ -10,6 +10,7 @@ ledger            the book, unless the run shares another
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,15 @@ from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.run_directory import (
     About,
     RunDirectory,
+    existing_ledger,
     keep_book,
     known_secret,
     open_run,
-    own_ledger,
     read_about,
+    refuse_moved,
     refuse_other_secret,
 )
-from dpstream.privacy.state import Secret, read_packed, write_packed
+from dpstream.privacy.state import InputLog, Secret, read_packed, write_packed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +65,8 @@ class SavedRun:
         """The book to charge: the given one, or the run's own."""
         if isinstance(given, Ledger):
             keep_book(given, self.folder)
-        if given is not None:
-            return given if isinstance(given, Ledger) else Ledger(given)
-        return own_ledger(self.folder, self.about)
+            return given
+        return existing_ledger(self.folder, self.about, given)
 
     def open(self, secret: Secret, ledger: Ledger) -> RunDirectory:
         """The directory, to go on with its run; refused if it is not what the ledger has seen."""
@@ -75,19 +76,40 @@ class SavedRun:
                 "both, or start a new run that is charged anew (new_run=True)"
             )
         found = open_run(self.folder, about=self.about, secret=secret, ledger=ledger)
-        if not ledger.has(self.snapshot["ledger head"]):
+        try:
+            self.refuse_rolled_back(ledger)
+        except BaseException:
             found.close()
+            raise
+        return found
+
+    def refuse_rolled_back(self, ledger: Ledger) -> None:
+        """The run's own ledger must hold all that the run has seen in it, also for a new run."""
+        own = ledger.identity() == self.about["ledger"]
+        if own and not ledger.has(self.snapshot["ledger head"]):
             raise StateError(
                 f"{ledger.path} lacks charges that {self.folder} has seen: it was rolled back; "
                 "restore it"
             )
-        return found
+
+    def take_for_new_run(self, ledger: Ledger) -> None:
+        """A new run may begin from this snapshot: nobody goes on with the old one just now.
+
+        Its ledger may be another one, but no copy of the old one: two copies of a book cannot keep
+        one budget.
+        """
+        if self.about["own ledger"] and ledger.place == self.folder.resolve() / "ledger":
+            refuse_moved(self.folder, self.about, ledger)
+        self.refuse_rolled_back(ledger)
+        log = self.folder / self.about["log"]
+        if log.exists() and log.stat().st_size:
+            InputLog(log, run=self.about["run"]).close()  # it is locked while somebody goes on
 
 
 def write_snapshot(folder: Path, snapshot: dict[str, Any]) -> None:
     """Put a new snapshot in place of the last one, which becomes the older generation."""
     current = folder / "snapshot.dps"
-    if current.exists():
+    with suppress(StateError):  # there is none, or it is damaged and the older one was used
         last = read_packed(current, kind="snapshot")
         write_packed(folder / "snapshot.1.dps", last, kind="snapshot")
     write_packed(current, snapshot, kind="snapshot")

@@ -7,13 +7,14 @@ windows have had a key. What does not agree with it is refused (`run_directory.p
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 Record = dict[str, Any]
 
-RECENT = 2048
-"""Newest steps whose digests are held in memory; the file has all."""
+RECENT = 256
+"""Newest steps whose digests are held in memory, or the newest batch of them; the file has all."""
 
 
 @dataclass(kw_only=True)
@@ -34,6 +35,8 @@ class KnownRun:
     minted: int = 0
     final: int = 0
     """Windows that have had a key, and those whose keys were erased: from 0 to here, exclusive."""
+    finished: int | None = None
+    """After how many steps a series was finished: none may follow."""
     erasure: tuple[int, str] | None = None
     """Before which step a unit was last erased from the state, and the digest chain from there."""
 
@@ -50,14 +53,22 @@ class KnownRun:
         elif "minted" in record:
             self.minted = max(self.minted, record["minted"])
             self.final = max(self.final, record["final"])
+        elif "finished" in record:
+            self.finished = record["finished"]
         elif "erasure" in record:
             self.erasure = (record["erasure"], record["digest"])
+
+    def as_of_now(self) -> KnownRun:
+        """A copy that does not change."""
+        found = copy(self)
+        found.digests = dict(self.digests)
+        return found
 
     def _reach(self, last: int, digests: list[str]) -> None:
         first = last + 1 - len(digests)
         self.digests.update(enumerate(digests, start=first))
         self.reached = max(self.reached, last)
-        while len(self.digests) > RECENT:
+        while len(self.digests) > max(RECENT, len(digests)):
             del self.digests[next(iter(self.digests))]
 
     def records(self, run: str) -> list[Record]:
@@ -73,6 +84,8 @@ class KnownRun:
             found.append(about | {"reached": self.reached, "digests": digests, "types": self.types})
         if self.minted or self.final:
             found.append(about | {"minted": self.minted, "final": self.final})
+        if self.finished is not None:
+            found.append(about | {"finished": self.finished})
         if self.erasure is not None:
             found.append(about | {"erasure": self.erasure[0], "digest": self.erasure[1]})
         return found

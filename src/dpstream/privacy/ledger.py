@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
-from copy import deepcopy
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -88,11 +87,16 @@ class Ledger:
     def known(self, run: str) -> KnownRun:
         """What is known of a run besides its charges."""
         with self._shelf.current():
-            return deepcopy(self._shelf.runs.get(run, KnownRun()))
+            return self._shelf.runs.get(run, KnownRun()).as_of_now()
 
-    def begin(self, dataset: str, run: str, epoch: str) -> None:
-        """Note that a process starts, or goes on with, a run; another one must stop."""
+    def begin(self, dataset: str, run: str, epoch: str, *, after: str) -> None:
+        """Note that a process starts, or goes on with, a run; another one must stop.
+
+        `after`: the epoch that was the newest when the process looked. If another has come since,
+        it is the process that must not go on.
+        """
         with self._shelf.current():
+            self._refuse_overtaken(run, after)
             self._shelf.note({"dataset": dataset, "run": run, "epoch": epoch})
 
     def reach(
@@ -103,18 +107,29 @@ class Ledger:
         Refused if another process has begun an epoch of the run since `epoch`.
         """
         with self._shelf.current():
-            known = self._shelf.runs.get(run, KnownRun())
-            if known.epoch != epoch:
-                raise StateError(
-                    f"run {run[:8]} was started again by another process, from a copy of its state "
-                    "directory; two would put the same noise on different data, so this one stops"
-                )
+            self._refuse_overtaken(run, epoch)
             record: Record = {"dataset": dataset, "run": run, "reached": last, "types": types}
             self._shelf.note(record | {"digests": digests})
 
-    def note_windows(self, dataset: str, run: str, *, minted: int, final: int) -> None:
-        """Note how many windows have had a key, and how many of these are erased."""
+    def _refuse_overtaken(self, run: str, epoch: str) -> None:
+        known = self._shelf.runs.get(run, KnownRun())
+        if known.epoch != epoch:
+            raise StateError(
+                f"run {run[:8]} was started again by another process, from a copy of its state "
+                "directory; two would put the same noise on different data, so this one stops"
+            )
+
+    def note_windows(
+        self, dataset: str, run: str, *, minted: int, final: int, epoch: str | None
+    ) -> None:
+        """Note how many windows have had a key, and how many of these are erased.
+
+        A new key is not used before this returns: refused if another process has begun an epoch
+        since `epoch` (None: keys are only erased, which anybody may do).
+        """
         with self._shelf.current():
+            if epoch is not None:
+                self._refuse_overtaken(run, epoch)
             known = self._shelf.runs.get(run, KnownRun())
             if minted > known.minted or final > known.final:
                 record = {"dataset": dataset, "run": run, "minted": minted, "final": final}
@@ -126,6 +141,13 @@ class Ledger:
             record = {"dataset": dataset, "run": run, "erasure": step, "digest": digest}
             self._shelf.note(record)
 
+    def note_finish(self, dataset: str, run: str, steps: int, *, epoch: str) -> None:
+        """Note that a series is finished after so many steps, before what it held back is drawn."""
+        with self._shelf.current():
+            self._refuse_overtaken(run, epoch)
+            if self._shelf.runs.get(run, KnownRun()).finished != steps:
+                self._shelf.note({"dataset": dataset, "run": run, "finished": steps})
+
     def note_adoption(self, dataset: str, run: str, *, because: str, who: str) -> None:
         """Note that somebody vouches for a directory, or ledger, that was moved."""
         with self._shelf.current():
@@ -134,8 +156,9 @@ class Ledger:
 
     def knows(self, dataset: str, run: str) -> bool:
         """Was this run started under this dataset's book?"""
-        known = self.known(run)
-        return known.dataset == dataset and bool(known.fingerprint)
+        with self._shelf.current():
+            known = self._shelf.runs.get(run, KnownRun())
+            return known.dataset == dataset and bool(known.fingerprint or known.epoch)
 
     def charge(
         self,

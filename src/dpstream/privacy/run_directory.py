@@ -16,14 +16,22 @@ What a kill can leave is never refused: the log is ahead of the ledger, and noth
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpstream.errors import StateError
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.state import InputLog, Secret, mint_run_id, read_packed, write_packed
-from dpstream.privacy.state.files import make_directory
+from dpstream.privacy.state import (
+    InputLog,
+    Secret,
+    mint_run_id,
+    pack,
+    read_packed,
+    write_packed,
+)
+from dpstream.privacy.state.files import create_exclusive, make_directory
 from dpstream.privacy.state.inputs import types_digest
 from dpstream.privacy.state.journal import Journal
 from dpstream.privacy.state.secret import beside
@@ -45,6 +53,10 @@ class RunDirectory:
     secret: Secret
     ledger: Ledger
     log: InputLog
+    windows: Callable[[], tuple[int, int]] | None = None
+    """How many windows have had a key, and how many are erased, by what the directory says."""
+    seen: str = ""
+    """The ledger's newest epoch of the run when the directory was opened."""
     _epoch: str = field(default="", init=False)
     _reached: int = field(default=-1, init=False)
     """The newest step that the ledger knows; while the epoch is ours, nobody else adds to it."""
@@ -66,8 +78,7 @@ class RunDirectory:
 
         Noise may be drawn for them when this returns. The first call begins an epoch.
         """
-        if not self._epoch:
-            self._begin()
+        self.begin()
         self.log.record(step, digests, ledger=self.ledger.head(), positions=positions)
         last = step + len(digests) - 1
         if last > self._reached:
@@ -77,12 +88,35 @@ class RunDirectory:
             self.ledger.reach(self.dataset, run, last, told, epoch=self._epoch, types=types)
             self._reached = last
 
-    def _begin(self) -> None:
-        """A kill between the two leaves an epoch that only the log has: nothing was drawn."""
-        epoch = mint_run_id().hex()
+    def begin(self) -> None:
+        """Begin this start's epoch, if that was not done: in the log, then in the ledger.
+
+        A kill between the two leaves an epoch that only the log has: nothing was drawn. Once it is
+        in the ledger nobody else can add to what the ledger knows of the run, so what was compared
+        when the directory was opened is compared again: another process may have gone on since.
+        """
+        if self._epoch:
+            return
+        epoch, run = mint_run_id().hex(), self.run.hex()
         self.log.begin(epoch)
-        self.ledger.begin(self.dataset, self.run.hex(), epoch)
-        self._epoch, self._reached = epoch, self.ledger.known(self.run.hex()).reached
+        self.ledger.begin(self.dataset, run, epoch, after=self.seen)
+        _compare(self)
+        if self.windows is not None:
+            minted, final = self.windows()
+            refuse_lost_keys(self, minted)
+            self.ledger.note_windows(self.dataset, run, minted=minted, final=final, epoch=epoch)
+        self._epoch, self._reached = epoch, self.ledger.known(run).reached
+
+    def note_windows(self, minted: int, final: int) -> None:
+        """Tell the ledger before a new key is used; without an epoch keys are only erased."""
+        run, epoch = self.run.hex(), self._epoch or None
+        minted = minted if epoch else 0
+        self.ledger.note_windows(self.dataset, run, minted=minted, final=final, epoch=epoch)
+
+    def finish(self, steps: int) -> None:
+        """Tell the ledger that a series ends after these steps, before it is drawn to its end."""
+        self.begin()
+        self.ledger.note_finish(self.dataset, self.run.hex(), steps, epoch=self._epoch)
 
     def close(self) -> None:
         """Release the lock."""
@@ -154,8 +188,12 @@ def make_run(
     ledger: Ledger,
     more: About,
     log_name: str = "inputs.log",
+    instead: bool = False,
 ) -> RunDirectory:
-    """Make a run's directory, of which the folder exists; the log first, then `run.dps`."""
+    """Make a run's directory, of which the folder exists; the log first, then `run.dps`.
+
+    `instead`: in place of another run, which is over.
+    """
     log = InputLog(folder / log_name, run=run, new=True)
     try:
         about = {
@@ -170,7 +208,15 @@ def make_run(
             "ledger place": str(ledger.place),
             **more,
         }
-        write_packed(folder / "run.dps", about, kind="run")
+        if instead:
+            write_packed(folder / "run.dps", about, kind="run")
+        else:
+            create_exclusive(folder / "run.dps", pack(about, kind="run"))
+    except FileExistsError:
+        log.close()
+        raise StateError(
+            f"another run was begun in {folder} just now; name another place"
+        ) from None
     except BaseException:
         log.close()
         raise
@@ -180,10 +226,12 @@ def make_run(
 def open_run(folder: Path, *, about: About, secret: Secret, ledger: Ledger) -> RunDirectory:
     """Open a directory to go on with its run; what does not agree with its ledger is refused."""
     refuse_other_secret(folder, about, secret)
-    if ledger.identity() != about["ledger"]:
-        raise StateError(_moved(folder, about, ledger))
+    refuse_moved(folder, about, ledger)
     log = InputLog(folder / about["log"], run=about["run"])
-    found = RunDirectory(folder=folder, about=about, secret=secret, ledger=ledger, log=log)
+    seen = ledger.known(about["run"].hex()).epoch
+    found = RunDirectory(
+        folder=folder, about=about, secret=secret, ledger=ledger, log=log, seen=seen
+    )
     try:
         _compare(found)
     except BaseException:
@@ -229,7 +277,47 @@ def _ledger_place(folder: Path, about: About) -> Path:
 
 
 def _is_own(folder: Path, ledger: Ledger) -> bool:
-    return ledger.path is not None and ledger.path.parent.absolute() == folder.absolute()
+    return ledger.place is not None and ledger.place == folder.resolve() / "ledger"
+
+
+def existing_ledger(folder: Path, about: About, given: str | Path | None) -> Ledger:
+    """The ledger that a begun run is charged to; one that is lost is not made anew."""
+    if given is None:
+        return own_ledger(folder, about)
+    if not Path(given).exists():
+        raise StateError(
+            f"there is no ledger at {given}, and the run in {folder} is charged to "
+            f"{_ledger_place(folder, about)}; restore it, or {ANEW}"
+        )
+    return Ledger(given)
+
+
+def refuse_lost_keys(found: RunDirectory, minted: int) -> None:
+    """Another key in place of a lost one would publish a second noisy copy."""
+    known = found.ledger.known(found.run.hex())
+    if minted < known.minted:
+        raise StateError(
+            f"{found.folder / 'windows'} has lost keys: {known.minted} windows have had one, and "
+            f"it knows of {minted}; other keys would publish second noisy copies; restore it, or "
+            f"{ANEW}"
+        )
+
+
+def drop_unbegun(folder: Path) -> None:
+    """A kill may come after a Runner's `run.dps` and before its first snapshot: it never began."""
+    path = folder / "run.dps"
+    if not path.exists() or any(folder.glob("snapshot*.dps")):
+        return
+    about = read_about(folder)
+    if about is None or "mechanism" not in about or not (folder / about["log"]).exists():
+        return
+    log = InputLog(folder / about["log"], run=about["run"])
+    try:
+        if log.unused:
+            path.unlink()
+            (folder / about["log"]).unlink()
+    finally:
+        log.close()
 
 
 def known_secret(folder: Path, given: Secret | bytes | str | Path | None) -> Secret:
@@ -266,6 +354,12 @@ def adopt(folder: Path, *, ledger: Ledger, because: str, who: str) -> About:
 
 
 _NONE = Secret(bytes(32))  # `adopt` draws nothing
+
+
+def refuse_moved(folder: Path, about: About, ledger: Ledger) -> None:
+    """The ledger must be the file that the run is charged to, not a copy of it."""
+    if ledger.identity() != about["ledger"]:
+        raise StateError(_moved(folder, about, ledger))
 
 
 def _moved(folder: Path, about: About, ledger: Ledger) -> str:

@@ -111,7 +111,7 @@ class Shelf:
         if not path.exists():
             records = self._all_records()
             Journal.write_new(path, records, kind="ledger", error=LedgerError)
-        elif self.runs or any(book.charges() for book in self.books.values()):
+        elif any(book.charges() for book in self.books.values()):
             raise LedgerError(
                 f"this book in memory was charged already, and {path} is a book of its own: two "
                 "cannot become one; open that one in the first place, Ledger(path), and give it to "
@@ -124,6 +124,9 @@ class Shelf:
             with file.in_file():
                 for name, terms in known.items():
                     file.open_or_agree(name, terms)
+                for run in self.runs.keys() - file.runs.keys():  # known, not charged
+                    for record in self.runs[run].records(run):
+                        file.note(record)
         except BaseException:
             journal.close()
             raise

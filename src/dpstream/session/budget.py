@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from dpstream.engines.series_state import agree
 from dpstream.errors import BudgetExceeded, StateError
 from dpstream.privacy.amounts import show
 from dpstream.privacy.charges import Cells, Charge, Terms
+from dpstream.privacy.known_runs import KnownRun
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.refusals import book_in_words
@@ -37,7 +38,7 @@ def refuse_early(
     not open yet would be opened by the first of them, for it alone.
     """
     book = next((each for each in ledger.report() if each["dataset"] == dataset), None)
-    path = ledger.path
+    path, known = ledger.path, ledger.known
     if book is None and len(queries) < 2:
         return
     if book is None:
@@ -46,7 +47,7 @@ def refuse_early(
         ledger.open(dataset, own)
         (book,) = ledger.report()
     paid = {line["run"] for line in book["spent_on"]}
-    new = [query for query, folder in queries if not _charged(folder, paid)]
+    new = [query for query, folder in queries if not _charged(folder, paid, known)]
     users = [query for query in new if isinstance(query, Query)]
     series = [query for query in new if isinstance(query, SeriesQuery)]
     if users and book["terms"]["measure"] == "mu_squared":
@@ -55,12 +56,15 @@ def refuse_early(
         _refuse_series(ledger, dataset, series, book_in_words(dataset, path))
 
 
-def _charged(folder: Path | None, paid: set[str]) -> bool:
+def _charged(folder: Path | None, paid: set[str], known: Callable[[str], KnownRun]) -> bool:
     kept = None if folder is None else read_about(folder)
     if folder is None or kept is None:
         return False
-    if kept["run"].hex() in paid:
+    run = kept["run"].hex()
+    if run in paid:
         return True
+    if known(run).dataset:  # begun, and not charged yet
+        return False
     drawn = any(True for name in _DRAWN for _ in folder.glob(name))
     if drawn or not (folder / kept["log"]).exists():
         raise StateError(

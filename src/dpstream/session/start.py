@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -17,9 +17,9 @@ from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.local import LocalRun
 from dpstream.engines.query_run import Engine, Options
 from dpstream.engines.series import SeriesRun
-from dpstream.errors import InvalidParameter
+from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.ledger import Ledger, warn_of_own_book
-from dpstream.privacy.run_directory import keep_book, read_about
+from dpstream.privacy.run_directory import ANEW, keep_book, read_about
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.files import make_directory
 from dpstream.privacy.state.secret import beside
@@ -155,7 +155,7 @@ def run_all(
         refuse_early(given or Ledger(), dataset, several)
     if folder is not None:
         make_directory(folder, mode=0o700)
-    book = given or Ledger(_ledger_path(ledger, folder))
+    book = given or _new_book(_ledger_path(ledger, folder), folders.values())
     if own is not None:
         book.persist(own)  # one in memory must not end before its runs
     kept = _common_secret(secret, folder, names)
@@ -194,6 +194,17 @@ def _listed(sink: Any) -> list[Any]:
     if not isinstance(sink, list):
         return [sink]
     return [one for each in sink for one in _listed(each)]
+
+
+def _new_book(path: Path | None, folders: Iterable[Path | None]) -> Ledger:
+    """A ledger that is not there is made, unless queries that have begun were charged to it."""
+    begun = [one for one in folders if one is not None and read_about(one) is not None]
+    if begun and path is not None and not path.exists():
+        raise StateError(
+            f"there is no ledger at {path}, and the query in {begun[0]} was begun with it; restore "
+            f"it, or {ANEW}"
+        )
+    return Ledger(path)
 
 
 def _common_secret(

@@ -134,7 +134,7 @@ class RowReader:
     def _hashed_once(
         self, table: pa.Table, units: pa.Array, keys: pa.Table, once: _Once
     ) -> dict[str, Words]:
-        """Ids of units and groups, if other queries may need them; else only rows that count are."""
+        """Ids of units and groups, where other queries may need them too."""
         if not once.shared:
             return {}
         ids, unit, kinds = self.ids, self.query.unit, [str(kind) for kind in keys.schema.types]

@@ -37,8 +37,10 @@ from dpstream.errors import (
     InvalidInput,
     InvalidParameter,
     LedgerError,
+    StateError,
 )
 from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.run_directory import ANEW
 from dpstream.privacy.state import chain_digest, mint_run_id
 from dpstream.stages.column_types import Types
 from dpstream.stages.release_table import ReleaseTables
@@ -143,7 +145,13 @@ class SparkRun(QueryRun):
             reader.types, reader.learned = directory.types(), directory.keep_types
         if storage.ledger.terms(self.dataset) is not None:
             self._admit(storage)
-        self._progress = Progress.load(self._place / "spark.dps", storage.mark)
+        progress = self._place / "spark.dps"
+        if directory is not None and directory.log.last >= 0 and not progress.exists():
+            raise StateError(
+                f"{progress} is missing: it says how far the run is, and which files hold its "
+                f"state; restore it, or {ANEW}"
+            )
+        self._progress = Progress.load(progress, storage.mark)
         shared = self.spark.state_location or str(self._place.absolute() / "shared")
         location = f"{shared}/{storage.mark}"  # a run meets nothing that another has left
         self._shared = SharedFiles(location)

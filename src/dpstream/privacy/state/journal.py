@@ -203,9 +203,14 @@ class Journal:
     def has(self, head: tuple[int, str]) -> bool:
         """Does the file begin with what it held at `head`? Not if it was rolled back or swapped."""
         offset, tag = head
-        before = os.pread(self._fd, offset, 0)
-        last = before[before.rfind(b"\n", 0, max(offset - 1, 0)) + 1 :]
-        return offset == 0 or (len(before) == offset and last[:16] == tag.encode())
+        if offset == 0 or os.fstat(self._fd).st_size < offset:
+            return offset == 0
+        size, begin, last = 1 << 11, -1, b""
+        while begin < 0 and size < offset:  # until the last record begins in what is read
+            size = min(2 * size, offset)
+            last = os.pread(self._fd, size, offset - size)
+            begin = last.rfind(b"\n", 0, len(last) - 1)
+        return last[begin + 1 : begin + 17] == tag.encode()
 
     def identity(self) -> str:
         """Which file this is on this machine: a copy has another identity."""
@@ -348,7 +353,9 @@ def _opened(path: Path) -> tuple[int, bool]:
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC), False
     except FileNotFoundError:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), True
+        made = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        sync_directory(path.parent)  # who notes which file it is must find it again
+        return made, True
 
 
 def _lines(tag: str, records: Iterable[Record]) -> tuple[bytes, str]:

@@ -71,7 +71,7 @@ class WindowKeys:
         self._refuse_erased(window)
         path = self._key_file(window)
         try:
-            key = aes_key_unwrap(self._wrapping_key(), path.read_bytes())
+            key = aes_key_unwrap(self._wrapping_key(window), path.read_bytes())
         except FileNotFoundError:
             self._refuse_erased(window)
             raise StateError(
@@ -140,7 +140,7 @@ class WindowKeys:
         path = self._key_file(window)
         if not path.exists():
             with suppress(FileExistsError):  # another process minted it first: use that one
-                create_exclusive(path, aes_key_wrap(self._wrapping_key(), self._draw(window)))
+                create_exclusive(path, aes_key_wrap(self._wrapping_key(window), self._draw(window)))
 
     @property
     def minted(self) -> int:
@@ -195,7 +195,11 @@ class WindowKeys:
 
     def _refuse_erased(self, window: int) -> None:
         if self._is_erased(window):
-            raise StateError(f"window {window} is final: its key was erased and no noise is left")
+            raise StateError(
+                f"window {window} is final: its key was erased and no noise is left; if a run goes "
+                "back to it, its snapshots are lost: restore them (manifest-*.dps and segments/, "
+                "or snapshot.dps), or use a new state directory (a new run, charged anew)"
+            )
 
     def _key_files(self) -> list[int]:
         return [int(path.stem) for path in self._folder.glob("*.key")]
@@ -206,8 +210,9 @@ class WindowKeys:
     def _tombstone(self, window: int) -> Path:
         return self._folder / f"{window}.erased"
 
-    def _wrapping_key(self) -> bytes:
-        return self._secret.key("window keys", self._run)
+    def _wrapping_key(self, window: int) -> bytes:
+        """Of the run and of the window: the key of another one does not open."""
+        return self._secret.key("window keys", self._run + window.to_bytes(8, "big", signed=True))
 
     def _draw(self, window: int) -> bytes:
         if self._derived:
