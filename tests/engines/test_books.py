@@ -89,7 +89,7 @@ def test_a_state_whose_book_is_gone_is_refused(tmp_path, kind):
         start(kind, tmp_path / name, book).finish()
     for file in ("ledger", "ledger.head"):
         (tmp_path / "one" / file).unlink()
-    with pytest.raises(StateError, match=r"one/ledger, which .*two is charged to, is gone"):
+    with pytest.raises(StateError, match=r"one/ledger is missing, and its run may be charged"):
         start(kind, tmp_path / "two", dps.Ledger()).finish()
 
 

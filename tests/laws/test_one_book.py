@@ -72,7 +72,7 @@ def standing(ledger, charges):
     keys = {(c.purpose, c.cells.first) for c in charges}
     still_open = {key for key in keys if ledger.interval_end("s", RUN, "", *key) is None}
     left = [ledger.left("s", step) for step in range(0, 140, 7)]
-    return ledger.report(), ledger.peak("s"), ledger.reached(RUN), still_open, left
+    return ledger.report(), ledger.peak("s"), ledger.known(RUN), still_open, left
 
 
 @settings(max_examples=80)
@@ -89,7 +89,8 @@ def test_persisting_at_any_moment_changes_nothing(tmp_path_factory, charges, wid
         for ledger in books:
             ledger.open("s", terms)
             ledger.register("s", RUN, "plan")
-            ledger.reach("s", RUN, 3, "digest")
+            ledger.begin("s", RUN, "epoch", after="")
+            ledger.reach("s", RUN, 3, ["digest"], epoch="epoch", types="types")
         for number, one in enumerate(charges):
             if number == moment:
                 moved.persist(folder / "moved")
@@ -354,7 +355,7 @@ def test_a_state_names_the_book_that_moved(tmp_path):
         Runner.load(tmp_path / "b", ledger=other)
     assert other.path is None
     (tmp_path / "a" / "ledger").unlink()
-    with pytest.raises(DpstreamError, match=r"is gone; restore it"):
+    with pytest.raises(DpstreamError, match=r"is missing, and its run may be charged"):
         Runner.load(tmp_path / "b", ledger=Ledger())
     with pytest.raises(LedgerError, match="replaced or removed while in use"):
         release(Sample(epsilon="1/2", window=2), [[1]], ledger=fresh)

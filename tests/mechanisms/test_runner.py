@@ -143,6 +143,7 @@ def test_a_copied_state_is_refused_or_a_new_run(tmp_path):
     with pytest.raises(StateError, match="copy"):
         dps.Runner.load(tmp_path / "copy", secret=SECRET)
     book = tmp_path / "book"
+    dps.Ledger(book).close()
     with pytest.raises(StateError, match=r"is not the file that .* is charged to"):
         dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=book)
     copy = dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=book, new_run=True)

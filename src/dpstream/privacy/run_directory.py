@@ -228,11 +228,9 @@ def open_run(folder: Path, *, about: About, secret: Secret, ledger: Ledger) -> R
     refuse_other_secret(folder, about, secret)
     refuse_moved(folder, about, ledger)
     log = InputLog(folder / about["log"], run=about["run"])
-    seen = ledger.known(about["run"].hex()).epoch
-    found = RunDirectory(
-        folder=folder, about=about, secret=secret, ledger=ledger, log=log, seen=seen
-    )
+    found = RunDirectory(folder=folder, about=about, secret=secret, ledger=ledger, log=log)
     try:
+        found.seen = ledger.known(found.run.hex()).epoch
         _compare(found)
     except BaseException:
         log.close()  # a refused directory must not stay locked

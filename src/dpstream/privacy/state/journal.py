@@ -205,9 +205,9 @@ class Journal:
         offset, tag = head
         if offset == 0 or os.fstat(self._fd).st_size < offset:
             return offset == 0
-        size, begin, last = 1 << 11, -1, b""
+        size, begin, last = 0, -1, b""
         while begin < 0 and size < offset:  # until the last record begins in what is read
-            size = min(2 * size, offset)
+            size = min(max(2 * size, 1 << 12), offset)
             last = os.pread(self._fd, size, offset - size)
             begin = last.rfind(b"\n", 0, len(last) - 1)
         return last[begin + 1 : begin + 17] == tag.encode()
