@@ -286,8 +286,8 @@ class TestControls:
         """A watermark taken from the data moves others' rows to later steps."""
         read = RowReader._columns
 
-        def watermark(self, table, reasons, arrived):
-            columns = read(self, table, reasons, arrived)
+        def watermark(self, table, reasons, arrived, once):
+            columns = read(self, table, reasons, arrived, once)
             return columns | {"steps": np.maximum.accumulate(columns["steps"])}
 
         monkeypatch.setattr(RowReader, "_columns", watermark)

@@ -73,8 +73,8 @@ class LocalRun(QueryRun):
         storage = self._storage()
         loop = None
         try:
-            loop = self._loop = self._opened(storage)
             with writing(self.folder or Path()):
+                loop = self._loop = self._opened(storage)
                 yield from loop.releases()
             if loop.finished:
                 finish_reading(self.source)
