@@ -214,7 +214,11 @@ class Runner:
         if not (folder / "run.dps").exists():
             keep = secret if secret is not None or not beside(folder).exists() else beside(folder)
             runner = cls(mechanism, secret=keep, ledger=ledger, dataset=dataset, query=query)
-            runner.save(folder)
+            try:
+                runner.save(folder)
+            except BaseException:
+                runner.close()  # a directory that was not made whole must not stay locked
+                raise
             return runner
         runner = cls.load(folder, secret=secret, ledger=ledger)
         asked, kept = (mechanism, dataset, query), (runner.mechanism, runner.dataset, runner.query)
@@ -347,6 +351,7 @@ class Runner:
 
         `kind` and `more` are for those who keep a run of their own around this one.
         """
+        drop_unbegun(folder)
         if (folder / "run.dps").exists():
             raise StateError(f"{folder} holds another run; load it, or save to a new directory")
         make_empty(folder)
