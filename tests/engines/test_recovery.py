@@ -239,7 +239,7 @@ def test_a_state_that_forgets_is_found_out(tmp_path, expected, monkeypatch):
         return real(flow, owner, part) if owner[0] == "window" else {"tables": [0, 0]}
 
     write(tmp_path, table())
-    killed(lambda: start(tmp_path).finish(), nth=100)
+    killed(lambda: start(tmp_path).finish(), nth=150)
     monkeypatch.setattr(snapshots, "restore", forgets)
 
     assert not survives(tmp_path, expected)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from dpstream.audit.query_samplers import spelled
 from dpstream.connectors.sources.table import TableSource
 from dpstream.privacy.query_spend import Doors
-from dpstream.records import Integers, Reals, Words
+from dpstream.records import Reals, Words
 from dpstream.stages.bounding import FIRST, KEPT, Bounds, UnitBucket, Verdicts
 from dpstream.stages.flow import Flow
 from dpstream.stages.hashing import column_ids
@@ -155,7 +155,7 @@ class KeyAsSpelled(RowReader):
 
 
 class _SpelledIds(RowIds):
-    def units(self, units: pa.Array, periods: Integers) -> Words:
+    def names(self, units: pa.Array) -> Words:
         return column_ids(units, self._keys.units)
 
 
