@@ -867,3 +867,12 @@ def test_a_file_is_known_by_inode_and_birth_not_by_device(tmp_path, monkeypatch)
         assert files.file_identity(a.fileno()) == before
         monkeypatch.setattr(files, "_birth_time", lambda fd: 0)
         assert files.file_identity(a.fileno()).endswith("-on-63")
+
+
+def test_a_journal_that_nobody_has_any_more_is_closed(tmp_path):
+    """Else a long process that opens ledgers and drops them runs out of descriptors."""
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(5):
+        Journal(tmp_path / f"{number}", kind="test")
+
+    assert len(os.listdir("/proc/self/fd")) == before

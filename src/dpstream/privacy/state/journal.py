@@ -42,6 +42,8 @@ class Journal:
     of the file is kept beside it too (`journal_head.py`), and one record is appended at a time.
     """
 
+    _fd = -1
+
     def __init__(
         self,
         path: Path,
@@ -221,6 +223,10 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def __del__(self) -> None:
+        """Nobody has it any more, and nobody has closed it."""
+        self.close()
 
     def _read(self, size: int) -> bytes:
         """Everything from the offset to `size`; one call may return less (2 GiB at most)."""
