@@ -534,6 +534,7 @@ def test_a_query_that_reads_nothing_is_told_of(tmp_path, caplog):
     until(lambda: runs.runs["q0"].steps_done)
 
     assert runs.warn_starved() == runs.warn_starved() == ["q1"]
+    until(lambda: "has read nothing" in caplog.text)  # by the thread that has noticed it
     assert caplog.text.count("query 'q1' has read nothing since this start") == 1
     runs.stop()
     publishing.join()
