@@ -22,7 +22,7 @@ from dpstream.mechanisms import find
 from dpstream.mechanisms.counters.toeplitz import Toeplitz
 from dpstream.mechanisms.parts.counting.convolution import convolved
 from dpstream.mechanisms.parts.counting.epochs import Unbounded
-from dpstream.mechanisms.parts.counting.keyed import KeyedCounting
+from dpstream.mechanisms.parts.counting.keyed_counting import KeyedCounting
 from dpstream.mechanisms.parts.counting.strategy import Array, begin, noise_paths
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.ledger import Ledger

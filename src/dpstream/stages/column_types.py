@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.stages import parse
 
 Types = dict[str, pa.DataType]
 
@@ -30,6 +29,7 @@ NAMES: dict[str, pa.DataType] = {
 }
 """Types of columns as BigQuery names them; DATETIME has no time zone, TIMESTAMP is an instant."""
 
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _WIDTHS = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
 _AS_THEY_ARE = (pa.types.is_boolean, pa.types.is_time, pa.types.is_timestamp, pa.types.is_duration)
 
@@ -83,7 +83,9 @@ def canonical_type(kind: pa.DataType, name: str = "") -> pa.DataType:
         return canonical_type(kind.storage_type, name)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return canonical_type(kind.value_type, name)
-    if parse.is_text(kind) or pa.types.is_null(kind):  # without a value: text that is missing
+    if any(holds(kind) for holds in _TEXTS) or pa.types.is_null(
+        kind
+    ):  # without a value: text that is missing
         return pa.string()
     if any(holds(kind) for holds in _WIDTHS) or kind == pa.binary_view():
         return pa.binary()
