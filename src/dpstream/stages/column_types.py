@@ -83,9 +83,7 @@ def canonical_type(kind: pa.DataType, name: str = "") -> pa.DataType:
         return canonical_type(kind.storage_type, name)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return canonical_type(kind.value_type, name)
-    if any(holds(kind) for holds in _TEXTS) or pa.types.is_null(
-        kind
-    ):  # without a value: text that is missing
+    if any(holds(kind) for holds in (*_TEXTS, pa.types.is_null)):  # no value: text is missing
         return pa.string()
     if any(holds(kind) for holds in _WIDTHS) or kind == pa.binary_view():
         return pa.binary()
