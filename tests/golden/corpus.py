@@ -1,0 +1,139 @@
+"""The golden corpus: what fixed runs publish and charge, kept as digests.
+
+A digest is SHA-256 of a canonical text. Reals have twelve significant digits in it: the last bits
+of a logarithm differ between processors. The ledger is taken without times and random values, and
+without the names of its fields.
+"""
+
+import hashlib
+import json
+import re
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+import dpstream as dps
+
+SECRET, RUN = bytes(range(32)), bytes(range(16))
+FILE = Path(__file__).with_name("digests.json")
+CHANGELOG = Path(__file__).resolve().parents[2] / "CHANGELOG.md"
+_REAL = re.compile(r"(?<![\w.])-?\d+\.\d+(?:e[+-]?\d+)?(?![\w.])")
+_PASSING = {"at", "digest", "fingerprint"}  # what a record of the ledger says of this very run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run has published, what its ledger says, and what of that is spent: as text."""
+
+    releases: str
+    ledger: str
+    spent: str
+
+    def digests(self):
+        """The entry of the corpus."""
+        return {"releases": sha256(self.releases), "ledger": sha256(self.ledger + self.spent)}
+
+
+def sha256(text):
+    """The digest of a text, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def run_options(**changes):
+    """The options of a run; the class has no public name, but `dps.run` says which it is."""
+    kind = typing.get_args(typing.get_type_hints(dps.run)["options"])[0]
+    return kind(**{"run_id": RUN, "buckets": 2, "threads": 2, "snapshot_every": 3} | changes)
+
+
+def canonical(value):
+    """A value as JSON: reals with twelve digits, everything that JSON has no form for as text."""
+    if isinstance(value, bool | int | str | None):
+        return value
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {str(key): canonical(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [canonical(one) for one in value]
+    if hasattr(value, "tolist"):
+        return canonical(value.tolist())
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def lines(values):
+    """One line of JSON for each value."""
+    return "".join(json.dumps(canonical(value), sort_keys=True) + "\n" for value in values)
+
+
+def outcome(releases, ledger):
+    """What was published (a text), and what the ledger at a path says of it.
+
+    The ledger: the terms of its books, every charge in order, and the balances. A run with a state
+    directory keeps the digests of its input there, one without in charges of nothing; they alone
+    are not in what is spent.
+    """
+    book = dps.Ledger(ledger)
+    try:
+        records = [one for one in book.history() if "amount" in one or "terms" in one]
+        balances = [[one[name] for name in ("dataset", "spent")] for one in book.report()]
+    finally:
+        book.close()
+    spent = [one for one in records if one.get("amount") != "0" or one.get("kind") == "close"]
+    return Outcome(releases, lines(map(_values, records)), lines([*map(_values, spent), *balances]))
+
+
+def _values(record):
+    """The values of a record, without those of this very run; names may change."""
+    if not isinstance(record, dict):
+        return record
+    kept = [_values(value) for name, value in record.items() if name not in _PASSING]
+    return sorted(kept, key=lambda value: json.dumps(canonical(value), sort_keys=True))
+
+
+def release_lines(releases):
+    """The releases of a mechanism, a line for each step that was published."""
+    return lines([one.step, one.values, one.paid, one.held, one.stddev] for one in releases)
+
+
+def table_text(table):
+    """A release of a query: its columns and their types, its metadata, its rows."""
+    told = json.loads((table.schema.metadata or {}).get(b"dpstream", b"null"))
+    columns = [[field.name, str(field.type)] for field in table.schema]
+    return lines([columns, told, *(list(row.values()) for row in table.to_pylist())])
+
+
+def files_text(folder):
+    """The files of a sink's directory, by name: tables of Parquet, and text as it stands."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".parquet":
+            found.append(f"{path.name}\n{table_text(pq.read_table(path))}")
+        elif not path.name.startswith("."):
+            found.append(f"{path.name}\n{rounded(path.read_text('utf-8'))}")
+    return "".join(found)
+
+
+def rounded(text):
+    """A text whose reals have twelve significant digits."""
+    return _REAL.sub(lambda found: f"{float(found.group()):.12g}", text)
+
+
+def stored():
+    """The corpus: digests by the name of a case."""
+    return json.loads(FILE.read_text("ascii")) if FILE.exists() else {}
+
+
+def write(made):
+    """Put digests in place of those of the same names; the line that CHANGELOG.md needs."""
+    kept = stored() | made
+    FILE.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", "ascii")
+    return f"Golden corpus: {short_digest()}"
+
+
+def short_digest():
+    """Names the corpus in CHANGELOG.md."""
+    return hashlib.sha256(FILE.read_bytes()).hexdigest()[:12]
