@@ -128,10 +128,11 @@ def stored():
 
 
 def write(made):
-    """Put digests in place of those of the same names; the line that CHANGELOG.md needs."""
-    kept = stored() | made
-    FILE.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", "ascii")
-    return f"Golden corpus: {short_digest()}"
+    """Put digests in place of all cases of the same kinds; the line that CHANGELOG.md needs."""
+    kinds = {name.partition("/")[0] for name in made}
+    kept = {name: of for name, of in stored().items() if name.partition("/")[0] not in kinds}
+    FILE.write_text(json.dumps(kept | made, indent=1, sort_keys=True) + "\n", "ascii")
+    return f"Golden corpus: {short_digest()}: <the reason>"
 
 
 def short_digest():
