@@ -10,6 +10,7 @@ import json
 import re
 import typing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -117,6 +118,20 @@ def files_text(folder):
     return "".join(found)
 
 
+def rows_text(rows):
+    """Rows, dicts, as every sink has them: without an order, numbers and instants in one form."""
+    return "".join(sorted(lines([{name: _plain(of) for name, of in row.items()}]) for row in rows))
+
+
+def _plain(value):
+    """Numbers as reals (JSON has 9 for 9.0), instants and texts of them as instants in UTC."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str) and value[4:5] == "-" == value[7:8]:
+        value = datetime.fromisoformat(value)
+    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value
+
+
 def rounded(text):
     """A text whose reals have twelve significant digits."""
     return _REAL.sub(lambda found: f"{float(found.group()):.12g}", text)
@@ -138,3 +153,36 @@ def write(made):
 def short_digest():
     """Names the corpus in CHANGELOG.md."""
     return hashlib.sha256(FILE.read_bytes()).hexdigest()[:12]
+
+
+class Golden:
+    """Compares runs with the stored digests, or collects their digests to store them."""
+
+    def __init__(self, writing=False):
+        self.writing, self.stored, self.made = writing, stored(), {}
+
+    def check(self, name, whole, resumed):
+        """The run `whole` and the run `resumed` in the middle have the digests of the case."""
+        parts = [
+            one for one in ("releases", "spent") if getattr(whole, one) != getattr(resumed, one)
+        ]
+        why = f"its {' and '.join(parts)} differ from those of the whole run"
+        assert not parts, self.told(name, ["resumed"], why)
+        found = whole.digests()
+        if self.writing:
+            self.made[name] = found
+            return
+        known = self.stored.get(name, {})
+        differs = [part for part in found if found[part] != known.get(part)]
+        pairs = (
+            f"{part} {str(known.get(part))[:12]} is now {found[part][:12]}" for part in differs
+        )
+        assert not differs, self.told(name, differs, "; ".join(pairs))
+
+    def told(self, name, parts, why):
+        """What differs, and what to do about it."""
+        return (
+            f"golden case {name!r} differs in: {', '.join(parts)} ({why}). If what is published "
+            "was meant to change: make golden WRITE=1, and put the line that it prints, with the "
+            "reason, into CHANGELOG.md"
+        )

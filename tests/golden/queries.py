@@ -85,7 +85,7 @@ def to_directory(uri):
 def _sqlite_text(place):
     with sqlite3.connect(place / "out.sqlite") as base:
         names = base.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
-        return "".join(rows_text(base, name) for (name,) in names.fetchall())
+        return "".join(base_text(base, name) for (name,) in names.fetchall())
 
 
 def _duckdb_text(place):
@@ -109,7 +109,7 @@ def in_utc(table):
     return table
 
 
-def rows_text(base, name):
+def base_text(base, name):
     """A table of a database: its name, its columns, and its rows."""
     found = base.execute(f'SELECT * FROM "{name}"')
     columns = [column[0] for column in found.description]
@@ -209,6 +209,10 @@ EXPRESSIONS = """
     EMIT EVERY INTERVAL '1' HOUR"""
 BOUNDS = "contribution_bounds_per_row => (0, 60)"
 _TIMES = [START + timedelta(hours=h) for h in (1, 2, 3, 5, 8, 13, 21, 24)]
+SINK_QUERY = text(
+    "COUNT(*) AS n, AVG(price, contribution_bounds_per_row => (0, 9)) AS p", keys="page, lang"
+)
+"""What is sent to every server, under the name `sent`."""
 CASES = {
     # aggregates
     "count": asked(),

@@ -22,4 +22,5 @@ def test_the_corpus_has_the_cases_and_no_others(golden):
     assert golden.stored.keys() == {
         *(f"mechanism/{name}" for name in MECHANISMS),
         *(f"query/{name}" for name in QUERIES),
+        "rows/sent",
     }

@@ -3,11 +3,11 @@
 import pytest
 
 import dpstream as dps
-from tests.golden.corpus import SECRET, outcome, run_options
-from tests.golden.queries import CASES
+from tests.golden.corpus import SECRET, outcome, rows_text, run_options
+from tests.golden.queries import CASES, SINK_QUERY, write_parquet
 
 
-def start(case, place, **options):
+def start(case, place, *, engine=None, **options):
     """The run of a case, or the runs, with everything that it leaves in `place`."""
     queries = case.ask()
     settings = {
@@ -17,6 +17,7 @@ def start(case, place, **options):
         "secret": SECRET,
         "ledger": place / "book",
         "options": run_options(**options),
+        "engine": engine,
     }
     if len(queries) == 1:
         return dps.run(queries[0], **settings)
@@ -50,3 +51,21 @@ def test_query(golden, name, tmp_path):
 
     golden.check(f"query/{name}", whole, resumed)
     assert len(whole.releases.splitlines()) > 2 * releases  # rows, and not their heads alone
+
+
+def test_rows_that_every_sink_has(golden, tmp_path):
+    """What a server's sink must hold, whatever the server; see tests/servers/test_golden.py."""
+    book = tmp_path / "book"
+    run = dps.run(
+        dps.sql(SINK_QUERY, name="sent"),
+        source=write_parquet(tmp_path),
+        checkpoint_location=tmp_path / "state",
+        secret=SECRET,
+        ledger=book,
+        options=run_options(),
+    )
+    rows = [row for table in run for row in table.to_pylist()]
+    sent = outcome(rows_text(rows), book)
+
+    golden.check("rows/sent", sent, sent)
+    assert len(rows) > 100
