@@ -17,7 +17,7 @@ from tests.laws.cases import RUN, SECRET
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reader(HistogramMechanism):
+class Reader(HistogramMechanism, identity="test reader", keys="factor pays"):
     """Pays epsilon / window for each step, then draws on `factor` times the sum so far."""
 
     factor: int = 1

@@ -56,10 +56,9 @@ def find(name: str) -> type[Mechanism]:
 
 def name_of(mechanism: Mechanism) -> str:
     """The name a mechanism is registered under."""
-    target = f"{type(mechanism).__module__}:{type(mechanism).__qualname__}"
-    for name, path in REGISTRY.items():
-        if path == target:
-            return name
+    name = getattr(mechanism, "identity", None)
+    if name in REGISTRY:
+        return str(name)
     raise InvalidParameter(f"{type(mechanism).__name__} is not registered in mechanisms.REGISTRY")
 
 

@@ -43,9 +43,12 @@ class TruncationState:
     inside: Any
 
 
-@storable("sensitivity_truncation")
 @dataclass(frozen=True, kw_only=True)
-class SensitivityTruncation(SeriesMechanism):
+class SensitivityTruncation(
+    SeriesMechanism,
+    identity="sensitivity_truncation",
+    keys="delay inside options every share candidates sampled",
+):
     """Any event-level mechanism, on values truncated at a bound that is renewed now and then.
 
     `inside`: the mechanism's name; `options`: its other parameters, as (name, value) pairs. In
@@ -104,6 +107,11 @@ class SensitivityTruncation(SeriesMechanism):
                 )
             )
         self.at(self.top)  # its own checks
+
+    def written(self) -> dict[str, Any]:
+        """The mechanism inside has keys for its parameters, too."""
+        keys = find(self.inside).written_keys
+        return super().written() | {"options": tuple((keys[n], value) for n, value in self.options)}
 
     @classmethod
     def of(cls, mechanism: Any, **parameters: Any) -> SensitivityTruncation:

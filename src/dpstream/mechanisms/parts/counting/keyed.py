@@ -43,7 +43,7 @@ class KeyedNoise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyedCounting(CountingParameters):
+class KeyedCounting(CountingParameters, identity="keyed_counter", keys="steps buffers"):
     """Parameters of running sums per key, in GDP; they need `epsilon` and `delta`."""
 
     steps: int
