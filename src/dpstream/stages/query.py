@@ -320,7 +320,7 @@ class Query(Identified, identity="query", keys=_KEYS):
         return super().written() | {
             "prepare": None if self.prepare is None else self.prepare.text,
             "finish": None if self.finish is None else self.finish.text,
-            "column_types": tuple((name, str(kind)) for name, kind in self.column_types),
+            "column_types": tuple((name, str(kind)) for name, kind in self.declared.items()),
         }
 
     def facts(self) -> dict[str, str]:

@@ -110,8 +110,9 @@ class SensitivityTruncation(
 
     def written(self) -> dict[str, Any]:
         """The mechanism inside has keys for its parameters, too."""
-        keys = find(self.inside).written_keys
-        return super().written() | {"options": tuple((keys[n], value) for n, value in self.options)}
+        inside: Any = find(self.inside)
+        options = tuple((inside.written_keys[name], value) for name, value in self.options)
+        return super().written() | {"options": options}
 
     @classmethod
     def of(cls, mechanism: Any, **parameters: Any) -> SensitivityTruncation:

@@ -40,12 +40,14 @@ class DpiState:
     allocation: Any = None
 
 
+_KEYS = """
+    epsilon rows_per_user dummy_rows pool pool_size allocation series queries
+    error_bound overfitting_bound decay_rate rate half_life seed
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Dpi(
-    Identified,
-    identity="dpi",
-    keys="epsilon rows_per_user dummy_rows pool pool_size allocation series queries error_bound overfitting_bound decay_rate rate half_life seed",
-):
+class Dpi(Identified, identity="dpi", keys=_KEYS):
     """Publish one distribution a slot, sampled from a pool that was made without data.
 
     Guarantee: epsilon-DP for all rows of a user over the whole stream: the budgets of all slots

@@ -111,7 +111,7 @@ def _shown(value: Any) -> str:
         return f"[{', '.join(map(_shown, value))}]"
     if not isinstance(value, dict):
         return repr(value)
-    inside = value.get("is")
+    inside: Any = value["is"]
     match value["$"]:
         case "float":
             return repr(float.fromhex(inside))
