@@ -12,7 +12,6 @@ from typing import Any
 
 from dpstream.engines.directory import KIND, StateDirectory
 from dpstream.errors import StateError
-from dpstream.privacy.amounts import plain
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.run_directory import (
     ANEW,
@@ -30,7 +29,9 @@ from dpstream.privacy.run_directory import (
 )
 from dpstream.privacy.state import Secret, WindowKeys, mint_run_id
 from dpstream.privacy.state.files import remove_leftovers, writing
+from dpstream.privacy.state.identity import canonical, readable
 from dpstream.privacy.state.secret import beside
+from dpstream.stages.query import Query
 
 Facts = dict[str, str]
 
@@ -121,14 +122,15 @@ def refuse_other_query(
 ) -> None:
     """It must be the same query of the same dataset, with the same secret."""
     refuse_other_secret(folder, about, secret)
-    asked = {**facts, "dataset": repr(dataset)}
-    kept = {**about["facts"], "dataset": repr(about["dataset"])}
-    other = [name for name in asked | kept if asked.get(name) != kept.get(name)]
+    asked = {**facts, "dataset": canonical(dataset)}
+    kept = {**about["facts"], "dataset": canonical(about["dataset"])}
+    other = [key for key in asked | kept if asked.get(key) != kept.get(key)]
     if other:
-        name = other[0]
+        key, names = other[0], {key: name for name, key in Query.written_keys.items()}
         raise StateError(
-            f"{folder} belongs to another query: {name} was {plain(kept.get(name))} and is now "
-            f"{plain(asked.get(name))}; use the same query, or {ANEW}"
+            f"{folder} belongs to another query: {names.get(key, key)} was "
+            f"{readable(kept.get(key))} and is now {readable(asked.get(key))}; use the same query, "
+            f"or {ANEW}"
         )
 
 

@@ -24,6 +24,7 @@ from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.run_directory import read_about
 from dpstream.privacy.spend import noise_versions
 from dpstream.privacy.state import Secret, mint_run_id
+from dpstream.privacy.state.identity import canonical
 from dpstream.privacy.state.memory_keys import MemoryWindowKeys
 from dpstream.stages.column_types import Types
 from dpstream.stages.plan import Plan, planned
@@ -163,8 +164,8 @@ class QueryRun(IteratedRun):
     def _facts_of_query(self) -> dict[str, str]:
         """What fixes the releases besides the data."""
         facts = self.plan.query.facts()
-        facts["noise"] = repr(tuple(noise_versions()))
-        facts["counters"] = repr(self.plan.matrices)
+        facts["noise"] = canonical(tuple(noise_versions()))
+        facts["counters"] = canonical(self.plan.matrices)
         return facts
 
     def _admit(self, storage: Storage) -> None:
@@ -176,7 +177,7 @@ class QueryRun(IteratedRun):
         """Open the book if there is none, register the run, and charge it."""
         fix_schema()
         self._admit(storage)
-        facts = repr(sorted(self._facts_of_query().items())) + repr(self.dataset)
+        facts = canonical(("query", sorted(self._facts_of_query().items()), self.dataset))
         mark = storage.secret.fingerprint(storage.run, facts)
         storage.ledger.register(self.dataset, storage.run.hex(), mark)
         spend = QuerySpend(

@@ -27,6 +27,7 @@ from dpstream.privacy.state import (
     rebuild,
     unpack,
 )
+from dpstream.privacy.state.identity import canonical
 from dpstream.privacy.state.secret import beside
 from dpstream.privacy.tokens import Cover, Interval
 from dpstream.records import Integers, Reals, Release
@@ -274,9 +275,8 @@ class Runner:
 
     def fingerprint(self) -> str:
         """Digest of everything that fixes the releases besides the data."""
-        kind = type(self.mechanism).__qualname__
-        facts = (repr(self.mechanism), kind, self.dataset, self.query, tuple(noise_versions()))
-        return self._secret.fingerprint(self.run_id, repr(facts))
+        facts = ("mechanism", self.mechanism, self.dataset, self.query, tuple(noise_versions()))
+        return self._secret.fingerprint(self.run_id, canonical(facts))
 
     def _batch(self, block: Integers, positions: Any) -> Iterator[list[Release]]:
         """Steps of one batch: log all digests, then charge and draw step by step."""

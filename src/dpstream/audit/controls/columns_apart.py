@@ -54,7 +54,7 @@ class SomeColumns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnsApart(HistogramMechanism):
+class ColumnsApart(HistogramMechanism, identity="control/columns_apart", keys="scheme groups"):
     """An instance of `scheme` for each of `groups` groups of neighbouring columns (0: each column).
 
     >>> ColumnsApart(epsilon=1, window=20).scheme.__name__

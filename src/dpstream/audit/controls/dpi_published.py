@@ -17,13 +17,11 @@ import numpy as np
 from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.infinite.dpi import Dpi
 from dpstream.mechanisms.parts.synopses.memory import Memory
-from dpstream.privacy.state.serial import storable
 from dpstream.records import Reals
 
 
-@storable("dpi published")
 @dataclass(frozen=True, kw_only=True)
-class DpiPublished(Dpi):
+class DpiPublished(Dpi, identity="control/dpi"):
     """The sum of scores, drawn and charged as if it were one score.
 
     The ledger cannot see it, for the charges are those of the paper. The replay does: the sums

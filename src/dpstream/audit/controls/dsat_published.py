@@ -20,7 +20,7 @@ from dpstream.records import Integers
 
 
 @dataclass(frozen=True, kw_only=True)
-class DsatPublished(Dsat):
+class DsatPublished(Dsat, identity="control/dsat"):
     """`Dsat` without fresh runs, charged for what it draws.
 
     Half of the test budget for the threshold, the other half for c positives per window; the run

@@ -17,7 +17,7 @@ from dpstream.mechanisms.w_event.budget_distribution import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forgetful(BudgetDistribution):
+class Forgetful(BudgetDistribution, identity="control/forgetful"):
     """Remembers nothing of the step before."""
 
     def start(self) -> BudgetDistributionState:

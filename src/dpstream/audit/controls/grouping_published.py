@@ -23,7 +23,7 @@ from dpstream.records import Integers
 
 
 @dataclass(frozen=True, kw_only=True)
-class PegasusPublished(PegasusW):
+class PegasusPublished(PegasusW, identity="control/pegasus_w"):
     """Lap(2 / eps_g) and Lap(4 / eps_g) for the tests, charged as the 2 eps_g that they are."""
 
     @cached_property
@@ -47,7 +47,7 @@ class PegasusPublished(PegasusW):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaPubPublished(AdaPub):
+class AdaPubPublished(AdaPub, identity="control/adapub"):
     """A fifth of epsilon for the tests of every single step."""
 
     @cached_property

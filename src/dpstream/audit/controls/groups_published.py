@@ -34,7 +34,7 @@ THETA = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContinGroupPublished(PublishedBatch):
+class ContinGroupPublished(PublishedBatch, identity="control/contin_group", keys="theta noise"):
     """Algorithm 6: successive values of a batch, grouped; the mean of each group with noise.
 
     Claim: event-level epsilon-DP, eps_g = epsilon / 5 for the tests.
@@ -68,7 +68,9 @@ class ContinGroupPublished(PublishedBatch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscontinGroupPublished(PublishedBatch):
+class DiscontinGroupPublished(
+    PublishedBatch, identity="control/discontin_group", keys="theta noise"
+):
     """Algorithm 2: a value may join any group of its batch, the first whose test it passes.
 
     Claim: event-level epsilon-DP, with rho ~ Lap(2 (2w - 1) Delta / eps_g) for every group and

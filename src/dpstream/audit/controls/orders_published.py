@@ -31,7 +31,7 @@ class Past(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompOrderPublished(SeriesMechanism):
+class CompOrderPublished(SeriesMechanism, identity="control/comp_order", keys="delay flags bounds"):
     """Algorithms 3 and 4: noisy comparisons with the last `delay` values bound the next one.
 
     Where the noisy value is above the least of those that should be greater, or below the greatest
@@ -156,7 +156,7 @@ def _aligned(
 
 
 @dataclass(frozen=True, kw_only=True)
-class BucOrderPublished(PublishedBatch):
+class BucOrderPublished(PublishedBatch, identity="control/buc_order", keys="width"):
     """Algorithm 5: a randomised bucket for every value, the noisy mean of what has its label.
 
     The mean is then moved into its bucket. The text says so for the lower edge; the paper's figures

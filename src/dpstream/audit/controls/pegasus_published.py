@@ -31,7 +31,7 @@ class Groups(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PegasusPublished(SeriesMechanism):
+class PegasusPublished(SeriesMechanism, identity="control/pegasus", keys="theta smoother"):
     """Algorithm 1: noise on every value, then the mean of what its group has so far.
 
     Claim: event-level epsilon-DP, eps_g = epsilon / 5 for the tests, whose noise is

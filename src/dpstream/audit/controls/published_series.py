@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedBatch(SeriesMechanism, ABC):
+class PublishedBatch(SeriesMechanism, ABC, identity=None, keys="delay truncate_every candidates"):
     """Batches of `delay` steps: a strategy spends eps_g on their structure, the noise has the rest.
 
     With `truncate_every` = n, every n-th batch chooses a bound tau with half of eps_p: report noisy

@@ -12,7 +12,7 @@ from dpstream.records import Integers, Release
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedNoise(HistogramMechanism):
+class SharedNoise(HistogramMechanism, identity="control/shared_noise"):
     """Uniform's budget and scale, but every bin gets the same draw.
 
     What is wrong: the difference of two bins is released exactly, so no epsilon holds. The ledger

@@ -26,7 +26,7 @@ from dpstream.records import Integers, Reals
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpasPublished(Spas):
+class SpasPublished(Spas, identity="control/spas"):
     """Algorithm 2 of the paper, charged for what it draws.
 
     The run that holds rho is never closed; each positive is charged to every window, because rho

@@ -22,7 +22,7 @@ class _UnitNorm(BufferedCoder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrongNorm(BltCounter):
+class WrongNorm(BltCounter, identity="control/wrong_norm"):
     """The shipped counter, but for the norm."""
 
     def coder(self, bits: int) -> BufferedCoder:
