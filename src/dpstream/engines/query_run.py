@@ -24,7 +24,7 @@ from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.run_directory import read_about
 from dpstream.privacy.spend import noise_versions
 from dpstream.privacy.state import Secret, mint_run_id
-from dpstream.privacy.state.memory_keys import MemoryWindowKeys
+from dpstream.privacy.state.window_keys import MemoryWindowKeys
 from dpstream.stages.column_types import Types
 from dpstream.stages.plan import Plan, planned
 from dpstream.stages.query import Query
