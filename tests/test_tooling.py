@@ -173,7 +173,7 @@ def test_the_core_stays_small():
 
     assert core == {
         "numpy", "scipy", "numba", "pyarrow", "sqlglot", "cryptography", "dp-accounting",
-        "typer", "rich",
+        "typer", "rich", "xxhash",
     }  # fmt: skip
 
 
