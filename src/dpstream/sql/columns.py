@@ -43,6 +43,11 @@ class Prepared:
             text += f" WHERE {self.where.text}"
         return f"{text} IN {self.zone}"
 
+    def columns_of(self, name: str) -> Sequence[str]:
+        """Those that its expression reads, or the column itself."""
+        made = dict(self.made)
+        return made[name].columns if name in made else (name,)
+
     def __call__(self, table: pa.Table) -> pa.Table:
         """The rows that are wanted, with the query's columns."""
         if self.where is not None:

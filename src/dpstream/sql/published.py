@@ -94,6 +94,11 @@ class Published:
             text.append(f"OFFSET {self.offset}")
         return " ".join([*text, f"IN {self.zone}"])
 
+    @property
+    def computed(self) -> dict[str, bool]:
+        """Columns of SELECT that are made of noisy ones, and whether each has an error bar."""
+        return {each.name: each.spread is not None for each in self.made}
+
     def _terms(self) -> Iterator[str]:
         for expression, down, nulls_first in self.order:
             way, nulls = "DESC" if down else "ASC", "FIRST" if nulls_first else "LAST"
