@@ -180,8 +180,8 @@ def test_a_unit_is_erased_on_request(run, folder, example):
     assert run("run", "pipeline.toml", "--once").code == 0
     with (folder / "clicks.csv").open() as file:
         user = next(csv.DictReader(file))["user"]
-    told = run("run", "pipeline.toml", "--forget", user, "--json")
-    again = run("run", "pipeline.toml", "--forget", user)
+    told = run("run", "pipeline.toml", "--erase-unit", user, "--json")
+    again = run("run", "pipeline.toml", "--erase-unit", user)
 
     assert told.code == again.code == 0
     assert sum(json.loads(told.out)["groups"].values()) > 0

@@ -71,13 +71,13 @@ def test_chunks_that_no_recovery_needs_are_forgotten(tmp_path):
     """The later ones stay; a position that was forgotten is refused."""
     source = WriteAhead(Once(script()), tmp_path)
     read_all(source)
-    source.forget({"list": 2, "other": 5})
+    source.commit({"list": 2, "other": 5})
 
     assert len(list(tmp_path.iterdir())) == 1
     assert rows([source.read("list", 2)]) == [{"a": 3, "b": "z"}]
     with pytest.raises(StateError, match="keeps the chunks 2 to 2 of 'list', but chunk 0"):
         source.read("list", None)
-    source.forget({"list": 3})
+    source.commit({"list": 3})
     anew = WriteAhead(Once([[{"a": 9}]]), tmp_path)
     assert rows([anew.read("list", 3)]) == [{"a": 9}]
 

@@ -101,13 +101,13 @@ def test_a_second_erasure_does_not_undo_the_first(tmp_path):
         if number == 3:
             run.stop()
     segments = {p: p.read_bytes() for p in state.rglob("*.dps") if "run" not in p.name}
-    dps.run(query, **facts).forget(5)
+    dps.run(query, **facts).erase_unit(5)
     for path in [*state.glob("manifest-*"), *state.glob("segments/*")]:
         path.unlink()
     for path, content in segments.items():
         path.write_bytes(content)
     with pytest.raises(StateError, match="a unit was erased"):
-        dps.run(query, **facts).forget(6)
+        dps.run(query, **facts).erase_unit(6)
     with pytest.raises(StateError, match="a unit was erased"):
         dps.run(query, **facts).finish()
 
@@ -120,11 +120,11 @@ def test_a_kill_before_a_second_erasure_is_noted_harms_nothing(tmp_path, monkeyp
     for number, _ in enumerate(run):
         if number == 3:
             run.stop()
-    dps.run(query, **facts).forget(5)
+    dps.run(query, **facts).erase_unit(5)
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "note_erasure", stop)
         with pytest.raises(KeyboardInterrupt):
-            dps.run(query, **facts).forget(6)
+            dps.run(query, **facts).erase_unit(6)
 
     assert len(list(dps.run(query, **facts))) == 2
 

@@ -46,6 +46,8 @@ LAST = ["live-w000000-t000004.parquet", "live-w000001-t000004.parquet"]
 class ScriptedClock:
     """Time that moves only when the engine waits; things happen at their times."""
 
+    real_time = False
+
     def __init__(self, now=0, events=(), keep=None):
         self.time, self.keep = now, keep
         self.events = sorted((one for one in events if one[0] >= now), key=lambda one: one[0])

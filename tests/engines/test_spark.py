@@ -303,7 +303,7 @@ def test_what_is_refused(session, engine, tmp_path):
     with pytest.raises(InvalidParameter, match="run it on the embedded engine: without engine="):
         dps.run(series, source=table(), engine=engine)
     with pytest.raises(InvalidParameter, match="begin a new run, charged anew"):
-        dps.run(query(), source=table(), engine=engine).forget("u")
+        dps.run(query(), source=table(), engine=engine).erase_unit("u")
 
 
 def test_a_pipeline_runs_on_spark(session, tmp_path, monkeypatch, capsys):

@@ -100,13 +100,13 @@ def test_releases_of_another_run_are_refused(tmp_path):
     with pytest.raises(StateError, match="another run"):
         store.write("q", 0, 2, release({"a": 6}, index=2, run="s"))
     with pytest.raises(StateError, match="another run"):
-        store.claim("q", "s")
+        store.fence("q", "s")
 
 
 def test_a_run_that_has_written_nothing_claims_nothing(tmp_path):
     """A run that was refused before its first release leaves room for the next one."""
     store = opened(tmp_path)
-    store.claim("q", "refused")
+    store.fence("q", "refused")
     put(store, {"a": 5})
 
     assert len(seen(tmp_path)) == 1

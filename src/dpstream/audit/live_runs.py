@@ -37,6 +37,8 @@ _MICROS = 1_000_000
 class TurnedClock:
     """Time that moves only while somebody waits, from one event to the next."""
 
+    real_time = False
+
     def __init__(self, events: list[tuple[int, Callable[[], object]]]) -> None:
         self._time, self._events, self._lock = 0, sorted(events, key=lambda one: one[0]), Lock()
 

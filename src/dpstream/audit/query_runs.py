@@ -55,8 +55,8 @@ def run_plan(
             for publication in made.step(step, pieces, spend):
                 yield step, publication
                 if publication.due.release == publication.due.releases:
-                    made.forget(publication.due.window)
-            made.forget_periods(step + 1)
+                    made.evict(publication.due.window)
+            made.evict_periods(step + 1)
     finally:
         files.close()
         made.close()

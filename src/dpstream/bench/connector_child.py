@@ -85,6 +85,8 @@ class ProducersClock:
     `keep`: the time, as of the last step that was published. A step that was not, is taken again.
     """
 
+    real_time = False
+
     def __init__(self, ends: Path, keep: Path, source: Watched) -> None:
         self._ends, self._keep, self._source = ends, keep, source
         self._time = self._kept = int(keep.read_text()) if keep.exists() else 0

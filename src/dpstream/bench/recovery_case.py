@@ -88,9 +88,9 @@ class CheckingSink:
             self._on_new()
         self._sinks.write(query, window, trigger, table)
 
-    def claim(self, query: str, run: str) -> None:
+    def fence(self, query: str, run: str) -> None:
         """Say which run the releases are from."""
-        self._sinks.claim(query, run)
+        self._sinks.fence(query, run)
 
     def close(self) -> None:
         """Close both."""

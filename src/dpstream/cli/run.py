@@ -29,10 +29,10 @@ def run(
     once: Annotated[
         bool, typer.Option("--once", help="Stop after the next trigger of each query.")
     ] = False,
-    forget: Annotated[
+    erase_unit: Annotated[
         str | None,
         typer.Option(
-            "--forget",
+            "--erase-unit",
             metavar="UNIT",
             help="Do not run: erase one unit (such as a user id) from the state of all queries.",
         ),
@@ -45,8 +45,8 @@ def run(
 ) -> None:
     """Run a pipeline's queries; started again, they go on where they stopped."""
     pipeline = with_engine(load_pipeline(path), engine)
-    if forget is not None:
-        _forget(pipeline, forget, as_lines=as_lines)
+    if erase_unit is not None:
+        _erase_unit(pipeline, erase_unit, as_lines=as_lines)
         return
     for words in pipeline.remarks:
         note(words)
@@ -85,18 +85,18 @@ def run(
     _finish(pipeline, runs, stopper, folders, new=new, as_lines=as_lines)
 
 
-def _forget(pipeline: Pipeline, unit: str, *, as_lines: bool) -> None:
+def _erase_unit(pipeline: Pipeline, unit: str, *, as_lines: bool) -> None:
     """Erase a unit from every query that has state, and say in how many groups it was."""
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
     ledgers = {book.ledger: Ledger(book.ledger) for book in pipeline.books}
     try:
         runs = start(pipeline, ledgers, clock=Stopper(as_json=as_lines))
-        places = {name: one.forget(unit) for name, one in runs.runs.items()}
+        places = {name: one.erase_unit(unit) for name, one in runs.runs.items()}
     finally:
         for ledger in ledgers.values():
             ledger.close()
     if as_lines:
-        print(json.dumps({"forgot": unit, "groups": places, "operator_only": True}))
+        print(json.dumps({"erased": unit, "groups": places, "operator_only": True}))
         return
     for name, count in places.items():
         print(

@@ -19,7 +19,7 @@ import pyarrow as pa
 from dpstream.connectors.storage import open_folder, put_new, remove, safe_name
 from dpstream.errors import RowsLost, StateError
 from dpstream.privacy.state.files import remove_leftovers
-from dpstream.records import Batch, Position, Rejected, Source
+from dpstream.records import Batch, EndingSource, InferredTypes, Position, Rejected, Source
 
 _NAME = b"dpstream-write-ahead-"
 _MAGIC = _NAME + b"1\n"  # with the number of the format
@@ -30,8 +30,11 @@ class WriteAhead:
     """A source whose positions are segment numbers.
 
     A read at the last position takes the next chunk from the wrapped source; one at an earlier
-    position gives the chunk that was delivered there. `forget` frees what no recovery needs. The
+    position gives the chunk that was delivered there. `commit` frees what no recovery needs. The
     columns that a chunk was read with are kept; a replay may ask for fewer.
+
+    Of the wrapped source's abilities it has `ended` and `inferred`. Its positions start at 0
+    whatever the wrapped source's are, and its partitions may always grow.
     """
 
     replayable = True
@@ -39,6 +42,7 @@ class WriteAhead:
     def __init__(self, source: Source, folder: Path) -> None:
         self._source, self._folder = source, folder
         self.bounded = source.bounded
+        self.inferred = source.inferred if isinstance(source, InferredTypes) else {}
         self._live: dict[str, Position] = {}
         self._pending: dict[str, Batch] = {}  # read from the source, not yet on disk
         self._kept: dict[str, list[int]] = {}
@@ -48,7 +52,7 @@ class WriteAhead:
     @property
     def ended(self) -> bool:
         """The wrapped source has ended, and all of it is on disk."""
-        return bool(getattr(self._source, "ended", False)) and not self._pending
+        return isinstance(self._source, EndingSource) and self._source.ended and not self._pending
 
     def partitions(self) -> list[str]:
         """Those of the wrapped source."""
@@ -99,7 +103,7 @@ class WriteAhead:
         kept.append(number)
         return replace(batch, position=number + 1)
 
-    def forget(self, positions: Mapping[str, Position]) -> None:
+    def commit(self, positions: Mapping[str, Position]) -> None:
         """Delete the chunks of each partition that come before its position."""
         for partition, position in positions.items():
             kept = self._numbers(partition)

@@ -62,9 +62,9 @@ class Storage:
     directory: RunDirectory | None = None
 
     @property
-    def mark(self) -> str:
-        """Names the run in its tables, so that a sink can tell runs apart."""
-        return hashlib.sha256(b"run mark" + self.run).hexdigest()[:16]
+    def run_tag(self) -> str:
+        """See `run_tag`."""
+        return run_tag(self.run)
 
     @property
     def digest_key(self) -> bytes:
@@ -177,8 +177,8 @@ class QueryRun(IteratedRun):
         fix_schema()
         self._admit(storage)
         facts = canonical(("query", sorted(self._facts_of_query().items()), self.dataset))
-        mark = storage.secret.fingerprint(storage.run, facts)
-        storage.ledger.register(self.dataset, storage.run.hex(), mark)
+        fingerprint = storage.secret.fingerprint(storage.run, facts)
+        storage.ledger.register(self.dataset, storage.run.hex(), fingerprint)
         spend = QuerySpend(
             run=storage.run,
             query=self.plan.query.name,
@@ -186,7 +186,7 @@ class QueryRun(IteratedRun):
             dataset=self.dataset,
             keys=storage.keys,
         )
-        self.plan.pay(spend, hashlib.sha256(mark.encode()).hexdigest())
+        self.plan.pay(spend, hashlib.sha256(fingerprint.encode()).hexdigest())
         return spend
 
     def _close(self, storage: Storage) -> None:
@@ -194,6 +194,11 @@ class QueryRun(IteratedRun):
             storage.directory.close()
         elif not isinstance(self.ledger, Ledger):
             storage.ledger.close()
+
+
+def run_tag(run: bytes) -> str:
+    """Names a run in its tables, so that a sink can tell runs apart."""
+    return hashlib.sha256(b"run mark" + run).hexdigest()[:16]
 
 
 def known_types(query: Query, folder: Path | None, schemas: list[Types | None]) -> Types:

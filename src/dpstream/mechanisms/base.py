@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -105,8 +105,13 @@ class Spender(Protocol):
         """End it."""
 
 
+@runtime_checkable
 class Mechanism(Protocol):
     """One algorithm. `step` takes integers on the mechanism's grid and may release any steps."""
+
+    @property
+    def epsilon(self) -> Amount | None:
+        """The budget that it was given; None: in other terms, such as rho."""
 
     steady: ClassVar[bool]
     """True if every step makes the same charges, so that a batch of them is one ledger entry."""
@@ -125,6 +130,15 @@ class Mechanism(Protocol):
 
     def finish(self, state: Any, spend: Spender) -> tuple[Any, list[Release]]:
         """The stream has ended: release what a delay still holds back."""
+
+
+@runtime_checkable
+class Delayed(Protocol):
+    """A mechanism that publishes a step up to `delay` steps after it came."""
+
+    @property
+    def delay(self) -> int:
+        """In steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -239,11 +239,11 @@ class OperatorSide:
         intake: Intake = known(self.intakes, given["source"], "source that takes rows in")
         body = await read_body(request.stream(), self.most_body)
         kind = content_type(request.headers.get("content-type"))
-        mark = request.headers.get("idempotency-key")
-        if mark is not None and not 1 <= len(mark) <= 200:
+        request_id = request.headers.get("idempotency-key")
+        if request_id is not None and not 1 <= len(request_id) <= 200:
             raise Refusal(422, "an Idempotency-Key must have 1 to 200 characters")
         loop = asyncio.get_running_loop()
-        told = await loop.run_in_executor(self._pool, intake.take, kind, body, mark)
+        told = await loop.run_in_executor(self._pool, intake.take, kind, body, request_id)
         return json_answer(request, told, 202)
 
     def _openapi(self, request: Request, given: Given) -> Response:

@@ -115,9 +115,9 @@ def openapi(
 def json_answer(request: Request, content: Any, status: int = 200) -> Response:
     """JSON; who has the very same already is told so."""
     body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
-    mark = f'"{blake2b(body, digest_size=16).hexdigest()}"'
-    headers = {"etag": mark, "cache-control": "no-cache"}
-    if status == 200 and mark in request.headers.get("if-none-match", ""):
+    etag = f'"{blake2b(body, digest_size=16).hexdigest()}"'
+    headers = {"etag": etag, "cache-control": "no-cache"}
+    if status == 200 and etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 

@@ -62,7 +62,7 @@ def _of_series(query: SeriesQuery, changes: dict[str, Any]) -> dict[str, Any]:
     for name in _FIELDS[1:]:
         if name in changes:
             raise Refusal(409, f"{name} does not apply to a query through a time-series mechanism")
-    if "epsilon" in changes and not hasattr(query.mechanism, "epsilon"):
+    if "epsilon" in changes and query.mechanism.epsilon is None:
         raise Refusal(409, "the mechanism of this query has no epsilon")
     mechanism: Any = query.mechanism
     if changes:
@@ -70,7 +70,7 @@ def _of_series(query: SeriesQuery, changes: dict[str, Any]) -> dict[str, Any]:
     facts = explain(replace(query, mechanism=mechanism))
     tried = [column.get("tried") or {} for column in facts.columns]
     return {
-        "epsilon": float(getattr(mechanism, "epsilon", facts.budget["total"])),
+        "epsilon": float(mechanism.epsilon or facts.budget["total"]),
         "delta": None,
         "max_groups_contributed": 1,
         "max_rows_per_group": 1,

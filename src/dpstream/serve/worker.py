@@ -88,7 +88,7 @@ def _publish(
         )
         for book, wanted in zip(pipeline.books, terms, strict=True):
             open_book(pipeline, book, wanted, ledgers[book.ledger])
-        runs.patience = _patience
+        runs.retry_delay = _retry_delay
         tell(runs)
         with runs:
             for name, release in runs:
@@ -123,7 +123,7 @@ def _of_run(run: Run) -> dict[str, Any]:
     }
 
 
-def _patience(problem: Exception, tries: int) -> float | None:
+def _retry_delay(problem: Exception, tries: int) -> float | None:
     """Seconds until a query that has failed is tried again; None: what is wrong stays so."""
     if type(problem).__name__ in NOT_AGAIN:
         return None

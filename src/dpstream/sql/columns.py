@@ -48,6 +48,11 @@ class Prepared:
     def __repr__(self) -> str:
         return self.text
 
+    def columns_of(self, name: str) -> Sequence[str]:
+        """Those that its expression reads, or the column itself."""
+        made = dict(self.made)
+        return made[name].columns if name in made else (name,)
+
     def __call__(self, table: pa.Table) -> pa.Table:
         """The rows that are wanted, with the query's columns."""
         if self.where is not None:

@@ -99,6 +99,11 @@ class Published:
     def __repr__(self) -> str:
         return self.text
 
+    @property
+    def computed(self) -> dict[str, bool]:
+        """Columns of SELECT that are made of noisy ones, and whether each has an error bar."""
+        return {each.name: each.spread is not None for each in self.made}
+
     def _terms(self) -> Iterator[str]:
         for expression, down, nulls_first in self.order:
             way, nulls = "DESC" if down else "ASC", "FIRST" if nulls_first else "LAST"

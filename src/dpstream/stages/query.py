@@ -259,12 +259,9 @@ class Query(Identified, identity="query", keys=_KEYS):
     @property
     def key_columns(self) -> set[str]:
         """The columns of the source that keys are, or are computed from."""
-        made = dict(getattr(self.prepare, "made", ()))
-        return {
-            column
-            for name in self.keys
-            for column in (made[name].columns if name in made else (name,))
-        }
+        if self.prepare is None:
+            return set(self.keys)
+        return {column for name in self.keys for column in self.prepare.columns_of(name)}
 
     @property
     def source_columns(self) -> list[str]:

@@ -183,15 +183,17 @@ class TypeFromData(Flow):
     True: the type of a column says whether anybody had more rows than the bounds allow.
     """
 
+    _dropped = False
+
     def bound(self, window: int, period: int, rows: Rows) -> Verdicts:
         """Note whether all were kept."""
         verdicts = super().bound(window, period, rows)
-        self._dropped = getattr(self, "_dropped", False) or not verdicts.all()
+        self._dropped = self._dropped or not verdicts.all()
         return verdicts
 
     def _table(self, *args: Any) -> pa.Table:
         table, names = super()._table(*args), [a.name for a in self.query.aggregates]
-        kind = pa.float64() if getattr(self, "_dropped", False) else pa.int64()
+        kind = pa.float64() if self._dropped else pa.int64()
         for name in names:
             place = table.column_names.index(name)
             table = table.set_column(place, name, table[name].cast(kind))

@@ -63,7 +63,7 @@ class ParquetFile:
             self._held = None
         return Batch(table=table, position=[group, after], done=[group, after] >= [last, rest])
 
-    def spans(self, column: str) -> list[tuple[Position, int, int]] | None:
+    def chunk_ranges(self, column: str) -> list[tuple[Position, int, int]] | None:
         """(position, least, largest) of a column of instants, in microseconds, for every read.
 
         Taken from the file's statistics; None where they do not tell.

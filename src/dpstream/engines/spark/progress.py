@@ -27,7 +27,7 @@ class Progress:
     """Between two jobs."""
 
     run: str
-    """The mark of the run that it belongs to."""
+    """The tag of the run that it belongs to."""
     step: int = 0
     chain: bytes = bytes(16)
     """The digest chain of all steps before."""

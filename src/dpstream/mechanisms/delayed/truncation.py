@@ -15,10 +15,12 @@ from dpstream.mechanisms.base import SeriesMechanism, Spender, whole
 from dpstream.mechanisms.parts.bounds import candidates, kept_back, pairs_of, scores
 from dpstream.mechanisms.parts.delayed import (
     BatchMechanism,
+    SharedMechanism,
     checked_delay,
     releases,
 )
 from dpstream.mechanisms.parts.group_release import Payment
+from dpstream.mechanisms.parts.grouped import GroupedMechanism
 from dpstream.mechanisms.parts.history import History
 from dpstream.privacy.amounts import Amount, on_grid, positive
 from dpstream.privacy.charges import Cells
@@ -274,8 +276,8 @@ class SensitivityTruncation(
         if len(values) == 0:
             return self.top
         inside = self.at(self.top)
-        together = getattr(inside, "together", 1)
-        published = getattr(inside, "for_values", self.budget)
+        together = inside.together if isinstance(inside, GroupedMechanism) else 1
+        published = inside.for_values if isinstance(inside, SharedMechanism) else self.budget
         saved = min(_NOISE / (published * together), _MOST)
         chosen = spend.choose(
             scores(values, self.bounds, self.bottom, self.top, saved),

@@ -90,7 +90,6 @@ class Dpi(Identified, identity="dpi", keys=_KEYS):
     half_life: int | None = None
     seed: int = 0
     steady: ClassVar[bool] = False
-    user_level: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "overfitting_bound", "decay_rate", "rate"):

@@ -93,10 +93,10 @@ class ReleaseReader:
         stride = 1
         while last > limit and last // stride > max(0, limit - len(fixed)):
             stride *= 2
-        marks = ", ".join("?" for _ in fixed)
+        placeholders = ", ".join("?" for _ in fixed)
         where = (
             f'query = ? AND "window" = ? AND id <= ? AND "trigger" <= ? '
-            f'AND ("trigger" % ? = 0 OR "trigger" IN ({marks})) ORDER BY "trigger"'
+            f'AND ("trigger" % ? = 0 OR "trigger" IN ({placeholders})) ORDER BY "trigger"'
         )
         found = self._released(where, query, window, self.horizon, last, stride, *fixed)
         return found, stride == 1

@@ -57,7 +57,7 @@ class ReleaseStore:
         about = json.loads(table.schema.metadata[b"dpstream"])
         with self._lock, self._explained():
             run = run_of(table)
-            self.claim(query, run)
+            self.fence(query, run)
             self._connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (query, run))
             if self._has(query, window, trigger):
                 return
@@ -79,7 +79,7 @@ class ReleaseStore:
             )
             self._remember(query, window, trigger, segment)
 
-    def claim(self, query: str, run: str) -> None:
+    def fence(self, query: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
         with self._lock, self._explained():
             asked = "SELECT run FROM runs WHERE query = ?"

@@ -1,4 +1,4 @@
-"""How long a server may be away: tries grow rarer, the operator is told, and in the end it is said.
+"""How often, and for how long, a connector tries again to reach a server that is away.
 
 What a server says may hold what it was asked with, so only the connector's own words are passed on.
 """
@@ -17,19 +17,19 @@ _SHORTEST, _LONGEST = 0.1, 5.0
 _log = logging.getLogger("dpstream")
 
 
-class Patience:
-    """Counts from a server's first failure to its next answer.
+class RetryPolicy:
+    """Waits longer from try to try, tells the operator, and gives up after so many seconds.
 
-    Readers, which must not wait, ask whether it is `too_early` for another try; writers, which may,
-    `wait` for it.
+    The time counts from the server's first failure to its next answer. Readers, which must not
+    wait, ask whether it is `too_early` for another try; writers, which may, `wait` for it.
 
     >>> now = [0.0]
-    >>> patience = Patience("kafka://127.0.0.1:9", seconds=1, now=lambda: now[0])
-    >>> patience.failed("nobody answers")
-    >>> patience.too_early
+    >>> retry = RetryPolicy("kafka://127.0.0.1:9", seconds=1, now=lambda: now[0])
+    >>> retry.failed("nobody answers")
+    >>> retry.too_early
     True
     >>> now[0] = 2.0
-    >>> patience.failed("nobody answers")
+    >>> retry.failed("nobody answers")
     Traceback (most recent call last):
     dpstream.errors.ServerUnreachable: kafka://127.0.0.1:9: nobody answers, for 2 s now; start ...
     """
