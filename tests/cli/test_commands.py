@@ -6,7 +6,7 @@ from importlib.metadata import entry_points, version
 import numpy as np
 import pytest
 
-from dpstream import bench as dps_bench
+import benchmarks
 from dpstream.cli import chart
 from dpstream.cli.app import Commands
 from dpstream.cli.mechanisms import about
@@ -144,11 +144,11 @@ def benches(monkeypatch):
     def measure(name, *, quick, out, progress):
         calls.append((name, quick, str(out)))
         progress(1, 1, "done")
-        found = [dps_bench.target("fast", 3.0, ">=", 2)]
+        found = [benchmarks.target("fast", 3.0, ">=", 2)]
         return {"bench": name, "rows": [{"case": "x", "rate": 1234.5}], "targets": found}
 
-    monkeypatch.setattr(dps_bench, "BENCHES", {"noise": "samplers", "other": "more"})
-    monkeypatch.setattr(dps_bench, "run", measure)
+    monkeypatch.setattr(benchmarks, "BENCHES", {"noise": "samplers", "other": "more"})
+    monkeypatch.setattr(benchmarks, "run", measure)
     return calls
 
 
