@@ -1,7 +1,7 @@
 """Run one bench: measure, judge its targets, write its JSON and its plot.
 
-A bench is a module with a function `measure(quick=..., progress=...) -> Findings`, named in `BENCHES`
-and imported only when it runs.
+A bench is a module named in `BENCHES`, with a function `measure(quick=..., progress=...)` that
+returns `Findings`; it is imported only when it runs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,15 @@ BENCHES: Final[dict[str, str]] = {
     "w_event": "errors of the w-event mechanisms on real and synthetic streams",
     "dpi": "distributions for ever under user-level privacy: errors, budget left, time",
     "delayed": "errors of the mechanisms with a delay, beside their published forms, and steps/s",
-    "recovery": "kill -9 and restart, again and again: the same bytes, and how long a restart takes",
-    "throughput": "records per second from files to durable releases, against opendp, pipeline-dp, spark",
-    "spark": "the Spark engine against Spark's plain group-by on one cluster, and killed as it runs",
+    "recovery": (
+        "kill -9 and restart, again and again: the same bytes, and how long a restart takes"
+    ),
+    "throughput": (
+        "records per second from files to durable releases, against opendp, pipeline-dp, spark"
+    ),
+    "spark": (
+        "the Spark engine against Spark's plain group-by on one cluster, and killed as it runs"
+    ),
     "sqlp": "the continual GROUP BY against the DP-SQLP paper's tables, figures and baselines",
     "logs": "the continual GROUP BY on two real event logs: keys found, errors, time",
     "serve": "clients that follow a server's events while its pipeline reads as fast as it can",

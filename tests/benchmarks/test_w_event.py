@@ -355,3 +355,19 @@ def test_groups_are_judged_against_one_group():
     (sentence,) = w_event_findings.findings([], rows, [])
     assert "confirmed for groups that are charged soundly, 0.80 times" in sentence
     assert w_event_findings.findings([], rows[1:], []) == []
+
+
+def test_delta_is_taken_from_the_best_of_those_that_count():
+    """A baseline without data is shown, and is not what the others are divided by."""
+    errors = {"a": 2.0, "b": 3.0, "zeros": 1.0, "refused": math.nan}
+
+    delta = w_event.delta_mre(errors, among=["a", "b", "refused"])
+
+    assert (delta["a"], delta["b"], delta["zeros"]) == (1.0, 1.5, 0.5)
+    assert math.isnan(delta["refused"])
+    assert w_event.delta_mre({"a": 2.0, "zeros": 1.0}) == {"a": 2.0, "zeros": 1.0}
+
+
+def test_delta_of_a_perfect_release():
+    """Nothing is divided by zero."""
+    assert w_event.delta_mre({"a": 0.0, "b": 0.0, "c": 1.0}) == {"a": 1, "b": 1, "c": math.inf}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import benchmarks
+from dpstream.cli import bench as command
 from dpstream.cli import chart
 from dpstream.cli.app import Commands
 from dpstream.cli.mechanisms import about
@@ -179,6 +180,17 @@ def test_bench_report_names_its_page(run, folder):
     done = run("bench", "report", "--out", ".", "--json")
 
     assert (folder / done.json["report"]).read_text().startswith("<!doctype html>")
+
+
+def test_bench_without_its_folder_says_what_to_do(run, monkeypatch, tmp_path):
+    """A wheel is without the benchmarks: the sources have them."""
+    monkeypatch.setattr(command, "__file__", str(tmp_path / "site" / "dpstream" / "cli" / "it.py"))
+
+    done = run("bench", "noise")
+
+    assert done.code == 5
+    assert "make bench" in done.err
+    assert command.complete_bench("n") == []
 
 
 def test_an_unknown_bench_lists_the_known_ones(run, benches):

@@ -17,22 +17,6 @@ def test_errors_of_a_small_stream():
     assert metrics.relative_errors(released, truth).tolist() == [1.75, 0.25]
 
 
-def test_delta_is_taken_from_the_best_of_those_that_count():
-    """A baseline without data is shown, and is not what the others are divided by."""
-    errors = {"a": 2.0, "b": 3.0, "zeros": 1.0, "refused": math.nan}
-
-    delta = metrics.delta_mre(errors, among=["a", "b", "refused"])
-
-    assert (delta["a"], delta["b"], delta["zeros"]) == (1.0, 1.5, 0.5)
-    assert math.isnan(delta["refused"])
-    assert metrics.delta_mre({"a": 2.0, "zeros": 1.0}) == {"a": 2.0, "zeros": 1.0}
-
-
-def test_delta_of_a_perfect_release():
-    """Nothing is divided by zero."""
-    assert metrics.delta_mre({"a": 0.0, "b": 0.0, "c": 1.0}) == {"a": 1, "b": 1, "c": math.inf}
-
-
 def test_mean_and_standard_error():
     """Of 1, 2, 3: deviation 1, error 1 / sqrt(3); one value has none, no value no mean."""
     assert metrics.mean_and_error([1, 2, 3]) == (2.0, pytest.approx(1 / math.sqrt(3)))
