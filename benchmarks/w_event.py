@@ -152,7 +152,10 @@ def delta_mre(errors: Mapping[str, float], among: Sequence[str] | None = None) -
     """
     known = [errors[name] for name in (errors if among is None else among) if name in errors]
     best = min((error for error in known if not math.isnan(error)), default=math.nan)
-    return {name: 1.0 if error == best else _over(error, best) for name, error in errors.items()}
+    return {
+        name: 1.0 if error == best else error / best if best else math.inf
+        for name, error in errors.items()
+    }
 
 
 def _figures(one: Trials, *, note: str) -> Row:
@@ -227,16 +230,12 @@ def _notes(plan: Plan, found: Sequence[Stream]) -> list[str]:
     return notes
 
 
-def _over(error: float, best: float) -> float:
-    return error / best if best else math.inf
-
-
-EPSILON, WINDOW = 1, 120
+_SPEED_EPSILON, _SPEED_WINDOW = 1, 120
 AT_LEAST: Final = {1: 20_000, 1_000: 1_000}
 """Bins -> steps per second that every mechanism should reach."""
 
 _ROUNDS: Final = {1: 8, 1_000: 3}
-_STEPS: Final = {1: (WINDOW, 15 * WINDOW), 1_000: (WINDOW, WINDOW)}
+_STEPS: Final = {1: (_SPEED_WINDOW, 15 * _SPEED_WINDOW), 1_000: (_SPEED_WINDOW, _SPEED_WINDOW)}
 """Bins -> steps that are not timed (code is compiled, a window fills), and steps that are."""
 
 _STRETCH: Final = {1: 100, 1_000: 10}  # steps that are timed together
@@ -249,8 +248,8 @@ def measure_speed(names: Sequence[str]) -> list[Row]:
             "part": "speed",
             "stream": f"{bins:,} bins" if bins > 1 else "1 bin",
             "mechanism": name,
-            "epsilon": EPSILON,
-            "window": WINDOW,
+            "epsilon": _SPEED_EPSILON,
+            "window": _SPEED_WINDOW,
             "steps_per_second": _fastest(name, bins),
             "note": "by processor time",
         }
@@ -292,7 +291,9 @@ def _speed_block(bins: int, steps: int) -> Integers:
 
 def _times(build: Any, block: Integers, warm: int, stretch: int) -> list[float]:
     """Seconds for each stretch of steps; noise is fixed, so that every round does the same."""
-    runner = Runner(build(epsilon=EPSILON, window=WINDOW), secret=bytes(32), run_id=bytes(16))
+    runner = Runner(
+        build(epsilon=_SPEED_EPSILON, window=_SPEED_WINDOW), secret=bytes(32), run_id=bytes(16)
+    )
     for _ in runner.feed(block[:warm]):
         pass
     times = []
