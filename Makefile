@@ -77,7 +77,7 @@ docs: .venv/.dev ## build the documentation into site/
 clean: ## remove environments, caches and everything built
 	@echo "clean: removing environments, caches and everything built"
 	@rm -rf .venv .venv-bench .venv-serve .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist site
-	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call make_venv,folder): make the environment unless it is there.
 define make_venv

@@ -1,5 +1,6 @@
 """The project's own tooling: packaging data, pinned versions, and tests that need components."""
 
+import os
 import re
 import subprocess
 import sys
@@ -45,6 +46,7 @@ def pins(name: str) -> dict[str, str]:
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A small project that uses this project's conftest."""
     monkeypatch.delenv("DPSTREAM_REQUIRE_ALL", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)  # for tests.support
     pytester.makeconftest(CONFTEST + STAND_INS)
     return pytester
 

@@ -6,7 +6,8 @@ from importlib.metadata import entry_points, version
 import numpy as np
 import pytest
 
-from dpstream import bench as dps_bench
+import benchmarks
+from dpstream.cli import bench as command
 from dpstream.cli import chart
 from dpstream.cli.app import Commands
 from dpstream.cli.mechanisms import about
@@ -144,11 +145,11 @@ def benches(monkeypatch):
     def measure(name, *, quick, out, progress):
         calls.append((name, quick, str(out)))
         progress(1, 1, "done")
-        found = [dps_bench.target("fast", 3.0, ">=", 2)]
+        found = [benchmarks.target("fast", 3.0, ">=", 2)]
         return {"bench": name, "rows": [{"case": "x", "rate": 1234.5}], "targets": found}
 
-    monkeypatch.setattr(dps_bench, "BENCHES", {"noise": "samplers", "other": "more"})
-    monkeypatch.setattr(dps_bench, "run", measure)
+    monkeypatch.setattr(benchmarks, "BENCHES", {"noise": "samplers", "other": "more"})
+    monkeypatch.setattr(benchmarks, "run", measure)
     return calls
 
 
@@ -179,6 +180,17 @@ def test_bench_report_names_its_page(run, folder):
     done = run("bench", "report", "--out", ".", "--json")
 
     assert (folder / done.json["report"]).read_text().startswith("<!doctype html>")
+
+
+def test_bench_without_its_folder_says_what_to_do(run, monkeypatch, tmp_path):
+    """A wheel is without the benchmarks: the sources have them."""
+    monkeypatch.setattr(command, "__file__", str(tmp_path / "site" / "dpstream" / "cli" / "it.py"))
+
+    done = run("bench", "noise")
+
+    assert done.code == 5
+    assert "make bench" in done.err
+    assert command.complete_bench("n") == []
 
 
 def test_an_unknown_bench_lists_the_known_ones(run, benches):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dpstream as dps
-from dpstream.bench.recovery_child import killer, watched
+from benchmarks.recovery_child import killer, watched
 from dpstream.engines.local import Options
 
 SECRET, RUN = bytes(range(32)), bytes(range(16))

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from dpstream.bench.recovery_case import left_behind
+from benchmarks.recovery_case import left_behind
 from dpstream.engines.snapshots import DamagedSnapshot
 from dpstream.errors import StateError
 from dpstream.privacy.run_directory import FORMAT

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
-from dpstream.bench.recovery_case import CheckingSink
+from benchmarks.recovery_case import CheckingSink
 from dpstream.connectors.sources import StandardInput
 from dpstream.errors import InvalidInput
 from tests.engines.runs import SECRET, charges, killed, options, published, until

@@ -16,7 +16,7 @@ from threading import enumerate as enumerate_threads
 import pytest
 
 import dpstream as dps
-from dpstream.bench.recovery_case import CheckingSink
+from benchmarks.recovery_case import CheckingSink
 from dpstream.connectors.sinks import DirectorySink
 from dpstream.connectors.sources import StandardInput
 from dpstream.connectors.sources.growing import GrowingDirectory

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import dpstream as dps
-from dpstream.bench.connector_child import RUN, SECRET
+from benchmarks.connector_child import RUN, SECRET
 from dpstream.connectors.sources import open_source
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.connectors.testing.source_suite import Read, drain, replayed, sum_of

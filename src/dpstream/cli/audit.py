@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from dpstream.bench.machine import describe
 from dpstream.cli.output import note, people, print_json, progress_bar
 from dpstream.errors import InvalidParameter
+from dpstream.evaluate.machine import describe
 
 
 def complete_audit(incomplete: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -10,12 +11,15 @@ from typing import Annotated, Any
 import typer
 
 from dpstream.cli.output import note, people, print_json, progress_bar
-from dpstream.errors import InvalidParameter
+from dpstream.errors import InvalidParameter, MissingDependency
 
 
 def complete_bench(incomplete: str) -> list[str]:
     """Names for shell completion."""
-    names = ("all", "report", *_benches().BENCHES)
+    try:
+        names = ("all", "report", *_benches().BENCHES)
+    except MissingDependency:
+        return []
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -73,4 +77,14 @@ def _measure(benches: ModuleType, name: str, *, quick: bool, out: Path) -> dict[
 
 
 def _benches() -> ModuleType:
-    return import_module("dpstream.bench")  # needed by this command alone
+    """The package `benchmarks` of the checkout that dpstream runs from; a wheel is without it."""
+    checkout = Path(__file__).resolve().parents[3]
+    if not (checkout / "benchmarks" / "__init__.py").is_file():
+        raise MissingDependency(
+            "the benchmarks are not part of the installed package, they are in the folder "
+            "benchmarks/ of dpstream's sources; in an unpacked sdist or a checkout, run "
+            "`make bench BENCH=noise`, or `pip install -e '.[dev]'` and this command again"
+        )
+    if str(checkout) not in sys.path:
+        sys.path.insert(0, str(checkout))
+    return import_module("benchmarks")

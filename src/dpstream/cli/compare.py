@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -78,7 +77,8 @@ def compare(
             time, public=public, plot=plot, as_json=as_json,
         )  # fmt: skip
         return
-    trials = import_module("dpstream.bench.trials")  # needed by this command alone
+    from dpstream.evaluate import trials  # needed by this command alone
+
     candidates = _candidates(names or [], trials.w_event_mechanisms())
     budgets = list(dict.fromkeys(epsilons))
     results.check_target(plot, (".png", ".svg", ".pdf"))
