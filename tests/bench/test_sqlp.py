@@ -5,11 +5,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.audit.controls.sqlp_published import Events, SqlpPublished
 from dpstream.bench import sqlp_baselines, sqlp_runs, sqlp_targets
 from dpstream.bench.click_log import ClickLog, parts, records_of, zipf_mandelbrot
 from dpstream.bench.harness import run as run_bench
 from dpstream.bench.sqlp import QUICK
+from dpstream.bench.sqlp_published import Events, SqlpPublished
 from dpstream.connectors.testing import ListSink
 from dpstream.session import run
 from dpstream.stages.plan import planned

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dpstream.audit.controls.groups_published import ContinGroupPublished, DiscontinGroupPublished
-from dpstream.audit.controls.orders_published import BucOrderPublished, CompOrderPublished
-from dpstream.audit.controls.pegasus_published import PegasusPublished
+from dpstream.bench.delayed_published import (
+    BucOrderPublished,
+    CompOrderPublished,
+    ContinGroupPublished,
+    DiscontinGroupPublished,
+    PegasusPublished,
+)
 from dpstream.bench.delayed_streams import Series
 from dpstream.mechanisms import find
 from dpstream.mechanisms.base import Mechanism, SeriesMechanism

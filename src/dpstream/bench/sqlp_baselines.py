@@ -21,7 +21,7 @@ import numpy as np
 from scipy.special import gammaln
 from scipy.stats import norm
 
-from dpstream.audit.controls.sqlp_published import Events
+from dpstream.bench.sqlp_published import Events
 from dpstream.privacy.curves import gdp_mu
 from dpstream.records import Reals
 

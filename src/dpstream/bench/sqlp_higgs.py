@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from dpstream.audit.controls.sqlp_published import Events
 from dpstream.bench import sqlp_runs as runs
 from dpstream.bench.harness import Row
 from dpstream.bench.logs import HIGGS
+from dpstream.bench.sqlp_published import Events
 from dpstream.bench.streams import VARIABLE
 from dpstream.session import run
 

@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpstream.audit.controls.sqlp_published import Events, SqlpPublished
 from dpstream.bench import click_log
 from dpstream.bench.click_log import DAY, START, ClickLog
 from dpstream.bench.harness import Row
 from dpstream.bench.sqlp_baselines import OneShot, incremental, repeated
+from dpstream.bench.sqlp_published import Events, SqlpPublished
 from dpstream.engines.local import Options
 from dpstream.records import Reals
 from dpstream.session import run

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dpstream.audit.controls.spas_published import SpasPublished
+from dpstream.audit.controls.published_mechanisms import SpasPublished
 from dpstream.bench import metrics
 from dpstream.errors import BudgetExceeded, InvalidParameter
 from dpstream.mechanisms import REGISTRY, find

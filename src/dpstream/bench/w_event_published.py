@@ -14,10 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dpstream.audit.controls.columns_apart import ColumnsApart
-from dpstream.audit.controls.dsat_published import DsatPublished
-from dpstream.audit.controls.grouping_published import AdaPubPublished, PegasusPublished
-from dpstream.audit.controls.spas_published import SpasPublished
+from dpstream.audit.controls.published_mechanisms import (
+    AdaPubPublished,
+    ColumnsApart,
+    DsatPublished,
+    PegasusWPublished,
+    SpasPublished,
+)
 from dpstream.bench.harness import Row
 from dpstream.bench.streams import Stream
 from dpstream.bench.trials import Build, Trials, trials
@@ -46,7 +49,7 @@ def forms() -> list[Form]:
         Form(scheme="spas", sound=find("spas"), published=SpasPublished),
         Form(scheme="dsat", sound=find("dsat"), published=DsatPublished),
         Form(scheme="fast_w", sound=find("fast_w"), published=ColumnsApart, many_bins=True),
-        Form(scheme="pegasus_w", sound=find("pegasus_w"), published=PegasusPublished),
+        Form(scheme="pegasus_w", sound=find("pegasus_w"), published=PegasusWPublished),
         Form(scheme="adapub", sound=find("adapub"), published=AdaPubPublished),
     ]
     made += [
