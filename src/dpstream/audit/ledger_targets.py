@@ -38,12 +38,11 @@ from dpstream.audit.query_targets import (
     ALL_WINDOWS,
     DELTA,
     EPSILON,
-    Maker,
     W,
     crowded_pair,
     day_query,
 )
-from dpstream.audit.targets import Catalogue, Target, by_name
+from dpstream.audit.targets import Catalogue, Maker, Target, by_name
 from dpstream.engines.series import SeriesRun
 from dpstream.mechanisms.counters.toeplitz import ToeplitzCounter
 from dpstream.mechanisms.w_event.sample import Sample
@@ -91,7 +90,7 @@ def _restarted_series(query: Callable[[int], SeriesQuery], **facts: Any) -> Rest
 
 
 def _target(**facts: Any) -> Target:
-    usual = {"epsilon": float(EPSILON), "delta": DELTA, "runs": (4_000, 40_000)}
+    usual: dict[str, Any] = {"epsilon": float(EPSILON), "delta": DELTA, "runs": (4_000, 40_000)}
     return Target(**usual | {"learners": MANY_OUTPUTS} | facts)
 
 

@@ -48,7 +48,7 @@ from dpstream.audit.neighbours import (
     pairs_of,
     user_in_every_slot,
 )
-from dpstream.audit.targets import Catalogue, Exact, Target, by_name
+from dpstream.audit.targets import Catalogue, Exact, Maker, Target, by_name
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
 from dpstream.mechanisms.from_rows import bounded_counts
@@ -164,11 +164,11 @@ def mechanism_target(name: str) -> Target:
 
 
 def _laplace(data: Integers, runs: int, secret: bytes) -> Reals:
-    return _drawn(secret, "laplace", np.repeat(data[:1], runs, axis=0), epsilon=Fraction(1))
+    return _draw(secret, "laplace", np.repeat(data[:1], runs, axis=0), epsilon=Fraction(1))
 
 
 def _gaussian(data: Integers, runs: int, secret: bytes) -> Reals:
-    return _drawn(secret, "gaussian", np.repeat(data[:1], runs, axis=0), rho=RHO)
+    return _draw(secret, "gaussian", np.repeat(data[:1], runs, axis=0), rho=RHO)
 
 
 def _respond(data: Integers, runs: int, secret: bytes) -> Reals:
@@ -189,7 +189,7 @@ def _choose(data: Integers, runs: int, secret: bytes) -> Reals:
     return found
 
 
-def _drawn(secret: bytes, kind: str, value: Integers, **amount: Fraction) -> Reals:
+def _draw(secret: bytes, kind: str, value: Integers, **amount: Fraction) -> Reals:
     spend = unlimited_spend(secret, "rho" if "rho" in amount else "epsilon")
     spend.begin(0, lambda _: "")
     noisy = getattr(spend, kind)(value, sensitivity=Fraction(1), purpose="audit", **amount)
@@ -197,19 +197,20 @@ def _drawn(secret: bytes, kind: str, value: Integers, **amount: Fraction) -> Rea
     return found
 
 
+def _target(about: str, sample: Sampler, pair: Pair, **facts: Any) -> Maker:
+    return lambda name: Target(name=name, about=about, sample=sample, pairs=(pair,), **facts)
+
+
 def draw_targets() -> Catalogue:
     """The four draws that everything else is made of, straight from `Spend`."""
-    one_more = (Pair(name="one more", one=block([5]), two=block([6])),)
+    one_more = Pair(name="one more", one=block([5]), two=block([6]))
     gaussian = {"epsilon": zcdp_epsilon(rho=float(RHO), delta=DELTA), "delta": DELTA}
-    buckets = (Pair(name="another bucket", one=block([0]), two=block([3])),)
-    scores = (Pair(name="scores part", one=block([5, 4, 4]), two=block([4, 5, 5])),)
+    buckets = Pair(name="another bucket", one=block([0]), two=block([3]))
+    scores = Pair(name="scores part", one=block([5, 4, 4]), two=block([4, 5, 5]))
+    usual: dict[str, Any] = {"epsilon": 1.0, "runs": _MANY, "simple": True}
 
-    def draw(sample: Sampler, pairs: tuple[Pair, ...], **facts: Any) -> Callable[[str], Target]:
-        usual: dict[str, Any] = {"epsilon": 1.0, "runs": _MANY, "simple": True}
-        about = "One draw of `Spend`, the only way to noise."
-        return lambda name: Target(
-            name=name, about=about, sample=sample, pairs=pairs, **usual | facts
-        )
+    def draw(sample: Sampler, pair: Pair, **facts: Any) -> Maker:
+        return _target("One draw of `Spend`, the only way to noise.", sample, pair, **usual | facts)
 
     return by_name(
         {
@@ -237,9 +238,10 @@ def _dpi_exactly(name: str) -> Exact:
 
 @dataclass(frozen=True, kw_only=True)
 class UserRows:
-    """In each slot: so many rows of one user in the first bin, and users with one in the last."""
+    """In each slot: rows of one user in the first bin, and one row of each other in the last."""
 
     unit: int
+    """How many rows the user has in a slot."""
     others: int
 
     def facts(self) -> dict[str, int]:
@@ -286,10 +288,6 @@ def _user(others: int) -> Pair:
     )
 
 
-def _sampled(about: str, sample: Sampler, pair: Pair, **facts: Any) -> Callable[[str], Target]:
-    return lambda name: Target(name=name, about=about, sample=sample, pairs=(pair,), **facts)
-
-
 def mechanism_targets() -> Catalogue:
     """The draws, all registered mechanisms, and DPI where it looks back and from rows."""
     large: dict[str, Any] = {"epsilon": float(LARGE_EPSILON), "runs": _USERS}
@@ -297,13 +295,13 @@ def mechanism_targets() -> Catalogue:
     user_level = by_name(
         {
             "dpi_exactly": _dpi_exactly,
-            "dpi_queries": _sampled(
+            "dpi_queries": _target(
                 "DPI with two queries: what was chosen steers the next draw.",
                 SequentialRuns(mechanism=_TWO_QUERIES),
                 dominating_user(),
                 **large,
             ),
-            "dpi_rows": _sampled(
+            "dpi_rows": _target(
                 "DPI from rows: one of a user a slot, nine dummy rows.",
                 RunsFromRows(mechanism=_from_rows(LARGE_EPSILON)),
                 _user(0),
@@ -339,12 +337,10 @@ def _contin_group_loss() -> float:
     return 4 * share + abs(tests)
 
 
-def _sparse_vector(
-    version: int, one: list[int], two: list[int], **facts: Any
-) -> Callable[[str], Target]:
+def _sparse_vector(version: int, one: list[int], two: list[int], **facts: Any) -> Maker:
     sound = version in (1, 2)
     about = f"Sparse vector technique, version {version} of Lyu, Su, Li (2017)"
-    return _sampled(
+    return _target(
         f"{about}, {'sound' if sound else 'broken'}.",
         SparseVector(version=version, count=facts.pop("count", 1)),
         Pair(name="queries part", one=block(*one), two=block(*two)),
@@ -352,11 +348,9 @@ def _sparse_vector(
     )
 
 
-def _control(
-    about: str, sample: Sampler, pair: Pair = _ONE_MORE, **facts: Any
-) -> Callable[[str], Target]:
+def _control(about: str, sample: Sampler, pair: Pair = _ONE_MORE, **facts: Any) -> Maker:
     usual: dict[str, Any] = {"epsilon": 1.0, "runs": (8_000, 40_000), "control": True}
-    return _sampled(about, sample, pair, **usual | facts)
+    return _target(about, sample, pair, **usual | facts)
 
 
 def _exact(

@@ -41,7 +41,7 @@ from dpstream.audit.query_samplers import (
     key_bytes,
     unit_pair,
 )
-from dpstream.audit.targets import Catalogue, Target, by_name
+from dpstream.audit.targets import Catalogue, Maker, Target, by_name
 from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
 from dpstream.stages.flow import Flow
 from dpstream.stages.query import Query
@@ -55,9 +55,6 @@ _UNIFORM = f"{_W_EVENT}, mechanism = 'uniform'"
 _COUNTER = (
     f"epsilon = {EPSILON}, delta = {SERIES_DELTA}, privacy_unit = 'event', mechanism = 'tree'"
 )
-
-Maker = Callable[[str], Target]
-"""From the name of a row to what is audited in it."""
 
 
 def day_query(**facts: Any) -> Query:
@@ -405,7 +402,8 @@ ALL_WINDOWS = crowded_pair(range(1, 1 + W))
 
 
 def _series(about: str, sample: SeriesRuns, *pairs: Pair, **facts: Any) -> Maker:
-    return _target(about, sample, pairs, **{"runs": (8_000, 60_000), "delta": 0.0} | facts)
+    usual: dict[str, Any] = {"runs": (8_000, 60_000), "delta": 0.0}
+    return _target(about, sample, pairs, **usual | facts)
 
 
 def series_targets() -> Catalogue:

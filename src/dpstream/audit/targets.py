@@ -116,6 +116,8 @@ class Exact:
 
 
 Audited: TypeAlias = Target | Exact
+Maker: TypeAlias = Callable[[str], Target]
+"""From the name of a row to what is audited in it."""
 Catalogue: TypeAlias = dict[str, Callable[[], Audited]]
 """By name; a target is made when it is asked for, because planning a query takes time."""
 
