@@ -18,7 +18,8 @@ import dpstream as dps
 from dpstream.connectors.sinks import open_sink
 from dpstream.engines.local import Options
 from dpstream.errors import InvalidInput
-from dpstream.stages.column_types import canonical, canonical_type
+from dpstream.stages.column_types import canonical_type
+from dpstream.stages.column_values import canonical
 from dpstream.stages.hashing import column_ids
 from dpstream.stages.query_types import types_of
 

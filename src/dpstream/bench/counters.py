@@ -22,11 +22,12 @@ from dpstream.mechanisms import find
 from dpstream.mechanisms.counters.toeplitz import Toeplitz
 from dpstream.mechanisms.parts.counting.convolution import convolved
 from dpstream.mechanisms.parts.counting.epochs import Unbounded
-from dpstream.mechanisms.parts.counting.keyed import KeyedCounting
-from dpstream.mechanisms.parts.counting.strategy import Array, begin, noise_paths
+from dpstream.mechanisms.parts.counting.keyed_counting import KeyedCounting
+from dpstream.mechanisms.parts.counting.strategy import begin, noise_paths
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.spend import Spend
+from dpstream.records import Reals
 
 NAMES = ("naive_counter", "tree", "honaker", "smooth_binary", "toeplitz", "blt")
 STEPS = (128, 1024, 10**5)
@@ -169,7 +170,7 @@ def many_keys(keys: int) -> list[Row]:
     ]
 
 
-def curves(steps: int = 1024) -> dict[str, Array]:
+def curves(steps: int = 1024) -> dict[str, Reals]:
     """Standard deviation over time, every counter tuned for `steps`."""
     found = {name: find(name)(rho=1, steps=steps) for name in NAMES}  # type: ignore[call-arg]
     lines = {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dpstream.mechanisms.parts.counting.strategy import Array
+from dpstream.records import Reals
 
 # Told apart by colour-blind readers and in print: hue and dash.
 _LOOKS = {
@@ -20,7 +20,7 @@ _LOOKS = {
 }
 
 
-def draw(figure: Any, curves: dict[str, Array]) -> None:
+def draw(figure: Any, curves: dict[str, Reals]) -> None:
     """Standard deviation of the running sum by step, at rho = 1."""
     panel = figure.subplots()
     for name, (colour, dash) in _LOOKS.items():

@@ -19,7 +19,7 @@ from dpstream.engines.snapshots import Snapshots
 from dpstream.errors import InvalidInput, StateError
 from dpstream.privacy.state import chain_digest
 from dpstream.records import Integers, Words
-from dpstream.stages.column_types import in_type
+from dpstream.stages.column_values import in_type
 from dpstream.stages.flow import Flow
 from dpstream.stages.rows import id_pairs
 from dpstream.stages.tables import Table

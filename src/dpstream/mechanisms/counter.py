@@ -14,7 +14,7 @@ from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.mechanisms.blocks import as_block
 from dpstream.mechanisms.counters.blt import BltCounter
 from dpstream.mechanisms.counters.unbounded import UnboundedCounter
-from dpstream.mechanisms.parts.counting.keyed import KeyedCounting
+from dpstream.mechanisms.parts.counting.keyed_counting import KeyedCounting
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.spend import Spend, noise_versions

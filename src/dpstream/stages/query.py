@@ -14,7 +14,6 @@ from dpstream.privacy.amounts import positive
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.promises import promise, rows_of
 from dpstream.stages.aggregates import Aggregate, Count, all_measures
-from dpstream.stages.bounding import Bounds
 from dpstream.stages.checks import (
     check_answers,
     check_names,
@@ -27,6 +26,7 @@ from dpstream.stages.checks import (
 from dpstream.stages.column_types import Types, declared_types
 from dpstream.stages.hooks import Finish, Prepare
 from dpstream.stages.measures import Measure
+from dpstream.stages.query_bounds import Bounds
 from dpstream.stages.query_times import TIME_UNITS, checked_times, schedule_of
 from dpstream.stages.schedule import Schedule
 from dpstream.stages.ticks import (

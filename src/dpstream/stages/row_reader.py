@@ -17,7 +17,8 @@ from dpstream.errors import InvalidInput
 from dpstream.privacy.state import Secret
 from dpstream.records import Integers, Rejected, Words
 from dpstream.stages import parse
-from dpstream.stages.column_types import Types, in_type
+from dpstream.stages.column_types import Types
+from dpstream.stages.column_values import in_type
 from dpstream.stages.parsed import ParsedColumns
 from dpstream.stages.query import Query
 from dpstream.stages.query_types import listed_keys, types_before_rows, types_of

@@ -37,7 +37,7 @@ from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import Doors
 from dpstream.privacy.state import WindowKeySource
 from dpstream.records import Reals, Words
-from dpstream.stages.bounding import FIRST, KEPT, Bounds, UnitBucket, Verdicts
+from dpstream.stages.bounding import FIRST, KEPT, UnitBucket, Verdicts
 from dpstream.stages.flow import Flow
 from dpstream.stages.hashing import column_ids
 from dpstream.stages.measures import Measure
@@ -45,6 +45,7 @@ from dpstream.stages.perturb import Noisy
 from dpstream.stages.pieces import Piece
 from dpstream.stages.plan import Plan, WindowPlan
 from dpstream.stages.query import Query
+from dpstream.stages.query_bounds import Bounds
 from dpstream.stages.row_ids import RowIds
 from dpstream.stages.row_reader import RowReader
 from dpstream.stages.rows import RowKeys, Rows, Setting

@@ -11,8 +11,9 @@ import numpy as np
 from dpstream.mechanisms.parts.counting.coders import NodeCoder
 from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
 from dpstream.mechanisms.parts.counting.stack import Node, Stack
-from dpstream.mechanisms.parts.counting.strategy import Array, check_whole
+from dpstream.mechanisms.parts.counting.strategy import check_whole
 from dpstream.privacy.state.serial import storable
+from dpstream.records import Reals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ class SmoothBinary(Stack):
         """Zeros of a word; all of step 1's nodes are read by some later prefix sum."""
         return math.sqrt(self.height - self.ones)
 
-    def error(self) -> Array:
+    def error(self) -> Reals:
         """sqrt(number of ones that are not trailing), all steps at once."""
         rank = np.arange(1, self.steps + 1)
         left = np.full(self.steps, self.ones)
@@ -108,7 +109,7 @@ class SmoothBinary(Stack):
             done += size
         return found
 
-    def encode(self, changes: Array) -> Array:
+    def encode(self, changes: Reals) -> Reals:
         """Sum of the node opened at each step: the last one of its prefix sum."""
         prefix = np.concatenate([[0.0], np.cumsum(changes)])
         first = np.array([self.nodes(step)[-1].first for step in range(1, self.steps + 1)])
