@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BENCH ?=
 QUICK ?=
+WRITE ?=
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= auto
 
@@ -12,7 +13,7 @@ export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test long lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
+.PHONY: help demo test golden long lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -26,6 +27,15 @@ demo: .venv/.core ## set up the core in .venv and take a tour: a live private qu
 test: .venv/.dev ## set up .venv and run every test whose components are present; the rest is listed at the end
 	@echo "test: running every test whose components are present"
 	@$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+golden: .venv/.dev ## compare what fixed runs publish and charge with the stored digests (WRITE=1 stores new ones)
+	@echo "golden: $(if $(WRITE),writing,checking) tests/golden/digests.json"
+ifeq ($(WRITE),)
+	@$(BIN)/python -m pytest --quiet --numprocesses 2 tests/golden
+else
+	@DPSTREAM_GOLDEN_WRITE=1 $(BIN)/python -m pytest --quiet --numprocesses 0 --capture no \
+		--ignore tests/golden/test_changelog.py tests/golden
+endif
 
 # Tests of which `make test` does a fixed tenth.
 LONG := tests/engines/test_lost_files.py tests/engines/test_spark_lost_files.py

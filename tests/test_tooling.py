@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import dpstream as dps
+from dpstream.mechanisms import REGISTRY
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONFTEST = Path(__file__).with_name("conftest.py").read_text()
@@ -133,6 +136,29 @@ def test_hypothesis_runs_the_same_examples_every_time(project):
     run(project).assert_outcomes(passed=1)
 
 
+@pytest.mark.timeout(600)  # a minute without mypy's cache
+def test_every_public_name_has_a_type(tmp_path):
+    """Editors complete `dps.mechanisms.Spas`, and a name that is not there is reported."""
+    names = [name for name in dps.__all__ if name != "__version__"]
+    names += [f"mechanisms.{path.partition(':')[2]}" for path in REGISTRY.values()]
+    script = tmp_path / "names.py"
+    script.write_text(
+        "import dpstream as dps\n"
+        + "".join(f"reveal_type(dps.{name})\n" for name in names)
+        + "dps.mechanisms.Spaas\ndps.realese\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", script],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+
+    revealed = re.findall(r'Revealed type is "(.+)"', done.stdout)
+    assert len(revealed) == len(names), done.stdout
+    assert [name for name, kind in zip(names, revealed, strict=True) if kind == "Any"] == []
+    assert re.findall(r'Module has no attribute "(\w+)"', done.stdout) == ["Spaas", "realese"]
+
+
 def test_every_extra_of_the_design_exists():
     """People install what they need by these names."""
     assert set(PROJECT["optional-dependencies"]) == {
@@ -147,7 +173,7 @@ def test_the_core_stays_small():
 
     assert core == {
         "numpy", "scipy", "numba", "pyarrow", "sqlglot", "cryptography", "dp-accounting",
-        "typer", "rich",
+        "typer", "rich", "xxhash",
     }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ RANGE = {"epsilon": 1, "lo": 0, "hi": 100}
 def roomy(build, **options):
     """The form, with a promise that leaves room for what it truly spends."""
 
-    class Roomy(build):
+    class Roomy(build, identity="test roomy"):
         def terms(self):
             return Terms(unit="event", total=10 * self.budget, change=super().terms().change)
 

@@ -28,7 +28,7 @@ LATE = f"{__name__}:Late"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overspender(HistogramMechanism):
+class Overspender(HistogramMechanism, identity="test overspender"):
     """Spends epsilon at every step, and claims a book that would allow it."""
 
     def terms(self):
@@ -43,7 +43,7 @@ class Overspender(HistogramMechanism):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Late(HistogramMechanism):
+class Late(HistogramMechanism, identity="late"):
     """Releases nothing at once."""
 
     def start(self):

@@ -100,6 +100,16 @@ def test_a_damaged_segment_is_refused(tmp_path, damage):
         WriteAhead(Once([]), tmp_path).read("list", 1)
 
 
+def test_a_segment_of_another_format_is_refused(tmp_path):
+    """It is not damaged: another version of dpstream wrote it."""
+    read_all(WriteAhead(Once(script()), tmp_path))
+    path = sorted(tmp_path.iterdir())[1]
+    path.write_bytes(path.read_bytes().replace(b"write-ahead-1", b"write-ahead-2", 1))
+
+    with pytest.raises(StateError, match="has another format than this version of dpstream reads"):
+        WriteAhead(Once([]), tmp_path).read("list", 1)
+
+
 def test_a_replay_may_ask_for_fewer_columns(tmp_path):
     """Not for those that were not kept."""
     WriteAhead(Once(script()), tmp_path).read("list", None, columns=["a", "b"])

@@ -11,7 +11,8 @@ import dpstream as dps
 from dpstream.engines.series import SeriesRun
 from dpstream.engines.snapshots import DamagedSnapshot
 from dpstream.errors import StateError
-from dpstream.mechanisms import BltCounter, BucOrder, Sample, saved_run
+from dpstream.mechanisms import BltCounter, BucOrder, Sample
+from dpstream.mechanisms.runner import SavedRun
 from dpstream.privacy.ledger import Ledger
 from tests.engines.test_lost_files import SECRET, Grouped, Series, rows, some
 
@@ -157,7 +158,7 @@ def test_a_kill_before_the_first_snapshot_begins_again(tmp_path, monkeypatch, in
     mechanism, data = Sample(epsilon=1, window=2), [[3], [4]]
     facts = {"secret": SECRET, "ledger": None if inside else tmp_path / "book"}
     with monkeypatch.context() as patch:
-        patch.setattr("dpstream.mechanisms.runner.write_snapshot", stop)
+        patch.setattr("dpstream.mechanisms.runner._write_snapshot", stop)
         with pytest.raises(KeyboardInterrupt):
             dps.release(mechanism, data, state=tmp_path / "a", **facts)
         with pytest.raises(KeyboardInterrupt):
@@ -218,7 +219,7 @@ def test_a_damaged_newest_snapshot_does_not_stop_the_next_save(tmp_path):
     again.save(state)
     again.close()
 
-    assert saved_run.SavedRun.read(state).snapshot["steps"] == 3
+    assert SavedRun.read(state).snapshot["steps"] == 3
 
 
 def test_a_finished_series_is_not_fed_on(tmp_path):

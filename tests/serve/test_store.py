@@ -153,6 +153,21 @@ def test_a_reader_without_a_store_sees_nothing(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("number", [0, files.FORMAT + 1])
+def test_a_book_of_another_format_is_refused(tmp_path, number):
+    """By who writes and by who reads; it is left as it is."""
+    ReleaseStore(tmp_path, keys={}).shut()
+    connection = files.connect(tmp_path)
+    connection.execute(f"PRAGMA user_version = {number}")
+    connection.close()
+
+    said = f"has format {number}; this version of dpstream reads format {files.FORMAT}; use"
+    with pytest.raises(StateError, match=said):
+        ReleaseStore(tmp_path, keys={})
+    with pytest.raises(StateError, match=said):
+        ReleaseReader(tmp_path).look()
+
+
 def test_keys_with_the_same_first_word_are_told_apart():
     """The digests are searched by their first word; the second one decides."""
     table = build(

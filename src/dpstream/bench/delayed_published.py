@@ -67,7 +67,7 @@ class DelayBatch(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedSeries(SeriesMechanism):
+class PublishedSeries(SeriesMechanism, identity=None):
     """A share of epsilon (eps_g) finds structure in the values, the rest (eps_p) is for noise."""
 
     structure_share: ClassVar[Fraction]
@@ -89,7 +89,7 @@ class PublishedSeries(SeriesMechanism):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedBatch(PublishedSeries, ABC):
+class PublishedBatch(PublishedSeries, ABC, identity=None, keys="delay truncate_every candidates"):
     """Batches of `delay` steps: a strategy spends eps_g on their structure, the noise has the rest.
 
     With `truncate_every` = n, every n-th batch chooses a bound tau with half of eps_p: report noisy
@@ -190,7 +190,7 @@ def group_means(batch: DelayBatch, labels: Integers, spend: Spender, noise: Nois
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContinGroupPublished(PublishedBatch):
+class ContinGroupPublished(PublishedBatch, identity="control/contin_group", keys="theta noise"):
     """Algorithm 6: successive values of a batch, grouped; the mean of each group with noise.
 
     Claim: event-level epsilon-DP, eps_g = epsilon / 5 for the tests.
@@ -224,7 +224,9 @@ class ContinGroupPublished(PublishedBatch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscontinGroupPublished(PublishedBatch):
+class DiscontinGroupPublished(
+    PublishedBatch, identity="control/discontin_group", keys="theta noise"
+):
     """Algorithm 2: a value may join any group of its batch, the first whose test it passes.
 
     Claim: event-level epsilon-DP, with rho ~ Lap(2 (2w - 1) Delta / eps_g) for every group and
@@ -330,7 +332,7 @@ class Past(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompOrderPublished(PublishedSeries):
+class CompOrderPublished(PublishedSeries, identity="control/comp_order", keys="delay flags bounds"):
     """Algorithms 3 and 4: noisy comparisons with the last `delay` values bound the next one.
 
     Where the noisy value is above the least of those that should be greater, or below the greatest
@@ -441,7 +443,7 @@ def _aligned(
 
 
 @dataclass(frozen=True, kw_only=True)
-class BucOrderPublished(PublishedBatch):
+class BucOrderPublished(PublishedBatch, identity="control/buc_order", keys="width"):
     """Algorithm 5: a randomised bucket for every value, the noisy mean of what has its label.
 
     The mean is then moved into its bucket. The text says so for the lower edge; the paper's figures
@@ -494,7 +496,7 @@ class OpenGroups(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PegasusPublished(PublishedSeries):
+class PegasusPublished(PublishedSeries, identity="control/pegasus", keys="theta smoother"):
     """Algorithm 1: noise on every value, then the mean of what its group has so far.
 
     Claim: event-level epsilon-DP, eps_g = epsilon / 5 for the tests, whose noise is

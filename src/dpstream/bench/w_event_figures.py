@@ -64,7 +64,7 @@ SMALL: Final = Size(
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpasWith(Spas):
+class SpasWith(Spas, identity="bench/spas", keys="windows share"):
     """`Spas` that looks back over so many windows, or gives its tests another share of epsilon."""
 
     windows: int = 2

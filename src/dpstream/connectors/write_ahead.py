@@ -21,7 +21,8 @@ from dpstream.errors import RowsLost, StateError
 from dpstream.privacy.state.files import remove_leftovers
 from dpstream.records import Batch, Position, Rejected, Source
 
-_MAGIC = b"dpstream-write-ahead-1\n"
+_NAME = b"dpstream-write-ahead-"
+_MAGIC = _NAME + b"1\n"  # with the number of the format
 _REJECTED = b"dpstream.rejected"
 
 
@@ -139,6 +140,11 @@ def load_batch(path: Path, columns: Sequence[str] | None) -> Batch:
     whole = path.read_bytes()
     start = len(_MAGIC) + 32
     content = whole[start:]
+    if whole.startswith(_NAME) and not _MAGIC.startswith(whole[: len(_MAGIC)]):
+        raise StateError(
+            f"{path} has another format than this version of dpstream reads; use the version that "
+            "wrote it"
+        )
     if not whole.startswith(_MAGIC) or sha256(content).digest() != whole[len(_MAGIC) : start]:
         raise StateError(
             f"{path} is damaged; restore it from a copy, or start anew with another checkpoint "

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from dpstream.engines.arrivals import finish_reading
+from dpstream.engines.directory import read_types, write_types
 from dpstream.engines.erasure import erase_unit
 from dpstream.engines.inputs import Sources, check_columns
 from dpstream.engines.loop import Loop
@@ -118,8 +120,8 @@ class LocalRun(QueryRun):
         reader = RowReader(self.plan.query, storage.secret, storage.run)
         if storage.directory is not None:
             buckets = storage.directory.about["buckets"]
-            reader.types = storage.directory.types()
-            reader.learned = storage.directory.keep_types
+            reader.types = read_types(storage.directory.log)
+            reader.learned = partial(write_types, storage.directory.log)
         return Flow(self.plan, reader, buckets=buckets, threads=threads, mark=storage.mark)
 
     def _notes(self) -> dict[str, Any]:

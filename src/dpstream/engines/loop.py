@@ -17,12 +17,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.engines.directory import StateDirectory
 from dpstream.engines.inputs import FileInput
 from dpstream.engines.live_input import LiveInput
 from dpstream.engines.sender import MOST_ON_THE_WAY, Sender
 from dpstream.engines.snapshots import Snapshots
 from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.run_directory import RunDirectory
 from dpstream.privacy.state import chain_digest
 from dpstream.records import Sink
 from dpstream.stages.flow import Flow, Judged
@@ -44,7 +44,7 @@ class Loop:
     files: FileInput | None
     live: LiveInput | None
     sink: Sink | None
-    directory: StateDirectory | None
+    directory: RunDirectory | None
     snapshot_every: int
     stopped: Callable[[], bool]
     forget_rows: Callable[[Any], None] | None = None

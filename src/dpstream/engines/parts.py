@@ -147,10 +147,10 @@ def _group(bucket: GroupBucket, rows: int, active: int, members: int) -> dict[st
 
 def _restore_group(bucket: GroupBucket, part: dict[str, Any]) -> None:
     bucket.table.apply(part["table"])
-    if part.get("members") is not None:  # earlier versions have neither members nor rounds
+    if part["members"] is not None:
         bucket.members = bucket.members or Table(1)
         bucket.members.apply(part["members"])
-    bucket.round = part.get("round", bucket.round)
+    bucket.round = part["round"]
     if part["active since"] == 0:
         bucket.active, bucket.keys = np.zeros(0, np.int64), []
     bucket.active = np.concatenate([bucket.active, part["active"]])

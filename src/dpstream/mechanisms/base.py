@@ -15,6 +15,7 @@ from dpstream.mechanisms.blocks import check_counts, refuse_nan
 from dpstream.privacy.amounts import Amount, exact, positive
 from dpstream.privacy.charges import Cells, Terms
 from dpstream.privacy.sensitivity import range_change
+from dpstream.privacy.state.identity import Identified
 from dpstream.privacy.tokens import Cover, Interval, Paid
 from dpstream.records import Integers, Reals, Release, Words
 
@@ -127,7 +128,7 @@ class Mechanism(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HistogramMechanism:
+class HistogramMechanism(Identified, identity=None, keys="epsilon window"):
     """Common to mechanisms over counts per step: w-event privacy, one event moves one count by 1.
 
     `epsilon` is spent within any `window` successive steps.
@@ -160,7 +161,7 @@ class HistogramMechanism:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeriesMechanism:
+class SeriesMechanism(Identified, identity=None, keys="epsilon lo hi quantum"):
     """Common to mechanisms over numbers in a public range: event level, one value may change.
 
     Values outside [`lo`, `hi`] are clamped, then rounded to multiples of `quantum`.

@@ -64,7 +64,7 @@ def _stages(query: Query, releases: int) -> list[Stage]:
     bounds = query.bounds
     found = [("source", read)]
     if query.prepare is not None:
-        found.append(("prepare", repr(query.prepare)))
+        found.append(("prepare", query.prepare.text))
     if query.time is not None:
         size = "one window" if query.window is None else _windows(query.window)
         late = (

@@ -11,9 +11,12 @@ import pyarrow as pa
 class Prepare(Protocol):
     """Makes the query's columns out of the source's: filters and expressions, row by row.
 
-    Its `repr` must say all that it does: it is part of what fixes the releases. It never raises
-    for a row: what cannot be computed is NULL.
+    It never raises for a row: what cannot be computed is NULL.
     """
+
+    @property
+    def text(self) -> str:
+        """Says all that it does; it is part of what fixes the releases, so it never changes."""
 
     @property
     def columns(self) -> Sequence[str]:
@@ -24,7 +27,11 @@ class Prepare(Protocol):
 
 
 class Finish(Protocol):
-    """Chooses and orders rows of a release by their noisy values; its `repr` says how."""
+    """Chooses and orders rows of a release by their noisy values."""
+
+    @property
+    def text(self) -> str:
+        """Says all that it does; it is part of what fixes the releases, so it never changes."""
 
     def __call__(self, release: pa.Table) -> pa.Table:
         """What is published of a release."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from dpstream.mechanisms.base import whole
 from dpstream.privacy.amounts import positive
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.promises import promise, rows_of
+from dpstream.privacy.state.identity import Identified, canonical
 from dpstream.stages.aggregates import Aggregate, Count, all_measures
 from dpstream.stages.checks import (
     check_answers,
@@ -41,11 +42,19 @@ from dpstream.stages.ticks import (
 from dpstream.stages.windows import Tumble
 
 _ZERO, _ONE_DAY = Micros(0), Micros(DAY)
+_KEYS = """
+    name unit keys aggregates epsilon delta
+    time time_unit time_origin arrival window strategy every triggers start end allowed_lateness
+    period time_zone max_groups_contributed max_rows_per_group max_rows_contributed
+    public_keys pre_threshold selection_share last_share last_budget weights
+    confidence debias debias_rows min_change nonnegative buffers
+    column_types max_key_bytes max_ahead prepare finish
+"""  # a field that gets another name keeps its key: key=new_name
 _TOTALS_WEIGHT = Fraction(1, 50)  # totals of a window are large beside their noise
 
 
 @dataclass(frozen=True, kw_only=True)
-class Query:
+class Query(Identified, identity="query", keys=_KEYS):
     """Aggregates per key, for ever, under user-level (epsilon, delta)-DP.
 
     `unit`: the column that names the protected unit, for ever or within each `period` of event
@@ -306,9 +315,14 @@ class Query:
         ticks = Ticks(origin=origin, size=self.window.size, zone=self.time_zone)
         return replace(self, start=Micros(ticks.at(ticks.last_before(now))))
 
+    def written(self) -> dict[str, Any]:
+        """The value of every field by its key; hooks and Arrow's types are known by their texts."""
+        return super().written() | {
+            "prepare": None if self.prepare is None else self.prepare.text,
+            "finish": None if self.finish is None else self.finish.text,
+            "column_types": tuple((name, str(kind)) for name, kind in self.declared.items()),
+        }
+
     def facts(self) -> dict[str, str]:
-        """Everything that fixes the releases besides the data."""
-        found = {f.name: repr(getattr(self, f.name)) for f in fields(self)}
-        if not self.column_types:  # says nothing, as before it was there
-            del found["column_types"]
-        return found
+        """Everything that fixes the releases besides the data, by key."""
+        return {key: canonical(value) for key, value in self.written().items()}

@@ -22,6 +22,7 @@ from dpstream.mechanisms import name_of
 from dpstream.mechanisms.base import Mechanism
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.promises import rows_of
+from dpstream.privacy.state.identity import canonical
 from dpstream.stages.aggregates import Count
 from dpstream.stages.query import Query
 from dpstream.stages.schedule import Schedule
@@ -158,5 +159,5 @@ class SeriesQuery:
         return self if rows is self.rows else replace(self, rows=rows)
 
     def facts(self) -> dict[str, str]:
-        """Everything that fixes the releases besides the data."""
-        return self.rows.facts() | {"mechanism": repr(self.mechanism)}
+        """Everything that fixes the releases besides the data, by key."""
+        return self.rows.facts() | {"mechanism": canonical(self.mechanism)}

@@ -24,7 +24,7 @@ ABOVE, BELOW, STOPPED = 1.0, 0.0, np.nan
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedNoise(HistogramMechanism):
+class SharedNoise(HistogramMechanism, identity="control/shared_noise"):
     """Uniform's budget and scale, but one draw for all bins, as in public code of this field.
 
     What is wrong: the difference of two bins is released exactly, so no epsilon holds. The ledger
@@ -90,7 +90,7 @@ class ReusedNoise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortBudgetWindow(BudgetDistribution):
+class ShortBudgetWindow(BudgetDistribution, identity="control/forgetful"):
     """Budget distribution with a record of what was spent that is too short.
 
     Claim: w-event epsilon-DP. True: the record forgets each charge one step later, inside its
@@ -111,7 +111,7 @@ class _UnitNormCoder(BufferedCoder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnitColumnNorm(BltCounter):
+class UnitColumnNorm(BltCounter, identity="control/wrong_norm"):
     """A buffered linear Toeplitz counter whose noise is scaled to a column norm of 1.
 
     Claim: event-level rho-zCDP. True: one event moves all later measurements through the buffers;

@@ -33,7 +33,6 @@ from dpstream.mechanisms.w_event.spas import Spas, SpasState
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.charges import Cells
 from dpstream.privacy.sensitivity import histogram_change
-from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 
 _State = TypeVar("_State", DsatState, SpasState)
@@ -75,7 +74,7 @@ def _is_above(
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpasPublished(Spas):
+class SpasPublished(Spas, identity="control/spas"):
     """Algorithm 2 of the SPAS paper: one rho for the whole stream, test budget moved elsewhere.
 
     What is wrong: the noise rho is drawn once, so the outcomes of ever more tests reveal it. A
@@ -147,7 +146,7 @@ def _log_tail(at: Reals, *, above: bool) -> Reals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DsatPublished(Dsat):
+class DsatPublished(Dsat, identity="control/dsat"):
     """DSAT as one sparse vector for the whole stream, charged for what it draws.
 
     What is wrong: as in `SpasPublished`; a proof for one positive does not cover the next one, and
@@ -174,7 +173,7 @@ class DsatPublished(Dsat):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PegasusWPublished(PegasusW):
+class PegasusWPublished(PegasusW, identity="control/pegasus_w"):
     """PeGaSuS with Lap(2 / eps_g) and Lap(4 / eps_g) for its tests, charged as 2 eps_g.
 
     What is wrong: a deviation moves by two when a count moves by one, and the noise is for one.
@@ -201,7 +200,7 @@ class PegasusWPublished(PegasusW):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaPubPublished(AdaPub):
+class AdaPubPublished(AdaPub, identity="control/adapub"):
     """AdaPub with a fifth of epsilon for the tests of every single step.
 
     What is wrong: the budget of the counts is divided by the window, that of the tests is not.
@@ -233,7 +232,7 @@ class SomeColumns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnsApart(HistogramMechanism):
+class ColumnsApart(HistogramMechanism, identity="control/columns_apart", keys="scheme groups"):
     """An instance of `scheme` for each of `groups` groups of neighbouring columns (0: each column).
 
     What is wrong: each has the whole of epsilon. One event per step changes one column, so one step
@@ -342,9 +341,8 @@ def _deviation(values: Sequence[float]) -> float:
     return float(np.abs(np.asarray(values) - np.mean(values)).sum())
 
 
-@storable("dpi published")
 @dataclass(frozen=True, kw_only=True)
-class DpiPublished(Dpi):
+class DpiPublished(Dpi, identity="control/dpi"):
     """DPI as printed: weights from the sum of all past scores, charged as if it were one score.
 
     What is wrong: Theorem 5.1 bounds the change of one slot's score by 2 Delta_Q / mu and charges

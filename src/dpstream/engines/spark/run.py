@@ -13,11 +13,13 @@ import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
+from dpstream.engines.directory import read_types, write_types
 from dpstream.engines.loop import Windows, content_of
 from dpstream.engines.query_run import QueryRun, Storage
 from dpstream.engines.sender import Sender
@@ -115,7 +117,7 @@ class SparkRun(QueryRun):
         return self.spark.buckets or 2 * self.session.sparkContext.defaultParallelism
 
     def _notes(self) -> dict[str, Any]:
-        return super()._notes() | {"partitions": [], "engine": self.engine}
+        return super()._notes() | {"partitions": []}
 
     def _releases(self) -> Generator[pa.Table, None, None]:
         storage = self._storage()
@@ -142,7 +144,8 @@ class SparkRun(QueryRun):
             self._place, buckets = Path(place), self._buckets()
         else:
             self._place, buckets = directory.folder, directory.about["buckets"]
-            reader.types, reader.learned = directory.types(), directory.keep_types
+            reader.types = read_types(directory.log)
+            reader.learned = partial(write_types, directory.log)
         if storage.ledger.terms(self.dataset) is not None:
             self._admit(storage)
         progress = self._place / "spark.dps"

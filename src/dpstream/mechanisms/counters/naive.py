@@ -11,7 +11,6 @@ import numpy as np
 
 from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
 from dpstream.mechanisms.parts.counting.strategy import check_advance, check_whole
-from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
 
 
@@ -113,9 +112,8 @@ class IncrementCoder:
         return Fraction(0)
 
 
-@storable("naive counter")
 @dataclass(frozen=True, kw_only=True)
-class NaiveCounter(CounterMechanism):
+class NaiveCounter(CounterMechanism, identity="naive_counter"):
     """Running sums of noisy increments: the error grows with the root of the number of steps.
 
     Guarantee: event-level rho-zCDP: one event moves one increment by `sensitivity`.

@@ -12,7 +12,6 @@ from dpstream.mechanisms.parts.counting.coders import NodeCoder
 from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
 from dpstream.mechanisms.parts.counting.stack import Node, Stack
 from dpstream.mechanisms.parts.counting.strategy import check_whole
-from dpstream.privacy.state.serial import storable
 from dpstream.records import Reals
 
 
@@ -116,9 +115,8 @@ class SmoothBinary(Stack):
         return np.asarray(prefix[1:] - prefix[first - 1], dtype=np.float64)
 
 
-@storable("smooth binary")
 @dataclass(frozen=True, kw_only=True)
-class SmoothBinaryCounter(CounterMechanism):
+class SmoothBinaryCounter(CounterMechanism, identity="smooth_binary"):
     """Running sums from a binary tree whose every step costs and reads equally many nodes.
 
     Guarantee: event-level rho-zCDP: one event moves at most height - ones nodes by `sensitivity`.

@@ -14,7 +14,6 @@ from dpstream.mechanisms.parts.counting.history_coder import HistoryCoder
 from dpstream.mechanisms.parts.counting.kernels import weigh_history
 from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
 from dpstream.mechanisms.parts.counting.strategy import check_advance, check_whole
-from dpstream.privacy.state.serial import storable
 from dpstream.records import Reals
 
 # Gamma(i + 1/2) / Gamma(i + 1) * sqrt(i) in powers of 1/i; below 1e-17 from i = 128 on
@@ -120,9 +119,8 @@ class Toeplitz:
         return root, root.copy()
 
 
-@storable("toeplitz")
 @dataclass(frozen=True, kw_only=True)
-class ToeplitzCounter(CounterMechanism):
+class ToeplitzCounter(CounterMechanism, identity="toeplitz"):
     """Running sums through the square root of the prefix-sum matrix: the least error known.
 
     Every past value stays in the state: for `steps` up to some thousands. `blt` is as good and

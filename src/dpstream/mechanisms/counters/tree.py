@@ -12,7 +12,6 @@ from dpstream.mechanisms.parts.counting.coders import NodeCoder
 from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
 from dpstream.mechanisms.parts.counting.stack import Node, Stack
 from dpstream.mechanisms.parts.counting.strategy import check_whole
-from dpstream.privacy.state.serial import storable
 from dpstream.records import Reals
 
 
@@ -74,9 +73,8 @@ class Tree(Stack):
         return np.asarray(prefix[t] - prefix[t - (t & -t)], dtype=np.float64)
 
 
-@storable("tree")
 @dataclass(frozen=True, kw_only=True)
-class TreeCounter(CounterMechanism):
+class TreeCounter(CounterMechanism, identity="tree"):
     """Running sums from a binary tree of noisy partial sums.
 
     Guarantee: event-level rho-zCDP: one event moves at most one node per level by `sensitivity`,

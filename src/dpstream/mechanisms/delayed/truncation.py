@@ -43,9 +43,12 @@ class TruncationState:
     inside: Any
 
 
-@storable("sensitivity_truncation")
 @dataclass(frozen=True, kw_only=True)
-class SensitivityTruncation(SeriesMechanism):
+class SensitivityTruncation(
+    SeriesMechanism,
+    identity="sensitivity_truncation",
+    keys="delay inside options every share candidates sampled",
+):
     """Any event-level mechanism, on values truncated at a bound that is renewed now and then.
 
     `inside`: the mechanism's name; `options`: its other parameters, as (name, value) pairs. In
@@ -104,6 +107,12 @@ class SensitivityTruncation(SeriesMechanism):
                 )
             )
         self.at(self.top)  # its own checks
+
+    def written(self) -> dict[str, Any]:
+        """The mechanism inside has keys for its parameters, too."""
+        inside: Any = find(self.inside)
+        options = tuple((inside.written_keys[name], value) for name, value in self.options)
+        return super().written() | {"options": options}
 
     @classmethod
     def of(cls, mechanism: Any, **parameters: Any) -> SensitivityTruncation:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from dpstream.errors import StateError
 
+FORMAT = 1
 BOOK, SEGMENTS = "releases.sqlite", "segments"
 INLINE = 1 << 16
 """Bytes of a release that is kept in the book itself."""
@@ -27,11 +28,12 @@ _RELEASES = (
     "rows INTEGER NOT NULL, content BLOB, id INTEGER, "
     'PRIMARY KEY (query, "window", "trigger"))'
 )
-SCHEMA = (
+_SCHEMA = (
     "CREATE TABLE IF NOT EXISTS runs (query TEXT PRIMARY KEY, run TEXT NOT NULL)",
     _RELEASES,
     "CREATE UNIQUE INDEX IF NOT EXISTS by_number ON releases (id)",
     "CREATE INDEX IF NOT EXISTS by_query ON releases (query, id)",
+    f"PRAGMA user_version = {FORMAT}",
 )
 PLACE = 'query = ? AND "window" = ? AND "trigger" = ?'
 
@@ -43,9 +45,25 @@ def connect(folder: Path, *, reading: bool = False) -> sqlite3.Connection:
     )
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    if tables and found != FORMAT:
+        connection.close()
+        raise StateError(
+            f"{folder / BOOK} has format {found}; this version of dpstream reads format {FORMAT}; "
+            "use the version that wrote it"
+        )
     if reading:
         connection.execute("PRAGMA query_only = ON")
     return connection
+
+
+def make_tables(connection: sqlite3.Connection) -> None:
+    """Make the tables of a new book, with the number of their format: all or none."""
+    connection.execute("BEGIN IMMEDIATE")
+    with connection:
+        for statement in _SCHEMA:
+            connection.execute(statement)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from dpstream.connectors.sinks.numbers import another_run, run_of
 from dpstream.connectors.storage import open_folder, put_new
 from dpstream.errors import StateError
 from dpstream.privacy.state.files import make_directory, remove_leftovers
-from dpstream.serve.store.files import BOOK, INLINE, PLACE, SCHEMA, SEGMENTS, connect
+from dpstream.serve.store.files import BOOK, INLINE, PLACE, SEGMENTS, connect, make_tables
 from dpstream.serve.store.segments import Segment, build, decode, encode
 
 _RECENT = 8  # windows whose newest segment is kept in memory
@@ -50,8 +50,7 @@ class ReleaseStore:
         remove_leftovers(folder / SEGMENTS)
         with self._explained():
             self._connection = connect(folder)
-            for statement in SCHEMA:
-                self._connection.execute(statement)
+            make_tables(self._connection)
 
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
         """Keep a release, unless it is there; releases of another run are refused."""

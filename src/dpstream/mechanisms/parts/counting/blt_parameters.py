@@ -20,7 +20,7 @@ from dpstream.records import Reals
 MOST_BUFFERS = 6
 MOST_STEPS = 2**40
 COMMON_STEPS = sorted(
-    {2**k for k in range(3, 31)}
+    {1, *(2**k for k in range(3, 31))}
     | {10**k for k in range(1, 8)}
     | {24, 30, 48, 52, 60, 96, 144, 168, 200, 288, 365, 500, 720, 1440, 8760, 86400}
 )

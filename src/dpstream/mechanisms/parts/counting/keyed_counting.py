@@ -21,7 +21,7 @@ from dpstream.records import Integers, Reals, Words
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyedCounting(CountingParameters):
+class KeyedCounting(CountingParameters, identity="keyed_counter", keys="steps buffers"):
     """Parameters of running sums per key, in GDP; they need `epsilon` and `delta`."""
 
     steps: int
