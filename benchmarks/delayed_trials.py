@@ -23,10 +23,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.delayed_published import (
+    BucOrderPublished,
+    CompOrderPublished,
+    ContinGroupPublished,
+    DiscontinGroupPublished,
+    PegasusPublished,
+)
 from benchmarks.streams import VARIABLE, read_counts
-from dpstream.audit.controls.groups_published import ContinGroupPublished, DiscontinGroupPublished
-from dpstream.audit.controls.orders_published import BucOrderPublished, CompOrderPublished
-from dpstream.audit.controls.pegasus_published import PegasusPublished
 from dpstream.errors import BudgetExceeded, InvalidInput
 from dpstream.evaluate.error_metrics import mean_and_error
 from dpstream.evaluate.trials import fixed_noise

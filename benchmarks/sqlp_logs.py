@@ -25,9 +25,9 @@ import pyarrow.csv as pa_csv
 from benchmarks import sqlp_runs as runs
 from benchmarks.harness import Row
 from benchmarks.logs import HIGGS, RETAIL
+from benchmarks.sqlp_published import Events
 from benchmarks.sqlp_runs import DELTA, EPSILON, metrics
 from benchmarks.streams import VARIABLE
-from dpstream.audit.controls.sqlp_published import Events
 from dpstream.session import run
 from dpstream.stages.aggregates import Count
 from dpstream.stages.query import Query

@@ -32,7 +32,7 @@ from scipy.stats import norm
 from benchmarks import click_log
 from benchmarks.click_log import DAY, START, ClickLog
 from benchmarks.harness import Row
-from dpstream.audit.controls.sqlp_published import Events, SqlpPublished
+from benchmarks.sqlp_published import Events, SqlpPublished
 from dpstream.engines.local import Options
 from dpstream.privacy.curves import gdp_mu
 from dpstream.records import Reals

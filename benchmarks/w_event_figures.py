@@ -25,10 +25,13 @@ import numpy as np
 
 from benchmarks.harness import Row
 from benchmarks.streams import Stream, rome
-from dpstream.audit.controls.columns_apart import ColumnsApart
-from dpstream.audit.controls.dsat_published import DsatPublished
-from dpstream.audit.controls.grouping_published import AdaPubPublished, PegasusPublished
-from dpstream.audit.controls.spas_published import SpasPublished
+from dpstream.audit.controls.published_mechanisms import (
+    AdaPubPublished,
+    ColumnsApart,
+    DsatPublished,
+    PegasusWPublished,
+    SpasPublished,
+)
 from dpstream.evaluate.trials import Build, Trials, trials
 from dpstream.mechanisms import find
 from dpstream.mechanisms.base import HistogramMechanism
@@ -238,7 +241,7 @@ def published_forms() -> list[Form]:
         Form(scheme="spas", sound=find("spas"), published=SpasPublished),
         Form(scheme="dsat", sound=find("dsat"), published=DsatPublished),
         Form(scheme="fast_w", sound=find("fast_w"), published=ColumnsApart, many_bins=True),
-        Form(scheme="pegasus_w", sound=find("pegasus_w"), published=PegasusPublished),
+        Form(scheme="pegasus_w", sound=find("pegasus_w"), published=PegasusWPublished),
         Form(scheme="adapub", sound=find("adapub"), published=AdaPubPublished),
     ]
     made += [

@@ -9,7 +9,7 @@ from benchmarks import sqlp, sqlp_runs
 from benchmarks.click_log import ClickLog, parts, records_of, zipf_mandelbrot
 from benchmarks.harness import run as run_bench
 from benchmarks.sqlp import QUICK
-from dpstream.audit.controls.sqlp_published import Events, SqlpPublished
+from benchmarks.sqlp_published import Events, SqlpPublished
 from dpstream.connectors.testing import ListSink
 from dpstream.session import run
 from dpstream.stages.plan import planned

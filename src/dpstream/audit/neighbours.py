@@ -50,7 +50,7 @@ def pairs_of(mechanism: Mechanism, *, random: int = 4, seed: int = 0) -> list[Pa
         delay = mechanism.delay if isinstance(mechanism, Delayed) else 2
         return [*_values(int(lo / quantum), int(hi / quantum), delay, random, rng)]
     if mechanism.terms().unit == "user":
-        return [deciding(), present(4, (0, 1))]
+        return [dominating_user(), user_in_every_slot(4, (0, 1))]
     raise TypeError(f"no neighbours are known for {type(mechanism).__name__}; give pairs")
 
 
@@ -115,7 +115,7 @@ def _values(lo: int, hi: int, delay: int, count: int, rng: np.random.Generator) 
         yield Pair(name=f"random values {number}, step {at}", one=low, two=high)
 
 
-def deciding(slots: int = 4) -> Pair:
+def dominating_user(slots: int = 4) -> Pair:
     """A user with nearly all rows of every slot, against one row of somebody else."""
     others = np.tile((0, 1), (slots, 1))
     return Pair(
@@ -125,7 +125,7 @@ def deciding(slots: int = 4) -> Pair:
     )
 
 
-def present(slots: int = 200, others: tuple[int, int] = (0, 0)) -> Pair:
+def user_in_every_slot(slots: int = 200, others: tuple[int, int] = (0, 0)) -> Pair:
     """All rows of a user come or go: one in each slot, beside the same others in each."""
     without = np.tile(others, (slots, 1))
     return Pair(

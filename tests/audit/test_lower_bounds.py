@@ -4,14 +4,25 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from dpstream.audit.scores import MANY_OUTPUTS, as_a_whole, linear, output_by_output, shifts
-from dpstream.audit.testers import Event, at_least, at_most, bound_of, lower_bound
+from dpstream.audit.lower_bounds import (
+    MANY_OUTPUTS,
+    Event,
+    as_a_whole,
+    bound_from_event,
+    clopper_pearson_lower,
+    clopper_pearson_upper,
+    linear,
+    lower_bound,
+    output_by_output,
+    shifts,
+)
 
 
 @pytest.mark.parametrize(("hits", "runs"), [(0, 50), (1, 50), (17, 50), (50, 50)])
 def test_clopper_and_pearson(hits, runs):
     """The bounds are the probabilities at which the count becomes as unlikely as the error."""
-    low, high = float(at_least(hits, runs, 0.01)), float(at_most(hits, runs, 0.01))
+    low = float(clopper_pearson_lower(hits, runs, 0.01))
+    high = float(clopper_pearson_upper(hits, runs, 0.01))
 
     assert low == 0 if hits == 0 else binom.sf(hits - 1, runs, low) == pytest.approx(0.01)
     assert high == 1 if hits == runs else binom.cdf(hits, runs, high) == pytest.approx(0.01)
@@ -58,8 +69,8 @@ def test_delta_is_taken_off():
     """An event that delta allows for shows nothing; beyond it, the rest counts."""
     event = Event(score="s", order="one over two", threshold=0, hits=300, other_hits=0, runs=10_000)
 
-    assert bound_of(event, epsilon=1, delta=0.04, error=1e-3).epsilon == 0
-    found = bound_of(event, epsilon=1, delta=0.01, error=1e-3)
+    assert bound_from_event(event, epsilon=1, delta=0.04, error=1e-3).epsilon == 0
+    found = bound_from_event(event, epsilon=1, delta=0.01, error=1e-3)
     assert found.epsilon > 2
     assert 0.01 < found.delta < 0.03
 

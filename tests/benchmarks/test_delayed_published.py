@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.audit.controls import groups_published, orders_published
-from dpstream.audit.controls.groups_published import (
+from benchmarks import delayed_published
+from benchmarks.delayed_published import (
+    BucOrderPublished,
+    CompOrderPublished,
     ContinGroupPublished,
     DiscontinGroupPublished,
-    grouping_loss,
+    PegasusPublished,
 )
-from dpstream.audit.controls.orders_published import BucOrderPublished, CompOrderPublished
-from dpstream.audit.controls.pegasus_published import PegasusPublished
 from dpstream.audit.replay import record
 from dpstream.errors import BudgetExceeded
 from dpstream.mechanisms.parts.grouping import GRID
@@ -100,32 +100,13 @@ def test_the_ledger_has_room_for_what_is_only_wasteful(build, options):
     assert series.values.shape == DATA.shape
 
 
-def test_grouping_loses_more_than_it_claims():
-    """An exact loss above eps_g for the printed noise; twice the noise (the sound form) holds."""
-    ones = [0.0] * 73 + [1.0] * 26
-    stream, neighbour = [0.0, *ones], [1.0, *ones]
-
-    printed = grouping_loss(stream, neighbour, epsilon=0.01, theta=3.0)
-    doubled = grouping_loss(stream, neighbour, epsilon=0.005, theta=3.0)
-
-    assert 1.06 < abs(printed) / 0.01 < 1.09
-    assert abs(doubled) / 0.01 < 0.55
-
-
-def test_a_deviation_moves_by_more_than_delta():
-    """One of ten values moved by 1: 1.8."""
-    moved = groups_published._deviation([0.0] * 9 + [1.0]) - groups_published._deviation([0.0] * 10)
-
-    assert moved == pytest.approx(2 * (1 - 1 / 10))
-
-
 def test_groups_without_noise():
     """Successive: a value that fails stands alone; anywhere: the first group that takes it."""
     block = np.array([5, 6, 50, 5, 51, 52])[:, None]
     none = np.zeros((15, 1), np.int64)
 
-    successive = groups_published._successive(block, none, none, 3.0)
-    anywhere = groups_published._anywhere(block, none, none, 3.0)
+    successive = delayed_published._successive(block, none, none, 3.0)
+    anywhere = delayed_published._anywhere(block, none, none, 3.0)
 
     assert successive[:, 0].tolist() == [0, 0, 1, 2, 3, 4]
     assert anywhere[:, 0].tolist() == [0, 0, 1, 0, 1, 1]
@@ -143,7 +124,7 @@ def test_alignment(noisy, low, high, crossing, expected):
     """A value outside its bounds becomes their middle."""
     published, greater = np.array([[8.0], [2.0]]), np.array([[True], [False]])
 
-    aligned = orders_published._aligned(np.array([noisy]), published, greater, low, high, crossing)
+    aligned = delayed_published._aligned(np.array([noisy]), published, greater, low, high, crossing)
 
     assert aligned[0] == expected
 
@@ -152,7 +133,7 @@ def test_crossing_bounds_are_replaced_whatever_the_value():
     """The public code's reading: 8 should be below, 2 above."""
     published, greater = np.array([[8.0], [2.0]]), np.array([[False], [True]])
 
-    aligned = orders_published._aligned(np.array([1e6]), published, greater, 0.0, np.inf, True)
+    aligned = delayed_published._aligned(np.array([1e6]), published, greater, 0.0, np.inf, True)
 
     assert aligned[0] == 5
 

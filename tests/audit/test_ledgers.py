@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.audit.book_runs import DATASET, BookRuns, QueryPart
-from dpstream.audit.books import at_all_bounds, book_targets, broken_books
-from dpstream.audit.controls.books import copy_for_each, without_the_last_charge
-from dpstream.audit.query_samplers import by_run, spelled, table_of
+from dpstream.audit.controls.broken_engine import forked_ledger, ledger_without_last_charge
+from dpstream.audit.ledger_samplers import DATASET, RestartedQuery, SharedLedgerRuns
+from dpstream.audit.ledger_targets import ledger_controls, ledger_targets, pair_at_all_bounds
+from dpstream.audit.query_samplers import scenario_table, unit_spellings, values_by_run
 from dpstream.audit.report import catalogue
 from dpstream.engines.local import LocalRun
 from dpstream.engines.query_run import Options
@@ -23,7 +23,7 @@ from dpstream.privacy.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger import Ledger
 from tests.audit.test_sampled_paths import SECRET, found
 
-SOUND = dict.fromkeys(book_targets(), 1_200) | {
+SOUND = dict.fromkeys(ledger_targets(), 1_200) | {
     "latched_spelled_keys": 2_000,
     "latched_spelled_units": 1_000,
 }
@@ -64,20 +64,20 @@ def difference(target):
 @pytest.mark.parametrize("name", ["book_of_users", "book_of_windows", "book_of_events"])
 def test_the_book_has_no_room_for_one_more(name):
     """Otherwise less than the claim would be under attack; a part more is refused by the ledger."""
-    sample = book_targets()[name]().sample
-    parts = (*sample.parts, sample.parts[0])
+    sample = ledger_targets()[name]().sample
+    sharing = (*sample.sharing, sample.sharing[0])
 
     with pytest.raises(BudgetExceeded):
-        replace(sample, parts=parts)(book_targets()[name]().pairs[0].one, 1, SECRET)
+        replace(sample, sharing=sharing)(ledger_targets()[name]().pairs[0].one, 1, SECRET)
 
 
 def test_tables_that_are_shown_again_are_the_same():
     """They are columns of their own; in a book that has lost its keys they differ."""
-    target, lost = book_targets()["latched_restarts"](), broken_books()["state_lost_keys"]()
+    target, lost = ledger_targets()["latched_restarts"](), ledger_controls()["state_lost_keys"]()
     shown = target.sample(target.pairs[0].one, 50, SECRET).reshape(50, -1, 2)
     copies = lost.sample(lost.pairs[0].one, 50, SECRET)
 
-    assert target.sample.parts[0].kills == (1, 2)
+    assert target.sample.sharing[0].kills == (1, 2)
     assert shown.shape[1] == 1 + 2 + 3
     for first, again in ((0, 1), (1, 3), (2, 4)):
         np.testing.assert_array_equal(shown[:, first], shown[:, again])
@@ -87,10 +87,10 @@ def test_tables_that_are_shown_again_are_the_same():
 
 def test_a_sampled_part_is_what_a_session_publishes(tmp_path):
     """The sampler leaves out nothing of the path that users run, restarts included."""
-    target = book_targets()["latched_restarts"]()
-    data, part = target.pairs[0].one, target.sample.parts[0]
+    target = ledger_targets()["latched_restarts"]()
+    data, part = target.pairs[0].one, target.sample.sharing[0]
     (sampled,) = target.sample(data, 1, SECRET)
-    rows, secret = table_of(data, 1, 2, windows=False), bytes(4) + SECRET[4:]
+    rows, secret = scenario_table(data, 1, 2, windows=False), bytes(4) + SECRET[4:]
     seen, run_id = [], sha256(secret + b"\0").digest()[:16]
     for kill in (*part.kills, None):
         run = dps.run(
@@ -105,7 +105,7 @@ def test_a_sampled_part_is_what_a_session_publishes(tmp_path):
         tables = iter(run)
         taken = list(tables) if kill is None else [next(tables) for _ in range(kill)]
         run.close()
-        seen += [by_run(table, ["n"], runs=1, groups=2)[0] for table in taken]
+        seen += [values_by_run(table, ["n"], runs=1, groups=2)[0] for table in taken]
 
     np.testing.assert_array_equal(np.concatenate(seen), sampled)
 
@@ -124,19 +124,19 @@ def test_a_book_can_be_attacked_again():
 
 def test_other_data_after_a_restart_are_refused_where_the_log_is_whole():
     """What the control leaves out: with the sound engine the same story ends in a refusal."""
-    target = broken_books()["state_lost_log"]()
-    part = replace(target.sample.parts[0], engine=LocalRun)
+    target = ledger_controls()["state_lost_log"]()
+    part = replace(target.sample.sharing[0], engine=LocalRun)
 
     assert difference(target)[:2] == [1.0, 0.0]  # the target's rows were gone the second time
     with pytest.raises(NoiseReuse):
-        replace(target.sample, parts=(part,))(target.pairs[0].one, 1, SECRET)
+        replace(target.sample, sharing=(part,))(target.pairs[0].one, 1, SECRET)
 
 
 def test_bounds_begin_anew_with_each_type_where_types_are_lost():
     """Three types, three contributions; the sound engine counts one, or refuses the file."""
-    target = broken_books()["state_lost_types"]()
-    part = replace(target.sample.parts[0], engine=LocalRun)
-    sound = replace(target, sample=replace(target.sample, parts=(part,)))
+    target = ledger_controls()["state_lost_types"]()
+    part = replace(target.sample.sharing[0], engine=LocalRun)
+    sound = replace(target, sample=replace(target.sample, sharing=(part,)))
 
     assert difference(target) == [1.0, 2.0, 3.0]
     with suppress(InvalidInput):
@@ -147,9 +147,9 @@ def test_a_unit_in_four_spellings_is_four_units_only_in_the_control():
     """The rows of the target differ in how its number is written, and in nothing else."""
     target = catalogue()["unit_by_spelling"]()
     pair = target.pairs[0]
-    rows = table_of(pair.one, 1, 1, windows=False)
+    rows = scenario_table(pair.one, 1, 1, windows=False)
 
-    assert spelled(rows)[:5] == ["0", "0.0", "0e0", '" 0"', "1"]
+    assert unit_spellings(rows)[:5] == ["0", "0.0", "0e0", '" 0"', "1"]
     assert difference(target)[0] == 4.0
     assert difference(catalogue()["latched_spelled_units"]())[0] == 1.0
 
@@ -166,16 +166,16 @@ def test_a_copy_has_all_charges_and_a_forgetful_ledger_all_but_the_last(tmp_path
                 run=f"{number}", query="q", purpose="p", step=0, amount=number + 1, cells=cells
             )
             ledger.charge(DATASET, charge)
-    with closing(Ledger(copy_for_each(book, 1))) as copy:
+    with closing(Ledger(forked_ledger(book, 1))) as copy:
         assert copy.left(DATASET) == 10 - 6
-    with closing(Ledger(without_the_last_charge(book, 0))) as copy:
+    with closing(Ledger(ledger_without_last_charge(book, 0))) as copy:
         assert copy.left(DATASET) == 10 - 3
 
 
 def test_a_run_more_than_the_book_has_room_for_is_refused_without_the_control():
     """The forked book's queries on one ledger: the second one does not fit."""
-    target = broken_books()["book_forked"]()
-    sound = BookRuns(terms=target.sample.terms, parts=target.sample.parts)
+    target = ledger_controls()["book_forked"]()
+    sound = SharedLedgerRuns(terms=target.sample.terms, sharing=target.sample.sharing)
 
     with pytest.raises(BudgetExceeded):
         sound(target.pairs[0].one, 1, SECRET)
@@ -183,7 +183,7 @@ def test_a_run_more_than_the_book_has_room_for_is_refused_without_the_control():
 
 def test_a_unit_at_all_bounds_is_in_every_group_and_step():
     """One row each: what the bounds let in is all that they allow."""
-    pair = at_all_bounds(3)
+    pair = pair_at_all_bounds(3)
 
     assert pair.one.unit == ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
     assert pair.two.unit == ()
@@ -192,9 +192,9 @@ def test_a_unit_at_all_bounds_is_in_every_group_and_step():
 
 def test_parts_go_on_from_snapshots_too():
     """A part that saves after every step shows no table twice."""
-    target = book_targets()["latched_restarts"]()
-    part = replace(target.sample.parts[0], snapshot_every=1, kills=(1, 1))
-    rows = replace(target.sample, parts=(part,))(target.pairs[0].one, 5, SECRET)
+    target = ledger_targets()["latched_restarts"]()
+    part = replace(target.sample.sharing[0], snapshot_every=1, kills=(1, 1))
+    rows = replace(target.sample, sharing=(part,))(target.pairs[0].one, 5, SECRET)
 
-    assert isinstance(part, QueryPart)
+    assert isinstance(part, RestartedQuery)
     assert rows.shape == (5, 3 * 2)

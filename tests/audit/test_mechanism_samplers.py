@@ -5,13 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from dpstream.audit.broken import broken
-from dpstream.audit.dealer import Dealer
-from dpstream.audit.queries import query_of, query_targets
+from dpstream.audit.mechanism_samplers import PooledSpend, RunsAsBins, SequentialRuns
+from dpstream.audit.mechanism_targets import BINS_APART, example
 from dpstream.audit.query_samplers import QueryRuns, Scenario
+from dpstream.audit.query_targets import day_query, query_targets
 from dpstream.audit.replay import Recorder, drive
-from dpstream.audit.samplers import OneByOne, SideBySide
-from dpstream.audit.shipped import BINS_APART, example
+from dpstream.audit.report import controls
 from dpstream.audit.targets import Target
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.parts.counting.budget import CountingParameters
@@ -33,7 +32,7 @@ def test_a_mechanism_that_mixes_bins_is_seen(name):
     assert moved_bins(example(name)) > {2}
 
 
-class Silent(Dealer):
+class Silent(PooledSpend):
     """Answers without noise."""
 
     def laplace(self, value, **asked):
@@ -54,9 +53,7 @@ def moved_bins(mechanism, cases=20):
         two[at:, 2] = 8 - two[at:, 2]
         values = [
             np.array([r.values for r in sorted(releases, key=lambda r: r.step)])
-            for releases in (
-                OneByOne(mechanism=mechanism)._run(block, Silent(SECRET)) for block in (one, two)
-            )
+            for releases in (drive(mechanism, block, Silent(SECRET)) for block in (one, two))
         ]
         moved |= set(np.flatnonzero((values[0] != values[1]).any(axis=0)).tolist())
     return moved
@@ -65,19 +62,19 @@ def moved_bins(mechanism, cases=20):
 def test_runs_side_by_side_are_in_order():
     """Row r, output (step, bin): what the run's own bins published at that step."""
     block = np.array([[1000, 2000], [3000, 4000], [5000, 6000]])
-    found = SideBySide(mechanism=example("uniform"))(block, 50, SECRET)
+    found = RunsAsBins(mechanism=example("uniform"))(block, 50, SECRET)
 
     assert found.shape == (50, 6)
     assert np.abs(found.mean(axis=0) - block.ravel()).max() < 10
 
 
 @pytest.mark.parametrize("name", ["spas", "tree", "pegasus_w"])
-def test_dealt_noise_has_the_scale_that_was_asked_for(name):
+def test_pooled_noise_has_the_scale_that_was_asked_for(name):
     """Mean |noise| against what each call declared, at a 1e-6 level."""
-    mechanism, dealer = example(name), Dealer(SECRET)
+    mechanism, spend = example(name), PooledSpend(SECRET)
     total = expected = variance = 0.0
     for _ in range(400):
-        recorder = Recorder(dealer)
+        recorder = Recorder(spend)
         drive(mechanism, np.full((8, 2), 5), recorder)
         for call in recorder.calls:
             if call.kind in ("laplace", "gaussian"):
@@ -89,10 +86,10 @@ def test_dealt_noise_has_the_scale_that_was_asked_for(name):
     assert abs(total - expected) / math.sqrt(variance) < Z
 
 
-def test_no_number_is_dealt_twice():
+def test_no_number_is_given_away_twice():
     """Two runs, and two coordinates of a run, never share a draw."""
-    rows = OneByOne(mechanism=example("uniform"))(np.zeros((6, 2), int), 300, SECRET)
-    wide = Dealer(SECRET)
+    rows = SequentialRuns(mechanism=example("uniform"))(np.zeros((6, 2), int), 300, SECRET)
+    wide = PooledSpend(SECRET)
     numbers = np.concatenate(
         [
             wide.laplace(np.zeros(5, int), sensitivity=10**9, epsilon=example("uniform").budget)
@@ -106,7 +103,7 @@ def test_no_number_is_dealt_twice():
 
 def test_groups_of_a_query_are_runs():
     """Every run's groups are found in its own row, hidden ones as NaN."""
-    sampler = QueryRuns(query=lambda runs: query_of(), groups=2)
+    sampler = QueryRuns(query=lambda runs: day_query(), groups=2)
     shown = sampler(Scenario(others=((0, 0, 200),)), 40, SECRET)
 
     assert shown.shape == (40, 3 * 2)  # releases x groups
@@ -125,10 +122,12 @@ def test_every_query_can_be_sampled(name):
     assert np.isfinite(found).any()
 
 
-@pytest.mark.parametrize("name", [n for n, make in broken().items() if isinstance(make(), Target)])
+@pytest.mark.parametrize(
+    "name", [n for n, make in controls().items() if isinstance(make(), Target)]
+)
 def test_every_control_can_be_sampled(name):
     """Controls change a line of the code that they stand on; here it is seen if that moves."""
-    target = broken()[name]()
+    target = controls()[name]()
     runs = 3 if name == "watermark_from_data" else 20
     worlds = [
         target.sample(data, runs, SECRET) for data in (target.pairs[0].one, target.pairs[0].two)
