@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.cli.init import EXAMPLE
+from dpstream.cli.init_command import EXAMPLE
 from dpstream.connectors.sources.files import Files
 from dpstream.privacy.ledger import Ledger
 

@@ -1,11 +1,10 @@
 import pytest
 from starlette.testclient import TestClient
 
-from dpstream.serve.declared import declared_books
-from dpstream.serve.described import describe
-from dpstream.serve.hub import Hub
-from dpstream.serve.public import Public
-from dpstream.serve.store.reader import ReleaseReader
+from dpstream.serve.event_stream import Hub
+from dpstream.serve.public_facts import declared_books, describe
+from dpstream.serve.public_side import Public
+from dpstream.serve.release_store import ReleaseReader
 from dpstream.serve.worker import store_folder
 from tests.serve.pipelines import published, rows
 

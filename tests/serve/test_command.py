@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from dpstream.cli import main
-from dpstream.serve.store.files import held
+from dpstream.serve.release_store import held
 from tests.serve.pipelines import write
 
 

@@ -1,4 +1,4 @@
-"""While queries run: progress for the operator, and an orderly stop on SIGINT or SIGTERM."""
+"""While queries run: progress, an orderly stop on SIGINT or SIGTERM, and what they were charged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
@@ -17,10 +17,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from dpstream.cli.exits import INTERRUPTED
-from dpstream.cli.output import note
+from dpstream.cli.output import INTERRUPTED, note
 from dpstream.engines.clock import SystemClock
+from dpstream.privacy.amounts import show
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.remaining import spent_and_left
 from dpstream.session import Run
+from dpstream.session.budget import AnyQuery
+from dpstream.stages.query import Query
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OPERATOR_ONLY = "operator only, not private"
@@ -135,3 +139,63 @@ def _most(runs: list[Run]) -> dict[str, int]:
     """The largest count of any run: queries over one source see the same rows."""
     seen = [run.operator.counts() for run in runs]
     return {name: max(one[name] for one in seen) for name in seen[0]}
+
+
+Books = Ledger | Path
+"""A ledger, or the file of one that may not be there yet."""
+
+
+def own_book(state: Path) -> Path:
+    """Where the book of a state directory is, unless it shares another."""
+    return state / "ledger"
+
+
+def book_of(books: Books, dataset: str) -> dict[str, Any] | None:
+    """A dataset's book as reported; None if it is not open."""
+    with _reading(books) as ledger:
+        return next((book for book in ledger.report() if book["dataset"] == dataset), None)
+
+
+def charged_runs(books: Books, dataset: str) -> dict[str, str]:
+    """The runs that a dataset's book was charged for, and their queries."""
+    book = book_of(books, dataset)
+    return {} if book is None else {line["run"]: line["query"] for line in book["spent_on"]}
+
+
+@contextmanager
+def _reading(books: Books) -> Iterator[Ledger]:
+    """The ledger; an empty one for a file that is not there: looking makes none."""
+    if isinstance(books, Ledger):
+        yield books
+        return
+    ledger = Ledger(books if books.exists() else None)
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+def tell_charges(
+    queries: Sequence[AnyQuery], before: Mapping[str, str], books: Books, dataset: str
+) -> int:
+    """Say what was charged since `before`; how many runs it were."""
+    book, now = book_of(books, dataset), charged_runs(books, dataset)
+    names = [query for run, query in now.items() if run not in before]
+    if book is None:
+        note("nothing was charged")
+        return 0
+    amounts = ", ".join(
+        f"{_promised(query)} for {query.name!r}" for query in queries if query.name in names
+    )
+    what = f"charged to the book {dataset!r}: {amounts}"
+    if not amounts:
+        what = f"nothing new was charged to the book {dataset!r}"
+    note(f"{what}; {spent_and_left(book)}")
+    return len(names)
+
+
+def _promised(query: AnyQuery) -> str:
+    if isinstance(query, Query):
+        return f"epsilon = {show(query.epsilon)}, delta = {show(query.delta)}"
+    terms = query.mechanism.terms()
+    return f"{terms.measure} = {show(terms.total)} within any {terms.window or 1} windows"

@@ -15,7 +15,7 @@ from dpstream.connectors.sources.text import rejected
 from dpstream.errors import InvalidInput, StateError
 from dpstream.pipeline.load import Pushed
 from dpstream.records import Batch
-from dpstream.serve.parameters import Refusal
+from dpstream.serve.endpoints import Refusal
 
 JSONL = ("application/jsonl", "application/x-ndjson", "application/json-lines", "application/json")
 ARROW = "application/vnd.apache.arrow.stream"

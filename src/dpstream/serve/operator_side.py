@@ -6,12 +6,14 @@ What is here is not private. Every route asks for the token, the unknown ones to
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,21 +23,19 @@ from starlette.responses import Response
 from dpstream.connectors.pushed import Inbox
 from dpstream.pipeline import Pipeline
 from dpstream.privacy.ledger import Ledger
-from dpstream.serve.guards import HANDLERS, App, Limits, SecurityHeaders
-from dpstream.serve.hub import Hub
-from dpstream.serve.ingest import ARROW, JSONL, Intake, content_type, read_body
-from dpstream.serve.metrics import Sample, exposition
-from dpstream.serve.operator_numbers import (
-    COUNTS,
-    dead_letters,
-    lag,
-    samples_of_intake,
-    samples_of_query,
+from dpstream.serve.endpoints import (
+    Endpoint,
+    Given,
+    Parameter,
+    Refusal,
+    json_answer,
+    known,
+    openapi,
 )
-from dpstream.serve.parameters import Parameter, Refusal
-from dpstream.serve.routes import Endpoint, Given, json_answer, known, openapi
+from dpstream.serve.event_stream import Hub
+from dpstream.serve.ingest import ARROW, JSONL, Intake, content_type, read_body
+from dpstream.serve.middleware import HANDLERS, App, Limits, SecurityHeaders, Token, TokenGate
 from dpstream.serve.supervisor import Supervisor
-from dpstream.serve.token import Token, TokenGate
 
 _ABOUT = "For the operator alone: exact counts and raw rows, which are not private."
 _LETTERS = 1000
@@ -255,3 +255,118 @@ class OperatorSide:
         return openapi(
             title, self.endpoints(), version=version("dpstream"), about=_ABOUT, secured=True
         )
+
+
+COUNTS = {
+    "read": "Rows read since this start.",
+    "outside": "Rows outside the public range since this start.",
+    "late": "Rows that came too late since this start.",
+    "other_keys": "Rows of keys that are not public since this start.",
+    "rejected": "Rows set aside as dead letters since this start.",
+}
+_GAUGES = {
+    "rows_waiting": "Rows that have come and that the query has not read.",
+    "release_delay_seconds": "From a trigger to its release, the last one.",
+    "worst_release_delay_seconds": "From a trigger to its release, the worst since this start.",
+}
+_POSTED = {
+    "accepted": "Rows taken in.",
+    "rejected": "Posted lines that are no rows.",
+    "requests": "Posts taken in.",
+}
+
+
+def samples_of_query(name: str, told: Mapping[str, Any]) -> list[Sample]:
+    """One query, as its run has told."""
+    label = {"query": name}
+    found: list[Sample] = [
+        (f"dpstream_rows_{count}_total", "counter", about, label, told[count])
+        for count, about in COUNTS.items()
+    ]
+    done = told["triggers_done"]
+    found.append(("dpstream_triggers_total", "counter", "Triggers done.", label, done))
+    behind = lag(told)
+    if behind is not None:
+        found.append(("dpstream_lag_seconds", "gauge", "Behind its schedule.", label, behind))
+    found += [
+        (f"dpstream_{name}", "gauge", about, label, told[name])
+        for name, about in _GAUGES.items()
+        if name in told
+    ]
+    stands = {
+        "starved": "Has it read nothing, while another query over its source has?",
+        "failed": "Has it failed, while the others go on?",
+    }
+    return found + [
+        (f"dpstream_query_{name}", "gauge", about, label, float(bool(told.get(name))))
+        for name, about in stands.items()
+    ]
+
+
+def samples_of_intake(intake: Intake) -> list[Sample]:
+    """Rows that were posted to one source."""
+    label = {"source": intake.name}
+    found: list[Sample] = [
+        (f"dpstream_posted_{count}_total", "counter", about, label, getattr(intake, count))
+        for count, about in _POSTED.items()
+    ]
+    waiting = intake.inbox.waiting
+    return [*found, ("dpstream_posted_bytes", "gauge", "Kept for the run.", label, waiting)]
+
+
+def lag(told: Mapping[str, Any]) -> float | None:
+    """Seconds since the next trigger was due; 0 if it is not due yet."""
+    due = told["next_trigger"]
+    return None if due is None else max(0.0, time.time() - due / 1e6)
+
+
+def dead_letters(folder: Path, limit: int) -> list[dict[str, Any]]:
+    """The rows that a query has set aside last."""
+    return _newest(sorted((folder / "dead-letters").glob("*.jsonl"), key=_age), limit)
+
+
+def _age(path: Path) -> float:
+    try:
+        return -path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _newest(files: Iterable[Path], limit: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for path in files:
+        if len(found) >= limit:
+            break
+        try:
+            found += [json.loads(line) for line in path.read_bytes().splitlines()[::-1]]
+        except FileNotFoundError:
+            continue
+    return found[:limit]
+
+
+Labels = Mapping[str, str]
+Sample = tuple[str, str, str, Labels, float]
+"""Name, type, help, labels and value."""
+
+
+def exposition(samples: Iterable[Sample]) -> str:
+    """Prometheus' text format, version 0.0.4.
+
+    >>> print(exposition([("rows_total", "counter", "Rows.", {"query": 'a"b'}, 5)]), end="")
+    # HELP rows_total Rows.
+    # TYPE rows_total counter
+    rows_total{query="a\\"b"} 5
+    """
+    lines: list[str] = []
+    told: set[str] = set()
+    for name, kind, about, labels, value in sorted(samples, key=lambda each: each[0]):
+        if name not in told:
+            lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+            told.add(name)
+        inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        lines.append(f"{name}{{{inside}}} {value:.17g}" if inside else f"{name} {value:.17g}")
+    return "\n".join([*lines, ""])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from socket import socket
 from typing import Any
 
 import uvicorn
@@ -16,18 +17,65 @@ import uvicorn
 from dpstream.errors import InvalidParameter
 from dpstream.pipeline import Pipeline
 from dpstream.privacy.state.files import make_directory
-from dpstream.serve.binding import bound_socket, check_binding
-from dpstream.serve.declared import declared_books
-from dpstream.serve.described import describe
-from dpstream.serve.guards import App
-from dpstream.serve.hub import Hub
+from dpstream.serve.event_stream import Hub
+from dpstream.serve.middleware import App, Token, load_token
 from dpstream.serve.operator_side import OperatorSide
-from dpstream.serve.public import Public
-from dpstream.serve.store.files import held
-from dpstream.serve.store.reader import ReleaseReader
+from dpstream.serve.public_facts import declared_books, describe
+from dpstream.serve.public_side import Public
+from dpstream.serve.release_store import ReleaseReader, held
 from dpstream.serve.supervisor import Supervisor
-from dpstream.serve.token import Token, load_token
 from dpstream.serve.worker import store_folder
+
+
+def is_loopback(host: str) -> bool:
+    """Can only this machine reach it?
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "0.0.0.0", "")]
+    [True, True, False, False]
+    """
+    if not host:
+        return False  # every address of this machine
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None)
+    except OSError:
+        raise InvalidParameter(
+            f"the address {host!r} is not known; name one of this machine's, such as 127.0.0.1"
+        ) from None
+    addresses = {str(each[4][0]) for each in found}
+    return all(ipaddress.ip_address(each).is_loopback for each in addresses)
+
+
+def check_binding(host: str, what: str, *, encrypted: bool, allowed: bool) -> None:
+    """Refuse an address that others can reach, unless what goes over it is encrypted."""
+    if not is_loopback(host) and not encrypted and not allowed:
+        raise InvalidParameter(
+            f"{what} would listen on {host}, where others can reach it, without encryption; give "
+            "--tls-cert and --tls-key, keep it on 127.0.0.1 behind a proxy that encrypts, or say "
+            "--allow-plain-http"
+        )
+
+
+def bound_socket(host: str, port: int, option: str) -> socket.socket:
+    """A listening socket; port 0 is any free one. `option` is what names another port."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.socket(family, kind, protocol)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(1024)
+    except OSError as problem:
+        raise InvalidParameter(
+            f"{host}:{port} cannot be listened on: {problem.strerror or problem}; name another "
+            f"port with {option} (0 is any free one), or stop what uses it"
+        ) from None
+    return found
+
 
 __all__ = ["Settings", "check_pipes", "load_token", "serve"]
 
@@ -136,7 +184,9 @@ def _run(
         reader.close()
 
 
-async def _serve(apps: list[App], hub: Hub, settings: Settings, sockets: list[socket]) -> None:
+async def _serve(
+    apps: list[App], hub: Hub, settings: Settings, sockets: list[socket.socket]
+) -> None:
     servers = [_Quiet(_config(app, settings)) for app in apps]
 
     def leave() -> None:
@@ -180,6 +230,6 @@ class _Quiet(uvicorn.Server):
         yield
 
 
-def _address(scheme: str, host: str, bound: socket) -> str:
+def _address(scheme: str, host: str, bound: socket.socket) -> str:
     shown = f"[{host}]" if ":" in host else host
     return f"{scheme}://{shown}:{bound.getsockname()[1]}"

@@ -25,9 +25,8 @@ from dpstream.pipeline.start import open_book, refuse_lost_secret, start
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state.files import make_directory
-from dpstream.serve.described import Described, describe
-from dpstream.serve.store.files import held
-from dpstream.serve.store.writer import ReleaseStore
+from dpstream.serve.public_facts import Described, describe
+from dpstream.serve.release_store import ReleaseStore, held
 from dpstream.session import Run, Runs
 
 _EVERY = 1.0  # seconds between two reports

@@ -1,0 +1,326 @@
+"""`dpstream sql` publishes one query; `dpstream explain` says what it would do and cost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+
+from dpstream.cli.command_options import BUDGET, Payer, SecretFile, SharedLedger, literal
+from dpstream.cli.output import INTERRUPTED, AsJson, note, print_json
+from dpstream.cli.releases import show, zone_of
+from dpstream.cli.watch import (
+    Books,
+    Stopper,
+    charged_runs,
+    own_book,
+    progress,
+    tell_charges,
+    tell_operator,
+    unfinished,
+)
+from dpstream.connectors.sinks import DirectorySink
+from dpstream.connectors.storage import safe_name
+from dpstream.engines.memory import keep_freed_memory
+from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.pipeline import load_pipeline
+from dpstream.pipeline.start import refuse_lost_secret
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.state.secret import beside
+from dpstream.session import Run, run
+from dpstream.session.budget import AnyQuery
+from dpstream.sql.explain import explain as explained
+from dpstream.sql.plan import Compiled, compile_sql
+from dpstream.sql.remarks import remarks
+
+Text = Annotated[
+    str, typer.Argument(metavar="SQL", help="The query, a .sql file, or - for standard input.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="OPTION=VALUE",
+        help="An option of the privacy clause, before that of the text; may be repeated.",
+    ),
+]
+
+
+def compiled_from(text: str, name: str | None, settings: Sequence[str]) -> Compiled:
+    """SQL from the command line, a file or standard input, with its options."""
+    path = Path(text)
+    if text == "-":
+        text = sys.stdin.read()
+    elif path.suffix == ".toml":
+        raise InvalidInput(f"{path} is no SQL; a pipeline is run by: dpstream run {path}")
+    elif _is_file(path):
+        name = name or path.stem
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise InvalidInput(f"{path} is not UTF-8 text") from None
+    return compile_sql(text, name, **_options(settings))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.suffix == ".sql" or path.is_file()
+    except OSError:  # longer than any path: it is SQL
+        return False
+
+
+def _options(settings: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for setting in settings:
+        option, equals, value = setting.partition("=")
+        if not equals or not option:
+            raise InvalidParameter(f"--set needs option=value; got {setting!r}")
+        if option in found:
+            raise InvalidParameter(f"{option} is given twice")
+        found[option] = literal(value)
+        if option == "public_groups" and not isinstance(found[option], tuple):
+            found[option] = (found[option],)
+    return found
+
+
+class Kept:
+    """A sink beside the terminal; its folder is made by the first release, in a state that is."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._sink: DirectorySink | None = None
+
+    @classmethod
+    def beside(cls, state: Path | None, query: AnyQuery) -> Kept | None:
+        """In a state directory; None without one, and for a query that never ends."""
+        if state is None or query.schedule.steps is None:
+            return None
+        return cls(state / "released")
+
+    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Keep a release, unless it is there."""
+        if self._sink is None:
+            self._sink = DirectorySink(self._folder)
+        self._sink.write(query, window, trigger, table)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def releases(self, query: str) -> list[pa.Table]:
+        """What is there, in the order in which it was published."""
+        found = [
+            pq.read_table(path) for path in self._folder.glob(f"{safe_name(query)}-w*.parquet")
+        ]
+        return sorted(found, key=_place)
+
+
+def _place(release: pa.Table) -> tuple[str, int]:
+    facts = json.loads(release.schema.metadata[b"dpstream"])
+    return facts["trigger_time"] or "", facts["window"]
+
+
+def sql(
+    text: Text,
+    sources: Annotated[
+        list[str],
+        typer.Option(
+            "--source",
+            metavar="TABLE=PATH",
+            help="What the table in FROM is: files, a glob, a directory, - for standard input, or "
+            "a server such as kafka://HOST:PORT/TOPIC (see `dpstream sources`).",
+        ),
+    ],
+    sink: Annotated[
+        list[str] | None,
+        typer.Option(help="A directory, database or server for the releases; may be repeated."),
+    ] = None,
+    settings: Settings = None,
+    name: Annotated[str | None, typer.Option(help="What its releases are called.")] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Read a directory that grows, by the clock.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Print every release in full, not only a window's last.")
+    ] = False,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory that lets this query go on after a stop.", rich_help_panel=BUDGET
+        ),
+    ] = None,
+    secret: SecretFile = None,
+    ledger: SharedLedger = None,
+    dataset: Payer = "stream",
+    as_json: AsJson = False,
+) -> None:
+    """Publish a query's releases under differential privacy."""
+    compiled = compiled_from(text, name, settings or [])
+    query = compiled.query
+    given = _source(compiled, sources)
+    if text == "-" and "-" in given:
+        raise InvalidParameter("standard input cannot be the query and its source at once")
+    secret_file = secret if secret is not None or state is None else beside(state)
+    if secret_file is not None and state is not None:
+        refuse_lost_secret(secret_file, [state])
+    existed = secret_file is None or secret_file.exists()
+    kept = None if sink else Kept.beside(state, query)
+    book: Books = ledger or (Ledger() if state is None else own_book(state))
+    stopper = Stopper(as_json=as_json)
+    keep_freed_memory()
+    running = run(
+        query,
+        source=given[0] if len(given) == 1 else given,
+        sink=sink or kept,
+        checkpoint_location=state,
+        live=live,
+        secret=secret,
+        ledger=book if isinstance(book, Ledger) else ledger,
+        dataset=dataset,
+        clock=stopper,
+    )
+    before = charged_runs(book, dataset)
+    _tell_storage(state, ledger)
+    for words in remarks(compiled):
+        note(words)
+    shown = None if sink else query
+    count = _published(running, stopper, shown, as_json=as_json, everything=everything)
+    if not existed:
+        note(f"created the secret {secret_file}; back it up: without it this query cannot go on")
+    new = tell_charges([query], before, book, dataset)
+    tell_operator([running], {query.name: None if state is None else state / "dead-letters"})
+    interrupted = bool(stopper.signals) and unfinished([running])
+    if sink and as_json:
+        about = {
+            "query": query.name,
+            "releases": count,
+            "sink": sink,
+            "dataset": dataset,
+            "new_charges": new,
+            "finished": not interrupted,
+            "operator_only": running.operator.counts(),
+        }
+        print_json(about)
+    elif sink:
+        note(f"published {count} releases to {', '.join(sink)}")
+    if not count and not interrupted:
+        _show_again(kept, query, sink, as_json=as_json, everything=everything)
+    if interrupted:
+        anew = "without --state it cannot go on: it would begin anew, and be charged anew"
+        note(f"stopped; {'the same command again goes on from here' if state else anew}")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _source(compiled: Compiled, sources: Sequence[str]) -> list[str]:
+    """The paths that the query's table stands for."""
+    found = []
+    for source in sources:
+        table, equals, path = source.partition("=")
+        if not equals or not table or not path:
+            raise InvalidParameter(
+                f"--source needs table=path; got {source!r}; write --source {compiled.table}=PATH"
+            )
+        if table != compiled.table:
+            raise InvalidParameter(
+                f"the query reads {compiled.table!r}, but --source names {table!r}; write "
+                f"--source {compiled.table}={path}"
+            )
+        found.append(path)
+    return found
+
+
+def _published(
+    running: Run, stopper: Stopper, query: AnyQuery | None, *, as_json: bool, everything: bool
+) -> int:
+    """Run it to its end, or until it is stopped; how many releases. A `query`'s are shown."""
+    count = 0
+    with running, stopper.listening(), progress([running], as_json=as_json) as draw:
+        for release in running:
+            count += 1
+            if query is not None:
+                show(release, as_lines=as_json, zone=zone_of(query), everything=everything)
+            draw()
+            if stopper.signals:
+                running.stop()
+    return count
+
+
+def _show_again(
+    kept: Kept | None,
+    query: AnyQuery,
+    sink: Sequence[str] | None,
+    *,
+    as_json: bool,
+    everything: bool,
+) -> None:
+    """What an earlier run has published: showing it again costs nothing."""
+    releases = [] if kept is None else kept.releases(query.name)
+    if releases:
+        note("this was published before; here it is again, the same numbers, at no cost")
+        for release in releases:
+            show(release, as_lines=as_json, zone=zone_of(query), everything=everything)
+    elif sink:
+        note(f"this was published before; {', '.join(sink)} has it if that run wrote there")
+    else:
+        note("this was published before; the run that did has it, in its output or its sink")
+
+
+def _tell_storage(state: Path | None, ledger: Path | None) -> None:
+    if ledger is None:
+        where = f"kept in {own_book(state)} and" if state else "forgotten afterwards,"
+        note(f"the budget of this query is {where} not shared with others; use --ledger")
+    elif state is None:
+        note(
+            "without --state this query cannot be repeated: if its output is lost, its budget is "
+            "spent all the same"
+        )
+
+
+def explain(
+    text: Annotated[
+        str,
+        typer.Argument(
+            metavar="SQL",
+            help="The query, a .sql file, - for standard input, or a pipeline.toml: all it asks.",
+        ),
+    ],
+    name: Annotated[
+        str | None, typer.Option("--query", help="Of a pipeline.toml: only this query.")
+    ] = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain a query: plan, sensitivity, noise, keys, budget, memory, what it leaves open."""
+    if text.endswith(".toml"):
+        _explain_pipeline(Path(text), name, settings or [], as_json=as_json)
+        return
+    if name is not None:
+        raise InvalidParameter("--query chooses among the queries of a pipeline.toml")
+    found = explained(compiled_from(text, None, settings or []).query)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print(found.text())
+
+
+def _explain_pipeline(
+    path: Path, name: str | None, settings: Sequence[str], *, as_json: bool
+) -> None:
+    """Every query of a pipeline, or one of them, each under its name."""
+    if settings:
+        raise InvalidParameter(f"--set goes with SQL; change the query in {path}")
+    queries: dict[str, AnyQuery] = {query.name: query for query in load_pipeline(path).queries}
+    if name is not None and name not in queries:
+        raise InvalidParameter(
+            f"{path} has no query {name!r}; its queries are {', '.join(queries)}"
+        )
+    found = {each: explained(query) for each, query in queries.items() if name in (None, each)}
+    if as_json:
+        print_json({each: one.to_json() for each, one in found.items()})
+    else:
+        print("\n\n".join(f"QUERY {each}\n\n{one.text()}" for each, one in found.items()))
