@@ -8,7 +8,7 @@ from dpstream.bench import queries
 from dpstream.bench.query_list import LISTINGS, REALISTIC
 from dpstream.bench.query_logs import log_file
 from dpstream.cli import main
-from dpstream.cli import sql_commands as command
+from dpstream.cli import sql_command as command
 from dpstream.engines.local import Options
 from dpstream.privacy.state import Secret
 

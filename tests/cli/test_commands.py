@@ -6,7 +6,7 @@ from importlib.metadata import entry_points, version
 import pytest
 
 from dpstream import bench as dps_bench
-from dpstream.cli.app import Commands
+from dpstream.cli.app import COMMANDS, Commands
 from dpstream.cli.mechanisms_command import about
 from dpstream.mechanisms import REGISTRY
 
@@ -22,12 +22,12 @@ def test_version_and_help(run):
     assert run().code == 0
 
 
-@pytest.mark.parametrize("name", Commands.homes)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_says_of_a_command_what_it_says_itself(name):
     """The list is written apart from the commands, so that it needs none of them."""
     command = Commands().load(name)
 
-    assert command.help.partition("\n")[0] == Commands.homes[name][1]
+    assert command.help.partition("\n")[0] == COMMANDS[name]
 
 
 def test_the_console_entry_is_main():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -14,16 +14,32 @@ from typer.main import get_command
 import dpstream
 from dpstream.cli.output import epilog
 
+COMMANDS = {
+    "init": "Write a commented pipeline.toml and made-up data for it: a file, or a live feed.",
+    "run": "Run a pipeline's queries; started again, they go on where they stopped.",
+    "serve": "Run a pipeline and serve its releases: a page, a feed, and a side for the operator.",
+    "sql": "Publish a query's releases under differential privacy.",
+    "explain": "Explain a query: plan, sensitivity, noise, keys, budget, memory, "
+    "what it leaves open.",
+    "bounds": "Propose bounds: groups and rows of a unit, clamps, and the pre-threshold.",
+    "release": "Publish a series under differential privacy, one row a step.",
+    "compare": "Rank mechanisms on data that are public or already released.",
+    "mechanisms": "List the mechanisms with their guarantee, protected unit and delay.",
+    "sources": "List sources and sinks, what is installed, and which extra to install.",
+    "ledger": "Show what was spent, on what, when, and what is left.",
+    "state": "Look after state directories.",
+    "demo": "Take a tour: a live private query that survives a kill, a series, and the ledger.",
+    "audit": "Attack what dpstream ships, and show that the attacks catch what is broken.",
+    "bench": "Measure dpstream, against its peers where they are installed.",
+}
+"""Name -> what it does, the first line of its docstring. Each is in `NAME_command.py`."""
 
-class LazyGroup(TyperGroup):
-    """Knows its commands by name and by one line; `load` imports the real one."""
 
-    homes: ClassVar[Mapping[str, tuple[str, str]]]
-    """Name -> where the command is ("module:function" or "module:app"), and what it does."""
+class Commands(TyperGroup):
+    """Knows every command by name and by one line; `load` imports the real one."""
 
     def __init__(self, **settings: Any) -> None:
-        lines = {name: line for name, (_, line) in self.homes.items()}
-        outlines = {name: TyperCommand(name=name, help=line) for name, line in lines.items()}
+        outlines = {name: TyperCommand(name=name, help=line) for name, line in COMMANDS.items()}
         super().__init__(**settings | {"commands": outlines})
         _plain_flags(self)
 
@@ -33,15 +49,14 @@ class LazyGroup(TyperGroup):
         return name, outline and self.load(str(name)), rest
 
     def load(self, name: str) -> Any:
-        """Import the command `name`."""
-        module, _, member = self.homes[name][0].partition(":")
-        found = getattr(import_module(module), member)
-        if not isinstance(found, typer.Typer):
-            alone = typer.Typer(add_completion=False)
-            alone.command(name)(found)
-            found = alone
-        found._add_completion = False  # the whole tree has it once
-        return _plain_flags(get_command(found))
+        """Import the command `name`: an `app` of several, or the function of that name."""
+        module = import_module(f"dpstream.cli.{name}_command")
+        tree = getattr(module, "app", None)
+        if tree is None:
+            tree = typer.Typer()
+            tree.command(name)(getattr(module, name))
+        tree._add_completion = False  # the whole tree has it once
+        return _plain_flags(get_command(tree))
 
 
 def _plain_flags(command: Any) -> Any:
@@ -59,73 +74,6 @@ def _plain_help(made: Callable[[Any], Any], context: Any) -> Any:
     if option is not None:
         option.metavar = ""
     return option
-
-
-class Commands(LazyGroup):
-    """Every command; its line here is the first of its docstring."""
-
-    homes: ClassVar = {
-        "init": (
-            "dpstream.cli.init_command:init",
-            "Write a commented pipeline.toml and made-up data for it: a file, or a live feed.",
-        ),
-        "run": (
-            "dpstream.cli.run_command:run",
-            "Run a pipeline's queries; started again, they go on where they stopped.",
-        ),
-        "serve": (
-            "dpstream.cli.serve_command:serve",
-            "Run a pipeline and serve its releases: a page, a feed, and a side for the operator.",
-        ),
-        "sql": (
-            "dpstream.cli.sql_commands:sql",
-            "Publish a query's releases under differential privacy.",
-        ),
-        "explain": (
-            "dpstream.cli.sql_commands:explain",
-            "Explain a query: plan, sensitivity, noise, keys, budget, memory, what it leaves open.",
-        ),
-        "bounds": (
-            "dpstream.cli.bounds_command:bounds",
-            "Propose bounds: groups and rows of a unit, clamps, and the pre-threshold.",
-        ),
-        "release": (
-            "dpstream.cli.release_command:release",
-            "Publish a series under differential privacy, one row a step.",
-        ),
-        "compare": (
-            "dpstream.cli.compare_command:compare",
-            "Rank mechanisms on data that are public or already released.",
-        ),
-        "mechanisms": (
-            "dpstream.cli.mechanisms_command:mechanisms",
-            "List the mechanisms with their guarantee, protected unit and delay.",
-        ),
-        "sources": (
-            "dpstream.cli.sources_command:sources",
-            "List sources and sinks, what is installed, and which extra to install.",
-        ),
-        "ledger": (
-            "dpstream.cli.ledger_command:app",
-            "Show what was spent, on what, when, and what is left.",
-        ),
-        "state": (
-            "dpstream.cli.state_command:app",
-            "Look after state directories.",
-        ),
-        "demo": (
-            "dpstream.cli.demo_command:demo",
-            "Take a tour: a live private query that survives a kill, a series, and the ledger.",
-        ),
-        "audit": (
-            "dpstream.cli.audit_command:audit",
-            "Attack what dpstream ships, and show that the attacks catch what is broken.",
-        ),
-        "bench": (
-            "dpstream.cli.bench_command:bench",
-            "Measure dpstream, against its peers where they are installed.",
-        ),
-    }
 
 
 app = typer.Typer(

@@ -52,8 +52,8 @@ def audit(
                 return bars.enter_context(progress_bar(f"{label} ({number}/{len(names)})"))
 
             rows += report.audit([one], quick=quick, seed=seed, watch=watch)
-    found = report.summary(rows)
-    whole = {"rows": rows, "summary": found, "quick": quick, "seed": seed}
+    summary = report.summary(rows)
+    whole = {"rows": rows, "summary": summary, "quick": quick, "seed": seed}
     if out is not None:
         _write(out, whole)
     if as_json:
@@ -62,8 +62,8 @@ def audit(
         people().print(_table(report, rows))
         for row in rows if len(rows) == 1 else ():
             people().print(f"worst: {_witness(row)}")
-    if found["rejected"] or found["missed"]:
-        note(f"not as it should be: {', '.join([*found['rejected'], *found['missed']])}")
+    if summary["rejected"] or summary["missed"]:
+        note(f"not as it should be: {', '.join([*summary['rejected'], *summary['missed']])}")
         raise typer.Exit(1)
 
 

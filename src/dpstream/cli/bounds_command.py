@@ -77,7 +77,7 @@ def bounds(
 ) -> None:
     """Propose bounds: groups and rows of a unit, clamps, and the pre-threshold."""
     with progress_bar("reading") as progress:
-        found = propose(
+        proposal = propose(
             data[0] if len(data) == 1 else data,
             unit=unit,
             keys=keys or (),
@@ -102,26 +102,26 @@ def bounds(
             progress=progress,
         )
     if plot is not None:
-        found.plot(plot)
+        proposal.plot(plot)
     if public:
         note("exact figures of data that were declared public: do not show them if they are not")
     else:
         place = f"the book {dataset!r} in {ledger}" if ledger else "a book of its own, not kept"
         note(f"charged to {place}: epsilon = {epsilon}, delta = {delta}; once more, once more paid")
-    print_json(found.to_json()) if as_json else _show(found)
+    print_json(proposal.to_json()) if as_json else _show(proposal)
 
 
-def _show(found: Proposal) -> None:
+def _show(proposal: Proposal) -> None:
     table = Table(
-        title=f"bias against noise, for a group of {found.group_size:,.0f} rows, one row each",
+        title=f"bias against noise, for a group of {proposal.group_size:,.0f} rows, one row each",
         title_justify="left",
     )
     for heading in ("groups a unit", "rows left out", "", "noise", "", "needs units", "error"):
         table.add_column(heading, justify="left" if not heading else "right")
-    worst = max(choice.error for choice in found.trade_off)
-    for choice in found.trade_off:
-        mine = choice.groups == found.max_groups_contributed
-        share = choice.noise / found.group_size
+    worst = max(choice.error for choice in proposal.trade_off)
+    for choice in proposal.trade_off:
+        mine = choice.groups == proposal.max_groups_contributed
+        share = choice.noise / proposal.group_size
         table.add_row(
             f"{'> ' if mine else ''}{choice.groups}",
             f"{choice.left_out:.1%}",
@@ -134,19 +134,19 @@ def _show(found: Proposal) -> None:
         )
     people().print(table)
     about: dict[str, Any] = {
-        "groups a unit": found.max_groups_contributed,
-        "rows a group": found.max_rows_per_group,
-        "pre-threshold": found.pre_threshold,
+        "groups a unit": proposal.max_groups_contributed,
+        "rows a group": proposal.max_rows_per_group,
+        "pre-threshold": proposal.pre_threshold,
     }
-    if found.value is not None:
-        about[f"clamps of {found.value}"] = f"{found.lo:g} to {found.hi:g}"
+    if proposal.value is not None:
+        about[f"clamps of {proposal.value}"] = f"{proposal.lo:g} to {proposal.hi:g}"
     for name, text in about.items():
         print(f"{name}: {text}")
     print(
-        f"with these {found.left_out:.1%} of the rows are left out, noise is {found.noise:,.1f}: "
-        f"an error of {found.error:.1%} for a group of {found.group_size:,.0f} rows"
+        f"with these {proposal.left_out:.1%} of the rows are left out, noise is "
+        f"{proposal.noise:,.1f}: an error of {proposal.error:.1%} for a group of {proposal.group_size:,.0f} rows"
     )
-    print(f"\nSQL:\n{found.sql()}\n\nPython:\n{found.python()}")
+    print(f"\nSQL:\n{proposal.sql()}\n\nPython:\n{proposal.python()}")
 
 
 def _bar(share: float, whole: float) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 
+from dpstream.cli.output import note
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import find
 from dpstream.mechanisms.base import Mechanism
@@ -30,6 +31,18 @@ SharedLedger = Annotated[
     ),
 ]
 Payer = Annotated[str, typer.Option(help="Whose book in the ledger pays.", rich_help_panel=BUDGET)]
+
+
+def tell_storage(what: str, state: Path | None, ledger: Path | None) -> None:
+    """Say what is lost with this process: a budget that nobody shares, or the way to repeat it."""
+    if ledger is None:
+        where = f"kept in {state / 'ledger'} and" if state else "forgotten afterwards,"
+        note(f"the budget of this {what} is {where} not shared with others; use --ledger")
+    elif state is None:
+        note(
+            f"without --state this {what} cannot be repeated: if its output is lost, its budget is "
+            "spent all the same"
+        )
 
 
 FLAGS = ("epsilon", "window", "delay", "lo", "hi", "quantum")

@@ -288,26 +288,26 @@ def _series_rankings(
         plan[0][1][0].check(rows.block)
     except InvalidInput as problem:
         raise InvalidInput(f"{rows.where(source)}: {problem}") from None
-    found: list[dict[str, Any]] = []
+    rankings: list[dict[str, Any]] = []
     with progress_bar("comparing") as progress:
         for epsilon, mechanisms in plan:
             errors = []
             for mechanism in mechanisms:
                 errors.append([_error(mechanism, rows.block) for _ in range(runs)])
-                done = len(found) * len(candidates) + len(errors)
+                done = len(rankings) * len(candidates) + len(errors)
                 progress(done, len(plan) * len(candidates))
             ranking = _ranked(candidates, errors)
             middle = float(np.abs(rows.block - _middle(mechanisms[0])).mean())
             baseline = {"mechanism": MIDPOINT, "mae": middle, "mae_se": None, "tied": False}
             command = _series_command(ranking[0]["mechanism"], source, epsilon, flags)
-            found.append(
+            rankings.append(
                 {
                     "epsilon": epsilon,
                     "ranking": [*ranking, {"rank": None} | baseline],
                     "command": command,
                 }
             )
-    return found
+    return rankings
 
 
 def _show_series(one: Mapping[str, Any], *, delay: str, runs: int) -> None:

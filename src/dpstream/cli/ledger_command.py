@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import closing
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -70,11 +71,8 @@ def show_books(
     books: list[dict[str, Any]] = []
     paths, wanted = _existing(context, file, place)
     for path in paths:
-        book_file = Ledger(path)
-        try:
+        with closing(Ledger(path)) as book_file:
             books += dated(book_file)
-        finally:
-            book_file.close()
     books = [
         book
         for book in books
@@ -150,12 +148,9 @@ def open_book(
         )
     else:
         raise InvalidParameter("--delta goes with --unit user and mu_squared, and without --window")
-    book_file = Ledger(_path(context, file))
-    try:
+    with closing(Ledger(_path(context, file))) as book_file:
         book_file.open(dataset, terms)
         books = [book for book in book_file.report() if book["dataset"] == dataset]
-    finally:
-        book_file.close()
     if _wants_json(context, as_json):
         print_json(books)
     else:
@@ -174,8 +169,7 @@ def history(
     records: list[dict[str, Any]] = []
     paths, wanted = _existing(context, file, place)
     for path in paths:
-        book_file = Ledger(path)
-        try:
+        with closing(Ledger(path)) as book_file:
             records += [
                 record
                 for record in book_file.history(dataset)
@@ -183,8 +177,6 @@ def history(
                 or "repaired" in record
                 or record.get("dataset", record.get("book")) in wanted
             ]
-        finally:
-            book_file.close()
     if _wants_json(context, as_json):
         print_json(records)
     else:
@@ -203,12 +195,9 @@ def repair(
     """
     if not place.is_file():
         raise LedgerError(f"there is no ledger at {place}; restore it, then repair it")
-    book_file = Ledger(place)
-    try:
+    with closing(Ledger(place)) as book_file:
         book_file.repair(because=because)
         records = len(list(book_file.history()))
-    finally:
-        book_file.close()
     print(f"{place} is taken as it is, with {records} records; the last one says why")
 
 
@@ -241,13 +230,13 @@ def _existing(
     if place is not None and place.suffix == ".toml":
         pipeline = load_pipeline(place)
         paths = list(dict.fromkeys(book.ledger for book in pipeline.books))
-        found = [path for path in paths if path.exists()]
-        if not found:
+        existing = [path for path in paths if path.exists()]
+        if not existing:
             raise LedgerError(
                 f"nothing was spent yet: there is no ledger at {', '.join(map(str, paths))}, which "
                 f"{place} names; dpstream run or serve creates it"
             )
-        return found, {book.dataset for book in pipeline.books}
+        return existing, {book.dataset for book in pipeline.books}
     path = place or _path(context, file)
     if path.is_dir():
         inside = path / "ledger"

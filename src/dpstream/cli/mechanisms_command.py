@@ -20,12 +20,12 @@ def mechanisms(
     as_json: AsJson = False,
 ) -> None:
     """List the mechanisms with their guarantee, protected unit and delay."""
-    found = [about(name) for name in names or sorted(REGISTRY)]
+    entries = [about(name) for name in names or sorted(REGISTRY)]
     if as_json:
-        print_json(found)
+        print_json(entries)
         return
     console = people()
-    for entry in found:
+    for entry in entries:
         table = Table(box=None, show_header=False, pad_edge=False)
         for key in ("summary", "guarantee", "unit", "delay", "parameters"):
             value = entry[key]

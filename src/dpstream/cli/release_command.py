@@ -16,6 +16,7 @@ from dpstream.cli.command_options import (
     SecretFile,
     SharedLedger,
     build_mechanism,
+    tell_storage,
 )
 from dpstream.cli.mechanisms_command import complete_mechanism
 from dpstream.cli.output import AsJson, note, print_json, progress_bar
@@ -187,14 +188,7 @@ def _start(
         runner = Runner.resume(
             state, mechanism, secret=secret, ledger=ledger, dataset=dataset, query=query
         )
-    if ledger is None:
-        where = f"kept in {state / 'ledger'} and" if state else "forgotten afterwards,"
-        note(f"the budget of this release is {where} not shared with others; use --ledger")
-    elif state is None:
-        note(
-            "without --state this release cannot be repeated: if its output is lost, its budget "
-            "is spent all the same"
-        )
+    tell_storage("release", state, ledger)
     if not existed:
         note(f"created the secret {kept}; back it up: without it nothing can be repeated")
     return runner

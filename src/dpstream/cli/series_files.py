@@ -92,12 +92,14 @@ def _read_csv(path: Path, columns: list[str], time: str | None) -> SeriesRows:
         return SeriesRows(block=block, names=names, first_line=lines[0])
     times = [row[place[time]].strip() for row in rows]
     stamps = _stamps(times, lines, path=path, name=time)
-    found = SeriesRows(block=block, names=names, times=times, stamps=stamps, first_line=lines[0])
+    rows_read = SeriesRows(
+        block=block, names=names, times=times, stamps=stamps, first_line=lines[0]
+    )
     try:
         check_times(stamps, time)
     except InvalidInput as problem:
-        raise InvalidInput(f"{found.where(path)}: {problem}") from None
-    return found
+        raise InvalidInput(f"{rows_read.where(path)}: {problem}") from None
+    return rows_read
 
 
 def _cells(path: Path) -> tuple[list[str], list[int], list[list[str]]]:
@@ -143,10 +145,10 @@ def _check_header(path: Path, header: list[str]) -> None:
         raise InvalidInput(f"{path}, line 1: column names must be there and differ; got {header}")
 
 
-def _require(path: Path, wanted: Sequence[str], found: Sequence[str]) -> None:
+def _require(path: Path, wanted: Sequence[str], there: Sequence[str]) -> None:
     for name in wanted:
-        if name not in found:
-            raise no_column(str(path), name, found)
+        if name not in there:
+            raise no_column(str(path), name, there)
 
 
 def _numbers(

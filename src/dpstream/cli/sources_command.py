@@ -16,15 +16,15 @@ _ANY = 10_000  # columns, to see how many are wanted
 
 def sources(as_json: AsJson = False) -> None:
     """List sources and sinks, what is installed, and which extra to install."""
-    found = {
+    connectors = {
         "sources": _rows({**PATHS["source"], **SOURCES}),
         "sinks": _rows({**PATHS["sink"], **SINKS}),
     }
     if as_json:
-        print_json(found)
+        print_json(connectors)
         return
     console = people()
-    for heading, rows in found.items():
+    for heading, rows in connectors.items():
         console.print(heading, style="bold")
         _show(console, [_cells(row) for row in rows])
         console.print()

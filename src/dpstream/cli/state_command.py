@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -70,11 +71,8 @@ def adopt_directory(
             raise StateError(
                 f"{place}: there is no ledger at {path}; name the one it is charged to"
             )
-        book = Ledger(path)
-        try:
+        with closing(Ledger(path)) as book:
             about = adopt(place, ledger=book, because=because, who=who or getpass.getuser())
-        finally:
-            book.close()
         run = about["run"].hex()[:8]
         adopted.append({"directory": str(place), "run": run, "ledger": str(path)})
     if as_json:
@@ -86,7 +84,9 @@ def adopt_directory(
 
 def _runs_in(folder: Path) -> list[Path]:
     """The directory itself, or those of a pipeline's queries in it."""
-    found = sorted(path.parent for path in (*folder.glob("run.dps"), *folder.glob("*/run.dps")))
-    if not found:
+    directories = sorted(
+        path.parent for path in (*folder.glob("run.dps"), *folder.glob("*/run.dps"))
+    )
+    if not directories:
         raise StateError(f"{folder} holds no run; name the directory that has a run.dps")
-    return found
+    return directories

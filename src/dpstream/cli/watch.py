@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
 from types import FrameType
@@ -145,34 +145,20 @@ Books = Ledger | Path
 """A ledger, or the file of one that may not be there yet."""
 
 
-def own_book(state: Path) -> Path:
-    """Where the book of a state directory is, unless it shares another."""
-    return state / "ledger"
-
-
 def book_of(books: Books, dataset: str) -> dict[str, Any] | None:
     """A dataset's book as reported; None if it is not open."""
-    with _reading(books) as ledger:
-        return next((book for book in ledger.report() if book["dataset"] == dataset), None)
+    if isinstance(books, Ledger):
+        reports = books.report()
+    else:  # looking makes no file
+        with closing(Ledger(books if books.exists() else None)) as ledger:
+            reports = ledger.report()
+    return next((report for report in reports if report["dataset"] == dataset), None)
 
 
 def charged_runs(books: Books, dataset: str) -> dict[str, str]:
     """The runs that a dataset's book was charged for, and their queries."""
     book = book_of(books, dataset)
     return {} if book is None else {line["run"]: line["query"] for line in book["spent_on"]}
-
-
-@contextmanager
-def _reading(books: Books) -> Iterator[Ledger]:
-    """The ledger; an empty one for a file that is not there: looking makes none."""
-    if isinstance(books, Ledger):
-        yield books
-        return
-    ledger = Ledger(books if books.exists() else None)
-    try:
-        yield ledger
-    finally:
-        ledger.close()
 
 
 def tell_charges(

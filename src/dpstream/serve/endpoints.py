@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -28,12 +28,13 @@ class Refusal(Exception):
         self.status, self.words, self.headers = status, words, headers or {}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Parameter:
     """One parameter of a query string or path."""
 
     name: str
     about: str
+    _: KW_ONLY
     kind: Literal["integer", "number", "string"] = "string"
     default: Any = None
     least: float | None = None
@@ -161,13 +162,14 @@ _REFUSALS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Endpoint:
     """One route; `quick` ones are answered on the event loop, others on a thread."""
 
     path: str
     summary: str
     handler: Handler
+    _: KW_ONLY
     parameters: Sequence[Parameter] = ()
     method: str = "GET"
     gives: Mapping[str, Any] = field(
@@ -191,12 +193,12 @@ class Endpoint:
             }
             given |= read_all(self.parameters, request.query_params)
             if self.quick:
-                found = self.handler(request, given)
+                answered = self.handler(request, given)
             else:
-                found = await asyncio.get_running_loop().run_in_executor(
+                answered = await asyncio.get_running_loop().run_in_executor(
                     pool, self.handler, request, given
                 )
-            return found if isinstance(found, Response) else await found
+            return answered if isinstance(answered, Response) else await answered
 
         return Route(self.path, answer, methods=[self.method], name=self.path)
 
@@ -208,7 +210,7 @@ class Endpoint:
             responses["304"] = {"description": "it has not changed"}
         for status in self.refuses:
             responses[str(status)] = {"description": _REFUSALS[status], "content": _ERROR}
-        found: dict[str, Any] = {
+        operation: dict[str, Any] = {
             "summary": self.summary,
             "operationId": _operation(self.method, self.path),
             "parameters": [each.openapi() for each in self.parameters],
@@ -216,8 +218,8 @@ class Endpoint:
         }
         if self.takes is not None:
             body = {kind: {"schema": schema} for kind, schema in self.takes.items()}
-            found["requestBody"] = {"required": True, "content": body}
-        return found
+            operation["requestBody"] = {"required": True, "content": body}
+        return operation
 
 
 def openapi(
@@ -229,7 +231,7 @@ def openapi(
         paths.setdefault(each.path, {})[each.method.lower()] = each.openapi()
     error = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
     components: dict[str, Any] = {"schemas": {"Error": error}}
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": title, "version": version, "description": about},
         "paths": paths,
@@ -237,26 +239,31 @@ def openapi(
     }
     if secured:
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"token": []}]
-    return found
+        document["security"] = [{"token": []}]
+    return document
 
 
 def json_answer(request: Request, content: Any, status: int = 200) -> Response:
     """JSON; who has the very same already is told so."""
     body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
-    mark = f'"{blake2b(body, digest_size=16).hexdigest()}"'
-    headers = {"etag": mark, "cache-control": "no-cache"}
-    if status == 200 and mark in request.headers.get("if-none-match", ""):
+    tag = etag(body)
+    headers = {"etag": tag, "cache-control": "no-cache"}
+    if status == 200 and tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
+def etag(body: bytes) -> str:
+    """A digest that stands for these bytes in a cache."""
+    return f'"{blake2b(body, digest_size=16).hexdigest()}"'
+
+
 def known(things: Mapping[str, Any], name: str, what: str) -> Any:
     """A thing by its name, or 404."""
-    found = things.get(name)
-    if found is None:
+    thing = things.get(name)
+    if thing is None:
         raise Refusal(404, f"there is no such {what}")
-    return found
+    return thing
 
 
 def _operation(method: str, path: str) -> str:

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from dpstream.serve.endpoints import Refusal
-from dpstream.serve.public_facts import Described
+from dpstream.serve.public_facts import QueryDescription
 from dpstream.serve.release_history import rows_of
 from dpstream.serve.release_store import Released, ReleaseReader
 
@@ -145,7 +145,7 @@ _RENDERED = 64  # events whose bytes are kept for the next client
 class EventStream:
     """Writes releases as events; clients are never waited for, and hold nothing up."""
 
-    def __init__(self, hub: Hub, queries: Mapping[str, Described]) -> None:
+    def __init__(self, hub: Hub, queries: Mapping[str, QueryDescription]) -> None:
         self._hub, self._queries = hub, queries
         self._rendered: OrderedDict[tuple[int, bool], bytes] = OrderedDict()
 
@@ -197,20 +197,10 @@ class EventStream:
         return known
 
     def _render(self, released: Released, rows: bool) -> bytes:
-        data: dict[str, Any] = {
-            "id": released.id,
-            "query": released.query,
-            "window": released.window,
-            "start": released.start,
-            "end": released.end,
-            "release_index": released.release,
-            "releases": released.planned,
-            "time": released.time,
-            "groups": released.rows,
-        }
-        described = self._queries.get(released.query)
-        if rows and described is not None:
+        data = released.facts | {"groups": released.rows}
+        description = self._queries.get(released.query)
+        if rows and description is not None:
             segment = self._hub.reader.segment(released)
-            data["rows"] = rows_of(described, segment, segment.fresh)
+            data["rows"] = rows_of(description, segment, segment.fresh)
         text = json.dumps(data, separators=(",", ":"))  # one line: line ends are escaped
         return f"id: {released.id}\nevent: release\ndata: {text}\n\n".encode()

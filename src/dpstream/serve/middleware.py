@@ -153,8 +153,8 @@ class Token:
     def fits(self, authorization: str | None) -> bool:
         """Is this the header of who knows the token?"""
         scheme, _, given = (authorization or "").partition(" ")
-        found = sha256(given.strip().encode("utf-8", "surrogatepass")).digest()
-        return hmac.compare_digest(found, self._digest) and scheme.lower() == "bearer"
+        digest = sha256(given.strip().encode("utf-8", "surrogatepass")).digest()
+        return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
 
     def __repr__(self) -> str:
         return f"Token(from {self.source})"

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -82,65 +82,37 @@ class OperatorSide:
 
     def endpoints(self) -> list[Endpoint]:
         """Every route."""
+        sources, queries = list(self.pipeline.pushed), list(self.pipeline.folders)
         source = Parameter(
-            name="source",
-            about="The name of a source.",
-            place="path",
-            longest=200,
-            names=list(self.pipeline.pushed),
+            "source", "The name of a source.", place="path", longest=200, names=sources
         )
-        name = Parameter(
-            name="query", about="Only this query.", longest=200, names=list(self.pipeline.folders)
-        )
+        name = Parameter("query", "Only this query.", longest=200, names=queries)
         limit = Parameter(
-            name="limit",
-            about="The most that are given.",
-            kind="integer",
-            least=1,
-            most=_LETTERS,
-            default=100,
+            "limit", "The most that are given.", kind="integer", least=1, most=_LETTERS, default=100
         )
-        text = {"text/plain": {"type": "string"}}
         asked = (401, 422, 429)
         return [
+            Endpoint("/health", "Does it run?", self._health, refuses=(*asked, 503)),
             Endpoint(
-                path="/health",
-                summary="Does it run?",
-                handler=self._health,
-                gives={"application/json": {"type": "object"}},
-                refuses=(*asked, 503),
-            ),
-            Endpoint(
-                path="/metrics",
-                summary="Numbers for Prometheus.",
-                handler=self._metrics,
-                gives=text,
+                "/metrics",
+                "Numbers for Prometheus.",
+                self._metrics,
+                gives={"text/plain": {"type": "string"}},
                 refuses=asked,
             ),
+            Endpoint("/lag", "How far behind each query is.", self._lag, refuses=asked),
+            Endpoint("/ledger", "The books, charge by charge.", self._ledger, refuses=asked),
             Endpoint(
-                path="/lag",
-                summary="How far behind each query is.",
-                handler=self._lag,
-                refuses=asked,
-            ),
-            Endpoint(
-                path="/ledger",
-                summary="The books, charge by charge.",
-                handler=self._ledger,
-                gives={"application/json": {"type": "object"}},
-                refuses=asked,
-            ),
-            Endpoint(
-                path="/dead-letters",
-                summary="Rows that could not be used, newest first.",
-                handler=self._letters,
+                "/dead-letters",
+                "Rows that could not be used, newest first.",
+                self._letters,
                 parameters=[name, limit],
                 refuses=(404, *asked),
             ),
             Endpoint(
-                path="/ingest/{source}",
-                summary="Hand rows in; they are durable when this answers.",
-                handler=self._ingest,
+                "/ingest/{source}",
+                "Hand rows in; they are durable when this answers.",
+                self._ingest,
                 parameters=[source],
                 method="POST",
                 takes={
@@ -151,9 +123,7 @@ class OperatorSide:
                 refuses=(404, 409, 413, 415, 503, *asked),
                 quick=True,
             ),
-            Endpoint(
-                path="/openapi.json", summary="This document.", handler=self._openapi, refuses=asked
-            ),
+            Endpoint("/openapi.json", "This document.", self._openapi, refuses=asked),
         ]
 
     def _health(self, request: Request, given: Given) -> Response:
@@ -178,17 +148,17 @@ class OperatorSide:
     def _samples(self) -> list[Sample]:
         seen, newest = self.supervisor, self.hub.reader.horizon
         runs = float(seen.state in ("running", "finished"))
-        found: list[Sample] = [
+        samples: list[Sample] = [
             ("dpstream_up", "gauge", "Does the pipeline run, or has it ended?", {}, runs),
             ("dpstream_restarts_total", "counter", "Times it was restarted.", {}, seen.restarts),
             ("dpstream_sse_clients", "gauge", "Who follows the events.", {}, self.hub.clients),
             ("dpstream_newest_release", "gauge", "The newest number.", {}, newest),
         ]
         for name, told in self._told().items():
-            found += samples_of_query(name, told)
+            samples += samples_of_query(name, told)
         for intake in self.intakes.values():
-            found += samples_of_intake(intake)
-        return found
+            samples += samples_of_intake(intake)
+        return samples
 
     def _lag(self, request: Request, given: Given) -> Response:
         lags = {
@@ -207,28 +177,25 @@ class OperatorSide:
         return json_answer(request, {"queries": lags})
 
     def _told(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.supervisor.told.get("queries", {})
-        return found
+        queries: Mapping[str, Any] = self.supervisor.told.get("queries", {})
+        return queries
 
     def _ledger(self, request: Request, given: Given) -> Response:
-        found = []
+        books = []
         for path in dict.fromkeys(book.ledger for book in self.pipeline.books):
             if path.exists():
-                ledger = Ledger(path)
-                try:
-                    found += ledger.report()
-                finally:
-                    ledger.close()
-        return json_answer(request, {"datasets": found})
+                with closing(Ledger(path)) as ledger:
+                    books += ledger.report()
+        return json_answer(request, {"datasets": books})
 
     def _letters(self, request: Request, given: Given) -> Response:
         folders = self.pipeline.folders
         if given["query"] is not None:
             folders = {given["query"]: known(folders, given["query"], "query")}
-        found: list[dict[str, Any]] = []
+        letters: list[dict[str, Any]] = []
         for name, folder in folders.items():
-            found += [{"query": name} | row for row in dead_letters(folder, given["limit"])]
-        return json_answer(request, {"dead_letters": found[: given["limit"]]})
+            letters += [{"query": name} | row for row in dead_letters(folder, given["limit"])]
+        return json_answer(request, {"dead_letters": letters[: given["limit"]]})
 
     async def _ingest(self, request: Request, given: Given) -> Response:
         over = not self.takes_rows or self.supervisor.state in ("finished", "refused")
@@ -279,16 +246,16 @@ _POSTED = {
 def samples_of_query(name: str, told: Mapping[str, Any]) -> list[Sample]:
     """One query, as its run has told."""
     label = {"query": name}
-    found: list[Sample] = [
+    samples: list[Sample] = [
         (f"dpstream_rows_{count}_total", "counter", about, label, told[count])
         for count, about in COUNTS.items()
     ]
     done = told["triggers_done"]
-    found.append(("dpstream_triggers_total", "counter", "Triggers done.", label, done))
+    samples.append(("dpstream_triggers_total", "counter", "Triggers done.", label, done))
     behind = lag(told)
     if behind is not None:
-        found.append(("dpstream_lag_seconds", "gauge", "Behind its schedule.", label, behind))
-    found += [
+        samples.append(("dpstream_lag_seconds", "gauge", "Behind its schedule.", label, behind))
+    samples += [
         (f"dpstream_{name}", "gauge", about, label, told[name])
         for name, about in _GAUGES.items()
         if name in told
@@ -297,7 +264,7 @@ def samples_of_query(name: str, told: Mapping[str, Any]) -> list[Sample]:
         "starved": "Has it read nothing, while another query over its source has?",
         "failed": "Has it failed, while the others go on?",
     }
-    return found + [
+    return samples + [
         (f"dpstream_query_{name}", "gauge", about, label, float(bool(told.get(name))))
         for name, about in stands.items()
     ]
@@ -306,12 +273,12 @@ def samples_of_query(name: str, told: Mapping[str, Any]) -> list[Sample]:
 def samples_of_intake(intake: Intake) -> list[Sample]:
     """Rows that were posted to one source."""
     label = {"source": intake.name}
-    found: list[Sample] = [
+    samples: list[Sample] = [
         (f"dpstream_posted_{count}_total", "counter", about, label, getattr(intake, count))
         for count, about in _POSTED.items()
     ]
     waiting = intake.inbox.waiting
-    return [*found, ("dpstream_posted_bytes", "gauge", "Kept for the run.", label, waiting)]
+    return [*samples, ("dpstream_posted_bytes", "gauge", "Kept for the run.", label, waiting)]
 
 
 def lag(told: Mapping[str, Any]) -> float | None:
@@ -333,15 +300,15 @@ def _age(path: Path) -> float:
 
 
 def _newest(files: Iterable[Path], limit: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    letters: list[dict[str, Any]] = []
     for path in files:
-        if len(found) >= limit:
+        if len(letters) >= limit:
             break
         try:
-            found += [json.loads(line) for line in path.read_bytes().splitlines()[::-1]]
+            letters += [json.loads(line) for line in path.read_bytes().splitlines()[::-1]]
         except FileNotFoundError:
             continue
-    return found[:limit]
+    return letters[:limit]
 
 
 Labels = Mapping[str, str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -35,7 +36,7 @@ _OPERATORS = ("memory", "drawing")  # of no use to who reads the releases
 
 
 @dataclass(frozen=True, kw_only=True)
-class Described:
+class QueryDescription:
     """A query as it is shown: its columns, and what is said about it."""
 
     query: AnyQuery
@@ -140,7 +141,7 @@ class Described:
         }
 
 
-def describe(pipeline: Pipeline) -> dict[str, Described]:
+def describe_queries(pipeline: Pipeline) -> dict[str, QueryDescription]:
     """The queries of a pipeline, by name, which is a part of an address."""
     for query in pipeline.queries:
         if "/" in query.name or query.name in (".", ".."):
@@ -148,7 +149,7 @@ def describe(pipeline: Pipeline) -> dict[str, Described]:
                 f"the name {query.name!r} of a query cannot be a part of an address; rename it"
             )
     return {
-        query.name: Described(query=query, text=pipeline.texts.get(query.name))
+        query.name: QueryDescription(query=query, text=pipeline.texts.get(query.name))
         for query in pipeline.queries
     }
 
@@ -229,20 +230,17 @@ def _others(book: Book, terms: Terms, pipeline: Pipeline) -> list[Line]:
     """
     if terms.unit != "user" or not book.ledger.exists():
         return []
-    ledger = Ledger(book.ledger)
-    try:
+    with closing(Ledger(book.ledger)) as ledger:
         known = next((each for each in ledger.report() if each["dataset"] == book.dataset), None)
-    finally:
-        ledger.close()
     begun = [read_about(pipeline.state / safe_name(query.name)) for query in book.queries]
     mine = {about["run"].hex() for about in begun if about is not None}
     lines = [] if known is None else known["spent_on"]
-    found = [line for line in lines if line["run"] not in mine]
-    if not found:
+    others = [line for line in lines if line["run"] not in mine]
+    if not others:
         return []
-    total = sum((Fraction(line["amount"]) for line in found), Fraction(0))
+    total = sum((Fraction(line["amount"]) for line in others), Fraction(0))
     words = "other runs on this dataset"
-    return [{"query": None, "purpose": words, "exact": total, "charges": len(found)}]
+    return [{"query": None, "purpose": words, "exact": total, "charges": len(others)}]
 
 
 _FIELDS = ("epsilon", "delta", "max_groups_contributed", "max_rows_per_group")
@@ -250,25 +248,27 @@ _ONE_AT_A_TIME = Lock()  # a calibration takes a while, and must not take every 
 _FEW = BoundedSemaphore(2)  # one at work, one that waits for it
 
 
-def what_if(described: Described, changes: dict[str, Any]) -> dict[str, Any]:
+def what_if(description: QueryDescription, changes: dict[str, Any]) -> dict[str, Any]:
     """Error and thresholds as they are, and as they would be."""
     given = {name: value for name, value in changes.items() if value is not None}
     if not _FEW.acquire(blocking=False):
         raise Refusal(503, "too many ask this at the same time", {"retry-after": "1"})
     try:
         with _ONE_AT_A_TIME:
-            then = _expected(described, tuple(sorted(given.items())))
-            now = _expected(described, ())
+            then = _expected(description, tuple(sorted(given.items())))
+            now = _expected(description, ())
     except InvalidParameter:
         raise Refusal(422, "the query cannot be run with these parameters together") from None
     finally:
         _FEW.release()
-    return {"query": described.name, "now": now, "then": then}
+    return {"query": description.name, "now": now, "then": then}
 
 
 @lru_cache(maxsize=512)
-def _expected(described: Described, changes: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
-    query = described.query
+def _expected(
+    description: QueryDescription, changes: tuple[tuple[str, Any], ...]
+) -> dict[str, Any]:
+    query = description.query
     if isinstance(query, SeriesQuery):
         return _expected_of_series(query, dict(changes))
     changed = replace(query, **_with_rows(query, dict(changes)))

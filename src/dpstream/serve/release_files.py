@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from dpstream.connectors.sinks.encode import csv, jsonl
 from dpstream.connectors.sinks.numbers import with_numbers
 from dpstream.records import Integers
 from dpstream.serve.endpoints import Given
-from dpstream.serve.public_facts import Described
+from dpstream.serve.public_facts import QueryDescription
 from dpstream.serve.release_history import id_of_json, rows_of
 from dpstream.serve.release_segments import OWN, Segment
 from dpstream.serve.release_store import Released, ReleaseReader
@@ -26,7 +27,7 @@ _AT_ONCE = 64  # releases that are looked up together
 class Archive:
     """The releases of one query, as far as they can be seen."""
 
-    described: Described
+    description: QueryDescription
     reader: ReleaseReader
 
     def page(self, given: Given) -> dict[str, Any]:
@@ -35,28 +36,28 @@ class Archive:
         following = None
         for released, segment, places, cursor in self._places(given):
             place = {"release": released.id, "window": released.window}
-            rows += [place | row for row in rows_of(self.described, segment, places)]
+            rows += [place | row for row in rows_of(self.description, segment, places)]
             following = cursor
-        return {"query": self.described.name, "rows": rows, "next": following}
+        return {"query": self.description.name, "rows": rows, "next": following}
 
     def tables(self, given: Given) -> tuple[list[Numbered], str | None]:
         """The same rows as tables."""
-        found, following = [], None
+        tables, following = [], None
         for released, segment, places, cursor in self._places(given):
             table = segment.table.drop_columns(list(OWN)).take(pa.array(places))
-            found.append((released.window, released.release, table))
+            tables.append((released.window, released.release, table))
             following = cursor
-        return found, following
+        return tables, following
 
     def all(self, window: int | None) -> Iterator[Numbered]:
         """Every release (of a window), as it was published."""
         after = 0
         while True:
-            found = self.reader.releases(self.described.name, window, after=after, limit=_AT_ONCE)
-            for released in found:
+            batch = self.reader.releases(self.description.name, window, after=after, limit=_AT_ONCE)
+            for released in batch:
                 yield released.window, released.release, self.reader.segment(released).published
                 after = released.id
-            if len(found) < _AT_ONCE:
+            if len(batch) < _AT_ONCE:
                 return
 
     def _places(self, given: Given) -> Iterator[tuple[Released, Segment, Integers, str | None]]:
@@ -66,10 +67,10 @@ class Archive:
         left, skip, after = given["limit"], int(skipped or 0), int(number)
         at = after - 1 if skip else after
         while left > 0:
-            found = self.reader.releases(
-                self.described.name, given["window"], after=at, limit=_AT_ONCE
+            batch = self.reader.releases(
+                self.description.name, given["window"], after=at, limit=_AT_ONCE
             )
-            for each in found:
+            for each in batch:
                 segment = self.reader.segment(each)
                 places = _fresh(segment, wanted)
                 start = skip if each.id == after else 0
@@ -81,7 +82,7 @@ class Archive:
                 if left <= 0:
                     return
                 at = each.id
-            if len(found) < _AT_ONCE:
+            if len(batch) < _AT_ONCE:
                 return
 
 
@@ -105,15 +106,11 @@ Numbered = tuple[int, int, pa.Table]
 def file_stream(kind: str, releases: Iterable[Numbered], empty: pa.Schema) -> Iterator[bytes]:
     """The bytes of a file with all releases, as they are made; one without any has a header."""
     tables = (with_numbers(table, window, release) for window, release, table in releases)
-    return _STREAMS[kind](tables, empty)
-
-
-def _arrow(tables: Iterable[pa.Table], empty: pa.Schema) -> Iterator[bytes]:
-    return _written(tables, empty, lambda file, schema: pa.ipc.new_stream(file, schema))
-
-
-def _parquet(tables: Iterable[pa.Table], empty: pa.Schema) -> Iterator[bytes]:
-    return _written(tables, empty, lambda file, schema: pq.ParquetWriter(file, schema))
+    if kind == "jsonl":
+        return map(jsonl, tables)
+    if kind == "csv":
+        return _csv(tables, empty)
+    return _written(tables, empty, pa.ipc.new_stream if kind == "arrow" else pq.ParquetWriter)
 
 
 def _written(
@@ -143,28 +140,18 @@ def _csv(tables: Iterable[pa.Table], empty: pa.Schema) -> Iterator[bytes]:
         yield csv(empty.empty_table())
 
 
-def _jsonl(tables: Iterable[pa.Table], empty: pa.Schema) -> Iterator[bytes]:
-    yield from map(jsonl, tables)
-
-
-_STREAMS: dict[str, Callable[[Iterable[pa.Table], pa.Schema], Iterator[bytes]]] = {
-    "arrow": _arrow,
-    "csv": _csv,
-    "parquet": _parquet,
-    "jsonl": _jsonl,
-}
-
-
-class _Pieces:
+class _Pieces(io.RawIOBase):
     """A file that is given away while it is written."""
-
-    closed = False
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._at = 0
 
-    def write(self, piece: bytes) -> int:
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, piece: Any) -> int:
         """Take a piece."""
         self._pieces.append(bytes(piece))
         self._at += len(self._pieces[-1])
@@ -176,23 +163,5 @@ class _Pieces:
 
     def take(self) -> bytes:
         """What was written since the last time."""
-        found, self._pieces = b"".join(self._pieces), []
-        return found
-
-    def flush(self) -> None:
-        """Nothing waits."""
-
-    def writable(self) -> bool:
-        """It is."""
-        return True
-
-    def readable(self) -> bool:
-        """It is not."""
-        return False
-
-    def seekable(self) -> bool:
-        """It is not."""
-        return False
-
-    def close(self) -> None:
-        """The pieces stay until they are taken."""
+        written, self._pieces = b"".join(self._pieces), []
+        return written

@@ -16,7 +16,7 @@ from scipy.stats import norm
 from dpstream.connectors.sinks.encode import plain
 from dpstream.records import Integers, Reals
 from dpstream.serve.endpoints import Given, Refusal
-from dpstream.serve.public_facts import Described
+from dpstream.serve.public_facts import QueryDescription
 from dpstream.serve.release_segments import FIRST, Segment, key_id, key_values
 from dpstream.serve.release_store import Released, ReleaseReader
 
@@ -25,12 +25,12 @@ from dpstream.serve.release_store import Released, ReleaseReader
 class History:
     """The releases of one query, as far as they can be seen."""
 
-    described: Described
+    description: QueryDescription
     reader: ReleaseReader
 
     def windows(self, before: int | None, limit: int) -> dict[str, Any]:
         """Windows, newest first; `next` goes on."""
-        found = self.reader.windows(self.described.name, before=before, limit=limit + 1)
+        lines = self.reader.windows(self.description.name, before=before, limit=limit + 1)
         shown = [
             {
                 "window": line.window,
@@ -41,27 +41,27 @@ class History:
                 "last_release_index": line.last_release,
                 "last_release_time": line.last_time,
             }
-            for line in found[:limit]
+            for line in lines[:limit]
         ]
-        more = len(found) > limit
-        return {"windows": shown, "next": str(found[limit - 1].window) if more else None}
+        more = len(lines) > limit
+        return {"windows": shown, "next": str(lines[limit - 1].window) if more else None}
 
     def latest(self, given: Given) -> dict[str, Any]:
         """The newest value of every key of a window: those that match, in order."""
-        described, newest = self.described, self.newest(given["window"])
+        description, newest = self.description, self.newest(given["window"])
         segment = self.reader.segment(newest)
         figure = self._figure(given["sort"])
-        places = searched(described, segment, given["q"] or "")
+        places = searched(description, segment, given["q"] or "")
         matched, offset, limit = len(places), given["offset"], given["limit"]
         if figure is not None:
             places = in_order(segment, places, figure, falling=given["order"] == "desc")
         shown, following = places[offset : offset + limit], places[offset : offset + limit + 1]
-        rows = rows_of(described, segment, shown)
+        rows = rows_of(description, segment, shown)
         if figure is not None:
-            clear = meaningful(segment, following, figure, described.spread(figure))
+            clear = meaningful(segment, following, figure, description.spread(figure))
             for row, ordered in zip(rows, [*clear, None], strict=False):
                 row["ordered"] = ordered
-        return self._about(newest) | {
+        return _about(newest) | {
             "total": len(segment),
             "matched": matched,
             "offset": offset,
@@ -77,18 +77,18 @@ class History:
         """The releases of some keys in a window; of all windows the newest release each."""
         wanted = list(dict.fromkeys([*given["id"], *map(id_of_json, given["key"])]))
         if not wanted:
-            if self.described.keys:
+            if self.description.keys:
                 raise Refusal(422, "name at least one key, with id or key")
             wanted = [key_id([])]
-        head: dict[str, Any] = {"query": self.described.name}
+        head: dict[str, Any] = {"query": self.description.name}
         first: dict[str, int] = {}
         if given["window"] == "all":
             head["over"] = "windows"
-            released = self.reader.last_of_windows(self.described.name, given["limit"])
+            released = self.reader.last_of_windows(self.description.name, given["limit"])
             complete = True
         else:
             newest = self.newest(None if given["window"] is None else int(given["window"]))
-            head |= {"over": "releases"} | self._about(newest)
+            head |= {"over": "releases"} | _about(newest)
             first = self._first_seen(wanted, newest)
             released, complete = self.reader.spread(
                 newest.query,
@@ -100,7 +100,7 @@ class History:
         lines = self._lines(wanted, first, released, complete=complete)
         return head | {
             "complete": complete,
-            "aggregates": self.described.figures,
+            "aggregates": self.description.figures,
             "series": lines,
         }
 
@@ -124,7 +124,7 @@ class History:
         Of releases that hold changes only, all tell what has changed; a selection of them tells
         what was known at each.
         """
-        described = self.described
+        description = self.description
         points: dict[str, list[dict[str, Any]]] = {identity: [] for identity in wanted}
         keys: dict[str, list[Any]] = {}
         for each in released:
@@ -134,12 +134,12 @@ class History:
             known = [(one, find(one)) for one in wanted]
             places = [place for _, place in known if place is not None]
             here = [one for one, place in known if place is not None]
-            figures = figures_of(described, segment, places) if places else []
+            figures = figures_of(description, segment, places) if places else []
             for identity, place, figure in zip(here, places, figures, strict=True):
                 points[identity].append(at | figure)
                 if identity not in keys:
                     row = segment.table.slice(place, 1)
-                    keys[identity] = key_values(row, described.keys)[0]
+                    keys[identity] = key_values(row, description.keys)[0]
         return [
             _line(identity, keys.get(identity), points[identity], first.get(identity))
             for identity in wanted
@@ -150,41 +150,32 @@ class History:
         newest = self.newest(window)
         candidates = [newest]
         if window is None:
-            candidates += self.reader.last_of_windows(self.described.name, 1000)[::-1]
+            candidates += self.reader.last_of_windows(self.description.name, 1000)[::-1]
         for released in candidates:
             segment = self.reader.segment(released)
             place = segment.find(identity)
             if place is not None:
                 row = segment.table.slice(place, 1)
-                return {"id": identity, "key": key_values(row, self.described.keys)[0]}
+                return {"id": identity, "key": key_values(row, self.description.keys)[0]}
         raise Refusal(404, "there is no such key")
 
     def newest(self, window: int | None) -> Released:
         """The newest release of a window, or of the newest window."""
-        found = self.reader.newest(self.described.name, window)
-        if found is None:
+        newest = self.reader.newest(self.description.name, window)
+        if newest is None:
             words = "nothing was published yet" if window is None else "there is no such window"
             raise Refusal(404, words)
-        return found
+        return newest
 
     def _figure(self, sort: str | None) -> str | None:
-        figures = self.described.figures
+        figures = self.description.figures
         if sort is not None and sort not in figures:
             raise Refusal(422, "sort must name an aggregate of the query")
         return sort if sort is not None else (figures[0] if figures else None)
 
-    def _about(self, released: Released) -> dict[str, Any]:
-        return {
-            "query": released.query,
-            "window": released.window,
-            "start": released.start,
-            "end": released.end,
-            "release_index": released.release,
-            "releases": released.planned,
-            "time": released.time,
-            "final": released.release == released.planned,
-            "id": released.id,
-        }
+
+def _about(released: Released) -> dict[str, Any]:
+    return released.facts | {"final": released.release == released.planned}
 
 
 def _line(
@@ -205,16 +196,16 @@ _LONGEST = 200  # code points of a key that are shown in lists
 
 
 def rows_of(
-    described: Described, segment: Segment, places: Sequence[int] | Integers
+    description: QueryDescription, segment: Segment, places: Sequence[int] | Integers
 ) -> list[dict[str, Any]]:
     """Rows at these places, ready for JSON; long keys are cut, and say how long they are."""
-    figures = figures_of(described, segment, places)
-    taken = segment.table.select([*described.keys, "trigger_time"])
+    figures = figures_of(description, segment, places)
+    taken = segment.table.select([*description.keys, "trigger_time"])
     taken = taken.take(pa.array(places, pa.int64()))
     times = [None if at is None else at.isoformat() for at in taken["trigger_time"].to_pylist()]
     releases, first = segment.array("release_index"), segment.array(FIRST)
-    found = []
-    for number, key in enumerate(key_values(taken, described.keys)):
+    rows = []
+    for number, key in enumerate(key_values(taken, description.keys)):
         place = places[number]
         shown, lengths = cut(key)
         row: dict[str, Any] = {"id": segment.id_at(place), "key": shown}
@@ -222,35 +213,35 @@ def rows_of(
             row["cut"] = lengths
         row |= figures[number]
         row |= {"release_index": int(releases[place]), "time": times[number]}
-        found.append(row | {"first_seen": int(first[place])})
-    return found
+        rows.append(row | {"first_seen": int(first[place])})
+    return rows
 
 
 def figures_of(
-    described: Described, segment: Segment, places: Sequence[int] | Integers
+    description: QueryDescription, segment: Segment, places: Sequence[int] | Integers
 ) -> list[dict[str, Any]]:
     """The published numbers of some rows, with their error bars."""
     chosen = np.asarray(places, np.int64)
     columns: dict[str, dict[str, list[Any]]] = {"values": {}, "stddev": {}, "low": {}, "high": {}}
     nothing = [None] * len(chosen)
-    for name in described.figures:
+    for name in description.figures:
         columns["values"][name] = _numbers(segment.array(name)[chosen])
         for kind in ("stddev", "low", "high"):
-            spread = described.spread(name, kind)
+            spread = description.spread(name, kind)
             if spread is not None:
                 columns[kind][name] = _numbers(segment.array(spread)[chosen])
             elif kind == "stddev":
                 columns[kind][name] = nothing
-    held = segment.table["held"].take(pa.array(chosen)).to_pylist() if described.holds else None
-    found = []
+    held = segment.table["held"].take(pa.array(chosen)).to_pylist() if description.holds else None
+    rows = []
     for number in range(len(chosen)):
         row: dict[str, Any] = {
             kind: {name: values[number] for name, values in named.items()}
             for kind, named in columns.items()
             if named
         }
-        found.append(row if held is None else row | {"held": held[number]})
-    return found
+        rows.append(row if held is None else row | {"held": held[number]})
+    return rows
 
 
 def cut(key: Sequence[Any]) -> tuple[list[Any], list[int | None]]:
@@ -278,20 +269,20 @@ def id_of_json(text: str) -> str:
     return key_id(key)
 
 
-def searched(described: Described, segment: Segment, text: str) -> Integers:
+def searched(description: QueryDescription, segment: Segment, text: str) -> Integers:
     """Places of the rows with a key that contains a text, in any case of letters."""
-    if not text or not described.keys:
+    if not text or not description.keys:
         return np.arange(len(segment) if not text else 0)
-    found = np.zeros(len(segment), bool)
-    for name in described.keys:
+    matches = np.zeros(len(segment), bool)
+    for name in description.keys:
         column = plain(segment.table[name])
         if not pa.types.is_string(column.type):
             column = column.cast(pa.string())
         match = pc.match_substring(column, text, ignore_case=True)
-        found |= pc.fill_null(match, False).to_numpy()
+        matches |= pc.fill_null(match, False).to_numpy()
         if text.lower() == "null":
-            found |= pc.is_null(column).to_numpy()
-    return np.flatnonzero(found)
+            matches |= pc.is_null(column).to_numpy()
+    return np.flatnonzero(matches)
 
 
 def in_order(segment: Segment, places: Integers, figure: str, *, falling: bool) -> Integers:

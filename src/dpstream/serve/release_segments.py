@@ -70,8 +70,8 @@ def key_id(key: Sequence[Any]) -> str:
 def digests(keys: Sequence[Sequence[Any]]) -> Digests:
     """The same as two words each."""
     joined = b"".join(blake2b(_canonical(key), digest_size=16).digest() for key in keys)
-    found: Digests = np.frombuffer(joined, ">u8").reshape(-1, 2).astype(np.uint64)
-    return found
+    words: Digests = np.frombuffer(joined, ">u8").reshape(-1, 2).astype(np.uint64)
+    return words
 
 
 def words_of(identity: str) -> tuple[np.uint64, np.uint64]:
@@ -105,12 +105,12 @@ class Segment:
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """A column of numbers; without a copy, unless it has nulls, which become NaN."""
-        found = self._arrays.get(name)
-        if found is None:
+        values = self._arrays.get(name)
+        if values is None:
             column = self.table[name]
             whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-            found = self._arrays[name] = whole.to_numpy(zero_copy_only=False)
-        return found
+            values = self._arrays[name] = whole.to_numpy(zero_copy_only=False)
+        return values
 
     @property
     def published(self) -> pa.Table:

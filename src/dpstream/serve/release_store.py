@@ -138,8 +138,8 @@ class ReleaseStore:
         """Refuse a query that is here with releases of another run."""
         with self._lock, self._explained():
             asked = "SELECT run FROM runs WHERE query = ?"
-            found = self._connection.execute(asked, (query,)).fetchone()
-            if found is not None and found[0] != run:
+            known = self._connection.execute(asked, (query,)).fetchone()
+            if known is not None and known[0] != run:
                 raise another_run(self._folder, query)
 
     def announce(self, query: str, window: int, trigger: int) -> None:
@@ -180,13 +180,13 @@ class ReleaseStore:
         known = self._recent.get((query, window))
         if known is not None and known[0] == trigger - 1:
             return known[1]
-        found = self._connection.execute(
+        line = self._connection.execute(
             f"SELECT content FROM releases WHERE {PLACE}", (query, window, trigger - 1)
         ).fetchone()
-        if found is None:
+        if line is None:
             return None
         path = self._path(query, window, trigger - 1)
-        return decode(pa.py_buffer(found[0]) if found[0] is not None else path.read_bytes())
+        return decode(pa.py_buffer(line[0]) if line[0] is not None else path.read_bytes())
 
     def _remember(self, query: str, window: int, trigger: int, segment: Segment) -> None:
         self._recent[query, window] = (trigger, segment)
@@ -225,6 +225,20 @@ class Released(NamedTuple):
     planned: int
     rows: int
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Which release it is, as answers and events say it."""
+        return {
+            "id": self.id,
+            "query": self.query,
+            "window": self.window,
+            "start": self.start,
+            "end": self.end,
+            "release_index": self.release,
+            "releases": self.planned,
+            "time": self.time,
+        }
+
 
 class WindowLine(NamedTuple):
     """A window, and how often it was published."""
@@ -253,8 +267,8 @@ class ReleaseReader:
 
     def look(self) -> int:
         """See what was announced by now."""
-        found = self._rows("SELECT COALESCE(MAX(id), 0) FROM releases", ())
-        newest = int(found[0][0]) if found else 0
+        lines = self._rows("SELECT COALESCE(MAX(id), 0) FROM releases", ())
+        newest = int(lines[0][0]) if lines else 0
         self.horizon = max(self.horizon, newest)
         return self.horizon
 
@@ -287,19 +301,19 @@ class ReleaseReader:
             f'query = ? AND "window" = ? AND id <= ? AND "trigger" <= ? '
             f'AND ("trigger" % ? = 0 OR "trigger" IN ({marks})) ORDER BY "trigger"'
         )
-        found = self._lines(where, query, window, self.horizon, last, stride, *fixed)
-        return found, stride == 1
+        thinned = self._lines(where, query, window, self.horizon, last, stride, *fixed)
+        return thinned, stride == 1
 
     def newest(self, query: str, window: int | None = None) -> Released | None:
         """The newest release of a window, or of the newest window."""
         most = 'id <= ? ORDER BY "window" DESC, "trigger" DESC LIMIT 1'
         if window is None:
-            found = self._lines(f"query = ? AND {most}", query, self.horizon)
+            lines = self._lines(f"query = ? AND {most}", query, self.horizon)
         else:
-            found = self._lines(
+            lines = self._lines(
                 f'query = ? AND "window" = ? AND {most}', query, window, self.horizon
             )
-        return found[0] if found else None
+        return lines[0] if lines else None
 
     def last_of_windows(self, query: str, limit: int) -> list[Released]:
         """The newest release of each of the newest windows, oldest first."""
@@ -307,8 +321,8 @@ class ReleaseReader:
             f'SELECT {_COLUMNS}, MAX("trigger") FROM releases WHERE query = ? AND id <= ? '
             'GROUP BY "window" ORDER BY "window" DESC LIMIT ?'
         )
-        found = self._rows(newest, (query, self.horizon, limit))
-        return [Released._make(line[:-1]) for line in found][::-1]
+        lines = self._rows(newest, (query, self.horizon, limit))
+        return [Released._make(line[:-1]) for line in lines][::-1]
 
     def windows(self, query: str, *, before: int | None, limit: int) -> list[WindowLine]:
         """Windows, newest first."""
@@ -373,9 +387,9 @@ class ReleaseReader:
                     return []
                 self._connection = connect(self._folder, reading=True)
             try:
-                found: list[tuple[Any, ...]] = self._connection.execute(statement, given).fetchall()
+                lines: list[tuple[Any, ...]] = self._connection.execute(statement, given).fetchall()
             except sqlite3.OperationalError as problem:
                 if "no such table" in str(problem):  # it is being made
                     return []
                 raise
-            return found
+            return lines

@@ -20,8 +20,8 @@ from dpstream.privacy.state.files import make_directory
 from dpstream.serve.event_stream import Hub
 from dpstream.serve.middleware import App, Token, load_token
 from dpstream.serve.operator_side import OperatorSide
-from dpstream.serve.public_facts import declared_books, describe
-from dpstream.serve.public_side import Public
+from dpstream.serve.public_facts import declared_books, describe_queries
+from dpstream.serve.public_side import PublicSide
 from dpstream.serve.release_store import ReleaseReader, held
 from dpstream.serve.supervisor import Supervisor
 from dpstream.serve.worker import store_folder
@@ -40,12 +40,12 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         pass
     try:
-        found = socket.getaddrinfo(host, None)
+        infos = socket.getaddrinfo(host, None)
     except OSError:
         raise InvalidParameter(
             f"the address {host!r} is not known; name one of this machine's, such as 127.0.0.1"
         ) from None
-    addresses = {str(each[4][0]) for each in found}
+    addresses = {str(each[4][0]) for each in infos}
     return all(ipaddress.ip_address(each).is_loopback for each in addresses)
 
 
@@ -65,16 +65,16 @@ def bound_socket(host: str, port: int, option: str) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        found = socket.socket(family, kind, protocol)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen(1024)
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(1024)
     except OSError as problem:
         raise InvalidParameter(
             f"{host}:{port} cannot be listened on: {problem.strerror or problem}; name another "
             f"port with {option} (0 is any free one), or stop what uses it"
         ) from None
-    return found
+    return bound
 
 
 __all__ = ["Settings", "check_pipes", "load_token", "serve"]
@@ -129,7 +129,34 @@ def serve(
             check_pipes(pipeline)
             make_directory(pipeline.state, mode=0o700)
             stack.enter_context(held(pipeline.state))
-        _run(pipeline, settings, token, tell=tell, say=say)
+        queries, ledger = describe_queries(pipeline), declared_books(pipeline)
+        for each in queries.values():
+            _ = each.public  # worked out before the first request, and wrong ones refused
+        reader = stack.enter_context(contextlib.closing(ReleaseReader(store_folder(pipeline))))
+        hub = Hub(
+            reader,
+            grid=settings.grid,
+            most_clients=settings.clients,
+            most_per_address=settings.clients_per_address,
+        )
+        public = PublicSide(queries=queries, hub=hub, ledger=ledger, rate=settings.rate)
+        operator = OperatorSide(
+            pipeline=pipeline,
+            token=token,
+            supervisor=Supervisor(path=pipeline.path, engine=pipeline.engine["name"], say=say),
+            hub=hub,
+            most_body=settings.most_body,
+            takes_rows=settings.run,
+        )
+        sockets = [
+            bound_socket(settings.host, settings.port, "--port"),
+            bound_socket(settings.operator_host, settings.operator_port, "--operator-port"),
+        ]
+        scheme = "https" if settings.certificate is not None else "http"
+        hosts = (settings.host, settings.operator_host)
+        tell(*(_address(scheme, host, each) for host, each in zip(hosts, sockets, strict=True)))
+        apps = [public.app(), operator.app(run=settings.run)]
+        asyncio.run(_serve(apps, hub, settings, sockets))
 
 
 def check_pipes(pipeline: Pipeline) -> None:
@@ -141,47 +168,6 @@ def check_pipes(pipeline: Pipeline) -> None:
                 f"{pipeline.path}: the {what} '-' cannot be served: the run's process has no "
                 "terminal; name a file or a directory, or use dpstream run"
             )
-
-
-def _run(
-    pipeline: Pipeline,
-    settings: Settings,
-    token: Token,
-    *,
-    tell: Callable[[str, str], None],
-    say: Callable[[str], None],
-) -> None:
-    queries, ledger = describe(pipeline), declared_books(pipeline)
-    for each in queries.values():
-        _ = each.public  # worked out before the first request, and wrong ones refused
-    reader = ReleaseReader(store_folder(pipeline))
-    hub = Hub(
-        reader,
-        grid=settings.grid,
-        most_clients=settings.clients,
-        most_per_address=settings.clients_per_address,
-    )
-    public = Public(queries=queries, hub=hub, ledger=ledger, rate=settings.rate)
-    operator = OperatorSide(
-        pipeline=pipeline,
-        token=token,
-        supervisor=Supervisor(path=pipeline.path, engine=pipeline.engine["name"], say=say),
-        hub=hub,
-        most_body=settings.most_body,
-        takes_rows=settings.run,
-    )
-    sockets = [
-        bound_socket(settings.host, settings.port, "--port"),
-        bound_socket(settings.operator_host, settings.operator_port, "--operator-port"),
-    ]
-    scheme = "https" if settings.certificate is not None else "http"
-    hosts = (settings.host, settings.operator_host)
-    tell(*(_address(scheme, host, each) for host, each in zip(hosts, sockets, strict=True)))
-    apps = [public.app(), operator.app(run=settings.run)]
-    try:
-        asyncio.run(_serve(apps, hub, settings, sockets))
-    finally:
-        reader.close()
 
 
 async def _serve(

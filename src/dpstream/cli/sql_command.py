@@ -1,4 +1,4 @@
-"""`dpstream sql` publishes one query; `dpstream explain` says what it would do and cost."""
+"""`dpstream sql`: one query, published at once or for as long as it runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
-from dpstream.cli.command_options import BUDGET, Payer, SecretFile, SharedLedger, literal
+from dpstream.cli.command_options import (
+    BUDGET,
+    Payer,
+    SecretFile,
+    SharedLedger,
+    literal,
+    tell_storage,
+)
 from dpstream.cli.output import INTERRUPTED, AsJson, note, print_json
 from dpstream.cli.releases import show, zone_of
 from dpstream.cli.watch import (
     Books,
     Stopper,
     charged_runs,
-    own_book,
     progress,
     tell_charges,
     tell_operator,
@@ -29,13 +35,11 @@ from dpstream.connectors.sinks import DirectorySink
 from dpstream.connectors.storage import safe_name
 from dpstream.engines.memory import keep_freed_memory
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.pipeline import load_pipeline
 from dpstream.pipeline.start import refuse_lost_secret
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state.secret import beside
 from dpstream.session import Run, run
 from dpstream.session.budget import AnyQuery
-from dpstream.sql.explain import explain as explained
 from dpstream.sql.plan import Compiled, compile_sql
 from dpstream.sql.remarks import remarks
 
@@ -76,17 +80,17 @@ def _is_file(path: Path) -> bool:
 
 
 def _options(settings: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for setting in settings:
         option, equals, value = setting.partition("=")
         if not equals or not option:
             raise InvalidParameter(f"--set needs option=value; got {setting!r}")
-        if option in found:
+        if option in options:
             raise InvalidParameter(f"{option} is given twice")
-        found[option] = literal(value)
-        if option == "public_groups" and not isinstance(found[option], tuple):
-            found[option] = (found[option],)
-    return found
+        options[option] = literal(value)
+        if option == "public_groups" and not isinstance(options[option], tuple):
+            options[option] = (options[option],)
+    return options
 
 
 class Kept:
@@ -114,10 +118,10 @@ class Kept:
 
     def releases(self, query: str) -> list[pa.Table]:
         """What is there, in the order in which it was published."""
-        found = [
+        releases = [
             pq.read_table(path) for path in self._folder.glob(f"{safe_name(query)}-w*.parquet")
         ]
-        return sorted(found, key=_place)
+        return sorted(releases, key=_place)
 
 
 def _place(release: pa.Table) -> tuple[str, int]:
@@ -170,7 +174,7 @@ def sql(
         refuse_lost_secret(secret_file, [state])
     existed = secret_file is None or secret_file.exists()
     kept = None if sink else Kept.beside(state, query)
-    book: Books = ledger or (Ledger() if state is None else own_book(state))
+    book: Books = ledger or (Ledger() if state is None else state / "ledger")
     stopper = Stopper(as_json=as_json)
     keep_freed_memory()
     running = run(
@@ -185,7 +189,7 @@ def sql(
         clock=stopper,
     )
     before = charged_runs(book, dataset)
-    _tell_storage(state, ledger)
+    tell_storage("query", state, ledger)
     for words in remarks(compiled):
         note(words)
     shown = None if sink else query
@@ -218,7 +222,7 @@ def sql(
 
 def _source(compiled: Compiled, sources: Sequence[str]) -> list[str]:
     """The paths that the query's table stands for."""
-    found = []
+    paths = []
     for source in sources:
         table, equals, path = source.partition("=")
         if not equals or not table or not path:
@@ -230,8 +234,8 @@ def _source(compiled: Compiled, sources: Sequence[str]) -> list[str]:
                 f"the query reads {compiled.table!r}, but --source names {table!r}; write "
                 f"--source {compiled.table}={path}"
             )
-        found.append(path)
-    return found
+        paths.append(path)
+    return paths
 
 
 def _published(
@@ -268,59 +272,3 @@ def _show_again(
         note(f"this was published before; {', '.join(sink)} has it if that run wrote there")
     else:
         note("this was published before; the run that did has it, in its output or its sink")
-
-
-def _tell_storage(state: Path | None, ledger: Path | None) -> None:
-    if ledger is None:
-        where = f"kept in {own_book(state)} and" if state else "forgotten afterwards,"
-        note(f"the budget of this query is {where} not shared with others; use --ledger")
-    elif state is None:
-        note(
-            "without --state this query cannot be repeated: if its output is lost, its budget is "
-            "spent all the same"
-        )
-
-
-def explain(
-    text: Annotated[
-        str,
-        typer.Argument(
-            metavar="SQL",
-            help="The query, a .sql file, - for standard input, or a pipeline.toml: all it asks.",
-        ),
-    ],
-    name: Annotated[
-        str | None, typer.Option("--query", help="Of a pipeline.toml: only this query.")
-    ] = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
-    """Explain a query: plan, sensitivity, noise, keys, budget, memory, what it leaves open."""
-    if text.endswith(".toml"):
-        _explain_pipeline(Path(text), name, settings or [], as_json=as_json)
-        return
-    if name is not None:
-        raise InvalidParameter("--query chooses among the queries of a pipeline.toml")
-    found = explained(compiled_from(text, None, settings or []).query)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        print(found.text())
-
-
-def _explain_pipeline(
-    path: Path, name: str | None, settings: Sequence[str], *, as_json: bool
-) -> None:
-    """Every query of a pipeline, or one of them, each under its name."""
-    if settings:
-        raise InvalidParameter(f"--set goes with SQL; change the query in {path}")
-    queries: dict[str, AnyQuery] = {query.name: query for query in load_pipeline(path).queries}
-    if name is not None and name not in queries:
-        raise InvalidParameter(
-            f"{path} has no query {name!r}; its queries are {', '.join(queries)}"
-        )
-    found = {each: explained(query) for each, query in queries.items() if name in (None, each)}
-    if as_json:
-        print_json({each: one.to_json() for each, one in found.items()})
-    else:
-        print("\n\n".join(f"QUERY {each}\n\n{one.text()}" for each, one in found.items()))
