@@ -3,7 +3,6 @@
 import shutil
 import sys
 
-import pyarrow as pa
 import pytest
 from rich.console import Console
 
@@ -17,8 +16,8 @@ SCENE = Scene(
     state="killed",
     index=4,
     pid=77,
-    rows=1234,
-    release=pa.table({"page": ["home"], "visitors": [50.0], "visitors_stddev": [4.0]}),
+    clicks=1234,
+    rows=[{"page": "home", "visitors": 50.0, "visitors_stddev": 4.0}],
     truth={"home": 51, "help": 3},
 )
 

@@ -12,7 +12,7 @@ from dpstream.serve import middleware
 from dpstream.serve.endpoints import Parameter, Refusal
 from dpstream.serve.middleware import HEADERS as SECURITY
 from dpstream.serve.middleware import Token, load_token
-from dpstream.serve.server import bound_socket, check_binding, is_loopback
+from dpstream.serve.server import check_binding, is_loopback, listening_socket
 from tests.serve.conftest import public_side
 from tests.serve.operators import HEADERS, TOKEN, operator_side
 
@@ -180,7 +180,7 @@ def test_a_port_that_is_taken_is_said_so():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(InvalidParameter, match="name another port with --operator-port"):
-            bound_socket("127.0.0.1", taken.getsockname()[1], "--operator-port")
+            listening_socket("127.0.0.1", taken.getsockname()[1], "--operator-port")
 
 
 def test_one_address_cannot_take_all_event_streams(feed, public):

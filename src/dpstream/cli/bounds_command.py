@@ -144,7 +144,8 @@ def _show(proposal: Proposal) -> None:
         print(f"{name}: {text}")
     print(
         f"with these {proposal.left_out:.1%} of the rows are left out, noise is "
-        f"{proposal.noise:,.1f}: an error of {proposal.error:.1%} for a group of {proposal.group_size:,.0f} rows"
+        f"{proposal.noise:,.1f}: an error of {proposal.error:.1%} for a group of "
+        f"{proposal.group_size:,.0f} rows"
     )
     print(f"\nSQL:\n{proposal.sql()}\n\nPython:\n{proposal.python()}")
 

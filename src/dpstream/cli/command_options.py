@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast, get_type_hints
 
@@ -31,6 +31,7 @@ SharedLedger = Annotated[
     ),
 ]
 Payer = Annotated[str, typer.Option(help="Whose book in the ledger pays.", rich_help_panel=BUDGET)]
+FLAGS = ("epsilon", "window", "delay", "lo", "hi", "quantum")
 
 
 def tell_storage(what: str, state: Path | None, ledger: Path | None) -> None:
@@ -45,22 +46,13 @@ def tell_storage(what: str, state: Path | None, ledger: Path | None) -> None:
         )
 
 
-FLAGS = ("epsilon", "window", "delay", "lo", "hi", "quantum")
-
-
 def build_mechanism(
     name: str, flags: Mapping[str, str | None], settings: Sequence[str]
 ) -> Mechanism:
     """The mechanism `name` with the given flags and `name=value` settings."""
     cls = find(name)
     given = {key: text for key, text in flags.items() if text is not None}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise InvalidParameter(f"--set needs name=value; got {setting!r}")
-        if key in given:
-            raise InvalidParameter(f"{key} is given twice")
-        given[key] = text
+    given |= read_settings(settings, given)
     fields = {field["name"]: field for field in describe_parameters(cls)}
     for key in given:
         if key not in fields:
@@ -72,6 +64,21 @@ def build_mechanism(
     hints = get_type_hints(cls)
     values = {key: text if hints[key] is str else literal(text) for key, text in given.items()}
     return cast("Any", cls)(**values)  # type: ignore[no-any-return]
+
+
+def read_settings(
+    settings: Sequence[str], taken: Collection[str] = (), *, word: str = "name"
+) -> dict[str, str]:
+    """`--set name=value` as a dict; no name twice, and none that is `taken`."""
+    given: dict[str, str] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or not name:
+            raise InvalidParameter(f"--set needs {word}=value; got {setting!r}")
+        if name in given or name in taken:
+            raise InvalidParameter(f"{name} is given twice")
+        given[name] = text
+    return given
 
 
 def describe_parameters(cls: type[Mechanism]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpstream.cli.demo_live import QUICK, Engine, Scene, Tour, play
-from dpstream.cli.ledger_command import dated, print_books
+from dpstream.cli.ledger_command import books_with_dates, print_books
 from dpstream.cli.mechanisms_command import about
 from dpstream.cli.output import AsJson, people, print_json
 from dpstream.cli.series_files import SeriesRows, read_series
@@ -104,7 +104,7 @@ def demo(
         with nullcontext(lambda scene: None) if as_json else scenes_on(console) as show:
             live = play(tour, folder, show, engine=engine)
         with closing(Ledger(folder / "book")) as ledger:
-            books = dated(ledger)
+            books = books_with_dates(ledger)
     rows, series, refusal, shared = _publish_series()
     figures = [_figures(name, rows, one) for name, one in series.items()]
     if as_json:
@@ -135,29 +135,28 @@ def scenes_on(console: Console) -> Iterator[Callable[[Scene], None]]:
         with Live(console=console, refresh_per_second=8) as live:
             yield lambda scene: live.update(picture(scene))
         return
-    told: set[str] = set()
+    told: set[tuple[str, int]] = set()
 
-    def print_news(scene: Scene) -> None:
-        news = [(scene.state, _state(scene).plain)]
-        if scene.release is not None and scene.index % _LINE_EVERY == 1:
-            rows = sorted(scene.release.to_pylist(), key=lambda row: -row["visitors"])
-            pages = f"{len(rows)} page{'s' * (len(rows) != 1)}"
-            first = ", ".join(f"{row['page']} {_value(row)}" for row in rows[:3])
-            line = f"release {scene.index} of {scene.triggers}: {pages}; {first}"
-            news.append((f"release {scene.index}", line))
-        for name, line in news:
-            if name not in told:
-                told.add(name)
-                console.print(line)
+    def print_line(scene: Scene) -> None:
+        key = (scene.state, scene.index // _LINE_EVERY)
+        if key not in told:
+            told.add(key)
+            rows = sorted(scene.rows, key=lambda row: -row["visitors"])
+            pages = ", ".join(f"{row['page']} {_value(row)}" for row in rows[:3])
+            console.print(_headline(scene) + Text(f"   {pages}" if pages else ""))
 
-    yield print_news
+    yield print_line
 
 
 def picture(scene: Scene) -> Group:
     """The newest release beside the truth, and what the engine does."""
-    head = Text(f"release {scene.index} of {scene.triggers}   {scene.rows:,} clicks so far   ")
-    rows = [] if scene.release is None else scene.release.to_pylist()
-    return Group(head + _state(scene), Text(), _pages(rows, scene.truth))
+    return Group(_headline(scene), Text(), _pages(scene.rows, scene.truth))
+
+
+def _headline(scene: Scene) -> Text:
+    words, style = _STATES[scene.state]
+    head = f"release {scene.index} of {scene.triggers}   {scene.clicks:,} clicks so far   "
+    return Text(head) + Text(words.format(pid=scene.pid), style=style)
 
 
 def _pages(rows: list[dict[str, Any]], truth: dict[str, int]) -> Table:
@@ -185,11 +184,6 @@ def _table_beside_truth(label: str) -> Table:
 
 def _value(row: dict[str, Any]) -> str:
     return f"{row['visitors']:,.0f} ± {2 * row['visitors_stddev']:,.0f}"
-
-
-def _state(scene: Scene) -> Text:
-    words, style = _STATES[scene.state]
-    return Text(words.format(pid=scene.pid), style=style)
 
 
 def _show_live(console: Console, live: dict[str, Any], command: str) -> None:

@@ -70,10 +70,11 @@ class Scene:
 
     triggers: int
     state: str
-    release: pa.Table | None
     index: int
+    rows: list[dict[str, Any]]
+    """The newest release."""
+    clicks: int
     truth: dict[str, int]
-    rows: int
     pid: int
 
 
@@ -94,9 +95,9 @@ def play(
     feed = Feed(folder / "clicks", start, triggers, rows_per_second=tour.rows_per_second)
 
     def show_while(state: str) -> int:
-        index, release = engine.newest()
-        show(Scene(triggers=triggers, state=state, release=release, index=index,
-                   truth=feed.truth(), rows=feed.rows, pid=engine.pid))  # fmt: skip
+        index, rows = engine.newest()
+        show(Scene(triggers=triggers, state=state, index=index, rows=rows, clicks=feed.rows,
+                   truth=feed.truth(), pid=engine.pid))  # fmt: skip
         time.sleep(_LOOK_EVERY)
         return index
 
@@ -119,8 +120,6 @@ def play(
         engine.end()
     again, now = engine.digests("again"), engine.digests("out")
     repeated = sorted(before.keys() & again.keys())
-    last = engine.newest()[1]
-    assert last is not None
     return {
         "query": query,
         "rows": feed.rows,
@@ -131,7 +130,7 @@ def play(
         "identical": all(again[index] == before[index] for index in repeated)
         and all(now[index] == before[index] for index in before),
         "late": engine.late(),
-        "last_release": last.select(["page", "visitors", "visitors_stddev"]).to_pylist(),
+        "last_release": engine.newest()[1],
         "truth": feed.truth(),
     }
 
@@ -254,10 +253,13 @@ class Engine:
             self._child.terminate()
             self._child.wait()
 
-    def newest(self) -> tuple[int, pa.Table | None]:
-        """The latest release and its number."""
+    def newest(self) -> tuple[int, list[dict[str, Any]]]:
+        """The number of the latest release, and its rows."""
         files = self._files("out")
-        return (max(files), pq.read_table(files[max(files)])) if files else (0, None)
+        if not files:
+            return 0, []
+        names = ["page", "visitors", "visitors_stddev"]
+        return max(files), pq.read_table(files[max(files)], columns=names).to_pylist()
 
     def digests(self, sink: str) -> dict[int, str]:
         """A hash of the bytes of each release, by its number."""

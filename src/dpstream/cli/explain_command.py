@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from dpstream.cli.output import AsJson, print_json
-from dpstream.cli.sql_command import Settings, compiled_from
+from dpstream.cli.sql_command import Settings, compile_text
 from dpstream.errors import InvalidParameter
 from dpstream.pipeline import load_pipeline
 from dpstream.session.budget import AnyQuery
-from dpstream.sql.explain import explain as explained
+from dpstream.sql.explain import explain as explain_query
 
 
 def explain(
@@ -36,7 +36,7 @@ def explain(
         return
     if name is not None:
         raise InvalidParameter("--query chooses among the queries of a pipeline.toml")
-    explanation = explained(compiled_from(text, None, settings or []).query)
+    explanation = explain_query(compile_text(text, None, settings or []).query)
     if as_json:
         print_json(explanation.to_json())
     else:
@@ -55,7 +55,7 @@ def _explain_pipeline(
             f"{path} has no query {name!r}; its queries are {', '.join(queries)}"
         )
     explanations = {
-        each: explained(query) for each, query in queries.items() if name in (None, each)
+        each: explain_query(query) for each, query in queries.items() if name in (None, each)
     }
     if as_json:
         print_json({each: one.to_json() for each, one in explanations.items()})

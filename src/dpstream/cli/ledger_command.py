@@ -26,6 +26,17 @@ from dpstream.privacy.promises import delta_of_terms, promise, rows_of
 from dpstream.privacy.remaining import as_epsilon, spent_and_left
 from dpstream.stages.ticks import duration, in_words
 
+Place = Annotated[
+    Path | None,
+    typer.Argument(metavar="FILE", help="A ledger, or a pipeline.toml whose ledgers are meant."),
+]
+File = Annotated[
+    Path | None, typer.Option("--ledger", envvar="DPSTREAM_LEDGER", help="The ledger file.")
+]
+Dataset = Annotated[str | None, typer.Option(help="Only this dataset.")]
+_BAR = 24  # characters
+_ALLOWANCES = {"tail": "of delta to find keys", "drift": "to round noise"}
+
 
 class _ShowByDefault(TyperGroup):
     """`dpstream ledger pipeline.toml` means `dpstream ledger show pipeline.toml`."""
@@ -41,15 +52,6 @@ app = typer.Typer(
     epilog="`dpstream ledger FILE` shows a ledger, or those that a pipeline.toml names.",
     cls=_ShowByDefault,
 )
-
-Place = Annotated[
-    Path | None,
-    typer.Argument(metavar="FILE", help="A ledger, or a pipeline.toml whose ledgers are meant."),
-]
-File = Annotated[
-    Path | None, typer.Option("--ledger", envvar="DPSTREAM_LEDGER", help="The ledger file.")
-]
-Dataset = Annotated[str | None, typer.Option(help="Only this dataset.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -72,7 +74,7 @@ def show_books(
     paths, wanted = _existing(context, file, place)
     for path in paths:
         with closing(Ledger(path)) as book_file:
-            books += dated(book_file)
+            books += books_with_dates(book_file)
     books = [
         book
         for book in books
@@ -154,7 +156,7 @@ def open_book(
     if _wants_json(context, as_json):
         print_json(books)
     else:
-        print(f"the book of {dataset!r} is open in {book_file.path}: {promised(terms)}")
+        print(f"the book of {dataset!r} is open in {book_file.path}: {promise_in_words(terms)}")
 
 
 @app.command("history")
@@ -255,11 +257,7 @@ def _wants_json(context: typer.Context, as_json: bool) -> bool:
     return as_json or bool(context.parent and context.parent.params.get("as_json"))
 
 
-_BAR = 24  # characters
-_ALLOWANCES = {"tail": "of delta to find keys", "drift": "to round noise"}
-
-
-def dated(book_file: Ledger) -> list[dict[str, Any]]:
+def books_with_dates(book_file: Ledger) -> list[dict[str, Any]]:
     """The ledger's report in epsilon too, with the first and last time each line was charged."""
     books = book_file.report()
     times: dict[tuple[str, ...], list[str]] = {}
@@ -270,7 +268,7 @@ def dated(book_file: Ledger) -> list[dict[str, Any]]:
     for book in books:
         terms = Terms.from_json(book["terms"])
         left = Fraction(book["left"])
-        book["promise"] = promised(terms)
+        book["promise"] = promise_in_words(terms)
         book["epsilon"] = {
             "total": as_epsilon(terms, terms.total),
             "spent": as_epsilon(terms, terms.total - left),
@@ -289,7 +287,9 @@ def print_books(console: Console, books: list[dict[str, Any]]) -> None:
     for book in books:
         terms = book["terms"]
         total, left = Fraction(terms["total"]), Fraction(book["left"])
-        console.print(f"{book['dataset']}: {promised(Terms.from_json(terms))}", style="bold")
+        console.print(
+            f"{book['dataset']}: {promise_in_words(Terms.from_json(terms))}", style="bold"
+        )
         console.print(f"{_bar(1 - left / total)} {spent_and_left(book)}", soft_wrap=True)
         _print_parts(console, book, total, left)
         if book["spent_on"]:
@@ -297,7 +297,7 @@ def print_books(console: Console, books: list[dict[str, Any]]) -> None:
         console.print()
 
 
-def promised(terms: Terms) -> str:
+def promise_in_words(terms: Terms) -> str:
     """The promise in epsilon and delta where the book has them."""
     if terms.measure != "mu_squared" or terms.epsilon is None:
         return terms.describe()
@@ -305,10 +305,10 @@ def promised(terms: Terms) -> str:
     return f"epsilon = {show(terms.epsilon)}, delta = {delta_of_terms(terms):.3g} for {whom}"
 
 
-def _opened(terms: Terms) -> str:
+def _opening(terms: Terms) -> str:
     """The promise, and the amounts that it is counted in if those are others."""
     counted = terms.describe()
-    shown = promised(terms)
+    shown = promise_in_words(terms)
     return shown if shown == counted else f"{shown} ({counted.partition(' for ')[0]})"
 
 
@@ -374,7 +374,7 @@ def _about_run(record: dict[str, Any]) -> tuple[str, str]:
 def _entry(record: dict[str, Any]) -> tuple[str, str, str, str, str]:
     at = _clock(record["at"])
     if "book" in record:
-        return at, record["book"], f"opened: {_opened(Terms.from_json(record['terms']))}", "", ""
+        return at, record["book"], f"opened: {_opening(Terms.from_json(record['terms']))}", "", ""
     if "repaired" in record:
         return at, "", f"taken as it is: {record['repaired']}", "", ""
     dataset = record["dataset"]

@@ -50,6 +50,12 @@ _BY_ERROR: tuple[tuple[type[BaseException], int], ...] = (
     (UsageError, 2),
     (OSError, 2),
 )
+_EVERY = 256  # steps between two updates of the progress bar
+_FEW = 4096  # below it every one is drawn
+_PIPE_WIDTH = 160
+_WIDEST = 10_000
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_as_json = False
 
 
 def code_of(problem: BaseException) -> int:
@@ -60,17 +66,6 @@ def code_of(problem: BaseException) -> int:
 def epilog() -> str:
     """The codes as they stand below `dpstream --help`."""
     return "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in CODES.items()) + "."
-
-
-_EVERY = 256  # steps between two updates of the progress bar
-
-_FEW = 4096  # below it every one is drawn
-_PIPE_WIDTH = 160
-_WIDEST = 10_000
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-_as_json = False
 
 
 def set_json(wanted: bool) -> None:

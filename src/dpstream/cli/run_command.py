@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +15,11 @@ from dpstream.cli.releases import about, as_json, in_words, show, zone_of
 from dpstream.cli.watch import (
     Stopper,
     charged_runs,
+    is_unfinished,
     progress,
     tell_charges,
     tell_lag,
     tell_operator,
-    unfinished,
 )
 from dpstream.connectors.options import is_uri
 from dpstream.engines.memory import keep_freed_memory
@@ -61,9 +63,8 @@ def run(
     refuse_lost_secret(pipeline.secret, list(folders.values()))
     existed = pipeline.secret.exists()
     make_directory(pipeline.state, mode=0o700)
-    stopper, paths = Stopper(as_json=as_lines), {book.ledger for book in pipeline.books}
-    ledgers = {place: Ledger(place) for place in paths}
-    try:
+    stopper = Stopper(as_json=as_lines)
+    with _open_ledgers(pipeline) as ledgers:
         keep_freed_memory()
         runs = start(pipeline, ledgers, clock=stopper)
         before = []
@@ -80,9 +81,6 @@ def run(
             tell_charges(book.queries, was, ledgers[book.ledger], book.dataset)
             for book, was in zip(pipeline.books, before, strict=True)
         )
-    finally:
-        for ledger in ledgers.values():
-            ledger.close()
     if not count and not stopper.signals:
         note("everything was published before")
     places = [sink for sink in pipeline.sinks if sink != "-" and not is_uri(sink)]
@@ -91,16 +89,20 @@ def run(
     _finish(pipeline, runs, stopper, folders, new=new, as_lines=as_lines)
 
 
+@contextmanager
+def _open_ledgers(pipeline: Pipeline) -> Iterator[dict[Path, Ledger]]:
+    """The ledgers of a pipeline, by path; they are closed at the end."""
+    with ExitStack() as stack:
+        paths = {book.ledger for book in pipeline.books}
+        yield {path: stack.enter_context(closing(Ledger(path))) for path in paths}
+
+
 def _forget(pipeline: Pipeline, unit: str, *, as_lines: bool) -> None:
     """Erase a unit from every query that has state, and say in how many groups it was."""
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
-    ledgers = {book.ledger: Ledger(book.ledger) for book in pipeline.books}
-    try:
+    with _open_ledgers(pipeline) as ledgers:
         runs = start(pipeline, ledgers, clock=Stopper(as_json=as_lines))
         places = {name: one.forget(unit) for name, one in runs.runs.items()}
-    finally:
-        for ledger in ledgers.values():
-            ledger.close()
     if as_lines:
         print(json.dumps({"forgot": unit, "groups": places, "operator_only": True}))
         return
@@ -117,7 +119,7 @@ def _publish(
     """Publish until the end, a signal, or (once) the first trigger from now on."""
     began, count = stopper.now(), 0
     try:
-        with stopper.listening(), progress([*runs.runs.values()], as_json=as_lines) as draw:
+        with stopper.stop_on_signals(), progress([*runs.runs.values()], as_json=as_lines) as draw:
             for name, release in runs:
                 count += 1
                 zone = zone_of(runs.runs[name].query)
@@ -158,7 +160,7 @@ def _finish(
     each = [*runs.runs.values()]
     tell_operator(each, {name: folder / "dead-letters" for name, folder in folders.items()})
     tell_lag(each, runs.warn_starved())
-    left = unfinished(each)
+    left = is_unfinished(each)
     if as_lines:
         queries = {
             one.query.name: {

@@ -22,6 +22,8 @@ from dpstream.mechanisms.release import as_steps, check_times
 from dpstream.mechanisms.series import Series
 from dpstream.records import Reals
 
+FORMATS = (".csv", ".parquet", ".jsonl")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesRows:
@@ -214,9 +216,6 @@ def _is_date(text: str) -> bool:
 def _plain_time(value: Any) -> Any:
     """A time of an Arrow column, ready for CSV and JSON."""
     return str(value) if isinstance(value, np.datetime64) else value.item()
-
-
-FORMATS = (".csv", ".parquet", ".jsonl")
 
 
 def check_target(path: Path | None, formats: tuple[str, ...] = FORMATS) -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +18,7 @@ from dpstream.cli.command_options import (
     SecretFile,
     SharedLedger,
     literal,
+    read_settings,
     tell_storage,
 )
 from dpstream.cli.output import INTERRUPTED, AsJson, note, print_json
@@ -26,10 +27,10 @@ from dpstream.cli.watch import (
     Books,
     Stopper,
     charged_runs,
+    is_unfinished,
     progress,
     tell_charges,
     tell_operator,
-    unfinished,
 )
 from dpstream.connectors.sinks import DirectorySink
 from dpstream.connectors.storage import safe_name
@@ -56,7 +57,7 @@ Settings = Annotated[
 ]
 
 
-def compiled_from(text: str, name: str | None, settings: Sequence[str]) -> Compiled:
+def compile_text(text: str, name: str | None, settings: Sequence[str]) -> Compiled:
     """SQL from the command line, a file or standard input, with its options."""
     path = Path(text)
     if text == "-":
@@ -69,7 +70,11 @@ def compiled_from(text: str, name: str | None, settings: Sequence[str]) -> Compi
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise InvalidInput(f"{path} is not UTF-8 text") from None
-    return compile_sql(text, name, **_options(settings))
+    options = {key: literal(value) for key, value in read_settings(settings, word="option").items()}
+    groups = options.get("public_groups", ())
+    if not isinstance(groups, tuple):
+        options["public_groups"] = (groups,)
+    return compile_sql(text, name, **options)
 
 
 def _is_file(path: Path) -> bool:
@@ -79,21 +84,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _options(settings: Sequence[str]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for setting in settings:
-        option, equals, value = setting.partition("=")
-        if not equals or not option:
-            raise InvalidParameter(f"--set needs option=value; got {setting!r}")
-        if option in options:
-            raise InvalidParameter(f"{option} is given twice")
-        options[option] = literal(value)
-        if option == "public_groups" and not isinstance(options[option], tuple):
-            options[option] = (options[option],)
-    return options
-
-
-class Kept:
+class PrintedReleases:
     """A sink beside the terminal; its folder is made by the first release, in a state that is."""
 
     def __init__(self, folder: Path) -> None:
@@ -101,7 +92,7 @@ class Kept:
         self._sink: DirectorySink | None = None
 
     @classmethod
-    def beside(cls, state: Path | None, query: AnyQuery) -> Kept | None:
+    def beside(cls, state: Path | None, query: AnyQuery) -> PrintedReleases | None:
         """In a state directory; None without one, and for a query that never ends."""
         if state is None or query.schedule.steps is None:
             return None
@@ -164,7 +155,7 @@ def sql(
     as_json: AsJson = False,
 ) -> None:
     """Publish a query's releases under differential privacy."""
-    compiled = compiled_from(text, name, settings or [])
+    compiled = compile_text(text, name, settings or [])
     query = compiled.query
     given = _source(compiled, sources)
     if text == "-" and "-" in given:
@@ -173,7 +164,7 @@ def sql(
     if secret_file is not None and state is not None:
         refuse_lost_secret(secret_file, [state])
     existed = secret_file is None or secret_file.exists()
-    kept = None if sink else Kept.beside(state, query)
+    kept = None if sink else PrintedReleases.beside(state, query)
     book: Books = ledger or (Ledger() if state is None else state / "ledger")
     stopper = Stopper(as_json=as_json)
     keep_freed_memory()
@@ -193,12 +184,12 @@ def sql(
     for words in remarks(compiled):
         note(words)
     shown = None if sink else query
-    count = _published(running, stopper, shown, as_json=as_json, everything=everything)
+    count = _publish(running, stopper, shown, as_json=as_json, everything=everything)
     if not existed:
         note(f"created the secret {secret_file}; back it up: without it this query cannot go on")
     new = tell_charges([query], before, book, dataset)
     tell_operator([running], {query.name: None if state is None else state / "dead-letters"})
-    interrupted = bool(stopper.signals) and unfinished([running])
+    interrupted = bool(stopper.signals) and is_unfinished([running])
     if sink and as_json:
         about = {
             "query": query.name,
@@ -238,12 +229,12 @@ def _source(compiled: Compiled, sources: Sequence[str]) -> list[str]:
     return paths
 
 
-def _published(
+def _publish(
     running: Run, stopper: Stopper, query: AnyQuery | None, *, as_json: bool, everything: bool
 ) -> int:
     """Run it to its end, or until it is stopped; how many releases. A `query`'s are shown."""
     count = 0
-    with running, stopper.listening(), progress([running], as_json=as_json) as draw:
+    with running, stopper.stop_on_signals(), progress([running], as_json=as_json) as draw:
         for release in running:
             count += 1
             if query is not None:
@@ -255,7 +246,7 @@ def _published(
 
 
 def _show_again(
-    kept: Kept | None,
+    kept: PrintedReleases | None,
     query: AnyQuery,
     sink: Sequence[str] | None,
     *,

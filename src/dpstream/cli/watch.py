@@ -28,6 +28,8 @@ from dpstream.stages.query import Query
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OPERATOR_ONLY = "operator only, not private"
+Books = Ledger | Path
+"""A ledger, or the file of one that may not be there yet."""
 
 
 class Stopper(SystemClock):
@@ -51,7 +53,7 @@ class Stopper(SystemClock):
             super().wait(until, stop)
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def stop_on_signals(self) -> Iterator[None]:
         """Signals ask for a stop while this lasts."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -70,7 +72,7 @@ class Stopper(SystemClock):
         os.write(2, self._told)
 
 
-def unfinished(runs: Iterable[Run]) -> bool:
+def is_unfinished(runs: Iterable[Run]) -> bool:
     """Is there anything left to publish?"""
     return any(
         run.query.schedule.steps is None or run.steps_done < run.query.schedule.steps
@@ -141,10 +143,6 @@ def _most(runs: list[Run]) -> dict[str, int]:
     return {name: max(one[name] for one in seen) for name in seen[0]}
 
 
-Books = Ledger | Path
-"""A ledger, or the file of one that may not be there yet."""
-
-
 def book_of(books: Books, dataset: str) -> dict[str, Any] | None:
     """A dataset's book as reported; None if it is not open."""
     if isinstance(books, Ledger):
@@ -164,14 +162,14 @@ def charged_runs(books: Books, dataset: str) -> dict[str, str]:
 def tell_charges(
     queries: Sequence[AnyQuery], before: Mapping[str, str], books: Books, dataset: str
 ) -> int:
-    """Say what was charged since `before`; how many runs it were."""
+    """Say what was charged since `before`; returns how many runs were charged."""
     book, now = book_of(books, dataset), charged_runs(books, dataset)
     names = [query for run, query in now.items() if run not in before]
     if book is None:
         note("nothing was charged")
         return 0
     amounts = ", ".join(
-        f"{_promised(query)} for {query.name!r}" for query in queries if query.name in names
+        f"{_cost_in_words(query)} for {query.name!r}" for query in queries if query.name in names
     )
     what = f"charged to the book {dataset!r}: {amounts}"
     if not amounts:
@@ -180,7 +178,7 @@ def tell_charges(
     return len(names)
 
 
-def _promised(query: AnyQuery) -> str:
+def _cost_in_words(query: AnyQuery) -> str:
     if isinstance(query, Query):
         return f"epsilon = {show(query.epsilon)}, delta = {show(query.delta)}"
     terms = query.mechanism.terms()

@@ -18,6 +18,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 _NUMBERS = re.compile(r"-?[0-9]{1,18}")
+Given = Mapping[str, Any]
+Handler = Callable[[Request, Given], Response | Awaitable[Response]]
+_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+_REFUSALS = {
+    401: "the token is missing or wrong",
+    404: "there is no such thing",
+    409: "not possible here",
+    413: "the body is too large",
+    414: "the address is too long",
+    415: "the body is of a kind that is not taken",
+    422: "a parameter or the body cannot be used",
+    429: "too many requests",
+    503: "not now; try again later",
+}
 
 
 class Refusal(Exception):
@@ -146,22 +160,6 @@ def _is_text(text: str) -> bool:
     return True
 
 
-Given = Mapping[str, Any]
-Handler = Callable[[Request, Given], Response | Awaitable[Response]]
-_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-_REFUSALS = {
-    401: "the token is missing or wrong",
-    404: "there is no such thing",
-    409: "not possible here",
-    413: "the body is too large",
-    414: "the address is too long",
-    415: "the body is of a kind that is not taken",
-    422: "a parameter or the body cannot be used",
-    429: "too many requests",
-    503: "not now; try again later",
-}
-
-
 @dataclass(frozen=True)
 class Endpoint:
     """One route; `quick` ones are answered on the event loop, others on a thread."""
@@ -244,7 +242,7 @@ def openapi(
 
 
 def json_answer(request: Request, content: Any, status: int = 200) -> Response:
-    """JSON; who has the very same already is told so."""
+    """The content as JSON; a client that has the same bytes already gets 304."""
     body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     tag = etag(body)
     headers = {"etag": tag, "cache-control": "no-cache"}
@@ -258,7 +256,7 @@ def etag(body: bytes) -> str:
     return f'"{blake2b(body, digest_size=16).hexdigest()}"'
 
 
-def known(things: Mapping[str, Any], name: str, what: str) -> Any:
+def find_or_404(things: Mapping[str, Any], name: str, what: str) -> Any:
     """A thing by its name, or 404."""
     thing = things.get(name)
     if thing is None:

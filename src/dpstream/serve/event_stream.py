@@ -25,13 +25,16 @@ from dpstream.serve.release_history import rows_of
 from dpstream.serve.release_store import Released, ReleaseReader
 
 _LOG = logging.getLogger("dpstream.serve")
-_KEPT = 1024  # events in memory; who is further behind reads the book
+_KEPT = 1024  # events in memory; a client that is further behind reads the store
 _AT_ONCE = 256
 _AHEAD = 16  # new releases whose content is fetched before anybody asks
+HEARTBEAT = 15.0
+"""Seconds after which a comment shows that the connection is alive."""
+_RENDERED = 64  # events whose bytes are kept for the next client
 
 
 class Hub:
-    """Moves the reader's horizon, and wakes who waits for it."""
+    """Moves the reader's horizon, and wakes the clients that wait for it."""
 
     def __init__(
         self,
@@ -43,7 +46,7 @@ class Hub:
     ) -> None:
         self.reader, self.grid = reader, grid
         self.most_clients, self.most_per_address = most_clients, most_per_address
-        self.addresses: Counter[str] = Counter()  # of those who follow the events
+        self.addresses: Counter[str] = Counter()  # clients that follow the events, by address
         self.closing = False
         self.newest = 0  # what events go up to; the reader may be ahead of it for a moment
         self._recent: list[Released] = []
@@ -78,7 +81,7 @@ class Hub:
             self.shut()
 
     def shut(self) -> None:
-        """Let everybody go."""
+        """Wake every client, and end its stream."""
         self.closing = True
         self._wake()
 
@@ -135,11 +138,6 @@ class Hub:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-HEARTBEAT = 15.0
-"""Seconds after which a comment shows that the connection is alive."""
-_RENDERED = 64  # events whose bytes are kept for the next client
 
 
 class EventStream:

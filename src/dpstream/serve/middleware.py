@@ -50,6 +50,8 @@ HEADERS = {
 }
 _LOG = logging.getLogger("dpstream.serve")
 _WORDS = {404: "there is nothing here", 405: "this method is not allowed here"}
+VARIABLE = "DPSTREAM_OPERATOR_TOKEN"
+_SHORTEST = 16
 
 
 class SecurityHeaders:
@@ -82,11 +84,13 @@ class Limits:
         if scope["type"] == "http":
             length = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
             if length > LONGEST_URL:
-                await refused(Refusal(414, "the address is too long"))(scope, receive, send)
+                await refusal_response(Refusal(414, "the address is too long"))(
+                    scope, receive, send
+                )
                 return
             if not self._has_one((scope.get("client") or ("",))[0]):
                 slower = Refusal(429, "too many requests; slow down", {"retry-after": "1"})
-                await refused(slower)(scope, receive, send)
+                await refusal_response(slower)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -101,7 +105,7 @@ class Limits:
         return left >= 1
 
 
-def refused(problem: Refusal) -> Response:
+def refusal_response(problem: Refusal) -> Response:
     """The answer that a refusal stands for."""
     headers = {"cache-control": "no-store", **problem.headers}
     return Response(
@@ -115,27 +119,23 @@ def refused(problem: Refusal) -> Response:
 async def on_refusal(request: Request, problem: Exception) -> Response:
     """A refusal of our own."""
     assert isinstance(problem, Refusal)
-    return refused(problem)
+    return refusal_response(problem)
 
 
 async def on_http(request: Request, problem: Exception) -> Response:
     """A refusal of the router."""
     assert isinstance(problem, HTTPException)
     words = _WORDS.get(problem.status_code, "the request cannot be answered")
-    return refused(Refusal(problem.status_code, words, dict(problem.headers or {})))
+    return refusal_response(Refusal(problem.status_code, words, dict(problem.headers or {})))
 
 
 async def on_error(request: Request, problem: Exception) -> Response:
     """Anything else: the operator's log has it, the answer says nothing of it."""
     _LOG.error("a request to %s failed", request.scope.get("path"), exc_info=problem)
-    return refused(Refusal(500, "something went wrong here; the operator can see what"))
+    return refusal_response(Refusal(500, "something went wrong here; the operator can see what"))
 
 
 HANDLERS: dict[Any, Any] = {Refusal: on_refusal, HTTPException: on_http, Exception: on_error}
-
-
-VARIABLE = "DPSTREAM_OPERATOR_TOKEN"
-_SHORTEST = 16
 
 
 class Token:
@@ -151,7 +151,7 @@ class Token:
         self.source = source
 
     def fits(self, authorization: str | None) -> bool:
-        """Is this the header of who knows the token?"""
+        """Does this header carry the token?"""
         scheme, _, given = (authorization or "").partition(" ")
         digest = sha256(given.strip().encode("utf-8", "surrogatepass")).digest()
         return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
@@ -198,6 +198,6 @@ class TokenGate:
                 refusal = Refusal(
                     401, "the operator's token is needed", {"www-authenticate": "Bearer"}
                 )
-                await refused(refusal)(scope, receive, send)
+                await refusal_response(refusal)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -28,8 +28,8 @@ from dpstream.serve.endpoints import (
     Given,
     Parameter,
     Refusal,
+    find_or_404,
     json_answer,
-    known,
     openapi,
 )
 from dpstream.serve.event_stream import Hub
@@ -41,6 +41,26 @@ _ABOUT = "For the operator alone: exact counts and raw rows, which are not priva
 _LETTERS = 1000
 _THREADS = 4  # of its own: a flood on the public side takes none of them
 _WELL = ("starting", "running", "finished", "not run")
+COUNTS = {
+    "read": "Rows read since this start.",
+    "outside": "Rows outside the public range since this start.",
+    "late": "Rows that came too late since this start.",
+    "other_keys": "Rows of keys that are not public since this start.",
+    "rejected": "Rows set aside as dead letters since this start.",
+}
+_GAUGES = {
+    "rows_waiting": "Rows that have come and that the query has not read.",
+    "release_delay_seconds": "From a trigger to its release, the last one.",
+    "worst_release_delay_seconds": "From a trigger to its release, the worst since this start.",
+}
+_POSTED = {
+    "accepted": "Rows taken in.",
+    "rejected": "Posted lines that are no rows.",
+    "requests": "Posts taken in.",
+}
+Labels = Mapping[str, str]
+Sample = tuple[str, str, str, Labels, float]
+"""Name, type, help, labels and value."""
 
 
 @dataclass(kw_only=True)
@@ -191,7 +211,7 @@ class OperatorSide:
     def _letters(self, request: Request, given: Given) -> Response:
         folders = self.pipeline.folders
         if given["query"] is not None:
-            folders = {given["query"]: known(folders, given["query"], "query")}
+            folders = {given["query"]: find_or_404(folders, given["query"], "query")}
         letters: list[dict[str, Any]] = []
         for name, folder in folders.items():
             letters += [{"query": name} | row for row in dead_letters(folder, given["limit"])]
@@ -203,7 +223,7 @@ class OperatorSide:
             raise Refusal(
                 409, "the pipeline does not run, or has ended; nobody would read the rows"
             )
-        intake: Intake = known(self.intakes, given["source"], "source that takes rows in")
+        intake: Intake = find_or_404(self.intakes, given["source"], "source that takes rows in")
         body = await read_body(request.stream(), self.most_body)
         kind = content_type(request.headers.get("content-type"))
         mark = request.headers.get("idempotency-key")
@@ -222,25 +242,6 @@ class OperatorSide:
         return openapi(
             title, self.endpoints(), version=version("dpstream"), about=_ABOUT, secured=True
         )
-
-
-COUNTS = {
-    "read": "Rows read since this start.",
-    "outside": "Rows outside the public range since this start.",
-    "late": "Rows that came too late since this start.",
-    "other_keys": "Rows of keys that are not public since this start.",
-    "rejected": "Rows set aside as dead letters since this start.",
-}
-_GAUGES = {
-    "rows_waiting": "Rows that have come and that the query has not read.",
-    "release_delay_seconds": "From a trigger to its release, the last one.",
-    "worst_release_delay_seconds": "From a trigger to its release, the worst since this start.",
-}
-_POSTED = {
-    "accepted": "Rows taken in.",
-    "rejected": "Posted lines that are no rows.",
-    "requests": "Posts taken in.",
-}
 
 
 def samples_of_query(name: str, told: Mapping[str, Any]) -> list[Sample]:
@@ -311,11 +312,6 @@ def _newest(files: Iterable[Path], limit: int) -> list[dict[str, Any]]:
     return letters[:limit]
 
 
-Labels = Mapping[str, str]
-Sample = tuple[str, str, str, Labels, float]
-"""Name, type, help, labels and value."""
-
-
 def exposition(samples: Iterable[Sample]) -> str:
     """Prometheus' text format, version 0.0.4.
 
@@ -330,10 +326,10 @@ def exposition(samples: Iterable[Sample]) -> str:
         if name not in told:
             lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
             told.add(name)
-        inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        inside = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
         lines.append(f"{name}{{{inside}}} {value:.17g}" if inside else f"{name} {value:.17g}")
     return "\n".join([*lines, ""])
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

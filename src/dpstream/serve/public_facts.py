@@ -32,7 +32,11 @@ from dpstream.stages.series_query import SeriesQuery
 from dpstream.stages.series_table import series_schema
 
 _PLACE = ("window_start", "window_end", "trigger_time", "release_index")
-_OPERATORS = ("memory", "drawing")  # of no use to who reads the releases
+_OPERATORS = ("memory", "drawing")  # of no use to a reader of the releases
+Line = dict[str, Any]
+_FIELDS = ("epsilon", "delta", "max_groups_contributed", "max_rows_per_group")
+_ONE_AT_A_TIME = Lock()  # a calibration takes a while, and must not take every thread
+_FEW = BoundedSemaphore(2)  # one at work, one that waits for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,11 +158,12 @@ def describe_queries(pipeline: Pipeline) -> dict[str, QueryDescription]:
     }
 
 
-Line = dict[str, Any]
-
-
 def declared_books(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """One entry per dataset, for everybody."""
+    """The budget of each dataset: what was promised, and what each query was declared to take.
+
+    All amounts follow from the pipeline file. What a mechanism has really spent step by step, when,
+    and how far a run has come, is in the ledger file, for the operator.
+    """
     return [_book(book, pipeline) for book in pipeline.books]
 
 
@@ -241,11 +246,6 @@ def _others(book: Book, terms: Terms, pipeline: Pipeline) -> list[Line]:
     total = sum((Fraction(line["amount"]) for line in others), Fraction(0))
     words = "other runs on this dataset"
     return [{"query": None, "purpose": words, "exact": total, "charges": len(others)}]
-
-
-_FIELDS = ("epsilon", "delta", "max_groups_contributed", "max_rows_per_group")
-_ONE_AT_A_TIME = Lock()  # a calibration takes a while, and must not take every thread
-_FEW = BoundedSemaphore(2)  # one at work, one that waits for it
 
 
 def what_if(description: QueryDescription, changes: dict[str, Any]) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from dpstream.serve.endpoints import (
     Parameter,
     Refusal,
     etag,
+    find_or_404,
     json_answer,
-    known,
     openapi,
 )
 from dpstream.serve.event_stream import EventStream, Hub
@@ -75,6 +75,16 @@ _ABOUT = (
     "Releases under differential privacy, with error bars, and what is public about them. Nothing "
     "here depends on the data but the releases themselves."
 )
+_TYPES = {
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+    ".woff2": "font/woff2",
+}
+_PAGE = "index.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +219,7 @@ class PublicSide:
         }
 
     def _query(self, given: Given) -> QueryDescription:
-        query: QueryDescription = known(self.queries, given["name"], "query")
+        query: QueryDescription = find_or_404(self.queries, given["name"], "query")
         return query
 
     def _history(self, given: Given) -> History:
@@ -246,7 +256,7 @@ class PublicSide:
         archive = self._archive(given)
         if not self._downloads.acquire(blocking=False):
             raise Refusal(503, "too many downloads at the same time", {"retry-after": "5"})
-        body = self._counted(
+        body = self._count_download(
             file_stream(given["format"], archive.all(given["window"]), archive.description.schema)
         )
         headers = {
@@ -255,7 +265,7 @@ class PublicSide:
         }
         return StreamingResponse(body, media_type=FILE_TYPES[given["format"]], headers=headers)
 
-    def _counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    def _count_download(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         """The pieces; when they are over, or nobody wants them any more, another may begin."""
 
         def until_over() -> Iterator[bytes]:
@@ -273,7 +283,7 @@ class PublicSide:
         return json_answer(request, {"datasets": self.ledger})
 
     def _what_if(self, request: Request, given: Given) -> Response:
-        description = known(self.queries, given["query"], "query")
+        description = find_or_404(self.queries, given["query"], "query")
         changes = {name: value for name, value in given.items() if name != "query"}
         return json_answer(request, what_if(description, changes))
 
@@ -283,18 +293,6 @@ class PublicSide:
     def document(self) -> dict[str, Any]:
         """The OpenAPI document."""
         return openapi("dpstream feed", self.endpoints(), version=version("dpstream"), about=_ABOUT)
-
-
-_TYPES = {
-    ".js": "text/javascript; charset=utf-8",
-    ".mjs": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".html": "text/html; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".txt": "text/plain; charset=utf-8",
-    ".woff2": "font/woff2",
-}
-_PAGE = "index.html"
 
 
 class Assets:

@@ -21,6 +21,14 @@ from dpstream.serve.release_segments import OWN, Segment
 from dpstream.serve.release_store import Released, ReleaseReader
 
 _AT_ONCE = 64  # releases that are looked up together
+FILE_TYPES = {
+    "arrow": "application/vnd.apache.arrow.stream",
+    "csv": "text/csv; charset=utf-8",
+    "parquet": "application/vnd.apache.parquet",
+    "jsonl": "application/jsonl",
+}
+Numbered = tuple[int, int, pa.Table]
+"""Window, release and table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +101,6 @@ def _fresh(segment: Segment, wanted: str | None) -> Integers:
     return np.array([] if place is None else [place], np.int64)
 
 
-FILE_TYPES = {
-    "arrow": "application/vnd.apache.arrow.stream",
-    "csv": "text/csv; charset=utf-8",
-    "parquet": "application/vnd.apache.parquet",
-    "jsonl": "application/jsonl",
-}
-Numbered = tuple[int, int, pa.Table]
-"""Window, release and table."""
-
-
 def file_stream(kind: str, releases: Iterable[Numbered], empty: pa.Schema) -> Iterator[bytes]:
     """The bytes of a file with all releases, as they are made; one without any has a header."""
     tables = (with_numbers(table, window, release) for window, release, table in releases)
@@ -110,10 +108,10 @@ def file_stream(kind: str, releases: Iterable[Numbered], empty: pa.Schema) -> It
         return map(jsonl, tables)
     if kind == "csv":
         return _csv(tables, empty)
-    return _written(tables, empty, pa.ipc.new_stream if kind == "arrow" else pq.ParquetWriter)
+    return _write_tables(tables, empty, pa.ipc.new_stream if kind == "arrow" else pq.ParquetWriter)
 
 
-def _written(
+def _write_tables(
     tables: Iterable[pa.Table],
     empty: pa.Schema,
     open_writer: Callable[[_Pieces, pa.Schema], pa.ipc.RecordBatchStreamWriter | pq.ParquetWriter],

@@ -20,6 +20,10 @@ from dpstream.serve.public_facts import QueryDescription
 from dpstream.serve.release_segments import FIRST, Segment, key_id, key_values
 from dpstream.serve.release_store import Released, ReleaseReader
 
+CONFIDENCE = 0.95
+"""Of all orders together that an answer calls meaningful."""
+_LONGEST = 200  # code points of a key that are shown in lists
+
 
 @dataclass(frozen=True, kw_only=True)
 class History:
@@ -51,14 +55,14 @@ class History:
         description, newest = self.description, self.newest(given["window"])
         segment = self.reader.segment(newest)
         figure = self._figure(given["sort"])
-        places = searched(description, segment, given["q"] or "")
+        places = matching_rows(description, segment, given["q"] or "")
         matched, offset, limit = len(places), given["offset"], given["limit"]
         if figure is not None:
-            places = in_order(segment, places, figure, falling=given["order"] == "desc")
+            places = sorted_rows(segment, places, figure, falling=given["order"] == "desc")
         shown, following = places[offset : offset + limit], places[offset : offset + limit + 1]
         rows = rows_of(description, segment, shown)
         if figure is not None:
-            clear = meaningful(segment, following, figure, description.spread(figure))
+            clear = clear_orders(segment, following, figure, description.spread(figure))
             for row, ordered in zip(rows, [*clear, None], strict=False):
                 row["ordered"] = ordered
         return _about(newest) | {
@@ -190,11 +194,6 @@ def _line(
     return line | {"first_seen": first, "points": points}
 
 
-CONFIDENCE = 0.95
-"""Of all orders together that an answer calls meaningful."""
-_LONGEST = 200  # code points of a key that are shown in lists
-
-
 def rows_of(
     description: QueryDescription, segment: Segment, places: Sequence[int] | Integers
 ) -> list[dict[str, Any]]:
@@ -269,7 +268,7 @@ def id_of_json(text: str) -> str:
     return key_id(key)
 
 
-def searched(description: QueryDescription, segment: Segment, text: str) -> Integers:
+def matching_rows(description: QueryDescription, segment: Segment, text: str) -> Integers:
     """Places of the rows with a key that contains a text, in any case of letters."""
     if not text or not description.keys:
         return np.arange(len(segment) if not text else 0)
@@ -285,14 +284,14 @@ def searched(description: QueryDescription, segment: Segment, text: str) -> Inte
     return np.flatnonzero(matches)
 
 
-def in_order(segment: Segment, places: Integers, figure: str, *, falling: bool) -> Integers:
+def sorted_rows(segment: Segment, places: Integers, figure: str, *, falling: bool) -> Integers:
     """The places by a figure; rows without it come last, equal ones stay as they are."""
     values = _reals(segment, figure)[places]
     order = np.argsort(-values if falling else values, kind="stable")  # NaN goes last
     return places[order]
 
 
-def meaningful(segment: Segment, places: Integers, figure: str, spread: str | None) -> list[Any]:
+def clear_orders(segment: Segment, places: Integers, figure: str, spread: str | None) -> list[Any]:
     """For each place but the last: is its order against the next one more than noise?
 
     Two values count as ordered if they are further apart than `order_threshold` standard
@@ -308,7 +307,7 @@ def meaningful(segment: Segment, places: Integers, figure: str, spread: str | No
 
 
 def order_threshold(pairs: int) -> float:
-    """Standard deviations that make all of so many orders right together, 19 times in 20.
+    """How many standard deviations apart make all these orders right together, 19 times in 20.
 
     >>> round(order_threshold(1), 2), round(order_threshold(20), 2)
     (1.96, 3.02)

@@ -31,6 +31,9 @@ from dpstream.records import Integers
 Digests = npt.NDArray[np.uint64]
 """Rows x 2 words."""
 KEY_ID = r"^[0-9a-f]{32}$"
+HIGH, LOW, ORDER, FIRST, FRESH = OWN = tuple(
+    f"dpstream.{name}" for name in ("high", "low", "order", "first", "fresh")
+)
 
 
 def as_json(value: Any) -> Any:
@@ -86,11 +89,6 @@ def id_of(high: int, low: int) -> str:
 
 def _canonical(key: Sequence[Any]) -> bytes:
     return json.dumps(list(key), separators=(",", ":")).encode()
-
-
-HIGH, LOW, ORDER, FIRST, FRESH = OWN = tuple(
-    f"dpstream.{name}" for name in ("high", "low", "order", "first", "fresh")
-)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

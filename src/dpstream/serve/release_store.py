@@ -50,6 +50,9 @@ SCHEMA = (
     "CREATE INDEX IF NOT EXISTS by_query ON releases (query, id)",
 )
 PLACE = 'query = ? AND "window" = ? AND "trigger" = ?'
+_RECENT = 8  # windows whose newest segment is kept in memory
+_COLUMNS = 'id, query, "window", "trigger", start, "end", time, planned, rows'
+_OPEN = 512  # segments that are kept open; large ones are mapped, not read
 
 
 def connect(folder: Path, *, reading: bool = False) -> sqlite3.Connection:
@@ -65,7 +68,7 @@ def connect(folder: Path, *, reading: bool = False) -> sqlite3.Connection:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def hold_folder(folder: Path) -> Iterator[None]:
     """Hold a folder that is there; refused if another process holds it. A kill lets it go."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -79,9 +82,6 @@ def held(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-
-
-_RECENT = 8  # windows whose newest segment is kept in memory
 
 
 class ReleaseStore:
@@ -206,10 +206,6 @@ class ReleaseStore:
                 f"{self._folder / BOOK} cannot be written: {problem}; it must be a file that this "
                 "user may write, on a disk with space left"
             ) from problem
-
-
-_COLUMNS = 'id, query, "window", "trigger", start, "end", time, planned, rows'
-_OPEN = 512  # segments that are kept open; large ones are mapped, not read
 
 
 class Released(NamedTuple):

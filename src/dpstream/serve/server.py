@@ -22,9 +22,12 @@ from dpstream.serve.middleware import App, Token, load_token
 from dpstream.serve.operator_side import OperatorSide
 from dpstream.serve.public_facts import declared_books, describe_queries
 from dpstream.serve.public_side import PublicSide
-from dpstream.serve.release_store import ReleaseReader, held
+from dpstream.serve.release_store import ReleaseReader, hold_folder
 from dpstream.serve.supervisor import Supervisor
 from dpstream.serve.worker import store_folder
+
+__all__ = ["Settings", "check_pipes", "load_token", "serve"]
+_LEAVING = 3  # seconds that open answers have when the server stops
 
 
 def is_loopback(host: str) -> bool:
@@ -59,7 +62,7 @@ def check_binding(host: str, what: str, *, encrypted: bool, allowed: bool) -> No
         )
 
 
-def bound_socket(host: str, port: int, option: str) -> socket.socket:
+def listening_socket(host: str, port: int, option: str) -> socket.socket:
     """A listening socket; port 0 is any free one. `option` is what names another port."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -75,11 +78,6 @@ def bound_socket(host: str, port: int, option: str) -> socket.socket:
             f"port with {option} (0 is any free one), or stop what uses it"
         ) from None
     return bound
-
-
-__all__ = ["Settings", "check_pipes", "load_token", "serve"]
-
-_LEAVING = 3  # seconds that open answers have when the server stops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +126,7 @@ def serve(
         if settings.run:
             check_pipes(pipeline)
             make_directory(pipeline.state, mode=0o700)
-            stack.enter_context(held(pipeline.state))
+            stack.enter_context(hold_folder(pipeline.state))
         queries, ledger = describe_queries(pipeline), declared_books(pipeline)
         for each in queries.values():
             _ = each.public  # worked out before the first request, and wrong ones refused
@@ -149,8 +147,8 @@ def serve(
             takes_rows=settings.run,
         )
         sockets = [
-            bound_socket(settings.host, settings.port, "--port"),
-            bound_socket(settings.operator_host, settings.operator_port, "--operator-port"),
+            listening_socket(settings.host, settings.port, "--port"),
+            listening_socket(settings.operator_host, settings.operator_port, "--operator-port"),
         ]
         scheme = "https" if settings.certificate is not None else "http"
         hosts = (settings.host, settings.operator_host)
@@ -208,7 +206,7 @@ def _config(app: App, settings: Settings) -> uvicorn.Config:
 
 
 class _Quiet(uvicorn.Server):
-    """A server that leaves signals to who runs several."""
+    """A server that leaves signals to its caller, which runs two of them."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

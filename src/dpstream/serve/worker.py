@@ -1,8 +1,8 @@
 """The process that runs a pipeline for the server: it writes releases, and tells how it goes.
 
 It tells on standard output, a JSON object a line; that is for the operator alone. A line on its
-standard input asks it to stop, with a snapshot. When that input ends it leaves at once: who has
-started it is gone, and a run survives a kill at any moment.
+standard input asks it to stop, with a snapshot. When that input ends it leaves at once: the server
+that started it is gone, and a run survives a kill at any moment.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from dpstream.pipeline.start import open_book, refuse_lost_secret, start
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state.files import make_directory
 from dpstream.serve.public_facts import describe_queries
-from dpstream.serve.release_store import ReleaseStore, held
+from dpstream.serve.release_store import ReleaseStore, hold_folder
 from dpstream.session import Run, Runs
 
 _EVERY = 1.0  # seconds between two reports
-_LOST = 70  # leaves with this when who started it is gone
+_LOST = 70  # exit code when the process that started it is gone
 PATIENCE = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds before what has failed is tried again."""
 NOT_AGAIN = ("BudgetExceeded",)
@@ -55,7 +55,7 @@ def publish(
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
     make_directory(pipeline.state, mode=0o700)
     make_directory(store_folder(pipeline), mode=0o700)
-    with held(store_folder(pipeline)), ExitStack() as stack:
+    with hold_folder(store_folder(pipeline)), ExitStack() as stack:
         store = _open_store(pipeline)
         stack.callback(store.shut)
         paths = {book.ledger for book in pipeline.books}
@@ -138,7 +138,7 @@ def _report_for_ever(runs: Runs, over: threading.Event) -> None:
 
 def main(args: Sequence[str]) -> int:
     """Run the pipeline of a file, on an engine; the exit code is that of `dpstream run`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who has started it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
     over, stop = threading.Event(), threading.Event()
     known: list[Runs] = []
     threads: list[threading.Thread] = []
