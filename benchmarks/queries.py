@@ -38,10 +38,10 @@ RUN: Final = bytes(16)
 _ROWS: Final = 60_000  # of a made-up log
 _COMMAND: Final = f"""
 import sys
-from dpstream.cli import main, sql
+from dpstream.cli import main, sql_command
 from dpstream.engines.local import Options
-begin = sql.run
-sql.run = lambda *a, **k: begin(*a, **k | {{"options": Options(run_id=bytes({len(RUN)}))}})
+begin = sql_command.run
+sql_command.run = lambda *a, **k: begin(*a, **k | {{"options": Options(run_id=bytes({len(RUN)}))}})
 main(sys.argv[1:])
 """
 

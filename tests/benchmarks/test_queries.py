@@ -7,7 +7,7 @@ import pytest
 from benchmarks import queries
 from benchmarks.queries import LISTINGS, REALISTIC, log_file
 from dpstream.cli import main
-from dpstream.cli import sql as command
+from dpstream.cli import sql_command as command
 from dpstream.engines.local import Options
 from dpstream.privacy.state import Secret
 

@@ -3,14 +3,12 @@
 import json
 from importlib.metadata import entry_points, version
 
-import numpy as np
 import pytest
 
 import benchmarks
-from dpstream.cli import bench as command
-from dpstream.cli import chart
-from dpstream.cli.app import Commands
-from dpstream.cli.mechanisms import about
+from dpstream.cli import bench_command as command
+from dpstream.cli.app import COMMANDS, Commands
+from dpstream.cli.mechanisms_command import about
 from dpstream.mechanisms import REGISTRY
 
 SAMPLE = ("--mechanism", "sample", "--window", "3", "--epsilon", "1")
@@ -25,12 +23,12 @@ def test_version_and_help(run):
     assert run().code == 0
 
 
-@pytest.mark.parametrize("name", Commands.homes)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_says_of_a_command_what_it_says_itself(name):
     """The list is written apart from the commands, so that it needs none of them."""
     command = Commands().load(name)
 
-    assert command.help.partition("\n")[0] == Commands.homes[name][1]
+    assert command.help.partition("\n")[0] == COMMANDS[name]
 
 
 def test_the_console_entry_is_main():
@@ -122,19 +120,6 @@ def test_a_book_may_be_called_anything(run):
 
     assert "[/red] :smile:: epsilon = 1" in run("ledger", "--ledger", "book").out
     assert run("ledger", "show", "--ledger", "book", "--dataset", "x").code == 4
-
-
-def test_chart_places_line_band_and_truth():
-    """Two steps at 0 and 10 in a chart of five rows."""
-    text = chart.draw(
-        np.array([0.0, 10.0]), np.array([0.0, 5.0]), np.array([5.0, 5.0]), height=5, first="a"
-    ).plain.splitlines()
-
-    assert len(text) == 7
-    assert text[4].endswith("▄ ")
-    assert text[1].endswith(" ▄")
-    assert text[0].endswith(" ░")
-    assert text[3].endswith("•" + "•")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.cli.init import EXAMPLE
+from dpstream.cli.init_command import EXAMPLE
 from dpstream.connectors.sources.files import Files
 from dpstream.privacy.ledger import Ledger
 
@@ -31,7 +31,7 @@ LIVE = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9,
 TWO_SIGNALS = """
 import os, signal
 from dpstream.cli.watch import Stopper
-with Stopper(as_json=False).listening():
+with Stopper(as_json=False).stop_on_signals():
     os.kill(os.getpid(), signal.SIGTERM)
     print("goes on", flush=True)
     os.kill(os.getpid(), signal.SIGINT)

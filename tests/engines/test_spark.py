@@ -15,7 +15,7 @@ import dpstream as dps
 from dpstream.engines.spark import SparkEngine, SparkSink
 from dpstream.errors import BudgetExceeded, InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy.state import unpack
-from dpstream.serve.store.reader import ReleaseReader
+from dpstream.serve.release_store import ReleaseReader
 from dpstream.serve.worker import store_folder
 from tests.cli.test_docs import LOOSE, ROOT
 from tests.engines.runs import (

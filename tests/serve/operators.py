@@ -1,10 +1,10 @@
 """The operator's side of a pipeline, without its process."""
 
-from dpstream.serve.hub import Hub
+from dpstream.serve.event_stream import Hub
+from dpstream.serve.middleware import Token
 from dpstream.serve.operator_side import OperatorSide
-from dpstream.serve.store.reader import ReleaseReader
+from dpstream.serve.release_store import ReleaseReader
 from dpstream.serve.supervisor import Supervisor
-from dpstream.serve.token import Token
 from dpstream.serve.worker import store_folder
 
 TOKEN = "a token for tests alone"
