@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 
 import dpstream as dps
-from dpstream.connectors.sources import open_source
-from dpstream.engines.local import Options
+from dpstream.connectors.registry import open_source
+from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import DpstreamError
 from dpstream.records import Batch, Position, Source
 
@@ -122,14 +122,14 @@ def _go(job: dict[str, Any]) -> None:
         sink=job["sinks"],
         checkpoint_location=place / "state",
         secret=SECRET,
-        options=Options(buckets=2, threads=1, snapshot_every=3, run_id=RUN),
+        options=EngineOptions(buckets=2, threads=1, snapshot_every=3, run_id=RUN),
         clock=ProducersClock(Path(job["ends"]), place / "clock", source),
     ).finish()
 
 
 def _main() -> None:
     rows = [{"user": f"{n}", "page": "/", "at": f"{n}", "seconds": "1"} for n in range(100)]
-    one = Options(buckets=2, threads=1)
+    one = EngineOptions(buckets=2, threads=1)
     dps.run(query(4), source=pa.Table.from_pylist(rows), options=one).finish()  # compiles
     print("ready", flush=True)
     for line in sys.stdin:

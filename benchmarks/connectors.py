@@ -29,11 +29,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.connector_kills import PARTITIONS, Aftermath, Storm, storm
 from benchmarks.harness import Findings, Progress, Row, target
-from dpstream.connectors.nats import Client
-from dpstream.connectors.options import Options
-from dpstream.connectors.sinks import open_sink
-from dpstream.connectors.sinks.encode import jsonl
-from dpstream.connectors.sources import open_source
+from dpstream.connectors.encode import jsonl
+from dpstream.connectors.nats.client import Client
+from dpstream.connectors.options import ServerOptions
+from dpstream.connectors.registry import open_sink, open_source
 from tests.support.servers import KafkaServer, NatsServer, PostgresServer
 
 _SEED: Final = 13
@@ -347,7 +346,7 @@ class Nats(System):
         """A stream of JSON, a row a message, and one of Arrow."""
         found = {}
         for stream, (word, kind, messages) in zip("AB", payloads(rows), strict=True):
-            client = Client(Options(self._uri(stream)))
+            client = Client(ServerOptions(self._uri(stream)))
 
             async def publish(js: Any, name: str = stream, payload: Any = messages) -> None:
                 await js.add_stream(name=name, subjects=[name])

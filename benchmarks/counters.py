@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Findings, Progress, Row, one_core, target
+from dpstream.counting.factorisation import begin, noise_paths
+from dpstream.counting.growing_epochs import Unbounded
+from dpstream.counting.linear_recurrences import convolve
 from dpstream.mechanisms import find
+from dpstream.mechanisms.counter import KeyedCounting
 from dpstream.mechanisms.counters.toeplitz import Toeplitz
-from dpstream.mechanisms.parts.counting.convolution import convolved
-from dpstream.mechanisms.parts.counting.epochs import Unbounded
-from dpstream.mechanisms.parts.counting.keyed_counting import KeyedCounting
-from dpstream.mechanisms.parts.counting.strategy import begin, noise_paths
 from dpstream.mechanisms.runner import Runner
-from dpstream.privacy.calibration import gaussian_sigma, mu_squared_for, rho_for
-from dpstream.privacy.curves import gdp_delta, gdp_epsilon, zcdp_delta, zcdp_epsilon
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.accounting.calibration import gaussian_sigma, mu_squared_for, rho_for
+from dpstream.privacy.accounting.curves import gdp_delta, gdp_epsilon, zcdp_delta, zcdp_epsilon
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.spend import Spend
 from dpstream.records import Reals
 
@@ -89,7 +89,7 @@ def sampled(process: Any, steps: int) -> float:
     streams = 256 if steps < 10_000 else 64
     z = np.random.default_rng(steps).normal(size=(steps, streams))
     if isinstance(process, Toeplitz):
-        noise = convolved(z, process.coefficients()[:, None], steps)
+        noise = convolve(z, process.coefficients()[:, None], steps)
     else:
         noise = noise_paths(process, z)
     return float(np.sqrt(np.mean((noise / process.error()[:, None]) ** 2)))

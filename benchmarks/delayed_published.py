@@ -32,12 +32,10 @@ from dpstream.audit.controls.published_mechanisms import THETA
 from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import SeriesMechanism, Spender, whole
-from dpstream.mechanisms.parts.group_release import Payment, publish_groups
-from dpstream.mechanisms.parts.grouping import GRID, deviations
-from dpstream.mechanisms.parts.history import History
-from dpstream.mechanisms.parts.smoothing import Smoother, check_smoother, smooth
+from dpstream.mechanisms.parts.grouping import GRID, Smoother, check_smoother, deviations, smooth
+from dpstream.mechanisms.parts.held_back import History, Payment, publish_groups
 from dpstream.privacy.amounts import on_grid
-from dpstream.privacy.charges import Cells
+from dpstream.privacy.ledger.charges import Cells
 from dpstream.privacy.sensitivity import deviation_change, range_change
 from dpstream.records import Integers, Reals, Release
 

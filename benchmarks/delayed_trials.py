@@ -39,7 +39,7 @@ from dpstream.mechanisms.base import Mechanism, SeriesMechanism
 from dpstream.mechanisms.runner import Runner
 from dpstream.mechanisms.w_event.adapub import AdaPub
 from dpstream.privacy.amounts import exact
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.records import Integers, Reals, Release
 
 _WEEKS: Final = 52

@@ -32,7 +32,7 @@ from dpstream.errors import BudgetExceeded
 from dpstream.evaluate.trials import fixed_noise
 from dpstream.mechanisms import answers
 from dpstream.mechanisms.infinite.dpi import Dpi
-from dpstream.mechanisms.parts.synopses.pool import pool
+from dpstream.mechanisms.infinite.synopsis_pool import pool
 from dpstream.mechanisms.release import release
 from dpstream.records import Reals
 

@@ -15,14 +15,12 @@ import numpy as np
 from benchmarks.harness import Row
 from benchmarks.streams import Stream, streams
 from dpstream.evaluate.trials import fixed_noise
+from dpstream.mechanisms.infinite.budget_series import Theorem54, allocation, budget_series
 from dpstream.mechanisms.infinite.dpi import Dpi
-from dpstream.mechanisms.parts.synopses.allocation import allocation
-from dpstream.mechanisms.parts.synopses.series import series
-from dpstream.mechanisms.parts.synopses.theorem import Theorem54
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.amounts import on_grid
-from dpstream.privacy.charges import Cells, Charge, Terms
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import pack
 from dpstream.records import Integers, Reals
 
@@ -130,7 +128,7 @@ def budget_rows(slots: int) -> list[Row]:
 def _charged(name: str, rule: str, kind: str, rate: Fraction, slots: int) -> list[Row]:
     ledger = Ledger()
     ledger.open("bench", Terms(unit="user", total=EPSILON))
-    terms = series(kind, total=EPSILON, change=Fraction(2), decay=Fraction(1))
+    terms = budget_series(kind, total=EPSILON, change=Fraction(2), decay=Fraction(1))
     picking = allocation(rule, series=terms, rate=rate, seed=0)
     used, rows = picking.start(), []
     for slot in range(1, slots + 1):

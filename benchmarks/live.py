@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.harness import Findings, Progress, Row, target
-from dpstream.engines.local import Options
-from dpstream.privacy.ledger import Ledger
+from dpstream.engines.query_run import EngineOptions
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.query.query import Query
+from dpstream.query.windows import instant
 from dpstream.session import run_all
-from dpstream.stages.query import Query
-from dpstream.stages.ticks import instant
 
 QUERIES = (1, 5, 20)
 _FILES = 20  # a second
@@ -106,7 +106,7 @@ def _watched(plan: Plan, count: int) -> Seen:
             sink=place / "out",
             checkpoint_location=place / "state",
             ledger=book,
-            options=Options(threads=1, buckets=1),
+            options=EngineOptions(threads=1, buckets=1),
         )
         fed = [0]
         feeder = Thread(target=_feed, args=(place / "in", plan, start, fed))

@@ -22,9 +22,9 @@ import pyarrow.csv as pa_csv
 
 from benchmarks.harness import Findings, Progress, Row, target
 from benchmarks.streams import VARIABLE
+from dpstream.query.aggregates import Count, Sum
+from dpstream.query.query import Query
 from dpstream.session import run
-from dpstream.stages.aggregates import Count, Sum
-from dpstream.stages.query import Query
 
 
 @dataclass(frozen=True, kw_only=True)

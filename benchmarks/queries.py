@@ -27,19 +27,19 @@ import pyarrow.csv as pa_csv
 
 from benchmarks.harness import Findings, Progress, Row, target
 from benchmarks.streams import VARIABLE
-from dpstream.engines.local import Options
+from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.state import Secret
 from dpstream.records import Integers
 from dpstream.session import run
-from dpstream.sql import sql
+from dpstream.sql_compiler import sql
 
 RUN: Final = bytes(16)
 _ROWS: Final = 60_000  # of a made-up log
 _COMMAND: Final = f"""
 import sys
 from dpstream.cli import main, sql_command
-from dpstream.engines.local import Options
+from dpstream.engines.embedded.embedded_engine import Options
 begin = sql_command.run
 sql_command.run = lambda *a, **k: begin(*a, **k | {{"options": Options(run_id=bytes({len(RUN)}))}})
 main(sys.argv[1:])
@@ -94,7 +94,7 @@ def both(asked: Asked, source: Path, folder: Path, command: Command | None = Non
             sink=f"csv:{place / 'python'}",
             checkpoint_location=place / "state 2",
             secret=folder / "secret",
-            options=Options(run_id=RUN),
+            options=EngineOptions(run_id=RUN),
         ).finish(),
     }
     seconds, found = {}, {}

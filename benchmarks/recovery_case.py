@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from dpstream.connectors.sinks import AllSinks, open_sink
-from dpstream.connectors.sinks.encode import parquet
-from dpstream.privacy.ledger import Ledger
-from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
-from dpstream.stages.query import Query
-from dpstream.stages.windows import Tumble
+from dpstream.connectors.encode import parquet
+from dpstream.connectors.registry import AllSinks, open_sink
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.query.aggregates import Avg, Count, CountUnits, Sum
+from dpstream.query.query import Query
+from dpstream.query.windows import Tumble
 
 SECRET, RUN = bytes(range(32)), bytes(range(16))
 _DAY, _HOUR = 86_400, 3_600

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recovery_case import QUERY, RUN, SECRET, CheckingSink, write_source
-from dpstream.engines.local import Options
-from dpstream.engines.snapshots import DamagedSnapshot, Snapshots
+from dpstream.engines.embedded.snapshots import DamagedSnapshot, Snapshots
+from dpstream.engines.query_run import EngineOptions
 from dpstream.session import run
 
 Job = dict[str, Any]
@@ -40,7 +40,7 @@ def go(job: Job, on_new: Callable[[], None]) -> None:
         sink=CheckingSink(folder, on_new),
         checkpoint_location=folder / "state",
         secret=SECRET if job["fixed"] else None,
-        options=Options(buckets=2, threads=2, snapshot_every=4, run_id=run_id),
+        options=EngineOptions(buckets=2, threads=2, snapshot_every=4, run_id=run_id),
     ).finish()
 
 

@@ -43,18 +43,18 @@ from benchmarks.spark_cluster import (
     started,
 )
 from benchmarks.throughput_run import clicks
-from dpstream.connectors.sources import open_source
-from dpstream.engines.spark import publishing, reading, segments, waiting
-from dpstream.engines.spark.files import SharedFiles
+from dpstream.connectors.registry import open_source
+from dpstream.engines.spark import bucket_files, task_releases, task_rows
+from dpstream.engines.spark.bucket_files import SharedFiles
 from dpstream.engines.spark.packets import by_number, opened
-from dpstream.engines.spark.publishing import Publishing
-from dpstream.engines.spark.reading import Reading
+from dpstream.engines.spark.task_releases import PublishTask
+from dpstream.engines.spark.task_rows import ReadTask
 from dpstream.engines.spark.tasks import Keys
 from dpstream.errors import StateError
 from dpstream.privacy.state import Secret
+from dpstream.query.noise_plan import plan_query
 from dpstream.records import Source
-from dpstream.stages.plan import planned
-from dpstream.stages.rows import RowKeys
+from dpstream.rows.row_batch import RowKeys
 
 _SEED: Final = 12
 _WARM_UP: Final = 20_000
@@ -270,7 +270,7 @@ def state_rows(log: ClickLog) -> list[Row]:
 
 def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
     common: dict[str, Any] = {
-        "plan": planned(clicks(_TRIGGERS)),
+        "plan": plan_query(clicks(_TRIGGERS)),
         "types": {"user_id": pa.string(), "url": pa.string()},
         "buckets": 1,
         "files": files,
@@ -278,30 +278,30 @@ def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
         "keys": Keys(rows=RowKeys.of(Secret(bytes(32)), _RUN)),
     }
     parts = tuple(source.partitions())
-    takes = Reading(**common, job="read", where="", arrived=None, source=source, partitions=parts)
-    read, rows = _timed(lambda: list(reading.read_source(takes, _numbered(len(parts)))))
-    kept, told = _timed(lambda: list(reading.keep_rows(takes, iter(rows))))
+    takes = ReadTask(**common, job="read", where="", arrived=None, source=source, partitions=parts)
+    read, rows = _timed(lambda: list(task_rows.read_source(takes, _numbered(len(parts)))))
+    kept, told = _timed(lambda: list(task_rows.keep_rows(takes, iter(rows))))
     files_of = [one["file"] for one in _notes(told) if "file" in one]
-    bounds = Publishing(
+    bounds = PublishTask(
         **common,
         job="bound",
         first=0,
         end=_TRIGGERS - 1,
-        waiting=[waiting.Waiting.from_json(one) for one in files_of],
+        waiting=[bucket_files.Waiting.from_json(one) for one in files_of],
         units={},
         groups={},
     )
-    bounded, sent = _timed(lambda: list(publishing.bound(bounds, _numbered(1))))
+    bounded, sent = _timed(lambda: list(task_releases.bound(bounds, _numbered(1))))
     flow = bounds.flow(0)
     added, _ = _timed(lambda: _add(bounds, flow, opened(sent)[1][0]))
-    chains: dict[str, list[segments.Stored]] = {}
-    stored, _ = segments.save(files, flow, "groups", "state/groups.dps", (), {})
+    chains: dict[str, list[bucket_files.Stored]] = {}
+    stored, _ = bucket_files.save(files, flow, "groups", "state/groups.dps", (), {})
     chains["groups"] = [stored]
     chains["units"] = [tuple(one["segment"]) for one in _notes(sent) if "stage" in one]
     found = []
     for stage, chain in chains.items():
         again = replace(bounds, job="again").flow(0)
-        seconds, _ = _timed(lambda: segments.load(files, again, stage, chain))  # noqa: B023
+        seconds, _ = _timed(lambda: bucket_files.load_segments(files, again, stage, chain))  # noqa: B023
         size = sum(size for _, size, _ in chain)
         entries, held = _entries(again, stage)
         found.append(
@@ -323,10 +323,10 @@ def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
     return found
 
 
-def _add(task: Publishing, flow: Any, table: pa.Table) -> None:
+def _add(task: PublishTask, flow: Any, table: pa.Table) -> None:
     for _, of_step in by_number(table, "step"):
         for window, mine in by_number(of_step, "window"):
-            publishing.add(task, flow, window, mine)
+            task_releases.add(task, flow, window, mine)
 
 
 def _entries(flow: Any, stage: str) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from benchmarks.peer_side.group_by_counts import streaming_count
 from benchmarks.recovery_case import QUERY, RUN, SECRET, CheckingSink
 from benchmarks.spark_cluster import Cluster
 from benchmarks.throughput_run import clicks as clicks_query
-from dpstream.engines.local import Options
+from dpstream.engines.query_run import EngineOptions
 from dpstream.engines.spark import SparkEngine
 from dpstream.session import run
 
@@ -76,7 +76,7 @@ def publish(session: Any, job: Job) -> dict[str, Any]:
         checkpoint_location=folder / "state",
         secret=SECRET,
         engine=SparkEngine(session, buckets=2, steps_at_once=1),
-        options=Options(run_id=RUN),
+        options=EngineOptions(run_id=RUN),
     ).finish()
     return {"seconds": time.perf_counter() - began}
 

@@ -28,9 +28,9 @@ from benchmarks.logs import HIGGS, RETAIL
 from benchmarks.sqlp_published import Events
 from benchmarks.sqlp_runs import DELTA, EPSILON, metrics
 from benchmarks.streams import VARIABLE
+from dpstream.query.aggregates import Count
+from dpstream.query.query import Query
 from dpstream.session import run
-from dpstream.stages.aggregates import Count
-from dpstream.stages.query import Query
 
 RUNS: Final = 3
 _COUNT: Final = (Count("events"),)

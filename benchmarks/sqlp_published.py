@@ -23,9 +23,9 @@ import numpy.typing as npt
 from scipy.stats import norm
 
 from dpstream.compiled import compiled
-from dpstream.mechanisms.parts.counting.bottom_up import Honaker
-from dpstream.mechanisms.parts.counting.strategy import begin, late_normals, late_start
-from dpstream.privacy.calibration import rho_for
+from dpstream.counting.binary_tree import Honaker
+from dpstream.counting.factorisation import begin, late_normals, late_start
+from dpstream.privacy.accounting.calibration import rho_for
 from dpstream.records import Reals
 
 Numbers = npt.NDArray[Any]

@@ -33,13 +33,13 @@ from benchmarks import click_log
 from benchmarks.click_log import DAY, START, ClickLog
 from benchmarks.harness import Row
 from benchmarks.sqlp_published import Events, SqlpPublished
-from dpstream.engines.local import Options
-from dpstream.privacy.curves import gdp_mu
+from dpstream.engines.query_run import EngineOptions
+from dpstream.privacy.accounting.curves import gdp_mu
+from dpstream.query.aggregates import Count
+from dpstream.query.query import Query
+from dpstream.query.windows import Tumble
 from dpstream.records import Reals
 from dpstream.session import run
-from dpstream.stages.aggregates import Count
-from dpstream.stages.query import Query
-from dpstream.stages.windows import Tumble
 
 EPSILON: Final = 6.0
 DELTA: Final = 1e-9
@@ -126,7 +126,7 @@ def engine(log: ClickLog, asked: Query) -> Found:
     values = np.full(log.keys, np.nan)
     began = time.perf_counter()
     latencies, before = [], began
-    for table, last in _marked(run(asked, source=source, options=Options())):
+    for table, last in _marked(run(asked, source=source, options=EngineOptions())):
         if last or asked.strategy == "sqlp":  # whose tables hold what is new alone
             values[_ranks(table["url"])] = table["clicks"].to_numpy()
         now = time.perf_counter()

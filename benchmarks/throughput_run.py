@@ -20,8 +20,8 @@ from typing import Final
 
 import dpstream as dps
 from benchmarks.click_log import START
-from dpstream.engines.local import Options
-from dpstream.engines.memory import keep_freed_memory
+from dpstream.engines.embedded.embedded_engine import keep_freed_memory
+from dpstream.engines.query_run import EngineOptions
 
 TRIGGERS: Final = 100
 SNAPSHOT_EVERY: Final = 10
@@ -70,7 +70,7 @@ def publish(log: Path, place: Path) -> tuple[int, int, int]:
         source=str(log / "*.parquet"),
         sink=str(place / "out"),
         checkpoint_location=place / "state",
-        options=Options(snapshot_every=SNAPSHOT_EVERY),
+        options=EngineOptions(snapshot_every=SNAPSHOT_EVERY),
     )
     releases = keys = stored = 0
     for table in run:

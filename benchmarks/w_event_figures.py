@@ -35,10 +35,9 @@ from dpstream.audit.controls.published_mechanisms import (
 from dpstream.evaluate.trials import Build, Trials, trials
 from dpstream.mechanisms import find
 from dpstream.mechanisms.base import HistogramMechanism
-from dpstream.mechanisms.parts.release_changes import TwoWindows
 from dpstream.mechanisms.w_event.budget_absorption import BudgetAbsorption
 from dpstream.mechanisms.w_event.budget_distribution import BudgetDistribution
-from dpstream.mechanisms.w_event.spas import Spas, SpasState
+from dpstream.mechanisms.w_event.spas import Spas, SpasState, TwoWindows
 from dpstream.privacy.amounts import on_grid
 from dpstream.records import Integers
 

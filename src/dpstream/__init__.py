@@ -6,22 +6,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dpstream import errors, mechanisms
-    from dpstream.choosing import bounds
+    from dpstream.bounds_proposal import bounds
     from dpstream.errors import BudgetExceeded, DpstreamError, NoiseReuse
+    from dpstream.explanation.explain_query import explain
     from dpstream.mechanisms.counter import Counter
-    from dpstream.mechanisms.release import release
+    from dpstream.mechanisms.release import Series, release
     from dpstream.mechanisms.runner import Runner
-    from dpstream.mechanisms.series import Series
-    from dpstream.privacy.charges import Terms
-    from dpstream.privacy.ledger import Ledger
+    from dpstream.privacy.ledger.charges import Terms
+    from dpstream.privacy.ledger.ledger import Ledger
+    from dpstream.query.aggregates import Avg, Count, CountUnits, Stddev, Sum, Variance
+    from dpstream.query.query import Query
+    from dpstream.query.series_query import SeriesQuery
+    from dpstream.query.windows import Cumulate, Hop, Tumble
     from dpstream.records import Release
     from dpstream.session import run, run_all
-    from dpstream.sql import sql
-    from dpstream.sql.explain import explain
-    from dpstream.stages.aggregates import Avg, Count, CountUnits, Stddev, Sum, Variance
-    from dpstream.stages.query import Query
-    from dpstream.stages.series_query import SeriesQuery
-    from dpstream.stages.windows import Cumulate, Hop, Tumble
+    from dpstream.sql_compiler import sql
 
 __version__ = version("dpstream")
 
@@ -59,32 +58,32 @@ __all__ = [
 
 # Public names are imported on first use: the command line and the ledger start without Numba.
 _HOMES = {
-    "Avg": "dpstream.stages.aggregates",
+    "Avg": "dpstream.query.aggregates",
     "BudgetExceeded": "dpstream.errors",
-    "Count": "dpstream.stages.aggregates",
-    "CountUnits": "dpstream.stages.aggregates",
+    "Count": "dpstream.query.aggregates",
+    "CountUnits": "dpstream.query.aggregates",
     "Counter": "dpstream.mechanisms.counter",
-    "Cumulate": "dpstream.stages.windows",
+    "Cumulate": "dpstream.query.windows",
     "DpstreamError": "dpstream.errors",
-    "Hop": "dpstream.stages.windows",
-    "Ledger": "dpstream.privacy.ledger",
+    "Hop": "dpstream.query.windows",
+    "Ledger": "dpstream.privacy.ledger.ledger",
     "NoiseReuse": "dpstream.errors",
-    "Query": "dpstream.stages.query",
+    "Query": "dpstream.query.query",
     "Release": "dpstream.records",
     "Runner": "dpstream.mechanisms.runner",
-    "Series": "dpstream.mechanisms.series",
-    "SeriesQuery": "dpstream.stages.series_query",
-    "Stddev": "dpstream.stages.aggregates",
-    "Sum": "dpstream.stages.aggregates",
-    "Terms": "dpstream.privacy.charges",
-    "Tumble": "dpstream.stages.windows",
-    "Variance": "dpstream.stages.aggregates",
-    "bounds": "dpstream.choosing",
-    "explain": "dpstream.sql.explain",
+    "Series": "dpstream.mechanisms.release",
+    "SeriesQuery": "dpstream.query.series_query",
+    "Stddev": "dpstream.query.aggregates",
+    "Sum": "dpstream.query.aggregates",
+    "Terms": "dpstream.privacy.ledger.charges",
+    "Tumble": "dpstream.query.windows",
+    "Variance": "dpstream.query.aggregates",
+    "bounds": "dpstream.bounds_proposal",
+    "explain": "dpstream.explanation.explain_query",
     "release": "dpstream.mechanisms.release",
     "run": "dpstream.session",
     "run_all": "dpstream.session",
-    "sql": "dpstream.sql",
+    "sql": "dpstream.sql_compiler",
 }
 
 

@@ -16,11 +16,11 @@ from dpstream.audit.ledger_samplers import DATASET, RestartedQuery, SharedLedger
 from dpstream.audit.ledger_targets import ledger_controls, ledger_targets, pair_at_all_bounds
 from dpstream.audit.query_samplers import scenario_table, unit_spellings, values_by_run
 from dpstream.audit.report import catalogue
-from dpstream.engines.local import LocalRun
-from dpstream.engines.query_run import Options
+from dpstream.engines.embedded.embedded_engine import LocalRun
+from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import BudgetExceeded, InvalidInput, NoiseReuse
-from dpstream.privacy.charges import Cells, Charge, Terms
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger.ledger import Ledger
 from tests.audit.test_sampled_paths import SECRET, found
 
 SOUND = dict.fromkeys(ledger_targets(), 1_200) | {
@@ -100,7 +100,7 @@ def test_a_sampled_part_is_what_a_session_publishes(tmp_path):
             secret=secret,
             ledger=tmp_path / "ledger",
             dataset=DATASET,
-            options=Options(run_id=run_id),
+            options=EngineOptions(run_id=run_id),
         )
         tables = iter(run)
         taken = list(tables) if kill is None else [next(tables) for _ in range(kill)]

@@ -16,8 +16,8 @@ from dpstream.mechanisms import REGISTRY
 from dpstream.mechanisms.counters import unbounded
 from dpstream.privacy import sensitivity
 from dpstream.privacy.amounts import on_grid
-from dpstream.stages.aggregates import Count, Sum
-from dpstream.stages.plan import planned
+from dpstream.query.aggregates import Count, Sum
+from dpstream.query.noise_plan import plan_query
 from tests.laws.cases import CHOOSING, bins_of, example, neighbours, stream
 from tests.laws.test_laws import Z, moments
 
@@ -136,7 +136,7 @@ QUERIES = {
 
 def spends_more_than_it_pays(query):
     """Add up (sensitivity x column norm / sigma)^2 over the columns, against the charge."""
-    plan = planned(query)
+    plan = plan_query(query)
     for releases in query.schedule.lengths:
         window = plan.window(releases)
         norm = window.process.column_norm()
@@ -152,7 +152,7 @@ def test_a_fifth_less_in_a_plan_is_more_than_the_query_pays_for(name, monkeypatc
     """The noise of a query's plan costs no more than mu^2; with a fifth less it does."""
     query = day_query(**QUERIES[name])
     assert not spends_more_than_it_pays(query)
-    from dpstream.stages import plan
+    from dpstream.query import noise_plan as plan
 
     real = plan.query_sigma
     monkeypatch.setattr(plan, "query_sigma", lambda *a, **k: Fraction(real(*a, **k)) * LESS)
@@ -163,7 +163,8 @@ def test_a_fifth_less_in_a_plan_is_more_than_the_query_pays_for(name, monkeypatc
 def published_error(monkeypatch=None):
     """Variance of what public groups without rows publish, against the plan, in its own errors."""
     if monkeypatch is not None:
-        from dpstream.stages import perturb, select_keys
+        from dpstream.group_by import key_selection as select_keys
+        from dpstream.group_by import perturb
 
         for module in (perturb, select_keys):
             real = module.move
@@ -175,7 +176,7 @@ def published_error(monkeypatch=None):
     runs = 4000
     sampler = QueryRuns(query=lambda runs: day_query(public_keys=list(range(runs))))
     values = sampler(Scenario(), runs, SECRET)
-    stddevs = planned(day_query(public_keys=[0])).window(3).stddevs[0]
+    stddevs = plan_query(day_query(public_keys=[0])).window(3).stddevs[0]
     ratio = values.var(axis=0) / stddevs**2 - 1
     return np.abs(ratio / math.sqrt(2 / runs)).max()
 

@@ -1,8 +1,8 @@
 """Noise as it is published: nothing is shared between queries, runs, secrets, steps and bins.
 
 Laws elsewhere: groups, columns and windows of a query, and the correlation of its releases
-(`tests/laws/test_query_noise.py`); addresses (`tests/privacy/test_streams.py`); equal replays and
-other data (`tests/laws/test_laws.py`, `tests/engines`).
+(`tests/laws/test_query_noise.py`); addresses (`tests/privacy/noise/test_streams.py`); equal
+replays and other data (`tests/laws/test_laws.py`, `tests/engines`).
 """
 
 import math
@@ -15,7 +15,7 @@ import pytest
 import dpstream as dps
 from dpstream.audit.query_samplers import Scenario, embedded_flow, run_plan, scenario_table
 from dpstream.audit.query_targets import day_query
-from dpstream.stages.plan import planned
+from dpstream.query.noise_plan import plan_query
 
 KEYS = 3000
 SECRET, RUN = bytes(range(32)), bytes(range(16))
@@ -26,7 +26,7 @@ Z = 5.2  # three releases each: a false-alarm rate below 1e-6 per test
 def published(*, secret=SECRET, run=RUN, **changes):
     """Releases x keys of a query over no rows: its noise."""
     plan, rows = (
-        planned(replace(PUBLIC, **changes)),
+        plan_query(replace(PUBLIC, **changes)),
         scenario_table(Scenario(), KEYS, 1, windows=False),
     )
     found = []

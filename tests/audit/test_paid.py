@@ -10,8 +10,8 @@ import dpstream as dps
 from dpstream.audit.replay import Changed, record, replay
 from dpstream.errors import BudgetExceeded, InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism
+from dpstream.privacy.ledger.charges import Paid
 from dpstream.privacy.spend import Spend
-from dpstream.privacy.tokens import Paid
 from dpstream.records import Release
 from tests.laws.cases import RUN, SECRET
 

@@ -10,14 +10,14 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from dpstream.audit.query_replay import record_query, replay_query
-from dpstream.mechanisms.parts.counting.keyed import KeyedNoise, move
-from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum, Variance
-from dpstream.stages.bounding import UnitBucket
-from dpstream.stages.flow import Flow
-from dpstream.stages.plan import planned
-from dpstream.stages.query import Query
-from dpstream.stages.row_reader import RowReader
-from dpstream.stages.windows import Cumulate, Hop, Tumble
+from dpstream.counting.keyed_noise import KeyedNoise, advance_noise
+from dpstream.group_by.bounding import UnitBucket
+from dpstream.group_by.flow import Flow
+from dpstream.query.aggregates import Avg, Count, CountUnits, Sum, Variance
+from dpstream.query.noise_plan import plan_query
+from dpstream.query.query import Query
+from dpstream.query.windows import Cumulate, Hop, Tumble
+from dpstream.rows.row_reader import RowReader
 
 HOUR = 3600
 VALUES = (
@@ -129,7 +129,7 @@ def plan_of(name, **more):
         "end": "1970-01-02",
         "pre_threshold": 1,
     }
-    return planned(Query(**facts | CASES[name] | more))
+    return plan_query(Query(**facts | CASES[name] | more))
 
 
 rows = st.lists(
@@ -295,7 +295,7 @@ class TestControls:
     def test_one_row_too_many(self, monkeypatch):
         """Rows beyond the bounds move the sums further than the plan says."""
         monkeypatch.setattr(
-            "dpstream.stages.flow.UnitBucket",
+            "dpstream.group_by.flow.UnitBucket",
             lambda bounds: UnitBucket(
                 bounds=type(bounds)(
                     rows=bounds.rows + 2, groups=bounds.groups + 1, rows_per_group=3
@@ -330,14 +330,14 @@ class TestControls:
 
     def test_noise_that_depends_on_the_number_of_groups(self, monkeypatch):
         """Draws that depend on how many groups there are differ for groups of others."""
-        monkeypatch.setattr("dpstream.stages.select_keys.move", _pairwise)
+        monkeypatch.setattr("dpstream.group_by.key_selection.move", _pairwise)
         assert "draw of another group" in self.found("tumbling windows, one row per group")
 
 
 def _pairwise(process, noise, joining, step, sigma, draw, **how):
     """Noise for pairs of groups; an odd one out has none."""
     pairs, rest = joining[: len(joining) // 2 * 2], joining[len(joining) // 2 * 2 :]
-    moved, path = move(process, noise, pairs, step, sigma, draw, **how)
+    moved, path = advance_noise(process, noise, pairs, step, sigma, draw, **how)
     ids = np.concatenate([moved.ids, rest])
     state = np.concatenate([moved.state, np.zeros((len(rest), process.width))])
     moved = KeyedNoise(ids=ids, state=state, step=step)

@@ -14,8 +14,8 @@ from dpstream.audit.query_samplers import QueryRuns, Scenario, scenario_table, s
 from dpstream.audit.query_targets import series_controls, series_targets
 from dpstream.audit.report import catalogue, controls, shipped
 from dpstream.audit.targets import secret_of
-from dpstream.engines.query_run import Options
-from dpstream.mechanisms.from_rows import bounded_counts
+from dpstream.engines.query_run import EngineOptions
+from dpstream.mechanisms.release import bounded_counts
 
 SECRET = bytes(range(32))
 ERROR = 1e-6
@@ -82,7 +82,7 @@ def test_a_sampled_query_is_what_a_session_publishes():
         series_query(options, 1),
         source=scenario_table(data, 1, 1, windows=False),
         secret=secret,
-        options=Options(run_id=secret[:16]),
+        options=EngineOptions(run_id=secret[:16]),
     )
 
     assert [table["n"][0].as_py() for table in tables] == sampled[:6].tolist()

@@ -8,7 +8,7 @@ from benchmarks import queries
 from benchmarks.queries import LISTINGS, REALISTIC, log_file
 from dpstream.cli import main
 from dpstream.cli import sql_command as command
-from dpstream.engines.local import Options
+from dpstream.engines.query_run import EngineOptions
 from dpstream.privacy.state import Secret
 
 ASKED = (*LISTINGS, *REALISTIC)
@@ -34,7 +34,7 @@ def test_the_command_and_python_publish_the_same(asked, place, monkeypatch):
     monkeypatch.delenv("DPSTREAM_DATA", raising=False)
     monkeypatch.setattr(os, "fsync", lambda _: None)  # thousands of them, and nothing is killed
     source, real = log_file(asked.log, place, rows=6_000)
-    begin, fixed = command.run, Options(run_id=queries.RUN)
+    begin, fixed = command.run, EngineOptions(run_id=queries.RUN)
     monkeypatch.setattr(command, "run", lambda *a, **k: begin(*a, **k | {"options": fixed}))
 
     def here(arguments):

@@ -11,9 +11,9 @@ from benchmarks.harness import run as run_bench
 from benchmarks.sqlp import QUICK
 from benchmarks.sqlp_published import Events, SqlpPublished
 from dpstream.connectors.testing import ListSink
+from dpstream.query.noise_plan import plan_query
+from dpstream.query.query import Query
 from dpstream.session import run
-from dpstream.stages.plan import planned
-from dpstream.stages.query import Query
 
 TRIGGERS, ROWS = 12, 3
 
@@ -54,7 +54,7 @@ def test_the_simulation_does_what_the_engine_does():
         max_groups_contributed=ROWS, max_rows_per_group=ROWS, max_rows_contributed=ROWS,
     )  # fmt: skip
     table = pa.table({"user": events.users, "key": events.keys, "at": at})
-    plan = planned(query).window(TRIGGERS)
+    plan = plan_query(query).window(TRIGGERS)
     forms = {"pre_threshold": plan.pre_threshold, "levels_of_plan": tuple(plan.thresholds)}
     model = WithPlan(
         triggers=TRIGGERS, rows=ROWS, selection_sigma=plan.sigmas[0], sum_sigma=plan.sigmas[1],

@@ -14,7 +14,7 @@ from dpstream import mechanisms
 from dpstream.errors import InvalidParameter
 from dpstream.evaluate import trials
 from dpstream.mechanisms.base import HistogramMechanism
-from dpstream.privacy.charges import Terms
+from dpstream.privacy.ledger.charges import Terms
 from dpstream.records import Release
 
 OVERSPENDER = f"{__name__}:Overspender"

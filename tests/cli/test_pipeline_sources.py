@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
-from dpstream.connectors.sources.files import Files
+from dpstream.connectors.files.source import Files
 from dpstream.data.clicks import clicks
-from dpstream.engines.local import Options
+from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import BudgetExceeded, InvalidInput
-from dpstream.pipeline import load_pipeline
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret
+from dpstream.session.pipeline import load_pipeline
 
 DAY = "start = '2024-05-01', end = '2024-05-02'"
 COUNT = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = {epsilon}, delta = 1e-9,
@@ -203,7 +203,7 @@ def test_the_command_and_python_publish_the_same(run, folder, monkeypatch, text)
     from dpstream.cli import sql_command as command
 
     Secret.create(folder / "secret", value=bytes(range(32)))
-    fixed = Options(run_id=bytes(16))
+    fixed = EngineOptions(run_id=bytes(16))
     plain = command.run
     monkeypatch.setattr(command, "run", lambda *a, **k: plain(*a, **k | {"options": fixed}))
     done = run("sql", text, "--source", "clicks=clicks.csv", "--secret", "secret",

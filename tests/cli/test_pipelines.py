@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dpstream.cli.init_command import EXAMPLE
-from dpstream.connectors.sources.files import Files
-from dpstream.privacy.ledger import Ledger
+from dpstream.connectors.files.source import Files
+from dpstream.privacy.ledger.ledger import Ledger
 
 PAGES = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-9,
     privacy_unit_column = user, max_groups_contributed = 4, time_column = at, time_unit = 's',

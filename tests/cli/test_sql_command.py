@@ -9,7 +9,7 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.connectors.sources.files import Files
+from dpstream.connectors.files.source import Files
 from dpstream.data.clicks import clicks
 
 OPTIONS = "epsilon = 2, delta = 1e-9, privacy_unit_column = user, max_groups_contributed = 4"

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.connectors.sinks import open_sink
-from dpstream.connectors.sources import GrowingDirectory, TableSource, open_source
+from dpstream.connectors.files.source import GrowingDirectory
+from dpstream.connectors.memory.source import TableSource
+from dpstream.connectors.registry import open_sink, open_source
 from dpstream.connectors.testing import ListSource, check_sink, check_source
 from dpstream.records import Batch
 

@@ -5,7 +5,7 @@ import os
 import pyarrow as pa
 import pytest
 
-from dpstream.connectors.dead_letters import DeadLetters
+from dpstream.connectors.storage import DeadLetters
 from dpstream.connectors.testing import Abort, Aborted, ListSink, ListSource
 from dpstream.connectors.write_ahead import WriteAhead
 from dpstream.errors import StateError
@@ -128,7 +128,7 @@ def test_a_full_disk_loses_no_chunk(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("dpstream.privacy.state.files.os.fsync", full)
+        patch.setattr("dpstream.privacy.state.durable_files.os.fsync", full)
         with pytest.raises(StateError, match="no space left"):
             source.read("list", None)
     assert list(tmp_path.iterdir()) == []

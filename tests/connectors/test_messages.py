@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpstream.connectors.sources.messages import messages_of
+from dpstream.connectors.messages import messages_of
 from dpstream.errors import InvalidInput, InvalidParameter
 
 FIELDS = ["user", "page"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpstream.connectors.options import Options, is_uri
+from dpstream.connectors.options import ServerOptions, is_uri
 from dpstream.connectors.registry import open_uri
 from dpstream.connectors.retry import RetryPolicy
 from dpstream.errors import InvalidParameter, SecretError, ServerUnreachable
@@ -16,7 +16,7 @@ def test_what_is_an_address():
 
 def test_options_of_the_table_go_before_those_of_the_address():
     """And are text, whatever they were."""
-    options = Options("x://h1:1,h2:2/a%20b?n=1&flag=no", {"n": 2.5, "flag": True})
+    options = ServerOptions("x://h1:1,h2:2/a%20b?n=1&flag=no", {"n": 2.5, "flag": True})
 
     assert (options.servers, options.path) == ("h1:1,h2:2", "a b")
     assert options.number("n", 0) == 2.5
@@ -28,7 +28,7 @@ def test_options_of_the_table_go_before_those_of_the_address():
 def test_a_number_that_is_none(value):
     """The error names the option and what was found."""
     with pytest.raises(InvalidParameter, match="patience must be a number from 0 on"):
-        Options(f"x://h/t?patience={value}").number("patience", 1)
+        ServerOptions(f"x://h/t?patience={value}").number("patience", 1)
 
 
 def test_a_secret_has_one_place(tmp_path, monkeypatch):
@@ -37,16 +37,16 @@ def test_a_secret_has_one_place(tmp_path, monkeypatch):
     kept.write_text("s3cret\n")
     monkeypatch.setenv("KEPT", "other")
 
-    assert Options(f"x://h/t?password_file={kept}").secret("password") == "s3cret"
-    assert Options("x://h/t?password_env=KEPT").secret("password") == "other"
-    assert Options("x://h/t").secret("password") is None
+    assert ServerOptions(f"x://h/t?password_file={kept}").secret("password") == "s3cret"
+    assert ServerOptions("x://h/t?password_env=KEPT").secret("password") == "other"
+    assert ServerOptions("x://h/t").secret("password") is None
     with pytest.raises(InvalidParameter, match="not both"):
-        Options(f"x://h/t?password_env=KEPT&password_file={kept}").secret("password")
+        ServerOptions(f"x://h/t?password_env=KEPT&password_file={kept}").secret("password")
     with pytest.raises(SecretError, match="NONE"):
-        Options("x://h/t?password_env=NONE").secret("password")
+        ServerOptions("x://h/t?password_env=NONE").secret("password")
     for uri in ("x://me:s3cret@h/t", "x://h/t?password=s3cret"):
         with pytest.raises(InvalidParameter) as caught:
-            Options(uri).secret("password")
+            ServerOptions(uri).secret("password")
         assert "s3cret" not in str(caught.value)
 
 
@@ -54,7 +54,7 @@ def test_an_unknown_scheme_and_an_unknown_option():
     """What there is instead."""
     with pytest.raises(InvalidParameter, match="there is no source ftp://; there are kafka://"):
         open_uri("source", "ftp://h/t")
-    options = Options("x://h/t?formt=json")
+    options = ServerOptions("x://h/t?formt=json")
     options.text("format")
     with pytest.raises(InvalidParameter, match="did you mean 'format'"):
         options.finish()

@@ -14,9 +14,10 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.connectors.sinks import AllSinks, DirectorySink, StdoutSink, open_sink
-from dpstream.connectors.sinks.directory import file_name
-from dpstream.connectors.sinks.encode import csv, jsonl, parquet
+from dpstream.connectors.encode import csv, jsonl, parquet
+from dpstream.connectors.files.sink import DirectorySink, file_name
+from dpstream.connectors.pipes.sink import StdoutSink
+from dpstream.connectors.registry import AllSinks, open_sink
 from dpstream.connectors.testing import ListSink
 from dpstream.errors import InvalidInput, InvalidParameter, MissingDependency, StateError
 
@@ -123,7 +124,7 @@ def test_a_full_disk_leaves_nothing_and_says_so(tmp_path, monkeypatch, number):
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr("dpstream.privacy.state.files.os.fsync", full)
+        patch.setattr("dpstream.privacy.state.durable_files.os.fsync", full)
         with pytest.raises(StateError, match=r"no space left to write .*free some and run again"):
             sink.write("q", 0, 1, RELEASE)
     assert list(tmp_path.iterdir()) == []
@@ -215,7 +216,7 @@ def test_a_failed_insert_leaves_no_half_release(tmp_path, name, monkeypatch):
     sink = open_sink(tmp_path / name)
     sink.write("clicks", 0, 1, RELEASE)
     with monkeypatch.context() as patch:
-        patch.setattr("dpstream.connectors.sinks.database.Books.mark_done", _fail)
+        patch.setattr("dpstream.connectors.database.Books.mark_done", _fail)
         with pytest.raises(ZeroDivisionError):
             sink.write("clicks", 0, 2, RELEASE)
     sink.write("clicks", 0, 2, RELEASE)

@@ -15,14 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.connectors.sources import (
-    Files,
-    GrowingDirectory,
-    StandardInput,
-    TableSource,
-    open_source,
-)
-from dpstream.connectors.sources.parquet import ParquetFile
+from dpstream.connectors.files.parquet import ParquetFile
+from dpstream.connectors.files.source import Files, GrowingDirectory
+from dpstream.connectors.memory.source import TableSource
+from dpstream.connectors.pipes.source import StandardInput
+from dpstream.connectors.registry import open_source
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.records import Batch, Source
 from tests.connectors.helpers import read_all, rows
@@ -58,7 +55,7 @@ def test_parquet_keeps_its_types_and_comes_by_row_group(clicks):
 def test_a_large_row_group_comes_in_slices_that_can_be_read_again(clicks, monkeypatch):
     """A position is a row group and an offset into it; projections have the same positions."""
     monkeypatch.setattr(
-        "dpstream.connectors.sources.files.ParquetFile", partial(ParquetFile, rows=128)
+        "dpstream.connectors.files.source.ParquetFile", partial(ParquetFile, rows=128)
     )
     batches = read_all(open_source(clicks))
     positions = [None, *(batch.position for batch in batches)]
@@ -409,7 +406,7 @@ def test_standard_input_cannot_be_read_twice():
 def test_a_silent_pipe_does_not_hold_up_the_exit():
     """Nor does the thread that waits for it break the interpreter's end."""
     code = (
-        "from dpstream.connectors.sources import open_source\n"
+        "from dpstream.connectors.registry import open_source\n"
         "source = open_source('-')\n"
         "assert source.read('stdin', None).done\n"
         "source.close()\n"

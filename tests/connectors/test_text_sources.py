@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpstream.connectors.sources import open_source
-from dpstream.connectors.sources.csv import CsvParser
-from dpstream.connectors.sources.jsonl import JsonlParser
-from dpstream.connectors.sources.text import TextFile
+from dpstream.connectors.files.csv import CsvParser
+from dpstream.connectors.files.jsonl import JsonlParser
+from dpstream.connectors.files.text import TextFile
+from dpstream.connectors.registry import open_source
 from dpstream.errors import InvalidInput
 from dpstream.records import Batch, Rejected
 from tests.connectors.helpers import read_all
@@ -208,7 +208,7 @@ def test_reading_again_from_any_position_gives_the_same_rows(tmp_path, name, mon
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     small = partial(TextFile, block=997)
-    monkeypatch.setattr("dpstream.connectors.sources.files.TextFile", small)
+    monkeypatch.setattr("dpstream.connectors.files.source.TextFile", small)
     batches: list[Batch] = read_all(open_source(path))
     positions = [None, *(batch.position for batch in batches)]
 
@@ -269,7 +269,7 @@ def test_a_damaged_gzip_file_is_named(tmp_path, damage):
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
     """A binary file named .csv must not fill the memory."""
-    monkeypatch.setattr("dpstream.connectors.sources.text.LONGEST_LINE", 1 << 12)
+    monkeypatch.setattr("dpstream.connectors.files.text.LONGEST_LINE", 1 << 12)
 
     with pytest.raises(InvalidInput, match="no line ends within"):
         read(tmp_path, "a\n" + "x" * 10_000)

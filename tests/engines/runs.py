@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 import dpstream as dps
 from benchmarks.recovery_child import killer, watched
-from dpstream.engines.local import Options
+from dpstream.engines.query_run import EngineOptions
 
 SECRET, RUN = bytes(range(32)), bytes(range(16))
 HOUR = 3600
@@ -89,7 +89,7 @@ def start(place, asked=None, *, every=2, fixed=True, **named):
 
 
 def options(every=2, run_id=RUN):
-    return Options(buckets=2, threads=2, snapshot_every=every, run_id=run_id)
+    return EngineOptions(buckets=2, threads=2, snapshot_every=every, run_id=run_id)
 
 
 def break_off(place, releases, asked=None, **named):

@@ -6,12 +6,12 @@ import pytest
 
 import dpstream as dps
 from dpstream.errors import BudgetExceeded, LedgerError, StateError
-from dpstream.stages.plan import planned
+from dpstream.query.noise_plan import plan_query
 from tests.engines.runs import SHORT, table
 from tests.engines.test_series import log, text
 
 SERIES = dps.sql(text(mechanism="uniform"))
-OPENED = {"users": planned(SHORT).terms(), "series": SERIES.starting(0).terms()}
+OPENED = {"users": plan_query(SHORT).terms(), "series": SERIES.starting(0).terms()}
 
 
 def opened(kind):

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
-from dpstream.engines.local import Options
+from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import BudgetExceeded, InvalidParameter, StateError
 from tests.engines.runs import (
     RUN,
@@ -35,7 +35,7 @@ HOUR = 3_600_000_000
 def expected(tmp_path_factory):
     """What an unbroken run of the embedded engine publishes, with other buckets."""
     place = tmp_path_factory.mktemp("expected")
-    return whole(place, options=Options(buckets=3, threads=2, snapshot_every=4, run_id=RUN))
+    return whole(place, options=EngineOptions(buckets=3, threads=2, snapshot_every=4, run_id=RUN))
 
 
 def releases(tables):
@@ -128,7 +128,7 @@ def test_sql_with_expressions_order_and_limit(engine):
              LOWER(page) AS place, COUNT(*) AS n
            FROM clicks WHERE seconds > 5 GROUP BY place ORDER BY n DESC LIMIT 3"""
     )
-    settings = {"source": table(3000), "secret": SECRET, "options": Options(run_id=RUN)}
+    settings = {"source": table(3000), "secret": SECRET, "options": EngineOptions(run_id=RUN)}
     one = list(dps.run(asked, **settings))
     other = list(dps.run(asked, **settings, engine=engine))
 
@@ -156,7 +156,7 @@ def test_types_of_keys(engine, tmp_path):
     names = ["text", *KEYS]
     asked = dps.Query(unit="user", keys=names, epsilon=10, delta=1e-4, max_groups_contributed=1)
     settings = {"source": tmp_path / "rows.parquet", "secret": SECRET}
-    settings["options"] = Options(run_id=RUN)
+    settings["options"] = EngineOptions(run_id=RUN)
     (one,) = dps.run(asked, **settings)
     (other,) = dps.run(asked, **settings, engine=engine)
 

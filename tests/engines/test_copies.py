@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.engines.series import SeriesRun
-from dpstream.engines.snapshots import DamagedSnapshot
+from dpstream.engines.embedded.series_run import SeriesRun
+from dpstream.engines.embedded.snapshots import DamagedSnapshot
 from dpstream.errors import StateError
 from dpstream.mechanisms import BltCounter, BucOrder, Sample
 from dpstream.mechanisms.runner import SavedRun
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger.ledger import Ledger
 from tests.engines.test_lost_files import SECRET, Grouped, Series, rows, some
 
 RUN = Grouped()

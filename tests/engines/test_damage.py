@@ -5,10 +5,10 @@ import os
 import pytest
 
 from benchmarks.recovery_case import left_behind
-from dpstream.engines.snapshots import DamagedSnapshot
+from dpstream.engines.embedded.snapshots import DamagedSnapshot
 from dpstream.errors import StateError
-from dpstream.privacy.run_directory import FORMAT
 from dpstream.privacy.state import read_packed, write_packed
+from dpstream.privacy.state.run_directory import FORMAT
 from tests.engines.runs import break_off, published, query, start, table, whole, write
 
 

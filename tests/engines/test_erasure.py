@@ -5,10 +5,10 @@ import pyarrow as pa
 import pytest
 
 import dpstream as dps
-from dpstream.engines.local import Options
-from dpstream.engines.snapshots import DamagedSnapshot
+from dpstream.engines.embedded.snapshots import DamagedSnapshot
+from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
-from dpstream.stages.row_reader import RowReader
+from dpstream.rows.row_reader import RowReader
 
 HOUR = 3600
 HEAVY = "heavy user"
@@ -122,7 +122,7 @@ def test_a_replay_that_would_undo_an_erasure_is_refused(tmp_path):
     state = started(tmp_path, query, table, steps=6)
     facts = {"source": table, "sink": str(tmp_path / "out"), "checkpoint_location": state}
     assert dps.run(query, **facts).erase_unit(HEAVY) > 0
-    run = dps.run(query, **facts, options=Options(snapshot_every=100))
+    run = dps.run(query, **facts, options=EngineOptions(snapshot_every=100))
     for number, _ in enumerate(run, start=1):
         if number == 9:
             run.close()

@@ -6,14 +6,14 @@ import pyarrow as pa
 import pytest
 
 from dpstream.engines.chunks import ChunkReader
-from dpstream.engines.live_input import LiveInput
+from dpstream.engines.embedded.step_rows import LiveInput
 from dpstream.errors import NoiseReuse
 from dpstream.privacy.state import Secret
+from dpstream.query.query import Query
+from dpstream.query.windows import Tumble
 from dpstream.records import Batch, Rejected
-from dpstream.session.runs import Operator
-from dpstream.stages.query import Query
-from dpstream.stages.row_reader import RowReader
-from dpstream.stages.windows import Tumble
+from dpstream.rows.row_reader import RowReader
+from dpstream.session.runs import OperatorCounts
 
 HOUR = 3_600_000_000
 
@@ -58,7 +58,7 @@ class Messages:
         pass
 
 
-class Letters(Operator):
+class Letters(OperatorCounts):
     def __init__(self):
         super().__init__()
         self.files = {}
@@ -163,7 +163,7 @@ def test_rows_that_are_gone_stop_the_run():
 
 def test_a_flood_is_kept_in_files_of_one_size(monkeypatch):
     """The same files, also when a step is taken again with other reads."""
-    monkeypatch.setattr("dpstream.engines.live_input._LETTERS", 8)
+    monkeypatch.setattr("dpstream.engines.embedded.step_rows._LETTERS", 8)
     found = []
     for most in (13, 1000):
         letters = Letters()

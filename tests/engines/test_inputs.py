@@ -7,11 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
-from dpstream.connectors.sources.table import TableSource
+from dpstream.connectors.memory.source import TableSource
 from dpstream.engines.chunks import ChunkReader
-from dpstream.engines.inputs import FileInput
+from dpstream.engines.embedded.step_rows import FileInput
 from dpstream.privacy.state import Secret
-from dpstream.stages.row_reader import RowReader
+from dpstream.rows.row_reader import RowReader
 from tests.engines.runs import RUN, SECRET, query, table
 from tests.laws.queries import Unseen
 

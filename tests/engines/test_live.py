@@ -15,7 +15,7 @@ import pytest
 
 import dpstream as dps
 from benchmarks.recovery_case import CheckingSink
-from dpstream.connectors.sources import StandardInput
+from dpstream.connectors.pipes.source import StandardInput
 from dpstream.errors import InvalidInput
 from tests.engines.runs import SECRET, charges, killed, options, published, until
 
@@ -327,7 +327,7 @@ def test_standard_input_survives_restarts(tmp_path, expected, every):
     assert len(list((tmp_path / "state" / "arrived").iterdir())) <= 1
 
 
-@pytest.mark.filterwarnings("ignore::dpstream.engines.snapshots.DamagedSnapshot")
+@pytest.mark.filterwarnings("ignore::dpstream.engines.embedded.snapshots.DamagedSnapshot")
 def test_standard_input_survives_a_damaged_snapshot(tmp_path, expected):
     """The rows since the snapshot before it are still there."""
 

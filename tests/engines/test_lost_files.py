@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 
 import dpstream as dps
-from dpstream.engines.local import Options
+from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import DpstreamError
 from dpstream.mechanisms import Spas
-from dpstream.privacy import run_directory
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.state import run_directory
 
 SECRET = bytes(range(32))
 STEPS = 6
@@ -49,7 +49,7 @@ class Grouped:
         delta=1e-6, max_groups_contributed=3, time="at", time_unit="s", start="1970-01-01",
         end="1970-01-01T06:00", window=dps.Tumble("3 hours"), every="1 hour", period="3 hours",
     )  # fmt: skip
-    options = Options(buckets=1, threads=1, snapshot_every=2)
+    options = EngineOptions(buckets=1, threads=1, snapshot_every=2)
 
     def start(self, state, ledger, extra):
         return iter(dps.run(self.query, source=rows(extra), checkpoint_location=state,
@@ -198,7 +198,7 @@ def problems(place, case):
     return found
 
 
-@pytest.mark.filterwarnings("ignore::dpstream.engines.snapshots.DamagedSnapshot")
+@pytest.mark.filterwarnings("ignore::dpstream.engines.embedded.snapshots.DamagedSnapshot")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}-{case[2]}")
 def test_what_is_lost_is_never_made_up(tmp_path, case):
     """Identical releases, or a refusal that says what to do."""

@@ -9,10 +9,10 @@ import pytest
 
 import dpstream as dps
 from benchmarks.recovery_case import CheckingSink, left_behind
-from dpstream.engines import snapshots
-from dpstream.engines.local import Options
+from dpstream.engines.embedded import snapshots
+from dpstream.engines.query_run import EngineOptions
 from dpstream.privacy.query_spend import QuerySpend
-from dpstream.stages.plan import planned
+from dpstream.query.noise_plan import plan_query
 from tests.engines.runs import (
     RUN,
     SHORT,
@@ -182,7 +182,7 @@ def test_buckets_and_threads_do_not_matter(tmp_path, expected):
     """How the work is divided changes nothing, nor does it between two starts."""
     write(tmp_path, table())
     for releases, how in ((3, {"buckets": 3, "threads": 2}), (4, {"threads": 1}), (5, {})):
-        how = Options(snapshot_every=2, run_id=RUN, **how)
+        how = EngineOptions(snapshot_every=2, run_id=RUN, **how)
         break_off(tmp_path, releases, options=how)
 
     assert survives(tmp_path, expected)
@@ -195,7 +195,7 @@ def test_a_step_that_is_bounded_ahead_meets_the_same_state(tmp_path):
     found = []
     for threads in (1, 2, 4):
         place = tmp_path / str(threads)
-        how = Options(buckets=3, threads=threads, snapshot_every=100, run_id=RUN)
+        how = EngineOptions(buckets=3, threads=threads, snapshot_every=100, run_id=RUN)
         found.append(whole(place, asked, rows=table(4000), options=how))
 
     assert len(found[0]) > 30
@@ -205,7 +205,7 @@ def test_a_step_that_is_bounded_ahead_meets_the_same_state(tmp_path):
 def test_a_kill_leaves_the_shared_book_to_others(tmp_path):
     """Two queries on one book: one is killed and started again, the other never notices."""
     book = dps.Ledger(tmp_path / "book")
-    terms = planned(SHORT).terms()
+    terms = plan_query(SHORT).terms()
     book.open("stream", replace(terms, total=2 * terms.total, tail=2 * terms.tail, drift=1))
     for name in ("one", "two"):
         write(tmp_path / name, table())

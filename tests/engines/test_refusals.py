@@ -9,7 +9,7 @@ import pytest
 
 import dpstream as dps
 from dpstream.errors import LedgerError, SecretError, StateError
-from dpstream.stages.plan import planned
+from dpstream.query.noise_plan import plan_query
 from tests.engines.runs import (
     SECRET,
     break_off,
@@ -182,7 +182,7 @@ def test_a_ledger_rolled_back_is_refused(tmp_path):
 
 def test_a_ledger_that_was_passed_in_stays_open(tmp_path):
     """It is the caller's; a second query goes on with it."""
-    terms = planned(query()).terms()
+    terms = plan_query(query()).terms()
     book = dps.Ledger(tmp_path / "book")
     book.open("stream", larger(terms))
     write(tmp_path, table())
@@ -219,7 +219,7 @@ def test_a_book_without_room_leaves_nothing(tmp_path):
             start(tmp_path, **small, checkpoint_location=tmp_path / state).finish()
         assert files(tmp_path) == before
 
-    dps.Ledger(tmp_path / "larger").open("stream", larger(planned(query()).terms()))
+    dps.Ledger(tmp_path / "larger").open("stream", larger(plan_query(query()).terms()))
     large = {"fixed": False, "ledger": tmp_path / "larger"}
     start(tmp_path, **large, checkpoint_location=tmp_path / "two").finish()
     assert published(tmp_path)
@@ -229,7 +229,7 @@ def test_a_refusal_frees_the_directory(tmp_path):
     """A killed start, then no room in the book, then a book with room: nothing stays locked."""
     write(tmp_path, table())
     book = dps.Ledger(tmp_path / "book")
-    terms = planned(query()).terms()
+    terms = plan_query(query()).terms()
     book.open("stream", dataclasses.replace(terms, total=Fraction(1, 10**9)))
     kept = []
     for _ in range(2):

@@ -9,8 +9,8 @@ import pytest
 
 from dpstream.engines.sender import Sender
 from dpstream.errors import StateError
-from dpstream.stages.flow import Publication
-from dpstream.stages.schedule import Due
+from dpstream.group_by.flow import Publication
+from dpstream.query.schedule import DueRelease
 
 
 class Divided:
@@ -58,7 +58,7 @@ class Plain:
 
 
 def tables(number):
-    return [Publication(due=Due(0, number, 99), table=pa.table({"n": [number]}))]
+    return [Publication(due=DueRelease(0, number, 99), table=pa.table({"n": [number]}))]
 
 
 @pytest.mark.parametrize("kind", [Divided, Plain])

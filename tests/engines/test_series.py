@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
-from dpstream.connectors.sources import open_source
-from dpstream.engines.inputs import Sources
-from dpstream.engines.local import Options
+from dpstream.connectors.registry import open_source
+from dpstream.engines.embedded.step_rows import RunSources
+from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import (
     BudgetExceeded,
     InvalidInput,
@@ -22,15 +22,18 @@ from dpstream.errors import (
     NoiseReuse,
     StateError,
 )
-from dpstream.privacy.ledger import Ledger
+from dpstream.group_by.step_counts import StepCounts
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret
-from dpstream.session import Operator
-from dpstream.stages.series_query import SeriesQuery
-from dpstream.stages.step_counts import StepCounts
+from dpstream.query.series_query import SeriesQuery
+from dpstream.session import OperatorCounts
 from tests.engines.test_live import ScriptedClock
 
 HOURS = 24
-FIXED = {"secret": bytes(32), "options": Options(run_id=bytes(16))}  # which rows count, and noise
+FIXED = {
+    "secret": bytes(32),
+    "options": EngineOptions(run_id=bytes(16)),
+}  # which rows count, and noise
 RANGE = "start = '2024-05-01', end = '2024-05-02'"
 SHAPE = "page, window_start, COUNT(*) AS n FROM TUMBLE(log, DESCRIPTOR(ts), INTERVAL '1' HOUR)"
 
@@ -62,8 +65,8 @@ def values(tables, column="n"):
 def histograms(query, source):
     """The exact counts of every window, by the engine's own reader."""
     counts = StepCounts(query, Secret(bytes(32)), bytes(16))
-    sources = Sources(source=open_source(source))
-    files, _ = sources.inputs(counts.reader, Operator(), None, None, memory=1 << 30)
+    sources = RunSources(source=open_source(source))
+    files, _ = sources.inputs(counts.reader, OperatorCounts(), None, None, memory=1 << 30)
     for step in range(query.schedule.steps):
         counts.take(files.take(step))
     files.close()
@@ -117,7 +120,7 @@ def test_all_rows_of_a_unit_in_a_window_change_one_count_by_one():
 @pytest.mark.parametrize("stop", [1, 5, 9, 10, 11, 23])
 def test_a_run_that_was_killed_goes_on_with_the_same_releases(stop, tmp_path):
     """Whatever it had published before; nothing is charged twice."""
-    options = Options(run_id=bytes(16), snapshot_every=5)
+    options = EngineOptions(run_id=bytes(16), snapshot_every=5)
     settings = {"secret": bytes(32), "options": options}
     query = dps.sql(text(mechanism="pacer"))
     whole = list(dps.run(query, source=log(), checkpoint_location=tmp_path / "one", **settings))
@@ -264,7 +267,7 @@ def test_a_live_directory_is_counted_by_windows_and_lateness(stop, tmp_path):
 
     def start():
         settings = {"live": True, "checkpoint_location": tmp_path / "s", "clock": clock}
-        return dps.run(query, source=folder, **settings, options=Options(snapshot_every=2))
+        return dps.run(query, source=folder, **settings, options=EngineOptions(snapshot_every=2))
 
     run, found = start(), []
     for table in run:
@@ -317,7 +320,7 @@ def test_every_mechanism_runs_and_charges_all_bins(mechanism, tmp_path):
 CHILD = """
 import sys
 import dpstream as dps
-from dpstream.engines.local import Options
+from dpstream.engines.embedded.embedded_engine import Options
 query, source, state, sink = sys.argv[1:]
 options = Options(run_id=bytes(16), snapshot_every=4)
 for table in dps.run(dps.sql(query), source=source, checkpoint_location=state, sink="csv:" + sink,

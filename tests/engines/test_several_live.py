@@ -17,13 +17,13 @@ import pytest
 
 import dpstream as dps
 from benchmarks.recovery_case import CheckingSink
-from dpstream.connectors.sinks import DirectorySink
-from dpstream.connectors.sources import StandardInput
-from dpstream.connectors.sources.growing import GrowingDirectory
-from dpstream.engines.local import Options
+from dpstream.connectors.files.sink import DirectorySink
+from dpstream.connectors.files.source import GrowingDirectory
+from dpstream.connectors.pipes.source import StandardInput
+from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidInput, StateError
+from dpstream.rows import parse
 from dpstream.session import Feed, Runs
-from dpstream.stages import parse
 from tests.engines.runs import RUN, SECRET, charges, killed, options, published, until
 from tests.engines.test_live import HOUR, QUERY, TIMES, ScriptedClock, arrivals, drop, lines, rows
 
@@ -500,7 +500,7 @@ def test_standard_input_for_three_queries_until_it_ends(tmp_path, kept, caplog):
         book = dps.Ledger()
         book.open("stream", asked[0].promise(epsilon=20, delta=1e-2))
         named |= {"checkpoint_location": None, "ledger": book}
-        named["options"] = Options(buckets=2, threads=1)
+        named["options"] = EngineOptions(buckets=2, threads=1)
     publishing = Publishing(start(tmp_path, asked, clock, **named))
     heads = ("user,page,at\n", "", "")
     events = [

@@ -129,14 +129,14 @@ def breaking(monkeypatch, place, *, after):
 
 def test_a_batch_that_comes_again(session, engine, tmp_path, expected_short, monkeypatch):
     """Killed after a batch was taken in and before Spark knows: the same rows go on, others not."""
-    from dpstream.engines.spark.progress import Progress
+    from dpstream.engines.spark.bucket_files import DriverProgress
 
     for name in ("same", "other"):
         parts(tmp_path / name, 2)
         place = tmp_path / name
         run = start(place, SHORT, source=stream(session, place), engine=engine)
         with monkeypatch.context() as patch:
-            breaking(patch, Progress, after=1)
+            breaking(patch, DriverProgress, after=1)
             with pytest.raises(Broken):
                 run.finish()
     for part in (tmp_path / "other" / "in").glob("*.parquet"):  # whichever was the first batch
@@ -175,8 +175,8 @@ def test_broken_off_between_log_noise_sink_and_progress(
     engine, tmp_path, expected_short, monkeypatch
 ):
     """The charge and the log come first; what was drawn is drawn again, and sent once."""
+    from dpstream.engines.spark.bucket_files import DriverProgress
     from dpstream.engines.spark.jobs import Jobs
-    from dpstream.engines.spark.progress import Progress
 
     def nothing(*_, **__):
         raise Broken
@@ -189,7 +189,7 @@ def test_broken_off_between_log_noise_sink_and_progress(
     assert charges(tmp_path / "state" / "ledger") == 1
     assert (tmp_path / "state" / "inputs.log").read_bytes().count(b'"digest"') == 3
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "save", nothing)  # drawn and sent, not noted
+        patch.setattr(DriverProgress, "save", nothing)  # drawn and sent, not noted
         with pytest.raises(Broken):
             start(tmp_path, SHORT, engine=engine).finish()
     assert 0 < len(published(tmp_path)) < len(expected_short)
@@ -204,7 +204,7 @@ def test_a_run_that_was_refused_leaves_nothing(
     session, tmp_path, expected_short, monkeypatch, elsewhere
 ):
     """Its rows were taken in before: they go, and a second try reads all of them again."""
-    from dpstream.engines.spark.run import SparkRun
+    from dpstream.engines.spark.driver import SparkRun
 
     def refuse(*_):
         raise BudgetExceeded("no")

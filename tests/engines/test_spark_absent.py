@@ -8,20 +8,20 @@ import pytest
 
 from dpstream.cli import main
 from dpstream.engines.spark import SparkEngine, local_session
-from dpstream.engines.spark.engine import require_java
+from dpstream.engines.spark.spark_engine import require_java
 from dpstream.engines.spark.tasks import Keys
 from dpstream.errors import InvalidInput, InvalidParameter, MissingDependency, SecretError
-from dpstream.pipeline import load_pipeline
-from dpstream.pipeline.engines import check_engine, with_engine
-from dpstream.privacy.query_spend import LentKeys
+from dpstream.privacy.query_spend import WindowKeyGrant
 from dpstream.privacy.state import Secret
-from dpstream.stages.rows import RowKeys
+from dpstream.rows.row_batch import RowKeys
+from dpstream.session.pipeline import load_pipeline
+from dpstream.session.start_pipeline import check_engine, with_engine
 
 
 def test_nothing_imports_pyspark_unasked():
     """The package, its session and its command line work where there is none."""
     code = "import sys; sys.modules['pyspark'] = None\nimport dpstream.cli.app, dpstream.session\n"
-    code += "import dpstream.engines.spark.run, dpstream.engines.spark.tasks"
+    code += "import dpstream.engines.spark.driver, dpstream.engines.spark.tasks"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -44,7 +44,7 @@ def test_without_java(monkeypatch, home):
 
 
 ROWS = RowKeys.of(Secret(bytes(range(32))), bytes(16))
-LENT = LentKeys(run=bytes(16), query="q", step=0, keys={3: bytes(range(100, 132))})
+LENT = WindowKeyGrant(run=bytes(16), query="q", step=0, keys={3: bytes(range(100, 132))})
 
 
 def test_keys_do_not_print_themselves():

@@ -26,10 +26,10 @@ from benchmarks.recovery_case import (
     write_source,
 )
 from benchmarks.spark_cluster import DRIVER, EXECUTOR, Cluster, Kill, disturbed
-from dpstream.engines.local import Options
+from dpstream.engines.query_run import EngineOptions
 from dpstream.engines.spark.jobs import arrow_schema
-from dpstream.privacy.keys import derive
 from dpstream.privacy.state import Secret
+from dpstream.privacy.state.secret import derive
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -74,7 +74,7 @@ def run(tmp_path_factory):
         sink=CheckingSink(folder / "whole", lambda: None),
         checkpoint_location=folder / "whole" / "state",
         secret=SECRET,
-        options=Options(buckets=2, threads=1, run_id=RUN),
+        options=EngineOptions(buckets=2, threads=1, run_id=RUN),
     ).finish()
     cluster = Cluster(
         folder=folder / "cluster", speculate=True, hasty=True, log_level="INFO", readable=True

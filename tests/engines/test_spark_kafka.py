@@ -74,12 +74,12 @@ def test_a_topic_gives_the_releases_of_the_embedded_engine(
     session, engine, kafka, topic, tmp_path, monkeypatch
 ):
     """Broken off before Spark knows that a batch is taken in; the broker is restarted as well."""
-    from dpstream.engines.spark.progress import Progress
+    from dpstream.engines.spark.bucket_files import DriverProgress
 
     expected = embedded(tmp_path / "embedded", kafka, topic)
     place = tmp_path / "spark"
     with monkeypatch.context() as patch:
-        breaking(patch, Progress, after=1)
+        breaking(patch, DriverProgress, after=1)
         with pytest.raises(Broken):
             start(place, SHORT, source=stream(session, kafka, topic), engine=engine).finish()
     kafka.restart()
@@ -93,10 +93,10 @@ def test_a_topic_gives_the_releases_of_the_embedded_engine(
 
 def test_messages_that_retention_took_are_an_error(session, engine, kafka, topic, tmp_path):
     """Spark's connector finds out, and nothing is published from what is left."""
-    from dpstream.engines.spark.progress import Progress
+    from dpstream.engines.spark.bucket_files import DriverProgress
 
     with pytest.MonkeyPatch.context() as patch:
-        breaking(patch, Progress, after=1)
+        breaking(patch, DriverProgress, after=1)
         with pytest.raises(Broken):
             start(tmp_path, SHORT, source=stream(session, kafka, topic), engine=engine).finish()
     tools.remove_all(kafka, topic)

@@ -5,20 +5,19 @@ import pyarrow as pa
 import pytest
 
 import dpstream as dps
-from dpstream.engines.spark import waiting
-from dpstream.engines.spark.failures import TaskFailed, understood
-from dpstream.engines.spark.files import SharedFiles
-from dpstream.engines.spark.intake import Intake
-from dpstream.engines.spark.jobs import Taken, _collected
+from dpstream.engines.spark import bucket_files
+from dpstream.engines.spark.bucket_files import DriverProgress, SharedFiles
+from dpstream.engines.spark.driver import Intake
+from dpstream.engines.spark.jobs import IntakeResult, _collected
 from dpstream.engines.spark.packets import Shape
-from dpstream.engines.spark.progress import Progress
-from dpstream.engines.spark.publishing import ShippedPlan
+from dpstream.engines.spark.task_releases import ShippedPlan
+from dpstream.engines.spark.tasks import TaskFailed, translate_error
 from dpstream.errors import InvalidParameter, MissingDependency, NoiseReuse, StateError
+from dpstream.group_by.flow import Flow
+from dpstream.group_by.groups import GroupBucket, sum_groups
 from dpstream.privacy.state import Secret
-from dpstream.stages.flow import Flow
-from dpstream.stages.groups import GroupBucket, summed
-from dpstream.stages.plan import planned
-from dpstream.stages.row_reader import RowReader
+from dpstream.query.noise_plan import plan_query
+from dpstream.rows.row_reader import RowReader
 from tests.engines.runs import query, start, table
 
 
@@ -32,13 +31,13 @@ def read(plan, rows):
 @pytest.mark.parametrize("column", ["v0", "digest"])
 def test_a_value_that_was_changed_while_it_waited(tmp_path, column):
     """A file of rows is what it was to the last bit, or nothing of it is used."""
-    plan = planned(query())
+    plan = plan_query(query())
     _, rows = read(plan, table())
     shape, files = Shape.of(plan.query), SharedFiles(str(tmp_path))
-    about, _ = waiting.keep(files, shape, 0, "rows/one.arrow", shape.packed(rows))
-    whole = waiting.load(files, shape, about, 0, 99)
+    about, _ = bucket_files.keep(files, shape, 0, "rows/one.arrow", shape.packed(rows))
+    whole = bucket_files.load_waiting(files, shape, about, 0, 99)
     assert np.array_equal(whole.values, rows.values)
-    assert set(waiting.load(files, shape, about, 2, 4).steps) == {2, 3}
+    assert set(bucket_files.load_waiting(files, shape, about, 2, 4).steps) == {2, 3}
 
     path = tmp_path / "rows" / "one.arrow"
     content = pa.ipc.open_file(path).read_all()
@@ -51,17 +50,17 @@ def test_a_value_that_was_changed_while_it_waited(tmp_path, column):
     with pa.ipc.new_file(path, content.schema) as writer:
         writer.write_table(changed)
     with pytest.raises(NoiseReuse, match="does not hold the rows that were logged"):
-        waiting.load(files, shape, about, 0, 99)
+        bucket_files.load_waiting(files, shape, about, 0, 99)
     path.write_bytes(b"no Arrow at all")
     with pytest.raises(NoiseReuse, match="does not hold the rows that were logged"):
-        waiting.load(files, shape, about, 0, 99)
+        bucket_files.load_waiting(files, shape, about, 0, 99)
 
 
 @pytest.mark.parametrize("pre_threshold", [-1, 0, 2, 9])
 def test_sums_of_parts_are_sums_of_rows(pre_threshold):
     """Also for a key that most rows have: the same sums, and the same groups become active."""
-    measures, rng = planned(query()).query.measures, np.random.default_rng(12)
-    columns = Shape.of(planned(query()).query).values
+    measures, rng = plan_query(query()).query.measures, np.random.default_rng(12)
+    columns = Shape.of(plan_query(query()).query).values
     plain, parted = GroupBucket(measures), GroupBucket(measures)
     ids = rng.integers(0, 2**63, (40, 2)).astype(np.uint64)
     for _ in range(3):
@@ -72,7 +71,9 @@ def test_sums_of_parts_are_sums_of_rows(pre_threshold):
         kept = np.flatnonzero(verdicts)
         plain.add(ids[which], verdicts, values, keys, kept, pre_threshold=pre_threshold)
         for part in (slice(0, 100), slice(100, 600)):
-            groups, sums, first = summed(measures, ids[which[part]], verdicts[part], values[part])
+            groups, sums, first = sum_groups(
+                measures, ids[which[part]], verdicts[part], values[part]
+            )
             assert len(groups) == len(np.unique(which[part][verdicts[part] > 0]))
             mine = keys.slice(part.start).take(pa.array(first))
             parted.add_sums(groups, sums, mine, pre_threshold=pre_threshold)
@@ -101,14 +102,16 @@ def test_an_error_of_a_task_comes_out_as_itself():
     said = 'line one\nline "two" of café'
     failed = TaskFailed.of(StateError(said))
     wall = f"Traceback:\n  File x\n{TaskFailed.__module__}.TaskFailed: {failed}\n\n\tat org.apache"
-    found = understood(RuntimeError(wall))
+    found = translate_error(RuntimeError(wall))
     assert (type(found), str(found)) == (StateError, said)
-    lack = understood(RuntimeError("ModuleNotFoundError: No module named 'dpstream'\n\tat org"))
+    lack = translate_error(
+        RuntimeError("ModuleNotFoundError: No module named 'dpstream'\n\tat org")
+    )
     assert isinstance(lack, MissingDependency)
     assert "ship_code(session)" in str(lack)
-    full = understood(RuntimeError("is bigger than spark.driver.maxResultSize (1024.0 MiB)"))
+    full = translate_error(RuntimeError("is bigger than spark.driver.maxResultSize (1024.0 MiB)"))
     assert "lower steps_at_once" in str(full)
-    assert understood(RuntimeError("the disk is gone")) is None
+    assert translate_error(RuntimeError("the disk is gone")) is None
 
 
 class Failing:
@@ -165,7 +168,7 @@ CUMULATED = {
 )
 def test_rows_of_windows_that_are_due_later(changes, at):
     """A job knows the noise of every window that its rows may enter, and computes none itself."""
-    plan = planned(query(**changes, period="1 day", allowed_lateness=0))
+    plan = plan_query(query(**changes, period="1 day", allowed_lateness=0))
     schedule = plan.query.schedule
     time = int(np.datetime64(at).astype("datetime64[s]").astype(np.int64))
     row = {"user": ["a"], "page": ["/"], "at": [time], "came": [time - 8], "seconds": [1]}
@@ -183,14 +186,14 @@ def test_progress_of_another_run(tmp_path):
     """A run goes on from its own progress alone, and a new one never begins beside another's."""
     path = tmp_path / "state" / "spark.dps"
     path.parent.mkdir()
-    Progress(run="one", step=3).save(path)
-    assert Progress.load(path, "one").step == 3
+    DriverProgress(run="one", step=3).save(path)
+    assert DriverProgress.load(path, "one").step == 3
     with pytest.raises(StateError, match="belongs to another run"):
-        Progress.load(path, "two")
+        DriverProgress.load(path, "two")
     whole = path.read_bytes()
     path.write_bytes(whole[:-9])
     with pytest.raises(StateError, match=r"spark\.dps .* restore it from a backup"):
-        Progress.load(path, "one")
+        DriverProgress.load(path, "one")
     path.write_bytes(whole)
     with pytest.raises(StateError, match=r"holds spark\.dps but no run\.dps"):
         start(tmp_path, source=table()).finish()
@@ -204,14 +207,14 @@ class Rereading:
 
     def take(self, *_, arrived, **__):
         self.asked.append(arrived)
-        return Taken(waiting=[], digests={}, told=[])
+        return IntakeResult(waiting=[], digests={}, told=[])
 
 
 def test_a_batch_that_comes_again_is_read_for_its_own_step(tmp_path):
     """Also when none of its rows was kept, and after a restart: the clock has moved on."""
     path, jobs = tmp_path / "spark.dps", Rereading()
     for now in (3, 9):
-        progress = Progress.load(path, "run")
+        progress = DriverProgress.load(path, "run")
         intake = Intake(
             jobs=jobs,
             progress=progress,

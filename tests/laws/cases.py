@@ -9,8 +9,7 @@ import numpy as np
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
 from dpstream.mechanisms.infinite.dpi import Dpi
-from dpstream.mechanisms.parts.counting.budget import CountingParameters
-from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
+from dpstream.mechanisms.parts.factorised_counter import CounterMechanism, CountingParameters
 
 SECRET = bytes(range(32))
 RUN = bytes(range(16))

@@ -3,11 +3,12 @@
 import numpy as np
 import pyarrow as pa
 
-from dpstream.connectors.sources import open_source
-from dpstream.engines.local import LocalRun, Options
-from dpstream.stages.aggregates import Avg, Count, CountUnits, Stddev, Sum
-from dpstream.stages.query import Query
-from dpstream.stages.windows import Cumulate, Hop, Tumble
+from dpstream.connectors.registry import open_source
+from dpstream.engines.embedded.embedded_engine import LocalRun
+from dpstream.engines.query_run import EngineOptions
+from dpstream.query.aggregates import Avg, Count, CountUnits, Stddev, Sum
+from dpstream.query.query import Query
+from dpstream.query.windows import Cumulate, Hop, Tumble
 
 SECRET, RUN = bytes(range(32)), bytes(range(16))
 HOUR = 3600
@@ -41,7 +42,7 @@ def query_of(**facts):
 
 
 def run_of(query, table, *, buckets=2, threads=1, every=10, run_id=RUN, secret=SECRET, **more):
-    options = Options(buckets=buckets, threads=threads, snapshot_every=every, run_id=run_id)
+    options = EngineOptions(buckets=buckets, threads=threads, snapshot_every=every, run_id=run_id)
     source = open_source(table)
     return LocalRun(
         query=query, source=source, aside=Unseen(), options=options, secret=secret, **more

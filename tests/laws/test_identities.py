@@ -18,7 +18,7 @@ from dpstream.mechanisms.counter import key_ids
 from dpstream.mechanisms.w_event import spas
 from dpstream.privacy.state import serial, storable
 from dpstream.privacy.state.identity import Identified, canonical, readable
-from dpstream.stages import aggregates, query
+from dpstream.query import aggregates, query
 from tests.laws.cases import NAMES, RUN, SECRET, bins_of, example, stream
 from tests.laws.queries import busy, query_of, run_of
 

@@ -16,8 +16,8 @@ from dpstream.errors import BudgetExceeded, DpstreamError, LedgerError, NoiseReu
 from dpstream.mechanisms import ContinGroup, Sample, Uniform
 from dpstream.mechanisms.release import release
 from dpstream.mechanisms.runner import Runner
-from dpstream.privacy.charges import Cells, Charge, Terms
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger.ledger import Ledger
 from tests.laws.cases import worst_loss
 
 RUN = "ab" * 16
@@ -85,7 +85,7 @@ def test_persisting_at_any_moment_changes_nothing(tmp_path_factory, charges, wid
     durable, memory, moved = Ledger(folder / "durable"), Ledger(), Ledger()
     books = (durable, memory, moved)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpstream.privacy.shelf._KEEP", 4)
+        patch.setattr("dpstream.privacy.ledger.store._KEEP", 4)
         for ledger in books:
             ledger.open("s", terms)
             ledger.register("s", RUN, "plan")
@@ -146,7 +146,7 @@ def test_a_charge_meets_its_past_after_any_delay(tmp_path, delay, kept):
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_mechanism_with_a_long_delay_runs_to_its_end(tmp_path, monkeypatch, kept):
     """A group that waits longer than a book looks back is published, and charged once."""
-    monkeypatch.setattr("dpstream.privacy.shelf._KEEP", 16)
+    monkeypatch.setattr("dpstream.privacy.ledger.store._KEEP", 16)
     ledger = Ledger(tmp_path / "book" if kept else None)
     mechanism = ContinGroup(epsilon=1, lo=0, hi=100, delay=400, threshold=50)
 
@@ -400,7 +400,7 @@ ways = {
     "run": lambda **more: dps.run(query("q"), source=rows, **more).finish(),
     "run_all": lambda **more: dps.run_all([query("q")], source=rows, **more).finish(),
 }
-import dpstream.privacy.ledger as ledger
+import dpstream.privacy.ledger.ledger as ledger
 for name, way in ways.items():
     ledger._warned = False
     with warnings.catch_warnings(record=True) as found:

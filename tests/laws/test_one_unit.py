@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpstream as dps
-from dpstream.connectors.sources.csv import CsvParser
-from dpstream.connectors.sources.jsonl import JsonlParser
-from dpstream.connectors.sources.messages import messages_of
+from dpstream.connectors.files.csv import CsvParser
+from dpstream.connectors.files.jsonl import JsonlParser
+from dpstream.connectors.messages import messages_of
 from dpstream.errors import InvalidInput
 from dpstream.privacy.state import Secret
-from dpstream.stages.number_text import LONGEST, number_text, one_number_spelling
-from dpstream.stages.query import Query
-from dpstream.stages.row_reader import RowReader
+from dpstream.query.query import Query
+from dpstream.rows.number_text import LONGEST, number_text, one_number_spelling
+from dpstream.rows.row_reader import RowReader
 
 
 @st.composite

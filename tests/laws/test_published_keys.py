@@ -15,13 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpstream as dps
-from dpstream.connectors.sinks import open_sink
-from dpstream.engines.local import Options
+from dpstream.connectors.registry import open_sink
+from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidInput
-from dpstream.stages.column_types import canonical_type
-from dpstream.stages.column_values import canonical
-from dpstream.stages.hashing import column_ids
-from dpstream.stages.query_types import types_of
+from dpstream.query.column_types import canonical_type
+from dpstream.rows.column_values import canonical, types_of
+from dpstream.rows.row_ids import column_ids
 
 KEY = bytes(range(16))
 DAY = 86_400_000
@@ -261,7 +260,7 @@ def everywhere(column, place):
         source=pa.table({"u": range(50), "k": column}),
         sink=[each.format(place) for each in SINKS],
         secret=bytes(32),
-        options=Options(run_id=bytes(16)),
+        options=EngineOptions(run_id=bytes(16)),
     )
     tables = [in_bytes(table) for table in run if len(table)]
     shown = [path.read_bytes() for name in ("csv", "jsonl", "parquet")

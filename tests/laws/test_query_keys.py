@@ -4,13 +4,13 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.connectors.testing import ListSink
-from dpstream.mechanisms.parts.counting.strategy import late_normals, late_start
-from dpstream.privacy.ledger import Ledger
+from dpstream.counting.factorisation import late_normals, late_start
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys, Secret
-from dpstream.stages.plan import planned
-from dpstream.stages.row_reader import RowReader
-from dpstream.stages.windows import Tumble
+from dpstream.query.noise_plan import plan_query
+from dpstream.query.windows import Tumble
+from dpstream.rows.row_reader import RowReader
 from tests.laws.queries import RUN, SECRET, query_of, run_of
 
 
@@ -19,7 +19,7 @@ def slow_appearances(query, counts, pays):
 
     `counts[window][key]` are the units at each release. Every key has a door to itself.
     """
-    plan = planned(query)
+    plan = plan_query(query)
     ledger = Ledger()
     ledger.admit("reference", plan.terms(), "reference")
     spend = QuerySpend(

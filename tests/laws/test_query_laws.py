@@ -8,10 +8,10 @@ import pytest
 
 from dpstream.connectors.testing import ListSink
 from dpstream.errors import NoiseReuse
+from dpstream.group_by.flow import Flow
 from dpstream.privacy.query_spend import QuerySpend
-from dpstream.stages.aggregates import Sum
-from dpstream.stages.flow import Flow
-from dpstream.stages.windows import Tumble
+from dpstream.query.aggregates import Sum
+from dpstream.query.windows import Tumble
 from tests.laws.queries import HOUR, LATE, OTHERS, RUN, SECRET, Z, busy, query_of, run_of
 
 

@@ -6,9 +6,9 @@ import pytest
 from scipy.stats import chi2
 
 from dpstream.connectors.testing import ListSink
-from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
-from dpstream.stages.plan import planned
-from dpstream.stages.windows import Tumble
+from dpstream.query.aggregates import Avg, Count, CountUnits, Sum
+from dpstream.query.noise_plan import plan_query
+from dpstream.query.windows import Tumble
 from tests.laws.queries import ALARM, HOUR, Z, query_of, run_of
 
 GROUPS = 3000
@@ -90,7 +90,7 @@ def test_noise_has_the_declared_deviation(measured, name):
 
 def test_declared_deviations_are_what_the_bounds_ask_for():
     """sensitivity x column norm x row norm x sqrt(columns) / mu, with rounding: by hand."""
-    plan = planned(MEASURED)
+    plan = plan_query(MEASURED)
     window = plan.window(3)
     decoder, encoder = window.process.dense()
     norm = np.linalg.norm(encoder, axis=0).max()
@@ -118,7 +118,7 @@ def covariance_fits(noise, expected):
 def test_noise_of_successive_releases_is_correlated_as_designed(measured, name):
     """B B^T, for the counter's decoder B; fresh noise at every release would be averaged away."""
     noise, declared = measured
-    decoder, _ = planned(MEASURED).window(3).process.dense()
+    decoder, _ = plan_query(MEASURED).window(3).process.dense()
     for window in range(2):
         quantum = 0.5 if name == "s" else 1
         rounding = quantum**2 / 12
@@ -146,7 +146,7 @@ def test_a_key_that_comes_late_has_the_noise_of_one_that_was_there():
         }
     )
     empty, also_empty, *late = run_of(query, table)
-    window = planned(query).window(4)
+    window = plan_query(query).window(4)
     decoder, _ = window.process.dense()
 
     assert len(empty) == len(also_empty) == 0

@@ -10,16 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
-from dpstream.engines.local import Options
+from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidInput, StateError
-from dpstream.stages.query_types import types_of
-from dpstream.stages.release_table import ReleaseTables
-from dpstream.stages.series_query import SeriesQuery
+from dpstream.group_by.release_table import ReleaseTables
+from dpstream.query.series_query import SeriesQuery
+from dpstream.rows.column_values import types_of
 from tests.engines.test_live import ScriptedClock
 from tests.laws.queries import HOUR, LATE, OTHERS, busy, query_of
-from tests.sql.test_accepted import ACCEPTED, compiled
+from tests.sql_compiler.test_accepted import ACCEPTED, compiled
 
-SECRET, FIXED = bytes(range(32)), Options(buckets=2, threads=1, run_id=bytes(16))
+SECRET, FIXED = bytes(range(32)), EngineOptions(buckets=2, threads=1, run_id=bytes(16))
 DATE = pa.date32()
 QUERIES = OTHERS | {
     "late": LATE,

@@ -6,14 +6,14 @@ import pytest
 from scipy.stats import chi2
 
 from dpstream.connectors.testing import ListSink
-from dpstream.mechanisms.parts.counting.strategy import late_normals, late_start
-from dpstream.privacy.ledger import Ledger
+from dpstream.counting.factorisation import late_normals, late_start
+from dpstream.group_by.flow import Flow
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys, Secret
-from dpstream.stages.aggregates import Count, CountUnits
-from dpstream.stages.flow import Flow
-from dpstream.stages.plan import planned
-from dpstream.stages.row_reader import RowReader
+from dpstream.query.aggregates import Count, CountUnits
+from dpstream.query.noise_plan import plan_query
+from dpstream.rows.row_reader import RowReader
 from tests.laws.queries import ALARM, HOUR, RUN, SECRET, Z, query_of, run_of
 
 QUERY = query_of(
@@ -47,7 +47,7 @@ def path_of(door, process, sigma, ids):
 
 def slow_rounds(query, kept, pays):
     """By release: what each key publishes, from its kept rows [(release, unit)] alone."""
-    plan, ledger = planned(query), Ledger()
+    plan, ledger = plan_query(query), Ledger()
     ledger.admit("reference", plan.terms(), "reference")
     keys = MemoryWindowKeys(derived_for_tests=Secret(SECRET))
     spend = QuerySpend(run=RUN, query=query.name, ledger=ledger, dataset="reference", keys=keys)

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpstream.privacy.tokens import Interval, Paid
+from dpstream.privacy.ledger.charges import Interval, Paid
 
 
 class Steering:

@@ -5,8 +5,8 @@ import pytest
 
 from dpstream.errors import InvalidInput
 from dpstream.mechanisms import answers
-from dpstream.mechanisms.parts.synopses.compression import compressed
-from dpstream.mechanisms.parts.synopses.pool import GRID
+from dpstream.mechanisms.infinite.dpi import compress_sensitivity
+from dpstream.mechanisms.infinite.synopsis_pool import GRID
 
 RNG = np.random.default_rng(0)
 COUNTS = RNG.integers(0, 50, (20, 12))
@@ -16,7 +16,7 @@ PDFS = COUNTS / COUNTS.sum(axis=1, keepdims=True)
 def test_counts_come_back_from_distributions():
     """With and without dummy rows; from what compression made of them, to its grid."""
     totals = COUNTS.sum(axis=1)
-    grid = np.array([compressed(row, dummy_rows=40) for row in COUNTS]) / GRID
+    grid = np.array([compress_sensitivity(row, dummy_rows=40) for row in COUNTS]) / GRID
 
     assert answers.counts(PDFS, totals) == pytest.approx(COUNTS)
     assert answers.counts(grid, totals, dummy_rows=40) == pytest.approx(COUNTS, abs=1e-5)

@@ -8,13 +8,13 @@ import pytest
 from scipy.stats import chi2, ks_2samp
 
 import dpstream as dps
+from dpstream.counting.buffered import BufferedLinearToeplitz
+from dpstream.counting.factorisation import noise_paths
+from dpstream.counting.float_error import calibrate, float_error, path_error
 from dpstream.errors import InvalidInput, InvalidParameter, NoiseReuse
-from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
-from dpstream.mechanisms.parts.counting.float_error import calibrate, float_error, path_error
-from dpstream.mechanisms.parts.counting.keyed_counting import KeyedCounting
-from dpstream.mechanisms.parts.counting.strategy import noise_paths
-from dpstream.privacy.accounting import delta_of
-from dpstream.privacy.events import Composed, Gaussian
+from dpstream.mechanisms.counter import KeyedCounting
+from dpstream.privacy.accounting.accountant import delta_of
+from dpstream.privacy.accounting.privacy_events import Composed, Gaussian
 
 SECRET, RUN, FALSE_ALARM = bytes(32), bytes(16), 1e-6
 BUDGET = {"epsilon": 1, "delta": 1e-9}

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, NoiseReuse
-from dpstream.privacy.charges import Cells, Charge, Terms
-from dpstream.privacy.curves import pure_rho, pure_rho_above
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.accounting.curves import pure_rho, pure_rho_above
+from dpstream.privacy.ledger.charges import Cells, Charge, Cover, Terms
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.spend import Spend
 from dpstream.privacy.state import pack, unpack
-from dpstream.privacy.tokens import Cover
 
 EVENT = Terms(unit="event", total=Fraction(1), measure="rho")
 GDP = Terms(unit="event", total=Fraction(1), measure="mu_squared")

@@ -8,17 +8,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dpstream.errors import (
-    BudgetExceeded,
-    InvalidParameter,
-    LedgerError,
-    NoiseReuse,
-    StateError,
-)
-from dpstream.privacy.charges import Terms
-from dpstream.privacy.events import FloatError
-from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.promises import promise
+from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, NoiseReuse, StateError
+from dpstream.privacy.accounting.privacy_events import FloatError
+from dpstream.privacy.accounting.promises import promise
+from dpstream.privacy.ledger.charges import Terms
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys, Secret, WindowKeys
 

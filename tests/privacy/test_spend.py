@@ -8,9 +8,8 @@ import pytest
 
 import dpstream as dps
 from dpstream.errors import InvalidInput, InvalidParameter, LedgerError, NoiseReuse, StateError
-from dpstream.privacy.charges import Cells, Charge
+from dpstream.privacy.ledger.charges import Cells, Charge, Cover, Interval, Paid
 from dpstream.privacy.spend import Spend
-from dpstream.privacy.tokens import Cover, Interval, Paid
 
 ONE = {"sensitivity": F(1), "epsilon": F(1, 2)}
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dpstream.engines.local import Options
-from dpstream.pipeline import load_pipeline
+from dpstream.engines.query_run import EngineOptions
 from dpstream.privacy.state import Secret
 from dpstream.serve.worker import publish
+from dpstream.session.pipeline import load_pipeline
 
 SECRET, RUN = bytes(range(32)), bytes(range(16))
 PAGES = ("home", "news", "<script>alert(1)</script>", "\u202eright to left", "long " + "x" * 900)
@@ -108,5 +108,5 @@ def write(folder: Path, lines, text=PIPELINE) -> Path:
 def published(folder: Path, lines, text=PIPELINE):
     """A pipeline whose queries have been run to their ends."""
     pipeline = load_pipeline(write(folder, lines, text))
-    publish(pipeline, options=Options(run_id=RUN, threads=1, buckets=2))
+    publish(pipeline, options=EngineOptions(run_id=RUN, threads=1, buckets=2))
     return pipeline

@@ -10,9 +10,9 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.pipeline import load_pipeline
 from dpstream.serve.release_history import order_threshold
 from dpstream.serve.release_segments import key_id
+from dpstream.session.pipeline import load_pipeline
 from tests.serve.conftest import public_side
 from tests.serve.pipelines import PAGES
 

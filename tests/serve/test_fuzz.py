@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from dpstream.pipeline import load_pipeline
 from dpstream.serve.ingest import ARROW, JSONL
+from dpstream.session.pipeline import load_pipeline
 from tests.serve.operators import HEADERS, PUSHED, operator_side
 from tests.serve.pipelines import PAGES, write
 

@@ -6,12 +6,12 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
-from dpstream.connectors import pushed
-from dpstream.connectors.pushed import Inbox, PushedSource
+from dpstream.connectors import write_ahead
+from dpstream.connectors.write_ahead import Inbox, PushedSource
 from dpstream.errors import RowsLost, StateError
-from dpstream.pipeline import load_pipeline
 from dpstream.records import Batch
 from dpstream.serve.ingest import ARROW, JSONL
+from dpstream.session.pipeline import load_pipeline
 from tests.serve.operators import HEADERS, PUSHED, operator_side
 from tests.serve.pipelines import write
 
@@ -114,13 +114,13 @@ def test_rows_that_were_written_by_a_put_that_failed_do_not_stop_the_next(pipeli
     """The same request is recognised; another one goes on after it."""
     folder = pipeline.pushed["clicks"].folder
     batch = Batch(table=pa.table({"user": ["a"]}), position=None, done=True)
-    inbox, real = Inbox(folder), pushed.put_new
+    inbox, real = Inbox(folder), write_ahead.put_new
 
     def fails_afterwards(*args, **kwargs):
         real(*args, **kwargs)
         raise StateError("the directory cannot be synced")
 
-    monkeypatch.setattr(pushed, "put_new", fails_afterwards)
+    monkeypatch.setattr(write_ahead, "put_new", fails_afterwards)
     with pytest.raises(StateError):
         inbox.put(batch, request="r")
     monkeypatch.undo()
@@ -178,7 +178,7 @@ def test_rows_that_cannot_be_written_are_not_acknowledged(client, pipeline, monk
     def full(*_, **__):
         raise StateError("there is no space left to write it")
 
-    monkeypatch.setattr(pushed, "put_new", full)
+    monkeypatch.setattr(write_ahead, "put_new", full)
     answer = post(client, LINES)
     monkeypatch.undo()
 

@@ -3,8 +3,8 @@
 import asyncio
 import json
 
-from dpstream.connectors.nats import Client
-from dpstream.connectors.options import Options
+from dpstream.connectors.nats.client import Client
+from dpstream.connectors.options import ServerOptions
 
 
 class Stream:
@@ -13,7 +13,7 @@ class Stream:
     def __init__(self, server, name, **config):
         self.server, self.name = server, name
         self.subject = name.lower()
-        self.client = Client(Options(self.uri()))
+        self.client = Client(ServerOptions(self.uri()))
         if config.pop("make", True):
             config = {"name": name, "subjects": [f"{self.subject}.>"]} | config
             self.client.call(lambda js: js.add_stream(**config))

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from dpstream.connectors.sinks import open_sink
-from dpstream.connectors.sinks.delta import DeltaSink
+from dpstream.connectors.delta.sink import DeltaSink
+from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import SinkSuite
 from dpstream.connectors.testing.sink_suite import release, seen_of
 from dpstream.errors import MissingDependency, StateError
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.servers
 BROKEN_OFF = """
 import os, signal, sys
 import deltalake
-from dpstream.connectors.sinks import delta, open_sink
+from dpstream.connectors.delta import sink as delta
+from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing.sink_suite import release
 
 place, when = sys.argv[1:]

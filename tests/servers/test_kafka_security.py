@@ -6,8 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from dpstream.connectors.sinks import open_sink
-from dpstream.connectors.sources import open_source
+from dpstream.connectors.registry import open_sink, open_source
 from dpstream.connectors.testing.sink_suite import release
 from dpstream.connectors.testing.source_suite import drain, sum_of
 from dpstream.errors import DpstreamError, InvalidParameter, SecretError, ServerUnreachable

@@ -7,7 +7,7 @@ import sys
 import pytest
 from confluent_kafka import Producer
 
-from dpstream.connectors.sinks import open_sink
+from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import ServerSinkSuite
 from dpstream.connectors.testing.sink_suite import release, seen_of
 from dpstream.errors import InvalidInput, StateError
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.servers
 # A process that is killed when the rows are sent and the transaction is not committed.
 BROKEN_OFF = """
 import os, signal, sys
-from dpstream.connectors.sinks import kafka, open_sink
+from dpstream.connectors.kafka import sink as kafka
+from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing.sink_suite import release
 
 def killed(self, producer, topic, key, value, headers, send=kafka.KafkaSink._send):

@@ -8,10 +8,10 @@ import pytest
 
 import dpstream as dps
 from benchmarks.connector_child import RUN, SECRET
-from dpstream.connectors.sources import open_source
+from dpstream.connectors.registry import open_source
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.connectors.testing.source_suite import Read, drain, replayed, sum_of
-from dpstream.engines.local import Options
+from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from tests.servers import kafka_tools as tools
 
@@ -83,7 +83,7 @@ def test_gaps_in_the_offsets(kafka, topic):
 
 def test_partitions_that_are_added(kafka, topic, monkeypatch):
     """They are found while the stream runs, and read from their first message."""
-    monkeypatch.setattr("dpstream.connectors.sources.kafka_topic._LOOK_EVERY", 0.2)
+    monkeypatch.setattr("dpstream.connectors.kafka.source._LOOK_EVERY", 0.2)
     tools.send(kafka, topic, [{"user": "before"}], partition=0)
     source = opened(kafka, topic, start="latest")
     found = everything(source, 0)
@@ -282,7 +282,7 @@ def test_until_an_offset(kafka):
         uri = f"kafka://{kafka.address}/{topic}?until={until}"
         if until == "60":  # partition 1 does not come that far: wait for it
             tools.send(kafka, topic, more, partition=1)
-        (release,) = dps.run(query, source=uri, secret=SECRET, options=Options(run_id=RUN))
+        (release,) = dps.run(query, source=uri, secret=SECRET, options=EngineOptions(run_id=RUN))
         counts[until] = round(release["count"][0].as_py())
 
     assert [abs(counts["60"] - 119) < 5, abs(counts["0:71,1:41"] - 110) < 5] == [True, True]

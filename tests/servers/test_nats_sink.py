@@ -7,7 +7,7 @@ from threading import Event, Thread
 
 import pytest
 
-from dpstream.connectors.sinks import open_sink
+from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import ServerSinkSuite
 from dpstream.connectors.testing.sink_suite import release, seen_of
 from dpstream.errors import InvalidInput, ServerUnreachable, StateError
@@ -19,7 +19,8 @@ pytestmark = pytest.mark.servers
 # A process that is killed after the second part of a release.
 BROKEN_OFF = """
 import os, signal, sys
-from dpstream.connectors.sinks import nats, open_sink
+from dpstream.connectors.nats import sink as nats
+from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing.sink_suite import release
 
 sent = []

@@ -3,10 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from dpstream.connectors.nats import Client
-from dpstream.connectors.nats_pull import Puller
-from dpstream.connectors.options import Options
-from dpstream.connectors.sources import open_source
+from dpstream.connectors.nats.client import Client, Puller
+from dpstream.connectors.options import ServerOptions
+from dpstream.connectors.registry import open_source
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost, ServerUnreachable
 from tests.servers.nats_tools import fresh
@@ -233,7 +232,7 @@ def test_what_is_not_there(nats, stream):
 def test_tls_options_are_taken(tmp_path):
     """A certificate that cannot be read is named; without one the system's are used."""
     with pytest.raises(InvalidParameter, match=r"tls_ca.* cannot be used"):
-        Client(Options(f"nats://127.0.0.1:9/S?tls_ca={tmp_path / 'none.pem'}"))
-    client = Client(Options("nats://127.0.0.1:9/S?tls=true&tls_hostname=example"))
+        Client(ServerOptions(f"nats://127.0.0.1:9/S?tls_ca={tmp_path / 'none.pem'}"))
+    client = Client(ServerOptions("nats://127.0.0.1:9/S?tls=true&tls_hostname=example"))
     assert client._settings["tls"].check_hostname
     assert client._settings["tls_hostname"] == "example"

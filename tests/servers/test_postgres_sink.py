@@ -8,7 +8,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from dpstream.connectors.sinks import open_sink
+from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import ServerSinkSuite
 from dpstream.connectors.testing.sink_suite import release, seen_of
 from dpstream.errors import InvalidInput, ServerUnreachable, StateError
@@ -21,7 +21,8 @@ pytestmark = pytest.mark.servers
 # A process that is killed when the rows are sent and their transaction is not committed.
 BROKEN_OFF = """
 import os, signal, sys
-from dpstream.connectors.sinks import database, open_sink
+from dpstream.connectors import database
+from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing.sink_suite import release
 
 database.Books.mark_done = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

@@ -10,8 +10,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from dpstream.connectors.sources import open_source
-from dpstream.connectors.sources.postgres_horizon import Horizon
+from dpstream.connectors.postgres.source import Horizon
+from dpstream.connectors.registry import open_source
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost, ServerUnreachable
 from tests.servers.reading import read

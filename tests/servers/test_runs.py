@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 import dpstream as dps
 from dpstream.errors import RowsLost
-from dpstream.pipeline import load_pipeline
+from dpstream.session.pipeline import load_pipeline
 from tests.engines.runs import SECRET, options, published, until
 from tests.engines.test_live import HOUR, QUERY, TIMES, ScriptedClock, rows, seconds_before
 from tests.engines.test_several_live import (

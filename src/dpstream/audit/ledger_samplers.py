@@ -42,19 +42,19 @@ from dpstream.audit.query_samplers import (
     scenario_table,
     values_by_run,
 )
-from dpstream.connectors.sources.table import TableSource
-from dpstream.engines.local import LocalRun
-from dpstream.engines.query_run import Options
-from dpstream.engines.series import SeriesRun
+from dpstream.connectors.memory.source import TableSource
+from dpstream.engines.embedded.embedded_engine import LocalRun
+from dpstream.engines.embedded.series_run import SeriesRun
+from dpstream.engines.query_run import EngineOptions
 from dpstream.mechanisms.base import Mechanism
-from dpstream.mechanisms.from_rows import bounded_counts
+from dpstream.mechanisms.release import bounded_counts
 from dpstream.mechanisms.runner import Runner
-from dpstream.privacy.charges import Terms
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger.charges import Terms
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.query.query import Query
 from dpstream.records import Reals
 from dpstream.session.budget import AnyQuery
 from dpstream.session.start import run_all
-from dpstream.stages.query import Query
 
 DATASET = "audit"
 _STEP = 24 * HOUR // STEPS
@@ -106,7 +106,7 @@ class RestartedQuery:
 
     def begin(self, at: RunContext, start: int) -> Tables:
         """One start of the run."""
-        options = Options(
+        options = EngineOptions(
             run_id=at.run_id, buckets=1, threads=1, snapshot_every=self.snapshot_every
         )
         run = self.engine(
@@ -269,7 +269,9 @@ class LiveQueryRuns:
                     secret=secret,
                     ledger=ledger,
                     dataset=DATASET,
-                    options=Options(run_id=sha256(secret).digest()[:16], buckets=1, threads=1),
+                    options=EngineOptions(
+                        run_id=sha256(secret).digest()[:16], buckets=1, threads=1
+                    ),
                     clock=clock,
                 )
                 with running:

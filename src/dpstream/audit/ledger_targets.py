@@ -34,23 +34,16 @@ from dpstream.audit.ledger_samplers import (
 from dpstream.audit.lower_bounds import MANY_OUTPUTS
 from dpstream.audit.neighbours import Pair
 from dpstream.audit.query_samplers import STEPS, WINDOWS, series_query, unit_pair
-from dpstream.audit.query_targets import (
-    ALL_WINDOWS,
-    DELTA,
-    EPSILON,
-    W,
-    crowded_pair,
-    day_query,
-)
+from dpstream.audit.query_targets import ALL_WINDOWS, DELTA, EPSILON, W, crowded_pair, day_query
 from dpstream.audit.targets import Catalogue, Maker, Target, by_name
-from dpstream.engines.series import SeriesRun
+from dpstream.engines.embedded.series_run import SeriesRun
 from dpstream.mechanisms.counters.toeplitz import ToeplitzCounter
 from dpstream.mechanisms.w_event.sample import Sample
-from dpstream.privacy.curves import zcdp_epsilon
-from dpstream.stages.aggregates import Count, Sum
-from dpstream.stages.plan import planned
-from dpstream.stages.query import Query
-from dpstream.stages.series_query import SeriesQuery
+from dpstream.privacy.accounting.curves import zcdp_epsilon
+from dpstream.query.aggregates import Count, Sum
+from dpstream.query.noise_plan import plan_query
+from dpstream.query.query import Query
+from dpstream.query.series_query import SeriesQuery
 
 EVENT_DELTA = 0.01
 HALF = Fraction(1, 2)
@@ -197,7 +190,7 @@ def _one_query(
     def make(name: str) -> Target:
         query = run.query(1)
         assert isinstance(query, Query)
-        terms = planned(query).terms()
+        terms = plan_query(query).terms()
         sample = SharedLedgerRuns(terms=terms, sharing=(run,), groups=groups)
         return _target(name=name, about=about, sample=sample, pairs=(pair,), **facts)
 
@@ -230,7 +223,7 @@ def _overdrawn(about: str, ledger: Any) -> Maker:
         name=name,
         about=about,
         sample=SharedLedgerRuns(
-            terms=planned(queries[0](1)).terms(),
+            terms=plan_query(queries[0](1)).terms(),
             sharing=tuple(RestartedQuery(query=query) for query in queries),
             ledger=ledger,
         ),

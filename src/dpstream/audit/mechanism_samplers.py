@@ -17,11 +17,10 @@ import numpy.typing as npt
 from dpstream.audit.replay import Call, Recorder, drive
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import Mechanism
-from dpstream.privacy.charges import Terms
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger.charges import Cover, Interval, Paid, Terms
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.spend import Spend
 from dpstream.privacy.state import Secret
-from dpstream.privacy.tokens import Cover, Interval, Paid
 from dpstream.records import Integers, Reals, Release
 
 _FIRST, _MOST = 1 << 12, 1 << 18  # how many numbers a pool has, at first and at most

@@ -41,22 +41,15 @@ from dpstream.audit.mechanism_samplers import (
     SequentialRuns,
     unlimited_spend,
 )
-from dpstream.audit.neighbours import (
-    Pair,
-    block,
-    dominating_user,
-    pairs_of,
-    user_in_every_slot,
-)
+from dpstream.audit.neighbours import Pair, block, dominating_user, pairs_of, user_in_every_slot
 from dpstream.audit.targets import Catalogue, Exact, Maker, Target, by_name
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
-from dpstream.mechanisms.from_rows import bounded_counts
 from dpstream.mechanisms.infinite.dpi import Dpi
-from dpstream.mechanisms.parts.counting.budget import CountingParameters
-from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
+from dpstream.mechanisms.parts.factorised_counter import CounterMechanism, CountingParameters
+from dpstream.mechanisms.release import bounded_counts
 from dpstream.mechanisms.w_event.uniform import Uniform
-from dpstream.privacy.curves import zcdp_epsilon
+from dpstream.privacy.accounting.curves import zcdp_epsilon
 from dpstream.records import Integers, Reals
 
 EPSILON, WINDOW, DELAY, DELTA = 2, 3, 3, 0.01

@@ -17,17 +17,17 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.audit.query_samplers import run_plan
-from dpstream.connectors.sources.table import ROWS
-from dpstream.privacy.query_spend import Door, Doors, QuerySpend
+from dpstream.connectors.memory.source import ROWS
+from dpstream.group_by.bounding import Verdicts
+from dpstream.group_by.flow import BoundedRows, Flow
+from dpstream.group_by.key_selection import Mask, Passes
+from dpstream.group_by.perturb import NoisySums
+from dpstream.privacy.query_spend import NoiseStream, NoiseStreams, QuerySpend
+from dpstream.query.noise_plan import NoisePlan
+from dpstream.query.schedule import DueRelease
 from dpstream.records import Integers, Reals, Words
-from dpstream.stages.bounding import Verdicts
-from dpstream.stages.flow import Flow, Judged
-from dpstream.stages.perturb import Noisy
-from dpstream.stages.plan import Plan
-from dpstream.stages.rounds import Mask, Passes
-from dpstream.stages.row_reader import RowReader
-from dpstream.stages.rows import Rows
-from dpstream.stages.schedule import Due
+from dpstream.rows.row_batch import Rows
+from dpstream.rows.row_reader import RowReader
 
 Group = tuple[int, bytes]
 """(window, group id)."""
@@ -72,7 +72,7 @@ class Recording:
 
 
 def record_query(
-    plan: Plan,
+    plan: NoisePlan,
     table: pa.Table,
     *,
     secret: bytes,
@@ -107,7 +107,7 @@ class _RecordingFlow(Flow):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: NoisePlan,
         reader: RowReader,
         recording: Recording,
         *,
@@ -156,7 +156,7 @@ class _RecordingFlow(Flow):
                 by_step = self._recording.sums.setdefault((*group, number), {})
                 by_step[step] = by_step.get(step, np.zeros_like(part)) + part
 
-    def count(self, judged: Judged) -> None:
+    def count(self, judged: BoundedRows) -> None:
         if not self.query.totals:
             return
         window, step = judged.window, int(judged.rows.steps[0])
@@ -166,7 +166,7 @@ class _RecordingFlow(Flow):
         by_step = self._recording.totals.setdefault(window, {})
         by_step[step] = by_step.get(step, np.zeros_like(before)) + numbers[0] - before
 
-    def _passes(self, due: Due) -> Passes:
+    def _passes(self, due: DueRelease) -> Passes:
         usual, place = super()._passes(due), (due.window, due.release)
         ends = self._recording.ends.setdefault(place, set())
 
@@ -180,7 +180,7 @@ class _RecordingFlow(Flow):
 
         return choose
 
-    def perturb(self, due: Due, spend: Doors) -> list[Noisy]:
+    def perturb(self, due: DueRelease, spend: NoiseStreams) -> list[NoisySums]:
         noisy = super().perturb(due, spend)
         self._recording.published[due.window, due.release] = {
             part.ids[i].tobytes(): (int(part.since[i]), *part.sums[i].tolist())
@@ -209,13 +209,13 @@ class _RecordingSpend(QuerySpend):
     def begin(self, step: int) -> None:
         self._real.begin(step)
 
-    def door(self, *, window: int, column: str, part: int) -> Door:
+    def door(self, *, window: int, column: str, part: int) -> NoiseStream:
         made = self._real.door(window=window, column=column, part=part)
         return _RecordingDoor(made, self._recording, window, column)
 
 
-class _RecordingDoor(Door):
-    def __init__(self, real: Door, recording: Recording, window: int, column: str) -> None:
+class _RecordingDoor(NoiseStream):
+    def __init__(self, real: NoiseStream, recording: Recording, window: int, column: str) -> None:
         self._real, self._recording = real, recording
         self._place = (window, column)
 
@@ -239,7 +239,7 @@ class QueryReplay:
 
 
 def replay_query(
-    plan: Plan,
+    plan: NoisePlan,
     table: pa.Table,
     unit: Sequence[bool],
     *,
@@ -260,7 +260,7 @@ def replay_query(
     return compare(plan, more, less)
 
 
-def compare(plan: Plan, more: Recording, less: Recording) -> QueryReplay:
+def compare(plan: NoisePlan, more: Recording, less: Recording) -> QueryReplay:
     """What the unit that only `more` has changed; every answer but those of its groups is equal."""
     units = more.units() - less.units()
     touched = more.groups_of(units)
@@ -299,7 +299,7 @@ def _published(more: Recording, less: Recording, touched: set[Group]) -> list[st
 
 
 def _changes(
-    plan: Plan, more: Recording, less: Recording, touched: set[Group]
+    plan: NoisePlan, more: Recording, less: Recording, touched: set[Group]
 ) -> tuple[tuple[float, ...], list[str]]:
     """Per measure: L2 over groups of the sum over steps of what changed, against the plan."""
     found, squares = [], [0] * len(plan.sensitivities)

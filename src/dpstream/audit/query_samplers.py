@@ -31,23 +31,23 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.audit.neighbours import Pair
-from dpstream.connectors.sources import open_source
-from dpstream.connectors.sources.table import ROWS, TableSource
+from dpstream.connectors.memory.source import ROWS, TableSource
+from dpstream.connectors.registry import open_source
 from dpstream.engines.chunks import ChunkReader
-from dpstream.engines.inputs import FileInput
-from dpstream.engines.query_run import Options
-from dpstream.engines.series import SeriesRun
+from dpstream.engines.embedded.series_run import SeriesRun
+from dpstream.engines.embedded.step_rows import FileInput
+from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidParameter
-from dpstream.privacy.ledger import Ledger
+from dpstream.group_by.flow import Flow, Publication
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys, Secret
+from dpstream.query.noise_plan import NoisePlan, plan_query
+from dpstream.query.query import Query
+from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Integers, Reals, Rejected, Source
-from dpstream.sql import sql
-from dpstream.stages.flow import Flow, Publication
-from dpstream.stages.plan import Plan, planned
-from dpstream.stages.query import Query
-from dpstream.stages.row_reader import RowReader
-from dpstream.stages.series_query import SeriesQuery
+from dpstream.rows.row_reader import RowReader
+from dpstream.sql_compiler import sql
 
 HOUR = 3600
 STEPS = 3
@@ -62,11 +62,11 @@ _GROUPS_AT_ONCE = 4_000  # in one series query: the text has an upper limit
 _MEMORY = 1 << 28
 SPELLINGS = ("{}", "{}.0", "{}e0", '" {}"')
 """Of one number, in JSON."""
-MakeFlow = Callable[[Plan, RowReader], Flow]
+MakeFlow = Callable[[NoisePlan, RowReader], Flow]
 
 
 def run_plan(
-    plan: Plan,
+    plan: NoisePlan,
     table: pa.Table,
     *,
     secret: bytes,
@@ -151,7 +151,7 @@ def unit_pair(
     return Pair(name=name, one=whole, two=replace(whole, unit=()))
 
 
-def embedded_flow(plan: Plan, reader: RowReader) -> Flow:
+def embedded_flow(plan: NoisePlan, reader: RowReader) -> Flow:
     """The flow of the embedded engine, in one thread."""
     return Flow(plan, reader, buckets=1, threads=1)
 
@@ -182,7 +182,7 @@ class QueryRuns:
     """From the number of runs: only windows side by side need it."""
     groups: int = 1
     apart: Literal["groups", "windows", "nothing"] = "groups"
-    plan: Callable[[Query], Plan] = planned
+    plan: Callable[[Query], NoisePlan] = plan_query
     flow: MakeFlow = embedded_flow
     reader: type[RowReader] = RowReader
     source: Callable[[pa.Table], Source] | None = None
@@ -283,7 +283,7 @@ def values_by_run(table: pa.Table, columns: Sequence[str], *, runs: int, groups:
 
 
 @lru_cache(maxsize=64)
-def _planned(plan: Callable[[Query], Plan], query: Query) -> Plan:
+def _planned(plan: Callable[[Query], NoisePlan], query: Query) -> NoisePlan:
     """Calibrated once: it takes longer than a small run."""
     return plan(query)
 
@@ -348,7 +348,7 @@ class SeriesRuns:
             source=TableSource(rows),
             aside=IgnoredRejects(),
             secret=secret,
-            options=Options(run_id=secret[:16]),
+            options=EngineOptions(run_id=secret[:16]),
         )
         tables = sorted(made, key=lambda table: table["window_start"][0].as_py())
         values = np.array([_column(table, "n") for table in tables])

@@ -42,10 +42,10 @@ from dpstream.audit.query_samplers import (
     unit_pair,
 )
 from dpstream.audit.targets import Catalogue, Maker, Target, by_name
-from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
-from dpstream.stages.flow import Flow
-from dpstream.stages.query import Query
-from dpstream.stages.windows import Cumulate, Hop, Tumble
+from dpstream.group_by.flow import Flow
+from dpstream.query.aggregates import Avg, Count, CountUnits, Sum
+from dpstream.query.query import Query
+from dpstream.query.windows import Cumulate, Hop, Tumble
 
 EPSILON, DELTA = 2, 0.02
 OFFERED = 8

@@ -18,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.mechanisms.base import Mechanism, Spender
-from dpstream.privacy.charges import Cells
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger.charges import Cells, Cover, Interval, Paid
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.spend import Spend
 from dpstream.privacy.state import Secret
-from dpstream.privacy.tokens import Cover, Interval, Paid
 from dpstream.records import Integers, Reals, Release, Words
 
 _AMOUNTS = ("epsilon", "rho", "amount")

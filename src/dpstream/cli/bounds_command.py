@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from dpstream.choosing import Proposal
-from dpstream.choosing import bounds as propose
+from dpstream.bounds_proposal import Proposal
+from dpstream.bounds_proposal import bounds as propose
 from dpstream.cli.command_options import BUDGET, Payer, SharedLedger
 from dpstream.cli.output import AsJson, note, people, print_json, progress_bar
 

@@ -25,11 +25,10 @@ from dpstream.cli.output import AsJson, people, print_json
 from dpstream.cli.series_files import SeriesRows, read_series
 from dpstream.errors import BudgetExceeded, DpstreamError
 from dpstream.mechanisms import find
-from dpstream.mechanisms.release import release
-from dpstream.mechanisms.series import Series
+from dpstream.mechanisms.release import Series, release
 from dpstream.optional import optional
-from dpstream.privacy.charges import Terms
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger.charges import Terms
+from dpstream.privacy.ledger.ledger import Ledger
 
 WELCOME = """\
 dpstream publishes statistics from live streams under differential privacy, for as long as they run.

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.connectors.sinks.encode import csv
+from dpstream.connectors.encode import csv
 from dpstream.data.clicks import clicks
 from dpstream.errors import DpstreamError
 

@@ -11,9 +11,9 @@ import typer
 from dpstream.cli.output import AsJson, print_json
 from dpstream.cli.sql_command import Settings, compile_text
 from dpstream.errors import InvalidParameter
-from dpstream.pipeline import load_pipeline
+from dpstream.explanation.explain_query import explain as explain_query
 from dpstream.session.budget import AnyQuery
-from dpstream.sql.explain import explain as explain_query
+from dpstream.session.pipeline import load_pipeline
 
 
 def explain(

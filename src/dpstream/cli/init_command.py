@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dpstream.connectors.sinks.encode import csv
+from dpstream.connectors.encode import csv
 from dpstream.data.clicks import clicks
 from dpstream.errors import InvalidParameter
 

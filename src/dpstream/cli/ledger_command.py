@@ -17,14 +17,14 @@ from typer.core import TyperGroup
 
 from dpstream.cli.output import AsJson, people, print_json, print_whole
 from dpstream.errors import InvalidParameter, LedgerError
-from dpstream.pipeline import load_pipeline
+from dpstream.privacy.accounting.promises import delta_of_terms, promise, rows_of
 from dpstream.privacy.amounts import exact, show
-from dpstream.privacy.charges import Terms
-from dpstream.privacy.known_runs import is_about_run
-from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.promises import delta_of_terms, promise, rows_of
-from dpstream.privacy.remaining import as_epsilon, spent_and_left
-from dpstream.stages.ticks import duration, in_words
+from dpstream.privacy.ledger.charges import Terms
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.refusals import as_epsilon, spent_and_left
+from dpstream.privacy.ledger.store import is_about_run
+from dpstream.query.windows import duration, in_words
+from dpstream.session.pipeline import load_pipeline
 
 Place = Annotated[
     Path | None,

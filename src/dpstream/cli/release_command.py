@@ -31,8 +31,8 @@ from dpstream.cli.series_files import (
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.mechanisms import name_of
 from dpstream.mechanisms.base import Mechanism
+from dpstream.mechanisms.release import Series
 from dpstream.mechanisms.runner import Runner
-from dpstream.mechanisms.series import Series
 from dpstream.optional import optional
 from dpstream.privacy.amounts import show
 from dpstream.privacy.state.secret import beside

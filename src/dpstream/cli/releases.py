@@ -12,9 +12,9 @@ import pyarrow as pa
 from rich.table import Table
 
 from dpstream.cli.output import people, print_whole
-from dpstream.connectors.sinks.encode import jsonl
+from dpstream.connectors.encode import jsonl
+from dpstream.query.series_query import SeriesQuery
 from dpstream.session.budget import AnyQuery
-from dpstream.stages.series_query import SeriesQuery
 
 _OF_RELEASE = ("window_start", "window_end", "trigger_time", "release_index")
 _MOST = 100  # rows that are shown of a release, unless all are asked for

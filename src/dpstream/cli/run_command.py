@@ -22,14 +22,13 @@ from dpstream.cli.watch import (
     tell_operator,
 )
 from dpstream.connectors.options import is_uri
-from dpstream.engines.memory import keep_freed_memory
-from dpstream.pipeline import Pipeline, load_pipeline
-from dpstream.pipeline.engines import with_engine
-from dpstream.pipeline.start import open_book, refuse_lost_secret, start
-from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.state.files import make_directory
+from dpstream.engines.embedded.embedded_engine import keep_freed_memory
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.state.durable_files import make_directory
+from dpstream.query.windows import instant
 from dpstream.session import Runs
-from dpstream.stages.ticks import instant
+from dpstream.session.pipeline import Pipeline, load_pipeline
+from dpstream.session.start_pipeline import open_book, refuse_lost_secret, start, with_engine
 
 
 def run(

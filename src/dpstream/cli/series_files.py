@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.errors import InvalidInput, InvalidParameter, no_column
-from dpstream.mechanisms.release import as_steps, check_times
-from dpstream.mechanisms.series import Series
+from dpstream.mechanisms.release import Series, as_steps, check_times
 from dpstream.records import Reals
 
 FORMATS = (".csv", ".parquet", ".jsonl")

@@ -12,9 +12,9 @@ import typer
 
 from dpstream.cli.output import note
 from dpstream.errors import InvalidParameter, MissingDependency
-from dpstream.pipeline import load_pipeline
-from dpstream.pipeline.engines import check_engine, with_engine
-from dpstream.privacy.state.files import make_directory
+from dpstream.privacy.state.durable_files import make_directory
+from dpstream.session.pipeline import load_pipeline
+from dpstream.session.start_pipeline import check_engine, with_engine
 
 _PUBLIC, _OPERATOR = "Public side", "Operator side"
 

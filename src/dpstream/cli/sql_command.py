@@ -32,17 +32,16 @@ from dpstream.cli.watch import (
     tell_charges,
     tell_operator,
 )
-from dpstream.connectors.sinks import DirectorySink
+from dpstream.connectors.files.sink import DirectorySink
 from dpstream.connectors.storage import safe_name
-from dpstream.engines.memory import keep_freed_memory
+from dpstream.engines.embedded.embedded_engine import keep_freed_memory
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.pipeline.start import refuse_lost_secret
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.secret import beside
 from dpstream.session import Run, run
 from dpstream.session.budget import AnyQuery
-from dpstream.sql.plan import Compiled, compile_sql
-from dpstream.sql.remarks import remarks
+from dpstream.session.start_pipeline import refuse_lost_secret
+from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
 
 Text = Annotated[
     str, typer.Argument(metavar="SQL", help="The query, a .sql file, or - for standard input.")

@@ -12,8 +12,8 @@ import typer
 from dpstream.cli.ledger_command import File
 from dpstream.cli.output import AsJson, UsageError, print_json
 from dpstream.errors import StateError
-from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.run_directory import adopt
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.state.run_directory import adopt
 
 app = typer.Typer(help="Look after state directories.")
 

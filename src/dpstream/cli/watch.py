@@ -20,11 +20,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from dpstream.cli.output import INTERRUPTED, note
 from dpstream.engines.clock import SystemClock
 from dpstream.privacy.amounts import show
-from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.remaining import spent_and_left
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.refusals import spent_and_left
+from dpstream.query.query import Query
 from dpstream.session import Run
 from dpstream.session.budget import AnyQuery
-from dpstream.stages.query import Query
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OPERATOR_ONLY = "operator only, not private"

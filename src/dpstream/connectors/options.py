@@ -23,7 +23,7 @@ def is_uri(spec: Any) -> bool:
     return isinstance(spec, str) and "://" in spec
 
 
-class Options:
+class ServerOptions:
     """What a user asked of a connector.
 
     >>> options = Options("kafka://localhost:9092/clicks?format=json", {"patience": 5})

@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from dpstream.records import Batch, Position, Rejected, Source
-from dpstream.stages.parsed import ParsedColumns
-from dpstream.stages.row_reader import RowReader
-from dpstream.stages.rows import Rows
+from dpstream.rows.row_batch import Rows
+from dpstream.rows.row_reader import ParsedColumns, RowReader
 
 
-class Aside(Protocol):
+class RejectHandler(Protocol):
     """Takes the rows that are set aside, for the operator alone."""
 
     def rejected(self, chunk: str, rows: list[Rejected]) -> None:
@@ -27,7 +26,7 @@ class Aside(Protocol):
 class ChunkReader:
     """Reads chunks and sets aside what cannot be used, always under the same names."""
 
-    def __init__(self, source: Source, reader: RowReader, aside: Aside) -> None:
+    def __init__(self, source: Source, reader: RowReader, aside: RejectHandler) -> None:
         self.source, self.reader, self._aside = source, reader, aside
 
     def learn(self, partition: str) -> None:

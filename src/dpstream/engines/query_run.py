@@ -4,36 +4,103 @@ from __future__ import annotations
 
 import hashlib
 import os
-from abc import abstractmethod
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from inspect import GEN_RUNNING, getgeneratorstate
 from pathlib import Path
+from threading import Event
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
-from dpstream.engines.arrivals import BUFFER
-from dpstream.engines.chunks import Aside
+from dpstream.engines.chunks import RejectHandler
 from dpstream.engines.clock import Clock, SystemClock
-from dpstream.engines.directory import KIND, kept_types, open_directory
-from dpstream.engines.iterated import IteratedRun, refuse_endless_files, refuse_shared_noise
+from dpstream.engines.embedded.arrivals import BUFFER
+from dpstream.engines.query_directory import KIND, kept_types, open_directory
 from dpstream.errors import InvalidParameter, StateError
-from dpstream.privacy.ledger import Ledger
+from dpstream.group_by.release_table import release_schema
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
-from dpstream.privacy.run_directory import RunDirectory, read_about
 from dpstream.privacy.spend import noise_versions
 from dpstream.privacy.state import Secret, mint_run_id
 from dpstream.privacy.state.identity import canonical
+from dpstream.privacy.state.run_directory import RunDirectory, read_about
 from dpstream.privacy.state.window_keys import MemoryWindowKeys
-from dpstream.stages.column_types import Types
-from dpstream.stages.plan import Plan, planned
-from dpstream.stages.query import Query
-from dpstream.stages.query_types import types_before_rows, types_of
-from dpstream.stages.release_table import release_schema
+from dpstream.query.column_types import Types
+from dpstream.query.noise_plan import NoisePlan, plan_query
+from dpstream.query.query import Query
+from dpstream.records import Source
+from dpstream.rows.column_values import types_before_rows, types_of
+
+# What every run has in common, whatever it publishes: it is iterated once, stopped and closed.
+
+
+@dataclass(kw_only=True)
+class IteratedRun(ABC):
+    """A running query: iterate over its releases."""
+
+    source: Source | None
+    """Read live (by the clock) unless it is bounded."""
+    _iterator: Generator[pa.Table, None, None] | None = field(init=False, default=None)
+    _stop: Event = field(init=False, default_factory=Event)
+
+    def stop(self) -> None:
+        """End at the next occasion, durably; a later run goes on from there."""
+        self._stop.set()
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """The releases. There is one iterator: a second one would be a second noisy copy."""
+        if self._iterator is None:
+            self._iterator = self._releases()
+        return self._iterator
+
+    def close(self) -> None:
+        """Give up where it is: as a kill would, but with everything closed."""
+        if self._iterator is None:
+            return
+        if getgeneratorstate(self._iterator) == GEN_RUNNING:
+            self.stop()  # in a thread of its own, which closes it
+        else:
+            self._iterator.close()
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns of every release and their types, as they are known by now."""
+
+    @abstractmethod
+    def erase_unit(self, unit: Any) -> int:
+        """Erase one unit from the state directory, instead of running; how many places it had."""
+
+    @abstractmethod
+    def _releases(self) -> Generator[pa.Table, None, None]:
+        """The life of the run."""
+
+
+def refuse_shared_noise(
+    run_id: bytes | None, folder: Path | None, ledger: Ledger | str | Path | None
+) -> None:
+    """Refuse a fixed run id where nothing remembers what its noise has met."""
+    if run_id is not None and folder is None and ledger is not None:
+        raise InvalidParameter(
+            "a fixed run id needs a state directory: without its log the same noise could "
+            "meet other data"
+        )
+
+
+def refuse_endless_files(*, query_is_live: bool, source_is_live: bool) -> None:
+    """Refuse a query without a public range over files."""
+    if query_is_live and not source_is_live:
+        raise InvalidParameter(
+            "a query over files needs its public range: give start and end (in SQL among OPTIONS: "
+            "start = '2024-05-01', end = '2024-06-01'), from what is known and not from the rows; "
+            "or read a directory that grows, live"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class EngineOptions:
     """How the work is done; none of it changes what is published."""
 
     buckets: int = 0
@@ -52,7 +119,7 @@ class Options:
 
 
 @dataclass(kw_only=True)
-class Storage:
+class RunStorage:
     """Where a run's keys and budget are: on disk, or in this process alone."""
 
     run: bytes
@@ -77,14 +144,14 @@ class QueryRun(IteratedRun):
     """A running GROUP BY."""
 
     query: Query
-    aside: Aside
+    aside: RejectHandler
     folder: Path | None = None
     secret: Secret | bytes | str | Path | None = None
     ledger: Ledger | str | Path | None = None
     dataset: str = "stream"
     clock: Clock = field(default_factory=SystemClock)
-    options: Options = field(default_factory=Options)
-    plan: Plan = field(init=False)
+    options: EngineOptions = field(default_factory=EngineOptions)
+    plan: NoisePlan = field(init=False)
     engine: ClassVar[str] = "embedded"
 
     def __post_init__(self) -> None:
@@ -105,7 +172,7 @@ class QueryRun(IteratedRun):
             )
         refuse_shared_noise(self.options.run_id, self.folder, self.ledger)
         refuse_endless_files(query_is_live=self.query.live, source_is_live=self.live)
-        self.plan = planned(self.query.starting(start))
+        self.plan = plan_query(self.query.starting(start))
 
     @property
     @abstractmethod
@@ -134,14 +201,14 @@ class QueryRun(IteratedRun):
     def _buckets(self) -> int:
         return self.options.buckets or len(os.sched_getaffinity(0))
 
-    def _storage(self) -> Storage:
+    def _storage(self) -> RunStorage:
         if self.folder is None:
             ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
             run = mint_run_id() if self.options.run_id is None else self.options.run_id
             secret = Secret.of(self.secret)
             tests = None if self.options.run_id is None else secret
             keys = MemoryWindowKeys(derived_for_tests=tests)
-            return Storage(run=run, secret=secret, ledger=ledger, keys=keys)
+            return RunStorage(run=run, secret=secret, ledger=ledger, keys=keys)
         directory = open_directory(
             self.folder,
             facts=self._facts_of_query(),
@@ -152,7 +219,7 @@ class QueryRun(IteratedRun):
             notes=self._notes(),
             run_id=self.options.run_id,
         )
-        return Storage(
+        return RunStorage(
             run=directory.run,
             secret=directory.secret,
             ledger=directory.ledger,
@@ -167,12 +234,12 @@ class QueryRun(IteratedRun):
         facts["counters"] = canonical(self.plan.matrices)
         return facts
 
-    def _admit(self, storage: Storage) -> None:
+    def _admit(self, storage: RunStorage) -> None:
         """Open the book if there is none; refuse early what will not fit."""
         terms, name = self.plan.terms(), self.plan.query.name
         storage.ledger.admit(self.dataset, terms, f"query {name!r}")
 
-    def _pay(self, storage: Storage, fix_schema: Callable[[], Any]) -> QuerySpend:
+    def _pay(self, storage: RunStorage, fix_schema: Callable[[], Any]) -> QuerySpend:
         """Open the book if there is none, register the run, and charge it."""
         fix_schema()
         self._admit(storage)
@@ -189,7 +256,7 @@ class QueryRun(IteratedRun):
         self.plan.pay(spend, hashlib.sha256(fingerprint.encode()).hexdigest())
         return spend
 
-    def _close(self, storage: Storage) -> None:
+    def _close(self, storage: RunStorage) -> None:
         if storage.directory is not None:
             storage.directory.close()
         elif not isinstance(self.ledger, Ledger):

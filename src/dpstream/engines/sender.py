@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.errors import ServerUnreachable, StateError
+from dpstream.group_by.flow import Publication
 from dpstream.records import Sink, TwoPhaseSink
-from dpstream.stages.flow import Publication
 
 Sent = Future[list[pa.Table]]
 

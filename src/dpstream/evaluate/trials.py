@@ -21,8 +21,8 @@ from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.amounts import Amount, positive
-from dpstream.privacy.charges import Terms
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger.charges import Terms
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.records import Integers, Reals
 
 ZEROS: Final = "zeros"

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import Mechanism
 
-if TYPE_CHECKING:  # for type checkers and editors; a class is imported on first use
+if TYPE_CHECKING:
     from dpstream.mechanisms.counters.blt import BltCounter as BltCounter
     from dpstream.mechanisms.counters.honaker import HonakerCounter as HonakerCounter
-    from dpstream.mechanisms.counters.naive import NaiveCounter as NaiveCounter
+    from dpstream.mechanisms.counters.naive_counter import NaiveCounter as NaiveCounter
     from dpstream.mechanisms.counters.smooth_binary import (
         SmoothBinaryCounter as SmoothBinaryCounter,
     )
     from dpstream.mechanisms.counters.toeplitz import ToeplitzCounter as ToeplitzCounter
-    from dpstream.mechanisms.counters.tree import TreeCounter as TreeCounter
+    from dpstream.mechanisms.counters.tree_counter import TreeCounter as TreeCounter
     from dpstream.mechanisms.counters.unbounded import UnboundedCounter as UnboundedCounter
     from dpstream.mechanisms.delayed.block_smoother import BlockSmoother as BlockSmoother
     from dpstream.mechanisms.delayed.buc_order import BucOrder as BucOrder
@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a class is imported on first
     from dpstream.mechanisms.w_event.dsat import Dsft as Dsft
     from dpstream.mechanisms.w_event.fast import FastW as FastW
     from dpstream.mechanisms.w_event.pacer import Pacer as Pacer
-    from dpstream.mechanisms.w_event.pegasus import PegasusW as PegasusW
+    from dpstream.mechanisms.w_event.pegasus_w import PegasusW as PegasusW
     from dpstream.mechanisms.w_event.sample import Sample as Sample
     from dpstream.mechanisms.w_event.spas import Spas as Spas
     from dpstream.mechanisms.w_event.uniform import Uniform as Uniform
@@ -55,7 +55,7 @@ REGISTRY = {
     "fast_w": "dpstream.mechanisms.w_event.fast:FastW",
     "dsat": "dpstream.mechanisms.w_event.dsat:Dsat",
     "dsft": "dpstream.mechanisms.w_event.dsat:Dsft",
-    "pegasus_w": "dpstream.mechanisms.w_event.pegasus:PegasusW",
+    "pegasus_w": "dpstream.mechanisms.w_event.pegasus_w:PegasusW",
     "adapub": "dpstream.mechanisms.w_event.adapub:AdaPub",
     "naive": "dpstream.mechanisms.delayed.naive:Naive",
     "pegasus": "dpstream.mechanisms.delayed.pegasus:Pegasus",
@@ -67,8 +67,8 @@ REGISTRY = {
     "sensitivity_truncation": "dpstream.mechanisms.delayed.truncation:SensitivityTruncation",
     "block_smoother": "dpstream.mechanisms.delayed.block_smoother:BlockSmoother",
     "dpi": "dpstream.mechanisms.infinite.dpi:Dpi",
-    "naive_counter": "dpstream.mechanisms.counters.naive:NaiveCounter",
-    "tree": "dpstream.mechanisms.counters.tree:TreeCounter",
+    "naive_counter": "dpstream.mechanisms.counters.naive_counter:NaiveCounter",
+    "tree": "dpstream.mechanisms.counters.tree_counter:TreeCounter",
     "honaker": "dpstream.mechanisms.counters.honaker:HonakerCounter",
     "smooth_binary": "dpstream.mechanisms.counters.smooth_binary:SmoothBinaryCounter",
     "toeplitz": "dpstream.mechanisms.counters.toeplitz:ToeplitzCounter",

@@ -23,22 +23,9 @@ import numpy as np
 
 from dpstream.errors import InvalidInput, StateError
 from dpstream.mechanisms import find, name_of
-from dpstream.mechanisms.base import Mechanism
-from dpstream.mechanisms.blocks import as_block
-from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.run_directory import (
-    About,
-    RunDirectory,
-    drop_unbegun,
-    known_secret,
-    make_empty,
-    make_run,
-    open_ledger,
-    open_run,
-    read_about,
-    refuse_moved,
-    refuse_rolled_back,
-)
+from dpstream.mechanisms.base import Mechanism, as_block
+from dpstream.privacy.ledger.charges import Cover, Interval
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.spend import Spend, noise_versions
 from dpstream.privacy.state import (
     InputLog,
@@ -52,15 +39,27 @@ from dpstream.privacy.state import (
     write_packed,
 )
 from dpstream.privacy.state.identity import canonical
+from dpstream.privacy.state.run_directory import (
+    About,
+    RunDirectory,
+    drop_unbegun,
+    known_secret,
+    make_empty,
+    make_run,
+    open_ledger,
+    open_run,
+    read_about,
+    refuse_moved,
+    refuse_rolled_back,
+)
 from dpstream.privacy.state.secret import beside
-from dpstream.privacy.tokens import Cover, Interval
 from dpstream.records import Integers, Reals, Release
 
 _BATCH = 1024  # steps whose digests, and steady charges, become durable together
 _NO_INPUT = bytes(16)  # the digest chain before the first step
 
 
-class Progress(NamedTuple):
+class RunnerProgress(NamedTuple):
     """Where a run stands; replaced as a whole, so that an interrupt never leaves half a step."""
 
     state: Any
@@ -93,7 +92,7 @@ class Runner:
         self._secret = Secret.of(secret)
         self._ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         self._own_ledger = not isinstance(ledger, Ledger)
-        self._progress = Progress(mechanism.start())
+        self._progress = RunnerProgress(mechanism.start())
         self._bins: int | None = None
         self.directory: RunDirectory | None = None
         self._logged_from = 0
@@ -142,7 +141,7 @@ class Runner:
             self.directory.finish(steps)
         self._spend.begin(max(steps - 1, 0), lambda _: chain.hex(), verified=verified)
         state, releases = self.mechanism.finish(state, self._spend)
-        self._progress, self._finished = Progress(state, steps, chain), True
+        self._progress, self._finished = RunnerProgress(state, steps, chain), True
         return releases
 
     def save(self, path: str | Path) -> None:
@@ -260,7 +259,7 @@ class Runner:
                 "start again from step 0; use Runner.load and feed what follows its snapshot"
             )
         runner._ended = runner.steps_done if runner._finished else None
-        runner._progress, runner._finished = Progress(mechanism.start()), False
+        runner._progress, runner._finished = RunnerProgress(mechanism.start()), False
         return runner
 
     def close(self) -> None:
@@ -328,7 +327,7 @@ class Runner:
             except BaseException:
                 self._connect()  # a second try may replay what this one has already drawn
                 raise
-            self._progress = Progress(state, step + 1, digests[offset])
+            self._progress = RunnerProgress(state, step + 1, digests[offset])
             yield releases
 
     def _digests(self, block: Integers) -> list[bytes]:
@@ -415,11 +414,11 @@ class Runner:
             self.directory, self._logged_from = directory, snapshot["logged from"]
             if not self._finished:
                 self._ended = self._ledger.known(self.run_id.hex()).finished
-            self._progress = Progress(state, snapshot["steps"], snapshot["chain"])
+            self._progress = RunnerProgress(state, snapshot["steps"], snapshot["chain"])
             return
         self._spend.begin(snapshot["steps"], lambda _: snapshot["chain"].hex())
         state = rebuild(state, self._pay_again)
-        self._progress = Progress(state, snapshot["steps"], snapshot["chain"])
+        self._progress = RunnerProgress(state, snapshot["steps"], snapshot["chain"])
         self._sign(saved.folder, "Runner", {}, instead=True)
         self.save(saved.folder)
 

@@ -18,24 +18,24 @@ import numpy as np
 
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy import noise
-from dpstream.privacy.charges import Cells, Charge, Terms
-from dpstream.privacy.events import FloatError
-from dpstream.privacy.keys import derive
-from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.process import this_process
-from dpstream.privacy.promises import folded
+from dpstream.privacy.accounting.privacy_events import FloatError
+from dpstream.privacy.accounting.promises import folded
+from dpstream.privacy.ledger.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.state.journal import this_process
+from dpstream.privacy.state.secret import derive
 from dpstream.privacy.state.window_keys import WindowKeySource
 from dpstream.records import Reals, Words
 
 _LONGEST = 62  # bytes of a name that is written out; the hash of a longer one takes 63
 
 
-class Doors(Protocol):
+class NoiseStreams(Protocol):
     """Whatever opens doors to a query's noise."""
 
     step: int
 
-    def door(self, *, window: int, column: str, part: int) -> Door:
+    def door(self, *, window: int, column: str, part: int) -> NoiseStream:
         """The noise of one column of one window, for the keys of one hash bucket; made once."""
 
     def refuse_fork(self) -> None:
@@ -55,7 +55,7 @@ class QuerySpend:
         self._ledger, self._dataset, self._keys = ledger, dataset, keys
         self._terms = _users_book(ledger, dataset)
         self._digest: bytes | None = None  # of the plan, once paid for
-        self._doors: dict[tuple[int, str, int], Door] = {}
+        self._doors: dict[tuple[int, str, int], NoiseStream] = {}
         self._lock, self._process = threading.Lock(), this_process()
         self.step = -1
 
@@ -96,7 +96,7 @@ class QuerySpend:
             )
         self.step = step
 
-    def door(self, *, window: int, column: str, part: int) -> Door:
+    def door(self, *, window: int, column: str, part: int) -> NoiseStream:
         """The noise of one column of one window, for the keys of one hash bucket; made once."""
         self.refuse_fork()
         if self._digest is None:
@@ -110,10 +110,10 @@ class QuerySpend:
                 )
             key = derive(self._keys.mint(window), b"query" + self._digest)
             address = _address(self._run, self._query, column, window)
-            self._doors[place] = made = Door(self, key=key, address=address, part=part)
+            self._doors[place] = made = NoiseStream(self, key=key, address=address, part=part)
         return made
 
-    def lend(self, windows: Iterable[int]) -> LentKeys:
+    def lend(self, windows: Iterable[int]) -> WindowKeyGrant:
         """The keys of some windows, for tasks elsewhere that draw under the step of now.
 
         What a task draws depends on the run, the window, the column, the key's id, the release and
@@ -125,7 +125,7 @@ class QuerySpend:
         with self._lock:
             digest = b"query" + self._digest
             keys = {window: derive(self._keys.mint(window), digest) for window in windows}
-        return LentKeys(run=self._run, query=self._query, step=self.step, keys=keys)
+        return WindowKeyGrant(run=self._run, query=self._query, step=self.step, keys=keys)
 
     def erase(self, window: int) -> None:
         """The window is final and every sink has its last table: forget its key for good."""
@@ -141,7 +141,7 @@ class QuerySpend:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LentKeys:
+class WindowKeyGrant:
     """Keys of windows on their way to a task: secret; never in a plan, a log or a file."""
 
     run: bytes
@@ -149,19 +149,19 @@ class LentKeys:
     step: int
     keys: dict[int, bytes] = field(repr=False)
 
-    def doors(self) -> LentDoors:
+    def doors(self) -> RemoteNoiseStreams:
         """Doors for one task; each task makes its own."""
-        return LentDoors(self)
+        return RemoteNoiseStreams(self)
 
 
-class LentDoors:
+class RemoteNoiseStreams:
     """Doors to noise that was paid for, and whose input is durable, in another process."""
 
-    def __init__(self, lent: LentKeys) -> None:
+    def __init__(self, lent: WindowKeyGrant) -> None:
         self._lent, self.step, self._process = lent, lent.step, this_process()
         self._made: set[tuple[int, str, int]] = set()
 
-    def door(self, *, window: int, column: str, part: int) -> Door:
+    def door(self, *, window: int, column: str, part: int) -> NoiseStream:
         """The noise of one column of one window, for the keys of one hash bucket; made once."""
         place = (window, column, part)
         if place in self._made:
@@ -170,7 +170,7 @@ class LentDoors:
             raise StateError(f"the key of window {window} was not lent to this task")
         self._made.add(place)
         address = _address(self._lent.run, self._lent.query, column, window)
-        return Door(self, key=self._lent.keys[window], address=address, part=part)
+        return NoiseStream(self, key=self._lent.keys[window], address=address, part=part)
 
     def refuse_fork(self) -> None:
         """A copy of this process would draw the same noise for other data."""
@@ -178,7 +178,7 @@ class LentDoors:
             raise StateError("a task's doors to noise do not survive a fork")
 
 
-class Door:
+class NoiseStream:
     """Standard normals for keys of one (window, column, hash bucket).
 
     Doors share nothing that changes, so each may be used by a thread of its own. A normal depends
@@ -186,7 +186,9 @@ class Door:
     all buckets together must be distinct, as those of a table are.
     """
 
-    def __init__(self, spend: Doors, *, key: bytes, address: noise.Address, part: int) -> None:
+    def __init__(
+        self, spend: NoiseStreams, *, key: bytes, address: noise.Address, part: int
+    ) -> None:
         self._spend, self._address, self._part = spend, address, part
         self._key: bytes | None = key
         self._streams: dict[str, noise.Stream] = {}

@@ -7,18 +7,193 @@ and one independent draw per coordinate.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.errors import InvalidInput, InvalidParameter, StateError
 from dpstream.privacy import noise
-from dpstream.privacy.charges import Cells
-from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.payments import Payments, positive_amount
-from dpstream.privacy.tokens import Cover, Interval, Paid
+from dpstream.privacy.accounting.curves import pure_rho_above
+from dpstream.privacy.amounts import on_grid, show
+from dpstream.privacy.ledger.book import DigestAt
+from dpstream.privacy.ledger.charges import Cells, Charge, Cover, Interval, Kind, Paid
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.state.journal import this_process
 from dpstream.records import Integers
+
+# Charging a run's budget: step by step, ahead, for intervals, covers and values kept for later.
+
+_NOTHING: tuple[int, Fraction | None] = (-1, None)
+
+
+class Payments:
+    """One run's charges to one book."""
+
+    def __init__(self, *, run: bytes, ledger: Ledger, dataset: str, query: str) -> None:
+        terms = ledger.terms(dataset)
+        if terms is None:
+            raise InvalidParameter(f"dataset {dataset!r} has no book in this ledger")
+        self.step = -1
+        self._query, self._run_name = query, run.hex()
+        self._ledger, self._dataset, self._measure = ledger, dataset, terms.measure
+        self._prepaid: dict[str, tuple[int, Fraction]] = {}
+        self._paying: dict[str, tuple[Fraction, Fraction, Paid]] = {}  # as asked, as charged
+        self._digest_at: DigestAt = lambda step: ""
+        self._ahead, self._verified = -1, False
+        self._process = this_process()
+
+    def begin(
+        self, step: int, digest_at: DigestAt, *, ahead: int = -1, verified: bool = False
+    ) -> None:
+        """Move to `step`; up to `ahead`, charges that come every step are written in one go.
+
+        `verified`: a durable log has shown that this step's input is not another one than before.
+        """
+        if this_process() != self._process:
+            raise StateError("this run was started before a fork; start or load it in each process")
+        self.step, self._digest_at, self._ahead = step, digest_at, ahead
+        self._verified = verified
+
+    def new_batch(self) -> None:
+        """Other input may follow: what was paid ahead must be looked up in the ledger again."""
+        self._prepaid.clear()
+
+    def adopt(self, token: Interval | Cover) -> Interval | Cover:
+        """Pay again, in full, for what a copied state holds of another run, and go on with it."""
+        if isinstance(token, Cover):
+            cells = Cells(first=token.first, last=token.last)
+            self._charge_as(token.amount, token.purpose, cells, kind="cover")
+        else:
+            cells = Cells(first=token.start, last=max(token.start, self.step))
+            self._charge_as(token.amount, token.purpose, cells, kind="open")
+        return replace(token, run=self._run_name)
+
+    def cover(self, amount: Fraction, *, last: int, purpose: str = "cover") -> Cover:
+        """Charge `amount` of the book's measure once to every step from now to `last`."""
+        amount = positive_amount(amount, self._measure)
+        if self._measure == "epsilon":
+            raise InvalidParameter(
+                "a cover is for Gaussian noise, this book counts epsilon; open a book with "
+                "measure='rho' or measure='mu_squared'"
+            )
+        cells = Cells(first=self.step, last=last)
+        self._charge_as(amount, purpose, cells, kind="cover")
+        return Cover(purpose=purpose, first=self.step, last=last, amount=amount, run=self._run_name)
+
+    def pay(
+        self,
+        value: npt.ArrayLike,
+        *,
+        sensitivity: Fraction,
+        epsilon: Fraction,
+        purpose: str,
+        cells: Cells | None = None,
+    ) -> Paid:
+        """Charge `epsilon` for all that draws under the answer read of `value`; draw nothing."""
+        known = self._paying.get(purpose)
+        if known is None or known[0] is not epsilon:
+            token = Paid(purpose=purpose, run=self._run_name)
+            known = self._paying[purpose] = (epsilon, positive_amount(epsilon, "epsilon"), token)
+        self._charge(known[1], purpose, cells)
+        return known[2]
+
+    def open_interval(self, epsilon: Fraction, *, purpose: str = "interval") -> Interval:
+        """Charge `epsilon` once to every window that overlaps the steps until it is closed."""
+        amount = self._pure(positive_amount(epsilon, "epsilon"))
+        self._charge_as(amount, purpose, None, kind="open")
+        return Interval(purpose=purpose, start=self.step, amount=amount, run=self._run_name)
+
+    def close_interval(self, interval: Interval) -> None:
+        """End an interval with the current step."""
+        self._check_open(interval, Fraction(0))
+        cells = Cells(first=interval.start, last=self.step)
+        self._charge_as(Fraction(0), interval.purpose, cells, kind="close")
+
+    def _charge(self, epsilon: Fraction, purpose: str, cells: Cells | None) -> None:
+        """A pure-DP charge, in the book's measure."""
+        self._charge_as(self._pure(epsilon), purpose, cells)
+
+    def _pure(self, epsilon: Fraction) -> Fraction:
+        if self._measure == "mu_squared":
+            raise InvalidParameter(
+                "this book counts GDP, which pure noise does not fit; open a book with "
+                "measure='epsilon' or measure='rho'"
+            )
+        return epsilon if self._measure == "epsilon" else pure_rho_above(epsilon)
+
+    def _require(self, measure: str, reason: str) -> None:
+        if self._measure != measure:
+            raise InvalidParameter(
+                f"this book counts {self._measure}; {reason}; open a book with measure={measure!r}"
+            )
+
+    def _check_cover(self, cover: Cover, amount: Fraction) -> None:
+        """The charge is there, holds at this step, and is as large as the noise asks."""
+        end = self._end_of(cover.run, cover.purpose, cover.first)
+        if end is None or not cover.first <= self.step <= end or amount > cover.amount:
+            raise InvalidParameter(
+                f"{cover} does not pay for {self._measure}={show(amount)} at step {self.step}"
+            )
+
+    def _check_open(self, token: Interval | Paid, epsilon: Fraction) -> None:
+        """This run paid for it, for as much at least, and it is not over."""
+        if isinstance(token, Paid):
+            if token.run != self._run_name:
+                raise InvalidParameter(f"{token} was paid for by another run")
+            return
+        end = self._end_of(token.run, token.purpose, token.start)
+        if end is not None and end < self.step:
+            raise InvalidParameter(f"{token} was never opened by this run, or is over")
+        if epsilon and self._pure(epsilon) > token.amount:
+            raise InvalidParameter(f"{token} does not pay for epsilon={show(epsilon)}")
+
+    def _end_of(self, run: str, purpose: str, first: int) -> int | None:
+        """The last step that this run's interval or cover pays for; None: open; -1: not there."""
+        if run != self._run_name:
+            return -1
+        return self._ledger.interval_end(self._dataset, run, self._query, purpose, first)
+
+    def _tie(self, purpose: str) -> None:
+        """A draw that is paid for already: write its input's digest down where no log does."""
+        if not self._verified and self._ledger.path is not None:
+            self._charge_as(Fraction(0), purpose, None)
+
+    def _charge_as(
+        self, amount: Fraction, purpose: str, cells: Cells | None, kind: Kind = "cells"
+    ) -> None:
+        step, ahead = self.step, False
+        if cells is None:
+            if kind == "cells":
+                prepaid_to, prepaid = self._prepaid.get(purpose, _NOTHING)
+                if step <= prepaid_to and (amount is prepaid or amount == prepaid):
+                    return
+                ahead = self._ahead > step
+            cells = Cells(first=step, last=step)
+        charge = Charge(
+            run=self._run_name,
+            query=self._query,
+            purpose=purpose,
+            step=step,
+            amount=amount,
+            cells=cells,
+            repeat=self._ahead - step + 1 if ahead else 1,
+            digest=self._digest_at(self._ahead if ahead else step),
+            kind=kind,
+        )
+        self._ledger.charge(self._dataset, charge, self._digest_at, verified=self._verified)
+        if ahead:
+            self._prepaid[purpose] = (self._ahead, amount)
+
+
+def positive_amount(amount: Fraction, name: str) -> Fraction:
+    """On the grid, rounded down, and above zero."""
+    rounded = on_grid(amount if type(amount) is Fraction else Fraction(amount))
+    if rounded.numerator <= 0:
+        raise InvalidParameter(f"{name} must be greater than 0; got {amount}")
+    return rounded
+
 
 NORMAL_PRECISION, NORMAL_LARGEST, NORMAL_LOST = noise.PRECISION, noise.LARGEST, noise.LOST
 """How close `Spend.normals` are to ideal ones, their largest size, and how likely that fails."""

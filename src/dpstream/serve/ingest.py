@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from dpstream.connectors.pushed import Inbox
-from dpstream.connectors.sinks.encode import plain
-from dpstream.connectors.sources.jsonl import JsonlParser
-from dpstream.connectors.sources.text import rejected
+from dpstream.connectors.encode import plain
+from dpstream.connectors.files.jsonl import JsonlParser
+from dpstream.connectors.files.text import rejected
+from dpstream.connectors.write_ahead import Inbox
 from dpstream.errors import InvalidInput, StateError
-from dpstream.pipeline.load import Pushed
 from dpstream.records import Batch
 from dpstream.serve.endpoints import Refusal
+from dpstream.session.pipeline import PushedTable
 
 JSONL = ("application/jsonl", "application/x-ndjson", "application/json-lines", "application/json")
 ARROW = "application/vnd.apache.arrow.stream"
@@ -29,7 +29,7 @@ class Intake:
     """Takes in the rows of one source."""
 
     name: str
-    pushed: Pushed
+    pushed: PushedTable
     inbox: Inbox
     """Where they are kept."""
     most_waiting: int = MOST_WAITING

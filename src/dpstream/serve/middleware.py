@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dpstream.errors import SecretError
-from dpstream.privacy.state.files import create_exclusive
+from dpstream.privacy.state.durable_files import create_exclusive
 from dpstream.privacy.state.secret import mint_token
 from dpstream.serve.endpoints import Refusal
 

@@ -20,9 +20,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dpstream.connectors.pushed import Inbox
-from dpstream.pipeline import Pipeline
-from dpstream.privacy.ledger import Ledger
+from dpstream.connectors.write_ahead import Inbox
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.serve.endpoints import (
     Endpoint,
     Given,
@@ -36,6 +35,7 @@ from dpstream.serve.event_stream import Hub
 from dpstream.serve.ingest import ARROW, JSONL, Intake, content_type, read_body
 from dpstream.serve.middleware import HANDLERS, App, Limits, SecurityHeaders, Token, TokenGate
 from dpstream.serve.supervisor import Supervisor
+from dpstream.session.pipeline import Pipeline
 
 _ABOUT = "For the operator alone: exact counts and raw rows, which are not private."
 _LETTERS = 1000

@@ -14,22 +14,20 @@ import pyarrow as pa
 
 from dpstream.connectors.storage import safe_name
 from dpstream.errors import InvalidParameter
+from dpstream.explanation.explain_group_by import measure_name
+from dpstream.explanation.explain_query import explain
+from dpstream.group_by.release_table import release_schema, series_schema
 from dpstream.mechanisms import name_of
-from dpstream.pipeline import Pipeline
-from dpstream.pipeline.books import Book
-from dpstream.privacy.charges import Terms
-from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.run_directory import read_about
+from dpstream.privacy.ledger.charges import Terms
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.state.run_directory import read_about
+from dpstream.query.noise_plan import plan_query
+from dpstream.query.query import Query
+from dpstream.query.series_query import SeriesQuery
+from dpstream.rows.column_values import types_before_rows
 from dpstream.serve.endpoints import Refusal
 from dpstream.session.budget import AnyQuery
-from dpstream.sql.explain import explain
-from dpstream.sql.explain_users import measure_name
-from dpstream.stages.plan import planned
-from dpstream.stages.query import Query
-from dpstream.stages.query_types import types_before_rows
-from dpstream.stages.release_table import release_schema
-from dpstream.stages.series_query import SeriesQuery
-from dpstream.stages.series_table import series_schema
+from dpstream.session.pipeline import Pipeline, PipelineBook
 
 _PLACE = ("window_start", "window_end", "trigger_time", "release_index")
 _OPERATORS = ("memory", "drawing")  # of no use to a reader of the releases
@@ -61,7 +59,7 @@ class QueryDescription:
         """The columns of its releases; keys that nothing is known of stand as text."""
         if isinstance(self.query, SeriesQuery):
             return series_schema(self.query, types_before_rows(self.rows))
-        return release_schema(planned(self.rows.starting(0)), types_before_rows(self.rows))
+        return release_schema(plan_query(self.rows.starting(0)), types_before_rows(self.rows))
 
     @cached_property
     def keys(self) -> list[str]:
@@ -167,7 +165,7 @@ def declared_books(pipeline: Pipeline) -> list[dict[str, Any]]:
     return [_book(book, pipeline) for book in pipeline.books]
 
 
-def _book(book: Book, pipeline: Pipeline) -> dict[str, Any]:
+def _book(book: PipelineBook, pipeline: Pipeline) -> dict[str, Any]:
     terms = book.terms()
     lines: list[Line] = []
     for query in book.queries:
@@ -199,7 +197,7 @@ def _book(book: Book, pipeline: Pipeline) -> dict[str, Any]:
 
 def _user_charges(query: Any) -> list[Line]:
     """The one charge of a run, by what its noise is put on."""
-    plan = planned(query.starting(0))
+    plan = plan_query(query.starting(0))
     return [
         {
             "query": query.name,
@@ -227,7 +225,7 @@ def _series_charge(query: SeriesQuery, book: Terms) -> Line:
     }
 
 
-def _others(book: Book, terms: Terms, pipeline: Pipeline) -> list[Line]:
+def _others(book: PipelineBook, terms: Terms, pipeline: Pipeline) -> list[Line]:
     """What other runs of users have been charged to the same book, in one line.
 
     Each of their charges was fixed before its first row, too. Mechanisms that spend as they go are

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.connectors.sinks.encode import csv, jsonl
-from dpstream.connectors.sinks.numbers import with_numbers
+from dpstream.connectors.encode import csv, jsonl, with_numbers
 from dpstream.records import Integers
 from dpstream.serve.endpoints import Given
 from dpstream.serve.public_facts import QueryDescription

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy.stats import norm
 
-from dpstream.connectors.sinks.encode import plain
+from dpstream.connectors.encode import plain
 from dpstream.records import Integers, Reals
 from dpstream.serve.endpoints import Given, Refusal
 from dpstream.serve.public_facts import QueryDescription

@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from dpstream.connectors.sinks.directory import file_name
-from dpstream.connectors.sinks.numbers import another_run, run_of
+from dpstream.connectors.encode import another_run, run_of
+from dpstream.connectors.files.sink import file_name
 from dpstream.connectors.storage import open_folder, put_new
 from dpstream.errors import StateError
-from dpstream.privacy.state.files import make_directory, remove_leftovers
+from dpstream.privacy.state.durable_files import make_directory, remove_leftovers
 from dpstream.serve.release_segments import Segment, build, decode, encode
 
 FORMAT = 1

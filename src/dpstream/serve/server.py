@@ -15,8 +15,7 @@ from typing import Any
 import uvicorn
 
 from dpstream.errors import InvalidParameter
-from dpstream.pipeline import Pipeline
-from dpstream.privacy.state.files import make_directory
+from dpstream.privacy.state.durable_files import make_directory
 from dpstream.serve.event_stream import Hub
 from dpstream.serve.middleware import App, Token, load_token
 from dpstream.serve.operator_side import OperatorSide
@@ -25,6 +24,7 @@ from dpstream.serve.public_side import PublicSide
 from dpstream.serve.release_store import ReleaseReader, hold_folder
 from dpstream.serve.supervisor import Supervisor
 from dpstream.serve.worker import store_folder
+from dpstream.session.pipeline import Pipeline
 
 __all__ = ["Settings", "check_pipes", "load_token", "serve"]
 _LEAVING = 3  # seconds that open answers have when the server stops

@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.engines.clock import SystemClock
-from dpstream.engines.local import Options
-from dpstream.engines.memory import keep_freed_memory
-from dpstream.pipeline import Pipeline, load_pipeline
-from dpstream.pipeline.engines import with_engine
-from dpstream.pipeline.start import open_book, refuse_lost_secret, start
-from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.state.files import make_directory
+from dpstream.engines.embedded.embedded_engine import keep_freed_memory
+from dpstream.engines.query_run import EngineOptions
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.state.durable_files import make_directory
 from dpstream.serve.public_facts import describe_queries
 from dpstream.serve.release_store import ReleaseStore, hold_folder
 from dpstream.session import Run, Runs
+from dpstream.session.pipeline import Pipeline, load_pipeline
+from dpstream.session.start_pipeline import open_book, refuse_lost_secret, start, with_engine
 
 _EVERY = 1.0  # seconds between two reports
 _LOST = 70  # exit code when the process that started it is gone
@@ -47,7 +46,7 @@ def publish(
     *,
     tell: Any = lambda runs: None,
     clock: Any = None,
-    options: Options | None = None,
+    options: EngineOptions | None = None,
     stopped: threading.Event | None = None,
 ) -> None:
     """Run a pipeline to its end, every release into its store."""

@@ -2,7 +2,7 @@
 
 from dpstream.session.budget import refuse_early
 from dpstream.session.feeds import Feed
-from dpstream.session.runs import Operator, Run, Runs
+from dpstream.session.runs import OperatorCounts, Run, Runs
 from dpstream.session.start import run, run_all
 
-__all__ = ["Feed", "Operator", "Run", "Runs", "refuse_early", "run", "run_all"]
+__all__ = ["Feed", "OperatorCounts", "Run", "Runs", "refuse_early", "run", "run_all"]

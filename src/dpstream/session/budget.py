@@ -8,19 +8,18 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpstream.engines.series_state import agree
+from dpstream.engines.embedded.series_run import agree
 from dpstream.errors import BudgetExceeded
 from dpstream.privacy.amounts import show
-from dpstream.privacy.charges import Cells, Charge, Terms
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.refusals import book_in_words, shown
 from dpstream.privacy.query_spend import QuerySpend
-from dpstream.privacy.refusals import book_in_words
-from dpstream.privacy.remaining import shown
-from dpstream.privacy.run_directory import is_charged
 from dpstream.privacy.state import MemoryWindowKeys
-from dpstream.stages.plan import planned
-from dpstream.stages.query import Query
-from dpstream.stages.series_query import SeriesQuery
+from dpstream.privacy.state.run_directory import is_charged
+from dpstream.query.noise_plan import plan_query
+from dpstream.query.query import Query
+from dpstream.query.series_query import SeriesQuery
 
 AnyQuery = Query | SeriesQuery
 
@@ -40,7 +39,7 @@ def refuse_early(
         return
     if book is None:
         ledger, first = Ledger(), queries[0][0].starting(0)
-        own = first.terms() if isinstance(first, SeriesQuery) else planned(first).terms()
+        own = first.terms() if isinstance(first, SeriesQuery) else plan_query(first).terms()
         ledger.open(dataset, own)
         (book,) = ledger.report()
     paid = {line["run"] for line in book["spent_on"]}
@@ -61,7 +60,7 @@ def _refuse_users(which: str, book: dict[str, Any], queries: Sequence[Query]) ->
         copy.charge(dataset, _as_spent(line))
     for number, query in enumerate(queries):
         run, keys = number.to_bytes(16, "big"), MemoryWindowKeys()
-        plan = planned(query.starting(0))
+        plan = plan_query(query.starting(0))
         copy.admit(dataset, plan.terms(), f"query {query.name!r}")
         spend = QuerySpend(run=run, query=query.name, ledger=copy, dataset=dataset, keys=keys)
         try:

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpstream.connectors.files.source import GrowingDirectory, SharedSource
 from dpstream.connectors.options import is_uri
-from dpstream.connectors.pushed import PUSHED, PushedSource, pushed_folder
-from dpstream.connectors.sources import open_source
-from dpstream.connectors.sources.growing import GrowingDirectory
-from dpstream.connectors.sources.shared import SharedSource
+from dpstream.connectors.registry import open_source
 from dpstream.connectors.storage import safe_name
-from dpstream.connectors.write_ahead import WriteAhead
-from dpstream.engines.arrivals import Arrivals, LiveView
+from dpstream.connectors.write_ahead import PUSHED, PushedSource, WriteAhead, pushed_folder
 from dpstream.engines.clock import Clock
-from dpstream.engines.query_run import Options
+from dpstream.engines.embedded.arrivals import Arrivals, LiveView
+from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidParameter
 from dpstream.records import Source
 from dpstream.session.budget import AnyQuery
@@ -54,7 +52,7 @@ def views_by_query(
     feeds: Mapping[str, Feed],
     folder: Path | None,
     clock: Clock,
-    options: Options,
+    options: EngineOptions,
 ) -> dict[str, tuple[Any, Any]]:
     """Each query's view of what its feed reads once for all."""
     found: dict[str, tuple[Any, Any]] = {}
@@ -82,7 +80,7 @@ def _views(
     return Arrivals(source, clock, list(together), views=len(columns), buffer=buffer).views
 
 
-def followed(source: Source | None, clock: Clock, options: Options) -> Source | None:
+def followed(source: Source | None, clock: Clock, options: EngineOptions) -> Source | None:
     """The source for one query: a live one is read while the query is busy, too."""
     if source is None or source.bounded or isinstance(source, LiveView):
         return source

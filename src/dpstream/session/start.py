@@ -9,25 +9,23 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from dpstream.connectors.dead_letters import DeadLetters
-from dpstream.connectors.sinks import SharedSink, open_sink, shared_sinks
-from dpstream.connectors.sources import open_source
-from dpstream.connectors.storage import safe_name
+from dpstream.connectors.registry import SharedSink, open_sink, open_source, shared_sinks
+from dpstream.connectors.storage import DeadLetters, safe_name
 from dpstream.engines.clock import Clock, SystemClock
-from dpstream.engines.local import LocalRun
-from dpstream.engines.query_run import Engine, Options
-from dpstream.engines.series import SeriesRun
+from dpstream.engines.embedded.embedded_engine import LocalRun
+from dpstream.engines.embedded.series_run import SeriesRun
+from dpstream.engines.query_run import Engine, EngineOptions
 from dpstream.errors import InvalidParameter, StateError
-from dpstream.privacy.ledger import Ledger, warn_of_own_book
-from dpstream.privacy.run_directory import ANEW, keep_book, read_about
+from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
 from dpstream.privacy.state import Secret
-from dpstream.privacy.state.files import make_directory
+from dpstream.privacy.state.durable_files import make_directory
+from dpstream.privacy.state.run_directory import ANEW, keep_book, read_about
 from dpstream.privacy.state.secret import beside
+from dpstream.query.series_query import SeriesQuery
 from dpstream.session.budget import AnyQuery, refuse_early
-from dpstream.session.elsewhere import start_elsewhere
 from dpstream.session.feeds import Feed, feeds_by_query, followed, opened_source, views_by_query
-from dpstream.session.runs import Operator, Run, Runs
-from dpstream.stages.series_query import SeriesQuery
+from dpstream.session.remote_engine import start_on_engine
+from dpstream.session.runs import OperatorCounts, Run, Runs
 
 
 def run(
@@ -42,7 +40,7 @@ def run(
     ledger: Ledger | str | Path | None = None,
     dataset: str = "stream",
     dead_letters: str | Path | None = None,
-    options: Options | None = None,
+    options: EngineOptions | None = None,
     clock: Clock | None = None,
     engine: Engine | None = None,
 ) -> Run:
@@ -68,7 +66,7 @@ def run(
     time), and `sink` a function of a DataFrame and its release, or a `SparkSink`.
 
     >>> import pyarrow as pa
-    >>> from dpstream.stages.query import Query
+    >>> from dpstream.query.query import Query
     >>> clicks = pa.table({"user": ["ann", "bob"] * 500, "page": ["home"] * 1000})
     >>> query = Query(unit="user", keys=["page"], public_keys=["home"], epsilon=5, delta=1e-9,
     ...               max_groups_contributed=1)
@@ -88,8 +86,8 @@ def run(
         if given is not ledger:
             given.close()
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
-    operator = Operator(dead_letters=None if place is None else DeadLetters(Path(place)))
-    clock, options = clock or SystemClock(), options or Options()
+    operator = OperatorCounts(dead_letters=None if place is None else DeadLetters(Path(place)))
+    clock, options = clock or SystemClock(), options or EngineOptions()
     parts: dict[str, Any] = {
         "aside": operator,
         "folder": folder,
@@ -100,7 +98,7 @@ def run(
         "options": options,
     }
     if engine is not None:
-        return Run(start_elsewhere(engine, query, source, history, live, sink, parts), operator)
+        return Run(start_on_engine(engine, query, source, history, live, sink, parts), operator)
     parts |= {
         "source": followed(opened_source(source, live, folder), clock, options),
         "sink": open_sink(sink),
@@ -122,7 +120,7 @@ def run_all(
     secret: Secret | bytes | str | Path | None = None,
     ledger: Ledger | str | Path | None = None,
     dataset: str = "stream",
-    options: Options | None = None,
+    options: EngineOptions | None = None,
     clock: Clock | None = None,
     check_budget: bool = True,
     engine: Engine | None = None,
@@ -162,7 +160,7 @@ def run_all(
     clock, sink = clock or SystemClock(), sink if engine is not None else shared_sinks(sink)
     views: dict[str, tuple[Any, Any]]
     if engine is None:
-        views = views_by_query(queries, feeds, folder, clock, options or Options())
+        views = views_by_query(queries, feeds, folder, clock, options or EngineOptions())
     else:
         views = {name: (feeds[name].source, feeds[name].history) for name in names}
 
@@ -217,7 +215,7 @@ def _common_secret(
     return Secret.load(beside(folder)) if begun else beside(folder)
 
 
-def _of_query(options: Options | None, name: str) -> Options | None:
+def _of_query(options: EngineOptions | None, name: str) -> EngineOptions | None:
     """A run id that a test has fixed must still differ from query to query."""
     if options is None or options.run_id is None:
         return options

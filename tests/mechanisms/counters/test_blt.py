@@ -8,17 +8,17 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.counters.toeplitz import Toeplitz, root_coefficients
-from dpstream.mechanisms.parts.counting.blt_parameters import (
+from dpstream.counting.buffered import (
     COMMON_STEPS,
+    BufferedLinearToeplitz,
     exact,
     optimise,
     parameters,
     table,
 )
-from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
-from dpstream.mechanisms.parts.counting.strategy import noise_paths
+from dpstream.counting.factorisation import noise_paths
+from dpstream.errors import InvalidParameter
+from dpstream.mechanisms.counters.toeplitz import Toeplitz, root_coefficients
 
 
 def largest(counter: BufferedLinearToeplitz | Toeplitz) -> float:

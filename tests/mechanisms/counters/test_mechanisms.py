@@ -9,11 +9,11 @@ from scipy.stats import chi2
 
 import dpstream as dps
 from dpstream.audit.replay import record, replay
+from dpstream.counting.growing_epochs import Unbounded
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter
 from dpstream.mechanisms import find
 from dpstream.mechanisms.counters.unbounded import UnboundedCounter
-from dpstream.mechanisms.parts.counting.epochs import Unbounded
-from dpstream.privacy.calibration import rho_for
+from dpstream.privacy.accounting.calibration import rho_for
 
 FIXED = ["naive_counter", "tree", "honaker", "smooth_binary", "toeplitz", "blt"]
 EVERY = [*FIXED, "unbounded_counter"]

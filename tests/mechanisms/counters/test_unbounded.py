@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpstream.counting.factorisation import begin, late_normals, late_start, noise_paths
+from dpstream.counting.growing_epochs import Unbounded
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.counters.toeplitz import Toeplitz
-from dpstream.mechanisms.parts.counting.epochs import Unbounded
-from dpstream.mechanisms.parts.counting.strategy import begin, late_normals, late_start, noise_paths
 
 SHAPES = [Unbounded(), Unbounded(first=2, growth=2), Unbounded(buffers=1, first=3, share=0.5)]
 

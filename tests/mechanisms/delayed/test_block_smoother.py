@@ -6,8 +6,7 @@ import pytest
 import dpstream as dps
 from dpstream.audit.replay import record
 from dpstream.mechanisms import BlockSmoother, ContinGroup
-from dpstream.mechanisms.parts.block_filter import Beliefs
-from dpstream.mechanisms.parts.block_models import SPREAD, expected_errors, lengths, models
+from dpstream.mechanisms.parts.block_filter import SPREAD, Beliefs, expected_errors, lengths, models
 from dpstream.privacy.state import pack
 
 SECRET, RUN = bytes(range(32)), bytes(16)

@@ -8,7 +8,7 @@ import pytest
 import dpstream as dps
 from dpstream.audit.replay import Recorder, drive, record, replay
 from dpstream.mechanisms import ContinGroup, DiscontinGroup
-from dpstream.mechanisms.parts.scattered import deviations, places
+from dpstream.mechanisms.delayed.discontin_group import deviations, places
 from dpstream.privacy.sensitivity import grouping_change
 
 SECRET, RUN = bytes(range(32)), bytes(16)

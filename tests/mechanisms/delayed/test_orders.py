@@ -9,8 +9,8 @@ import dpstream as dps
 from dpstream.audit.replay import record, replay
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import BucOrder, CompOrder, Naive
-from dpstream.mechanisms.parts.bucket_prior import BucketPrior
-from dpstream.mechanisms.parts.ordering import CELLS, aligned, log_chances
+from dpstream.mechanisms.delayed.buc_order import BucketPrior
+from dpstream.mechanisms.delayed.comp_order import CELLS, aligned, log_chances
 from dpstream.privacy.sensitivity import comparison_change
 
 SECRET, RUN = bytes(range(32)), bytes(16)

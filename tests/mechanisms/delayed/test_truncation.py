@@ -10,9 +10,9 @@ import dpstream as dps
 from dpstream.audit.replay import Recorder, drive, record, replay
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import BucOrder, ContinGroup, Naive, SensitivityTruncation
-from dpstream.mechanisms.parts.bounds import candidates, scores
+from dpstream.mechanisms.delayed.truncation import candidates, scores
 from dpstream.mechanisms.runner import Runner
-from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.sensitivity import truncation_change
 
 SECRET, RUN = bytes(range(32)), bytes(16)

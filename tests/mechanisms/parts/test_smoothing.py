@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.parts.history import History
-from dpstream.mechanisms.parts.smoothing import check_smoother, smooth
+from dpstream.mechanisms.parts.grouping import check_smoother, smooth
+from dpstream.mechanisms.parts.held_back import History
 from dpstream.privacy.state import pack, unpack
 
 

@@ -7,8 +7,7 @@ import pytest
 
 import dpstream as dps
 from dpstream.mechanisms import FastW
-from dpstream.mechanisms.parts.kalman import Kalman
-from dpstream.mechanisms.parts.pid import Pid
+from dpstream.mechanisms.w_event.fast import Kalman, Pid
 from tests.laws.cases import RUN, SECRET
 from tests.mechanisms.steering import Steering, drive
 

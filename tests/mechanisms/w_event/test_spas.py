@@ -8,7 +8,7 @@ import pytest
 import dpstream as dps
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import Spas
-from dpstream.mechanisms.parts.release_changes import AllHistory, Decayed, TwoWindows
+from dpstream.mechanisms.w_event.spas import AllHistory, Decayed, TwoWindows
 from tests.laws.cases import RUN, SECRET
 from tests.mechanisms.steering import Steering, drive
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dpstream.engines.local import Options
-from dpstream.pipeline import load_pipeline
+from dpstream.engines.query_run import EngineOptions
 from dpstream.privacy.state import Secret
 from dpstream.serve.worker import publish
+from dpstream.session.pipeline import load_pipeline
 from tests.serve.page import logs
 from tests.serve.pipelines import RUN, SECRET
 from tests.serve.processes import Served, served
@@ -114,7 +114,7 @@ def _published(folder, write):
     """A pipeline that has been run to its end, with the same noise every time."""
     path = write(folder)
     Secret.create(folder / "state.secret", value=SECRET)
-    publish(load_pipeline(path), options=Options(run_id=RUN, threads=1, buckets=2))
+    publish(load_pipeline(path), options=EngineOptions(run_id=RUN, threads=1, buckets=2))
     return path
 
 

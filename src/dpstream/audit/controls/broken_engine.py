@@ -25,35 +25,31 @@ import pyarrow as pa
 
 from dpstream.audit.ledger_samplers import DATASET
 from dpstream.audit.query_samplers import unit_spellings
-from dpstream.connectors.sources.table import TableSource
-from dpstream.engines.local import LocalRun
-from dpstream.engines.loop import Loop
-from dpstream.engines.query_run import Storage
-from dpstream.engines.series import SeriesRun
-from dpstream.engines.series_state import SeriesState
-from dpstream.privacy.charges import Charge, Terms
-from dpstream.privacy.keys import derive
-from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.query_spend import Doors
+from dpstream.connectors.memory.source import TableSource
+from dpstream.engines.embedded.embedded_engine import LocalRun
+from dpstream.engines.embedded.loop import Loop
+from dpstream.engines.embedded.series_run import SeriesRun, SeriesState
+from dpstream.engines.query_run import RunStorage
+from dpstream.group_by.bounding import FIRST, KEPT, UnitBucket, Verdicts
+from dpstream.group_by.flow import Flow
+from dpstream.group_by.perturb import NoisySums
+from dpstream.group_by.step_counts import StepCounts
+from dpstream.privacy.ledger.charges import Charge, Terms
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.query_spend import NoiseStreams
 from dpstream.privacy.state import WindowKeySource
+from dpstream.privacy.state.secret import derive
+from dpstream.query.aggregates import Measure
+from dpstream.query.noise_plan import NoisePlan, WindowPlan
+from dpstream.query.query import Bounds, Query
+from dpstream.query.schedule import DueRelease
 from dpstream.records import Reals, Words
-from dpstream.stages.bounding import FIRST, KEPT, UnitBucket, Verdicts
-from dpstream.stages.flow import Flow
-from dpstream.stages.hashing import column_ids
-from dpstream.stages.measures import Measure
-from dpstream.stages.perturb import Noisy
-from dpstream.stages.pieces import Piece
-from dpstream.stages.plan import Plan, WindowPlan
-from dpstream.stages.query import Query
-from dpstream.stages.query_bounds import Bounds
-from dpstream.stages.row_ids import RowIds
-from dpstream.stages.row_reader import RowReader
-from dpstream.stages.rows import RowKeys, Rows, Setting
-from dpstream.stages.schedule import Due
-from dpstream.stages.step_counts import StepCounts
+from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, RowSlice
+from dpstream.rows.row_ids import RowIds, column_ids
+from dpstream.rows.row_reader import RowReader
 
 
-class ThresholdWithoutPlusOne(Plan):
+class ThresholdWithoutPlusOne(NoisePlan):
     """A threshold without the + 1.
 
     True: a key with one unit more than the pre-threshold, which its neighbour never looks at, shows
@@ -67,7 +63,7 @@ class ThresholdWithoutPlusOne(Plan):
         return replace(plan, thresholds=plan.thresholds - 1)
 
 
-class TailPerTrigger(Plan):
+class TailPerTrigger(NoisePlan):
     """Key selection with the tail of all releases given to each, as DP-SQLP prints it.
 
     True: T releases may each show a key that nobody should see, so up to T times the tail.
@@ -113,7 +109,7 @@ class UncappedOfferedRows(Flow):
         return len(rows)
 
 
-class NoiseForOneOfferedRow(Plan):
+class NoiseForOneOfferedRow(NoisePlan):
     """Noise on the rows offered as if a unit offered one, where it may offer `debias_rows`.
 
     True: a factor is missing, so the total's part of mu grows by it.
@@ -140,7 +136,7 @@ class OnlyTouchedKeys(Flow):
         touched = self._touched.setdefault(window, set())
         touched.update(group.tobytes() for group in rows.groups[verdicts > 0])
 
-    def perturb(self, due: Due, spend: Doors) -> list[Noisy]:
+    def perturb(self, due: DueRelease, spend: NoiseStreams) -> list[NoisySums]:
         """Only those who had rows."""
         touched = self._touched.pop(due.window, set())
         return [
@@ -170,7 +166,7 @@ class KeyAsSpelled(RowReader):
         columns = super()._columns(table, reasons, arrived, once)
         return columns | {"spelled": table.select(self.query.keys)}
 
-    def _identified(self, columns: dict[str, Any], aside: Setting) -> Rows:
+    def _identified(self, columns: dict[str, Any], aside: RejectedRows) -> Rows:
         """The groups are known by now; what they look like is left as it came."""
         columns["keys"] = columns.pop("spelled")
         return super()._identified(columns, aside)
@@ -221,7 +217,7 @@ class ColumnTypeFromData(Flow):
 
 
 class _CountsWithoutMemory(StepCounts):
-    def take(self, pieces: Iterable[Piece]) -> None:
+    def take(self, pieces: Iterable[RowSlice]) -> None:
         """Count the rows, then forget which units were there."""
         super().take(pieces)
         self._seen.clear()
@@ -260,7 +256,7 @@ class LostWindowKeys(LocalRun):
     True: a run that is begun again k times publishes k noisy copies for one charge.
     """
 
-    def _storage(self) -> Storage:
+    def _storage(self) -> RunStorage:
         storage = super()._storage()
         assert self.folder is not None
         storage.keys = _FreshWindowKeys(real=storage.keys, start=_count_start(self.folder))
@@ -270,7 +266,7 @@ class LostWindowKeys(LocalRun):
 class _LoopWithoutInputLog(Loop):
     """Logs that a step was taken, and not what it has read."""
 
-    def _logged(self, step: int, pieces: list[Piece], before: bytes) -> bytes:
+    def _logged(self, step: int, pieces: list[RowSlice], before: bytes) -> bytes:
         return super()._logged(step, [], before)
 
 
@@ -281,7 +277,7 @@ class LostInputLog(LocalRun):
     the data, without noise.
     """
 
-    def _opened(self, storage: Storage) -> Loop:
+    def _opened(self, storage: RunStorage) -> Loop:
         made = super()._opened(storage)
         return _LoopWithoutInputLog(
             **{one.name: getattr(made, one.name) for one in fields(made) if one.init}
@@ -294,7 +290,7 @@ class LostColumnTypes(LocalRun):
     True: bounds begin anew with every type in which the unit's column comes.
     """
 
-    def _flow(self, storage: Storage, *, threads: int) -> Flow:
+    def _flow(self, storage: RunStorage, *, threads: int) -> Flow:
         flow = super()._flow(storage, threads=threads)
         flow.reader.types.clear()
         flow.reader.learned = lambda types: None

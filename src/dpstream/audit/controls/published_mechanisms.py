@@ -19,19 +19,18 @@ import numpy.typing as npt
 
 from dpstream.audit.replay import Recorder, drive, replay
 from dpstream.mechanisms.base import HistogramMechanism, Spender
-from dpstream.mechanisms.infinite.dpi import Dpi
+from dpstream.mechanisms.infinite.dpi import Dpi, Memory
 from dpstream.mechanisms.parts.above_threshold import AboveThreshold
-from dpstream.mechanisms.parts.distance import distance
 from dpstream.mechanisms.parts.grouping import GRID, Grouping
-from dpstream.mechanisms.parts.synopses.memory import Memory
+from dpstream.mechanisms.parts.publish_or_hold import distance
 from dpstream.mechanisms.w_event.adapub import AdaPub
 from dpstream.mechanisms.w_event.budget_distribution import BudgetDistribution
 from dpstream.mechanisms.w_event.dsat import Dsat, DsatState
 from dpstream.mechanisms.w_event.fast import FastW
-from dpstream.mechanisms.w_event.pegasus import THRESHOLD, PegasusW
+from dpstream.mechanisms.w_event.pegasus_w import THRESHOLD, PegasusW
 from dpstream.mechanisms.w_event.spas import Spas, SpasState
 from dpstream.privacy.amounts import on_grid
-from dpstream.privacy.charges import Cells
+from dpstream.privacy.ledger.charges import Cells
 from dpstream.privacy.sensitivity import histogram_change
 from dpstream.records import Integers, Reals, Release
 

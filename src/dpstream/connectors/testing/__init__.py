@@ -6,8 +6,14 @@ over given rows, in a line. `SourceSuite`, `ServerSourceSuite`,
 file, say how the thing is opened and filled, and pytest runs it.
 """
 
-from dpstream.connectors.testing.contract import check_sink, check_source
-from dpstream.connectors.testing.lists import Abort, Aborted, ListSink, ListSource
+from dpstream.connectors.testing.contract import (
+    Abort,
+    Aborted,
+    ListSink,
+    ListSource,
+    check_sink,
+    check_source,
+)
 from dpstream.connectors.testing.sink_suite import ServerSinkSuite, SinkSuite
 from dpstream.connectors.testing.source_suite import ServerSourceSuite, SourceSuite
 

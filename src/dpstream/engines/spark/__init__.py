@@ -3,7 +3,12 @@
 PySpark is imported when an engine is made, and nowhere else in dpstream.
 """
 
-from dpstream.engines.spark.engine import SparkEngine, local_session, ship_code
-from dpstream.engines.spark.sinks import ReleaseName, SparkSink
+from dpstream.engines.spark.spark_engine import (
+    ReleaseName,
+    SparkEngine,
+    SparkSink,
+    local_session,
+    ship_code,
+)
 
 __all__ = ["ReleaseName", "SparkEngine", "SparkSink", "local_session", "ship_code"]

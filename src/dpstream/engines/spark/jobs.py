@@ -13,22 +13,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from dpstream.engines.spark import publishing, reading
-from dpstream.engines.spark.failures import is_passing, understood
-from dpstream.engines.spark.files import SharedFiles
+from dpstream.engines.spark import task_releases, task_rows
+from dpstream.engines.spark.bucket_files import (
+    DriverProgress,
+    SharedFiles,
+    StepDigests,
+    Waiting,
+    added,
+    from_text,
+)
 from dpstream.engines.spark.packets import IN_SPARK, Shape, ids, numbers, opened
-from dpstream.engines.spark.progress import Progress
-from dpstream.engines.spark.publishing import Publishing, ShippedPlan
-from dpstream.engines.spark.reading import Reading
-from dpstream.engines.spark.tasks import Keys, Task, opening, packer
-from dpstream.engines.spark.waiting import StepDigests, Waiting, added, from_text
+from dpstream.engines.spark.task_releases import PublishTask, ShippedPlan
+from dpstream.engines.spark.task_rows import ReadTask
+from dpstream.engines.spark.tasks import Keys, Task, is_passing, opening, packer, translate_error
 from dpstream.errors import StateError
-from dpstream.privacy.query_spend import LentKeys
+from dpstream.group_by.flow import Publication
+from dpstream.group_by.release_table import ReleaseTables
+from dpstream.privacy.query_spend import WindowKeyGrant
+from dpstream.query.noise_plan import NoisePlan
 from dpstream.records import Integers, Rejected, Source
-from dpstream.stages.flow import Publication
-from dpstream.stages.plan import Plan
-from dpstream.stages.release_table import ReleaseTables
-from dpstream.stages.rows import RowKeys
+from dpstream.rows.row_batch import RowKeys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,7 +46,7 @@ Noisy = tuple[int, int, Integers, pa.Table]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class IntakeResult:
     """What taking rows in has found."""
 
     waiting: list[Waiting]
@@ -57,7 +61,7 @@ class Jobs:
 
     session: SparkSession
     """As `as_planned` makes it."""
-    plan: Plan
+    plan: NoisePlan
     types: dict[str, pa.DataType]
     buckets: int
     files: SharedFiles
@@ -74,10 +78,10 @@ class Jobs:
         where: str,
         arrived: int | None,
         write: bool = True,
-    ) -> Taken:
+    ) -> IntakeResult:
         """Read rows and write them where their steps will find them; or only tell digests."""
         opener, sealed = Keys(rows=self.row_keys).halves()
-        task = Reading(
+        task = ReadTask(
             **self._common(job, opener, self.plan),
             where=where,
             arrived=arrived,
@@ -91,28 +95,28 @@ class Jobs:
             if frame is None:
                 tasks = min(len(partitions), _TASKS * self.session.sparkContext.defaultParallelism)
                 rows = self.session.range(0, len(partitions), 1, max(tasks, 1))
-                read = rows.mapInArrow(does(reading.read_source), IN_SPARK)
+                read = rows.mapInArrow(does(task_rows.read_source), IN_SPARK)
             else:
-                read = frame.mapInArrow(does(reading.read_frame), IN_SPARK)
-            work = reading.keep_rows if write else reading.digest_rows
+                read = frame.mapInArrow(does(task_rows.read_frame), IN_SPARK)
+            work = task_rows.keep_rows if write else task_rows.digest_rows
             placed = read.repartitionById(self.buckets, "bucket")
             heard, _ = _collected(placed.mapInArrow(does(work), IN_SPARK))
         told = [json.loads(text) for text in heard]
-        return Taken(
+        return IntakeResult(
             waiting=[Waiting.from_json(one["file"]) for one in told if "file" in one],
             digests=added(from_text(one["digests"]) for one in told if "digests" in one),
             told=[one for one in told if "chunk" in one],
         )
 
     def publish(
-        self, progress: Progress, end: int, lent: LentKeys, *, job: str
+        self, progress: DriverProgress, end: int, lent: WindowKeyGrant, *, job: str
     ) -> tuple[list[Publication], list[dict[str, Any]]]:
         """The tables of the steps up to `end`, and the files that hold the new state."""
         first, schedule = progress.step, self.plan.query.schedule
         due = [(step, one) for step in range(first, end) for one in schedule.due(step)]
         plan = ShippedPlan.of(self.plan, (one for _, one in due))
         opener, sealed = Keys(rows=self.row_keys, lent=lent).halves()
-        task = Publishing(
+        task = PublishTask(
             **self._common(job, opener, plan),
             first=first,
             end=end,
@@ -122,9 +126,9 @@ class Jobs:
         )
         with self._shipped(task, sealed) as does:
             buckets = self.session.range(0, self.buckets, 1, self.buckets)
-            kept = buckets.mapInArrow(does(publishing.bound), IN_SPARK)
+            kept = buckets.mapInArrow(does(task_releases.bound), IN_SPARK)
             placed = kept.repartitionById(self.buckets, "bucket")
-            told, table = _collected(placed.mapInArrow(does(publishing.publish), IN_SPARK))
+            told, table = _collected(placed.mapInArrow(does(task_releases.publish), IN_SPARK))
         heard = [json.loads(text) for text in told]
         saved = [one for one in heard if "stage" in one]
         places = {(one["stage"], one["bucket"]) for one in saved}
@@ -148,7 +152,7 @@ class Jobs:
             publications.append(Publication(due=one, table=made))
         return publications, saved
 
-    def _common(self, job: str, opener: bytes, plan: Plan) -> dict[str, Any]:
+    def _common(self, job: str, opener: bytes, plan: NoisePlan) -> dict[str, Any]:
         return {
             "plan": plan,
             "types": self.types,
@@ -219,7 +223,7 @@ def _collected(frame: DataFrame) -> tuple[list[str], pa.Table | None]:
             if left and is_passing(problem):
                 _LOG.warning("an executor was lost; the job runs again, with the same result")
                 continue
-            known = understood(problem)
+            known = translate_error(problem)
             if known is None:
                 raise
             raise known from None

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dpstream.query.query import Query
 from dpstream.records import Integers, Words
-from dpstream.stages.query import Query
-from dpstream.stages.rows import Rows
+from dpstream.rows.row_batch import Rows
 
 PACKETS = pa.schema([("bucket", pa.int32()), ("note", pa.string()), ("rows", pa.binary())])
 IN_SPARK = "bucket int, note string, rows binary"

@@ -3,26 +3,91 @@
 from __future__ import annotations
 
 import gc
+import json
+import logging
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from dpstream.engines.spark.failures import TaskFailed
-from dpstream.engines.spark.files import SharedFiles
+from dpstream import errors
+from dpstream.engines.spark.bucket_files import SharedFiles
 from dpstream.engines.spark.packets import Shape
-from dpstream.errors import DpstreamError
-from dpstream.privacy.query_spend import LentKeys
+from dpstream.errors import DpstreamError, MissingDependency, StateError
+from dpstream.group_by.flow import Flow
+from dpstream.group_by.hash_tables import in_buckets
+from dpstream.privacy.query_spend import WindowKeyGrant
 from dpstream.privacy.state.secret import seal, unseal
+from dpstream.query.noise_plan import NoisePlan
 from dpstream.records import Words
-from dpstream.stages.flow import Flow
-from dpstream.stages.plan import Plan
-from dpstream.stages.row_reader import RowReader
-from dpstream.stages.rows import RowKeys
-from dpstream.stages.tables import in_buckets
+from dpstream.rows.row_batch import RowKeys
+from dpstream.rows.row_reader import RowReader
+
+# Errors of tasks: what an executor raises on purpose reaches the caller as itself.
+#
+# Spark wraps whatever a task raises into pages of two languages' stacks. An error of ours travels
+# through them as one line of JSON, and comes out with its type and its message.
+
+_LOG: Final = logging.getLogger("dpstream.spark")
+_TOLD: Final = re.compile(r'TaskFailed: (\["\w+", ".*"\])\s*$', re.MULTILINE)
+_OUTRUN: Final = "shuffle map stage with indeterminate output was failed and retried"
+_MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+
+
+class TaskFailed(Exception):
+    """An error of ours on its way to the driver."""
+
+    @classmethod
+    def of(cls, problem: DpstreamError) -> TaskFailed:
+        """In one line, whatever its message is."""
+        return cls(json.dumps([type(problem).__name__, str(problem)]))
+
+
+def is_passing(problem: Exception) -> bool:
+    """Did a job fail only because an executor was lost at a bad moment, so that it may run again?
+
+    Spark repeats the tasks of a lost executor, but not once tasks behind them have come to their
+    end: it cannot know that ours give the same rows in any order and at any time.
+    """
+    return _OUTRUN in str(problem)
+
+
+def translate_error(problem: Exception) -> DpstreamError | None:
+    """What a failed job means; None: nothing that we know of.
+
+    What Spark had to say is in the log `dpstream.spark`, for those who look for it.
+    """
+    found = _meaning(str(problem))
+    if found is not None:
+        _LOG.debug("a job failed on Spark", exc_info=problem)
+    return found
+
+
+def _meaning(text: str) -> DpstreamError | None:
+    told = _TOLD.search(text)
+    if told is not None:
+        name, message = json.loads(told[1])
+        kind = getattr(errors, name, StateError)
+        found: DpstreamError = kind(message)
+        return found
+    missing = _MISSING.search(text)
+    if missing is not None:
+        how = "install it there, or call ship_code(session) before"
+        if missing[1].partition(".")[0] != "dpstream":
+            how = "install dpstream's dependencies there"
+        return MissingDependency(f"executors have no module {missing[1]!r}; {how}")
+    if "spark.driver.maxResultSize" in text:
+        return StateError(
+            "the releases of one job exceed what the driver takes; nothing of this job was "
+            "published; raise spark.driver.maxResultSize (and spark.driver.memory), or lower "
+            "steps_at_once"
+        )
+    return None
+
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -36,7 +101,7 @@ class Keys:
     """
 
     rows: RowKeys
-    lent: LentKeys | None = None
+    lent: WindowKeyGrant | None = None
 
     def halves(self) -> tuple[bytes, bytes]:
         """(what opens them, the sealed keys)."""
@@ -46,14 +111,14 @@ class Keys:
     def joined(cls, opener: bytes, sealed: bytes) -> Keys:
         """As they were."""
         rows, lent = unseal(opener, sealed)
-        return cls(rows=RowKeys(**rows), lent=None if lent is None else LentKeys(**lent))
+        return cls(rows=RowKeys(**rows), lent=None if lent is None else WindowKeyGrant(**lent))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """What all tasks of a job are told; public."""
 
-    plan: Plan
+    plan: NoisePlan
     types: dict[str, pa.DataType]
     buckets: int
     files: SharedFiles

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
-from dpstream.mechanisms.parts.counting.buffered_coder import BufferedCoder
-from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
+from dpstream.counting.buffered import BufferedLinearToeplitz
+from dpstream.counting.coders import BufferedCoder
+from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from dpstream.mechanisms.parts.counting.bottom_up import Honaker
-from dpstream.mechanisms.parts.counting.coders import NodeCode, NodeCoder
-from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
+from dpstream.counting.binary_tree import Honaker
+from dpstream.counting.coders import NodeCode, NodeCoder
+from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
 from dpstream.records import Integers, Reals
 
 

@@ -8,10 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from dpstream.mechanisms.parts.counting.coders import NodeCoder
-from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
-from dpstream.mechanisms.parts.counting.stack import Node, Stack
-from dpstream.mechanisms.parts.counting.strategy import check_whole
+from dpstream.counting.binary_tree import Node, Stack
+from dpstream.counting.coders import NodeCoder
+from dpstream.counting.factorisation import check_whole
+from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
 from dpstream.records import Reals
 
 

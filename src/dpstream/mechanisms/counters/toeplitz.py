@@ -9,11 +9,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.linalg import toeplitz as toeplitz_matrix
 
-from dpstream.mechanisms.parts.counting.convolution import convolved
-from dpstream.mechanisms.parts.counting.history_coder import HistoryCoder
-from dpstream.mechanisms.parts.counting.kernels import weigh_history
-from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
-from dpstream.mechanisms.parts.counting.strategy import check_advance, check_whole
+from dpstream.counting.coders import HistoryCoder
+from dpstream.counting.factorisation import check_advance, check_whole
+from dpstream.counting.linear_recurrences import convolve, weigh_history
+from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
 from dpstream.records import Reals
 
 # Gamma(i + 1/2) / Gamma(i + 1) * sqrt(i) in powers of 1/i; below 1e-17 from i = 128 on
@@ -111,7 +110,7 @@ class Toeplitz:
     def encode(self, changes: Reals) -> Reals:
         """Convolution with the coefficients."""
         changes = np.asarray(changes, dtype=np.float64)
-        return convolved(changes, self.coefficients(), self.steps)
+        return convolve(changes, self.coefficients(), self.steps)
 
     def dense(self) -> tuple[Reals, Reals]:
         """The same lower-triangular Toeplitz matrix twice."""

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from dpstream.counting.coders import BufferedCoder
+from dpstream.counting.growing_epochs import Unbounded, inside_counter
 from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.counting.budget import CountingParameters
-from dpstream.mechanisms.parts.counting.buffered_coder import BufferedCoder
-from dpstream.mechanisms.parts.counting.epochs import Unbounded, inside_counter
-from dpstream.mechanisms.parts.counting.mechanism import CounterState, grid_bits
-from dpstream.privacy.sensitivity import encoded_change
+from dpstream.mechanisms.parts.factorised_counter import CounterState, CountingParameters, grid_bits
+from dpstream.privacy.sensitivity import encoded_change, gaussian_stddev
 from dpstream.privacy.state.serial import storable
-from dpstream.privacy.stddev import gaussian_stddev
 from dpstream.records import Integers, Reals, Release
 
 

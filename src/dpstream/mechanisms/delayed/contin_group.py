@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.delayed import Held
-from dpstream.mechanisms.parts.grouped import GroupedMechanism
+from dpstream.mechanisms.parts.grouped_batches import GroupedMechanism
 from dpstream.mechanisms.parts.grouping import GRID, Grouping, TimeGroups
+from dpstream.mechanisms.parts.held_back import OpenBatch
 from dpstream.records import Integers
 
 
@@ -49,7 +49,7 @@ class ContinGroup(GroupedMechanism, identity="contin_group"):
         """No group is open."""
         return self.grouping.start(bins) if self.tests else None
 
-    def join(self, held: Held, x: Integers, spend: Spender) -> tuple[Integers, TimeGroups]:
+    def join(self, held: OpenBatch, x: Integers, spend: Spender) -> tuple[Integers, TimeGroups]:
         """Into the open group of its bin, or a new one."""
         theta = np.array([math.ceil(GRID * self.theta)])
         groups, size = self.grouping.grow(held.groups, x, theta, spend)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from dpstream.mechanisms.base import Spender, whole
-from dpstream.mechanisms.parts import smoothing
+from dpstream.mechanisms.parts import grouping
 from dpstream.mechanisms.parts.grouping import TimeGroups
-from dpstream.mechanisms.parts.history import History
+from dpstream.mechanisms.parts.held_back import History
 from dpstream.mechanisms.parts.pegasus_groups import PegasusGroups
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release
@@ -75,8 +75,8 @@ class Pegasus(PegasusGroups, identity="pegasus", keys="longest"):
         )
         noisy = state.noisy.append(perturbed)
         groups, size = self.grouping.grow(state.groups, x, self.theta, spend)
-        how: smoothing.Smoother = "average" if self.smoother == "mean" else self.smoother
-        smooth = smoothing.smooth(noisy, size, how)
+        how: grouping.Smoother = "average" if self.smoother == "mean" else self.smoother
+        smooth = grouping.smooth(noisy, size, how)
         values = self.settled(smooth, self.value_scale / np.sqrt(size))
         state = PegasusState(groups=groups, noisy=noisy)
         return state, [Release(step=spend.step, values=values, paid=True)]

@@ -9,9 +9,8 @@ import numpy as np
 
 from dpstream.compiled import njit
 from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.delayed import DelayedMechanism
 from dpstream.mechanisms.parts.grouping import TimeGroups
-from dpstream.mechanisms.parts.history import History
+from dpstream.mechanisms.parts.held_back import DelayedMechanism, History
 from dpstream.mechanisms.parts.pegasus_groups import PegasusGroups
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release

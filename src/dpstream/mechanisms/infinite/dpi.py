@@ -8,23 +8,81 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
+import numpy as np
+
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
-from dpstream.mechanisms.base import Spender, whole
-from dpstream.mechanisms.blocks import check_counts
-from dpstream.mechanisms.parts.synopses import allocation as allocations
-from dpstream.mechanisms.parts.synopses.boosting import SCORE, Scoring, Workload, workload
-from dpstream.mechanisms.parts.synopses.compression import compressed
-from dpstream.mechanisms.parts.synopses.memory import Memory
-from dpstream.mechanisms.parts.synopses.queries import Grouping, checked
-from dpstream.mechanisms.parts.synopses.series import Series, series
-from dpstream.mechanisms.parts.synopses.shapes import POOLS, even
+from dpstream.mechanisms.base import Spender, check_counts, whole
+from dpstream.mechanisms.infinite import budget_series as allocations
+from dpstream.mechanisms.infinite.boosting import SCORE, Scoring, Workload, workload
+from dpstream.mechanisms.infinite.budget_series import BudgetSeries, budget_series
+from dpstream.mechanisms.infinite.synopsis_pool import (
+    GRID,
+    POOLS,
+    Grouping,
+    Naturals,
+    check_groups,
+    even,
+)
+from dpstream.privacy.accounting.promises import ALL_ROWS
 from dpstream.privacy.amounts import Amount, exact, on_grid, positive
-from dpstream.privacy.charges import Terms
-from dpstream.privacy.promises import ALL_ROWS
-from dpstream.privacy.sensitivity import distribution_change
+from dpstream.privacy.ledger.charges import Terms
+from dpstream.privacy.sensitivity import distribution_change, score_sum_change
 from dpstream.privacy.state.identity import Identified
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
+
+# Sensitivity compression: a step's rows as a distribution, which one user moves by a bounded part.
+#
+# Whatever a user did in a step, the distribution moves by at most 2 in L1. If at most b rows of a
+# user enter a step and n0 public dummy rows are spread evenly over the bins, it moves by at most
+# 2 b / (n0 + b): `privacy.sensitivity.distribution_change`.
+
+
+def compress_sensitivity(counts: Integers, *, dummy_rows: int) -> Naturals:
+    """Counts as whole multiples of 1 / GRID, rounded down; nothing counted is evenly spread.
+
+    Each is within 1 + 2^-20 of the exact one: the quotient has a relative error below 2^-50.
+
+    >>> (4 * compressed(np.array([1, 3]), dummy_rows=0) / GRID).tolist()
+    [1.0, 3.0]
+    """
+    total = int(counts.sum()) + dummy_rows
+    if total == 0:
+        return np.full(len(counts), GRID // len(counts), dtype=np.uint32)
+    if total >= 1 << 53:
+        raise InvalidInput(f"a step has {total} rows; float64 has exact counts below 2^53 only")
+    shares = (counts + dummy_rows / len(counts)) / total
+    return np.floor(shares * GRID).astype(np.uint32)
+
+
+# What boosting remembers: a sum of scores for every candidate, over the slots so far.
+
+
+@storable("dpi memory")
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Sums by candidate; one user moves each by at most `slots` times the change of one score."""
+
+    sums: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    slots: int = 0
+
+    @classmethod
+    def of(cls, candidates: int) -> Memory:
+        """No slot seen."""
+        return cls(sums=np.zeros(candidates, dtype=np.int64))
+
+    def plus(self, scores: Integers) -> Memory:
+        """One more slot."""
+        return Memory(sums=self.sums + scores, slots=self.slots + 1)
+
+    def halved(self) -> Memory:
+        """The past counts half. Rounded down, a half moves by half the change, rounded up."""
+        return Memory(sums=self.sums >> 1, slots=(self.slots + 1) // 2)
+
+    def choose(self, spend: Spender, *, change: Fraction, epsilon: Fraction, purpose: str) -> int:
+        """A candidate, those with a high mean more likely."""
+        sensitivity = score_sum_change(change, slots=self.slots)
+        return spend.choose(self.sums, sensitivity=sensitivity, epsilon=epsilon, purpose=purpose)
 
 
 @storable("dpi state")
@@ -107,7 +165,7 @@ class Dpi(Identified, identity="dpi", keys=_KEYS):
             )
         if self.pool not in POOLS:
             raise InvalidParameter(f"pool must be one of {', '.join(POOLS)}; got {self.pool!r}")
-        object.__setattr__(self, "queries", checked(self.queries))
+        object.__setattr__(self, "queries", check_groups(self.queries))
         self._plan(self._scoring.change(self.pdf_change, 2))
 
     @cached_property
@@ -122,7 +180,7 @@ class Dpi(Identified, identity="dpi", keys=_KEYS):
             overfitting_bound=Fraction(self.overfitting_bound),
         )
 
-    def _plan(self, change: Fraction) -> tuple[Series, allocations.Allocation]:
+    def _plan(self, change: Fraction) -> tuple[BudgetSeries, allocations.Allocation]:
         """The series of budgets and who gets which, for scores that move by `change`."""
         return _plan(
             *(self.series, Fraction(self.epsilon), change / SCORE, Fraction(self.decay_rate)),
@@ -160,7 +218,7 @@ class Dpi(Identified, identity="dpi", keys=_KEYS):
         if share and draws == 2:
             query = self._choose(state.queries, f"query {name}", change, share, spend)
             state = replace(state, query=query)
-        probabilities = compressed(x, dummy_rows=self.dummy_rows)
+        probabilities = compress_sensitivity(x, dummy_rows=self.dummy_rows)
         scores = self._scoring.of(work.errors(probabilities, state.query))
         state = replace(state, synopses=state.synopses.plus(scores), allocation=used)
         if share:
@@ -214,6 +272,6 @@ def _plan(
     rule: str,
     rate: Fraction,
     seed: int,
-) -> tuple[Series, allocations.Allocation]:
-    terms = series(name, total=total, change=change, decay=decay)
+) -> tuple[BudgetSeries, allocations.Allocation]:
+    terms = budget_series(name, total=total, change=change, decay=decay)
     return terms, allocations.allocation(rule, series=terms, rate=rate, seed=seed)

@@ -11,9 +11,8 @@ from typing import ClassVar, get_args
 
 import numpy as np
 
-from dpstream.mechanisms.parts.delayed import SharedMechanism, check_choice
-from dpstream.mechanisms.parts.group_release import Smoother
 from dpstream.mechanisms.parts.grouping import GRID, Grouping
+from dpstream.mechanisms.parts.held_back import SharedMechanism, Smoother, check_choice
 from dpstream.privacy.amounts import Amount, positive
 from dpstream.records import Integers
 

@@ -18,18 +18,76 @@ from fractions import Fraction
 
 import numpy as np
 
+from dpstream.compiled import njit
 from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.distance import distance
-from dpstream.mechanisms.parts.groups import ColumnGroups
-from dpstream.privacy.sensitivity import histogram_change
+from dpstream.privacy.sensitivity import histogram_change, laplace_stddev
 from dpstream.privacy.state.serial import storable
-from dpstream.privacy.stddev import laplace_stddev
 from dpstream.records import Integers, Reals, Release
+
+# Columns that change alike, found from releases alone.
+#
+# Guarantee: post-processing; only released values are read.
+
+
+@storable("column groups")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ColumnGroups:
+    """A group number per column, and how much each column's releases have moved."""
+
+    group: Integers
+    movement: Reals
+    count: int
+
+    @classmethod
+    def of(cls, columns: int, count: int) -> ColumnGroups:
+        """Before anything is released: groups of neighbouring columns, equally large."""
+        count = min(count, columns)
+        return cls(
+            group=np.arange(columns) * count // columns, movement=np.zeros(columns), count=count
+        )
+
+    def sums(self, distance: Integers) -> Integers:
+        """Group totals of a per-column distance."""
+        return np.bincount(self.group, weights=distance, minlength=self.count).astype(np.int64)
+
+    def sizes(self) -> Integers:
+        """Columns per group."""
+        return np.bincount(self.group, minlength=self.count)
+
+    def moved(self, old: Integers, new: Integers) -> ColumnGroups:
+        """Remember how far releases moved (decayed mean square)."""
+        movement = 0.9 * self.movement + 0.1 * np.square((new - old).astype(np.float64))
+        return ColumnGroups(group=self.group, movement=movement, count=self.count)
+
+    def regrouped(self) -> ColumnGroups:
+        """Columns sorted by movement, cut into groups of equal size."""
+        rank = np.argsort(np.argsort(self.movement, kind="stable"), kind="stable")
+        group = rank * self.count // len(rank)
+        return ColumnGroups(group=group, movement=self.movement, count=self.count)
+
+
+# How far counts are from the last release.
+#
+# Guarantee: none; one event moves the distance by at most one, so noise on it costs what it says.
+
+
+@njit(cache=True, nogil=True)
+def distance(release: Integers, x: Integers) -> int:
+    """L1, over all bins.
+
+    >>> import numpy as np
+    >>> distance(np.array([3, -1]), np.array([1, 4]))
+    7
+    """
+    total = 0
+    for j in range(len(x)):
+        total += abs(release[j] - x[j])
+    return total
 
 
 @storable("published")
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Published:
+class LastReleases:
     """The last release of every column, its error bar, and the columns' groups."""
 
     values: Integers
@@ -51,14 +109,14 @@ def comparison_share(epsilon: Fraction, window: int, *, columns: int) -> Fractio
     return epsilon / max(columns, 2 * window)
 
 
-def publish_all(x: Integers, spend: Spender, budget: Fraction, *, groups: int) -> Published:
+def publish_all(x: Integers, spend: Spender, budget: Fraction, *, groups: int) -> LastReleases:
     """Publish every column: the first step, with nothing to hold."""
     noisy = spend.laplace(x, sensitivity=histogram_change(), epsilon=budget, purpose="publish")
     stddev = np.full(x.shape, laplace_stddev(histogram_change(), budget))
-    return Published(values=noisy, stddev=stddev, groups=ColumnGroups.of(len(x), groups))
+    return LastReleases(values=noisy, stddev=stddev, groups=ColumnGroups.of(len(x), groups))
 
 
-def compare(last: Published, x: Integers, spend: Spender, test: Fraction) -> Integers:
+def compare(last: LastReleases, x: Integers, spend: Spender, test: Fraction) -> Integers:
     """Noisy L1 distance of the counts from the last release, per group of columns."""
     if last.groups.count == 1:
         distances = np.array([distance(last.values, x)])
@@ -70,8 +128,8 @@ def compare(last: Published, x: Integers, spend: Spender, test: Fraction) -> Int
 
 
 def publish_groups(
-    last: Published, x: Integers, distances: Integers, spend: Spender, budget: Fraction
-) -> tuple[Published, bool]:
+    last: LastReleases, x: Integers, distances: Integers, spend: Spender, budget: Fraction
+) -> tuple[LastReleases, bool]:
     """Publish the groups whose mean distance exceeds the error 1 / budget of publishing them."""
     over, under = budget.numerator, budget.denominator
     if last.groups.count == 1:
@@ -92,12 +150,14 @@ def publish_groups(
     values[chosen] = noisy
     stddev[chosen] = laplace_stddev(histogram_change(), budget)
     groups = last.groups.moved(last.values, values)
-    return Published(values=values, stddev=stddev, groups=groups), True
+    return LastReleases(values=values, stddev=stddev, groups=groups), True
 
 
-def publish_again(last: Published, x: Integers, spend: Spender, budget: Fraction) -> Published:
+def publish_again(
+    last: LastReleases, x: Integers, spend: Spender, budget: Fraction
+) -> LastReleases:
     """Publish all columns, which are one group."""
     noisy = spend.laplace(x, sensitivity=histogram_change(), epsilon=budget, purpose="publish")
     stddev = np.empty(len(x))
     stddev.fill(laplace_stddev(histogram_change(), budget))
-    return Published(values=noisy, stddev=stddev, groups=last.groups)
+    return LastReleases(values=noisy, stddev=stddev, groups=last.groups)

@@ -12,9 +12,8 @@ import numpy as np
 
 from dpstream.compiled import njit
 from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
-from dpstream.mechanisms.parts.grouping import GRID, Grouping, TimeGroups
-from dpstream.mechanisms.parts.history import History
-from dpstream.mechanisms.parts.smoothing import smooth
+from dpstream.mechanisms.parts.grouping import GRID, Grouping, TimeGroups, smooth
+from dpstream.mechanisms.parts.held_back import History
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable

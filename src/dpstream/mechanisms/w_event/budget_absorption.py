@@ -8,7 +8,7 @@ from functools import cached_property
 
 from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
 from dpstream.mechanisms.parts.publish_or_hold import (
-    Published,
+    LastReleases,
     compare,
     comparison_share,
     publish_all,
@@ -24,7 +24,7 @@ from dpstream.records import Integers, Release
 class BudgetAbsorptionState:
     """The last release, when it was paid, and how many steps' shares it took."""
 
-    published: Published | None = None
+    published: LastReleases | None = None
     paid_at: int = 0
     shares: int = 0
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
 from dpstream.mechanisms.parts.budget_window import BudgetWindow
 from dpstream.mechanisms.parts.publish_or_hold import (
-    Published,
+    LastReleases,
     compare,
     comparison_share,
     publish_all,
@@ -26,7 +26,7 @@ class BudgetDistributionState:
     """The last release and the publication budgets of the window."""
 
     spent: BudgetWindow
-    published: Published | None = None
+    published: LastReleases | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,14 +10,12 @@ import numpy as np
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism, Spender
-from dpstream.mechanisms.parts.above_threshold import AboveThreshold
+from dpstream.mechanisms.parts.above_threshold import AboveThreshold, with_changes
 from dpstream.mechanisms.parts.budget_window import BudgetWindow
-from dpstream.mechanisms.parts.changed import changed
-from dpstream.mechanisms.parts.distance import distance
+from dpstream.mechanisms.parts.publish_or_hold import distance
 from dpstream.privacy.amounts import Amount, on_grid, positive, units
-from dpstream.privacy.sensitivity import histogram_change
+from dpstream.privacy.sensitivity import histogram_change, laplace_stddev
 from dpstream.privacy.state.serial import storable
-from dpstream.privacy.stddev import laplace_stddev
 from dpstream.records import Integers, Release
 
 _GAIN, _TOLERANCE = 0.5, 0.05
@@ -107,14 +105,14 @@ class Dsat(HistogramMechanism, identity="dsat", keys="change adaptive"):
     ) -> tuple[DsatState, list[Release]]:
         """Publish the first step; then let the tests decide, as long as both budgets last."""
         if self.adaptive and (factor := self._adapted(state, spend.step)) != state.factor:
-            state = changed(state, factor=factor)
+            state = with_changes(state, factor=factor)
         state, paid = self._decide(state, x, spend)
         if paid:
             noisy = spend.laplace(
                 x, sensitivity=histogram_change(), epsilon=self.share, purpose="publish"
             )
             spent = state.published.paid(spend.step, self.share)
-            state = changed(state, values=noisy, published=spent)
+            state = with_changes(state, values=noisy, published=spent)
         assert state.values is not None
         release = Release(
             step=spend.step,
@@ -137,14 +135,14 @@ class Dsat(HistogramMechanism, identity="dsat", keys="change adaptive"):
             run = AboveThreshold.open(
                 spend, epsilon=self.run_budget, sensitivity=histogram_change()
             )
-            state = changed(state, run=run)
+            state = with_changes(state, run=run)
         assert state.run is not None
         assert state.values is not None
         threshold = self._threshold(state)
         if not state.run.exceeded(distance(state.values, x), threshold, spend):
             return state, False
         closed = state.runs.paid(spend.step, state.run.epsilon)
-        return changed(state, run=None, runs=closed), True
+        return with_changes(state, run=None, runs=closed), True
 
     def _threshold(self, state: DsatState) -> Fraction:
         assert state.values is not None

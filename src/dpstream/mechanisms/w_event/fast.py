@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -9,12 +10,71 @@ from functools import cached_property
 import numpy as np
 
 from dpstream.mechanisms.base import HistogramMechanism, Spender
-from dpstream.mechanisms.parts.kalman import Kalman
-from dpstream.mechanisms.parts.pid import Pid
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
-from dpstream.records import Integers, Release
+from dpstream.records import Integers, Reals, Release
+
+# A scalar Kalman filter shared by all bins: random walk, public variances.
+#
+# Guarantee: post-processing; it reads releases and public constants.
+# Paper: Fan, Xiong, "An Adaptive Approach to Real-Time Aggregate Monitoring with Differential
+#     Privacy", 2014 (FAST).
+
+PROCESS, MEASUREMENT, START = 1e5, 1e6, 100.0  # variances, public
+
+
+@storable("kalman")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kalman:
+    """The posterior: one estimate per bin, one variance for all (they share every update)."""
+
+    estimate: Reals | None = None
+    variance: float = START
+
+    def predict(self) -> Kalman:
+        """One step passes: the estimate stays, its variance grows."""
+        return replace(self, variance=self.variance + PROCESS)
+
+    def correct(self, measured: Reals) -> Kalman:
+        """A noisy measurement arrives; the first one is taken as it is."""
+        if self.estimate is None:
+            return replace(self, estimate=measured)
+        gain = self.variance / (self.variance + MEASUREMENT)
+        estimate = self.estimate + gain * (measured - self.estimate)
+        return Kalman(estimate=estimate, variance=self.variance * (1 - gain))
+
+
+# A controller that turns the filter's feedback error into the distance to the next sample.
+#
+# Guarantee: post-processing; it reads releases and public constants.
+# Paper: Fan, Xiong, "An Adaptive Approach to Real-Time Aggregate Monitoring with Differential
+#     Privacy", 2014 (FAST).
+
+PROPORTIONAL, INTEGRAL, MEMORY = 0.9, 0.1, 5
+GAIN, SET_POINT = 5.0, 0.1
+
+
+@storable("pid")
+@dataclass(frozen=True, kw_only=True)
+class Pid:
+    """The sampling interval and the last feedback errors."""
+
+    interval: float = 1.0
+    errors: tuple[float, ...] = ()
+
+    def feed(self, error: float) -> Pid:
+        """A sample's feedback error: below the set point the interval grows, above it shrinks.
+
+        >>> Pid().feed(0.0).interval > 1, Pid(interval=9.0).feed(0.5).interval
+        (True, 1.0)
+        """
+        errors = (*self.errors, error)[-MEMORY:]
+        control = PROPORTIONAL * error + INTEGRAL * sum(errors) / len(errors)
+        excess = min((control - SET_POINT) / SET_POINT, 50.0)  # e^50 already means "at once"
+        interval = max(1.0, self.interval + GAIN * (1 - math.exp(excess)))
+        return Pid(interval=interval, errors=errors)
+
 
 _FIRST_SAMPLES = 5  # the controller needs some errors before it can steer
 

@@ -11,24 +11,27 @@ import numpy as np
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism, Spender
-from dpstream.mechanisms.parts.estimate import estimate, flat_prior
-from dpstream.mechanisms.parts.model_bank import (
-    Bank,
-    Belief,
-    first_belief,
-    later_variance,
-    learn,
-)
-from dpstream.mechanisms.parts.model_grid import FULL_BINS, Models, models
-from dpstream.mechanisms.parts.pace import (
+from dpstream.mechanisms.w_event.pacer_estimate import (
     SHARES,
     Paces,
     best,
     counts,
+    estimate,
+    flat_prior,
     interval,
     paces,
     remember,
     sustainable,
+)
+from dpstream.mechanisms.w_event.pacer_models import (
+    FULL_BINS,
+    Bank,
+    Belief,
+    Models,
+    first_belief,
+    later_variance,
+    learn,
+    models,
 )
 from dpstream.privacy.amounts import Amount, exact, on_grid
 from dpstream.privacy.sensitivity import histogram_change

@@ -3,9 +3,8 @@
 Nothing outside `privacy.spend` (and the benchmark of the samplers) may import this package.
 """
 
-from dpstream.privacy.noise.kernels import within
-from dpstream.privacy.noise.normals import LARGEST, LOST, PRECISION, Reals, normals
-from dpstream.privacy.noise.samplers import (
+from dpstream.privacy.noise.aes_kernels import within
+from dpstream.privacy.noise.exact_samplers import (
     add_laplace,
     bernoulli_exp,
     choose,
@@ -15,7 +14,8 @@ from dpstream.privacy.noise.samplers import (
     respond,
     uniform,
 )
-from dpstream.privacy.noise.streams import NOISE_VERSION, Address, Draws, Mode, Stream, Words
+from dpstream.privacy.noise.keyed_draws import NOISE_VERSION, Address, Draws, Mode, Stream, Words
+from dpstream.privacy.noise.normals import LARGEST, LOST, PRECISION, Reals, normals
 
 __all__ = [
     "LARGEST",

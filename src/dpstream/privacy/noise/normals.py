@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.compiled import njit
-from dpstream.privacy.noise.streams import Draws, counter
+from dpstream.privacy.noise.keyed_draws import Draws, counter
 
 Reals = npt.NDArray[np.float64]
 

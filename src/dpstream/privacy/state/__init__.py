@@ -1,16 +1,9 @@
 """What survives the process: secrets, run ids, window keys, snapshots and logs."""
 
-from dpstream.privacy.state.inputs import InputLog, chain_digest
+from dpstream.privacy.state.input_log import InputLog, chain_digest
 from dpstream.privacy.state.journal import Journal
 from dpstream.privacy.state.secret import Secret, mint_run_id
-from dpstream.privacy.state.serial import (
-    pack,
-    read_packed,
-    rebuild,
-    storable,
-    unpack,
-    write_packed,
-)
+from dpstream.privacy.state.serial import pack, read_packed, rebuild, storable, unpack, write_packed
 from dpstream.privacy.state.window_keys import MemoryWindowKeys, WindowKeys, WindowKeySource
 
 __all__ = [

@@ -26,14 +26,37 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpstream.errors import DpstreamError, NewBook, StateError
-from dpstream.privacy.process import this_process
-from dpstream.privacy.state.files import (
+from dpstream.privacy.state.durable_files import (
     file_identity,
     make_directory,
     replace,
     sync_directory,
     write_hidden,
 )
+
+# Which process this is, without a system call: every step of every run asks.
+#
+# A forked child that went on with its parent's run would draw its parent's noise again.
+
+_number = os.getpid()
+
+
+def this_process() -> int:
+    """The number of this process.
+
+    >>> this_process() == os.getpid()
+    True
+    """
+    return _number
+
+
+def _look_again() -> None:
+    global _number
+    _number = os.getpid()
+
+
+os.register_at_fork(after_in_child=_look_again)
+
 
 Record = dict[str, Any]
 
@@ -42,7 +65,7 @@ _PAGE = 4096  # a torn write of one slot leaves the other alone
 _NO_TAG = "0" * 16  # before the first record
 
 
-class Mark(NamedTuple):
+class JournalEnd(NamedTuple):
     """An end that the journal had; `torn`: a later one was noted, and cannot be read."""
 
     offset: int
@@ -188,7 +211,7 @@ class Journal:
         finally:
             self._offset, self._tag = kept
 
-    def accept(self, record: Callable[[Mark | None], Record]) -> None:
+    def accept(self, record: Callable[[JournalEnd | None], Record]) -> None:
         """Take the file as it is, whatever its head says; `record` notes that, with the old head.
 
         Only a record that was torn at the end is cut; one that does not match its tag is refused.
@@ -266,7 +289,7 @@ class Journal:
             )
             head.begin()
 
-    def _marked(self, size: int) -> Mark | None:
+    def _marked(self, size: int) -> JournalEnd | None:
         """Where the head says that the file has ended, at least; None without a head."""
         if self._head is None:
             return None
@@ -308,7 +331,7 @@ class Journal:
             raise self._damaged(ends[-1][0])
         return records, ends, bool(tail)
 
-    def _compare(self, mark: Mark, ends: list[tuple[int, str]], torn: bool) -> None:
+    def _compare(self, mark: JournalEnd, ends: list[tuple[int, str]], torn: bool) -> None:
         """The file holds what its head says, and beyond it at most the append that was killed."""
         assert self._head is not None
         last, remedy = ends[-1][0], f"dpstream ledger repair {self.path} --because TEXT"
@@ -375,7 +398,7 @@ class _Head:
     def __init__(self, journal: Path, error: type[DpstreamError]) -> None:
         self.path, self._error = journal.with_name(journal.name + ".head"), error
 
-    def read(self) -> Mark | None:
+    def read(self) -> JournalEnd | None:
         """The newest end that was noted; None if there is no such file."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -409,7 +432,7 @@ class _Head:
         finally:
             os.close(descriptor)
 
-    def _slots(self, descriptor: int) -> list[Mark | None]:
+    def _slots(self, descriptor: int) -> list[JournalEnd | None]:
         known = [_mark(os.pread(descriptor, _SLOT, _PAGE * number)) for number in range(2)]
         if known == [None, None]:
             raise self._error(
@@ -463,9 +486,9 @@ def _slot(offset: int, tag: str) -> bytes:
     return (facts + _checksum(facts) + "\n").encode()
 
 
-def _mark(slot: bytes) -> Mark | None:
+def _mark(slot: bytes) -> JournalEnd | None:
     facts, found = slot[:38].decode("ascii", "replace"), slot[38:].decode("ascii", "replace")
-    return Mark(int(facts[:20]), facts[21:37]) if found == _checksum(facts) + "\n" else None
+    return JournalEnd(int(facts[:20]), facts[21:37]) if found == _checksum(facts) + "\n" else None
 
 
 def _checksum(facts: str) -> str:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from xxhash import xxh3_128
 
 from dpstream.errors import InvalidParameter, StateError
-from dpstream.privacy.state.files import Buffer, replace
+from dpstream.privacy.state.durable_files import Buffer, replace
 
 FORMAT = 3
 _CHECKSUM_SIZE = 16

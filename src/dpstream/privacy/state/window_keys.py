@@ -15,14 +15,10 @@ from pathlib import Path
 from secrets import token_bytes
 from typing import Protocol
 
-from cryptography.hazmat.primitives.keywrap import (
-    InvalidUnwrap,
-    aes_key_unwrap,
-    aes_key_wrap,
-)
+from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
 from dpstream.errors import StateError
-from dpstream.privacy.state.files import create_exclusive, erase, make_directory, replace
+from dpstream.privacy.state.durable_files import create_exclusive, erase, make_directory, replace
 from dpstream.privacy.state.secret import Secret
 
 

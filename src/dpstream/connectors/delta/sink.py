@@ -1,0 +1,172 @@
+"""Releases in Delta Lake: one table per query, one commit per release.
+
+A commit carries an application transaction that says which release it is, so the table itself
+tells what it has. Their names are at most 65,536: windows whose numbers are that far apart share
+one, and its version counts up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import pyarrow as pa
+
+from dpstream.connectors.encode import another_run, run_of, with_numbers
+from dpstream.connectors.options import is_uri
+from dpstream.connectors.storage import open_folder, safe_name
+from dpstream.errors import StateError
+from dpstream.optional import optional
+from dpstream.privacy.state.durable_files import sync_directory, writing
+
+_NAMES = 1 << 16
+_TRIGGERS = 1 << 32  # of a window; two numbers in one that only grows
+_LOCKS: dict[str, Lock] = {}
+
+
+class DeltaSink:
+    """Tables in a folder, or in an object store whose keys the environment holds."""
+
+    def __init__(self, place: str | Path) -> None:
+        self._delta = optional("deltalake", extra="delta", who="a delta: sink")
+        self._local = not is_uri(os.fspath(place))
+        self._place = os.fspath(place).rstrip("/") or "."
+        self._tables: dict[str, Any] = {}  # by query
+        if self._local:
+            open_folder(Path(self._place))
+        whole = str(Path(self._place).resolve()) if self._local else self._place
+        self._lock = _LOCKS.setdefault(whole, Lock())
+
+    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Append the rows in one commit, unless the table has them."""
+        run = run_of(table)
+        rows = _storable(with_numbers(table, window, trigger))
+        with self._lock, self._explained(query):
+            known = self._known(query)
+            self._refuse_another_run(query, run)
+            if known is not None and _has(known, window, trigger, self._uri(query)):
+                return
+            self._delta.write_deltalake(
+                self._uri(query) if known is None else known,
+                rows,
+                mode="append",
+                name=query if known is None else None,
+                commit_properties=self._delta.CommitProperties(
+                    custom_metadata={"query": query, "window": str(window), "run": run},
+                    app_transactions=self._transactions(window, trigger, run),
+                    max_commit_retries=0,  # another writer may have written this very release
+                ),
+            )
+            self._sync(query)
+
+    def fence(self, query: str, run: str) -> None:
+        """Refuse a query that is here with releases of another run."""
+        with self._lock, self._explained(query):
+            self._refuse_another_run(query, run)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _uri(self, query: str) -> str:
+        # %20 would be read as a space; no name has an @ of its own
+        return f"{self._place}/{safe_name(query).replace('%', '@')}"
+
+    def _known(self, query: str) -> Any:
+        """The query's table as it is now; None: it is not there yet."""
+        if query in self._tables:
+            self._tables[query].update_incremental()
+        elif self._delta.DeltaTable.is_deltatable(self._uri(query)):
+            self._tables[query] = self._delta.DeltaTable(self._uri(query))
+        return self._tables.get(query)
+
+    def _refuse_another_run(self, query: str, run: str) -> None:
+        known = self._known(query)
+        if known is not None and known.transaction_version(_of_run(run)) is None:
+            raise another_run(self._uri(query), query)
+
+    def _transactions(self, window: int, trigger: int, run: str) -> list[Any]:
+        release, of_run = _transaction(window, trigger), (_of_run(run), 0)
+        return [self._delta.Transaction(*one) for one in (release, of_run)]
+
+    def _sync(self, query: str) -> None:
+        """Make the newest commit and its files durable; an object store does so by itself."""
+        if not self._local:
+            return
+        folder = Path(self._uri(query))
+        known = self._known(query)
+        commit = folder / "_delta_log" / f"{known.version():020d}.json"
+        with writing(folder):
+            lines = map(json.loads, commit.read_text(encoding="utf-8").splitlines())
+            files = [folder / line["add"]["path"] for line in lines if "add" in line]
+            for path in [*files, commit]:
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+            for each in (folder / "_delta_log", folder, folder.parent):
+                sync_directory(each)
+
+    @contextmanager
+    def _explained(self, query: str) -> Iterator[None]:
+        try:
+            yield
+        except (self._delta.exceptions.DeltaError, OSError, pa.ArrowInvalid) as problem:
+            self._tables.pop(query, None)
+            words = " ".join(str(problem).split())
+            raise StateError(
+                f"the Delta table {self._uri(query)} cannot be written: {words}; mend that and run "
+                "again: nothing is lost"
+            ) from problem
+
+
+def _of_run(run: str) -> str:
+    return f"dpstream run {run}"
+
+
+def _transaction(window: int, trigger: int) -> tuple[str, int]:
+    """The name and version of a release's transaction; the versions of one name only grow."""
+    return (
+        f"dpstream release {window % _NAMES}",
+        window // _NAMES * _TRIGGERS + trigger,
+    )
+
+
+def _has(known: Any, window: int, trigger: int, place: str) -> bool:
+    name, asked = _transaction(window, trigger)
+    found = known.transaction_version(name)
+    if found is None or found < asked:
+        return False
+    if found // _TRIGGERS != asked // _TRIGGERS:
+        raise StateError(
+            f"{place} has releases of windows that are more than {_NAMES} after window {window}, "
+            "so it cannot tell whether it has this one; use another sink"
+        )
+    return True
+
+
+def _storable(table: pa.Table) -> pa.Table:
+    """Columns of types that Delta has; its times have microseconds, and what is finer goes."""
+    kinds = pa.schema([(one.name, _kind(one.type)) for one in table.schema])
+    return table.cast(kinds, safe=False).replace_schema_metadata(None)
+
+
+def _kind(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_uint64(kind):
+        return pa.decimal128(20, 0)
+    if pa.types.is_unsigned_integer(kind):
+        return pa.int64()
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz and "UTC")
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    if pa.types.is_time(kind) or pa.types.is_null(kind) or pa.types.is_decimal256(kind):
+        return pa.string()
+    return pa.float32() if pa.types.is_float16(kind) else kind

@@ -1,0 +1,1 @@
+"""Files: CSV, JSON lines, Parquet."""

@@ -1,0 +1,296 @@
+"""Text files read in blocks; a position is the byte offset of a line start (after decompression).
+
+A format is a parser that takes as many whole lines of a block as it can. What it cannot read it
+reports by byte range; the line number of a rejected row is counted only when one is needed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dpstream.compiled import compiled
+from dpstream.errors import InvalidInput
+from dpstream.records import Batch, Position, Rejected
+
+BLOCK = 8 << 20
+LONGEST_LINE = 256 << 20
+SHOWN = 4096
+"""A rejected row is kept up to this many characters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnreadableRange:
+    """A byte range of a block that could not be read."""
+
+    start: int
+    stop: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parsed:
+    """The rows of the first `used` bytes of a block."""
+
+    table: pa.Table
+    used: int
+    bad: list[UnreadableRange] = field(default_factory=list)
+
+
+class Parser(Protocol):
+    """A line format; it may keep what the head of the text says."""
+
+    def head(self, block: bytes, *, final: bool) -> int | None:
+        """Take what comes before the rows: its bytes, or None if the block is too short."""
+        ...
+
+    def parse(self, block: bytes, *, final: bool, columns: Sequence[str] | None) -> Parsed:
+        """The whole rows of a block that begins at a row; all of it if `final`."""
+        ...
+
+
+class TextFile:
+    """A reader of one plain or gzipped text file."""
+
+    def __init__(self, path: Path, parser: Parser, *, name: str, block: int = BLOCK) -> None:
+        self._path, self._parser, self._name, self._block = path, parser, name, block
+        self._file = _open(path)
+        self._head: int | None = None
+        self._counter: BinaryIO | None = None
+        self._counted = (0, 1)  # a byte offset, and the number of the line that holds it
+
+    def columns(self) -> None:
+        """Text declares no types."""
+
+    def read(
+        self, position: Position, columns: Sequence[str] | None, until: Position = None
+    ) -> Batch:
+        """The whole lines of the next block."""
+        head = self._prepare()
+        offset = head if position is None else int(position)
+        end = None if until is None else int(until)
+        size = self._block
+        while True:
+            left = size if end is None else end - offset
+            block, final = self._read_at(offset, min(size, left))
+            if len(block) == left < size:
+                final = True  # lines end at a position: nothing behind it can belong to them
+            parsed = self._parser.parse(block, final=final, columns=columns)
+            if parsed.used or final:
+                break
+            size *= 2
+            if size > LONGEST_LINE:
+                raise InvalidInput(
+                    f"{self._name}, byte {offset}: no line ends within {LONGEST_LINE >> 20} MiB; "
+                    "is this a text file with one row a line?"
+                )
+        after = offset + parsed.used
+        if end is not None and final and after != end:
+            raise InvalidInput(
+                f"{self._name} ends at byte {after} and was read up to byte {end} before; it is "
+                "not the file that was read then: put that one back"
+            )
+        return Batch(
+            table=parsed.table,
+            position=after,
+            done=final,
+            rejected=self._rejected(block, parsed.bad, offset),
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        if self._counter is not None:
+            self._counter.close()
+
+    def _prepare(self) -> int:
+        """Let the parser see the head of the file, which a read from the middle needs too."""
+        size = 1 << 16
+        while self._head is None:
+            block, final = self._read_at(0, size)
+            self._head = self._parser.head(block, final=final)
+            size *= 4
+        return self._head
+
+    def _read_at(self, offset: int, size: int) -> tuple[bytes, bool]:
+        try:
+            if self._file.tell() != offset:
+                self._file.seek(offset)
+            block = self._file.read(size)
+        except (OSError, EOFError, zlib.error) as problem:
+            raise unreadable(self._path, problem) from problem
+        return block, len(block) < size
+
+    def _rejected(self, block: bytes, bad: list[UnreadableRange], offset: int) -> list[Rejected]:
+        if not bad:
+            return []
+        line = self._line(offset)
+        self._counted = (offset, line)
+        found, seen = [], 0
+        for one in bad:
+            line += block.count(b"\n", seen, one.start)
+            seen = one.start
+            found.append(rejected(f"{self._name}, line {line}", one, block))
+        return found
+
+    def _line(self, offset: int) -> int:
+        """The number of the line that begins at `offset`."""
+        start, line = self._counted
+        if start > offset:
+            start, line = 0, 1
+        if start < offset and self._counter is None:
+            self._counter = _open(self._path)
+        while start < offset:
+            assert self._counter is not None
+            self._counter.seek(start)
+            block = self._counter.read(min(BLOCK, offset - start))
+            line += block.count(b"\n")
+            start += len(block)
+        return line
+
+
+def rejected(where: str, bad: UnreadableRange, block: bytes) -> Rejected:
+    """The record of a row that could not be read, with as much of its text as is kept."""
+    raw = block[bad.start : min(bad.stop, bad.start + 4 * SHOWN)]
+    row = raw.decode(errors="replace").rstrip("\r\n")[:SHOWN]
+    return Rejected(where=where, reason=bad.reason, row=row)
+
+
+def unreadable(path: Path, problem: Exception) -> InvalidInput:
+    """What to say of a file that cannot be opened or read."""
+    if isinstance(problem, FileNotFoundError):
+        return InvalidInput(f"there is no file {path}; put it back, or leave it out of the source")
+    if isinstance(problem, PermissionError):
+        return InvalidInput(f"{path} may not be read by this user; grant read permission")
+    return InvalidInput(f"{path} cannot be read: {problem}")
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        if path.suffix == ".gz":
+            return cast(BinaryIO, gzip.open(path, "rb"))
+        return path.open("rb")
+    except OSError as problem:
+        raise unreadable(path, problem) from problem
+
+
+# From byte ranges of a text block to Arrow strings, without a Python object per cell.
+#
+# A scanner fills `starts` and `stops` (columns x rows). A start of -1 is a null; a stop below 0 is
+# ~stop of a cell in which a doubled quote stands for one.
+
+Bytes = npt.NDArray[np.uint8]
+Offsets = npt.NDArray[np.int32]
+
+_QUOTE = np.uint8(34)
+_ONE = np.uint64(1)
+
+
+def strings(block: Bytes, starts: Offsets, stops: Offsets) -> pa.Array:
+    """The cells of one column; the bytes must be UTF-8."""
+    offsets = np.empty(len(starts) + 1, dtype=np.int32)
+    nulls = _lengths(block, starts, stops, offsets)
+    content = np.empty(offsets[-1], dtype=np.uint8)
+    _copy(block, starts, stops, offsets, content)
+    valid = None
+    if nulls:
+        valid = pa.py_buffer(np.packbits(starts >= 0, bitorder="little"))
+    buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(content)]
+    return pa.Array.from_buffers(pa.string(), len(starts), buffers, nulls)
+
+
+def not_utf8(block: bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bool_] | None:
+    """Which of the byte ranges are not UTF-8; None if the whole block is."""
+    if block.isascii():
+        return None
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return _invalid(np.frombuffer(block, dtype=np.uint8), starts, stops)
+    return None
+
+
+@compiled
+def _lengths(block: Bytes, starts: Offsets, stops: Offsets, offsets: Offsets) -> int:
+    total = 0
+    nulls = 0
+    offsets[0] = 0
+    for i in range(len(starts)):
+        start, stop = starts[i], stops[i]
+        if start < 0:
+            nulls += 1
+        elif stop >= 0:
+            total += stop - start
+        else:
+            at = start
+            while at < ~stop:
+                at += 2 if block[at] == _QUOTE else 1
+                total += 1
+        offsets[i + 1] = total
+    return nulls
+
+
+@compiled
+def _copy(block: Bytes, starts: Offsets, stops: Offsets, offsets: Offsets, content: Bytes) -> None:
+    for i in range(len(starts)):
+        start, stop, to = starts[i], stops[i], offsets[i]
+        if start < 0:
+            continue
+        if stop >= 0:
+            # unsigned, an index needs no test for being negative, which halves the time
+            here, there = np.uint64(start), np.uint64(to)
+            while here < np.uint64(stop):
+                content[there] = block[here]
+                here += _ONE
+                there += _ONE
+        else:
+            at = start
+            while at < ~stop:
+                content[to] = block[at]
+                to += 1
+                at += 2 if block[at] == _QUOTE else 1
+
+
+@compiled
+def _invalid(block: Bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bool_]:
+    found = np.zeros(len(starts), dtype=np.bool_)
+    for i in range(len(starts)):
+        found[i] = not _is_utf8(block, starts[i], stops[i])
+    return found
+
+
+@compiled
+def _is_utf8(block: Bytes, start: int, stop: int) -> bool:
+    """Well-formed as Unicode has it: no overlong form, no surrogate, nothing past U+10FFFF."""
+    at = start
+    while at < stop:
+        lead = block[at]
+        at += 1
+        if lead < 0x80:
+            continue
+        if 0xC2 <= lead <= 0xDF:
+            more = 1
+        elif 0xE0 <= lead <= 0xEF:
+            more = 2
+        elif 0xF0 <= lead <= 0xF4:
+            more = 3
+        else:
+            return False
+        if at + more > stop:
+            return False
+        low = 0xA0 if lead == 0xE0 else 0x90 if lead == 0xF0 else 0x80
+        high = 0x9F if lead == 0xED else 0x8F if lead == 0xF4 else 0xBF
+        for _ in range(more):
+            if not low <= block[at] <= high:
+                return False
+            low, high = 0x80, 0xBF
+            at += 1
+    return True

@@ -1,0 +1,253 @@
+"""A connection to NATS JetStream for callers that are not asynchronous.
+
+The client library lives on an event loop in a thread of its own. A connection that fails is given
+up; the next call makes a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+from threading import Thread
+from typing import Any, NamedTuple, TypeVar
+
+from dpstream.connectors.options import ServerOptions
+from dpstream.errors import InvalidParameter, MissingDependency
+
+T = TypeVar("T")
+TIMEOUT = 10.0
+"""Seconds that a server may take for one answer."""
+
+
+class Away(Exception):
+    """The server does not answer, and may later."""
+
+
+class Refused(Exception):
+    """The server does not let this user do that."""
+
+
+class Client:
+    """Calls of JetStream, one at a time."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.where = options.where
+        self._domain = options.text("domain")
+        self._settings = _settings(options)
+        self._connection: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._broken = asyncio.Event()
+
+    def call(self, work: Callable[[Any], Awaitable[T]], *, seconds: float = TIMEOUT) -> T:
+        """Do something with JetStream; `Away` if it does not answer."""
+        import nats.errors
+        import nats.js.errors
+
+        try:
+            found: T = self._wait(self._do(work), seconds)
+        except (
+            OSError,  # a TimeoutError is one, and those of the library are such
+            nats.errors.ConnectionClosedError,
+            nats.errors.ConnectionReconnectingError,
+            nats.errors.ConnectionDrainingError,
+            nats.errors.NoServersError,
+            nats.errors.StaleConnectionError,
+            nats.errors.OutboundBufferLimitError,
+            nats.js.errors.ServiceUnavailableError,
+            nats.js.errors.NoStreamResponseError,  # it starts, or has no leader yet
+        ) as problem:
+            self._drop()
+            words = str(problem).removeprefix("nats: ") or "no answer in time"
+            raise Away(words) from problem
+        except nats.errors.Error as problem:
+            raise Refused(str(problem).removeprefix("nats: ")) from problem
+        return found
+
+    def close(self) -> None:
+        """Close the connection and end the thread."""
+        self._drop()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+
+    async def _do(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        import nats
+
+        if self._connection is None or not self._connection.is_connected:
+            self._broken = broken = asyncio.Event()
+
+            async def lost() -> None:
+                broken.set()
+
+            self._connection = await nats.connect(
+                disconnected_cb=lost, closed_cb=lost, **self._settings
+            )
+        working = asyncio.ensure_future(
+            work(self._connection.jetstream(domain=self._domain, timeout=TIMEOUT))
+        )
+        broken_off = asyncio.ensure_future(self._broken.wait())
+        await asyncio.wait({working, broken_off}, return_when=asyncio.FIRST_COMPLETED)
+        broken_off.cancel()
+        if not working.done():  # the library would wait for an answer that cannot come any more
+            working.cancel()
+            raise ConnectionResetError("the connection broke")
+        return working.result()
+
+    def _wait(self, work: Any, seconds: float) -> Any:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            Thread(target=self._loop.run_forever, name="dpstream-nats", daemon=True).start()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(seconds + TIMEOUT)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and not connection.is_closed and self._loop is not None:
+            try:
+                self._wait(connection.close(), 0)
+            except Exception:  # it is given up anyway
+                return
+
+
+def _settings(options: ServerOptions) -> dict[str, Any]:
+    servers = [host for host in options.servers.split(",") if host] or ["127.0.0.1:4222"]
+    creds, nkey = options.text("creds"), options.text("nkey_seed_file")
+    if creds or nkey:
+        _need_nkeys(options.where)
+    found = {
+        "user": options.user,
+        "password": options.secret("password"),
+        "token": options.secret("token"),
+        "user_credentials": creds,
+        "nkeys_seed": nkey,
+        "tls": _tls(options),
+        "tls_hostname": options.text("tls_hostname"),
+    }
+    return {name: value for name, value in found.items() if value is not None} | {
+        "servers": [f"nats://{host}" for host in servers],
+        "name": "dpstream",
+        "allow_reconnect": False,  # a new connection is made by who knows where to go on
+        "max_reconnect_attempts": 1,
+        "reconnect_time_wait": 0.05,
+        "connect_timeout": 5,
+        "error_cb": _quiet,
+    }
+
+
+def _tls(options: ServerOptions) -> ssl.SSLContext | None:
+    """Encryption, if any of its options is given."""
+    wanted = options.choice("tls", ("true", "false"), "false") == "true"
+    authority, cert, key = (options.text(name) for name in ("tls_ca", "tls_cert", "tls_key"))
+    if not (wanted or authority or cert):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=authority)
+        if cert is not None:
+            context.load_cert_chain(cert, key)
+    except OSError as problem:
+        raise InvalidParameter(
+            f"{options.where}: the files of tls_ca, tls_cert and tls_key cannot be used: {problem}"
+        ) from None
+    return context
+
+
+async def _quiet(_: Exception) -> None:
+    """What goes wrong is raised where it matters."""
+
+
+def _need_nkeys(where: str) -> None:
+    if find_spec("nkeys") is None:
+        raise MissingDependency(
+            f"{where}: creds and nkey_seed_file need the package nkeys: pip install nkeys"
+        )
+
+
+# Messages of a JetStream stream in batches: about three times the client's own fetch.
+
+_IDLE = 300.0  # seconds after which the server drops a consumer that nobody asks
+_PATIENCE = 1.0  # seconds without a message
+_GONE = ("404", "408")  # nothing more is there, which is no error
+
+
+class Ended(Exception):
+    """The server has dropped the consumer, as it does with one that was idle for long."""
+
+
+class Message(NamedTuple):
+    """One message."""
+
+    sequence: int
+    subject: str
+    data: bytes
+
+
+class Puller:
+    """A consumer without a name and without acknowledgements, at one place of a stream."""
+
+    def __init__(self, api: str, inbox: str, subscription: Any, first: int) -> None:
+        self.next = first
+        """The sequence from which the next pull goes on."""
+        self._api, self._inbox, self._subscription = api, inbox, subscription
+        self._arrived: list[Any] = []
+        self._wanted, self._enough = 0, asyncio.Event()
+
+    @classmethod
+    async def begin(cls, js: Any, stream: str, first: int) -> Puller:
+        """A consumer that begins with the message `first`."""
+        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+        connection = js._nc  # the client has no public way from JetStream to its connection
+        inbox = connection.new_inbox()
+        config = ConsumerConfig(
+            name=inbox.rpartition(".")[2],
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=first,
+            ack_policy=AckPolicy.NONE,
+            inactive_threshold=_IDLE,
+            mem_storage=True,
+        )
+        about = await js.add_consumer(stream, config)
+        puller = cls(f"{js._prefix}.CONSUMER.MSG.NEXT.{stream}.{about.name}", inbox, None, first)
+        puller._subscription = await connection.subscribe(
+            inbox, cb=puller._arrive, pending_msgs_limit=-1, pending_bytes_limit=-1
+        )
+        return puller
+
+    async def pull(self, js: Any, most: int) -> list[Message]:
+        """Up to `most` messages that are there now."""
+        self._arrived, self._wanted = [], most
+        self._enough.clear()
+        ask = json.dumps({"batch": most, "no_wait": True}).encode()
+        await js._nc.publish(self._api, ask, reply=self._inbox)
+        while not self._enough.is_set():
+            known = len(self._arrived)
+            try:
+                await asyncio.wait_for(self._enough.wait(), _PATIENCE)
+            except TimeoutError:
+                if len(self._arrived) == known:  # a server says nothing of a consumer it dropped
+                    raise Ended from None
+        status = None if self._arrived[-1].reply else self._arrived.pop()
+        if status is not None and (status.headers or {}).get("Status") not in _GONE:
+            raise Ended
+        found = [_message(one) for one in self._arrived]
+        self._arrived = []
+        if found:
+            self.next = found[-1].sequence + 1
+        return found
+
+    async def _arrive(self, message: Any) -> None:
+        self._arrived.append(message)
+        if len(self._arrived) >= self._wanted or not message.reply:
+            self._enough.set()
+
+
+def _message(one: Any) -> Message:
+    words = one.reply.split(".")  # $JS.ACK[.domain.account].stream.consumer.delivered.sequence...
+    return Message(int(words[5] if len(words) == 9 else words[7]), one.subject, one.data)

@@ -1,0 +1,1 @@
+"""Continual counters: factorisations A = B C, their noise, and exact integer coders."""

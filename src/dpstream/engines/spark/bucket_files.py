@@ -1,0 +1,366 @@
+"""Files that driver and executors share: rows that wait for their step, and bucket state.
+
+They lie on a path that every machine of the cluster sees. A local or mounted path is written
+durably (fsync, atomic rename); another address (`s3://`, `hdfs://`, `gs://`) through Arrow's file
+systems, whose files appear whole when they are closed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import fs
+
+from dpstream.engines.spark.packets import Shape, numbers
+from dpstream.engines.state_delta import (
+    Owner,
+    Watermarks,
+    extract_groups,
+    extract_units,
+    owners,
+    restore_groups,
+    restore_units,
+    size_of,
+)
+from dpstream.errors import NoiseReuse, StateError
+from dpstream.group_by.flow import Flow
+from dpstream.privacy.state import pack, read_packed, unpack, write_packed
+from dpstream.privacy.state.durable_files import erase, replace, writing
+from dpstream.privacy.state.serial import checksum_of
+from dpstream.rows.row_batch import Rows, in_order
+from dpstream.rows.row_ids import combine, multiset_digest
+
+
+@dataclass(frozen=True)
+class SharedFiles:
+    """A folder of immutable files, named by what they hold."""
+
+    location: str
+
+    @property
+    def local(self) -> Path | None:
+        """The folder, if it is a path."""
+        return None if "://" in self.location else Path(self.location)
+
+    def write(self, name: str, *content: Any) -> None:
+        """Put a file there, whole."""
+        if self.local is not None:
+            with writing(self.local / name):
+                replace(self.local / name, *content)
+            return
+        system, root = _system(self.location)
+        place = f"{root}/{name}"
+        system.create_dir(place.rpartition("/")[0], recursive=True)
+        with system.open_output_stream(place) as stream:
+            for piece in content:
+                stream.write(piece)
+
+    def read(self, name: str) -> pa.Buffer:
+        """All of a file; one that is gone is an error, never empty."""
+        try:
+            if self.local is not None:
+                return pa.memory_map(str(self.local / name)).read_buffer()
+            system, root = _system(self.location)
+            with system.open_input_file(f"{root}/{name}") as file:
+                return file.read_buffer()
+        except FileNotFoundError:
+            raise StateError(
+                f"{self.location} lacks {name}; every executor must see the same files there: use "
+                "a path that is mounted everywhere, or an address such as s3:// or hdfs://; if "
+                "files were lost, restore them, or use a new state directory (a new run, charged "
+                "anew)"
+            ) from None
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files that nothing refers to any more; state, which holds noise, is overwritten
+        first."""
+        for name in names:
+            if self.local is not None:
+                path = self.local / name
+                if path.exists() and name.startswith("state/"):
+                    erase(path)
+                else:
+                    path.unlink(missing_ok=True)
+                continue
+            system, root = _system(self.location)
+            if system.get_file_info(f"{root}/{name}").type != fs.FileType.NotFound:
+                system.delete_file(f"{root}/{name}")
+
+    def remove_all(self) -> None:
+        """Remove the folder with everything in it; state, which holds noise, is overwritten."""
+        self.remove(self.names("state"))
+        system, root = _system(self.location)
+        if system.get_file_info(root).type == fs.FileType.Directory:
+            system.delete_dir(root)
+
+    def names(self, folder: str) -> list[str]:
+        """What is in a folder."""
+        system, root = _system(self.location)
+        asked = fs.FileSelector(f"{root}/{folder}", allow_not_found=True)
+        return [f"{folder}/{found.base_name}" for found in system.get_file_info(asked)]
+
+
+@lru_cache(maxsize=8)
+def _system(location: str) -> tuple[Any, str]:
+    if "://" not in location:
+        return fs.LocalFileSystem(), location
+    system, root = fs.FileSystem.from_uri(location)
+    return system, root.rstrip("/")
+
+
+# A bucket's state as a chain of files: one that is whole, then what each job added.
+#
+# A job reads a chain that is fixed before it begins, and each try of a task writes one more file
+# under a name of its own. So a task that is done twice begins from the same state, and what one try
+# writes another cannot spoil: the driver adds the file of the try whose output was accepted.
+
+Stored = tuple[str, int, str]
+"""A file, its size, and the checksum of its content."""
+Chain = Sequence[Stored]
+"""Files, the oldest first."""
+_GROWTH = 2  # a chain that holds this many times what there is is written anew
+_SMALL = 1 << 20  # bytes; waste below is left alone
+_LONGEST = 32  # files
+
+
+def load_segments(
+    files: SharedFiles, flow: Flow, stage: str, chain: Chain
+) -> dict[Owner, Watermarks]:
+    """Take a chain in; answers how much of each part it has."""
+    watermarks: dict[Owner, Watermarks] = {}
+    for name, _, checksum in chain:
+        content = files.read(name).to_pybytes()
+        of = bytes.fromhex(checksum)
+        segment = unpack(content, kind="segment", origin=name, checksum=of)
+        living = {(kind, number) for kind, number in segment["owners"]}
+        for owner in [owner for owner in watermarks if owner not in living]:
+            del watermarks[owner]
+            _drop(flow, owner)
+        for kind, number, part in segment["parts"]:
+            if stage == "units":
+                watermarks[kind, number] = restore_units(flow, (kind, number), part)
+            else:
+                watermarks[kind, number] = restore_groups(flow, number, part)
+    return watermarks
+
+
+def save(
+    files: SharedFiles,
+    flow: Flow,
+    stage: str,
+    name: str,
+    chain: Chain,
+    watermarks: dict[Owner, Watermarks],
+) -> tuple[Stored, bool]:
+    """Write what is new since the chain; (the file, whether it holds everything)."""
+    current = [owner for owner in owners(flow) if stage == "units" or owner[0] == "window"]
+    stored = sum(size for _, size, _ in chain)
+    needed = sum(size_of(flow, owner) for owner in current)
+    whole = not chain or len(chain) >= _LONGEST or stored > _GROWTH * needed + _SMALL
+    whole = whole or any(owner not in current for owner in watermarks)  # what is over must not stay
+    parts = []
+    for owner in current:
+        known = None if whole else watermarks.get(owner)
+        if stage == "units":
+            part, _ = extract_units(flow, owner, known)
+        else:
+            part, _ = extract_groups(flow, owner[1], known)
+        parts.append([*owner, part])
+    packed = pack({"owners": [list(o) for o in current], "parts": parts}, kind="segment")
+    files.write(name, packed)
+    return (name, len(packed), checksum_of(packed).hex()), whole
+
+
+def _drop(flow: Flow, owner: Owner) -> None:
+    kind, number = owner
+    drop: dict[str, Callable[[int], None]] = {
+        "window": flow.evict,
+        "period": flow.state.evict_period,
+    }
+    drop[kind](number)
+
+
+# Rows that wait for their step: one file per unit bucket and batch, sorted by step.
+#
+# The driver knows the digest of every file's bytes: rows that a task reads are those that were
+# logged, or the task fails before any noise is drawn.
+
+StepDigests = dict[int, tuple[int, int]]
+"""By step: the multiset digest of its rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """A file of waiting rows, as the driver knows it."""
+
+    bucket: int
+    name: str
+    first: int
+    last: int
+    digest: str
+    """Of its bytes."""
+
+    def to_json(self) -> list[Any]:
+        """Plain values."""
+        return [self.bucket, self.name, self.first, self.last, self.digest]
+
+    @classmethod
+    def from_json(cls, kept: Sequence[Any]) -> Waiting:
+        """As it was."""
+        bucket, name, first, last, digest = kept
+        return cls(bucket=bucket, name=name, first=first, last=last, digest=digest)
+
+
+def step_digests(rows: Rows) -> StepDigests:
+    """The digest of every step's rows."""
+    found: StepDigests = {}
+    for step, runs in groupby(rows.runs, key=lambda run: run[0]):
+        listed = list(runs)
+        found[step] = multiset_digest(rows.digests[listed[0][3] : listed[-1][4]])
+    return found
+
+
+def added(parts: Iterable[StepDigests]) -> StepDigests:
+    """The digests of all parts together."""
+    found: StepDigests = {}
+    for part in parts:
+        for step, digest in part.items():
+            found[step] = combine(found.get(step, (0, 0)), digest)
+    return found
+
+
+def as_text(digests: StepDigests) -> str:
+    """On its way to the driver."""
+    return json.dumps([[step, *digests[step]] for step in sorted(digests)])
+
+
+def from_text(text: str) -> StepDigests:
+    """As it was."""
+    return {step: (digest, count) for step, digest, count in json.loads(text)}
+
+
+def keep(
+    files: SharedFiles, shape: Shape, bucket: int, name: str, table: pa.Table
+) -> tuple[Waiting, StepDigests]:
+    """Write the rows that arrived at a unit bucket."""
+    rows = in_order(shape.rows(table))
+    digests, kept = step_digests(rows), shape.packed(rows)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, kept.schema) as writer:
+        writer.write_table(kept, max_chunksize=max(len(kept), 1))
+    body = sink.getvalue()
+    files.write(name, body)
+    about = Waiting(
+        bucket=bucket, name=name, first=min(digests), last=max(digests), digest=_digest(body)
+    )
+    return about, digests
+
+
+def load_waiting(files: SharedFiles, shape: Shape, about: Waiting, first: int, end: int) -> Rows:
+    """The rows of steps `first` to `end` - 1, from a file that is as it was when they were logged.
+
+    Any other byte is refused before anything in it is believed.
+    """
+    body = files.read(about.name)
+    if _digest(body) != about.digest:
+        raise NoiseReuse(
+            f"{about.name} does not hold the rows that were logged for steps {first} to {end - 1}; "
+            "the same noise over other data would reveal the difference, so nothing was "
+            "published; restore the file"
+        )
+    table = pa.ipc.open_file(body).read_all()
+    low, high = np.searchsorted(numbers(table, "step"), [first, end])
+    return shape.rows(table.slice(low, high - low))
+
+
+def _digest(body: pa.Buffer) -> str:
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+# How far a run is: what the driver makes durable between two jobs.
+#
+# The newest copy says which step is next, which rows wait, and which files hold each bucket's
+# state. Files that it does not name are leftovers of a job that did not come to its end.
+#
+# There is one copy, replaced atomically and durably, with a checksum. An older one would not do:
+# the stream's own checkpoint has gone on, rows that were published are removed, and the noise of
+# windows that are over is erased with their keys, at once.
+
+_KIND = "spark progress"
+
+
+@dataclass(kw_only=True)
+class DriverProgress:
+    """Between two jobs."""
+
+    run: str
+    """The tag of the run that it belongs to."""
+    step: int = 0
+    chain: bytes = bytes(16)
+    """The digest chain of all steps before."""
+    jobs: int = 0
+    """How many were begun: their files have names of their own."""
+    waiting: list[Waiting] = field(default_factory=list)
+    digests: StepDigests = field(default_factory=dict)
+    """Of the rows that wait, by step."""
+    units: dict[int, list[Stored]] = field(default_factory=dict)
+    groups: dict[int, list[Stored]] = field(default_factory=dict)
+    read: list[str] = field(default_factory=list)
+    """Inputs that were read to their end."""
+    batch: int = -1
+    """The last batch of the stream whose rows wait or have been published."""
+    batch_digests: StepDigests = field(default_factory=dict)
+    batch_arrived: int | None = None
+    """The step at which that batch was read; None: its rows' event times tell."""
+
+    @classmethod
+    def load(cls, path: Path, run: str) -> DriverProgress:
+        """The newest one; another run's is refused."""
+        if not path.exists():
+            return cls(run=run)
+        try:
+            kept = read_packed(path, kind=_KIND)
+        except StateError as problem:
+            raise StateError(
+                f"{path} cannot be used ({problem}); restore it from a backup of the whole state "
+                "directory, or use a new one (a new run, charged anew)"
+            ) from None
+        if kept["run"] != run:
+            raise StateError(
+                f"{path} belongs to another run; restore the run's own, or use a new state "
+                "directory (a new run, charged anew)"
+            )
+        kept["waiting"] = [Waiting.from_json(one) for one in kept["waiting"]]
+        for name in ("digests", "batch_digests"):
+            kept[name] = {step: (int(digest), count) for step, digest, count in kept[name]}
+        return cls(**kept)
+
+    def save(self, path: Path) -> None:
+        """Make it the newest one, durably."""
+        kept: dict[str, Any] = dict(self.__dict__)
+        kept["waiting"] = [one.to_json() for one in self.waiting]
+        for name in ("digests", "batch_digests"):
+            # numbers of 128 bits, as text
+            kept[name] = [
+                [step, str(digest), count] for step, (digest, count) in kept[name].items()
+            ]
+        write_packed(path, kept, kind=_KIND)
+
+    def extend(self, stage: str, bucket: int, segment: Stored, *, whole: bool) -> None:
+        """Add a file to a bucket's chain, or put it in place of the chain."""
+        chains = self.units if stage == "units" else self.groups
+        chains[bucket] = [segment] if whole else [*chains.get(bucket, []), segment]
+
+    def names(self) -> set[str]:
+        """Every file that is needed."""
+        chains = [*self.units.values(), *self.groups.values()]
+        return {one.name for one in self.waiting} | {name for chain in chains for name, *_ in chain}

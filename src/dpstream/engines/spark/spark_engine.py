@@ -1,0 +1,203 @@
+"""SparkEngine: hand it to `dps.run(..., engine=...)`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from dpstream.errors import InvalidParameter, MissingDependency
+from dpstream.records import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dpstream.engines.spark.driver import SparkRun
+
+# Releases as DataFrames: to any format that Spark writes, or to a function of yours.
+
+_OF_FILES = ("parquet", "orc", "json", "csv", "avro", "text", "xml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseName:
+    """Which release a DataFrame is: (query, window, trigger) names it within its run."""
+
+    query: str
+    window: int
+    trigger: int
+    run: str
+
+
+Write = Callable[["DataFrame", ReleaseName], None]
+"""Called once or more for a release, always with the same rows: it must not write them twice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkSink:
+    """A format that Spark writes, such as parquet, delta, jdbc or kafka, with its options.
+
+    Formats of files get a folder for each release, which is written anew if it comes again. Other
+    formats are appended to; Delta Lake tells a release that comes again by the options `txnAppId`
+    and `txnVersion`, which are set; with others a kill may leave a release twice: their readers
+    tell it by its columns.
+    """
+
+    format: str = "parquet"
+    path: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, frame: DataFrame, release: ReleaseName) -> None:
+        """Write a release."""
+        writer = frame.write.format(self.format).options(**self.options)
+        if self.format in _OF_FILES and self.path is not None:
+            folder = f"query={quote(release.query, safe='')}/run={release.run}"
+            place = f"{self.path}/{folder}/window={release.window}/trigger={release.trigger}"
+            writer.mode("overwrite").save(place)
+            return
+        if self.format == "delta":
+            application = f"dpstream {release.run} {release.query} {release.window}"
+            writer = writer.option("txnAppId", application).option("txnVersion", release.trigger)
+        writer = writer.mode("append")
+        writer.save() if self.path is None else writer.save(self.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameSink:
+    """Hands each release to a function as a DataFrame."""
+
+    session: SparkSession
+    function: Write
+
+    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Idempotent if the function is."""
+        about = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}"))
+        name = ReleaseName(query=query, window=window, trigger=trigger, run=about.get("run", ""))
+        plain = table.replace_schema_metadata(None)
+        self.function(self.session.createDataFrame(plain), name)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+@dataclass(frozen=True)
+class SparkEngine:
+    """Runs queries on a Spark session (4.1 or newer), which stays the caller's own.
+
+    `buckets`: hash buckets of units and of groups (default: twice the cores of the cluster); fixed
+    when a run begins. `state_location`: where driver and executors share files: a path that is
+    mounted everywhere, or an address such as `s3://bucket/folder`; default: in the run's state
+    directory. `steps_at_once`: triggers of a bounded input that one job publishes. `batch_every`:
+    how often a live stream is asked for rows.
+    """
+
+    session: Any
+    buckets: int = 0
+    state_location: str | None = None
+    steps_at_once: int = 32
+    batch_every: str = "1 second"
+
+    def __post_init__(self) -> None:
+        require_pyspark()
+        if not hasattr(self.session, "_jsparkSession"):
+            raise InvalidParameter(
+                "the Spark engine needs a classic session (SparkSession.builder.getOrCreate() in "
+                "the driver's process): Spark Connect has no broadcasts, by which keys travel; got "
+                f"{type(self.session).__module__}.{type(self.session).__name__}"
+            )
+
+    def start(self, **facts: Any) -> SparkRun:
+        """A run; `dps.run` calls this."""
+        from dpstream.engines.spark.driver import SparkOptions, SparkRun
+
+        spark = SparkOptions(
+            buckets=self.buckets,
+            state_location=self.state_location,
+            steps_at_once=self.steps_at_once,
+            batch_every=self.batch_every,
+        )
+        return SparkRun(session=self.session, spark=spark, **facts)
+
+    def source(self, spec: Any) -> Any:
+        """DataFrames are Spark's own; a pipe has only one end, and it is not on an executor."""
+        from pyspark.sql import DataFrame
+
+        if isinstance(spec, DataFrame):
+            return spec
+        if isinstance(spec, str) and spec == "-":
+            raise InvalidParameter(
+                "standard input cannot be read by executors; write it to files, or use the "
+                "embedded engine"
+            )
+        return None
+
+    def sink(self, spec: Any) -> Any:
+        """A function of a DataFrame and its release, such as a `SparkSink`, is Spark's own."""
+        if not callable(spec) or isinstance(spec, Sink):
+            return None
+
+        return FrameSink(session=self.session, function=spec)
+
+
+def require_pyspark() -> None:
+    """Refuse with words when PySpark, or a Java for it, is missing."""
+    try:
+        import pyspark
+    except ImportError:
+        raise MissingDependency(
+            "the Spark engine needs PySpark; install it with: pip install 'dpstream[spark]'"
+        ) from None
+    version = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+    if version < (4, 1):
+        raise MissingDependency(
+            f"the Spark engine needs PySpark 4.1 or newer; found {pyspark.__version__}; install it "
+            "with: pip install 'dpstream[spark]'"
+        )
+
+
+def require_java() -> None:
+    """Refuse with words when there is no Java."""
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java") if home is None else shutil.which(str(Path(home) / "bin" / "java"))
+    if found is None:
+        place = "on PATH" if home is None else f"in JAVA_HOME={home}"
+        raise MissingDependency(
+            f"Spark needs Java 17 or 21, and there is no java {place}; install one, such as "
+            "Debian's openjdk-17-jre-headless, or set JAVA_HOME"
+        )
+
+
+def local_session(master: str | None = None, **settings: str) -> Any:
+    """The session of this process; if there is none, one at `master` (default: all cores here).
+
+    Under `spark-submit` the master is the one that was submitted to. Executors use this Python.
+    """
+    require_pyspark()
+    require_java()
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("dpstream")
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started us
+        builder = builder.master(master or "local[*]")
+    usual = {"spark.ui.showConsoleProgress": "false", "spark.sql.session.timeZone": "UTC"}
+    for name, value in (usual | settings).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def ship_code(session: Any) -> None:
+    """Send this dpstream to executors that have not installed it; they need its dependencies."""
+    package = Path(__file__).parents[2]
+    folder = tempfile.mkdtemp(prefix="dpstream-code-")
+    made = shutil.make_archive(f"{folder}/dpstream", "zip", package.parent, package.name)
+    session.sparkContext.addPyFile(made)

@@ -1,0 +1,1 @@
+"""What a query will do and cost, in words and figures."""

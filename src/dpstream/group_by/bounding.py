@@ -1,0 +1,214 @@
+"""Bound what each unit contributes: rows in all, groups in all, rows per group.
+
+A unit is a user, or a user within a period. What is kept of a unit's rows depends on its own rows
+alone: its rows of a step are taken by window, then in the order of a keyed hash of the row, and a
+row is kept if it fits all three bounds. So every replay, and every engine, keeps the same rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpstream.compiled import compiled
+from dpstream.group_by.hash_tables import FAR, SLICE, HashTable, prefetch, row_bits
+from dpstream.query.query import Bounds
+from dpstream.records import Integers, Words
+
+Limits = tuple[int, int, int]
+Verdicts = npt.NDArray[np.uint8]
+KEPT, FIRST = 1, 2
+"""A row is kept; it is the first of its unit in its group."""
+
+_ROWS, _GROUPS = 2, 3  # words of a unit: rows and groups kept of it
+_NONE: Integers = np.zeros(0, np.int64)
+_EVERY: Verdicts = np.zeros(0, np.uint8)  # no estimate: every row is taken as it comes
+_MOST = 255  # what a cell of the estimate counts up to
+
+
+def unit_table() -> HashTable:
+    """For each unit: rows kept, groups."""
+    return HashTable(2)
+
+
+def pair_table(bounds: Bounds) -> HashTable:
+    """Units within groups of one window; rows are counted where there may be several."""
+    return HashTable(1 if bounds.rows_per_group > 1 else 0)
+
+
+@dataclass(kw_only=True)
+class UnitBucket:
+    """The units of one hash bucket: a table per period, and their groups by window."""
+
+    bounds: Bounds
+    periods: dict[int, HashTable] = field(default_factory=dict)
+    windows: dict[int, HashTable] = field(default_factory=dict)
+    offered: dict[int, HashTable] = field(default_factory=dict)
+    """Rows offered by each unit, by period, where they are counted."""
+
+    def keep(
+        self,
+        window: int,
+        period: int,
+        batch: tuple[Words, Words, Words],
+        places: Integers,
+        verdicts: Verdicts,
+        *,
+        by_value: bool,
+    ) -> None:
+        """Give a verdict on the rows at `places` of a batch, all of one window and period.
+
+        The batch: units, groups, and a keyed hash of each row, whose first word is its place in
+        the order. `by_value`: rows of one group differ in what they add.
+        """
+        _, _, hashes = batch
+        units = self.periods.setdefault(period, unit_table())
+        pairs = self.windows.setdefault(window, pair_table(self.bounds))
+        most = estimate(batch[0], places)  # of each place's unit: not fewer rows than it has here
+        waiting = self._keep(units, pairs, batch, places, most, verdicts, by_value=by_value)
+        later = places[waiting]
+        later = later[np.argsort(hashes[later, 0], kind="stable")]
+        self._keep(units, pairs, batch, later, None, verdicts, by_value=by_value)
+        if not pairs.used:
+            del self.windows[window]  # nobody has got into it
+
+    def _keep(
+        self,
+        units: HashTable,
+        pairs: HashTable,
+        batch: tuple[Words, Words, Words],
+        places: Integers,
+        most: Verdicts | None,
+        verdicts: Verdicts,
+        *,
+        by_value: bool,
+    ) -> Integers:
+        """Go through rows, a slice at a time; with `most`, some are put off: which."""
+        limits = (self.bounds.rows, self.bounds.groups, self.bounds.rows_per_group)
+        rows: Integers = np.empty(min(len(places), SLICE), np.int64)
+        waiting: Integers = np.empty(len(rows), np.int64)
+        put_off = [_NONE]
+        for start in range(0, len(places), SLICE):
+            part = places[start : start + SLICE]
+            units.find(batch[0], part, rows)
+            pairs.reserve(len(part))
+            known = _EVERY if most is None else most[start : start + SLICE]
+            pairs.used, left = _keep(
+                part,
+                rows,
+                known,
+                batch[0],
+                batch[1],
+                units.words.view(np.int64),
+                pairs.words,
+                pairs.index,
+                pairs.touched,
+                pairs.used,
+                limits,
+                by_value,
+                verdicts,
+                waiting,
+            )
+            if left:
+                put_off.append(waiting[:left] + start)
+        return np.concatenate(put_off)
+
+
+def estimate(units: Words, places: Integers) -> Verdicts:
+    """For each place at least the number of rows of its unit among all places (255: that or more).
+
+    Units that share a cell of a small table count as one; that errs on the safe side.
+    """
+    cells = np.zeros(1 << min(max(len(places) * 4, 256).bit_length(), 22), np.uint8)
+    found: Verdicts = np.empty(len(places), np.uint8)
+    _estimate(units, places, cells, found)
+    return found
+
+
+@compiled
+def _estimate(units: Any, places: Any, cells: Any, found: Any) -> None:
+    mask = np.uint64(len(cells) - 1)
+    for place in places:
+        cell = units[place, 1] & mask
+        if cells[cell] < _MOST:
+            cells[cell] += 1
+    for i in range(len(places)):
+        found[i] = cells[units[places[i], 1] & mask]
+
+
+@compiled
+def _keep(
+    places: Any,
+    rows: Any,
+    most: Any,
+    units: Any,
+    groups: Any,
+    counters: Any,
+    pairs: Any,
+    index: Any,
+    touched: Any,
+    used: int,
+    limits: Limits,
+    by_value: bool,
+    out: Any,
+    waiting: Any,
+) -> tuple[int, int]:
+    """Go through rows in order and keep what fits; returns the pairs in use, and the rows put off.
+
+    Where the estimate `most` leaves it open whether all rows of a unit fit, or where it matters
+    which of them are kept, they are put off, all of them or those after some that fit anyway: only
+    then does order matter, and they are taken in the order of their hashes.
+    """
+    mask, bits = np.uint64(len(index) - 1), row_bits(index)
+    one, half = np.uint64(1), np.uint64(32)
+    slots = np.uint64(index.ctypes.data)
+    left = 0
+    for ahead in range(len(places) + FAR):
+        if ahead < len(places):
+            place = places[ahead]
+            prefetch(slots + (((units[place, 1] ^ groups[place, 0]) & mask) << np.uint64(2)))
+        i = ahead - FAR
+        if i < 0:
+            continue
+        row, place = rows[i], places[i]
+        if len(most) and most[i] > 1:
+            fits = counters[row, _ROWS] + most[i] <= limits[0]
+            fits = fits and counters[row, _GROUPS] + most[i] <= limits[1] and most[i] < _MOST
+            if by_value or not fits:
+                waiting[left] = i
+                left += 1
+                continue
+        if counters[row, _ROWS] >= limits[0]:
+            continue
+        # Ids are pseudo-random, so an exclusive or with the words swapped is an id of the pair.
+        first = units[place, 0] ^ groups[place, 1]
+        second = units[place, 1] ^ groups[place, 0]
+        tag = (first >> half) >> bits
+        slot = second & mask
+        while True:
+            entry = np.uint64(index[slot])
+            if entry == 0:
+                if counters[row, _GROUPS] < limits[1]:
+                    pairs[used, 0], pairs[used, 1] = first, second
+                    if limits[2] > 1:
+                        pairs[used, 2] = 1
+                    used += 1
+                    index[slot] = (tag << bits) | np.uint64(used)
+                    counters[row, _GROUPS] += 1
+                    counters[row, _ROWS] += 1
+                    out[place] = KEPT | FIRST
+                break
+            if entry >> bits == tag:
+                pair = np.int64(entry & mask) - 1
+                if pairs[pair, 0] == first and pairs[pair, 1] == second:
+                    if limits[2] > 1 and np.int64(pairs[pair, 2]) < limits[2]:
+                        pairs[pair, 2] += one
+                        touched[pair] = 1
+                        counters[row, _ROWS] += 1
+                        out[place] = KEPT
+                    break
+            slot = (slot + one) & mask
+    return used, left

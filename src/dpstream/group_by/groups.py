@@ -1,0 +1,252 @@
+"""The groups of one window and hash bucket: exact sums, and which groups are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.compiled import compiled
+from dpstream.counting.keyed_noise import KeyedNoise
+from dpstream.errors import StateError
+from dpstream.group_by.bounding import FIRST, Verdicts
+from dpstream.group_by.hash_tables import SLICE, HashTable
+from dpstream.query.aggregates import Measure
+from dpstream.records import Integers, Reals, Words
+
+_LARGEST_SUM = 1 << 61
+_TOO_LARGE = "a sum left the integers of 61 bits; use a coarser quantum"
+_KINDS = ("units", "rows", "value", "round")
+_ACTIVE = 1  # a group has been active, and its key columns are known
+_FEW = 32  # pieces of key columns before they are joined
+
+
+@dataclass(kw_only=True)
+class ShownGroups:
+    """The groups that have been shown: which of the active ones, in order of appearance."""
+
+    active: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    since: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The release at which each appeared."""
+    noise: list[KeyedNoise] = field(default_factory=list)
+    """Of every measure but the one that finds keys."""
+    published: Reals | None = None
+    """What was last published of each, where thinning is asked for."""
+
+
+class GroupBucket:
+    """Sums of every group; noise and key columns of the active ones.
+
+    Where keys are found in rounds, a group's row ends with `_ACTIVE`, or `_ACTIVE` plus one more
+    than the step at which it was last published.
+    """
+
+    def __init__(self, measures: Sequence[Measure]) -> None:
+        self.codes = np.array([_KINDS.index(m.kind) for m in measures])
+        self.in_rounds = any(m.kind == "round" for m in measures)
+        self.table = HashTable(len(measures) + self.in_rounds)
+        self.members: HashTable | None = None  # units in groups, and the step of their last row
+        self.round: Integers = np.zeros(0, np.int64)  # active groups whose round has noise
+        self.active: Integers = np.zeros(0, np.int64)  # rows of the table, as they became active
+        self.keys: list[pa.Table] = []  # key columns of the active groups
+        self.joined = 0  # active groups whose noise has begun
+        self.noise: KeyedNoise | None = None  # of the units of the joined groups
+        self.shown = ShownGroups()
+
+    def add(
+        self,
+        groups: Words,
+        verdicts: Verdicts,
+        values: Integers,
+        keys: pa.Table,
+        places: Integers,
+        *,
+        pre_threshold: int,
+        units: Words | None = None,
+        step: int = 0,
+    ) -> None:
+        """Add the rows at `places`, which are kept; groups that pass the pre-threshold get active.
+
+        The row that takes a group past the threshold names its key columns. `units` and `step` are
+        needed where keys are found in rounds and a unit may have several rows in a group.
+        """
+        rows: Integers = np.empty(min(len(places), SLICE), np.int64)
+        became, at = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        found: list[tuple[Integers, Integers]] = []
+        for start in range(0, len(places), SLICE):
+            part = places[start : start + SLICE]
+            self.table.find(groups, part, rows)
+            new = verdicts  # in its first round, a unit is new where it is new to the group
+            if units is not None:
+                new = self._new_in_round(groups, units, rows, part, step, len(verdicts))
+            state = (self.codes, self.table.numbers, pre_threshold, became, at, _LARGEST_SUM)
+            count, over = _add(rows, part, verdicts, new, values, *state)
+            if over:
+                raise StateError(_TOO_LARGE)
+            if count:
+                found.append((became[:count].copy(), at[:count].copy()))
+        if found:
+            active, named = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            self._activate(active, keys.take(pa.array(named)))
+
+    def add_sums(
+        self, groups: Words, sums: Integers, keys: pa.Table, *, pre_threshold: int
+    ) -> None:
+        """Add what `summed` has made of rows elsewhere: the same as to add the rows."""
+        rows = self.table.rows(groups)
+        became: Integers = np.empty(len(rows), np.int64)
+        state = (self.table.numbers, pre_threshold, became, _LARGEST_SUM)
+        count, over = _add_sums(rows, sums, *state)
+        if over:
+            raise StateError(_TOO_LARGE)
+        if count:
+            self._activate(rows[became[:count]], keys.take(pa.array(became[:count])))
+
+    def _new_in_round(
+        self, groups: Words, units: Words, rows: Integers, places: Integers, step: int, size: int
+    ) -> Verdicts:
+        """Which rows are the first of their unit since their group was last published."""
+        if self.members is None:
+            self.members = HashTable(1)
+        # Ids are pseudo-random, so an exclusive or with the words swapped is an id of the pair.
+        pairs = units[places] ^ groups[places][:, ::-1]
+        known = self.members.rows(np.ascontiguousarray(pairs))
+        new: Verdicts = np.zeros(size, np.uint8)
+        _first_since(rows, places, known, self.members.numbers, self.table.numbers, step, new)
+        return new
+
+    def open(self, groups: Words, keys: pa.Table) -> None:
+        """Public groups: there from the beginning, whatever the data are."""
+        self._activate(self.table.rows(groups), keys)
+
+    def _activate(self, rows: Integers, keys: pa.Table) -> None:
+        self.active = np.concatenate([self.active, rows])
+        self.keys.append(keys)
+        if len(self.keys) > _FEW:
+            self.keys = [pa.concat_tables(self.keys).combine_chunks()]
+
+    def ids(self, active: Integers) -> Words:
+        """The ids of active groups."""
+        found: Words = self.table.ids[self.active[active]]
+        return found
+
+    def sums(self, active: Integers) -> Integers:
+        """The exact sums of active groups, groups x measures."""
+        found: Integers = self.table.numbers[self.active[active], : len(self.codes)]
+        return found
+
+    def key_columns(self, active: Integers) -> pa.Table:
+        """The key columns of active groups."""
+        ends = np.cumsum([len(piece) for piece in self.keys])
+        piece_of = np.searchsorted(ends, active, side="right")
+        order = np.argsort(piece_of, kind="stable")
+        found = []
+        for number in np.unique(piece_of):
+            first = ends[number] - len(self.keys[number])
+            within = active[order[piece_of[order] == number]] - first
+            found.append(self.keys[number].take(pa.array(within)))
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return pa.concat_tables(found).combine_chunks().take(pa.array(back))
+
+    @property
+    def bytes(self) -> int:
+        """Memory held."""
+        noise = 0 if self.noise is None else self.noise.ids.nbytes + self.noise.state.nbytes
+        others = sum(n.ids.nbytes + n.state.nbytes for n in self.shown.noise)
+        members = 0 if self.members is None else self.members.bytes
+        return self.table.bytes + members + noise + others + sum(int(k.nbytes) for k in self.keys)
+
+
+def sum_groups(
+    measures: Sequence[Measure], groups: Words, verdicts: Verdicts, values: Integers
+) -> tuple[Words, Integers, Integers]:
+    """Groups of rows that are kept, their sums, and the first row of each.
+
+    Sums are exact integers, so parts of a step may be summed wherever they are and added later, in
+    any order. Not for keys that are found in rounds: there it matters whose rows they are.
+    """
+    places = np.flatnonzero(verdicts)
+    codes, table = np.array([_KINDS.index(m.kind) for m in measures]), HashTable(len(measures))
+    rows = table.rows(groups, places)
+    nowhere: Integers = np.empty(0, np.int64)
+    state = (codes, table.numbers, -1, nowhere, nowhere, _LARGEST_SUM)
+    _, over = _add(rows, places, verdicts, verdicts, values, *state)
+    if over:
+        raise StateError(_TOO_LARGE)
+    first: Integers = np.empty(table.used, np.int64)
+    first[rows[::-1]] = places[::-1]
+    return table.ids[: table.used], table.numbers[: table.used], first
+
+
+@compiled
+def _add_sums(
+    rows: Any, more: Any, sums: Any, pre_threshold: int, became: Any, largest: int
+) -> tuple[int, bool]:
+    """Add sums to each row's; note the places where a group passes the pre-threshold."""
+    count, over = 0, False
+    for i in range(len(rows)):
+        row, before = rows[i], sums[rows[i], 0]
+        for m in range(more.shape[1]):
+            sums[row, m] += more[i, m]
+            over |= abs(sums[row, m]) > largest
+        if pre_threshold >= 0 and before <= pre_threshold < sums[row, 0]:
+            became[count] = i
+            count += 1
+    return count, over
+
+
+@compiled
+def _add(
+    rows: Any,
+    places: Any,
+    verdicts: Any,
+    new: Any,
+    values: Any,
+    codes: Any,
+    sums: Any,
+    pre_threshold: int,
+    became: Any,
+    at: Any,
+    largest: int,
+) -> tuple[int, bool]:
+    """Add each row to its group's sums; note the groups that pass the pre-threshold, and where."""
+    count, over = 0, False
+    for i in range(len(places)):
+        row, place, value = rows[i], places[i], 0
+        for m in range(len(codes)):
+            if codes[m] == 0:
+                if verdicts[place] & FIRST:
+                    sums[row, m] += 1
+                    if m == 0 and pre_threshold >= 0 and sums[row, 0] == pre_threshold + 1:
+                        became[count], at[count] = row, place
+                        count += 1
+            elif codes[m] == 1:
+                sums[row, m] += 1
+            elif codes[m] == 2:
+                sums[row, m] += values[place, value]
+                value += 1
+                over |= abs(sums[row, m]) > largest
+            elif new[place] & FIRST:
+                sums[row, 0] += 1
+                if sums[row, 0] == pre_threshold + 1 and sums[row, len(codes)] == 0:
+                    sums[row, len(codes)] = _ACTIVE
+                    became[count], at[count] = row, place
+                    count += 1
+    return count, over
+
+
+@compiled
+def _first_since(
+    rows: Any, places: Any, known: Any, members: Any, sums: Any, step: int, new: Any
+) -> None:
+    """Mark rows whose unit has no other since the last publication of their group."""
+    last = sums.shape[1] - 1
+    for i in range(len(places)):
+        before = members[known[i], 0]  # 0, or one more than the step of its last row
+        if before <= max(sums[rows[i], last] - _ACTIVE, 0):
+            new[places[i]] = FIRST
+        members[known[i], 0] = step + 1

@@ -1,0 +1,138 @@
+"""Latch keys: show a key from the first release on at which its noisy units pass the threshold.
+
+Every active key is tested at every release of its window, also without new data: its noise moves on
+by itself. Testing only keys with new data would reveal which keys those were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpstream.compiled import compiled
+from dpstream.counting.keyed_noise import KeyedNoise, advance_noise
+from dpstream.group_by.groups import GroupBucket
+from dpstream.group_by.hash_tables import FAR, prefetch
+from dpstream.group_by.perturb import NoisySums, perturb
+from dpstream.privacy.query_spend import NoiseStream
+from dpstream.query.noise_plan import WindowPlan
+from dpstream.records import Integers, Words
+
+
+def select_keys(
+    bucket: GroupBucket, plan: WindowPlan, release: int, door: NoiseStream
+) -> tuple[Integers, Integers]:
+    """(noise of every active group's first measure, the groups that appear now).
+
+    Groups that became active since the last release join with noise from the exact law that it
+    has by now.
+    """
+    start = bucket.joined
+    joining = bucket.ids(np.arange(start, len(bucket.active)))
+    bucket.noise, noise = advance_noise(
+        plan.process,
+        bucket.noise,
+        joining,
+        release,
+        plan.sigmas[0],
+        lambda ids, purpose, each: door.normals(ids, release=release, purpose=purpose, each=each),
+        distinct=True,
+    )
+    bucket.joined = len(bucket.active)
+    hidden = np.ones(len(bucket.active), bool)
+    hidden[bucket.shown.active] = False
+    if plan.public:
+        return noise, np.flatnonzero(hidden)
+    found: Integers = np.empty(len(noise), np.int64)
+    least = int(plan.thresholds[release - 1])
+    count = _appearing(bucket.table.numbers, bucket.active, hidden, noise, least, found)
+    return noise, found[:count]
+
+
+@compiled
+def _appearing(
+    sums: Any, active: Integers, hidden: Any, noise: Integers, least: int, found: Integers
+) -> int:
+    """The hidden groups whose noisy units, column 0, have reached the threshold: how many."""
+    count = 0
+    lines, line = np.uint64(sums.ctypes.data), np.uint64(sums.strides[0])
+    for group in range(len(active)):
+        ahead = group + FAR
+        if ahead < len(active):
+            prefetch(lines + np.uint64(active[ahead]) * line)
+        found[count] = group
+        count += hidden[group] and sums[active[group], 0] + noise[group] >= least
+    return count
+
+
+# Find keys in rounds: publish a group when enough units have come to it since the last time.
+#
+# A group's round begins when it was last published (at first, with the window). Its units of the
+# round are a running count with noise of its own, a binary tree over the window's releases; when
+# the count passes the threshold, all that has come so far is published, and the next round begins.
+# Sums are noisy by a second tree per column, which is never begun anew.
+#
+# Paper: Zhang, Doroshenko, Kairouz, Steinke, Thakurta, Ma, Apte, Spacek, "Differentially Private
+# Stream Processing at Scale", 2023, Algorithms 2 to 4. Every group with enough units is
+# tested at every release, also without new rows, so there is nothing to predict.
+
+Mask = npt.NDArray[np.bool_]
+Passes = Callable[[Words, Integers, int], Mask]
+"""(group ids, noisy units, threshold): whose round ends."""
+
+
+def passes(_: Words, noisy: Integers, threshold: int) -> Mask:
+    """Those with enough noisy units."""
+    found: Mask = noisy >= threshold
+    return found
+
+
+def in_rounds(
+    bucket: GroupBucket,
+    plan: WindowPlan,
+    release: int,
+    step: int,
+    doors: Sequence[NoiseStream],
+    choose: Passes = passes,
+) -> NoisySums:
+    """The groups whose round ends now, with all their sums; their next round begins."""
+    chosen = _chosen(bucket, plan, release, doors[0], choose)
+    rows = bucket.active[chosen]
+    bucket.table.numbers[rows, 0] = 0
+    bucket.table.numbers[rows, -1] = step + 2  # see GroupBucket
+    bucket.table.touched[rows] = 1
+    hidden = np.ones(len(bucket.active), bool)
+    hidden[bucket.shown.active] = False
+    unseen: Integers = np.zeros(len(bucket.active), np.int64)  # nobody sees the count itself
+    noisy = perturb(bucket, plan, release, doors, unseen, chosen[hidden[chosen]])
+    ends = np.zeros(len(bucket.active), bool)
+    ends[chosen] = True
+    return noisy.part(ends[noisy.groups])
+
+
+def _chosen(
+    bucket: GroupBucket, plan: WindowPlan, release: int, door: NoiseStream, choose: Passes
+) -> Integers:
+    """Active groups whose noisy units of the round pass the threshold; their noise ends here."""
+    units = bucket.table.numbers[bucket.active, 0]
+    resting = np.ones(len(bucket.active), bool)
+    resting[bucket.round] = False
+    joining = np.flatnonzero(resting & (units > plan.pre_threshold))
+    state, noise = advance_noise(
+        plan.process,
+        bucket.noise,
+        bucket.ids(joining),
+        release,
+        plan.sigmas[0],
+        lambda ids, purpose, each: door.normals(ids, release=release, purpose=purpose, each=each),
+        distinct=True,
+    )
+    tested = np.concatenate([bucket.round, joining])
+    passed = choose(state.ids, units[tested] + noise, int(plan.thresholds[release - 1]))
+    bucket.round = tested[~passed]
+    bucket.noise = KeyedNoise(ids=state.ids[~passed], state=state.state[~passed], step=release)
+    found: Integers = tested[passed]
+    return found

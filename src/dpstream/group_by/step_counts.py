@@ -1,0 +1,85 @@
+"""Histograms of open windows: of each unit at most one row, the one with the smallest keyed digest.
+
+A row that came with an earlier step goes before later ones. So which row counts depends on the
+unit's own rows alone, and a replay keeps the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from dpstream.privacy.state import Secret
+from dpstream.query.series_query import SeriesQuery
+from dpstream.records import Integers, Words
+from dpstream.rows.row_batch import RowSlice, id_pairs
+from dpstream.rows.row_reader import RowReader
+
+
+class StepCounts:
+    """Counts per public group of every window that is not published yet, and who is in them."""
+
+    def __init__(self, query: SeriesQuery, secret: Secret, run: bytes) -> None:
+        self.reader = RowReader(query.rows, secret, run)
+        self._bins: Words | None = None
+        self._seen: dict[int, Words] = {}
+        self._counts: dict[int, Integers] = {}
+
+    def take(self, pieces: Iterable[RowSlice]) -> None:
+        """Add the rows of a step, whatever windows they belong to."""
+        parts = [(rows, slice(first, end)) for rows, first, end in pieces if end > first]
+        if not parts:
+            return
+        units, groups, digests, windows = (
+            np.concatenate([getattr(rows, name)[part] for rows, part in parts])
+            for name in ("units", "groups", "digests", "windows")
+        )
+        for window in np.unique(windows).tolist():
+            mine = windows == window
+            self._add(window, units[mine], groups[mine], digests[mine])
+
+    def _add(self, window: int, units: Words, groups: Words, digests: Words) -> None:
+        seen = self._seen.get(window, np.zeros((0, 2), np.uint64))
+        order = np.lexsort((digests[:, 1], digests[:, 0], units[:, 1], units[:, 0]))
+        units, groups = units[order], groups[order]
+        first = np.ones(len(units), bool)
+        first[1:] = (units[1:] != units[:-1]).any(axis=1)
+        units, groups = units[first], groups[first]
+        fresh = ~np.isin(id_pairs(units), id_pairs(seen))
+        self._seen[window] = np.concatenate([seen, units[fresh]])
+        bins = self._bin_ids()
+        order = np.argsort(id_pairs(bins))
+        place = order[np.searchsorted(id_pairs(bins)[order], id_pairs(groups[fresh]))]
+        counts = self._counts.get(window, np.zeros(len(bins), np.int64))
+        self._counts[window] = counts + np.bincount(place, minlength=len(bins))
+
+    def counts(self, window: int) -> Integers:
+        """A window's histogram, in the order of the public groups."""
+        found = self._counts.get(window)
+        return np.zeros(len(self._bin_ids()), np.int64) if found is None else found
+
+    def evict(self, window: int) -> None:
+        """A window is published."""
+        self._seen.pop(window, None)
+        self._counts.pop(window, None)
+
+    def save(self) -> dict[str, Any]:
+        """All open windows, as plain arrays."""
+        windows = sorted(self._counts)
+        return {
+            "windows": windows,
+            "counts": [self._counts[window] for window in windows],
+            "seen": [self._seen[window] for window in windows],
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        self._counts = dict(zip(saved["windows"], saved["counts"], strict=True))
+        self._seen = dict(zip(saved["windows"], saved["seen"], strict=True))
+
+    def _bin_ids(self) -> Words:
+        if self._bins is None:
+            self._bins = self.reader.public_ids()
+        return self._bins

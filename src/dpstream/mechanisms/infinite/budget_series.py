@@ -1,0 +1,454 @@
+"""Budgets for ever: series of exact rationals whose infinite sum stays within epsilon.
+
+`term(i)` is the i-th budget, i = 1, 2, ...; `tail(n)` bounds the sum of all terms after the n-th,
+in closed form. Terms never grow. Drawn in any order, each at most once, they cost at most the
+total.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Final, Protocol
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import spence
+
+from dpstream.errors import InvalidParameter
+from dpstream.records import Integers, Reals
+
+# Theorem 5.4 of DPI: the dilogarithm inverted, and what the series costs that it states.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Theorem54:
+    """The series as the paper states it, for a claimed epsilon; `true_cost` is what it spends.
+
+    C (Li2(1) - Li2(m^2)) = epsilon with C = change_of_pdf / (mu zeta).
+
+    >>> printed = Theorem54(epsilon=2, mu=0.5)
+    >>> round(printed.m_squared, 4), [round(printed.eta(t), 4) for t in (1, 2, 3)]
+    (0.8337, [0.0415, 0.019, 0.0117])
+    >>> round(Theorem54(epsilon=1, mu=2).true_cost / 1, 3)
+    4.0
+    """
+
+    epsilon: float
+    mu: float
+    zeta: float = 1.0
+    change_of_pdf: float = 2.0
+
+    @property
+    def constant(self) -> float:
+        """The paper's C."""
+        return self.change_of_pdf / (self.mu * self.zeta)
+
+    @cached_property
+    def m_squared(self) -> float:
+        """Li2^-1(pi^2 / 6 - epsilon / C)."""
+        return 1 - gap_for(
+            self.epsilon / self.constant,
+            lambda most: (
+                f"Theorem 5.4 needs epsilon < C pi^2 / 6 = {self.constant * most:g} (C = "
+                f"{self.constant:g}); got epsilon={self.epsilon:g}; lower epsilon, mu or zeta"
+            ),
+        )
+
+    def x(self, t: int) -> float:
+        """X_t."""
+        return one_minus_power(1 - self.m_squared, t) / (t * t * self.zeta)
+
+    def eta(self, t: int) -> float:
+        """The learning rate of slot t: tanh(X_t / 2) / 2."""
+        return math.tanh(self.x(t) / 2) / 2
+
+    @property
+    def true_cost(self) -> float:
+        """What all draws cost a user: 2 score_change * sum of X_t."""
+        change = min(2.0, 2 * self.change_of_pdf / self.mu)
+        return 2 * change * self.epsilon / self.constant / self.zeta
+
+
+def dilogarithm(x: float) -> float:
+    """Li2(x) = sum of x^t / t^2, for x up to 1.
+
+    >>> round(dilogarithm(1) - math.pi**2 / 6, 15)
+    0.0
+    """
+    return float(spence(1 - x))
+
+
+def _missing(gap: float) -> float:
+    """Li2(1) - Li2(1 - gap) = Li2(gap) + ln(gap) ln(1 - gap), without loss for small gaps."""
+    return dilogarithm(gap) + math.log(gap) * math.log1p(-gap)
+
+
+def gap_for(missing: float, complaint: Callable[[float], str]) -> float:
+    """The gap in (0, 1) with `_missing(gap)` = missing."""
+    most = math.pi**2 / 6
+    if missing <= 0:
+        return 0.0
+    if missing >= most:
+        raise InvalidParameter(complaint(most))
+    low, high = 1e-300, 1 - 2.0**-53
+    if _missing(high) <= missing:
+        return high
+    logarithm = brentq(
+        lambda x: _missing(math.exp(x)) - missing, math.log(low), math.log(high), xtol=1e-14
+    )
+    return math.exp(logarithm)
+
+
+def one_minus_power(gap: float, t: int) -> float:
+    """1 - (1 - gap)^t, without loss for small gaps."""
+    return -math.expm1(t * math.log1p(-gap))
+
+
+_ROUND: Final = Fraction(1) - Fraction(1, 2**30)
+"""Terms made of floats are taken this much smaller, a million times what floats can be off."""
+
+
+class BudgetSeries(Protocol):
+    """A convergent series of budgets."""
+
+    @property
+    def total(self) -> Fraction:
+        """At least the sum of all terms."""
+
+    def term(self, i: int) -> Fraction:
+        """The i-th budget, i >= 1."""
+
+    def tail(self, n: int) -> Fraction:
+        """At least the sum of the terms after the n-th."""
+
+    def about(self, i: int) -> float:
+        """The i-th budget as a float; it falls with i as terms do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Telescoping:
+    """epsilon / (i (i + 1)): the sum up to n is epsilon (1 - 1 / (n + 1)), exactly.
+
+    >>> half = Telescoping(total=Fraction(1))
+    >>> sum(half.term(i) for i in range(1, 10)) + half.tail(9)
+    Fraction(1, 1)
+    """
+
+    total: Fraction
+
+    def term(self, i: int) -> Fraction:
+        """Falls like 1 / i^2."""
+        return self.total / (i * (i + 1))
+
+    def tail(self, n: int) -> Fraction:
+        """It is epsilon / (n + 1), exactly."""
+        return self.total / (n + 1)
+
+    def about(self, i: int) -> float:
+        """Without a Fraction."""
+        return self._scale / (i * (i + 1))
+
+    @cached_property
+    def _scale(self) -> float:
+        return float(self.total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """Half of epsilon in `count` equal terms, the other half telescoping after them.
+
+    A slot that can tell synopses apart needs a budget of some size; a series that falls from the
+    start has it once.
+
+    >>> level = Level(total=Fraction(1), count=4)
+    >>> level.term(1), level.term(4), level.term(5), level.tail(4), level.tail(3)
+    (Fraction(1, 8), Fraction(1, 8), Fraction(1, 10), Fraction(1, 2), Fraction(5, 8))
+    """
+
+    total: Fraction
+    count: int = 6
+
+    def term(self, i: int) -> Fraction:
+        """Equal, then falling like 1 / i^2."""
+        if i <= self.count:
+            return self.total / (2 * self.count)
+        return self.total * self.count / (2 * i * (i - 1))
+
+    def tail(self, n: int) -> Fraction:
+        """What is left of the equal terms, and the telescoped rest."""
+        if n <= self.count:
+            return self.total / 2 + self.total * (self.count - n) / (2 * self.count)
+        return self.total * self.count / (2 * n)
+
+    def about(self, i: int) -> float:
+        """Without a Fraction."""
+        return self._scale / (i * (i - 1) if i > self.count else self.count**2)
+
+    @cached_property
+    def _scale(self) -> float:
+        return float(self.total * self.count / 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dilogarithm:
+    """Theorem 5.4's series, for its true cost: X_t = (1 - m^(2t)) / (zeta t^2), alpha_t = X_t / 2.
+
+    Two draws of weights exp(alpha_t score), with scores that one user moves by at most `change`,
+    cost 4 alpha_t change = 2 change X_t. All of them together: 2 change (Li2(1) - Li2(m^2)) / zeta,
+    which is `total`: m follows from it. There is no such m unless total < change pi^2 / (3 zeta).
+    """
+
+    total: Fraction
+    change: Fraction
+    decay: Fraction = Fraction(1)
+
+    def __post_init__(self) -> None:
+        if self.decay <= 0 or self.change <= 0 or self.total <= 0:
+            raise InvalidParameter(
+                f"total, change and decay must be positive; got {self.total}, {self.change}, "
+                f"{self.decay}"
+            )
+        _ = self.gap  # raises where there is none
+
+    @cached_property
+    def gap(self) -> float:
+        """1 - m^2."""
+        return gap_for(
+            float(self.total * self.decay / (2 * self.change)),
+            lambda most: (
+                f"the dilogarithm's series needs epsilon < {most * 2 * self.change / self.decay:g} "
+                f"at decay_rate={float(self.decay):g} and scores that move by "
+                f"{float(self.change):g}; got epsilon={float(self.total):g}; lower epsilon or "
+                "decay_rate, or use series='telescoping'"
+            ),
+        )
+
+    def term(self, i: int) -> Fraction:
+        """2 change X_i, rounded down."""
+        x = Fraction(one_minus_power(self.gap, i)) / (self.decay * i * i)
+        return 2 * self.change * x * _ROUND
+
+    def tail(self, n: int) -> Fraction:
+        """No more than 2 change / (zeta n): 1 / t^2 < 1 / (t - 1) - 1 / t."""
+        most = self.total if n == 0 else 2 * self.change / (self.decay * n)
+        return min(self.total, most)
+
+    def about(self, i: int) -> float:
+        """Without a Fraction."""
+        return self._scale * one_minus_power(self.gap, i) / (i * i)
+
+    @cached_property
+    def _scale(self) -> float:
+        return float(2 * self.change / self.decay)
+
+
+SERIES: Final = ("level", "telescoping", "dilogarithm")
+
+
+def budget_series(name: str, *, total: Fraction, change: Fraction, decay: Fraction) -> BudgetSeries:
+    """The series of this name."""
+    if name == "level":
+        return Level(total=total)
+    if name == "telescoping":
+        return Telescoping(total=total)
+    if name == "dilogarithm":
+        return Dilogarithm(total=total, change=change, decay=decay)
+    raise InvalidParameter(f"series must be one of {', '.join(SERIES)}; got {name!r}")
+
+
+# Numbers that look random and are known to all: a hash of a public name.
+#
+# They make pools and budget schedules, which read no data. They hide nothing and must not.
+
+
+def uniforms(name: str, size: int) -> Reals:
+    """`size` numbers strictly between 0 and 1, 52 bits each, the same for the same name.
+
+    >>> uniforms("an example", 2).tolist() == uniforms("an example", 3)[:2].tolist()
+    True
+    """
+    words = np.frombuffer(hashlib.shake_128(name.encode()).digest(8 * size), dtype="<u8")
+    return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+
+def below(name: str, size: int, count: int) -> Integers:
+    """`size` whole numbers in [0, count), evenly spread (to within count / 2^52)."""
+    return (uniforms(name, size) * count).astype(np.int64)
+
+
+def gammas(name: str, size: int, shape: float) -> Reals:
+    """`size` numbers that follow the gamma distribution of this shape.
+
+    Marsaglia, Tsang, "A Simple Method for Generating Gamma Variables", 2000; normals by Box and
+    Muller. A shape below 1 takes one above it, times a power of a uniform number.
+    """
+    if shape < 1:
+        return gammas(f"{name}+", size, shape + 1) * uniforms(f"{name}^", size) ** (1 / shape)
+    scale = shape - 1 / 3
+    found: list[Reals] = []
+    missing = attempt = 0
+    while attempt == 0 or missing > 0:
+        wanted = size if attempt == 0 else missing
+        u, v, w = uniforms(f"{name}/{attempt}", 3 * (wanted + 8)).reshape(3, -1)
+        normal = np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
+        cube = (1 + normal / np.sqrt(9 * scale)) ** 3
+        kept = cube > 0
+        kept[kept] = np.log(w[kept]) < (
+            normal[kept] ** 2 / 2 + scale * (1 - cube[kept] + np.log(cube[kept]))
+        )
+        found.append(scale * cube[kept])
+        missing, attempt = size - sum(map(len, found)), attempt + 1
+    return np.concatenate(found)[:size]
+
+
+# Which term of a series a slot may spend: each term at most once, by public rules only.
+#
+# Whatever the order, the sum of distinct terms is at most the series' total, for ever. An
+# allocation reads no data; its random choices are public numbers.
+
+RUNS: Final = 512
+"""Runs of used terms that are remembered; when there are more, small terms are given up."""
+
+LARGE, MEDIUM = 10, 1000
+"""Algorithm 4's ranges: the first terms, those up to the thousandth, all others."""
+
+
+class Allocation(Protocol):
+    """A rule that gives every slot a term of the series, or none."""
+
+    def start(self) -> Any:
+        """What is remembered before the first slot."""
+
+    def pick(self, used: Any, slot: int) -> tuple[Any, int]:
+        """The term of slot 1, 2, ... (0: none, the slot is free), and what to remember."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InOrder:
+    """Term t in slot t: large budgets first."""
+
+    def start(self) -> None:
+        """Nothing to remember."""
+
+    def pick(self, used: None, slot: int) -> tuple[None, int]:
+        """The slot's own number."""
+        return None, slot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparse:
+    """Term k in slot 4^(k-1), nothing in between: few budgets, and none of them tiny."""
+
+    def start(self) -> None:
+        """Nothing to remember."""
+
+    def pick(self, used: None, slot: int) -> tuple[None, int]:
+        """Powers of four publish; the others hold."""
+        power = slot.bit_length() - 1
+        return None, power // 2 + 1 if slot == 1 << power and power % 2 == 0 else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nearest:
+    """Algorithm 3: draw a number from Exp(rate), spend the unused term nearest to it.
+
+    With the paper's rate of 10^8 nearly all of them are tiny, and nearly all budget is kept.
+    """
+
+    series: BudgetSeries
+    rate: float
+    seed: int = 0
+
+    def start(self) -> Integers:
+        """No run of used terms: pairs (first, last), padded with zeros."""
+        return np.zeros((RUNS, 2), dtype=np.int64)
+
+    def pick(self, used: Integers, slot: int) -> tuple[Integers, int]:
+        """The nearest unused term, which is used from now on."""
+        aim = -math.log(uniforms(f"nearest {self.seed} {slot}", 1)[0]) / self.rate
+        runs = used[: np.count_nonzero(used[:, 0])]
+        term = self._unused(runs, self._closest(aim), aim)
+        return _with(runs, term), term
+
+    def _closest(self, aim: float) -> int:
+        """The term nearest to `aim`, used or not: terms fall, so the place is found by halving."""
+        high = 1
+        while self.series.about(high) > aim:
+            high *= 2
+        low = high // 2  # value(low) > aim >= value(high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.series.about(middle) > aim else (low, middle)
+        return self._nearer(low, high, aim)
+
+    def _unused(self, runs: Integers, term: int, aim: float) -> int:
+        at = int(np.searchsorted(runs[:, 0], term, side="right")) - 1
+        if at < 0 or runs[at, 1] < term:
+            return term
+        return self._nearer(int(runs[at, 0]) - 1, int(runs[at, 1]) + 1, aim)
+
+    def _nearer(self, low: int, high: int, aim: float) -> int:
+        if low < 1:
+            return high
+        return low if self.series.about(low) - aim <= aim - self.series.about(high) else high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """Algorithm 4: queues of large, medium and small terms; a queue at random gives its next."""
+
+    large: int = LARGE
+    medium: int = MEDIUM
+    seed: int = 0
+
+    def start(self) -> tuple[int, int, int]:
+        """The next term of each queue."""
+        return 1, self.large + 1, self.medium + 1
+
+    def pick(self, used: tuple[int, int, int], slot: int) -> tuple[tuple[int, int, int], int]:
+        """The next term of a queue that is not empty; the queue of small terms never is."""
+        ends = (self.large, self.medium, math.inf)
+        open_ = [i for i in range(3) if used[i] <= ends[i]]
+        queue = open_[int(below(f"ranges {self.seed} {slot}", 1, len(open_))[0])]
+        term = used[queue]
+        large, medium, small = (used[i] + (i == queue) for i in range(3))
+        return (large, medium, small), term
+
+
+ALLOCATIONS: Final = ("sparse", "random", "ranges", "in_order")
+
+
+def allocation(name: str, *, series: BudgetSeries, rate: Fraction, seed: int) -> Allocation:
+    """The rule of this name; `random` is Algorithm 3, `ranges` Algorithm 4."""
+    if name == "random":
+        return Nearest(series=series, rate=float(rate), seed=seed)
+    if name == "ranges":
+        return Ranges(seed=seed)
+    if name == "in_order":
+        return InOrder()
+    if name == "sparse":
+        return Sparse()
+    raise InvalidParameter(f"allocation must be one of {', '.join(ALLOCATIONS)}; got {name!r}")
+
+
+def _with(runs: Integers, term: int) -> Integers:
+    """The runs with one more term, joined where they meet, padded; too many lose a gap."""
+    at = int(np.searchsorted(runs[:, 0], term, side="right"))
+    before, after = runs[:at], runs[at:]
+    first = last = term
+    if len(before) and before[-1, 1] == term - 1:
+        first, before = before[-1, 0], before[:-1]
+    if len(after) and after[0, 0] == term + 1:
+        last, after = after[0, 1], after[1:]
+    joined = np.concatenate([before, [(first, last)], after])
+    if len(joined) > RUNS:  # the terms between the last two, the smallest, are given up
+        joined[-2, 1] = joined[-1, 1]
+        joined = joined[:-1]
+    padded = np.zeros((RUNS, 2), dtype=np.int64)
+    padded[: len(joined)] = joined
+    return padded

@@ -1,1 +1,0 @@
-"""Continual counting: factorisations, noise processes, and how they become mechanisms."""

@@ -1,0 +1,375 @@
+"""Common to mechanisms that hold values back: the delay, the shares of epsilon, batches of steps.
+
+A batch is `delay` successive steps. They are published together with the last of them, the first
+one `delay` - 1 steps late. What is left at the end of the stream is a shorter batch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from dpstream.compiled import vectorize
+from dpstream.errors import InvalidParameter
+from dpstream.mechanisms.base import SeriesMechanism, Spender, whole
+from dpstream.privacy.amounts import Amount, on_grid, positive
+from dpstream.privacy.ledger.charges import Cells, Paid
+from dpstream.privacy.state.serial import storable
+from dpstream.records import Integers, Reals, Release
+
+# What noise leaves possible of a number in a public range.
+#
+# Guarantee: post-processing; it reads a noisy number and public bounds.
+#
+# If m is anywhere in [lo, hi] alike and z = m + Laplace(scale) is seen, the density of m is cut out
+# of a Laplace density around z. Its median is near z where the noise is small against the range,
+# near the middle of the range where it is large, and never outside: no number has a smaller
+# expected absolute error.
+
+
+def posterior_median(
+    z: npt.ArrayLike, scale: npt.ArrayLike, lo: npt.ArrayLike, hi: npt.ArrayLike
+) -> Reals:
+    """The median of m given z, element by element.
+
+    >>> posterior_median([5.0, 12.0, 5e9], [0.1, 0.1, 1e9], 0.0, 10.0).round(2).tolist()
+    [5.0, 9.93, 5.0]
+    """
+    found: Reals = _median(z, scale, lo, hi)
+    return found
+
+
+@vectorize(cache=True)
+def _median(z: float, scale: float, lo: float, hi: float) -> float:
+    inside = min(max(z, lo), hi)  # beyond an edge the density no longer depends on z
+    below, above = -math.expm1((lo - inside) / scale), -math.expm1((inside - hi) / scale)
+    half = 0.5 * (below + above)
+    if half <= below:
+        found = inside + scale * math.log1p(half - below)
+    else:
+        found = inside - scale * math.log1p(below - half)
+    return min(max(found, lo), hi)
+
+
+# Publish the values of a batch, group by group.
+#
+# Guarantee: epsilon for every value that changes by at most `sensitivity`, given the labels, which
+# are public: a value enters the sum of one group, or is published alone, and nothing else reads it.
+# What the smoother makes of the noisy numbers is post-processing.
+
+Publish = Literal["reduce", "pp"]
+Smoother = Literal["mean", "median", "james_stein"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Payment:
+    """What a batch is published with: `epsilon` for every value of `cells`.
+
+    `keep`: 0 for values that are not read (another question has had their budget); they get their
+    group's number. Every group must keep one. `paid` has paid for all of it already.
+    """
+
+    epsilon: Fraction
+    cells: Cells
+    keep: Integers | None = None
+    paid: Paid | None = None
+
+
+def publish_groups(
+    block: Integers,
+    labels: Integers,
+    spend: Spender,
+    *,
+    publish: Publish,
+    smoother: Smoother,
+    sensitivity: Fraction,
+    payment: Payment,
+) -> tuple[Reals, Reals]:
+    """A number for every value (steps x bins), and the scale of the noise in it."""
+    steps, bins = block.shape
+    groups = labels + (labels.max(initial=0) + 1) * np.arange(bins)
+    _, group = np.unique(groups.ravel(), return_inverse=True)
+    kept = np.ones(steps * bins, bool) if payment.keep is None else payment.keep.ravel() != 0
+    size = np.bincount(group[kept], minlength=int(group.max()) + 1)
+    asked = block.ravel()[kept]
+    if publish == "reduce":
+        sums = np.zeros(len(size), np.int64)
+        np.add.at(sums, group[kept], asked)
+        asked = sums
+    noisy = spend.laplace(
+        asked,
+        sensitivity=sensitivity,
+        epsilon=payment.epsilon,
+        purpose="publish",
+        cells=None if payment.paid else payment.cells,
+        interval=payment.paid,
+    ).astype(np.float64)
+    scale = float(sensitivity / payment.epsilon)
+    if publish == "reduce":
+        return (noisy / size)[group].reshape(block.shape), (scale / size)[group].reshape(
+            block.shape
+        )
+    centre = _centres(noisy, group[kept], size, smoother)
+    values = centre[group]
+    if smoother == "james_stein":
+        values[kept] += (noisy - values[kept]) / size[group[kept]]
+    return values.reshape(block.shape), (scale / np.sqrt(size))[group].reshape(block.shape)
+
+
+def _centres(noisy: Reals, group: Integers, size: Integers, smoother: Smoother) -> Reals:
+    """The mean or median of each group."""
+    if smoother != "median":
+        mean: Reals = np.bincount(group, weights=noisy, minlength=len(size)) / size
+        return mean
+    ordered = noisy[np.lexsort((noisy, group))]
+    first = np.concatenate(([0], np.cumsum(size)[:-1]))
+    median: Reals = (ordered[first + (size - 1) // 2] + ordered[first + size // 2]) / 2
+    return median
+
+
+# The newest values of every bin, as a value that is cheap to extend.
+#
+# Guarantee: none; it is memory, and what it holds may be raw.
+
+
+@storable("history")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class History:
+    """At least the last `longest` steps: bins x columns, the newest at column `end - 1`.
+
+    An older History goes on showing what it showed: columns are written once, the first to append
+    to a block owns its next column, and whoever comes later (or finds it full) takes a copy.
+
+    >>> old = History.of(bins=1, longest=2, dtype=np.int64).append(np.array([5]))
+    >>> new, other = old.append(np.array([6])), old.append(np.array([7]))
+    >>> [h.block[0, : h.end].tolist() for h in (old, new, other)]
+    [[5], [5, 6], [5, 7]]
+    """
+
+    block: npt.NDArray[Any]
+    end: int
+    written: npt.NDArray[np.int64]  # columns of the block that are taken, shared by all who see it
+
+    @classmethod
+    def of(cls, *, bins: int, longest: int, dtype: npt.DTypeLike) -> History:
+        """Nothing yet. Room for twice `longest`, so that a copy is made every `longest` steps."""
+        block = np.zeros((bins, 2 * longest), dtype)
+        return cls(block=block, end=0, written=np.zeros(1, np.int64))
+
+    def append(self, column: npt.NDArray[Any]) -> History:
+        """One step more."""
+        block, end, written = self.block, self.end, self.written
+        if end == block.shape[1] or written[0] != end:
+            keep = min(end, block.shape[1] // 2)
+            block = np.zeros_like(self.block)
+            block[:, :keep] = self.block[:, end - keep : end]
+            end, written = keep, np.zeros(1, np.int64)
+        block[:, end] = column
+        written[0] = end + 1
+        return History(block=block, end=end + 1, written=written)
+
+
+LONGEST = 1 << 20
+"""Steps that may be held back: a state of that size is still written in a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedMechanism(SeriesMechanism, identity=None, keys="group_share shrink"):
+    """Epsilon in two parts: `group_share` of it tells values apart, the rest publishes them.
+
+    `shrink`: publish the median of what the noise leaves possible in [`lo`, `hi`] instead of the
+    noisy number; free of charge, and never outside the range.
+    """
+
+    group_share: Amount = Fraction(1, 5)
+    shrink: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share = positive(self.group_share, "group_share")
+        if share >= 1:
+            raise InvalidParameter(
+                f"group_share must be below 1, so that something is left to publish with; got "
+                f"{self.group_share}"
+            )
+        object.__setattr__(self, "group_share", share)
+
+    @cached_property
+    def for_groups(self) -> Fraction:
+        """eps_g, for what tells values apart."""
+        return on_grid(self.budget * Fraction(self.group_share))
+
+    @cached_property
+    def for_values(self) -> Fraction:
+        """eps_p, for publishing."""
+        return self.budget - self.for_groups
+
+    def settled(self, values: Reals, scale: npt.ArrayLike) -> Reals:
+        """What is published for noisy numbers in grid steps, with noise of that scale."""
+        lo, hi, quantum = self._bounds
+        if self.shrink:
+            values = posterior_median(values, scale, lo, hi)
+        return values * quantum
+
+    @cached_property
+    def value_scale(self) -> float:
+        """Of the noise in a value published with all of eps_p, in grid steps."""
+        return float(self.change / self.for_values)
+
+    @cached_property
+    def _bounds(self) -> tuple[float, float, float]:
+        """Of the range in grid steps, and a grid step."""
+        lo, hi, quantum = (float(part) for part in self.range)
+        return lo / quantum, hi / quantum, quantum
+
+
+@dataclass(frozen=True, kw_only=True)
+class DelayedMechanism(SharedMechanism, identity=None, keys="delay"):
+    """Each value is published at most `delay` steps after it came."""
+
+    delay: int
+    least_delay: ClassVar[int] = 1
+    why_least: ClassVar[str] = "a batch has at least one step"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        why = f"{type(self).__name__}: {self.why_least}"
+        object.__setattr__(self, "delay", checked_delay(self.delay, self.least_delay, why))
+
+
+@storable("held values")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpenBatch:
+    """The exact values of the open batch, the groups they are in, and what the groups need."""
+
+    values: History
+    labels: History
+    count: int
+    groups: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoother"):
+    """Values of a batch are labelled as they come or at its end, then published by label.
+
+    `publish`: noise on the sum of each group ("reduce"), or on each value ("pp"), which the
+    `smoother` then brings together: the group's "mean" or "median", or the noisy value pulled
+    towards the mean ("james_stein").
+    """
+
+    publish: Publish = "reduce"
+    smoother: Smoother = "mean"
+    labels_read_range: ClassVar[bool] = False
+    """Do labels mean something by themselves, and not only which values go together?"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self.publish, "publish", get_args(Publish))
+        check_choice(self.smoother, "smoother", get_args(Smoother))
+        if self.publish == "reduce" and self.smoother != "mean":
+            raise InvalidParameter(
+                f"smoother={self.smoother!r} needs publish='pp': a noisy sum has a mean only"
+            )
+
+    def start(self) -> OpenBatch | None:
+        """The number of bins is not known yet."""
+        return None
+
+    def step(
+        self, state: OpenBatch | None, x: Integers, spend: Spender
+    ) -> tuple[Any, list[Release]]:
+        """Take a value in; at the end of a batch publish it."""
+        held = self.take(state or self.opened(len(x), self.no_groups(len(x))), x, spend)
+        return self.close(held, spend) if held.count == self.delay else (held, [])
+
+    def finish(self, state: OpenBatch | None, spend: Spender) -> tuple[Any, list[Release]]:
+        """The last batch, however short, in the same way."""
+        if state is None or state.count == 0:
+            return state, []
+        return self.close(state, spend)
+
+    def opened(self, bins: int, groups: Any = None) -> OpenBatch:
+        """An empty batch."""
+        values = History.of(bins=bins, longest=self.delay, dtype=np.int64)
+        labels = History.of(bins=bins, longest=self.delay, dtype=np.int64)
+        return OpenBatch(values=values, labels=labels, count=0, groups=groups)
+
+    def close(self, held: OpenBatch, spend: Spender) -> tuple[OpenBatch, list[Release]]:
+        """Label what is not labelled yet, publish, and open the next batch."""
+        block, labels = self.contents(held)
+        cells = Cells(first=spend.step - held.count + 1, last=spend.step)
+        labels = self.labelled(block, labels, cells, spend)
+        groups = self.carried(held, labels)
+        payment = Payment(epsilon=self.for_values, cells=cells)
+        values = self.answer(block, labels, groups, payment, spend)
+        return self.opened(block.shape[1], groups), releases(cells.first, values)
+
+    def contents(self, held: OpenBatch) -> tuple[Integers, Integers]:
+        """Values and labels of the open batch, steps x bins."""
+        newest = slice(held.values.end - held.count, held.values.end)
+        labels = slice(held.labels.end - held.count, held.labels.end)
+        return held.values.block[:, newest].T, held.labels.block[:, labels].T
+
+    def no_groups(self, bins: int) -> Any:
+        """What the groups of the first batch need."""
+        return None
+
+    def carried(self, held: OpenBatch, labels: Integers) -> Any:
+        """What the groups of the next batch need."""
+        return self.no_groups(labels.shape[1])
+
+    def take(self, held: OpenBatch, x: Integers, spend: Spender) -> OpenBatch:
+        """One value more, with its label (0: not labelled yet)."""
+        return OpenBatch(
+            values=held.values.append(x),
+            labels=held.labels.append(np.zeros_like(x)),
+            count=held.count + 1,
+            groups=held.groups,
+        )
+
+    def labelled(self, block: Integers, labels: Integers, cells: Cells, spend: Spender) -> Integers:
+        """The labels, public from here on."""
+        return labels
+
+    @abstractmethod
+    def answer(
+        self,
+        block: Integers,
+        labels: Integers,
+        groups: Any,
+        payment: Payment,
+        spend: Spender,
+    ) -> Reals:
+        """What is published for every value of a labelled batch (see `group_release`)."""
+
+
+def releases(first: int, values: Reals, stddev: Reals | None = None) -> list[Release]:
+    """One release per row, from step `first` on."""
+    spread = [None] * len(values) if stddev is None else list(stddev)
+    return [
+        Release(step=first + i, values=row, paid=True, stddev=spread[i])
+        for i, row in enumerate(values)
+    ]
+
+
+def checked_delay(delay: Any, least: int, why: str) -> int:
+    """A delay that can be; another is refused with the reason."""
+    steps = whole(delay, "delay", at_least=0)
+    if not least <= steps <= LONGEST:
+        reason = why if steps < least else f"all values held back are kept, at most {LONGEST}"
+        raise InvalidParameter(f"delay={steps} is not possible: {reason}")
+    return steps
+
+
+def check_choice(value: str, name: str, known: Iterable[str]) -> None:
+    """Refuse an unknown word."""
+    if value not in known:
+        raise InvalidParameter(f"{name} must be one of {', '.join(known)}; got {value!r}")

@@ -1,1 +1,0 @@
-"""Pools of public distributions, budget series without end, and boosting: the parts of DPI."""

@@ -1,0 +1,1 @@
+"""What privacy events amount to: curves, composition, calibration."""

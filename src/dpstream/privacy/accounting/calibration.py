@@ -1,0 +1,140 @@
+"""From a promise to noise: how much budget an (epsilon, delta) buys, and how columns share it.
+
+Budgets are rounded down and noise is rounded up, to rationals of few bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Literal
+
+from dpstream.errors import InvalidParameter
+from dpstream.privacy.accounting.curves import Number, gdp_mu, number, zcdp_rho
+
+BITS = 32
+
+
+def _grid(value: Number, bits: int) -> tuple[Fraction, Fraction]:
+    """A value as a multiple of the grid that gives it `bits` significant bits, and that grid."""
+    number("value", value)
+    exact = Fraction(value)
+    digits = exact.numerator.bit_length() - exact.denominator.bit_length()
+    unit = Fraction(2) ** (digits - bits)
+    return exact / unit, unit
+
+
+def round_down(value: Number, *, bits: int = BITS) -> Fraction:
+    """A dyadic rational of about `bits` significant bits, not above value.
+
+    >>> round_down(Fraction(1, 3), bits=4)
+    Fraction(5, 16)
+    """
+    multiple, unit = _grid(value, bits)
+    return math.floor(multiple) * unit
+
+
+def round_up(value: Number, *, bits: int = BITS) -> Fraction:
+    """A dyadic rational of about `bits` significant bits, not below value.
+
+    >>> round_up(Fraction(1, 3), bits=4)
+    Fraction(11, 32)
+    """
+    multiple, unit = _grid(value, bits)
+    return math.ceil(multiple) * unit
+
+
+def rho_for(*, epsilon: Number, delta: Number) -> Fraction:
+    """The zCDP budget of an (epsilon, delta) promise, for discrete Gaussians.
+
+    >>> f"{float(rho_for(epsilon=3, delta=1e-9 / 3)):.6f}"
+    '0.114180'
+    """
+    return round_down(zcdp_rho(epsilon=epsilon, delta=delta))
+
+
+def mu_squared_for(*, epsilon: Number, delta: Number) -> Fraction:
+    """The GDP budget (the sum of mu^2) of an (epsilon, delta) promise, for continuous Gaussians.
+
+    >>> f"{float(mu_squared_for(epsilon=3, delta=1e-9 / 3)):.6f}"
+    '0.249742'
+    """
+    mu = Fraction(gdp_mu(epsilon=epsilon, delta=delta))
+    return round_down(mu * mu)
+
+
+def gaussian_sigma(*, epsilon: Number, delta: Number, sensitivity: Number) -> Fraction:
+    """The standard deviation with which a continuous Gaussian keeps an (epsilon, delta) promise.
+
+    Exact GDP, not the classical bound. `sensitivity` is the L2 sensitivity of all values together,
+    rounded up where it is irrational.
+
+    >>> f"{float(gaussian_sigma(epsilon=1, delta=1e-6, sensitivity=1)):.5f}"
+    '4.22468'
+    """
+    number("sensitivity", sensitivity)
+    mu = gdp_mu(epsilon=epsilon, delta=delta)
+    if mu == 0:
+        raise InvalidParameter(f"no finite noise keeps {epsilon=}, {delta=}; raise one of them")
+    return round_up(Fraction(sensitivity) / Fraction(mu))
+
+
+def split_budget(
+    total: Fraction, *, columns: int | None = None, weights: Sequence[Number] | None = None
+) -> tuple[Fraction, ...]:
+    """Share a budget that adds up (mu^2, rho or epsilon) over columns; the sum is never above it.
+
+    Equal shares for `columns`, or shares in proportion to `weights`. Each column's Gaussian has
+    mu_j^2 equal to its share, so that the squares add up to the total.
+
+    >>> split_budget(Fraction(2), weights=[1, 3])
+    (Fraction(1, 2), Fraction(3, 2))
+    >>> shares = split_budget(mu_squared_for(epsilon=1, delta=1e-6), columns=3)
+    >>> f"sigma = {float(shares[0]) ** -0.5:.4f} sensitivities in each column"
+    'sigma = 7.3174 sensitivities in each column'
+    """
+    if (columns is None) == (weights is None):
+        raise InvalidParameter(
+            f"a split needs columns or weights, one of them; got {columns=}, {weights=}"
+        )
+    parts = [Fraction(1)] * (columns or 0) if weights is None else list(map(_weight, weights))
+    if not parts:
+        raise InvalidParameter(f"a split needs at least one column; got {columns=}, {weights=}")
+    return tuple(round_down(Fraction(total) * part / sum(parts)) for part in parts)
+
+
+def _weight(value: Number) -> Fraction:
+    if number("weight", value) == 0:
+        raise InvalidParameter(
+            "a weight must be above 0, a column without budget cannot be released; got 0"
+        )
+    return Fraction(value)
+
+
+def least_error_weights(
+    sensitivities: Sequence[Number],
+    *,
+    importance: Sequence[Number] | None = None,
+    error: Literal["stddev", "variance"] = "stddev",
+) -> tuple[Fraction, ...]:
+    """Weights for `split_budget` of mu^2 (or rho) that make the summed error least.
+
+    The noise of column j has stddev s_j / mu_j. Summed over columns with importance c_j, stddevs
+    are least at mu_j^2 ~ (c_j s_j)^(2/3), variances at mu_j^2 ~ s_j sqrt(c_j).
+
+    >>> least_error_weights([1, 8])
+    (Fraction(1, 1), Fraction(4, 1))
+    """
+    sizes = [float(_weight(size)) for size in sensitivities]
+    factors = [1.0] * len(sizes) if importance is None else [float(_weight(c)) for c in importance]
+    if len(factors) != len(sizes):
+        raise InvalidParameter(
+            f"importance must have one value per column; got {len(factors)} for {len(sizes)}"
+        )
+    pairs = zip(sizes, factors, strict=True)
+    if error == "stddev":
+        return tuple(Fraction(math.cbrt(size * factor) ** 2) for size, factor in pairs)
+    if error == "variance":
+        return tuple(Fraction(size * math.sqrt(factor)) for size, factor in pairs)
+    raise InvalidParameter(f"error must be 'stddev' or 'variance'; got {error!r}")

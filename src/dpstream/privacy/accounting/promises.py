@@ -1,0 +1,144 @@
+"""The book of an (epsilon, delta) promise to users, and what a query takes from such a book.
+
+What a query over users spends has three parts: mu^2 of its Gaussian noise, a tail (its thresholds
+may fail with a small probability), and float error (xi, tau). All of them add up over the queries
+of a dataset, and together they keep, at the book's epsilon,
+
+    delta = e^xi (delta_GDP(mu, epsilon - 2 xi) + tail) + (1 + e^(epsilon - xi)) tau
+
+(`docs/soundness/accounting.md`). A book counts tau inside `tail`, times 1 + e^epsilon for the
+*book's* epsilon: that of one query is smaller where several share the book.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from dpstream.errors import InvalidParameter
+from dpstream.privacy.accounting.accountant import delta_of
+from dpstream.privacy.accounting.calibration import mu_squared_for, round_down, round_up
+from dpstream.privacy.accounting.privacy_events import Composed, DeltaSlack, FloatError, Gaussian
+from dpstream.privacy.amounts import Amount, exact, on_grid, positive
+from dpstream.privacy.ledger.charges import Terms
+
+ALL_ROWS = "all its rows"
+"""What a user changes, as books of queries over users state it."""
+
+DRIFT = Fraction(1, 400)
+"""The part of epsilon that a promise allows for drift; as it counts twice, it takes 0.5%."""
+_MOST_DRIFT = Fraction(1, 100)
+_MOST_EPSILON = 600  # e^epsilon stays a float
+
+
+def rows_of(unit: str, *, time: str | None = None) -> str:
+    """What one unit changes: all rows that name it, in `unit`; of a period, those whose `time` is
+    in it. Queries that share a book must mean the same.
+
+    >>> rows_of("user_id"), rows_of("user_id", time="ts")
+    ("all rows with one 'user_id'", "all rows with one 'user_id' and 'ts' in one period")
+    """
+    rows = f"all rows with one {unit!r}"
+    return rows if time is None else f"{rows} and {time!r} in one period"
+
+
+def promise(
+    *,
+    epsilon: Amount,
+    delta: Amount,
+    period: str = "forever",
+    time_zone: str = "UTC",
+    change: str = ALL_ROWS,
+) -> Terms:
+    """The terms of a book that all queries on a dataset share: (epsilon, delta) for each user.
+
+    Half of delta is for Gaussian noise, half for tails, both made smaller by the factor e^-drift.
+
+    >>> book = promise(epsilon=6, delta=1e-9, period="1 day")
+    >>> book.describe()
+    'mu_squared = 0.912113, tail = 4.95e-10, drift = 0.01 for all rows of one user (1 day)'
+    >>> delta_of_terms(book) <= 1e-9
+    True
+    """
+    budget, failure = positive(epsilon, "epsilon"), positive(delta, "delta")
+    if budget > _MOST_EPSILON or failure >= 1:
+        raise InvalidParameter(
+            f"a promise needs epsilon <= {_MOST_EPSILON} and delta < 1; got {epsilon=}, {delta=}"
+        )
+    drift = on_grid(min(budget * DRIFT, _MOST_DRIFT))
+    half = failure / 2 * (1 - drift) * (1 - Fraction(1, 2**20))  # e^x (1 - x) <= 1
+    total = on_grid(mu_squared_for(epsilon=budget - 2 * drift, delta=half))
+    if total <= 0:
+        raise InvalidParameter(f"no finite noise keeps {epsilon=}, {delta=}; raise one of them")
+    return Terms(
+        unit="user",
+        total=total,
+        measure="mu_squared",
+        period=period,
+        time_zone=time_zone,
+        change=change,
+        tail=round_down(half),
+        drift=drift,
+        epsilon=budget,
+    )
+
+
+def own_terms(
+    *,
+    epsilon: Fraction,
+    mu_squared: Fraction,
+    tail: Fraction,
+    error: FloatError,
+    period: str,
+    time_zone: str,
+    change: str = ALL_ROWS,
+) -> Terms:
+    """The terms of a book that holds one query and no more; `Ledger.admit` opens it."""
+    bare = Terms(unit="user", total=mu_squared, measure="mu_squared", epsilon=epsilon)
+    return Terms(
+        unit="user",
+        total=mu_squared,
+        measure="mu_squared",
+        period=period,
+        time_zone=time_zone,
+        change=change,
+        tail=folded(bare, tail=tail, error=error),
+        drift=error.xi,
+        epsilon=epsilon,
+    )
+
+
+def folded(terms: Terms, *, tail: Fraction, error: FloatError) -> Fraction:
+    """What a query takes from the book's `tail`: its own, and the mass that floats may lose.
+
+    A law that is wrong on a mass of tau costs (1 + e^(epsilon + xi)) tau, where epsilon is that of
+    everything in the book, less the drifts; 1 + e^epsilon is a bound for every share of them.
+    """
+    if not error.tau:
+        return tail
+    if terms.epsilon is None or terms.epsilon > _MOST_EPSILON:
+        raise InvalidParameter(
+            f"float noise needs a book that names its epsilon, {_MOST_EPSILON} at most; this one "
+            f"promises {terms.describe()}; open it with promise(epsilon=..., delta=...)"
+        )
+    factor = round_up(1 + math.exp(float(round_up(terms.epsilon))) * (1 + 2.0**-40))
+    return tail + round_up(factor * error.tau)
+
+
+def delta_of_terms(terms: Terms) -> float:
+    """An upper bound on delta, at the book's epsilon, when all of a GDP book is spent."""
+    if terms.epsilon is None or terms.measure != "mu_squared":
+        raise InvalidParameter(
+            f"only a book of mu_squared that names its epsilon has a delta; this one promises "
+            f"{terms.describe()}"
+        )
+    return delta_of(
+        Composed(
+            events=(
+                Gaussian(mu_squared=terms.total),
+                DeltaSlack(delta=terms.tail),
+                FloatError(xi=terms.drift, tau=Fraction(0)),
+            )
+        ),
+        epsilon=exact(terms.epsilon),
+    )

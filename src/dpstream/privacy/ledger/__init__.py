@@ -1,0 +1,1 @@
+"""The durable budget book: charges, balance, store, messages."""

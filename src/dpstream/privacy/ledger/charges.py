@@ -1,0 +1,289 @@
+"""What a ledger writes down: the terms of a book, and charges with the cells they read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal
+
+from dpstream.errors import InvalidParameter, LedgerError
+from dpstream.privacy.amounts import exact, positive, show, units
+from dpstream.privacy.state.serial import storable
+
+Measure = Literal["epsilon", "rho", "mu_squared"]
+Unit = Literal["event", "w_event", "user"]
+Kind = Literal["cells", "open", "close", "cover"]
+
+_ZERO = Fraction(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What one dataset's book protects, and how much may ever be spent.
+
+    `unit`: one event (`event`), any events within `window` successive steps (`w_event`), or all
+    rows of a user for ever or within a `period` (`user`). `measure`: what `total` and every
+    charge count, pure-DP epsilon, zCDP rho or GDP mu^2. `clock`: what one step is, in words.
+    `change`: how far one event may move the data, in words; a mechanism with another is refused.
+
+    A book of users may also allow for what holds only nearly: `tail`, the probability that all the
+    rest fails (thresholds on keys, float error), and `drift`, the log-ratio (xi) between the laws
+    that are sampled in floats and the ideal ones. Both add up over all charges. `epsilon` is where
+    the promise is read: a lost float mass counts e^epsilon times (`promises.folded`).
+    """
+
+    unit: Unit
+    total: Fraction
+    window: int | None = None
+    measure: Measure = "epsilon"
+    period: str = "forever"
+    time_zone: str = "UTC"
+    clock: str = "steps"
+    change: str = "a count by 1"
+    tail: Fraction = Fraction(0)
+    drift: Fraction = Fraction(0)
+    epsilon: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total", positive(self.total, f"the book's {self.measure}"))
+        object.__setattr__(self, "tail", exact(self.tail, "tail"))
+        object.__setattr__(self, "drift", exact(self.drift, "drift"))
+        if self.epsilon is not None:
+            object.__setattr__(self, "epsilon", positive(self.epsilon, "epsilon"))
+        if not 0 <= self.tail < 1 or self.drift < 0:
+            raise InvalidParameter(
+                f"a book needs 0 <= tail < 1 and drift >= 0; got {self.tail} and {self.drift}"
+            )
+        if self.unit != "user" and (self.tail or self.drift or self.epsilon is not None):
+            raise InvalidParameter(
+                f"tail, drift and epsilon go with unit 'user', whose charges all add up; got unit "
+                f"{self.unit!r}"
+            )
+        if self.unit not in ("event", "w_event", "user"):
+            raise InvalidParameter(f"unit must be event, w_event or user; got {self.unit!r}")
+        if self.measure not in ("epsilon", "rho", "mu_squared"):
+            raise InvalidParameter(
+                f"measure must be epsilon, rho or mu_squared; got {self.measure!r}"
+            )
+        if (self.unit == "w_event") != (self.window is not None):
+            raise InvalidParameter("window (w) goes with unit 'w_event', and only with it")
+        if self.window is not None and self.window < 1:
+            raise InvalidParameter(f"window must be at least 1 step; got {self.window}")
+
+    @property
+    def width(self) -> int | None:
+        """Steps that one protected unit can touch; None means all of them."""
+        return 1 if self.unit == "event" else self.window
+
+    def joins(self, kind: Kind) -> bool:
+        """May one charge stand for a block of steps that were measured together?
+
+        Where a unit touches one step, yes. Where it touches k, each cell costs the amount: their
+        epsilons add up, but rho and mu^2 grow with k^2, and a cover counts once whatever k is.
+        """
+        return self.width == 1 or (kind == "cells" and self.measure == "epsilon")
+
+    def describe(self) -> str:
+        """The promise in words."""
+        what = {
+            "event": "one event",
+            "w_event": f"any events within {self.window} successive steps",
+            "user": f"{self._rows()} ({self.period})",
+        }[self.unit]
+        also = "".join(
+            f", {name} = {show(amount)}"
+            for name, amount in (("tail", self.tail), ("drift", self.drift))
+            if amount
+        )
+        return f"{self.measure} = {show(self.total)}{also} for {what}{self._how()}"
+
+    def _rows(self) -> str:
+        return self.change if self.change.startswith("all rows") else "all rows of one user"
+
+    def _how(self) -> str:
+        if self.change == "a count by 1" or (self.unit == "user" and self.change[:4] == "all "):
+            return ""
+        return f", each changing {self.change}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As stored; tail, drift and epsilon only where they are given."""
+        record = {**self.__dict__, "total": str(self.total)}
+        for name in ("tail", "drift", "epsilon"):
+            amount = record.pop(name)
+            if amount:
+                record[name] = str(amount)
+        return record
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Terms:
+        """As read."""
+        return cls(**record)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cells:
+    """A block of the stream: steps `first` to `last`, all bins or some half-open ranges of them."""
+
+    first: int
+    last: int
+    bins: tuple[tuple[int, int], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.last:
+            raise LedgerError(f"cells need 0 <= first <= last; got {self.first} to {self.last}")
+        if self.bins is None:
+            return
+        if not (self.bins and all(0 <= a < b for a, b in self.bins)):
+            raise LedgerError(f"bins must be ranges (a, b) with 0 <= a < b; got {self.bins}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Charge:
+    """`amount` for having read `cells` at `step`; the same again at the next `repeat - 1` steps.
+
+    A charge is known by (run, query, purpose, step): made twice it counts once, made again with
+    another amount, other cells or another input digest it is refused.
+    `kind`: "cells" costs every cell it read; "open" starts an interval that costs `amount` once to
+    every window that it overlaps; "close" ends that interval with this step; "cover" costs every
+    window that it overlaps `amount` once, for all noise that one mechanism adds to its cells.
+    `tail` and `drift`: what is spent of the book's, once; lost float mass is in `tail`, with its
+    factor.
+    """
+
+    run: str
+    query: str
+    purpose: str
+    step: int
+    amount: Fraction
+    cells: Cells
+    repeat: int = 1
+    digest: str = ""
+    kind: Kind = "cells"
+    tail: Fraction = _ZERO
+    drift: Fraction = _ZERO
+    units: int = field(init=False, repr=False, compare=False)
+    """The amount in grid steps, rounded up."""
+    plain: bool = field(init=False, repr=False, compare=False)
+    """The ordinary case: one step, charged by itself, in all bins, for nothing besides."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "units", units(self.amount))
+        object.__setattr__(self, "plain", self._is_plain())
+        if self.amount.numerator < 0 or self.repeat < 1 or self.step < 0:
+            raise LedgerError(f"a charge needs amount, step >= 0 and repeat >= 1; got {self}")
+        if self.tail is _ZERO and self.drift is _ZERO:
+            return
+        if self.tail < 0 or self.drift < 0:
+            raise LedgerError(f"a charge needs tail, drift >= 0; got {self}")
+        if (self.tail or self.drift) and (self.repeat, self.kind) != (1, "cells"):
+            raise LedgerError(f"tail and drift go with a single charge of kind cells; got {self}")
+
+    def _is_plain(self) -> bool:
+        cells = self.cells
+        return (
+            self.kind == "cells"
+            and cells.bins is None
+            and cells.first == cells.last == self.step
+            and self.repeat == 1
+            and self.tail is _ZERO
+            and self.drift is _ZERO
+        )
+
+    @property
+    def last_step(self) -> int:
+        """The last step at which this charge is made."""
+        return self.step + self.repeat - 1
+
+    @property
+    def source(self) -> tuple[str, str, str, str]:
+        """What is charging: one charge per source and step."""
+        return self.run, self.query, self.purpose, self.kind
+
+    def to_json(self) -> dict[str, Any]:
+        """As stored; defaults are left out."""
+        record: dict[str, Any] = {
+            "run": self.run,
+            "query": self.query,
+            "purpose": self.purpose,
+            "step": self.step,
+            "amount": str(self.amount),
+            "cells": [self.cells.first, self.cells.last],
+        }
+        if self.cells.bins is not None:
+            record["bins"] = [list(pair) for pair in self.cells.bins]
+        if self.repeat > 1:
+            record["repeat"] = self.repeat
+        if self.digest:
+            record["digest"] = self.digest
+        if self.kind != "cells":
+            record["kind"] = self.kind
+        if self.tail:
+            record["tail"] = str(self.tail)
+        if self.drift:
+            record["drift"] = str(self.drift)
+        return record
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Charge:
+        """As read."""
+        bins = record.get("bins")
+        first, last = record["cells"]
+        cells = Cells(first=first, last=last, bins=bins and tuple((a, b) for a, b in bins))
+        return cls(
+            run=record["run"],
+            query=record["query"],
+            purpose=record["purpose"],
+            step=record["step"],
+            amount=Fraction(record["amount"]),
+            cells=cells,
+            repeat=record.get("repeat", 1),
+            digest=record.get("digest", ""),
+            kind=record.get("kind", "cells"),
+            tail=Fraction(record.get("tail", 0)),
+            drift=Fraction(record.get("drift", 0)),
+        )
+
+
+# What a run has paid for and may draw under later: kept in a mechanism's state.
+#
+# Each is tied to the run that paid; a copied state pays again.
+
+
+@storable("interval")
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A test that stays open over several steps, charged once to every window it overlaps."""
+
+    purpose: str
+    start: int
+    amount: Fraction = Fraction(0)
+    run: str = ""
+
+
+@storable("paid")
+@dataclass(frozen=True, kw_only=True)
+class Paid:
+    """Values that were paid for when they came, with all that later draws will read of them.
+
+    Draws under it must be such that, however many of the values change, all draws together cost at
+    most what was paid for the changed ones.
+    """
+
+    purpose: str
+    run: str = ""
+
+
+@storable("cover")
+@dataclass(frozen=True, kw_only=True)
+class Cover:
+    """One charge for all Gaussian noise of a mechanism over steps `first` to `last`.
+
+    Noise drawn under it must be such that, whatever one event changes, the squared changes of all
+    values together, each over its own noise, cost at most `amount`.
+    """
+
+    purpose: str
+    first: int
+    last: int
+    amount: Fraction
+    run: str = ""

@@ -1,0 +1,209 @@
+"""What a book refuses, and in which words: what was asked, what is left, what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from dpstream.errors import BudgetExceeded, LedgerError
+from dpstream.privacy.amounts import GRID, show
+from dpstream.privacy.ledger.book import Book
+from dpstream.privacy.ledger.charges import Charge, Terms
+
+# How much of a book is spent and left, in epsilon, which people know, whatever the book counts.
+#
+# A book of users counts mu^2, which adds up; epsilons do not. What a part of its mu^2 comes to by
+# itself is the epsilon that this much Gaussian noise keeps at the delta that the whole book has at
+# its own epsilon. So nothing spent is 0, all of it is the book's epsilon, and in between what is
+# spent and what is left are together more than the whole.
+
+
+def as_epsilon(terms: Terms, amount: Fraction) -> float | None:
+    """The epsilon of a part of a book by itself; None for a book that names no epsilon.
+
+    >>> from dpstream.privacy.accounting.promises import promise
+    >>> book = promise(epsilon=4, delta=1e-8)
+    >>> [round(as_epsilon(book, book.total * part), 2) for part in (0, Fraction(1, 2), 1)]
+    [0.0, 2.75, 4.0]
+    """
+    if terms.measure == "epsilon":
+        return float(max(amount, Fraction(0)))
+    if terms.measure != "mu_squared" or terms.epsilon is None:
+        return None
+    if amount <= 0 or amount >= terms.total:
+        return 0.0 if amount <= 0 else float(terms.epsilon)
+    # what it imports is slow to import, and every ledger imports this
+    from dpstream.privacy.accounting.curves import gdp_delta, gdp_epsilon
+
+    slack = 2 * terms.drift
+    delta = gdp_delta(mu=math.sqrt(terms.total), epsilon=terms.epsilon - slack)
+    if not 0 < delta < 1:
+        return None
+    found = gdp_epsilon(mu=math.sqrt(amount), delta=delta) + float(slack * amount / terms.total)
+    return min(found, float(terms.epsilon))
+
+
+def shown(terms: Terms, amount: Fraction) -> str:
+    """An amount of a book for people: "epsilon = 0.25", or what else the book counts."""
+    found = as_epsilon(terms, amount)
+    if found is None:
+        return f"{terms.measure} = {show(amount)}"
+    return f"epsilon = {_short(found)}"
+
+
+def spent_and_left(report: Mapping[str, Any]) -> str:
+    """One line on a book as `Ledger.report` has it.
+
+    >>> from dpstream.privacy.accounting.promises import promise
+    >>> def told(left):
+    ...     terms = promise(epsilon=2, delta=1e-9)
+    ...     return spent_and_left({"terms": terms.to_json(), "left": str(terms.total * left),
+    ...                            "left_next_step": "0"})
+    >>> told(1), told(0)
+    ('epsilon: 0 of 2 spent, 2 left', 'epsilon: 2 of 2 spent, 0 left')
+    >>> told(Fraction(1, 2))
+    'epsilon: 1.39 of 2 spent, 1.39 left for further queries (epsilons do not simply add up)'
+    """
+    terms, left = Terms.from_json(dict(report["terms"])), Fraction(report["left"])
+    spent, rest = as_epsilon(terms, terms.total - left), as_epsilon(terms, left)
+    if spent is None or rest is None:
+        known = f"{terms.measure}: {show(terms.total - left)} of {show(terms.total)} spent"
+        return f"{known}{_where(terms)}, {show(_next(terms, left, report))} left{_then(terms)}"
+    whole = terms.epsilon if terms.measure == "mu_squared" else terms.total
+    assert whole is not None
+    line = f"epsilon: {_short(spent)} of {_short(float(whole))} spent{_where(terms)}"
+    if terms.unit != "user":
+        return f"{line}, {_short(float(_next(terms, left, report)))} left{_then(terms)}"
+    line += f", {_short(rest)} left"
+    if terms.measure == "epsilon" or not 0 < left < terms.total:
+        return line
+    return f"{line} for further queries (epsilons do not simply add up)"
+
+
+def _next(terms: Terms, left: Fraction, report: Mapping[str, Any]) -> Fraction:
+    """What the next step may spend; where users are protected, steps do not matter."""
+    return left if terms.unit == "user" else Fraction(report["left_next_step"])
+
+
+def _where(terms: Terms) -> str:
+    return {
+        "event": " on the newest step",
+        "w_event": f" in the last {terms.window} steps",
+        "user": "",
+    }[terms.unit]
+
+
+def _then(terms: Terms) -> str:
+    return "" if terms.unit == "user" else " at the next step"
+
+
+def _short(amount: float) -> str:
+    """Three digits; what is spent and what is left are estimates where they are not whole."""
+    return f"{amount:.6g}" if amount == round(amount, 2) else f"{amount:.3g}"
+
+
+def book_in_words(dataset: str, path: Path | None) -> str:
+    """Which book is meant: its dataset, and the file it is in.
+
+    >>> book_in_words("clicks", Path("clicks.ledger")), book_in_words("clicks", None)
+    ("the book 'clicks' (in clicks.ledger)", "the book 'clicks'")
+    """
+    return f"the book {dataset!r}" + ("" if path is None else f" (in {path})")
+
+
+def refuse_overspend(dataset: str, book: Book, charge: Charge, path: Path | None = None) -> int:
+    """What a charge leads to, in grid units, if the book can pay it; else why it cannot.
+
+    `path` is the file of the ledger, if it has one.
+    """
+    several = charge.kind == "cells" and charge.cells.last > charge.cells.first
+    if (several or charge.kind == "cover") and not book.terms.joins(charge.kind):
+        raise LedgerError(
+            f"{charge.purpose!r} charges steps {charge.cells.first} to {charge.cells.last} at "
+            f"once, but this book promises {book.terms.describe()}: a unit that changes k of "
+            f"them would cost up to k^2 times as much; charge step by step, or use a book of "
+            "single events (unit='event')"
+        )
+    loss = book.account.loss_with(charge)
+    if loss <= book.account.total:
+        if charge.tail or charge.drift:
+            _refuse_allowance(book_in_words(dataset, path), book, charge)
+        return loss
+    if charge.repeat > 1:  # name the first step that does not fit by itself
+        charge = _first_refused(book, charge)
+        loss = book.account.loss_with(charge)
+    terms, asked = book.terms, charge.amount
+    left = max(Fraction(0), asked - Fraction(loss - book.account.total, GRID))
+    where = {
+        "event": f"at step {charge.step}",
+        "w_event": f"in the {terms.window} steps around step {charge.step}",
+        "user": "for this dataset",
+    }[terms.unit]
+    remedy = {
+        "event": f"lower {terms.measure}; to repeat a release, use its state directory",
+        "w_event": f"lower {terms.measure} or wait for an older step to leave the window; "
+        "to repeat a release, use its state directory",
+        "user": "lower epsilon, or agree on a larger book",
+    }[terms.unit]
+    also = as_epsilon(terms, left)
+    if terms.measure != "epsilon" and also is not None and terms.epsilon is not None:
+        where += f" (about epsilon={also:.3g} of {show(terms.epsilon)})"
+    raise BudgetExceeded(
+        f"{book_in_words(dataset, path)}: {charge.purpose!r} asks for {terms.measure}={show(asked)}"
+        f" but only {show(left)} of {show(terms.total)} is left {where}; {remedy}"
+    )
+
+
+def _refuse_allowance(which: str, book: Book, charge: Charge) -> None:
+    """Tails and drifts add up over all charges, exactly."""
+    terms, account = book.terms, book.account
+    for what, allowed, spent, asked, remedy in (
+        ("of delta to find keys", terms.tail, account.tail, charge.tail, "delta"),
+        (
+            "to round noise",
+            terms.drift,
+            account.drift,
+            charge.drift,
+            "the number of triggers",
+        ),
+    ):
+        if asked and spent + asked > allowed:
+            raise BudgetExceeded(
+                f"{which}: {charge.purpose!r} asks for {show(asked)} {what} but only "
+                f"{show(allowed - spent)} of {show(allowed)} is left for this dataset; lower "
+                f"{remedy}, or agree on a larger book"
+            )
+
+
+def protected(terms: Terms) -> tuple[str, ...]:
+    """What a book and a charge must agree on where users are protected."""
+    return terms.unit, terms.period, terms.time_zone, terms.measure, terms.change
+
+
+def in_words(terms: Terms) -> str:
+    """Who is protected, for people."""
+    unit = {"user": "users", "event": "single events", "w_event": "events in windows of steps"}
+    return (
+        f"{unit[terms.unit]} (period {terms.period!r}, time zone {terms.time_zone}, changing "
+        f"{terms.change}) in {terms.measure}"
+    )
+
+
+def _first_refused(book: Book, charge: Charge) -> Charge:
+    """The step of a repeated charge to blame: the first that does not fit, or the first of all."""
+    steps = [
+        dataclasses.replace(
+            charge,
+            step=charge.step + offset,
+            repeat=1,
+            cells=dataclasses.replace(
+                charge.cells, first=charge.cells.first + offset, last=charge.cells.last + offset
+            ),
+        )
+        for offset in range(charge.repeat)
+    ]
+    return next((s for s in steps if book.account.loss_with(s) > book.account.total), charge)

@@ -1,0 +1,549 @@
+"""A run's directory and its ledger, and whether they still belong together.
+
+Every kind of run that survives its process has one (a GROUP BY on either engine, a series query, a
+Runner): `run.dps` says which run it is, the input log says what each step has read, and the ledger
+is the witness of both. Noise is drawn from what they say, so before a draw:
+
+- each start writes an epoch to the log, then to the ledger. A directory whose log lacks the
+  ledger's newest epoch is an older copy; a process whose epoch is not the newest one stops.
+- each step's digest is in the log, then in the ledger. A log that lacks steps takes them from the
+  ledger; what differs is refused.
+- the ledger is known by its file (inode and time of birth). A directory that carries its own
+  ledger is copied with it, and nothing but this tells the copy from the original.
+
+What a kill can leave is never refused: the log is ahead of the ledger, and nothing was drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpstream.errors import StateError
+from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.ledger.store import KnownRun
+from dpstream.privacy.state import (
+    InputLog,
+    Secret,
+    WindowKeys,
+    mint_run_id,
+    pack,
+    read_packed,
+    write_packed,
+)
+from dpstream.privacy.state.durable_files import create_exclusive, make_directory
+from dpstream.privacy.state.identity import canonical, readable
+from dpstream.privacy.state.input_log import types_digest
+from dpstream.privacy.state.journal import Journal
+from dpstream.privacy.state.secret import beside
+
+FORMAT = 3
+ANEW = "use a new state directory (a new run, charged anew)"
+
+About = dict[str, Any]
+Facts = dict[str, str]
+GivenSecret = Secret | bytes | str | Path | None
+GivenLedger = Ledger | str | Path | None
+
+_REMAINS = ("manifest-*.dps", "segments/*", "windows/*", "spark.dps", "snapshot*.dps", "rows-*.dps")
+_DRAWN = ("windows/*.key", "windows/final", "rows-*.dps")  # what a run has that was charged
+
+
+@dataclass(kw_only=True)
+class RunDirectory:
+    """An open directory; its log holds the lock."""
+
+    folder: Path
+    about: About
+    secret: Secret
+    ledger: Ledger
+    log: InputLog
+    owns_ledger: bool = False
+    """Is the ledger closed with the directory?"""
+    made: tuple[Path, ...] = ()
+    """Files and folders that this start has made or will make, the outermost last; none for a run
+    that goes on."""
+    seen: str = ""
+    """The ledger's newest epoch of the run when the directory was opened."""
+    _keys: WindowKeys | None = field(default=None, init=False)
+    _epoch: str = field(default="", init=False)
+    _reached: int = field(default=-1, init=False)
+    """The newest step that the ledger knows; while the epoch is ours, nobody else adds to it."""
+
+    @property
+    def run(self) -> bytes:
+        """The run's id."""
+        run: bytes = self.about["run"]
+        return run
+
+    @property
+    def dataset(self) -> str:
+        """Whose book it is charged to."""
+        dataset: str = self.about["dataset"]
+        return dataset
+
+    def record(self, step: int, digests: list[bytes], *, positions: Any = None) -> None:
+        """Make the input of `step` and those after it durable: first in the log, then the ledger.
+
+        Noise may be drawn for them when this returns. The first call begins an epoch.
+        """
+        self.begin()
+        self.log.record(step, digests, ledger=self.ledger.head(), positions=positions)
+        last = step + len(digests) - 1
+        if last > self._reached:
+            told = [digest.hex() for digest in digests[self._reached - last :]]
+            types = types_digest(self.log.types[-1] if self.log.types else b"")
+            run = self.run.hex()
+            self.ledger.reach(self.dataset, run, last, told, epoch=self._epoch, types=types)
+            self._reached = last
+
+    def begin(self) -> None:
+        """Begin this start's epoch, if that was not done: in the log, then in the ledger.
+
+        A kill between the two leaves an epoch that only the log has: nothing was drawn. Once it is
+        in the ledger nobody else can add to what the ledger knows of the run, so what was compared
+        when the directory was opened is compared again: another process may have gone on since.
+        """
+        if self._epoch:
+            return
+        epoch, run = mint_run_id().hex(), self.run.hex()
+        self.log.begin(epoch)
+        self.ledger.begin(self.dataset, run, epoch, after=self.seen)
+        _compare(self)
+        if self._keys is not None:
+            minted, final = self._keys.minted, self._keys.final
+            _refuse_lost_keys(self, minted)
+            self.ledger.note_windows(self.dataset, run, minted=minted, final=final, epoch=epoch)
+        self._epoch, self._reached = epoch, self.ledger.known(run).reached
+
+    def note_windows(self, minted: int, final: int) -> None:
+        """Tell the ledger before a new key is used; without an epoch keys are only erased."""
+        run, epoch = self.run.hex(), self._epoch or None
+        minted = minted if epoch else 0
+        self.ledger.note_windows(self.dataset, run, minted=minted, final=final, epoch=epoch)
+
+    def finish(self, steps: int) -> None:
+        """Tell the ledger that a series ends after these steps, before it is drawn to its end."""
+        self.begin()
+        self.ledger.note_finish(self.dataset, self.run.hex(), steps, epoch=self._epoch)
+
+    def open_keys(self, *, derived_for_tests: bool = False) -> None:
+        """Open the run's keys: not fewer than the ledger knows of, none that it knows as erased."""
+        keys = WindowKeys(
+            self.folder / "windows",
+            self.secret,
+            run=self.run,
+            ordered=True,
+            derived_for_tests=derived_for_tests,
+            witness=self.note_windows,
+        )
+        _refuse_lost_keys(self, keys.minted)
+        known = self.ledger.known(self.run.hex())
+        for window in range(keys.final, known.final):  # an older copy of the folder has them again
+            keys.erase(window)
+        self._keys = keys
+
+    @property
+    def keys(self) -> WindowKeys:
+        """The keys of a GROUP BY's windows, once they are open."""
+        assert self._keys is not None
+        return self._keys
+
+    def refuse_undone_erasure(self, step: int, chains: list[bytes]) -> None:
+        """Refuse to go on from before a unit was erased, or from a state that still has it.
+
+        `chains`: the digest chain before each erasure of the state at this step, and that of now.
+        """
+        erasure = self.ledger.known(self.run.hex()).erasure
+        known = erasure is None or (step == erasure[0] and bytes.fromhex(erasure[1]) in chains)
+        if erasure is None or known or step > erasure[0]:
+            return
+        raise StateError(
+            f"a unit was erased from {self.folder} before step {erasure[0]}, and the snapshot of "
+            f"that is lost; going on from an older one would bring the unit back: restore it, or "
+            f"{ANEW}"
+        )
+
+    @property
+    def unused(self) -> bool:
+        """Was it made just now, and nothing drawn?"""
+        return bool(self.made) and self.log.unused
+
+    def withdraw(self) -> None:
+        """Take back what was made just now, if nothing was drawn: a second try begins afresh."""
+        if not self.unused:
+            return
+        self.close()
+        for path in self.made:
+            if path.is_dir():
+                with suppress(OSError):  # it holds something else
+                    path.rmdir()
+            else:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Release the lock."""
+        self.log.close()
+        if self.owns_ledger:
+            self.ledger.close()
+
+
+def read_about(folder: Path, *, kind: str | None = None) -> About | None:
+    """What a directory says about its run; None if it holds none, and nothing of one."""
+    path = folder / "run.dps"
+    if not path.exists():
+        _refuse_remains(folder)
+        return None
+    about: About = read_packed(path, kind="run")
+    if about.get("format") != FORMAT:
+        raise StateError(
+            f"{folder} has state format {about.get('format')}; this version reads {FORMAT}; use "
+            f"the version of dpstream that wrote it, or {ANEW}"
+        )
+    if kind is not None and about["kind"] != kind:
+        raise StateError(
+            f"{folder} holds the state of a {about['kind']}, not of a {kind}; name another place"
+        )
+    return about
+
+
+def _refuse_remains(folder: Path) -> None:
+    left = next((path for name in _REMAINS for path in folder.glob(name)), None)
+    if left is not None:
+        raise StateError(
+            f"{folder} holds {left.relative_to(folder)} but no run.dps: it belongs to a run whose "
+            f"noise must not meet other data; restore run.dps, or {ANEW}"
+        )
+
+
+def make_empty(folder: Path) -> None:
+    """Make the directory of a run that begins; one that holds another run's remains is refused."""
+    try:
+        make_directory(folder, mode=0o700)
+    except OSError as error:
+        raise StateError(
+            f"the state directory {folder} cannot be made: {error.strerror}; name another place"
+        ) from None
+    _refuse_remains(folder)
+    for path in folder.glob("inputs*.log"):
+        _drop_unused_log(path)
+
+
+def _drop_unused_log(path: Path) -> None:
+    """A kill while the directory was made may leave a log without a start: nothing was drawn."""
+    journal = Journal(path, kind="input log")
+    try:
+        journal.acquire(wait=False)
+        if len(journal.read_new()) > 1:
+            raise StateError(
+                f"{path.parent} has a log of published steps but no run.dps; restore it, or {ANEW}"
+            )
+        path.unlink()
+    finally:
+        journal.close()
+
+
+def find_run(
+    folder: Path, *, kind: str, facts: Facts, dataset: str, given_secret: GivenSecret
+) -> tuple[About | None, Secret]:
+    """What a query's directory says about its run, and the run's secret.
+
+    Another query, dataset or secret than those of the run is refused. Without a run the directory
+    is made, and the secret too where none is given.
+    """
+    about = read_about(folder, kind=kind)
+    if about is None:
+        make_empty(folder)
+        return None, Secret.of(beside(folder) if given_secret is None else given_secret)
+    secret = known_secret(folder, about, given_secret)
+    asked = {**facts, "dataset": canonical(dataset)}
+    kept = {**about["facts"], "dataset": canonical(about["dataset"])}
+    for key in asked | kept:
+        if asked.get(key) != kept.get(key):
+            raise StateError(
+                f"{folder} belongs to another query: {key} was {readable(kept.get(key))} and is "
+                f"now {readable(asked.get(key))}; use the same query, or {ANEW}"
+            )
+    return about, secret
+
+
+def make_run(
+    folder: Path,
+    *,
+    kind: str,
+    run: bytes,
+    dataset: str,
+    secret: Secret,
+    ledger: Ledger,
+    more: About,
+    log_name: str = "inputs.log",
+    instead: bool = False,
+) -> RunDirectory:
+    """Make a run's directory, of which the folder exists; the log first, then `run.dps`.
+
+    `instead`: in place of another run, which is over.
+    """
+    log = InputLog(folder / log_name, run=run, new=True)
+    try:
+        about = {
+            "format": FORMAT,
+            "kind": kind,
+            "run": run,
+            "dataset": dataset,
+            "log": log_name,
+            "secret check": secret.key("check", run),
+            "ledger": ledger.identity(),
+            "own ledger": _is_own(folder, ledger),
+            "ledger place": str(ledger.place),
+            **more,
+        }
+        if instead:
+            write_packed(folder / "run.dps", about, kind="run")
+        else:
+            create_exclusive(folder / "run.dps", pack(about, kind="run"))
+    except FileExistsError:
+        log.close()
+        raise StateError(
+            f"another run was begun in {folder} just now; name another place"
+        ) from None
+    except BaseException:
+        log.close()
+        raise
+    return RunDirectory(folder=folder, about=about, secret=secret, ledger=ledger, log=log)
+
+
+def open_run(folder: Path, *, about: About, secret: Secret, ledger: Ledger) -> RunDirectory:
+    """Open a directory to go on with its run; what does not agree with its ledger is refused."""
+    _refuse_other_secret(folder, about, secret)
+    refuse_moved(folder, about, ledger)
+    log = InputLog(folder / about["log"], run=about["run"])
+    found = RunDirectory(folder=folder, about=about, secret=secret, ledger=ledger, log=log)
+    try:
+        found.seen = ledger.known(found.run.hex()).epoch
+        _compare(found)
+    except BaseException:
+        log.close()  # a refused directory must not stay locked
+        raise
+    return found
+
+
+def keep_book(ledger: Ledger, folder: Path) -> None:
+    """A book in memory must not end before a run that is kept: it moves to a file.
+
+    To the one that the directory is charged to, or to a new one in it.
+    """
+    if ledger.path is not None:
+        return
+    about = read_about(folder)
+    if about is None:
+        ledger.persist(folder / "ledger")
+    else:
+        place = _ledger_place(folder, about)
+        _refuse_missing(place)
+        Ledger(place).close()
+        ledger.persist(place)
+
+
+def open_ledger(folder: Path, about: About | None, given: GivenLedger) -> Ledger:
+    """The ledger that is given, or the run's own. A run that begins makes it, a begun one does not:
+    a ledger that is lost is refused."""
+    if isinstance(given, Ledger):
+        keep_book(given, folder)
+        return given
+    if about is None:
+        return Ledger(given or folder / "ledger")
+    place = _ledger_place(folder, about)
+    if given is not None:
+        if not Path(given).exists():
+            raise StateError(
+                f"there is no ledger at {given}, and the run in {folder} is charged to {place}; "
+                f"restore it, or {ANEW}"
+            )
+        return Ledger(given)
+    if not about["own ledger"]:
+        raise StateError(
+            f"{folder} keeps its budget in another ledger, {place}; name that one (--ledger, or "
+            "ledger= in Python)"
+        )
+    _refuse_missing(place)
+    return Ledger(place)
+
+
+def _refuse_missing(ledger: Path) -> None:
+    if not ledger.exists():
+        raise StateError(f"{ledger} is missing, and its run may be charged; restore it, or {ANEW}")
+
+
+def _ledger_place(folder: Path, about: About) -> Path:
+    """Where the ledger of a begun run is: in its directory, wherever that is now, or outside."""
+    return folder / "ledger" if about["own ledger"] else Path(about["ledger place"])
+
+
+def _is_own(folder: Path, ledger: Ledger) -> bool:
+    return ledger.place is not None and ledger.place == folder.resolve() / "ledger"
+
+
+def _refuse_lost_keys(found: RunDirectory, minted: int) -> None:
+    """Another key in place of a lost one would publish a second noisy copy."""
+    known = found.ledger.known(found.run.hex())
+    if minted < known.minted:
+        raise StateError(
+            f"{found.folder / 'windows'} has lost keys: {known.minted} windows have had one, and "
+            f"it knows of {minted}; other keys would publish second noisy copies; restore it, or "
+            f"{ANEW}"
+        )
+
+
+def is_charged(folder: Path | None, paid: set[str], known: Callable[[str], KnownRun]) -> bool:
+    """Is the run of this directory among those that are `paid`? None there: it is not.
+
+    `known`: what the ledger knows of a run. A run that has drawn, and of which it knows nothing,
+    is refused.
+    """
+    about = None if folder is None else read_about(folder)
+    if folder is None or about is None:
+        return False
+    run = about["run"].hex()
+    if run in paid:
+        return True
+    if known(run).dataset:  # begun, and not charged yet
+        return False
+    drawn = any(True for name in _DRAWN for _ in folder.glob(name))
+    if drawn or not (folder / about["log"]).exists():
+        raise StateError(
+            f"{folder} may have published, but the book knows nothing of the run that its run.dps "
+            f"names; restore run.dps, name the ledger that the run is charged to, or {ANEW}"
+        )
+    return False
+
+
+def drop_unbegun(folder: Path) -> None:
+    """A kill may come after a Runner's `run.dps` and before its first snapshot: it never began."""
+    path = folder / "run.dps"
+    if not path.exists() or any(folder.glob("snapshot*.dps")):
+        return
+    about = read_about(folder)
+    if about is None or "mechanism" not in about or not (folder / about["log"]).exists():
+        return
+    log = InputLog(folder / about["log"], run=about["run"])
+    try:
+        if log.unused:
+            path.unlink()
+            (folder / about["log"]).unlink()
+    finally:
+        log.close()
+
+
+def known_secret(folder: Path, about: About, given: GivenSecret) -> Secret:
+    """The secret that a begun run has: given, or beside its directory. A lost one is not remade."""
+    if isinstance(given, Secret | bytes):
+        secret = Secret.of(given)
+    else:
+        secret = Secret.load(beside(folder) if given is None else given)
+    _refuse_other_secret(folder, about, secret)
+    return secret
+
+
+def _refuse_other_secret(folder: Path, about: About, secret: Secret) -> None:
+    """Another secret would draw other noise for what was published."""
+    if secret.key("check", about["run"]) != about["secret check"]:
+        raise StateError(f"{folder} was made with another secret; name the right one")
+
+
+def adopt(folder: Path, *, ledger: Ledger, because: str, who: str) -> About:
+    """Go on with a directory or a ledger that was moved: somebody vouches that it is the only one.
+
+    What else does not agree is refused as ever. Noted in the ledger.
+    """
+    about = read_about(folder)
+    if about is None:
+        raise StateError(f"{folder} holds no run; name the directory that has its run.dps")
+    own = {"own ledger": _is_own(folder, ledger), "ledger place": str(ledger.place)}
+    adopted = about | {"ledger": ledger.identity()} | own
+    log = InputLog(folder / about["log"], run=about["run"])
+    try:
+        _compare(RunDirectory(folder=folder, about=about, secret=_NONE, ledger=ledger, log=log))
+        ledger.note_adoption(about["dataset"], about["run"].hex(), because=because, who=who)
+        write_packed(folder / "run.dps", adopted, kind="run")
+    finally:
+        log.close()
+    return adopted
+
+
+_NONE = Secret(bytes(32))  # `adopt` draws nothing
+
+
+def refuse_moved(folder: Path, about: About, ledger: Ledger) -> None:
+    """The ledger must be the file that the run is charged to, not a copy of it."""
+    if ledger.identity() != about["ledger"]:
+        raise StateError(_moved(folder, about, ledger))
+
+
+def _moved(folder: Path, about: About, ledger: Ledger) -> str:
+    way_out = f"dpstream state adopt {folder} --ledger {ledger.path} --because TEXT"
+    if about["own ledger"] and _is_own(folder, ledger):
+        return (
+            f"{folder} is a copy, or was moved here from another file system, its ledger too; two "
+            "copies of a book cannot keep one budget, and would put the same noise on different "
+            f"data; use the original; or {ANEW}; if this is the only copy that is left: {way_out}"
+        )
+    return (
+        f"the ledger {ledger.path} is not the file that {folder} is charged to, "
+        f"{_ledger_place(folder, about)}; name that one; or {ANEW}; if it is the same ledger, "
+        f"moved here: {way_out}"
+    )
+
+
+def refuse_rolled_back(folder: Path, ledger: Ledger, head: tuple[int, str]) -> None:
+    """The ledger must hold what it held at `head`, when the run saw it last."""
+    if not ledger.has(head):
+        raise StateError(
+            f"{ledger.path} lacks charges that {folder} has seen: it was rolled back; restore it"
+        )
+
+
+def _compare(found: RunDirectory) -> None:
+    """The log and the ledger must tell the same story, as far as the ledger knows it."""
+    folder, ledger, log = found.folder, found.ledger, found.log
+    known = ledger.known(found.run.hex())
+    if log.ledger_head is not None:
+        refuse_rolled_back(folder, ledger, log.ledger_head)
+    if not known.epoch and log.last >= 0:
+        raise StateError(
+            f"the ledger {ledger.path} knows nothing of the run in {folder}, which was charged; "
+            f"restore it, or {ANEW}"
+        )
+    if known.epoch and known.epoch not in log.epochs:
+        raise StateError(
+            f"{folder} is older than what {ledger.path} has seen of its run: it was rolled back, "
+            "or another copy of it has gone on since; the same noise could meet other data; use "
+            f"the newest one, or {ANEW}"
+        )
+    if known.types and known.types not in map(types_digest, log.types):
+        raise StateError(
+            f"{folder / found.about['log']} has lost the types of unit and keys; restore it, or "
+            f"{ANEW}"
+        )
+    _take_from_ledger(found, known.digests, known.reached)
+
+
+def _take_from_ledger(found: RunDirectory, digests: dict[int, str], reached: int) -> None:
+    """Give the log the steps that it lacks; refuse what differs, and what cannot be read again."""
+    folder, log = found.folder, found.log
+    other = f"{folder} is not the state that {found.ledger.path} has seen of its run"
+    for step, digest in digests.items():
+        logged = log.digest_at(step)
+        if logged is not None and logged.hex() != digest:
+            raise StateError(f"{other}: step {step} has read something else; {ANEW}")
+    missing = range(log.last + 1, reached + 1)
+    if not missing:
+        return
+    if log.positions or missing[0] not in digests:
+        raise StateError(
+            f"{folder / found.about['log']} has lost its end: {len(missing)} steps were published "
+            f"since, and what they have read is not known; restore it, or {ANEW}"
+        )
+    log.record(missing[0], [bytes.fromhex(digests[step]) for step in missing])

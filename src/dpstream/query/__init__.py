@@ -1,0 +1,1 @@
+"""What is asked: queries, aggregates, windows, schedules, and the noise that follows from them."""

@@ -1,0 +1,298 @@
+"""Aggregates: which measures each is made of, and what it makes of them once they are noisy.
+
+Each aggregate is a function of a few *measures*: running sums of integers per group, to which noise
+is added.
+
+    COUNT(*)              rows (with one row per unit and group: units)
+    COUNT(DISTINCT unit)  units
+    SUM(x)                sum of clamp(x)
+    AVG(x)                middle + sum of (clamp(x) - middle) / rows
+    VARIANCE, STDDEV      AVG of the squared distance from the middle, less that of AVG, squared
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+
+from dpstream.errors import InvalidParameter
+from dpstream.privacy.amounts import exact, positive
+from dpstream.privacy.state.identity import Identified
+from dpstream.records import Integers, Reals
+
+# Measures: the exact integer columns behind the aggregates, one running sum per group each.
+#
+# Noise is added to measures and to nothing else. A value lies on a public grid, `quantum`, after
+# clamping to [lo, hi]; what one row adds is bounded by `largest`, of which sensitivities are made.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """One exact column: units, rows, or the sum of a value on its grid less `middle`.
+
+    "round": units since their group was last published. "offered" and "kept": rows of a window
+    before and after bounding. With `power` 2 the squared distance from `middle` is summed, less
+    the middle of its own range.
+    """
+
+    kind: Literal["units", "rows", "value", "round", "offered", "kept"]
+    column: str = ""
+    lo: Fraction = Fraction(0)
+    hi: Fraction = Fraction(1)
+    middle: Fraction = Fraction(0)
+    quantum: Fraction = Fraction(1)
+    power: Literal[1, 2] = 1
+
+    @property
+    def name(self) -> str:
+        """Injective; part of every noise address."""
+        if self.kind != "value":
+            return self.kind
+        squared = "" if self.power == 1 else "^2|"
+        return f"{squared}{self.lo}|{self.hi}|{self.middle}|{self.quantum}|{self.column}"
+
+    @property
+    def reach(self) -> Fraction:
+        """The largest distance of a clamped value from the middle."""
+        return max(self.hi - self.middle, self.middle - self.lo)
+
+    @property
+    def offset(self) -> Fraction:
+        """What is taken off a squared distance: a grid point halfway to the largest one."""
+        return math.floor(self.reach**2 / 2 / self.quantum) * self.quantum
+
+    @property
+    def largest(self) -> Fraction:
+        """The most that one row adds, in grid steps."""
+        if self.kind != "value":
+            return Fraction(1)
+        if self.power == 1:
+            return self.reach / self.quantum
+        return max(self.reach**2 - self.offset, self.offset) / self.quantum
+
+    def on_grid(self, values: Reals) -> Integers:
+        """Clamp, take the middle off, round to the grid; NULL (NaN here) counts as the middle."""
+        lo, hi, middle = float(self.lo), float(self.hi), float(self.middle)
+        distances = np.clip(values, lo, hi) - middle
+        if self.power == 2:
+            distances = np.where(np.isnan(distances), 0, distances) ** 2 - float(self.offset)
+        steps = np.rint(distances / float(self.quantum))
+        most = float(self.largest)  # the division may round beyond the edge
+        return np.where(np.isnan(steps), 0, np.clip(steps, -most, most)).astype(np.int64)
+
+
+Pair: TypeAlias = tuple[Any, Reals]
+"""Answers and their standard deviations."""
+ErrorBar: TypeAlias = Literal["fixed", "per_row", "with_release"]
+"""That of its first measure; that, divided by the rows of the group; or only a release says it."""
+
+
+@dataclass(frozen=True)
+class Count(Identified, identity="count", keys="name"):
+    """COUNT(*): rows per group."""
+
+    name: str = "count"
+    grows: ClassVar[bool] = True
+    """Does it grow with every row? Then rows that bounding dropped can be made up for."""
+    error_bar: ClassVar[ErrorBar] = "fixed"
+    """What is known of its error bar before a row is read."""
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """Rows; they are the units where a unit has one row per group."""
+        return (Measure(kind="units" if one_row else "rows"),)
+
+    def answer(self, noisy: Sequence[Pair], nonnegative: bool) -> Pair:
+        """The noisy count."""
+        values, stddev = noisy[0]
+        return np.maximum(values, 0) if nonnegative else values, stddev
+
+    def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
+        """An interval, cut to what is possible: a count is not below 0."""
+        return np.maximum(low, 0.0), np.maximum(high, 0.0)
+
+
+@dataclass(frozen=True)
+class CountUnits(Count, identity="count_units"):
+    """COUNT(DISTINCT unit): units per group."""
+
+    name: str = "units"
+    grows = False
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """Distinct units."""
+        return (Measure(kind="units"),)
+
+
+@dataclass(frozen=True)
+class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
+    """SUM of a column, each value clamped to [lo, hi] first."""
+
+    name: str
+    column: str = field(kw_only=True)
+    lo: Any = field(kw_only=True)
+    hi: Any = field(kw_only=True)
+    quantum: Any = field(kw_only=True, default=None)
+    chosen: bool = field(kw_only=True, default=True, repr=False)
+    """Did the user choose the quantum?"""
+    grows: ClassVar[bool] = True
+    error_bar: ClassVar[ErrorBar] = "fixed"
+
+    def __post_init__(self) -> None:
+        lo, hi = exact(self.lo, "lo"), exact(self.hi, "hi")
+        if lo >= hi:
+            raise InvalidParameter(f"{self.name!r} needs lo < hi; got lo={self.lo}, hi={self.hi}")
+        if self.quantum is None:
+            object.__setattr__(self, "chosen", False)
+        quantum = _quantum(lo, hi) if self.quantum is None else positive(self.quantum, "quantum")
+        if (lo / quantum).denominator > 1 or (hi / quantum).denominator > 1:
+            raise InvalidParameter(
+                f"lo and hi of {self.name!r} must be multiples of its quantum; got lo={self.lo}, "
+                f"hi={self.hi}, quantum={quantum}"
+            )
+        if max(abs(lo), abs(hi)) / quantum > 1 << 31:
+            raise InvalidParameter(
+                f"{self.name!r} has more than 2^31 grid steps; use a coarser quantum"
+            )
+        for name, value in (("lo", lo), ("hi", hi), ("quantum", quantum)):
+            object.__setattr__(self, name, value)
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """The clamped values."""
+        return (self._value(Fraction(0)),)
+
+    def _value(self, middle: Fraction) -> Measure:
+        return Measure(
+            kind="value",
+            column=self.column,
+            lo=self.lo,
+            hi=self.hi,
+            middle=middle,
+            quantum=self.quantum,
+        )
+
+    def answer(self, noisy: Sequence[Pair], nonnegative: bool) -> Pair:
+        """The noisy sum; below zero only if a value may be."""
+        values, stddev = noisy[0]
+        return np.maximum(values, 0.0) if nonnegative and self.lo >= 0 else values, stddev
+
+    def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
+        """An interval, cut to what is possible."""
+        least = 0.0 if self.lo >= 0 else -np.inf
+        return np.maximum(low, least), np.maximum(high, least)
+
+
+@dataclass(frozen=True)
+class Avg(Sum, identity="avg"):
+    """AVG of a column, each value clamped to [lo, hi] first; NULL counts as the middle."""
+
+    grows = False
+    error_bar: ClassVar[ErrorBar] = "per_row"
+
+    @property
+    def middle(self) -> Fraction:
+        """A grid point halfway between lo and hi."""
+        steps = math.floor((self.lo + self.hi) / 2 / self.quantum)
+        return Fraction(steps * self.quantum)
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """Sums about the middle, and rows."""
+        return self._value(self.middle), *Count().measures(one_row)
+
+    def answer(self, noisy: Sequence[Pair], nonnegative: bool) -> Pair:
+        """Middle plus noisy sum over noisy rows, within [lo, hi]."""
+        (sums, spread), (rows, of_rows) = noisy
+        count = np.maximum(rows, 1.0)
+        shift = sums / count
+        stddev = np.sqrt(spread**2 + (shift * of_rows) ** 2) / count
+        middle, lo, hi = float(self.middle), float(self.lo), float(self.hi)
+        return np.clip(middle + shift, lo, hi), np.minimum(stddev, hi - lo)
+
+    def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
+        """A mean lies between the clamps."""
+        return np.maximum(low, float(self.lo)), np.minimum(high, float(self.hi))
+
+
+@dataclass(frozen=True)
+class Variance(Avg, identity="variance"):
+    """VAR_POP of a column, each value clamped to [lo, hi] first; NULL counts as the middle."""
+
+    error_bar: ClassVar[ErrorBar] = "with_release"
+
+    @property
+    def squares(self) -> Measure:
+        """Sums of squared distances, with as many grid steps as the distances have."""
+        reach = self._value(self.middle).reach
+        quantum = reach**2 / math.ceil(reach / self.quantum)
+        return replace(self._value(self.middle), quantum=quantum, power=2)
+
+    def measures(self, one_row: bool) -> tuple[Measure, ...]:
+        """Squared distances, distances, and rows."""
+        return self.squares, *super().measures(one_row)
+
+    def answer(self, noisy: Sequence[Pair], nonnegative: bool) -> Pair:
+        """Mean square less squared mean, within what values in [lo, hi] can have."""
+        (squares, of_squares), (sums, of_sums), (rows, of_rows) = noisy
+        count = np.maximum(rows, 1.0)
+        shift, square = sums / count, squares / count
+        most = float((self.hi - self.lo) ** 2) / 4
+        variance = np.clip(float(self.squares.offset) + square - shift**2, 0.0, most)
+        by_rows = (2 * shift**2 - square) * of_rows
+        spread = np.sqrt(of_squares**2 + (2 * shift * of_sums) ** 2 + by_rows**2) / count
+        return variance, np.minimum(spread, most)
+
+    def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
+        """Nor can it be below 0, or above that of values at both clamps."""
+        return np.maximum(low, 0.0), np.minimum(high, float((self.hi - self.lo) ** 2) / 4)
+
+
+@dataclass(frozen=True)
+class Stddev(Variance, identity="stddev"):
+    """STDDEV_POP of a column, each value clamped to [lo, hi] first."""
+
+    def answer(self, noisy: Sequence[Pair], nonnegative: bool) -> Pair:
+        """The root of the variance; where that drowns in noise, so does this."""
+        variance, spread = super().answer(noisy, nonnegative)
+        found, most = np.sqrt(variance), float(self.hi - self.lo) / 2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slope = np.where(found > 0, spread / (2 * found), np.inf)
+        return found, np.minimum(np.minimum(slope, np.sqrt(spread)), most)
+
+    def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
+        """Nor can it be below 0, or above that of values at both clamps."""
+        return np.maximum(low, 0.0), np.minimum(high, float(self.hi - self.lo) / 2)
+
+
+Aggregate: TypeAlias = Count | Sum
+
+
+def _quantum(lo: Fraction, hi: Fraction) -> Fraction:
+    """A grid of about a thousand steps or more: a power of ten where lo and hi lie on it."""
+    largest, power = max(abs(lo), abs(hi)), Fraction(1)
+    while largest / power < 1000:
+        power /= 10
+    while largest / power >= 10000:
+        power *= 10
+    if (lo / power).denominator == 1 and (hi / power).denominator == 1:
+        return power
+    shared = Fraction(
+        math.gcd(lo.numerator * hi.denominator, hi.numerator * lo.denominator),
+        lo.denominator * hi.denominator,
+    )
+    return shared / math.ceil(1000 * shared / largest)
+
+
+def all_measures(
+    aggregates: Sequence[Aggregate], *, one_row: bool, finder: Measure | None
+) -> tuple[Measure, ...]:
+    """Every column that needs noise, once; unknown keys are found by `finder`, column 0."""
+    found = [] if finder is None else [finder]
+    for aggregate in aggregates:
+        for measure in aggregate.measures(one_row):
+            if measure not in found:
+                found.append(measure)
+    return tuple(found)

@@ -1,0 +1,278 @@
+"""How much noise, and when a key is shown: all of it follows from the query alone.
+
+The whole run is one charge of mu^2 (GDP), a tail for the selection of keys, and what float
+arithmetic adds. The columns share mu^2; each window's noise has the standard deviation that its own
+number of releases asks for. Proofs: `docs/soundness/latched.md`, `docs/soundness/sqlp.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property, lru_cache
+
+import numpy as np
+from scipy.special import ndtri
+
+from dpstream.counting.binary_tree import Honaker
+from dpstream.counting.buffered import BufferedLinearToeplitz
+from dpstream.counting.float_error import Process, QueryCalibration, calibrate_query, query_sigma
+from dpstream.counting.last_twice import LastTwice
+from dpstream.errors import InvalidParameter
+from dpstream.privacy.accounting.calibration import split_budget
+from dpstream.privacy.accounting.promises import own_terms
+from dpstream.privacy.ledger.charges import Terms
+from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.sensitivity import group_by_change, rounds_change, units_change
+from dpstream.query.aggregates import Measure, Sum
+from dpstream.query.query import Query
+from dpstream.records import Integers, Reals
+
+_EARLY = 0.02  # the part of a threshold that sparing noise for rare keys may cost
+_COARSEST = 10  # grid steps that a clamped value must still have
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowPlan:
+    """A window with so many releases: its noise process, and per measure the noise it adds."""
+
+    public: bool
+    """Are all groups known, and shown from the first release on?"""
+    process: Process
+    sigmas: tuple[float, ...]
+    stddevs: Reals
+    """In grid steps, measures x releases; rounding included."""
+    pre_threshold: int
+    thresholds: Integers
+    """Noisy units that show a key, by release."""
+
+
+@dataclass(frozen=True)
+class NoisePlan:
+    """The noise of one query."""
+
+    query: Query
+
+    @cached_property
+    def sensitivities(self) -> tuple[Fraction, ...]:
+        """Of each measure and total, in grid steps, for one unit; L2 over all its groups."""
+        return tuple(self._sensitivity(measure) for measure in self.columns)
+
+    @cached_property
+    def columns(self) -> tuple[Measure, ...]:
+        """All that noise is added to: measures of groups, then totals of windows."""
+        return self.query.measures + self.query.totals
+
+    def _sensitivity(self, measure: Measure) -> Fraction:
+        bounds = self.query.bounds
+        if measure.kind == "units":
+            return units_change(rows=bounds.rows, groups=bounds.groups)
+        if measure.kind == "round":
+            return rounds_change(rows=bounds.rows)
+        if measure.kind in ("offered", "kept"):  # all rows of a unit may lie in one window
+            rows = self._reached(measure)
+            return group_by_change(rows=rows, per_group=rows, groups=1, largest=measure.largest)
+        return group_by_change(
+            rows=bounds.rows,
+            per_group=bounds.rows_per_group,
+            groups=bounds.groups,
+            largest=measure.largest,
+        )
+
+    def _reached(self, measure: Measure) -> int:
+        """How many processes of a measure one unit may move, at most."""
+        bounds, most = self.query.bounds, self.query.debias_rows
+        if measure.kind == "offered":
+            assert most is not None
+            return most
+        return bounds.rows if measure.kind in ("round", "kept") else bounds.groups
+
+    @property
+    def tail(self) -> Fraction:
+        """What selecting keys may take from delta; nothing if the keys are public."""
+        query = self.query
+        return query.delta * query.selection_share if query.public_keys is None else Fraction(0)
+
+    @cached_property
+    def calibrated(self) -> QueryCalibration:
+        """mu^2 of the whole run, and its float error, whatever the windows' lengths."""
+        query, weights = self.query, self.query.column_weights
+        return calibrate_query(
+            *(self._process(releases) for releases in query.schedule.lengths),
+            sensitivities=self.sensitivities,
+            shares=[weight / sum(weights) for weight in weights],
+            influence=[self._reached(column) for column in self.columns],
+            epsilon=query.epsilon,
+            delta=query.delta,
+            tail=self.tail,
+        )
+
+    @property
+    def interval(self) -> float | None:
+        """Half the width of a confidence interval, in standard deviations."""
+        confidence = self.query.confidence
+        return None if confidence is None else float(-ndtri((1 - confidence) / 2))
+
+    @cached_property
+    def shares(self) -> tuple[Fraction, ...]:
+        """mu^2 of each measure and total."""
+        return split_budget(self.calibrated.mu_squared, weights=self.query.column_weights)
+
+    def _process(self, releases: int) -> Process:
+        if self.query.strategy == "sqlp":
+            return Honaker(steps=releases)
+        process, share = _buffered(releases, self.query.buffers), self.query.last_budget
+        if share is None or releases == 1:
+            return process
+        return _last_twice(process, share)
+
+    @property
+    def matrices(self) -> list[tuple[int, tuple[float, ...]]]:
+        """The counters' matrices, by the number of releases: they fix the noise."""
+        found = []
+        for releases in self.query.schedule.lengths:
+            process = self._process(releases)
+            found.append((releases, () if isinstance(process, Honaker) else process.decays))
+        return found
+
+    def terms(self) -> Terms:
+        """The book that this query opens where there is none."""
+        query = self.query
+        return own_terms(
+            epsilon=query.epsilon,
+            mu_squared=self.calibrated.mu_squared,
+            tail=self.tail,
+            error=self.calibrated.error,
+            period=query.period_in_words,
+            time_zone=query.time_zone,
+            change=query.protected,
+        )
+
+    def pay(self, spend: QuerySpend, digest: str) -> None:
+        """Charge the whole run, once."""
+        calibrated = self.calibrated
+        spend.pay(
+            mu_squared=calibrated.mu_squared,
+            tail=self.tail,
+            error=calibrated.error,
+            digest=digest,
+        )
+
+    def window(self, releases: int) -> WindowPlan:
+        """The noise of a window with so many releases."""
+        if releases not in self._windows:
+            self._windows[releases] = self._window(releases)
+        return self._windows[releases]
+
+    @cached_property
+    def _windows(self) -> dict[int, WindowPlan]:
+        """A cache of all plans would hash this one at every step, which takes 0.2 ms."""
+        return {}
+
+    def _window(self, releases: int) -> WindowPlan:
+        query, public = self.query, self.query.public_keys is not None
+        process, sigmas = self._process(releases), self._sigmas(releases)[: len(query.measures)]
+        rows, early = process.error(), 0
+        thresholds: Integers = np.zeros(releases, np.int64)
+        if not public:
+            deviations = self._quantiles(releases) * sigmas[0] * rows * (1 + 1e-12)
+            if query.pre_threshold is not None:
+                early = query.pre_threshold
+            else:
+                early = math.floor(_EARLY * float(deviations[-1]))
+            thresholds = early + 1 + np.ceil(deviations + 0.5).astype(np.int64)
+        return WindowPlan(
+            public=public,
+            process=process,
+            sigmas=sigmas,
+            stddevs=_stddevs(sigmas, rows),
+            pre_threshold=early,
+            thresholds=thresholds,
+        )
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def totals(self, releases: int) -> WindowPlan:
+        """The noise of a window's totals: one group, which everybody knows."""
+        process, sigmas = (
+            self._process(releases),
+            self._sigmas(releases)[len(self.query.measures) :],
+        )
+        return WindowPlan(
+            public=True,
+            process=process,
+            sigmas=sigmas,
+            stddevs=_stddevs(sigmas, process.error()),
+            pre_threshold=0,
+            thresholds=np.zeros(releases, np.int64),
+        )
+
+    def _sigmas(self, releases: int) -> tuple[float, ...]:
+        process = self._process(releases)
+        return tuple(
+            float(query_sigma(process, sensitivity=sensitivity, mu_squared=share))
+            for sensitivity, share in zip(self.sensitivities, self.shares, strict=True)
+        )
+
+    def _quantiles(self, releases: int) -> Reals:
+        """How many standard deviations no noise of a unit's own keys passes, but for the tail.
+
+        By release: the last one has a part of the tail of its own, the others share the rest.
+        """
+        parts = np.full(releases, 1 / releases)
+        if self.query.last_share is not None and releases > 1:
+            last = float(self.query.last_share)
+            parts[:-1], parts[-1] = (1 - last) / (releases - 1), last
+        each = float(self.tail) * (1 - 1e-12) / self._reached(self.columns[0]) * parts
+        found: Reals = -ndtri(each) * (1 + 1e-12)
+        return found
+
+
+def _stddevs(sigmas: Sequence[float], rows: Reals) -> Reals:
+    """Measures x releases, rounding included."""
+    found: Reals = np.hypot(np.outer(sigmas, rows), 12**-0.5)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _buffered(releases: int, buffers: int) -> BufferedLinearToeplitz:
+    return BufferedLinearToeplitz(steps=releases, buffers=buffers)
+
+
+@lru_cache(maxsize=256)
+def _last_twice(process: BufferedLinearToeplitz, share: Fraction) -> LastTwice:
+    return LastTwice(process=process, share=share)
+
+
+def plan_query(query: Query) -> NoisePlan:
+    """The plan of a query; grids that nobody chose are made coarser where floats ask for it."""
+    while True:
+        plan = NoisePlan(query)
+        try:
+            _ = plan.calibrated
+        except InvalidParameter:
+            coarser = _coarser(query)
+            if coarser is None:
+                raise
+            query = coarser
+        else:
+            return plan
+
+
+def _coarser(query: Query) -> Query | None:
+    """The query with its finest default grid ten times as coarse, if that leaves enough steps."""
+    found = []
+    for aggregate in query.aggregates:
+        if isinstance(aggregate, Sum) and not aggregate.chosen:
+            largest = max(abs(aggregate.lo), abs(aggregate.hi))
+            wider = aggregate.quantum * 10
+            fits = (aggregate.lo / wider).denominator == (aggregate.hi / wider).denominator == 1
+            if fits and largest / wider >= _COARSEST:
+                found.append((largest / aggregate.quantum, aggregate, wider))
+    if not found:
+        return None
+    _, finest, quantum = max(found, key=lambda item: item[0])
+    changed = replace(finest, quantum=quantum, chosen=False)
+    aggregates = [changed if a is finest else a for a in query.aggregates]
+    return replace(query, aggregates=aggregates)

@@ -1,0 +1,325 @@
+"""Windows and triggers: when what is published. All of it is public and fixed in advance.
+
+A step is one trigger of the schedule. A row belongs to the windows of its event time and to the
+first step after its arrival; neither depends on any other row. A window is published at its own
+triggers, from the first one after it opens to the first one at or after its end and the allowed
+lateness; a row that arrives after the last of them is late.
+
+Windows are made of cells, the spans between two edges. Tumbling windows are one cell each, hopping
+ones `cells` in a row, and cumulating ones grow cell by cell and begin anew after `cells`. So the
+windows of a row are always a range of numbers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from dpstream.errors import InvalidParameter
+from dpstream.query.windows import DAY, SECOND, Ticks, duration, instant, iso
+from dpstream.records import Integers
+
+if TYPE_CHECKING:
+    from dpstream.query.query import Query
+
+_ENDLESS = 36525 * DAY  # a stream without end is taken to last a hundred years
+_PROBE = 3660  # windows that are looked at one by one
+_WIDE = 4096  # windows in a batch that are looked up one after another
+
+
+class DueRelease(NamedTuple):
+    """A window that is published at a step: its `release`-th table of `releases`."""
+
+    window: int
+    release: int
+    releases: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Windows over the cells between `edges` from `start` to `end`, published at `triggers`.
+
+    `edges` None: one window for all. `triggers`: ticks, listed times, or None (each window once,
+    when it closes). `start` None: no times at all, one window that is published once. A cumulating
+    window opens where the one before it ends: until then that one says the same.
+    """
+
+    start: int | None = None
+    end: int | None = None
+    edges: Ticks | None = None
+    kind: Literal["tumble", "hop", "cumulate"] = "tumble"
+    cells: int = 1
+    triggers: Ticks | tuple[int, ...] | None = None
+    lateness: int = 0
+
+    def __post_init__(self) -> None:
+        if self.start is not None and self.end is not None and self.end <= self.start:
+            raise InvalidParameter(
+                f"end must be later than start; got {iso(self.start)} to {iso(self.end)}"
+            )
+        if self.end is None and self.start is not None and isinstance(self.triggers, tuple):
+            raise InvalidParameter("a list of triggers needs an end")
+        if self.start is not None and self.end is None and self.edges is None:
+            raise InvalidParameter("one window for all rows needs an end")
+        if self.windows is not None and self.windows < 1:
+            raise InvalidParameter(
+                f"the range from {iso(self.start)} to {iso(self.end)} has no room for a hopping "
+                "window; give it a later end"
+            )
+        if isinstance(self.triggers, tuple):
+            self._check_listed(self.triggers)
+
+    def _check_listed(self, times: tuple[int, ...]) -> None:
+        if list(times) != sorted(set(times)) or not times:
+            raise InvalidParameter("triggers must be times in increasing order")
+        assert self.windows is not None
+        assert self.start is not None
+        if times[0] <= self.start:
+            raise InvalidParameter(
+                f"triggers must be later than start ({iso(self.start)}); the first one listed is "
+                f"{iso(times[0])}"
+            )
+        for window in range(self.windows):
+            start, end = self.span(window)
+            assert start is not None
+            assert end is not None
+            if times[-1] < end + self.lateness:
+                raise InvalidParameter(
+                    f"the window from {iso(start)} to {iso(end)} has no trigger at or after its "
+                    f"end and the allowed lateness; the last one listed is {iso(times[-1])}"
+                )
+
+    @cached_property
+    def windows(self) -> int | None:
+        """How many windows there are; None if the stream has no end."""
+        if self.edges is None:
+            return 1
+        if self.end is None:
+            return None
+        cells = self.edges.next_from(self.end)
+        return cells if self.kind == "cumulate" else cells - self.cells + 1
+
+    @cached_property
+    def steps(self) -> int | None:
+        """How many triggers there are; None if the stream has no end."""
+        return None if self.windows is None else self.last_step(self.windows - 1) + 1
+
+    def span(self, window: int) -> tuple[int | None, int | None]:
+        """From when to when a window reaches."""
+        if self.edges is None:
+            return self.start, self.end
+        first, last = window, self._last_cell(window)
+        if self.kind == "cumulate":
+            first -= window % self.cells
+        end = self.edges.at(last + 1)
+        return self.edges.at(first), end if self.end is None else min(end, self.end)
+
+    def _last_cell(self, window: int) -> int:
+        return window + self.cells - 1 if self.kind == "hop" else window
+
+    def opens(self, window: int) -> int | None:
+        """From when on a window is published."""
+        return self.start if self.edges is None else self.edges.at(window)
+
+    def time_of(self, step: int) -> int | None:
+        """When a step happens."""
+        if self.start is None:
+            return None
+        if self.triggers is None:
+            end = self.span(step)[1]
+            return None if end is None else end + self.lateness
+        if isinstance(self.triggers, tuple):
+            return self.triggers[step]
+        return self.triggers.at(step + 1)  # the tick at the start itself publishes nothing
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - schedules live as long as the process
+    def first_step(self, window: int) -> int:
+        """The first step at which a window is published."""
+        opens = self.opens(window)
+        if self.triggers is None or opens is None:
+            return window
+        if isinstance(self.triggers, tuple):
+            return bisect_right(self.triggers, opens)
+        return max(self.triggers.next_from(opens + 1) - 1, 0)
+
+    @lru_cache(maxsize=4096)  # noqa: B019
+    def last_step(self, window: int) -> int:
+        """The last step at which a window is published."""
+        end = self.span(window)[1]
+        if self.triggers is None or end is None:
+            return window
+        if isinstance(self.triggers, tuple):
+            return bisect_left(self.triggers, end + self.lateness)
+        return self.triggers.next_from(end + self.lateness) - 1
+
+    def releases(self, window: int) -> int:
+        """How often a window is published."""
+        return self.last_step(window) - self.first_step(window) + 1
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """How often windows may be published: every number that occurs, the largest first.
+
+        A change of the clock makes a day longer or shorter, and a grid of triggers that does not
+        fit the windows meets one of them once more or less; a year shows all that occur in a
+        stream without end, and its neighbours are added to be safe.
+        """
+        if self.windows is not None and self.windows <= _PROBE:
+            found = {self.releases(w) for w in range(self.windows)}
+        else:
+            seen = {self.releases(w) for w in range(_PROBE)}
+            found = {number + more for number in seen for more in (-1, 0, 1)}
+        return sorted((number for number in found if number > 0), reverse=True)
+
+    def due(self, step: int) -> list[DueRelease]:
+        """The windows that are published at a step, oldest first."""
+        if self.triggers is None or self.edges is None:
+            window = step if self.triggers is None else 0
+            return [DueRelease(window, step - self.first_step(window) + 1, self.releases(window))]
+        time = self.time_of(step)
+        assert time is not None
+        newest = self.edges.last_before(time - 1)
+        if self.windows is not None:
+            newest = min(newest, self.windows - 1)
+        found = []
+        for window in range(newest, -1, -1):
+            if self.last_step(window) < step:
+                break
+            if self.releases(window) > 0:  # a zone may leave out a day
+                release = step - self.first_step(window) + 1
+                found.append(DueRelease(window, release, self.releases(window)))
+        return found[::-1]
+
+    def window_of(self, times: Integers) -> Integers:
+        """The first window of each event time, -1 where there is none."""
+        if self.start is None:
+            return np.zeros(len(times), np.int64)
+        end = self.start + _ENDLESS if self.end is None else self.end
+        outside = (times < self.start) | (times >= end)
+        if self.edges is None:
+            return np.where(outside, -1, 0)
+        first = self.edges.before(np.clip(times, self.start, end - 1))
+        if self.kind == "hop":
+            first = np.maximum(first - (self.cells - 1), 0)
+        return np.where(outside, -1, first)
+
+    @property
+    def overlapping(self) -> bool:
+        """May a row be in several windows?"""
+        return self.cells > 1
+
+    def last_window_of(self, times: Integers) -> Integers:
+        """The last window of each event time that has a window."""
+        if self.edges is None or self.start is None:
+            return np.zeros(len(times), np.int64)
+        last = self.edges.before(times)
+        if self.kind == "cumulate":
+            last += self.cells - 1 - last % self.cells
+        return last if self.windows is None else np.minimum(last, self.windows - 1)
+
+    def step_of(self, arrivals: Integers) -> Integers:
+        """The first step after each arrival."""
+        if self.start is None:
+            return np.zeros(len(arrivals), np.int64)
+        if isinstance(self.triggers, tuple):
+            listed = np.array(self.triggers, np.int64)
+            return np.searchsorted(listed, arrivals, side="right").astype(np.int64)
+        steps = self.steps
+        last = self.start + _ENDLESS if steps is None else self.time_of(steps - 1)
+        assert last is not None
+        within = np.clip(arrivals, self.start, last)
+        if self.triggers is not None:
+            return self.triggers.before(within)
+        if self.edges is None:
+            found = np.zeros(len(arrivals), np.int64)
+        else:
+            closing = self.edges.before(within - self.lateness) - self._last_cell(0)
+            found = np.maximum(closing, 0)
+        over = arrivals >= last  # the last window may be cut short
+        return found if steps is None else np.where(over, steps, np.minimum(found, steps - 1))
+
+    def last_steps(self, windows: Integers) -> Integers:
+        """The last step of each window."""
+        if not len(windows):
+            return windows
+        first, last = int(windows.min()), int(windows.max())
+        if last - first > _WIDE:
+            known, where = np.unique(windows, return_inverse=True)
+            return np.array([self.last_step(int(w)) for w in known], np.int64)[where]
+        found = np.array([self.last_step(w) for w in range(first, last + 1)], np.int64)
+        return found[windows - first]
+
+
+# The times of a query: understood, checked against each other, and laid out as a schedule.
+
+TIME_UNITS = {"us": 1, "ms": 1000, "s": SECOND, "min": 60 * SECOND, "h": 3600 * SECOND, "day": DAY}
+"""What one unit of a numeric time column may be, in microseconds."""
+
+
+def checked_times(query: Query) -> dict[str, Any]:
+    """The query's durations and instants, by name; those that do not go together are refused."""
+    found: dict[str, Any] = {
+        name: duration(getattr(query, name), name, least=0)
+        for name in ("allowed_lateness", "max_ahead")
+    }
+    if query.every is not None:
+        found["every"] = duration(query.every, "every")
+    if query.period != "forever":
+        found["period"] = duration(query.period, "period")
+    for name in ("start", "end", "time_origin"):
+        if getattr(query, name) is not None:
+            found[name] = instant(getattr(query, name), name, query.time_zone)
+    if query.triggers is not None:
+        times = (instant(time, "a trigger", query.time_zone) for time in query.triggers)
+        found["triggers"] = tuple(times)
+    _refuse_contradictions(query)
+    return found
+
+
+def _refuse_contradictions(query: Query) -> None:
+    if query.every is not None and query.triggers is not None:
+        raise InvalidParameter("give every= or triggers=, not both")
+    if query.window is not None:
+        query.window.check(query.time_zone)
+    if query.time_unit is not None and query.time_unit not in TIME_UNITS:
+        raise InvalidParameter(
+            f"time_unit must be one of {', '.join(TIME_UNITS)}; got {query.time_unit!r}"
+        )
+    timed = (query.window, query.every, query.triggers, query.start, query.end, query.arrival)
+    if query.time is None and any(item is not None for item in timed):
+        raise InvalidParameter(
+            "window, every, triggers, start, end and arrival need time=, the column of the "
+            "event time"
+        )
+    if query.time is None and query.period != "forever":
+        raise InvalidParameter("a period needs time=, the column of the event time")
+    if query.time is not None and query.window is None and query.start is None:
+        raise InvalidParameter(
+            "a query with a time column needs its public range: start= and end= (or a window "
+            "and a live source); taken from the data it would reveal the first and last row"
+        )
+
+
+def schedule_of(query: Query) -> Schedule:
+    """When what is published, once the times are understood."""
+    if query.time is None or query.start is None:
+        return Schedule()
+    window, edges = query.window, None
+    if window is not None:
+        edges = Ticks(origin=query.start, size=window.cell, zone=query.time_zone)
+    ticks: Ticks | tuple[int, ...] | None = query.triggers  # type: ignore[assignment]
+    if query.every is not None:
+        ticks = Ticks(origin=query.start, size=query.every, zone=query.time_zone)
+    return Schedule(
+        start=query.start,
+        end=query.end,
+        edges=edges,
+        kind="tumble" if window is None else window.kind,
+        cells=1 if window is None else window.cells,
+        triggers=ticks,
+        lateness=query.allowed_lateness,
+    )

@@ -1,0 +1,1 @@
+"""From the batch of a source to rows of ids and values."""

@@ -1,0 +1,449 @@
+"""Ids in place of names: units, groups and rows, under the keys of a secret and of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.query.query import Query
+from dpstream.records import Integers, Words
+from dpstream.rows.number_text import one_number_spelling
+from dpstream.rows.row_batch import RowKeys, stepwise
+from dpstream.rows.siphash import add_rows, hash_rows, hash_slices
+
+# One form for equal values: what of an Arrow column is hashed, and under which tag.
+#
+# A column becomes parts: the first covers every row, a later one replaces the rows it names, for
+# values that need a tag of their own. Equal values have the same tag and the same bytes, whatever
+# type they are stored in; different values differ in one of the two. The tags are part of every
+# stored id: a number that has been used never changes its meaning.
+
+NULL, BOOLEAN, INTEGER, UNSIGNED, FLOAT, TEXT, BINARY, DECIMAL, DATE = range(9)
+LOCAL, ZONED, TIME, DURATION = 16, 20, 24, 28  # plus the unit's number
+MICRO, NANO, MILLI, SECOND = range(4)
+
+_MOST_DIGITS = Context(prec=100)  # decimal256 has 76
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FixedWidth:
+    """Eight bytes a row; `rows` says which rows these are, None that they are all."""
+
+    tag: int
+    words: NDArray[np.uint64]
+    rows: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ByteSlices:
+    """Any number of bytes a row: row i is data[offsets[i] : offsets[i + 1]]."""
+
+    tag: int
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int32] | NDArray[np.int64]
+
+
+Part = FixedWidth | ByteSlices
+Rule = Callable[[pa.Array], Iterator[Part]]
+
+
+def rule(kind: pa.DataType) -> Rule:
+    """How columns of a type are taken apart, if they have rows; a NULL row's part means nothing.
+
+    >>> [part.words.tolist() for part in rule(pa.int8())(pa.array([1, 2], pa.int8()))]
+    [[1, 2]]
+    """
+    for holds, parts in _RULES:
+        if holds(kind):
+            return parts
+    raise InvalidInput(
+        f"a column of type {kind} cannot be hashed: ids are made from single values; "
+        "use one of its fields, or cast it to a string, a number or a time"
+    )
+
+
+def _values(array: pa.Array, dtype: np.dtype[Any], extra: int = 0) -> NDArray[Any]:
+    """The array's own values as they lie in memory, those of NULL rows too."""
+    start, count = array.offset * dtype.itemsize, len(array) + extra
+    return np.frombuffer(array.buffers()[1], dtype, count, start)
+
+
+def _words(values: NDArray[Any]) -> NDArray[np.uint64]:
+    return np.ascontiguousarray(values).view(np.uint64)
+
+
+def _booleans(array: pa.Array) -> Iterator[Part]:
+    values = _values(pc.cast(array, pa.uint8()), np.dtype(np.uint8))
+    yield FixedWidth(tag=BOOLEAN, words=values.astype(np.uint64))
+
+
+def _integers(array: pa.Array) -> Iterator[Part]:
+    values = _values(array, np.dtype(array.type.to_pandas_dtype()))
+    yield FixedWidth(tag=INTEGER, words=_words(values.astype(np.int64, copy=False)))
+    if array.type == pa.uint64() and (large := values >= np.uint64(2**63)).any():
+        yield FixedWidth(tag=UNSIGNED, words=_words(values[large]), rows=large)
+
+
+def _floats(array: pa.Array) -> Iterator[Part]:
+    values = _values(array, np.dtype(array.type.to_pandas_dtype())).astype(np.float64)
+    values += 0.0  # -0.0 becomes 0.0
+    values[np.isnan(values)] = np.nan  # one sign, one payload
+    yield FixedWidth(tag=FLOAT, words=_words(values))
+
+
+def _text(array: pa.Array) -> Iterator[Part]:
+    yield from _slices(array, TEXT)
+
+
+def _binary(array: pa.Array) -> Iterator[Part]:
+    yield from _slices(array, BINARY)
+
+
+def _slices(array: pa.Array, tag: int) -> Iterator[Part]:
+    kind = array.type
+    if kind in (pa.string_view(), pa.binary_view()):
+        array = pc.cast(array, pa.large_string() if tag == TEXT else pa.large_binary())
+    if pa.types.is_fixed_size_binary(kind):
+        # shape: row i is the `width` bytes from i * width on
+        offsets = np.arange(array.offset, array.offset + len(array) + 1) * kind.byte_width
+    else:
+        large = array.type in (pa.large_string(), pa.large_binary())
+        offsets = _values(array, np.dtype(np.int64 if large else np.int32), extra=1)
+    data = array.buffers()[-1]
+    yield ByteSlices(tag=tag, data=np.frombuffer(data or b"", np.uint8), offsets=offsets)
+
+
+def _decimals(array: pa.Array) -> Iterator[Part]:
+    """The shortest plain text: 1.50 and 1.5 are equal, whatever their scale and width."""
+    kind = array.type
+    if kind.bit_width < 128:  # no dictionaries of these
+        array = pc.cast(array, pa.decimal128(kind.precision, kind.scale))
+    distinct = array.dictionary_encode()
+    texts = pa.array([plain(value) for value in distinct.dictionary.to_pylist()], pa.large_string())
+    yield from _slices(texts.take(distinct.indices), DECIMAL)
+
+
+def plain(value: Decimal) -> str:
+    """The shortest text without an exponent.
+
+    >>> plain(Decimal("1.50")), plain(Decimal("1E+2"))
+    ('1.5', '100')
+    """
+    return format(value.normalize(_MOST_DIGITS), "f")
+
+
+def _dates(array: pa.Array) -> Iterator[Part]:
+    if array.type == pa.date32():
+        days = _values(array, np.dtype(np.int32)).astype(np.int64)
+    else:
+        days = _values(array, np.dtype(np.int64)) // np.int64(86_400_000)
+    yield FixedWidth(tag=DATE, words=_words(days))
+
+
+def _times(array: pa.Array) -> Iterator[Part]:
+    """Microseconds; where they do not fit or are too coarse, the one other unit that is exact."""
+    kind = array.type
+    if pa.types.is_timestamp(kind):
+        tag = LOCAL if kind.tz is None else ZONED
+    else:
+        tag = DURATION if pa.types.is_duration(kind) else TIME
+    stored = np.dtype(np.int32 if pa.types.is_time32(kind) else np.int64)
+    raw: Integers = _values(array, stored).astype(np.int64, copy=False)
+    if kind.unit == "us":
+        yield FixedWidth(tag=tag + MICRO, words=_words(raw))
+    elif kind.unit == "ns":
+        micros = raw // 1000
+        yield FixedWidth(tag=tag + MICRO, words=_words(micros))
+        if (finer := micros * 1000 != raw).any():
+            yield FixedWidth(tag=tag + NANO, words=_words(raw[finer]), rows=finer)
+    else:
+        yield from _coarse_times(raw, tag, 1000 if kind.unit == "ms" else 1_000_000)
+
+
+def _coarse_times(raw: Integers, tag: int, micros: int) -> Iterator[Part]:
+    yield FixedWidth(tag=tag + MICRO, words=_words(raw * micros))
+    if (far := _overflows(raw, micros)).any():
+        millis = micros // 1000
+        yield FixedWidth(tag=tag + MILLI, words=_words(raw[far] * millis), rows=far)
+        if millis > 1 and (farther := _overflows(raw, millis)).any():
+            yield FixedWidth(tag=tag + SECOND, words=_words(raw[farther]), rows=farther)
+
+
+def _overflows(values: Integers, factor: int) -> NDArray[np.bool_]:
+    """Is values * factor beyond int64? (One limit serves both signs: 1000 does not divide 2^63.)"""
+    limit = (2**63 - 1) // factor
+    return (values > limit) | (values < -limit)
+
+
+_RULES: tuple[tuple[Callable[[pa.DataType], bool], Rule], ...] = (
+    (lambda kind: kind in (pa.string(), pa.large_string(), pa.string_view()), _text),
+    (pa.types.is_integer, _integers),
+    (pa.types.is_boolean, _booleans),
+    (pa.types.is_floating, _floats),
+    (pa.types.is_date, _dates),
+    (pa.types.is_timestamp, _times),
+    (pa.types.is_time, _times),
+    (pa.types.is_duration, _times),
+    (pa.types.is_decimal, _decimals),
+    (lambda kind: kind in (pa.binary(), pa.large_binary(), pa.binary_view()), _binary),
+    (pa.types.is_fixed_size_binary, _binary),
+    (pa.types.is_null, lambda array: iter(())),
+)
+
+
+# 128-bit keyed ids of units and groups, and digests of rows: the same on every replay.
+#
+# The caller's 16-byte key never hashes a value itself. It derives one key per kind of value
+# (`canonical.py`), per number of key columns and per number of words in a row, so that none of
+# these can meet another. Under a secret key two different values share an id with probability about
+# 2^-128.
+
+T = TypeVar("T", bound=np.generic)
+
+_COLUMN, _GROUP, _ROW = range(3)
+
+
+def column_ids(array: pa.Array | pa.ChunkedArray, key: bytes) -> Words:
+    """One id per row, two words each: equal for equal values, whatever type holds them.
+
+    - Integers of any width and sign are numbers; booleans are not. Floats are a kind of their own
+      (1.0 is not 1); every NaN is one value and -0.0 is 0.0. Decimals are equal as numbers.
+    - Text is text in every string type and in a dictionary; bytes are a kind of their own.
+    - Timestamps are equal if they are the same instant, in any unit. With a time zone they are
+      instants in UTC, the zone's name does not count; without one they are a kind of their own.
+    - NULL is a value, the same one in every type, and equal to no other.
+    - A type that wraps another (dictionary, run-end, extension) counts as what it wraps.
+
+    >>> ids = column_ids(pa.array(["a", "b", None, "a"]), bytes(16))
+    >>> ids.shape, bool((ids[0] == ids[3]).all()), len(np.unique(ids, axis=0))
+    ((4, 2), True, 3)
+    """
+    words = _key_words(key)
+    rule(_unwrapped(array.type))  # refused with rows or without
+    out = np.empty((len(array), 2), np.uint64)
+    chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
+    known = _Dictionary(words)
+    start = 0
+    for chunk in chunks:
+        if len(chunk):
+            _fill(chunk, words, known, out[start : start + len(chunk)])
+        start += len(chunk)
+    return out
+
+
+def group_ids(columns: Sequence[pa.Array | pa.ChunkedArray], key: bytes) -> Words:
+    """One id per row of several key columns; that of a single column is its own.
+
+    >>> pair = group_ids([pa.array(["a", "ab"]), pa.array(["bc", "c"])], bytes(16))
+    >>> bool((pair[0] == pair[1]).all())
+    False
+    """
+    _check_lengths(columns)
+    ids = [column_ids(column, key) for column in columns]
+    return ids[0] if len(ids) == 1 else _digest(ids, _derived(_key_words(key), _GROUP, len(ids)))
+
+
+def row_digests(words: Sequence[NDArray[Any]], key: bytes) -> Words:
+    """One 128-bit digest per row over columns of 8-byte items, [n] or [n, 2], taken bit by bit.
+
+    >>> ids, seconds = np.array([[1, 2], [1, 2]], np.uint64), np.array([3.0, 4.0])
+    >>> digests = row_digests([ids, seconds], bytes(16))
+    >>> digests.shape, bool((digests[0] == digests[1]).all())
+    ((2, 2), False)
+    """
+    _check_lengths(words)
+    count = sum(_width(column) for column in words)
+    return _digest(words, _derived(_key_words(key), _ROW, count))
+
+
+def multiset_digest(digests: Words) -> tuple[int, int]:
+    """The sum of the digests modulo 2^128 and their number: the same in any order.
+
+    Paper: Clarke, Devadas, van Dijk, Gassend, Suh, "Incremental Multiset Hash Functions and Their
+    Application to Memory Integrity Checking", 2003.
+
+    >>> multiset_digest(np.array([[2**64 - 1, 0], [1, 0]], np.uint64)) == (2**64, 2)
+    True
+    """
+    low, high = add_rows(_fixed(np.ascontiguousarray(digests)))
+    return int(low) | int(high) << 64, len(digests)
+
+
+def combine(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    """The multiset digest of both parts together.
+
+    >>> combine((2**128 - 1, 3), (2, 4))
+    (1, 7)
+    """
+    return (one[0] + other[0]) % 2**128, one[1] + other[1]
+
+
+class _Dictionary:
+    """The ids of the dictionary seen last: the chunks of a column mostly share one."""
+
+    def __init__(self, key: Words) -> None:
+        self.key = key
+        self.values: pa.Array | None = None
+        self.ids = np.empty((0, 2), np.uint64)
+
+    def of(self, values: pa.Array) -> Words:
+        if self.values is None or not values.equals(self.values):
+            self.ids = np.empty((len(values), 2), np.uint64)
+            _fill(values, self.key, _Dictionary(self.key), self.ids)
+            self.values = values
+        return self.ids
+
+
+def _unwrapped(kind: pa.DataType) -> pa.DataType:
+    """The type of the values themselves."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _unwrapped(kind.storage_type)
+    wrapped = pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind)
+    return _unwrapped(kind.value_type) if wrapped else kind
+
+
+def _fill(array: pa.Array, key: Words, known: _Dictionary, out: Words) -> None:
+    """Write the ids of an array that has rows."""
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        _fill(array.storage, key, known, out)
+    elif pa.types.is_run_end_encoded(kind):
+        _fill(pc.run_end_decode(array), key, known, out)
+    elif pa.types.is_null(kind) or (
+        pa.types.is_dictionary(kind) and array.null_count == len(array)
+    ):
+        out[:] = _derived(key, _COLUMN, NULL)
+    elif pa.types.is_dictionary(kind) and len(array.dictionary) > len(array):
+        _fill(array.dictionary_decode(), key, known, out)
+    elif pa.types.is_dictionary(kind):
+        places = pc.cast(pc.fill_null(array.indices, 0), pa.int64()).to_numpy()
+        np.take(known.of(array.dictionary), places, axis=0, out=out, mode="clip")
+        _fill_nulls(array.indices, key, out)
+    else:
+        for part in rule(kind)(array):
+            _fill_part(part, _derived(key, _COLUMN, part.tag), out)
+        _fill_nulls(array, key, out)
+
+
+def _fill_part(part: Part, key: Words, out: Words) -> None:
+    if not isinstance(part, FixedWidth):
+        hash_slices(_fixed(part.data), _fixed(part.offsets), key, out)
+    elif part.rows is None:
+        _digest([part.words], key, out)
+    else:
+        out[part.rows] = _digest([part.words], key)
+
+
+def _fill_nulls(array: pa.Array, key: Words, out: Words) -> None:
+    if array.null_count:
+        out[array.is_null().to_numpy(zero_copy_only=False)] = _derived(key, _COLUMN, NULL)
+
+
+def _digest(columns: Sequence[NDArray[Any]], key: Words, out: Words | None = None) -> Words:
+    """SipHash of each row's words, in the order of the columns."""
+    held = [_regular(column) for column in columns]  # the addresses stay valid
+    addresses = [c.ctypes.data + 8 * word for c in held for word in range(_width(c))]
+    strides = [c.strides[0] for c in held for _ in range(_width(c))]
+    if out is None:
+        out = np.empty((len(held[0]), 2), np.uint64)
+    hash_rows(np.array(addresses, np.uint64), np.array(strides, np.uint64), key, out)
+    return out
+
+
+def _regular(column: NDArray[Any]) -> NDArray[Any]:
+    """The column with its words in order; one item that counts many times may stay so."""
+    once = column.ndim == 1 and column.strides == (0,)
+    return column if once else np.ascontiguousarray(column)
+
+
+def _check_lengths(columns: Sequence[Any]) -> None:
+    lengths = [len(column) for column in columns]
+    if len(set(lengths)) != 1:
+        raise InvalidParameter(
+            f"rows are hashed over at least one column, all of one length, got lengths {lengths}; "
+            "pass the columns of one batch"
+        )
+
+
+def _width(column: NDArray[Any]) -> int:
+    shaped = column.ndim == 1 or column.shape[1:] == (2,)
+    if not shaped or column.dtype.itemsize != 8 or column.dtype.kind not in "iufmM":
+        raise InvalidParameter(
+            f"a column must be [n] or [n, 2] numbers of 8 bytes, got shape {column.shape} of "
+            f"{column.dtype}; convert it, for example with astype(np.int64)"
+        )
+    return column.ndim
+
+
+def _derived(key: Words, purpose: int, number: int) -> Words:
+    """A key of its own for one purpose: the hash of one word."""
+    return _fixed(_digest([np.array([purpose | number << 8], np.uint64)], key)[0])
+
+
+def _key_words(key: bytes) -> Words:
+    if len(key) != 16:
+        raise InvalidParameter(f"a hash key must have 16 bytes, got {len(key)}; derive one per use")
+    return _fixed(np.frombuffer(key, np.uint64))
+
+
+def _fixed(array: NDArray[T]) -> NDArray[T]:
+    """Read-only, as Arrow's buffers mostly are: one compiled version serves both."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+class RowIds:
+    """Makes the ids and digests of one run's rows."""
+
+    def __init__(self, query: Query, keys: RowKeys) -> None:
+        self._query, self._keys = query, keys
+
+    def units(self, units: pa.Array, periods: Integers) -> Words:
+        """The ids of units, each within its period.
+
+        Text that reads as a number counts by its value: 5, 5.0 and " 5" are one unit.
+        """
+        return self.in_periods(self.names(units), periods)
+
+    @property
+    def common(self) -> tuple[bytes, bytes]:
+        """Runs with the same give a unit's name, and a group, the same id."""
+        return self._keys.units, self._keys.groups
+
+    def names(self, units: pa.Array) -> Words:
+        """The ids of units, whatever the period: the same for every run under one secret."""
+        return column_ids(one_number_spelling(units), self._keys.units)
+
+    def in_periods(self, ids: Words, periods: Integers) -> Words:
+        """The ids of units by name, each within its period."""
+        if self._query.periods is None or not len(ids):
+            return ids
+        known, where = np.unique(periods, return_inverse=True)
+        masks = row_digests([known.astype(np.int64)], self._keys.periods)
+        return ids ^ masks[where]  # a user in another period is another unit
+
+    def groups(self, keys: pa.Table, count: int) -> Words:
+        """The ids of `count` rows' groups; without key columns all rows are one group."""
+        if not self._query.keys:
+            return np.zeros((count, 2), np.uint64)
+        return group_ids(keys.columns, self._keys.groups)
+
+    def periods(self, moments: Integers) -> Integers:
+        """The number of each row's period."""
+        ticks = self._query.periods
+        if ticks is None:
+            return np.broadcast_to(np.int64(0), len(moments))
+        return stepwise(ticks.before, moments)
+
+    def digests(self, content: list[Any]) -> Words:
+        """One digest of each row, from columns that say all of it."""
+        return row_digests(content, self._keys.digests)

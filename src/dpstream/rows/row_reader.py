@@ -1,0 +1,475 @@
+"""Batches of a source become rows of the engine; what cannot be used is set aside.
+
+Everything here looks at one row at a time: what becomes of a row depends on that row and on public
+configuration alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable
+from enum import IntEnum
+from functools import partial
+from threading import RLock
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.errors import InvalidInput
+from dpstream.privacy.state import Secret
+from dpstream.query.column_types import Types
+from dpstream.query.query import Query
+from dpstream.query.windows import within_calendar
+from dpstream.records import Integers, Rejected, Words
+from dpstream.rows import number_text, parse
+from dpstream.rows.column_values import in_type, listed_keys, types_before_rows, types_of
+from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, id_pairs, in_order, stepwise
+from dpstream.rows.row_ids import RowIds
+
+# Rows that cannot be used: found one by one, marked with a reason, spelled out for the operator.
+#
+# No row may stop the feed or touch another row: whatever is in it, it is read, or set aside.
+
+Codes = npt.NDArray[np.uint8]
+"""Why a row cannot be used; 0: it can."""
+
+
+class Reason(IntEnum):
+    """Why a row cannot be used."""
+
+    MISSING_UNIT = 1
+    TIME = 2
+    ARRIVAL = 3
+    NUMBER = 4
+    NOT_FINITE = 5
+    OVERSIZE_KEY = 6
+    AHEAD = 7
+    NOT_UTF8 = 8
+    TYPE = 9
+
+
+_WORDS = {
+    Reason.MISSING_UNIT: "missing unit",
+    Reason.TIME: "unparsable time",
+    Reason.ARRIVAL: "unparsable arrival time",
+    Reason.NUMBER: "not a number",
+    Reason.NOT_FINITE: "NaN or infinite number",
+    Reason.OVERSIZE_KEY: "oversize key",
+    Reason.AHEAD: "time too far ahead of the clock",
+    Reason.NOT_UTF8: "invalid UTF-8",
+    Reason.TYPE: "not of its column's type",
+}
+_CUT = 4096
+
+
+def flag(reasons: Codes, code: int, bad: parse.Mask) -> None:
+    """Note a reason; the first one of a row counts."""
+    if bad.any():
+        reasons[bad & (reasons == 0)] = code
+
+
+def readable_text(table: pa.Table, name: str) -> tuple[pa.Array, parse.Mask]:
+    """A column, with "" where it is text that is not UTF-8, and where that is."""
+    array = parse.whole_column(table[name])
+    bad = np.zeros(len(table), bool)
+    if parse.is_text(array.type) and not number_text.plain(array):
+        try:
+            array.validate(full=True)
+        except pa.ArrowInvalid:
+            raw = array.cast(pa.binary()).to_pylist()
+            bad[:] = [item is not None and not _is_utf8(item) for item in raw]
+            whole = [b"" if wrong else item for item, wrong in zip(raw, bad, strict=True)]
+            array = pa.array(whole, pa.binary()).cast(pa.string())
+    return array, bad
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def missing(units: pa.Array) -> parse.Mask:
+    """Where no unit is named."""
+    if not units.null_count and (
+        not parse.is_text(units.type) or number_text.lengths(units)[0] > 0
+    ):
+        return np.zeros(len(units), bool)
+    none = units.is_null().to_numpy(zero_copy_only=False)
+    if parse.is_text(units.type):
+        empty = pc.fill_null(pc.equal(units, ""), True)
+        none = none | empty.to_numpy(zero_copy_only=False)
+    return np.asarray(none, bool)
+
+
+def oversize(column: pa.ChunkedArray, most: int) -> parse.Mask:
+    """Where a key is longer than it may be."""
+    if not (parse.is_text(column.type) or pa.types.is_binary(column.type)):
+        return np.zeros(len(column), bool)
+    if all(number_text.lengths(chunk)[1] <= most for chunk in column.chunks):
+        return np.zeros(len(column), bool)
+    sizes = pc.fill_null(pc.binary_length(column), 0)
+    return np.asarray(sizes.to_numpy() > most, bool)
+
+
+def reject(table: pa.Table, reasons: Codes, where: str) -> list[Rejected]:
+    """The rows that were marked, with their reasons."""
+    bad = np.flatnonzero(reasons)
+    raw = table.take(pa.array(bad)) if len(bad) else table.slice(0, 0)
+    raw = pa.table({name: parse.whole_column(raw[name]) for name in raw.column_names})
+    try:
+        found = raw.to_pylist()
+    except (ValueError, OverflowError, pa.ArrowException):  # a date or text that Python lacks
+        found = [
+            {name: _spelled(raw[name][i]) for name in raw.column_names} for i in range(len(raw))
+        ]
+    return [
+        Rejected(
+            where=f"{where}, row {number}",
+            reason=_WORDS[Reason(reasons[number])],
+            row=json.dumps(row, default=str, ensure_ascii=False)[:_CUT],
+        )
+        for number, row in zip(bad.tolist(), found, strict=True)
+    ]
+
+
+def _spelled(value: pa.Scalar) -> object:
+    """A value as Python has it, or else as near as can be."""
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError, pa.ArrowException):
+        if parse.is_text(value.type):
+            return value.as_buffer().to_pybytes().decode(errors="replace")
+        return f"a {value.type} that cannot be shown"
+
+
+# Columns of one chunk, parsed once for all queries that read it.
+
+T = TypeVar("T")
+
+
+class ParsedColumns:
+    """Remembers what was made of a chunk; queries that come later, or at once, need not make it.
+
+    Only what does not depend on a query's secret keys belongs here: ids differ from run to run.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._known = RLock(), dict[Hashable, Any]()
+
+    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+        """What was made under this name, or is made now."""
+        with self._lock:
+            if what not in self._known:
+                self._known[what] = make()
+            found: T = self._known[what]
+            return found
+
+
+class RowReader:
+    """Turns batches of one query's source into rows."""
+
+    def __init__(self, query: Query, secret: Secret, run: bytes) -> None:
+        self._begin(query, RowKeys.of(secret, run))
+
+    @classmethod
+    def with_keys(cls, query: Query, keys: RowKeys, types: Types) -> RowReader:
+        """One that reads elsewhere, for a run whose types are fixed."""
+        made = cls.__new__(cls)
+        made._begin(query, keys)
+        made.types = dict(types)
+        return made
+
+    def _begin(self, query: Query, keys: RowKeys) -> None:
+        self.query = query
+        self.types: Types = {}
+        self.learned: Callable[[Types], None] = lambda _: None
+        """Called with the types when they are fixed, before they are used."""
+        self.ids = RowIds(query, keys)
+        self._public: Words | None = None
+
+    def read(
+        self,
+        table: pa.Table,
+        where: str,
+        *,
+        arrived: int | None = None,
+        parsed: ParsedColumns | None = None,
+    ) -> tuple[Rows, RejectedRows]:
+        """The rows of a batch, and what was set aside. `arrived`: its step, for a live source.
+
+        `parsed`: what other queries have parsed of this batch, and what they need not parse again.
+        """
+        aside, prepare = RejectedRows(), self.query.prepare
+        table = self._declared(table, where, aside.rejected)
+        declared = sorted((name, str(kind)) for name, kind in self.query.declared.items())
+        once = _Once(parsed, f"{declared} {type(prepare)} {prepare!r}")
+        if prepare is not None:
+            table = once("prepare", make=partial(prepare, table))
+        reasons: Codes = np.zeros(len(table), np.uint8)
+        columns = self._columns(table, reasons, arrived, once)
+        aside.rejected += reject(table, reasons, where)
+        good = reasons == 0
+        inside = good & (columns["windows"] >= 0)
+        late = np.zeros(len(inside), bool)
+        overlapping = self.query.schedule.overlapping  # then, some windows of a row may be over
+        if not overlapping and (arrived is not None or self.query.arrival is not None):
+            late = inside & (columns["steps"] > self._last_steps(columns["windows"], inside))
+        aside.outside, aside.late = int((good & ~inside).sum()), int(late.sum())
+        columns = _filtered(columns, inside & ~late)
+        if "groups" not in columns:
+            columns["groups"] = self.ids.groups(columns["keys"], len(columns["steps"]))
+        if self.query.public_keys is not None:  # other keys go before anything is bounded
+            known = np.isin(id_pairs(columns["groups"]), id_pairs(self.public_ids()))
+            aside.other_keys = int((~known).sum())
+            columns = _filtered(columns, known)
+        return in_order(self._identified(columns, aside)), aside
+
+    def _columns(
+        self, table: pa.Table, reasons: Codes, arrived: int | None, once: _Once
+    ) -> dict[str, Any]:
+        """Every column that matters, parsed; rows that cannot be used are marked."""
+        query = self.query
+        for name in query.columns:
+            if name == query.unit:
+                continue  # only hashed, never shown
+            column, bad = once("text", name, make=partial(readable_text, table, name))
+            table = table.set_column(table.column_names.index(name), name, column)
+            flag(reasons, Reason.NOT_UTF8, bad)
+        units = self._typed(table, query.unit, reasons)
+        flag(reasons, Reason.MISSING_UNIT, missing(units))
+        moments, arrivals = self._times(table, reasons, once)
+        values = self._values(table, reasons, once)
+        keys = pa.table({name: self._typed(table, name, reasons) for name in query.keys})
+        if not query.keys:
+            keys = pa.table({"": pa.nulls(len(table))})  # a table knows its rows by its columns
+        for name in query.keys:
+            flag(reasons, Reason.OVERSIZE_KEY, oversize(keys[name], query.max_key_bytes))
+        if arrived is None:
+            steps = stepwise(query.schedule.step_of, arrivals)
+            if arrivals is not moments:
+                flag(reasons, Reason.AHEAD, moments - arrivals > query.max_ahead)
+        else:
+            steps = np.broadcast_to(np.int64(arrived), len(table))
+            flag(reasons, Reason.AHEAD, self._ahead(moments, arrived))
+        return self._hashed_once(table, units, keys, once) | {
+            "units": units,
+            "keys": keys,
+            "moments": moments,
+            "windows": stepwise(query.schedule.window_of, moments),
+            "steps": steps,
+            "values": values,
+        }
+
+    def _hashed_once(
+        self, table: pa.Table, units: pa.Array, keys: pa.Table, once: _Once
+    ) -> dict[str, Words]:
+        """Ids of units and groups, where other queries may need them too."""
+        if not once.shared:
+            return {}
+        ids, unit, kinds = self.ids, self.query.unit, [str(kind) for kind in keys.schema.types]
+        names = once("names", ids.common, unit, str(units.type), make=partial(ids.names, units))
+        of_keys = partial(ids.groups, keys, len(table))
+        of = ("groups", ids.common, tuple(keys.column_names), tuple(kinds))
+        return {"names": names, "groups": once(*of, make=of_keys)}
+
+    def _last_steps(self, windows: Integers, inside: parse.Mask) -> Integers:
+        last = np.zeros(len(windows), np.int64)
+        last[inside] = self.query.schedule.last_steps(windows[inside])
+        return last
+
+    def _in_every_window(self, columns: dict[str, Any], aside: RejectedRows) -> dict[str, Any]:
+        """Once for each window of a row that is not over; the row's own step stays."""
+        schedule = self.query.schedule
+        if not schedule.overlapping:
+            return columns
+        last = schedule.last_window_of(columns["moments"])
+        counts = last - columns["windows"] + 1
+        rows = np.repeat(np.arange(len(counts)), counts)
+        columns = {
+            name: column[rows] if isinstance(column, np.ndarray) else column.take(pa.array(rows))
+            for name, column in columns.items()
+        }
+        columns["windows"] += np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        late = columns["steps"] > schedule.last_steps(columns["windows"])
+        aside.late += int(late.sum())
+        return _filtered(columns, ~late)
+
+    def _identified(self, columns: dict[str, Any], aside: RejectedRows) -> Rows:
+        """Ids and digests in place of units, keys and times."""
+        columns["periods"] = self.ids.periods(columns["moments"])
+        names = columns.pop("names", None)
+        if names is None:
+            names = self.ids.names(columns["units"])
+        columns["units"] = self.ids.in_periods(names, columns["periods"])
+        columns = self._in_every_window(columns, aside)
+        moments, groups, values = columns["moments"], columns["groups"], columns["values"]
+        units, periods = columns["units"], columns["periods"]
+        content = [units, groups, columns["windows"], moments, *values.T]
+        return Rows(
+            units=units,
+            groups=groups,
+            digests=self.ids.digests(content),
+            windows=columns["windows"],
+            periods=periods,
+            steps=columns["steps"],
+            values=values,
+            keys=columns["keys"],
+        )
+
+    def public_ids(self) -> Words:
+        """The ids of the public groups, in the order of the query's list."""
+        if self._public is None:
+            ids = self.ids.groups(self.public_table(), len(self.query.public_keys or ()))
+            if len(np.unique(id_pairs(ids))) < len(ids):
+                raise InvalidInput(
+                    f"public_keys lists one key twice: by value, in the types {self.types}"
+                )
+            self._public = ids
+        return self._public
+
+    def public_table(self) -> pa.Table:
+        """The public groups' key columns, in the types of the data."""
+        self.settle_types()
+        query = self.query
+        columns = {}
+        for number, name in enumerate(query.keys):
+            listed = [row[number] for row in query.public_keys or ()]
+            columns[name] = listed_keys(listed, self.types[name], name)
+        return pa.table(columns or {"": pa.nulls(1)})
+
+    def learn(self, declared: Types | None) -> None:
+        """Fix the types of unit and keys by what the source declares: text if nothing."""
+        self._fix(types_of(self.query, declared))
+
+    def settle_types(self) -> None:
+        """Fix the types that no source has told, before the first release: they stay."""
+        if any(name not in self.types for name in (self.query.unit, *self.query.keys)):
+            self._fix(types_before_rows(self.query))
+
+    def _fix(self, kinds: Types) -> None:
+        new = {name: kind for name, kind in kinds.items() if name not in self.types}
+        if new:
+            self.learned(self.types | new)
+            self.types |= new
+
+    def _typed(self, table: pa.Table, name: str, reasons: Codes) -> pa.Array:
+        """A column in the type it has in this run: 5 and "5" must not become two users."""
+        made, lost = in_type(parse.whole_column(table[name]), self.types[name], name)
+        flag(reasons, Reason.TYPE, lost)
+        return made
+
+    def _declared(self, table: pa.Table, where: str, rejected: list[Rejected]) -> pa.Table:
+        """The source's columns in the types that the query declares; other rows are rejected."""
+        reasons: Codes = np.zeros(len(table), np.uint8)
+        made = table
+        for name, kind in self.query.declared.items():
+            if name in table.column_names:
+                column, bad = readable_text(made, name)
+                flag(reasons, Reason.NOT_UTF8, bad)
+                column, lost = in_type(column, kind, name)
+                flag(reasons, Reason.TYPE, lost)
+                made = made.set_column(made.column_names.index(name), name, column)
+        if not reasons.any():
+            return made
+        rejected += reject(table, reasons, where)
+        return made.filter(pa.array(reasons == 0))
+
+    def _times(self, table: pa.Table, reasons: Codes, once: _Once) -> tuple[Integers, Integers]:
+        query = self.query
+        if query.time is None:
+            zero = np.zeros(len(table), np.int64)
+            return zero, zero
+        how = (query.time_zone, query.time_unit_micros, query.time_origin)
+        moments, readable = once(
+            "time", query.time, *how, make=partial(self._parsed, table, query.time)
+        )
+        flag(reasons, Reason.TIME, ~readable)
+        if query.arrival is None:
+            return moments, moments
+        arrivals, readable = once(
+            "time", query.arrival, *how, make=partial(self._parsed, table, query.arrival)
+        )
+        flag(reasons, Reason.ARRIVAL, ~readable)
+        return moments, arrivals
+
+    def _parsed(self, table: pa.Table, name: str) -> tuple[Integers, parse.Mask]:
+        query = self.query
+        found, readable = parse.times(
+            table[name],
+            name,
+            zone=query.time_zone,
+            unit=query.time_unit_micros,
+            origin=query.time_origin,
+        )
+        return found, readable & within_calendar(found)
+
+    def steps_of(self, table: pa.Table) -> Integers:
+        """The step of each row of a table with the time columns alone; -1 if it has none."""
+        table = self._declared(table, "", [])
+        if self.query.prepare is not None:
+            table = self.query.prepare(table)
+        reasons: Codes = np.zeros(len(table), np.uint8)
+        for name in table.column_names:
+            column, bad = readable_text(table, name)
+            table = table.set_column(table.column_names.index(name), name, column)
+            flag(reasons, Reason.NOT_UTF8, bad)
+        moments, arrivals = self._times(table, reasons, _Once(None, ""))
+        steps = self.query.schedule.step_of(arrivals)
+        none = (reasons != 0) | (self.query.schedule.window_of(moments) < 0)
+        return np.where(none, -1, steps)
+
+    def _values(self, table: pa.Table, reasons: Codes, once: _Once) -> Integers:
+        columns = []
+        for measure in self.query.measures:
+            if measure.kind != "value":
+                continue
+            values, readable = once(
+                "number",
+                measure.column,
+                make=partial(parse.numbers, table[measure.column], measure.column),
+            )
+            flag(reasons, Reason.NUMBER, ~readable)
+            flag(reasons, Reason.NOT_FINITE, np.isinf(values))
+            columns.append(measure.on_grid(values))
+        return np.stack(columns, axis=1) if columns else np.zeros((len(table), 0), np.int64)
+
+    def _ahead(self, moments: Integers, arrived: int) -> parse.Mask:
+        clock = self.query.schedule.time_of(arrived)
+        if clock is None:
+            return np.zeros(len(moments), bool)
+        ahead: parse.Mask = moments > clock + self.query.max_ahead
+        return ahead
+
+
+class _Once:
+    """What is made of a table's columns, shared with queries that prepare the table alike."""
+
+    def __init__(self, parsed: ParsedColumns | None, prepared: str) -> None:
+        self._parsed, self._prepared = parsed, prepared
+
+    @property
+    def shared(self) -> bool:
+        """Do other queries read the same table?"""
+        return self._parsed is not None
+
+    def __call__(self, *what: Any, make: Callable[[], Any]) -> Any:
+        if self._parsed is None:
+            return make()
+        return self._parsed.once((self._prepared, *what), make)
+
+
+def _filtered(columns: dict[str, Any], kept: parse.Mask) -> dict[str, Any]:
+    """The rows that are kept, of NumPy and Arrow columns alike."""
+    if kept.all():
+        return columns
+    mask = pa.array(kept)
+    return {
+        name: column[kept] if isinstance(column, np.ndarray) else column.filter(mask)
+        for name, column in columns.items()
+    }

@@ -1,0 +1,350 @@
+"""What each SQL function computes, as `pyarrow.compute` calls: one table of names.
+
+Every function looks at one row at a time and is NULL where it cannot be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.sql_compiler.sql_values import (
+    MOMENT,
+    Value,
+    as_bool,
+    as_date,
+    as_moment,
+    as_number,
+    as_real,
+    as_text,
+    as_whole,
+    kind,
+    only_where,
+    together,
+)
+
+# Arithmetic of SQL: NULL where a number cannot be had, never an error.
+
+_WIDE = float(2**63 - 2048)
+
+
+def arithmetic(name: str, left: Value, right: Value) -> Value:
+    """+, -, *: NULL where an int64 would overflow."""
+    left, right = as_number(left), as_number(right)
+    compute = getattr(pc, name)
+    if kind(left) == kind(right) == "int64":
+        size = pc.abs(compute(as_real(left), as_real(right)))
+        return only_where(pc.less(size, _WIDE), compute(left, right))
+    return finite(compute(as_real(left), as_real(right)))
+
+
+def finite(value: Value) -> Value:
+    """NULL where a float is NaN or infinite."""
+    return only_where(pc.is_finite(value), value)
+
+
+def divide(left: Value, right: Value) -> Value:
+    """Division of floats; NULL by zero."""
+    return finite(pc.divide(as_real(left), _nonzero(as_real(right))))
+
+
+def remainder(zone: str, left: Value, right: Value) -> Value:
+    """What whole division leaves, with the sign of the dividend; NULL by zero."""
+    left, right = as_number(left), _nonzero(as_number(right))
+    if kind(left) == kind(right) == "int64":
+        return pc.subtract(left, pc.multiply(right, _quotient(left, right)))
+    left, right = as_real(left), as_real(right)
+    return finite(pc.subtract(left, pc.multiply(right, pc.trunc(pc.divide(left, right)))))
+
+
+def whole_division(zone: str, left: Value, right: Value) -> Value:
+    """The whole part of a quotient."""
+    return _quotient(as_whole(left), _nonzero(as_whole(right)))
+
+
+def _quotient(left: Value, right: Value) -> Value:
+    """Whole division by what is not 0; a NULL must not hide a 0 that is divided by."""
+    return only_where(pc.is_valid(right), pc.divide(left, pc.fill_null(right, 1)))
+
+
+def _nonzero(value: Value) -> Value:
+    return only_where(pc.not_equal(value, 0), value)
+
+
+def absolute(zone: str, value: Value) -> Value:
+    """ABS; NULL where an int64 would overflow."""
+    number = as_number(value)
+    if kind(number) == "float64":
+        return pc.abs(number)
+    return only_where(pc.less(pc.abs(as_real(number)), _WIDE), pc.abs(number))
+
+
+def rounded(zone: str, value: Value, digits: int = 0) -> Value:
+    """ROUND, half away from zero."""
+    found = pc.round(as_real(value), ndigits=digits, round_mode="half_towards_infinity")
+    return finite(found)
+
+
+# Parts and beginnings of times, in the query's time zone.
+
+_FAR = float(2**62)  # microseconds, far beyond the calendar
+
+PARTS = {
+    "MICROSECOND": lambda t: pc.add(pc.multiply(pc.millisecond(t), 1000), pc.microsecond(t)),
+    "MILLISECOND": pc.millisecond,
+    "SECOND": pc.second,
+    "MINUTE": pc.minute,
+    "HOUR": pc.hour,
+    "DAY": pc.day,
+    "DAYOFWEEK": lambda t: pc.day_of_week(t, count_from_zero=False, week_start=7),
+    "DAYOFYEAR": pc.day_of_year,
+    "ISOWEEK": pc.iso_week,
+    "MONTH": pc.month,
+    "QUARTER": pc.quarter,
+    "YEAR": pc.year,
+    "ISOYEAR": pc.iso_year,
+    "DATE": lambda t: pc.cast(pc.floor_temporal(pc.local_timestamp(t), unit="day"), pa.date32()),
+}
+"""Parts of an instant, as EXTRACT knows them."""
+
+
+UNITS = ("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "ISOWEEK", "MONTH", "QUARTER", "YEAR")
+"""Units that DATE_TRUNC cuts at; weeks begin on Sunday, ISO weeks on Monday."""
+
+
+def part_of(zone: str, value: Value, part: str) -> Value:
+    """EXTRACT, in the query's time zone."""
+    local = pc.cast(as_moment(value, zone), pa.timestamp("us", tz=zone))
+    found = PARTS[part](local)
+    return found if part == "DATE" else pc.cast(found, pa.int64())
+
+
+def truncated(zone: str, value: Value, unit: str) -> Value:
+    """The beginning of the second, day, month, ... in the query's time zone."""
+    options: dict[str, Any] = {"unit": unit.lower().removeprefix("iso")}
+    if unit in ("WEEK", "ISOWEEK"):
+        options["week_starts_monday"] = unit == "ISOWEEK"
+    if kind(value) == "date":
+        days = pc.floor_temporal(pc.cast(value, pa.timestamp("us")), **options)
+        return pc.cast(pc.floor_temporal(days, unit="day"), pa.date32())
+    local = pc.cast(as_moment(value, zone), pa.timestamp("us", tz=zone))
+    return pc.cast(pc.floor_temporal(local, **options), pa.timestamp("us", tz="UTC"))
+
+
+def from_epoch(factor: int) -> Callable[[str, Value], Value]:
+    """An instant from a whole number of units since 1970; NULL beyond the calendar."""
+
+    def compute(zone: str, value: Value) -> Value:
+        whole = as_whole(value)
+        near = only_where(pc.less(pc.abs(as_real(whole)), _FAR / factor), whole)
+        return as_moment(pc.cast(pc.multiply(near, factor), MOMENT), zone)
+
+    return compute
+
+
+TRUNCATIONS = ("DATE_TRUNC", "TIMESTAMP_TRUNC", "DATETIME_TRUNC")
+
+
+@dataclass(frozen=True)
+class Function:
+    """How many arguments, which of them must be constants, and what is computed.
+
+    `compute(zone, *arguments)`: constants arrive as Python values.
+    """
+
+    compute: Callable[..., Value]
+    least: int = 1
+    most: int = 1
+    constants: Mapping[int, type] = field(default_factory=dict)
+
+
+def joined(*values: Value) -> Value:
+    """Text after text; NULL if one of them is."""
+    return pc.binary_join_element_wise(*map(as_text, values), "", null_handling="emit_null")
+
+
+def choose(zone: str, condition: Value, yes: Value, no: Value) -> Value:
+    """IF; a condition that is NULL does not hold."""
+    yes, no = together([yes, no], zone)
+    return pc.if_else(pc.fill_null(as_bool(condition), False), yes, no)
+
+
+def first_known(zone: str, *values: Value) -> Value:
+    """COALESCE."""
+    return pc.coalesce(*together(values, zone))
+
+
+def null_if(zone: str, value: Value, other: Value) -> Value:
+    """NULL where both are equal."""
+    left, right = together([value, other], zone)
+    same = pc.fill_null(pc.equal(left, right), False)
+    return pc.if_else(same, pa.scalar(None, value.type), value)
+
+
+def _extreme(pick: Callable[..., Value]) -> Callable[..., Value]:
+    def compute(zone: str, *values: Value) -> Value:
+        alike = together(values, zone)
+        known = reduce(pc.and_, (pc.is_valid(value) for value in alike))
+        return only_where(known, pick(*alike, skip_nulls=True))
+
+    return compute
+
+
+def _text(compute: Callable[[Value], Value]) -> Function:
+    return Function(lambda zone, value: compute(as_text(value)))
+
+
+def _real(compute: Callable[[Value], Value]) -> Function:
+    return Function(lambda zone, value: finite(compute(as_real(value))))
+
+
+def _numeric(compute: Callable[[Value], Value]) -> Function:
+    """A function that keeps whole numbers whole."""
+
+    def both(zone: str, value: Value) -> Value:
+        number = as_number(value)
+        return number if kind(number) == "int64" else compute(number)
+
+    return Function(both)
+
+
+def _substring(zone: str, value: Value, start: int, length: int | None = None) -> Value:
+    first = start - 1 if start > 0 else start  # 0 reads as 1, negative counts from the end
+    if length is not None and length <= 0:
+        return pc.utf8_slice_codeunits(as_text(value), 0, 0)
+    if length is None:
+        return pc.utf8_slice_codeunits(as_text(value), first)
+    stop = first + length
+    if first < 0 <= stop:
+        return pc.utf8_slice_codeunits(pc.utf8_slice_codeunits(as_text(value), first), 0, length)
+    return pc.utf8_slice_codeunits(as_text(value), first, stop)
+
+
+def _right(zone: str, value: Value, count: int) -> Value:
+    return _substring(zone, value, -count) if count > 0 else _substring(zone, value, 1, 0)
+
+
+def _trim(plain: Callable[..., Value], of: Callable[..., Value]) -> Function:
+    def compute(zone: str, value: Value, characters: str | None = None) -> Value:
+        text = as_text(value)
+        return plain(text) if characters is None else of(text, characters=characters)
+
+    return Function(compute, 1, 2, {1: str})
+
+
+def _with_pattern(compute: Callable[..., Value], constants: int = 1) -> Function:
+    """A function of text and constant text."""
+
+    def both(zone: str, value: Value, *words: str) -> Value:
+        return compute(as_text(value), *words)
+
+    return Function(both, 1 + constants, 1 + constants, {1 + at: str for at in range(constants)})
+
+
+def _extracted(text: Value, pattern: str) -> Value:
+    return pc.struct_field(pc.extract_regex(text, one_group(pattern)), "part")
+
+
+def one_group(pattern: str) -> str:
+    """The pattern with its one group named, or all of it as the group."""
+    at, inside = 0, False
+    while at < len(pattern):
+        here = pattern[at]
+        if here == "\\":
+            at += 1
+        elif here == "[":
+            inside = True
+        elif here == "]":
+            inside = False
+        elif here == "(" and not inside and pattern[at + 1 : at + 2] != "?":
+            return f"{pattern[: at + 1]}?P<part>{pattern[at + 1 :]}"
+        at += 1
+    return f"(?P<part>{pattern})"
+
+
+def element(zone: str, lists: Value, at: int) -> Value:
+    """An item of a list, counted from 0; NULL beyond its end."""
+    one = pc.list_slice(lists, at, at + 1, return_fixed_size_list=True)
+    return pc.list_element(one, 0)
+
+
+def split(zone: str, value: Value, separator: str = ",") -> Value:
+    """Text to a list of its parts."""
+    return pc.split_pattern(as_text(value), separator)
+
+
+FUNCTIONS: dict[str, Function] = {
+    "ABS": Function(absolute),
+    "CEIL": _numeric(pc.ceil),
+    "COALESCE": Function(first_known, 1, 64),
+    "CONCAT": Function(lambda zone, *values: joined(*values), 1, 64),
+    "DATE": Function(lambda zone, value: as_date(value, zone)),
+    "DIV": Function(whole_division, 2, 2),
+    "ENDS_WITH": _with_pattern(lambda text, end: pc.ends_with(text, pattern=end)),
+    "EXP": _real(pc.exp),
+    "FLOOR": _numeric(pc.floor),
+    "GREATEST": Function(_extreme(pc.max_element_wise), 1, 64),
+    "IF": Function(choose, 3, 3),
+    "LEAST": Function(_extreme(pc.min_element_wise), 1, 64),
+    "LEFT": Function(
+        lambda zone, value, count: pc.utf8_slice_codeunits(as_text(value), 0, max(count, 0)),
+        2,
+        2,
+        {1: int},
+    ),
+    "LENGTH": _text(lambda text: pc.cast(pc.utf8_length(text), pa.int64())),
+    "LN": _real(pc.ln),
+    "LOG10": _real(pc.log10),
+    "LOWER": _text(pc.utf8_lower),
+    "LTRIM": _trim(pc.utf8_ltrim_whitespace, pc.utf8_ltrim),
+    "MOD": Function(remainder, 2, 2),
+    "NULLIF": Function(null_if, 2, 2),
+    "POW": Function(lambda zone, x, y: finite(pc.power(as_real(x), as_real(y))), 2, 2),
+    "REGEXP_CONTAINS": _with_pattern(lambda text, p: pc.match_substring_regex(text, pattern=p)),
+    "REGEXP_EXTRACT": _with_pattern(_extracted),
+    "REGEXP_REPLACE": _with_pattern(
+        lambda text, p, new: pc.replace_substring_regex(text, pattern=p, replacement=new), 2
+    ),
+    "REPLACE": _with_pattern(
+        lambda text, old, new: pc.replace_substring(text, pattern=old, replacement=new), 2
+    ),
+    "REVERSE": _text(pc.utf8_reverse),
+    "RIGHT": Function(_right, 2, 2, {1: int}),
+    "ROUND": Function(rounded, 1, 2, {1: int}),
+    "RTRIM": _trim(pc.utf8_rtrim_whitespace, pc.utf8_rtrim),
+    "SIGN": Function(lambda zone, value: pc.cast(pc.sign(as_number(value)), pa.int64())),
+    "SPLIT": Function(split, 1, 2, {1: str}),
+    "SQRT": _real(pc.sqrt),
+    "STARTS_WITH": _with_pattern(lambda text, begin: pc.starts_with(text, pattern=begin)),
+    "STRPOS": _with_pattern(
+        lambda text, part: pc.add(pc.cast(pc.find_substring(text, pattern=part), pa.int64()), 1)
+    ),
+    "SUBSTR": Function(_substring, 2, 3, {1: int, 2: int}),
+    "TIMESTAMP": Function(lambda zone, value: as_moment(value, zone)),
+    "TIMESTAMP_MICROS": Function(from_epoch(1)),
+    "TIMESTAMP_MILLIS": Function(from_epoch(1_000)),
+    "TIMESTAMP_SECONDS": Function(from_epoch(1_000_000)),
+    "TRIM": _trim(pc.utf8_trim_whitespace, pc.utf8_trim),
+    "TRUNC": _numeric(pc.trunc),
+    "UPPER": _text(pc.utf8_upper),
+}
+
+
+_ALIASES = {
+    "CEILING": "CEIL",
+    "CHAR_LENGTH": "LENGTH",
+    "CHARACTER_LENGTH": "LENGTH",
+    "IFNULL": "COALESCE",
+    "NVL": "COALESCE",
+    "POWER": "POW",
+    "SUBSTRING": "SUBSTR",
+    "TO_DATE": "DATE",
+}
+
+
+FUNCTIONS |= {alias: FUNCTIONS[name] for alias, name in _ALIASES.items()}

@@ -1,0 +1,294 @@
+"""The options of the privacy clause: which parameter of a query each one is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from sqlglot import exp
+
+from dpstream.errors import InvalidParameter
+from dpstream.query.windows import duration
+from dpstream.sql_compiler.dialect import canonical
+from dpstream.sql_compiler.expressions import literal, nearest
+from dpstream.sql_compiler.statement import Statement
+
+# Values of options, as SQL writes them and as Python gives them; anything else is `NotThat`.
+
+
+class WrongKind(ValueError):
+    """A value is not of the kind that an option takes; says which."""
+
+
+def number(node: exp.Expr) -> Any:
+    """A number, or one divided by another: 1/2."""
+    if isinstance(node, exp.Div):
+        return number(node.this) / number(node.expression)
+    value = _plain(node)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise WrongKind("a number")
+    return Fraction(node.name) if isinstance(node, exp.Literal) else Fraction(repr(value))
+
+
+def _plain(node: exp.Expr) -> Any:
+    try:
+        return literal(node)
+    except (ValueError, TypeError):
+        raise WrongKind("a constant") from None
+
+
+def whole(node: exp.Expr) -> int:
+    """A whole number."""
+    value = _plain(node)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise WrongKind("a whole number")
+    return value
+
+
+def column(node: exp.Expr) -> str:
+    """A column's name."""
+    if isinstance(node, exp.Column) and not node.args.get("table"):
+        return node.name
+    raise WrongKind("a column's name, without quotes")
+
+
+def text(node: exp.Expr) -> str:
+    """Text in quotes."""
+    value = _plain(node)
+    if not isinstance(value, str):
+        raise WrongKind("text in quotes")
+    return value
+
+
+def flag(node: exp.Expr) -> bool:
+    """TRUE or FALSE."""
+    value = _plain(node)
+    if not isinstance(value, bool):
+        raise WrongKind("TRUE or FALSE")
+    return value
+
+
+def interval(node: Any) -> Any:
+    """A length of time in words, from INTERVAL '15' MINUTE."""
+    if isinstance(node, exp.Interval) and isinstance(node.args.get("unit"), exp.Var):
+        length = f"{node.name} {node.args['unit'].name.lower()}"
+        try:
+            return duration(length, "an interval", least=0)
+        except InvalidParameter:
+            pass
+    raise WrongKind("an interval of seconds, minutes, hours, days or weeks: INTERVAL '15' MINUTE")
+
+
+def period(node: exp.Expr) -> Any:
+    """A length of time, or 'forever'."""
+    if isinstance(node, exp.Literal) and node.name.lower() == "forever":
+        return "forever"
+    try:
+        return interval(node)
+    except WrongKind:
+        raise WrongKind("INTERVAL '1' DAY, or 'forever'") from None
+
+
+def instant(node: exp.Expr) -> str:
+    """A time, with or without the word TIMESTAMP."""
+    inner = node.this if isinstance(node, exp.Cast) else node
+    if isinstance(inner, exp.Literal) and inner.is_string:
+        return str(inner.this)
+    raise WrongKind("TIMESTAMP '2024-05-01 00:00'")
+
+
+def groups(node: exp.Expr) -> Any:
+    """A list of keys: single ones, or a tuple for each group."""
+    wrapped = isinstance(node, exp.Tuple | exp.Array | exp.Paren)
+    if not wrapped:
+        raise WrongKind("a list: ('a', 'b'), or (('a', 1), ('b', 2)) for two keys")
+    items = [node.this] if isinstance(node, exp.Paren) else node.expressions
+    found = []
+    for item in items:
+        several = isinstance(item, exp.Tuple | exp.Array)
+        found.append(tuple(map(_plain, item.expressions)) if several else (_plain(item),))
+    return found
+
+
+def parameters(node: exp.Expr) -> dict[str, Any]:
+    """(name = value, ...) of a mechanism."""
+    found = {}
+    for name, given in _assigned(node, "a list of parameters: (lo = 0, hi = 1000)"):
+        value = _plain(given)
+        found[name.lower()] = Fraction(str(value)) if _is_real(value) else value
+    return found
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def weights(node: exp.Expr) -> dict[str, Any]:
+    """(clicks = 2, selection = 1/2): parts of the budget, by the names that are published."""
+    expected = "a list of columns and numbers: (clicks = 2, seconds = 1)"
+    return {name: number(given) for name, given in _assigned(node, expected)}
+
+
+def types(node: exp.Expr) -> dict[str, Any]:
+    """(user_id = INT64, day = DATE): types of the source's columns, with quotes or without."""
+    expected = "a list of columns and types: (user_id = INT64, day = DATE)"
+    found = {}
+    for name, given in _assigned(node, expected):
+        if not isinstance(given, exp.Column | exp.Literal | exp.DataType) or not given.name:
+            raise WrongKind(expected)
+        found[name] = given.name
+    return found
+
+
+def _assigned(node: exp.Expr, expected: str) -> Iterator[tuple[str, exp.Expr]]:
+    """Name and value of each `name = value` in a list, or of a single one."""
+    items = node.expressions if isinstance(node, exp.Tuple) else [getattr(node, "this", node)]
+    for item in items:
+        if not isinstance(item, exp.EQ | exp.Kwarg) or not isinstance(item.this, exp.Expr):
+            raise WrongKind(expected)
+        yield item.this.name, item.expression
+
+
+def named(value: Any) -> dict[str, Any]:
+    """Names and values: a dict, or texts such as "lo=0" from the command line."""
+    if isinstance(value, dict):
+        return value
+    found: dict[str, Any] = {}
+    for item in value if isinstance(value, tuple | list) else (value,):
+        name, equals, rest = str(item).partition("=")
+        if not isinstance(item, str) or not equals or not name:
+            raise WrongKind("names and values: {'lo': 0, 'hi': 1000}, or lo=0,hi=1000")
+        try:
+            found[name] = Fraction(rest)
+        except (ValueError, ZeroDivisionError):
+            found[name] = rest
+    return found
+
+
+def words(value: Any) -> str:
+    """Text, given in Python."""
+    if not isinstance(value, str):
+        raise WrongKind("text")
+    return value
+
+
+def one_of(*known: str) -> Callable[[Any], str]:
+    """One of a few words."""
+
+    def given(name: Any) -> str:
+        if name not in known:
+            raise WrongKind(" or ".join(map(repr, known)))
+        return str(name)
+
+    return given
+
+
+def one_less(units: Any) -> Any:
+    """The number in "more than so many" for the one in "at least so many"."""
+    if isinstance(units, bool) or not isinstance(units, int):
+        raise WrongKind("a whole number")
+    return units - 1
+
+
+_LATER = {
+    "group_selection_strategy": "leave it out; list public groups with public_groups = ('a', 'b')",
+    "watermark": "use allowed_lateness: a watermark taken from the data depends on other rows",
+}
+_ITS_COLUMN = "privacy_unit_column = user_id"
+
+
+@dataclass(frozen=True)
+class Option:
+    """The query's parameter, the reader of a value in SQL, and what becomes of a Python value."""
+
+    parameter: str
+    read: Callable[[Any], Any]
+    given: Callable[[Any], Any] = lambda value: value
+
+
+OPTIONS = {
+    "epsilon": Option("epsilon", number),
+    "delta": Option("delta", number),
+    "privacy_unit_column": Option("unit", column),
+    "privacy_unit_period": Option("period", period),
+    "max_groups_contributed": Option("max_groups_contributed", whole),
+    "max_rows_per_group": Option("max_rows_per_group", whole),
+    "max_rows_contributed": Option("max_rows_contributed", whole),
+    "column_types": Option("column_types", types, named),
+    "max_key_bytes": Option("max_key_bytes", whole),
+    "public_groups": Option("public_keys", groups),
+    "strategy": Option("strategy", text, one_of("latched", "sqlp")),
+    "weights": Option("weights", weights, named),
+    "confidence": Option("confidence", lambda node: float(number(node))),
+    "debias": Option("debias", text, one_of("global")),
+    "debias_rows": Option("debias_rows", whole),
+    "min_change": Option("min_change", lambda node: float(number(node))),
+    "nonnegative": Option("nonnegative", flag),
+    "pre_threshold": Option("pre_threshold", whole),
+    "min_privacy_units_per_group": Option("pre_threshold", whole, one_less),
+    "time_column": Option("time", column),
+    "time_unit": Option("time_unit", text),
+    "time_origin": Option("time_origin", instant),
+    "time_zone": Option("time_zone", text),
+    "arrival_column": Option("arrival", column),
+    "allowed_lateness": Option("allowed_lateness", interval),
+    "start": Option("start", instant),
+    "end": Option("end", instant),
+    "privacy_unit": Option("privacy_unit", text, words),
+    "w": Option("w", whole),
+    "mechanism": Option("mechanism", text, words),
+    "mechanism_options": Option("mechanism_options", parameters, named),
+}
+"""BigQuery's names where it has them; `start` and `end` of event time are public."""
+
+
+def read_options(statement: Statement, clause: exp.Expr) -> dict[str, Any]:
+    """Parameters of a query, from its clause."""
+    found: dict[str, Any] = {}
+    for node in clause.expressions:
+        if not isinstance(node, exp.EQ) or not isinstance(node.this, exp.Column):
+            raise statement.refusal(node, "an option is name = value", f"write {_ITS_COLUMN}")
+        name = node.this.name.lower()
+        option = known(statement, node.this, name)
+        if option.parameter in found:
+            raise statement.refusal(node, f"{name} is given twice", "give it once")
+        try:
+            found[option.parameter] = option.given(option.read(node.expression))
+        except WrongKind as wanted:
+            raise statement.refusal(
+                node.expression, f"{name} cannot be {canonical(node.expression)}", f"give {wanted}"
+            ) from None
+    return found
+
+
+def read_overrides(statement: Statement, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of a query, from options that were given as Python values."""
+    found: dict[str, Any] = {}
+    for name, value in overrides.items():
+        option = known(statement, None, name)
+        try:
+            found[option.parameter] = option.given(value)
+        except WrongKind as wanted:
+            raise statement.refusal(None, f"{name} cannot be {value!r}", f"give {wanted}") from None
+    return found
+
+
+def known(statement: Statement, node: exp.Expr | None, name: str) -> Option:
+    """The option of a name, or a refusal with the nearest one."""
+    if name in OPTIONS:
+        return OPTIONS[name]
+    fix = _LATER.get(name) or nearest(name, OPTIONS)
+    raise statement.refusal(node, f"there is no option {name}", fix)
+
+
+def node_of(clause: exp.Expr, parameter: str) -> exp.Expr | None:
+    """Where a parameter was given."""
+    given: list[exp.Expr] = clause.expressions
+    for node in given:
+        name = node.this.name.lower() if isinstance(node, exp.EQ) else ""
+        if name in OPTIONS and OPTIONS[name].parameter == parameter:
+            return node
+    return None

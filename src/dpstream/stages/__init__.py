@@ -1,1 +1,0 @@
-"""Steps of the pipeline from rows to released tables."""

@@ -1,0 +1,265 @@
+import json
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pytest
+from scipy.stats import chi2
+
+import dpstream as dps
+from dpstream.bounds_proposal.histograms import (
+    BINS,
+    COUNTS,
+    SIZES,
+    count_bins,
+    exact,
+    noisy,
+    question,
+    value_bins,
+)
+from dpstream.bounds_proposal.trade_off import counts, size_distribution, values
+from dpstream.bounds_proposal.unit_facts import collect, value_sums
+from dpstream.cli import main
+from dpstream.connectors.registry import open_source
+from dpstream.errors import BudgetExceeded, InvalidParameter
+from dpstream.privacy.state import Secret
+from dpstream.query.noise_plan import plan_query
+
+SECRET, RUN = Secret(bytes(range(32))), bytes(16)
+FALSE_ALARM = 1e-7
+
+
+def orders(units=300, seed=5):
+    """Users with Zipf numbers of orders; amounts of both signs."""
+    rng = np.random.default_rng(seed)
+    users = np.repeat(np.arange(units), np.minimum(rng.zipf(1.7, units), 60))
+    return pa.table(
+        {
+            "user": users,
+            "item": rng.integers(0, 12, len(users)),
+            "at": rng.integers(0, 10 * 86_400, len(users)),
+            "amount": np.round(rng.normal(3, 20, len(users)), 2),
+        }
+    )
+
+
+def reading(**options):
+    known = {"unit": "user", "keys": ["item"], "epsilon": 1, "delta": 1e-9}
+    aggregates = [dps.Count("count"), *value_sums("amount")]
+    return dps.Query(**known | {"aggregates": aggregates, "max_groups_contributed": 1} | options)
+
+
+def facts_of(table, query=None, share=1.0):
+    source = open_source(table)
+    query = reading() if query is None else query
+    return collect(source, query, secret=SECRET, run=RUN, share=share, progress=lambda *_: None)[0]
+
+
+def test_facts_are_those_of_the_rows():
+    """Groups are counted as a dictionary counts them; the rows and the value are of one's own."""
+    table = orders()
+    found, seen = facts_of(table), {}
+    for row in table.to_pylist():
+        groups, amounts = seen.setdefault(row["user"], ({}, set()))
+        groups[row["item"]] = groups.get(row["item"], 0) + 1
+        amounts.add(row["amount"])
+
+    assert sorted(found.groups.tolist()) == sorted(len(groups) for groups, _ in seen.values())
+    assert len(found.rows) == len(found.values) == len(seen)
+    one = table.filter(pa.compute.equal(table["user"], 7))
+    alone = facts_of(one)
+    groups, amounts = seen[7]
+    assert alone.groups.tolist() == [len(groups)]
+    assert alone.rows[0] in groups.values()
+    assert float(alone.values[0]) in amounts
+
+
+def test_facts_do_not_depend_on_chunks_or_order(tmp_path):
+    """Which row stands for a unit follows from the rows, not from how they are read."""
+    table = orders()
+    whole = facts_of(table)
+    pa_csv.write_csv(
+        table.take(np.random.default_rng(1).permutation(len(table))), tmp_path / "a.csv"
+    )
+    mixed = collect(
+        open_source(table.take(np.random.default_rng(2).permutation(len(table)))),
+        reading(),
+        secret=SECRET,
+        run=RUN,
+        share=1.0,
+        progress=lambda *_: None,
+    )[0]
+    for name, bins in exact(whole).bins.items():
+        assert (bins == exact(mixed).bins[name]).all()
+    assert len(facts_of(str(tmp_path / "a.csv")).units) == len(whole.units)
+
+
+@pytest.mark.parametrize("gone", [0, 17, 299])
+def test_a_unit_moves_one_bin_of_each_fact(gone):
+    """What the noise is scaled to: with or without a unit, one bin per fact differs, by one."""
+    table = orders()
+    without = table.filter(pa.compute.not_equal(table["user"], gone))
+    more, less = exact(facts_of(table)).bins, exact(facts_of(without)).bins
+    for name in BINS:
+        assert sorted(more[name] - less[name])[-1] == 1
+        assert np.abs(more[name] - less[name]).sum() == 1
+
+
+def test_noise_is_as_declared_and_not_a_fifth_off():
+    """False alarms below 10^-7 on either side; 20% more or less noise fails."""
+    facts = facts_of(orders())
+    asked = question(reading(), facts=3, epsilon=1, delta=1e-9)
+    truth = exact(facts).bins
+    errors = []
+    for _ in range(8):
+        found = noisy(facts, asked, ledger=None, dataset="stream")
+        errors += [found.bins[name] - truth[name] for name in BINS]
+    squares = float((np.concatenate(errors) ** 2).sum())
+    freedom = sum(map(len, errors))
+
+    def holds(stddev):
+        ratio = squares / stddev**2
+        return min(chi2.cdf(ratio, freedom), chi2.sf(ratio, freedom)) > FALSE_ALARM / 2
+
+    assert holds(found.stddev)
+    assert not holds(found.stddev * 0.8)
+    assert not holds(found.stddev * 1.2)
+
+
+def test_noise_fits_three_facts():
+    """Sensitivity sqrt(3) over mu; one fact more or less would be another noise."""
+    asked = question(reading(), facts=3, epsilon=1, delta=1e-9)
+    plan = plan_query(asked)
+    mu = math.sqrt(plan.calibrated.mu_squared)
+    assert plan.window(1).sigmas[0] == pytest.approx(math.sqrt(3) / mu, rel=1e-6)
+    assert asked.schedule.steps == 1
+    assert plan.tail == 0
+
+
+def test_the_book_pays_first_and_refuses_what_does_not_fit(tmp_path):
+    """The charge is in the dataset's own book; a book that cannot pay gives nothing."""
+    table, book = orders(), dps.Ledger(tmp_path / "book")
+    book.open("orders", reading().promise(epsilon=1.1, delta=1e-6))
+    bought = {"unit": "user", "keys": ["item"], "epsilon": 1, "delta": 1e-7}
+    dps.bounds(table, **bought, ledger=book, dataset="orders")
+    (line,) = book.report()[0]["spent_on"]
+    assert line["query"] == "bounds"
+    with pytest.raises(BudgetExceeded):
+        dps.bounds(table, **bought, ledger=book, dataset="orders")
+    assert len(book.report()[0]["spent_on"]) == 1
+
+
+def test_a_book_of_other_units_refuses(tmp_path):
+    """The histograms protect the unit that was named, in the words of the dataset's book."""
+    book = dps.Ledger(tmp_path / "book")
+    book.open("orders", dps.Query(unit="shop", epsilon=1, delta=1e-6, max_groups_contributed=1)
+              .promise(epsilon=5, delta=1e-6))  # fmt: skip
+    with pytest.raises(dps.DpstreamError, match="shop"):
+        dps.bounds(orders(), unit="user", epsilon=1, delta=1e-7, ledger=book, dataset="orders")
+
+
+def test_periods_make_other_units():
+    """A user on two days is two units, in the facts and in what is charged."""
+    days = {"time": "at", "time_unit": "s", "start": "1970-01-01", "end": "1970-01-11"}
+    daily = reading(period="1 day", **days)
+    table = orders()
+    found = facts_of(table, daily)
+    pairs = {(row["user"], row["at"] // 86_400) for row in table.to_pylist()}
+    assert len(found.units) == len(pairs)
+    asked = question(daily, facts=3, epsilon=1, delta=1e-9)
+    answer = noisy(found, asked, ledger=None, dataset="stream")
+    assert answer.bins["groups"].sum() == pytest.approx(len(pairs), abs=6 * answer.stddev * 7)
+
+
+def test_a_share_of_the_units_is_taken_whole():
+    """A sample keeps all rows of a unit or none."""
+    table = orders(units=2000)
+    some, everyone = facts_of(table, share=0.25), facts_of(table)
+    known = dict(zip(map(tuple, everyone.units.tolist()), everyone.groups, strict=True))
+    assert 350 < len(some.units) < 650  # 500 expected, 7.5 standard deviations
+    assert all(
+        known[tuple(unit)] == groups
+        for unit, groups in zip(some.units.tolist(), some.groups, strict=True)
+    )
+
+
+def test_bins_hold_what_they_say():
+    """Every count and size lies at or below its bin's edge and above the one before."""
+    numbers = np.arange(1, 70_000)
+    bins = count_bins(numbers)
+    inside = numbers <= COUNTS[-1]
+    assert (COUNTS[bins][inside] >= numbers[inside]).all()
+    assert (COUNTS[bins[inside & (bins > 0)] - 1] < numbers[inside & (bins > 0)]).all()
+    sizes = np.array([0.0015, 1.0, 1.01, 499.0])
+    assert SIZES[value_bins(sizes) - len(SIZES) - 1].tolist() == [0.002, 1.0, 2.0, 500.0]
+    assert (value_bins(-sizes) == 2 * len(SIZES) - value_bins(sizes)).all()
+
+
+def test_empty_bins_of_large_sizes_do_not_drown_the_rest():
+    """Noise of a few units in bins of thousands would be most of all rows."""
+    rng = np.random.default_rng(3)
+    bins = rng.normal(0, 10, len(COUNTS))
+    bins[1] += 5000
+    assert counts(bins, 10.0).kept(2) == pytest.approx(1.0, abs=0.05)
+    believed = np.maximum(bins, 0)
+    assert (believed * np.minimum(COUNTS, 2)).sum() < 0.5 * (believed * COUNTS).sum()
+
+
+def test_signs_of_values_are_found():
+    """Clamps of a column that is never negative begin at 0."""
+    bins = np.zeros(BINS["value"])
+    bins[len(SIZES) + 5] = 100
+    assert (values(bins, 1.0).negative, values(bins, 1.0).positive) == (False, True)
+    assert size_distribution(np.zeros(4), np.arange(1, 5), 1.0).total == 0
+
+
+def test_larger_groups_want_larger_bounds():
+    """A group of millions cannot afford bias, a small one cannot afford noise."""
+    sizes = [
+        dps.bounds(orders(), unit="user", keys=["item"], public=True, group_size=size)
+        .max_rows_contributed
+        for size in (100, 1e4, 1e7)
+    ]  # fmt: skip
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+
+
+def test_proposals_can_be_pasted():
+    """The SQL is understood, the Python is a Query."""
+    found = dps.bounds(orders(), unit="user", keys=["item"], value="amount", public=True)
+    options, total = found.sql().splitlines()
+    text = (
+        f"SELECT WITH DIFFERENTIAL_PRIVACY {options} item, {total} AS amount FROM o GROUP BY item"
+    )
+    query = dps.sql(text)
+    assert query.bounds.groups == found.max_groups_contributed
+    same = eval(f"dps.Query(unit='user', keys=['item'], epsilon=1, delta=1e-9, {found.python()})")
+    assert same.bounds == query.bounds
+    assert (same.aggregates[0].lo, same.aggregates[0].hi) == (found.lo, found.hi)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"public": True, "epsilon": 1}, {"epsilon": 1, "sample": 0}]
+)
+def test_what_is_asked_must_be_one_thing(options):
+    """Public or paid, and a share that is one."""
+    with pytest.raises(InvalidParameter):
+        dps.bounds(orders(), unit="user", **options)
+
+
+def test_command(tmp_path, capsys):
+    """Table, JSON, plot and charge from the command line."""
+    pytest.importorskip("matplotlib")
+    pa_csv.write_csv(orders(), tmp_path / "orders.csv")
+    common = ["bounds", str(tmp_path / "orders.csv"), "--unit", "user", "--keys", "item"]
+    with pytest.raises(SystemExit) as left:
+        main([*common, "--epsilon", "2", "--json", "--plot", str(tmp_path / "b.png")])
+    assert left.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["private"]
+    assert found["epsilon"] == 2
+    assert (tmp_path / "b.png").stat().st_size > 1000
+    with pytest.raises(SystemExit):
+        main([*common, "--public"])
+    assert "max_groups_contributed =" in capsys.readouterr().out

@@ -1,0 +1,149 @@
+"""A query as a value: what it derives, and what it refuses before anything is read."""
+
+import pytest
+
+from dpstream.errors import InvalidParameter
+from dpstream.query.aggregates import Avg, Count, Sum
+from dpstream.query.query import Bounds, Query
+from dpstream.query.windows import DAY, SECOND, Tumble, instant, iso
+
+DATED = {"time": "ts", "start": "2024-05-01", "end": "2024-05-03"}
+
+
+def query_of(**facts):
+    common = {"unit": "user", "keys": ("key",), "epsilon": 1, "delta": 1e-6}
+    return Query(**common | {"max_groups_contributed": 4} | facts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "bounds"),
+    [
+        ({}, (4, 4, 1)),
+        ({"max_rows_per_group": 3}, (12, 4, 3)),
+        ({"max_rows_per_group": 3, "max_rows_contributed": 5}, (5, 4, 3)),
+        ({"max_rows_per_group": 3, "max_rows_contributed": 2}, (2, 2, 2)),
+        ({"max_rows_contributed": 100}, (4, 4, 1)),
+    ],
+)
+def test_bounds_fit_each_other(facts, bounds):
+    """No more groups than rows, no more rows than the groups hold: no noise is wasted."""
+    rows, groups, per_group = bounds
+    expected = Bounds(rows=rows, groups=groups, rows_per_group=per_group)
+    assert query_of(**facts).bounds == expected
+    assert query_of(**facts).one_row == (per_group == 1)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"epsilon": 0},
+        {"epsilon": -1},
+        {"delta": 0},
+        {"delta": 1},
+        {"selection_share": 1},
+        {"max_groups_contributed": 0},
+        {"max_rows_per_group": 0},
+        {"max_rows_contributed": 0},
+        {"pre_threshold": -1},
+        {"min_change": 0},
+        {"aggregates": ()},
+        {"aggregates": ("count",)},
+        {"aggregates": (Count("n"), Sum("n", column="x", lo=0, hi=1))},
+        {"aggregates": (Count("key"),)},
+        {"aggregates": (Count("n"), Count("n_stddev"))},
+        {"aggregates": (Count("release_index"),)},
+        {"keys": ("key", "key")},
+        {"keys": ("user",)},
+        {"name": ""},
+        {"name": "x" * 61},
+        {"time_zone": "Nowhere"},
+        {"every": "1 hour"},
+        {"window": Tumble("1 day")},
+        {"period": "1 day"},
+        {"time": "ts"},
+        {"time": "ts", "start": "2024-05-01"},
+        {**DATED, "end": "2024-04-01"},
+        {**DATED, "every": "1 hour", "triggers": ["2024-05-03"]},
+        {**DATED, "triggers": ["2024-05-02"]},
+        {**DATED, "time_unit": "fortnight"},
+        {**DATED, "allowed_lateness": "-1 hour"},
+        {"public_keys": []},
+        {"public_keys": [("a", "b")]},
+        {"public_keys": ["a", "a"]},
+        {"public_keys": [1, "1"]},
+        {"keys": (), "public_keys": ["a"]},
+    ],
+)
+def test_queries_that_make_no_sense_are_refused(facts):
+    """When they are written, not when they have run for a day."""
+    with pytest.raises(InvalidParameter):
+        query_of(**facts)
+
+
+def test_one_key_column_may_be_named_alone():
+    """And its public values need no tuples."""
+    query = query_of(keys="key", public_keys=["a", None])
+    assert query.keys == ("key",)
+    assert query.public_keys == (("a",), (None,))
+
+
+def test_only_needed_columns_are_read():
+    """Each once."""
+    two = (Sum("s", column="x", lo=0, hi=1), Avg("m", column="x", lo=0, hi=1))
+    query = query_of(**DATED, arrival="seen", aggregates=two)
+    assert query.columns == ["user", "key", "ts", "seen", "x"]
+
+
+def test_a_live_query_starts_with_the_window_that_now_lies_in():
+    """In the calendar of its zone; a start that was given is kept."""
+    query = query_of(time="ts", window=Tumble("1 day"), every="1 hour", time_zone="Europe/Rome")
+    assert query.live
+    started = query.starting(instant("2024-05-01T12:00Z", "now"))
+    assert iso(started.start) == "2024-04-30T22:00:00+00:00"
+    assert started.starting(0) is started
+    assert started.schedule.releases(0) == 24
+    assert not query_of(**DATED).live
+
+
+def test_periods_are_days_of_the_zone():
+    """A user's budget renews at local midnight, winter and summer."""
+    query = query_of(**DATED, period="1 day", time_zone="Europe/Rome")
+    noon = instant("2024-07-01T12:00", "t", "Europe/Rome")
+    number = query.periods.last_before(noon)
+    assert iso(query.periods.at(number)) == "2024-06-30T22:00:00+00:00"
+    assert query.periods.at(number + 1) - query.periods.at(number) == DAY
+    assert query_of().periods is None
+    assert query_of().period_in_words == "forever"
+    assert "1 day" in query.period_in_words
+
+
+def test_facts_differ_wherever_releases_do():
+    """They are part of every run's fingerprint: other facts are another run."""
+    base = query_of(**DATED, every="1 hour")
+    others = (
+        {"epsilon": 2},
+        {"delta": 1e-7},
+        {"every": "2 hours"},
+        {"keys": ("other",)},
+        {"max_groups_contributed": 5},
+        {"max_rows_per_group": 2},
+        {"start": "2024-05-01T01:00"},
+        {"end": "2024-05-04"},
+        {"allowed_lateness": "1 hour"},
+        {"pre_threshold": 3},
+        {"public_keys": ["a"]},
+        {"time_zone": "Europe/Rome", "start": "2024-05-01T00:00Z", "end": "2024-05-03T00:00Z"},
+        {"aggregates": (Sum("s", column="x", lo=0, hi=1, quantum="0.1"),)},
+        {"aggregates": (Sum("s", column="x", lo=0, hi=1, quantum="0.01"),)},
+        {"min_change": 2},
+        {"buffers": 3},
+        {"name": "another"},
+        {"period": "1 day"},
+    )
+    marks = {
+        repr(sorted(query_of(**DATED | {"every": "1 hour"} | o).facts().items())) for o in others
+    }
+    marks.add(repr(sorted(base.facts().items())))
+    assert len(marks) == len(others) + 1
+    assert base.facts() == query_of(**DATED, every="60 minutes").facts()
+    assert base.every == 3600 * SECOND

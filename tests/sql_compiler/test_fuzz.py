@@ -1,0 +1,243 @@
+"""Queries made at random are refused in words, or have a finite sensitivity; never a traceback."""
+
+import math
+from dataclasses import fields
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.mechanisms import REGISTRY, find
+from dpstream.query.noise_plan import NoisePlan
+from dpstream.query.series_query import SeriesQuery
+from dpstream.sql_compiler import compile_sql
+from dpstream.sql_compiler.dialect import PrivateSql
+from tests.sql_compiler.test_accepted import ACCEPTED
+from tests.sql_compiler.test_refused import REFUSED
+
+
+def tokens_of(query):
+    return [query[token.start : token.end + 1] for token in PrivateSql().tokenize(query)]
+
+
+GOOD, BAD = ([tokens_of(query) for query, _ in each] for each in (ACCEPTED, REFUSED))
+WORDS = sorted({word for tokens in GOOD + BAD for word in tokens})
+
+
+class Dice:
+    """Choices from NumPy's generator, which takes lists of anything."""
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+    def random(self):
+        return self.rng.random()
+
+    def randrange(self, stop):
+        return int(self.rng.integers(0, stop))
+
+    def randint(self, low, high):
+        return int(self.rng.integers(low, high + 1))
+
+    def choice(self, items):
+        return items[self.randrange(len(items))]
+
+    def sample(self, items, count):
+        return [items[at] for at in self.rng.permutation(len(items))[:count]]
+
+
+def mutated(rng):
+    """A known query with some tokens dropped, doubled, replaced, moved, or taken from another."""
+    tokens = list(rng.choice(GOOD if rng.random() < 0.7 else BAD))
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(tokens))
+        kind = rng.randrange(5)
+        if kind == 0 and len(tokens) > 1:
+            del tokens[at]
+        elif kind == 1:
+            tokens.insert(at, tokens[at])
+        elif kind == 2:
+            tokens[at] = rng.choice(WORDS)
+        elif kind == 3:
+            other = rng.randrange(len(tokens))
+            tokens[at], tokens[other] = tokens[other], tokens[at]
+        else:
+            donor = rng.choice(GOOD + BAD)
+            start = rng.randrange(len(donor))
+            tokens[at:at] = donor[start : start + rng.randint(1, 8)]
+    return " ".join(tokens)
+
+
+NAMES = ["page", "user_id", "seconds", "ts", "lang", "window_start", "n", "log", '"odd name"']
+VALUES = ["1", "0", "-2.5", "'a'", "''", "NULL", "TRUE", "1e308", "9223372036854775807", "r'(x'"]
+CALLS = ["LOWER", "COUNT", "SUM", "AVG", "SPLIT", "DATE", "RAND", "COALESCE", "SUBSTR", "MAX", "IF"]
+FROMS = [
+    "log", "log AS l", "(SELECT * FROM log)", "(SELECT user_id, page FROM log WHERE seconds > 1)",
+    "TUMBLE(log, DESCRIPTOR(ts), INTERVAL '1' DAY)", "log, other", "(SELECT DISTINCT * FROM log)",
+    "TUMBLE((SELECT *, ts AS at FROM log), DESCRIPTOR(at), INTERVAL '6' HOUR)", "SESSION(log, ts)",
+]  # fmt: skip
+BOUNDS = ", contribution_bounds_per_row => "
+
+
+def expression(rng, depth=0):
+    """Any expression, sense or nonsense."""
+    kind = rng.randrange(3 if depth > 2 else 12)
+    inner = [expression(rng, depth + 1) for _ in range(3)] if kind > 2 else []
+    if kind < 2:
+        return rng.choice(NAMES)
+    if kind == 2:
+        return rng.choice(VALUES)
+    forms = (
+        "({0} {op} {1})", "{call}({0})", "{call}({0}, {1})", "CASE WHEN {0} THEN {1} ELSE {2} END",
+        "({0} IN ({1}, {2}))", "CAST({0} AS {kind})", "({0} IS NULL)", "({0} BETWEEN {1} AND {2})",
+        "(NOT {0})",
+    )  # fmt: skip
+    operators = ["+", "-", "*", "/", "%", "=", "<", "AND", "OR", "||", "LIKE", "<>", "&"]
+    return forms[kind - 3].format(
+        *inner,
+        op=rng.choice(operators),
+        call=rng.choice(CALLS),
+        kind=rng.choice(["INT64", "STRING", "DATE", "JSON", "BOOL"]),
+    )
+
+
+def aggregate(rng):
+    """An aggregate that may pass."""
+    inside = rng.choice(NAMES) if rng.random() < 0.5 else expression(rng)
+    lo, hi = rng.choice(VALUES), rng.choice(VALUES)
+    return rng.choice(
+        [
+            "COUNT(*)", "COUNT(DISTINCT user_id)", f"COUNT({inside})", f"COUNTIF({inside})",
+            f"SUM({inside}{BOUNDS}(0, 10))", f"AVG({inside}{BOUNDS}({lo}, {hi}))", f"SUM({inside})",
+        ]
+    )  # fmt: skip
+
+
+SERIES = [
+    "end = '2024-05-03'", "mechanism = 'spas'", "mechanism = 'blt'", "mechanism_options = (lo = 0)",
+    "mechanism_options = (warm_up = 2, update = 'all')", "public_groups = ('a', 'b')", "w = page",
+]  # fmt: skip
+
+
+def figure(rng):
+    """An aggregate, or arithmetic on some."""
+    if rng.random() < 0.85:
+        return aggregate(rng)
+    forms = ["({0} + {1})", "{0} / {1}", "2 * {0} - 1", "IF({0} > {1}, {0}, {2})", "{0} * {2}"]
+    return rng.choice(forms).format(aggregate(rng), aggregate(rng), rng.choice(VALUES))
+
+
+def built(rng):
+    """A query by the grammar, with parts that may not go together."""
+    number = rng.choice(["1", "0.5", "3"] * 5 + ["0", "page", "1e400"])
+    options = [f"epsilon = {number}", "delta = 1e-6", "privacy_unit_column = user_id"]
+    options += ["max_groups_contributed = 3", *rng.sample(
+        ["privacy_unit_period = INTERVAL '1' DAY", "max_rows_per_group = 4", "nonnegative = TRUE",
+         "max_rows_contributed = 5", "start = '2024-05-01'", "end = '2024-05-03'",
+         "public_groups = ('a', 'b')", "pre_threshold = 7", "time_zone = 'Europe/Rome'"],
+        rng.randint(0, 4))]  # fmt: skip
+    keys = [rng.choice(NAMES) if rng.random() < 0.6 else expression(rng) for _ in range(2)]
+    keys = [f"{key} AS k{at}" for at, key in enumerate(keys[: rng.randint(0, 2)])]
+    if rng.random() < 0.1:
+        options = [option for option in options if "delta" not in option and "max_" not in option]
+        options += ["privacy_unit = 'w_event'", "w = 4", "start = '2024-05-01'"]
+        options += rng.sample(SERIES, rng.randint(0, 3))
+    items = [*keys, *(f"{figure(rng)} AS a{at}" for at in range(rng.randint(1, 3)))]
+    groups = [f"k{at}" for at in range(len(keys))]
+    source = rng.choice(FROMS)
+    if "TUMBLE" in source and rng.random() < 0.9:
+        groups.append("window_start")
+    text = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({', '.join(options)}) {', '.join(items)}"
+    text += f" FROM {source}"
+    text += f" WHERE {expression(rng)}" if rng.random() < 0.5 else ""
+    text += f" GROUP BY {', '.join(groups)}" if groups else ""
+    text += f" HAVING {rng.choice(['a0 > 5', expression(rng)])}" if rng.random() < 0.2 else ""
+    text += " ORDER BY a0 DESC LIMIT 3" if rng.random() < 0.2 else ""
+    return text + (" EMIT EVERY INTERVAL '6' HOUR" if rng.random() < 0.2 else "")
+
+
+def outcome(text, **options):
+    """The query, or None if it was refused in words."""
+    try:
+        return compile_sql(text, **options).query
+    except InvalidParameter as refused:
+        return None if "fix: " in str(refused) else pytest.fail(f"{refused}: {text}")
+
+
+@pytest.mark.parametrize(("make", "seed", "count"), [(mutated, 1, 7_500), (built, 2, 2_500)])
+def test_queries_made_at_random_are_refused_or_bounded(make, seed, count):
+    """10,000 in all, the same ones every time."""
+    rng = Dice(seed)
+    queries = [query for _ in range(count) if (query := outcome(make(rng))) is not None]
+
+    assert len(queries) > 50
+    for query in queries:
+        if isinstance(query, SeriesQuery):  # one row of a unit in each window, and a finite budget
+            assert query.rows.bounds.rows == 1
+            assert 0 < query.terms().total < math.inf
+            continue
+        sizes = NoisePlan(query.starting(0)).sensitivities
+        assert all(0 < float(size) < math.inf for size in sizes)
+
+
+def test_random_queries_that_compile_also_compute():
+    """What was compiled meets rows of any type without raising for a row."""
+    rng = Dice(3)
+    rows = {
+        "page": ["/a", "", None, "12", "\x00é"],
+        "user_id": ["ann", "bob", None, "", "ann"],
+        "seconds": [1.5, -7.0, None, float("nan"), 1e308],
+        "ts": pa.array([0, 10**15, None, 2**62, -(2**61)], pa.timestamp("us")),
+        "lang": pa.array(["en", "it", None, "en", "it"]).dictionary_encode(),
+        "n": [2**63 - 1, -(2**63), 0, None, 1],
+        "log": [True, False, None, True, False],
+        "odd name": pa.array([1, 2, None, 4, 5], pa.decimal128(20, 3)),
+        "window_start": ["x", "y", None, "", "2024-01-01"],
+    }
+    table, done, finished = pa.table(rows), 0, 0
+    for _ in range(1_500):
+        query = outcome(built(rng))
+        query = query.rows if isinstance(query, SeriesQuery) else query
+        if query is None:
+            continue
+        prepare, finish = query.prepare or (lambda rows: rows), query.finish or (lambda rows: rows)
+        try:
+            made = prepare(table)
+            assert made.schema == prepare(table.slice(0, 0)).schema
+            release = release_of(query, made)
+            assert finish(release).schema == finish(release.slice(0, 0)).schema
+            done += 1
+            finished += query.finish is not None
+        except InvalidInput:  # kinds that cannot meet: the same without any row
+            with pytest.raises(InvalidInput):
+                finish(release_of(query, prepare(table.slice(0, 0))))
+    assert done > 20
+    assert finished > 8
+
+
+def release_of(query, rows):
+    """A release with the keys of these rows, and odd figures."""
+    odd = pa.array([1.0, -2.5, None, float("nan"), 1e308][: len(rows)], pa.float64())
+    names = [name for each in query.aggregates for name in (each.name, f"{each.name}_stddev")]
+    times = pa.array([0] * len(rows), pa.timestamp("us", tz="UTC"))
+    columns = {name: rows[name] for name in query.keys} | dict.fromkeys(names, odd)
+    columns |= dict.fromkeys(("window_start", "window_end", "trigger_time"), times)
+    return pa.table(columns | {"held": pa.array([True] * len(rows), pa.bool_()),
+                               "release_index": pa.array([1] * len(rows), pa.int64())})  # fmt: skip
+
+
+@pytest.mark.parametrize("mechanism", sorted(REGISTRY))
+def test_odd_parameters_of_mechanisms_are_refused_in_words(mechanism):
+    """Whatever stands in mechanism_options: a query, or a refusal."""
+    unit = "privacy_unit = 'event', delta = 1e-6"
+    names = [field.name for field in fields(find(mechanism)) if field.init]
+    if "window" in names:
+        unit = "privacy_unit = 'w_event', w = 3"
+    text = f"""SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, {unit}, start = '2024-05-01',
+        mechanism = '{mechanism}', privacy_unit_column = u, end = '2024-05-02') window_start,
+        COUNT(*) AS n FROM TUMBLE(l, DESCRIPTOR(t), INTERVAL '1' HOUR) GROUP BY window_start"""
+    for name in [*names, "other"]:
+        for value in (0, -1, 2.5, "x", "", None, True, 10**30, math.nan, math.inf):
+            query = outcome(text, mechanism_options={name: value})
+            assert query is None or 0 < query.terms().total < math.inf

@@ -1,0 +1,218 @@
+"""SQL runs end to end, and publishes what the same query from Python publishes."""
+
+import datetime as dt
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyarrow import csv, parquet
+
+import dpstream as dps
+from dpstream.engines.query_run import EngineOptions
+from tests.sql_compiler.test_refused import PRIVATE
+
+DAY = "start = '2024-05-01', end = '2024-05-02'"
+
+
+def log(size=20_000, users=2_000):
+    rng = np.random.default_rng(5)
+    start = dt.datetime(2024, 5, 1, tzinfo=dt.UTC).timestamp()
+    seconds = rng.integers(0, 86_400, size) + int(start)
+    return pa.table(
+        {
+            "user_id": rng.integers(0, users, size),
+            "page": np.array(["/A/x", "/b/y", "/A/z", "/b", "/c/rare"])[rng.integers(0, 5, size)],
+            "ts": pa.array(seconds * 1_000_000).cast(pa.timestamp("us")),
+            "seconds": rng.integers(0, 900, size),
+            "status": rng.choice([200, 404], size),
+        }
+    )
+
+
+def released(query, source):
+    """Every table of a run with fixed noise."""
+    return list(
+        dps.run(query, source=source, secret=bytes(32), options=EngineOptions(run_id=bytes(16)))
+    )
+
+
+def private(more):
+    return PRIVATE[:-1] + f", {more})"
+
+
+def test_sql_and_python_publish_the_same_tables():
+    """With the same secret and run, table by table, bytes by bytes."""
+    text = f"""
+        SELECT {private(DAY)} window_start, window_end, page, COUNT(*) AS clicks,
+               AVG(seconds, contribution_bounds_per_row => (0, 600)) AS seconds
+        FROM TUMBLE(log, DESCRIPTOR(ts), INTERVAL '12' HOUR)
+        GROUP BY page, window_start
+        EMIT EVERY INTERVAL '3' HOUR"""
+    python = dps.Query(
+        unit="user_id",
+        keys=["page"],
+        aggregates=[dps.Count("clicks"), dps.Avg("seconds", column="seconds", lo=0, hi=600)],
+        epsilon=1,
+        delta=1e-9,
+        max_groups_contributed=4,
+        time="ts",
+        window=dps.Tumble("12 hours"),
+        every="3 hours",
+        start="2024-05-01",
+        end="2024-05-02",
+    )
+
+    one, two = released(dps.sql(text), log()), released(python, log())
+
+    assert len(one) == 8
+    for a, b in zip(one, two, strict=True):
+        assert a.equals(b, check_metadata=True)
+
+
+def test_expressions_publish_what_the_same_columns_would():
+    """Keys, filters and values computed in SQL are what they are by hand, but for the noise."""
+    text = f"""
+        WITH ok AS (
+            SELECT user_id, LOWER(SPLIT(page, '/')[OFFSET(1)]) AS part, seconds / 60 AS minutes
+            FROM log WHERE status = 200)
+        SELECT {PRIVATE} part, COUNT(*) AS n,
+               SUM(minutes, contribution_bounds_per_row => (0, 10)) AS minutes
+        FROM ok GROUP BY part"""
+    table = log()
+    kept = table.filter(pc.equal(table["status"], 200))
+    part = [page.split("/")[1].lower() for page in kept["page"].to_pylist()]
+    minutes = pc.divide(pc.cast(kept["seconds"], pa.float64()), 60)
+    total = pc.sum(pc.min_element_wise(minutes, 10.0)).as_py()
+    bounds = {"max_groups_contributed": 3, "max_rows_per_group": 20}
+
+    (one,) = released(dps.sql(text, epsilon=20, **bounds), table)
+
+    assert set(one["part"].to_pylist()) == {"a", "b", "c"}
+    for row in one.to_pylist():
+        assert abs(row["n"] - part.count(row["part"])) <= 1 + 8 * row["n_stddev"]
+        assert row["n_stddev"] < 50
+    assert abs(pc.sum(one["minutes"]).as_py() - total) < 0.02 * total
+
+
+def test_having_order_and_limit_choose_among_noisy_rows():
+    """They see what would have been published, and nothing else."""
+    plain = f"SELECT {PRIVATE} page, COUNT(*) AS n FROM log GROUP BY page"
+    (whole,) = released(dps.sql(plain), log())
+    noisy = sorted(whole["n"].to_pylist(), reverse=True)
+    query = dps.sql(f"{plain} HAVING n > {noisy[-1]} ORDER BY n DESC LIMIT 2 OFFSET 1")
+
+    assert query.finish(whole)["n"].to_pylist() == noisy[1:3]
+    (chosen,) = released(query, log())
+    assert len(chosen) == 2
+    assert chosen["n"].to_pylist() == sorted(chosen["n"].to_pylist(), reverse=True)
+    assert chosen.schema.names == whole.schema.names
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_text_files_and_typed_files_agree(kind, tmp_path):
+    """Columns of text meet numbers and times as if they had been typed."""
+    text = f"""
+        SELECT {private(DAY)} EXTRACT(HOUR FROM ts) >= 12 AS afternoon, window_start, COUNT(*) AS n
+        FROM TUMBLE(log, DESCRIPTOR(ts), INTERVAL '1' DAY)
+        WHERE seconds > 300 AND status IN (200, 201) AND ts >= TIMESTAMP '2024-05-01 06:00:00'
+        GROUP BY afternoon, window_start"""
+    table = log().set_column(0, "user_id", pc.cast(log()["user_id"], pa.string()))
+    path = tmp_path / f"log.{kind}"
+    (csv.write_csv if kind == "csv" else parquet.write_table)(table, path)
+
+    (one,) = released(dps.sql(text), str(path))
+    (two,) = released(dps.sql(text), table)
+
+    assert one.equals(two)
+    assert one["afternoon"].to_pylist() == two["afternoon"].to_pylist()
+    assert set(one["afternoon"].to_pylist()) == {True, False}
+
+
+COMPUTED = f"""
+    SELECT {PRIVATE} SUM(seconds, contribution_bounds_per_row => (0, 600)) / COUNT(*) AS mean,
+           UPPER(page) AS p, 2 * COUNT(*) - 5 AS twice, COUNT(*) * COUNT(*) AS square,
+           COUNT(*) - COUNT(DISTINCT user_id) AS more, COUNT(*) AS n,
+           SUM(seconds, contribution_bounds_per_row => (0, 600)) AS total,
+           COUNTIF(status = 404) / COUNT(*) AS missing
+    FROM log GROUP BY page HAVING mean > 0 ORDER BY 1 DESC"""
+
+
+def test_arithmetic_on_noisy_columns_is_post_processing():
+    """Each row's figures follow from the noisy aggregates of that row, in SELECT's order."""
+    (one,) = released(dps.sql(COMPUTED), log())
+
+    assert one.column_names[:4] == ["mean", "mean_stddev", "p", "twice"]
+    assert "page" not in one.column_names
+    assert one["mean"].to_pylist() == sorted(one["mean"].to_pylist(), reverse=True)
+    for row in one.to_pylist():
+        assert row["mean"] == pytest.approx(row["total"] / row["n"])
+        assert row["twice"] == 2 * row["n"] - 5
+        assert row["square"] == row["n"] ** 2
+        assert row["p"] in {"/A/X", "/B/Y", "/A/Z", "/B", "/C/RARE"}
+
+
+def test_error_bars_are_carried_over_where_that_is_honest():
+    """Sums and quotients of independent noises have one; products and shared noise have none."""
+    (one,) = released(dps.sql(COMPUTED), log())
+
+    for row in one.to_pylist():
+        assert row["twice_stddev"] == pytest.approx(2 * row["n_stddev"])
+        spread = np.hypot(row["total_stddev"], row["mean"] * row["n_stddev"]) / row["n"]
+        assert row["mean_stddev"] == pytest.approx(spread)
+        assert row["missing_stddev"] > 0
+    assert "square_stddev" not in one.column_names
+    assert "more_stddev" not in one.column_names
+
+
+def test_a_quotient_by_what_may_be_zero_has_no_error_bar():
+    """To first order means nothing there: the figure stands, its error bar is NULL."""
+    text = f"""SELECT {PRIVATE} COUNT(*) / COUNTIF(status = 999) AS x, COUNTIF(status = 999) AS n
+               FROM log GROUP BY page"""
+    (one,) = released(dps.sql(text), log())
+    near_zero = [abs(row["n"]) <= 2 * row["n_stddev"] for row in one.to_pylist()]
+
+    assert [value is None for value in one["x_stddev"].to_pylist()] == near_zero
+    assert any(near_zero)
+
+
+@pytest.mark.parametrize("what", ["2 * n + m / 4 - 7", "m / (n + 3)"])
+def test_error_bars_are_what_repeated_noise_shows(what):
+    """Of 4,000 draws with noise of those standard deviations; off by 20% they would not pass."""
+    count, size = 4_000, 5_000.0
+    rng = np.random.default_rng(3)
+    calls = {"n": "COUNT(*)", "m": "SUM(seconds, contribution_bounds_per_row => (0, 600))"}
+    for name, call in calls.items():
+        what = what.replace(name, call)
+    query = dps.sql(f"SELECT {PRIVATE} {what} AS x FROM log")
+    n, m = (aggregate.name for aggregate in reversed(query.aggregates))
+    if not n.startswith("COUNT"):
+        n, m = m, n
+    noisy = {n: size + rng.normal(0, 40, count), m: 90 * size + rng.normal(0, 9_000, count)}
+    table = pa.table(
+        noisy
+        | {f"{n}_stddev": np.full(count, 40.0), f"{m}_stddev": np.full(count, 9_000.0)}
+        | {"trigger_time": pa.nulls(count), "release_index": np.ones(count)}
+    )
+    made = query.finish(table)
+
+    told, seen = np.median(made["x_stddev"].to_numpy()), np.std(made["x"].to_numpy())
+    assert seen == pytest.approx(told, rel=0.06)  # 5.4 standard errors of a standard deviation
+
+
+ODD = (
+    "COUNT(*) + d AS x FROM log GROUP BY d",
+    "d, COUNT(*) AS n FROM log GROUP BY d HAVING d > TRUE",
+)
+
+
+@pytest.mark.parametrize("rest", ODD)
+def test_post_processing_of_kinds_that_cannot_meet_costs_nothing(rest):
+    """It is refused by the types of the keys, before anything is charged."""
+    from dpstream.errors import InvalidInput
+    from dpstream.privacy.ledger.ledger import Ledger
+
+    book, table = Ledger(), log().append_column("d", pa.array([dt.date(2024, 5, 1)] * 20_000))
+    with pytest.raises(InvalidInput):
+        list(dps.run(dps.sql(f"SELECT {PRIVATE} {rest}"), source=table, ledger=book))
+    assert book.report() == []
