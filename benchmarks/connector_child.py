@@ -120,7 +120,7 @@ def _go(job: dict[str, Any]) -> None:
         query(job["steps"]),
         source=source,
         sink=job["sinks"],
-        checkpoint_location=place / "state",
+        state=place / "state",
         secret=SECRET,
         options=EngineOptions(buckets=2, threads=1, snapshot_every=3, run_id=RUN),
         clock=ProducersClock(Path(job["ends"]), place / "clock", source),

@@ -104,7 +104,7 @@ def _watched(plan: Plan, count: int) -> Seen:
             source=place / "in",
             live=True,
             sink=place / "out",
-            checkpoint_location=place / "state",
+            state=place / "state",
             ledger=book,
             options=EngineOptions(threads=1, buckets=1),
         )

@@ -69,7 +69,7 @@ def publish(log: Path, place: Path) -> tuple[int, int, int]:
         clicks(TRIGGERS),
         source=str(log / "*.parquet"),
         sink=str(place / "out"),
-        checkpoint_location=place / "state",
+        state=place / "state",
         options=EngineOptions(snapshot_every=SNAPSHOT_EVERY),
     )
     releases = keys = stored = 0

@@ -188,7 +188,7 @@ def test_python_users_are_refused_before_a_row_is_read(folder, monkeypatch):
             with pytest.raises(BudgetExceeded, match=r"'b' does not fit.*nothing was read"):
                 call()
 
-    refused(lambda: dps.run_all(two, checkpoint_location="state", **settings))
+    refused(lambda: dps.run_all(two, state="state", **settings))
     assert not (folder / "state").exists()
     dps.run(two[0], **settings).finish()
     refused(lambda: dps.run(two[1], **settings))
@@ -210,7 +210,7 @@ def test_the_command_and_python_publish_the_same(run, folder, monkeypatch, text)
                "--state", "one", "--sink", "csv:cli/")  # fmt: skip
     assert done.code == 0, done.err
     dps.run(dps.sql(text), source="clicks.csv", secret=folder / "secret", sink="csv:python/",
-            checkpoint_location="two", options=fixed).finish()  # fmt: skip
+            state="two", options=fixed).finish()  # fmt: skip
 
     files = sorted(path.name for path in (folder / "cli").glob("*.csv"))
     assert files

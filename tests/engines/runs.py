@@ -81,7 +81,7 @@ def start(place, asked=None, *, every=2, fixed=True, **named):
     settings = {
         "source": place / "rows.parquet",
         "sink": place / "out",
-        "checkpoint_location": place / "state",
+        "state": place / "state",
         "secret": SECRET if fixed else None,
         "options": options(every, RUN if fixed else None),
     }

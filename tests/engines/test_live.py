@@ -102,7 +102,7 @@ def start(place, clock, asked=QUERY, **named):
         "source": place / "in",
         "live": True,
         "sink": place / "out",
-        "checkpoint_location": place / "state",
+        "state": place / "state",
         "secret": SECRET,
         "options": options(),
         "clock": clock,

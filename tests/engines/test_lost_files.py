@@ -52,7 +52,7 @@ class Grouped:
     options = EngineOptions(buckets=1, threads=1, snapshot_every=2)
 
     def start(self, state, ledger, extra):
-        return iter(dps.run(self.query, source=rows(extra), checkpoint_location=state,
+        return iter(dps.run(self.query, source=rows(extra), state=state,
                             secret=SECRET, ledger=ledger, options=self.options))  # fmt: skip
 
     def shown(self, table):
@@ -76,16 +76,13 @@ class Stepped:
 
     def start(self, state, ledger, extra):
         block = np.array([[30 + 7 * step + extra, 12] for step in range(STEPS)])
-        if (state / "run.dps").exists():
-            runner = dps.Runner.load(state, secret=SECRET, ledger=ledger)
-        else:
-            runner = dps.Runner(Spas(epsilon=1, window=3), secret=SECRET, ledger=ledger)
-            runner.save(state)
+        facts = {"state": state, "secret": SECRET, "ledger": ledger}
+        runner = dps.Runner(Spas(epsilon=1, window=3), **facts)
         try:
             for step in range(runner.steps_done, STEPS):
                 yield from ((step, each) for each in runner.step(block[step]))
                 if step % 2:
-                    runner.save(state)
+                    runner.save()
         finally:
             runner.close()
 

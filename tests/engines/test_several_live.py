@@ -101,7 +101,7 @@ def start(place, asked, clock, **named):
         "source": place / "in",
         "live": True,
         "sink": place / "out",
-        "checkpoint_location": place / "state",
+        "state": place / "state",
         "secret": SECRET,
         "options": options(),
         "clock": clock,
@@ -116,7 +116,7 @@ def alone(place, query, events=arrivals):
     run_id = hashlib.sha256(RUN + query.name.encode()).digest()[:16]
     dps.run(
         query, source=place / "in", live=True, sink=place / "out", secret=SECRET,
-        checkpoint_location=place / "state", options=options(run_id=run_id),
+        state=place / "state", options=options(run_id=run_id),
         clock=ScriptedClock(0, events(place / "in")),
     ).finish()  # fmt: skip
     return published(place)
@@ -499,7 +499,7 @@ def test_standard_input_for_three_queries_until_it_ends(tmp_path, kept, caplog):
     if not kept:
         book = dps.Ledger()
         book.open("stream", asked[0].promise(epsilon=20, delta=1e-2))
-        named |= {"checkpoint_location": None, "ledger": book}
+        named |= {"state": None, "ledger": book}
         named["options"] = EngineOptions(buckets=2, threads=1)
     publishing = Publishing(start(tmp_path, asked, clock, **named))
     heads = ("user,page,at\n", "", "")

@@ -26,7 +26,7 @@ def engine(session):
 def some(engine, state, ledger, many, extra=0):
     """The first releases of a start; then it is broken off."""
     shown = Grouped()
-    run = dps.run(Grouped.query, source=rows(extra), checkpoint_location=state, secret=SECRET,
+    run = dps.run(Grouped.query, source=rows(extra), state=state, secret=SECRET,
                   ledger=ledger, engine=engine)  # fmt: skip
     running = iter(run)
     try:

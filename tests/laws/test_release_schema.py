@@ -115,7 +115,7 @@ def test_sql_says_the_schema_of_its_releases(query):
 
 def test_counts_that_are_made_up_for_are_reals_in_every_release(tmp_path):
     """Also while the share of rows kept drowns in noise: a database goes on after every restart."""
-    place = {"sink": str(tmp_path / "out.sqlite"), "checkpoint_location": tmp_path / "state"}
+    place = {"sink": str(tmp_path / "out.sqlite"), "state": tmp_path / "state"}
     asked = query_of(
         every="2 hours", debias="global", epsilon=16, max_groups_contributed=1,
         weights={"debias": 10},
@@ -184,7 +184,7 @@ def test_a_run_keeps_the_types_it_began_with(tmp_path):
     """A restart finds them in the state, whatever the first file says by then."""
     source = tmp_path / "rows.parquet"
     pq.write_table(busy(), source)
-    place = {"checkpoint_location": tmp_path / "state", "secret": SECRET, "options": FIXED}
+    place = {"state": tmp_path / "state", "secret": SECRET, "options": FIXED}
     asked = query_of(every="6 hours")
     run = iter(dps.run(asked, source=str(source), **place))
     first = next(run)

@@ -126,7 +126,7 @@ def release(
         before = _charges(runner)
         series = _publish(runner, rows, final=final or state is None)
         if state is not None and (final or runner.ended):
-            runner.save(state)
+            runner.save()
         new_charges = _charges(runner) - before
         book = next(b for b in runner.ledger.report() if b["dataset"] == dataset)
     finally:
@@ -181,13 +181,15 @@ def _start(
     """A new run, or (with a state directory) the same one again; tell what was created."""
     kept = secret if secret is not None or state is None else beside(state)
     existed = kept is None or kept.exists()
-    query = name_of(mechanism)
-    if state is None:
-        runner = Runner(mechanism, secret=secret, ledger=ledger, dataset=dataset, query=query)
-    else:
-        runner = Runner.resume(
-            state, mechanism, secret=secret, ledger=ledger, dataset=dataset, query=query
-        )
+    runner = Runner(
+        mechanism,
+        state=state,
+        secret=secret,
+        ledger=ledger,
+        dataset=dataset,
+        name=name_of(mechanism),
+        replay=state is not None,
+    )
     tell_storage("release", state, ledger)
     if not existed:
         note(f"created the secret {kept}; back it up: without it nothing can be repeated")

@@ -123,7 +123,7 @@ def release(
     ledger: Ledger | str | Path | None = None,
     state: str | Path | None = None,
     dataset: str = "stream",
-    query: str = "",
+    name: str = "",
     final: bool | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Series:
@@ -132,7 +132,7 @@ def release(
     `data` is an array, nested lists, a pandas or Polars frame, or an Arrow table; of a table the
     numeric columns are the bins, and `time` names the column that orders the steps (checked, and
     published as it is). Without `secret` a fresh one is drawn and forgotten: nothing can be
-    replayed. `state` names a directory (see `Runner.resume`): the same data again publish the
+    replayed. `state` names a directory (see `Runner`, `replay`): the same data again publish the
     same values and cost nothing, appended steps are new, changed data raise NoiseReuse.
     `final`: the series has ended, so what a delay holds back is published too; with a `state`
     only if you say so, since nothing can be appended afterwards.
@@ -153,14 +153,16 @@ def release(
     mechanism.check(block)  # before a state directory or a book is made for it
     if ledger is None:
         warn_of_own_book("release", state, stacklevel=2)
-    if state is None:
-        runner = Runner(
-            mechanism, secret=secret, run_id=run_id, ledger=ledger, dataset=dataset, query=query
-        )
-    else:
-        runner = Runner.resume(
-            state, mechanism, secret=secret, ledger=ledger, dataset=dataset, query=query
-        )
+    runner = Runner(
+        mechanism,
+        state=state,
+        secret=secret,
+        ledger=ledger,
+        dataset=dataset,
+        name=name,
+        replay=state is not None,
+        run_id=run_id,
+    )
     releases = []
     for done, batch in enumerate(runner.feed(block), start=1):
         releases += batch
@@ -168,7 +170,7 @@ def release(
     if runner.ended or (state is None if final is None else final):
         releases += runner.finish()
         if state is not None:
-            runner.save(state)
+            runner.save()
     if state is not None:
         runner.close()
     return Series.of(releases, run=runner.run_id.hex(), names=names, times=times)
