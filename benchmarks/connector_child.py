@@ -36,19 +36,22 @@ def query(steps: int) -> dps.Query:
     end = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(hours=steps - 1)
     return dps.Query(
         name="clicks",
-        unit="user",
+        privacy_unit_column="user",
         keys=("page",),
-        aggregates=(dps.Count("clicks"), dps.Sum("seconds", column="seconds", lo=0, hi=60)),
+        aggregates=(
+            dps.Count("clicks"),
+            dps.Sum("seconds", column="seconds", contribution_bounds_per_row=(0, 60)),
+        ),
         epsilon=20,
         delta=1e-5,
-        time="at",
+        time_column="at",
         time_unit="us",
         start="1970-01-01",
         end=end.strftime("%Y-%m-%dT%H:%M"),
         window=dps.Tumble("3 hours"),
         every="1 hour",
         allowed_lateness="1 hour",
-        period="3 hours",
+        privacy_unit_period="3 hours",
         max_groups_contributed=3,
         max_rows_per_group=2,
     )

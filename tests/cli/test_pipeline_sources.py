@@ -263,12 +263,12 @@ def test_a_book_of_windows_can_be_opened_first(run, folder):
     """With the clock that a refusal names, several queries of the command line share it."""
     book = ("--ledger", "book", "--dataset", "clicks")
     query = ("sql", SERIES.format(epsilon="0.5", mechanism="spas"), "--source", "clicks=clicks.csv")
-    run("ledger", "open", *book, "--unit", "w_event", "--window", "6", "--epsilon", "1")
+    run("ledger", "open", *book, "--privacy-unit", "w_event", "--window", "6", "--epsilon", "1")
     refused = run(*query, *book)
     assert refused.code == 4
     clock = refused.err.split("this query's are ")[1].split("; use the same")[0]
-    opened = run("ledger", "open", "--ledger", "book", "--dataset", "hours", "--unit", "w_event",
-                 "--window", "6", "--epsilon", "1", "--clock", clock)  # fmt: skip
+    opened = run("ledger", "open", "--ledger", "book", "--dataset", "hours",
+                 "--privacy-unit", "w_event", "--window", "6", "--epsilon", "1", "--clock", clock)  # fmt: skip
     assert opened.code == 0
 
     codes = [run(*query, "--ledger", "book", "--dataset", "hours").code for _ in range(3)]

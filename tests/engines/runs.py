@@ -21,24 +21,24 @@ def query(**changes):
     """10 steps, 2 windows that overlap by an hour of lateness, 2 periods."""
     asked = {
         "name": "clicks",
-        "unit": "user",
+        "privacy_unit_column": "user",
         "keys": ("page",),
         "aggregates": (
             dps.Count("clicks"),
-            dps.Sum("seconds", column="seconds", lo=0, hi=60),
-            dps.Avg("mean", column="seconds", lo=0, hi=60),
+            dps.Sum("seconds", column="seconds", contribution_bounds_per_row=(0, 60)),
+            dps.Avg("mean", column="seconds", contribution_bounds_per_row=(0, 60)),
         ),
         "epsilon": 8,
         "delta": 1e-5,
-        "time": "at",
+        "time_column": "at",
         "time_unit": "s",
-        "arrival": "came",
+        "arrival_column": "came",
         "start": "1970-01-01",
         "end": "1970-01-01T08:00",
         "window": dps.Tumble("4 hours"),
         "every": "1 hour",
         "allowed_lateness": "2 hours",
-        "period": "4 hours",
+        "privacy_unit_period": "4 hours",
         "max_groups_contributed": 3,
         "max_rows_per_group": 2,
     }
@@ -50,7 +50,7 @@ SHORT = query(
     end="1970-01-01T04:00",
     window=dps.Tumble("2 hours"),
     allowed_lateness="1 hour",
-    period="2 hours",
+    privacy_unit_period="2 hours",
 )
 """5 steps, 2 windows: for what is done a hundred times."""
 

@@ -74,6 +74,7 @@ def test_the_key_of_another_window_does_not_open(copies):
 
 def test_new_runs_from_copies_do_not_fork_a_book(tmp_path):
     """A copy of the ledger is no other ledger; nor is one that was rolled back."""
+
     def run(name, **more):
         state = tmp_path / name
         return dps.Runner(Sample(epsilon=1, window=2), state=state, secret=SECRET, **more)
@@ -174,7 +175,10 @@ class Longer(Grouped):
     """Windows of five hours: one is final, and its key erased, in the middle of the next."""
 
     query = dataclasses.replace(
-        Grouped.query, end="1970-01-01T15:00", window=dps.Tumble("5 hours"), period="5 hours"
+        Grouped.query,
+        end="1970-01-01T15:00",
+        window=dps.Tumble("5 hours"),
+        privacy_unit_period="5 hours",
     )
 
 

@@ -16,11 +16,11 @@ HEAVY = "heavy user"
 
 def query_of(**more):
     facts = {
-        "unit": "user",
+        "privacy_unit_column": "user",
         "keys": ["key"],
         "epsilon": 8,
         "delta": 1e-3,
-        "time": "ts",
+        "time_column": "ts",
         "time_unit": "s",
         "start": "1970-01-01",
         "end": "1970-01-02",
@@ -43,9 +43,7 @@ def clicks(*, late_rows):
 
 
 def started(folder, query, table, *, steps=2):
-    run = dps.run(
-        query, source=table, sink=str(folder / "out"), state=folder / "state"
-    )
+    run = dps.run(query, source=table, sink=str(folder / "out"), state=folder / "state")
     for number, _ in enumerate(run, start=1):
         if number == steps:
             run.stop()
@@ -57,7 +55,7 @@ KINDS = {
     "sqlp": {"strategy": "sqlp"},
     "debias": {"debias": "global"},
     "periods": {
-        "period": "12 hours",
+        "privacy_unit_period": "12 hours",
         "window": dps.Hop("12 hours", slide="6 hours"),
         "allowed_lateness": "6 hours",
         "max_groups_contributed": 12,
@@ -85,7 +83,7 @@ def test_nothing_but_a_full_counter_is_left(tmp_path, more):
 
 def test_the_unit_adds_nothing_more(tmp_path):
     """Later tables are those of a stream without its later rows."""
-    query, outputs = query_of(public_keys=[f"k{n}" for n in range(5)]), []
+    query, outputs = query_of(public_groups=[f"k{n}" for n in range(5)]), []
     for number, table in enumerate((clicks(late_rows=True), clicks(late_rows=False))):
         folder = tmp_path / str(number)
         state = started(folder, query, table)
@@ -106,9 +104,7 @@ def test_the_unit_adds_nothing_more(tmp_path):
 def test_a_run_that_was_killed_is_refused(tmp_path):
     """Its last steps will be taken again, and must meet the same rows."""
     query, table = query_of(), clicks(late_rows=True)
-    run = dps.run(
-        query, source=table, sink=str(tmp_path / "out"), state=tmp_path / "s"
-    )
+    run = dps.run(query, source=table, sink=str(tmp_path / "out"), state=tmp_path / "s")
     releases = iter(run)
     next(releases)
     run.close()

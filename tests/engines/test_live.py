@@ -22,12 +22,12 @@ from tests.engines.runs import SECRET, charges, killed, options, published, unti
 HOUR = 3_600_000_000
 QUERY = {
     "name": "live",
-    "unit": "user",
+    "privacy_unit_column": "user",
     "keys": ("page",),
-    "public_keys": ["/1", "/2"],
+    "public_groups": ["/1", "/2"],
     "epsilon": 8,
     "delta": 1e-5,
-    "time": "at",
+    "time_column": "at",
     "time_unit": "us",
     "start": "1970-01-01",
     "end": "1970-01-01T06:00",

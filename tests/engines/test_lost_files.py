@@ -45,9 +45,10 @@ class Grouped:
 
     text = None
     query = dps.Query(
-        name="clicks", unit="user", keys=("page",), public_keys=("/a", "/b", "/c"), epsilon=2,
-        delta=1e-6, max_groups_contributed=3, time="at", time_unit="s", start="1970-01-01",
-        end="1970-01-01T06:00", window=dps.Tumble("3 hours"), every="1 hour", period="3 hours",
+        name="clicks", privacy_unit_column="user", keys=("page",), public_groups=("/a", "/b", "/c"),
+        epsilon=2, delta=1e-6, max_groups_contributed=3, time_column="at", time_unit="s", start="1970-01-01",
+        end="1970-01-01T06:00", window=dps.Tumble("3 hours"), every="1 hour",
+        privacy_unit_period="3 hours",
     )  # fmt: skip
     options = EngineOptions(buckets=1, threads=1, snapshot_every=2)
 

@@ -187,7 +187,9 @@ def test_strangers_are_refused(tmp_path):
 def test_a_query_over_users_does_not_take_its_directory(tmp_path):
     """Nor the other way round."""
     list(dps.run(dps.sql(text()), source=log(), state=tmp_path / "s"))
-    users = dps.Query(unit="user_id", epsilon=1, delta=1e-9, max_groups_contributed=1)
+    users = dps.Query(
+        privacy_unit_column="user_id", epsilon=1, delta=1e-9, max_groups_contributed=1
+    )
 
     with pytest.raises(StateError):
         list(dps.run(users, source=log(), state=tmp_path / "s"))
@@ -287,12 +289,12 @@ def test_what_does_not_fit_a_mechanism_is_refused():
     """The class itself checks, whoever builds the query."""
     good = dps.sql(text())
     for change in (
-        {"window": None, "start": None, "end": None, "time": None},
+        {"window": None, "start": None, "end": None, "time_column": None},
         {"every": "10 minutes"},
-        {"aggregates": [dps.Sum("s", column="x", lo=0, hi=1)]},
-        {"public_keys": None},
+        {"aggregates": [dps.Sum("s", column="x", contribution_bounds_per_row=(0, 1))]},
+        {"public_groups": None},
         {"max_groups_contributed": 2, "max_rows_contributed": 2},
-        {"period": "1 day"},
+        {"privacy_unit_period": "1 day"},
     ):
         with pytest.raises(InvalidParameter):
             SeriesQuery(mechanism=good.mechanism, rows=replace(good.rows, **change))

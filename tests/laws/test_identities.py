@@ -176,7 +176,7 @@ def test_an_aggregate_by_another_name_is_the_same(monkeypatch):
         (r'"name column lo', '"name column=of lo'),
     )
     copy = renamed(aggregates, monkeypatch, *words)
-    one = dps.Avg("a", column="x", lo=0, hi=1)
+    one = dps.Avg("a", column="x", contribution_bounds_per_row=(0, 1))
 
     assert canonical(copy.Mean("a", of="x", lo=0, hi=1)) == canonical(one)
     assert canonical(copy.Mean("a", of="y", lo=0, hi=1)) != canonical(one)

@@ -393,8 +393,8 @@ import dpstream as dps
 from dpstream.mechanisms import Sample
 import pyarrow as pa, tempfile
 def query(name):
-    return dps.Query(name=name, unit="u", keys=["k"], public_keys=["a"], epsilon=5, delta=1e-9,
-                     max_groups_contributed=1)
+    return dps.Query(name=name, privacy_unit_column="u", keys=["k"], public_groups=["a"],
+                     epsilon=5, delta=1e-9, max_groups_contributed=1)
 rows, state = pa.table({"u": [1], "k": ["a"]}), tempfile.mkdtemp()
 ways = {
     "release": lambda **more: dps.release(Sample(epsilon=1, window=2), [1, 2], **more),

@@ -89,9 +89,10 @@ def test_copies_do_not_test_for_free(tmp_path):
     """A copy is refused; as a new run it pays again for the run of tests that it holds."""
     ledger = dps.Ledger(tmp_path / "ledger")
     runner, data = saved_with_tests(tmp_path / "state", ledger)
-    shutil.copytree(tmp_path / "state", tmp_path / "copy")
-    list(runner.feed(data[:1]))
     runner.close()
+    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    with spas(tmp_path / "state", ledger=ledger) as later:
+        list(later.feed(data[:1]))
     with pytest.raises(StateError, match="another copy of it has gone on since"):
         spas(tmp_path / "copy", ledger=ledger)
 

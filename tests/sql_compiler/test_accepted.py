@@ -19,7 +19,7 @@ EXPECTED = Path(FIXTURES / "accepted.txt")
 
 def described(compiled: Compiled) -> str:
     """Table and every parameter that differs from its default."""
-    plain = Query(unit="u", epsilon=1, delta=0.1, max_groups_contributed=1)
+    plain = Query(privacy_unit_column="u", epsilon=1, delta=0.1, max_groups_contributed=1)
     lines = [f"table = {compiled.table}"]
     query = compiled.query
     if isinstance(query, SeriesQuery):
@@ -49,15 +49,18 @@ def test_plain_sql_is_the_query_that_python_writes():
     """Nothing is added where SQL says no more than Python would."""
     query = ACCEPTED[0][0]
     python = dps.Query(
-        unit="user_id",
+        privacy_unit_column="user_id",
         keys=["url"],
-        aggregates=[dps.Count("clicks"), dps.Sum("seconds", column="seconds", lo=0, hi=600)],
+        aggregates=[
+            dps.Count("clicks"),
+            dps.Sum("seconds", column="seconds", contribution_bounds_per_row=(0, 600)),
+        ],
         epsilon=6,
         delta=1e-9,
-        time="ts",
+        time_column="ts",
         window=dps.Tumble("1 day"),
         every="15 minutes",
-        period="1 day",
+        privacy_unit_period="1 day",
         max_groups_contributed=32,
     )
 

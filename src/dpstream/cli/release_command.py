@@ -83,7 +83,7 @@ def release(
         list[str] | None,
         typer.Option("--column", help="Publish only this column; may be repeated."),
     ] = None,
-    time: Annotated[str | None, typer.Option(help="Column that orders the steps.")] = None,
+    time_column: Annotated[str | None, typer.Option(help="Column that orders the steps.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="A .csv, .parquet or .jsonl file instead of stdout.")
     ] = None,
@@ -119,7 +119,7 @@ def release(
     check_target(plot, (".png", ".svg", ".pdf"))
     if plot is not None:
         optional("matplotlib.pyplot", extra="plot", who="--plot")
-    rows = read_series(source, columns=columns or [], time=time)
+    rows = read_series(source, columns=columns or [], time_column=time_column)
     _check(chosen, rows, source)
     runner = _start(chosen, state=state, secret=secret, ledger=ledger, dataset=dataset)
     try:

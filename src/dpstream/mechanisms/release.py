@@ -117,7 +117,7 @@ def release(
     mechanism: Mechanism,
     data: Any,
     *,
-    time: str | None = None,
+    time_column: str | None = None,
     secret: Secret | bytes | str | Path | None = None,
     run_id: bytes | None = None,
     ledger: Ledger | str | Path | None = None,
@@ -130,8 +130,8 @@ def release(
     """Publish `data` (steps x bins) through a mechanism.
 
     `data` is an array, nested lists, a pandas or Polars frame, or an Arrow table; of a table the
-    numeric columns are the bins, and `time` names the column that orders the steps (checked, and
-    published as it is). Without `secret` a fresh one is drawn and forgotten: nothing can be
+    numeric columns are the bins, and `time_column` orders the steps (checked, and published as it
+    is). Without `secret` a fresh one is drawn and forgotten: nothing can be
     replayed. `state` names a directory (see `Runner`, `replay`): the same data again publish the
     same values and cost nothing, appended steps are new, changed data raise NoiseReuse.
     `final`: the series has ended, so what a delay holds back is published too; with a `state`
@@ -149,7 +149,7 @@ def release(
             f"release takes a mechanism first, such as mechanisms.Sample(epsilon=1, window=12); "
             f"got {mechanism!r}"
         )
-    block, names, times = as_steps(data, time=time)
+    block, names, times = as_steps(data, time_column=time_column)
     mechanism.check(block)  # before a state directory or a book is made for it
     if ledger is None:
         warn_of_own_book("release", state, stacklevel=2)
@@ -177,14 +177,15 @@ def release(
 
 
 def as_steps(
-    data: Any, *, time: str | None = None
+    data: Any, *, time_column: str | None = None
 ) -> tuple[Reals, list[str] | None, list[Any] | None]:
     """Rows of numbers, column names and times (where there are any), in checked time order."""
     columns = _columns(data)
     if columns is None:
-        if time is not None:
-            raise InvalidInput("time= names a column; pass a frame or an Arrow table")
+        if time_column is not None:
+            raise InvalidInput("time_column= names a column; pass a frame or an Arrow table")
         return as_block(data), None, None
+    time = time_column
     if time is None:
         time = next((name for name, column in columns.items() if column.dtype.kind == "M"), None)
     if time is not None and time not in columns:
@@ -194,7 +195,7 @@ def as_steps(
         if column.dtype.kind not in "biuf":
             raise InvalidInput(
                 f"column {name!r} is not numeric ({column.dtype}); "
-                "leave it out, or name it as time="
+                "leave it out, or name it as time_column="
             )
     if not bins:
         raise InvalidInput("the table has no numeric column to publish")

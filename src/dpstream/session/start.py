@@ -68,8 +68,8 @@ def run(
     >>> import pyarrow as pa
     >>> from dpstream.query.query import Query
     >>> clicks = pa.table({"user": ["ann", "bob"] * 500, "page": ["home"] * 1000})
-    >>> query = Query(unit="user", keys=["page"], public_keys=["home"], epsilon=5, delta=1e-9,
-    ...               max_groups_contributed=1)
+    >>> query = Query(privacy_unit_column="user", keys=["page"], public_groups=["home"],
+    ...               epsilon=5, delta=1e-9, max_groups_contributed=1)
     >>> [table.column_names for table in run(query, source=clicks)]
     [['page', 'count', 'count_stddev', 'trigger_time', 'release_index']]
     """
