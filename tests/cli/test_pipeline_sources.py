@@ -268,7 +268,8 @@ def test_a_book_of_windows_can_be_opened_first(run, folder):
     assert refused.code == 4
     clock = refused.err.split("this query's are ")[1].split("; use the same")[0]
     opened = run("ledger", "open", "--ledger", "book", "--dataset", "hours",
-                 "--privacy-unit", "w_event", "--window", "6", "--epsilon", "1", "--clock", clock)  # fmt: skip
+                 "--privacy-unit", "w_event", "--window", "6", "--epsilon", "1",
+                 "--clock", clock)  # fmt: skip
     assert opened.code == 0
 
     codes = [run(*query, "--ledger", "book", "--dataset", "hours").code for _ in range(3)]

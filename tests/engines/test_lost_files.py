@@ -46,7 +46,8 @@ class Grouped:
     text = None
     query = dps.Query(
         name="clicks", privacy_unit_column="user", keys=("page",), public_groups=("/a", "/b", "/c"),
-        epsilon=2, delta=1e-6, max_groups_contributed=3, time_column="at", time_unit="s", start="1970-01-01",
+        epsilon=2, delta=1e-6, max_groups_contributed=3, time_column="at", time_unit="s",
+        start="1970-01-01",
         end="1970-01-01T06:00", window=dps.Tumble("3 hours"), every="1 hour",
         privacy_unit_period="3 hours",
     )  # fmt: skip

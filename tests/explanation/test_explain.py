@@ -62,7 +62,7 @@ def test_each_aggregate_says_what_is_known_of_its_error_bar():
     class Squares(dps.Variance, identity="test squares"):
         error_bar = "fixed"
 
-    about = {"column": "seconds", "lo": 0, "hi": 10}
+    about = {"column": "seconds", "contribution_bounds_per_row": (0, 10)}
     aggregates = [dps.Sum("s", **about), dps.Avg("a", **about), dps.Variance("v", **about)]
     told = {
         each["column"]: each

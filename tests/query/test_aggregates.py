@@ -90,12 +90,13 @@ def test_every_range_has_a_default_grid(lo, hi):
 @pytest.mark.parametrize(
     ("facts", "word"),
     [
-        ({"lo": 5, "hi": 5}, "lo < hi"),
-        ({"lo": 6, "hi": 5}, "lo < hi"),
-        ({"lo": 0, "hi": 5, "quantum": 2}, "multiples"),
-        ({"lo": "0.5", "hi": 5, "quantum": 1}, "multiples"),
-        ({"lo": 0, "hi": 5, "quantum": "1e-10"}, "coarser"),
-        ({"lo": 0, "hi": 5, "quantum": 0}, "quantum"),
+        ({"contribution_bounds_per_row": 5}, r"contribution_bounds_per_row=\(lo, hi\)"),
+        ({"contribution_bounds_per_row": (5, 5)}, "lo < hi"),
+        ({"contribution_bounds_per_row": (6, 5)}, "lo < hi"),
+        ({"contribution_bounds_per_row": (0, 5), "quantum": 2}, "multiples"),
+        ({"contribution_bounds_per_row": ("0.5", 5), "quantum": 1}, "multiples"),
+        ({"contribution_bounds_per_row": (0, 5), "quantum": "1e-10"}, "coarser"),
+        ({"contribution_bounds_per_row": (0, 5), "quantum": 0}, "quantum"),
     ],
 )
 def test_ranges_that_cannot_be_used_are_refused(facts, word):
@@ -109,18 +110,9 @@ def test_the_middle_of_an_average_lies_on_its_grid():
     made = Avg("m", column="x", contribution_bounds_per_row=(10, 21), quantum=1)
     assert made.middle == 15
     assert made.measures(True)[0].largest == 6
-    assert (
-        Sum("s", column="x", contribution_bounds_per_row=(10, 21), quantum=1)
-        .measures(True)[0]
-        .largest
-        == 21
-    )
-    assert (
-        Sum("s", column="x", contribution_bounds_per_row=(-30, 21), quantum=1)
-        .measures(True)[0]
-        .largest
-        == 30
-    )
+    for lo, largest in ((10, 21), (-30, 30)):
+        of_sum = Sum("s", column="x", contribution_bounds_per_row=(lo, 21), quantum=1)
+        assert of_sum.measures(True)[0].largest == largest
 
 
 def test_each_column_is_measured_once():

@@ -102,8 +102,9 @@ def _windows(window: Tumble) -> str:
 def _unit(query: Query) -> str:
     if query.privacy_unit_period == "forever":
         return (
-            f"A unit is all rows with one {query.privacy_unit_column}, for ever: whether they are in "
-            "the data or not changes the chance of anything that is ever published only within the budget."
+            f"A unit is all rows with one {query.privacy_unit_column}, for ever: whether they are "
+            "in the data or not changes the chance of anything that is ever published only within "
+            "the budget."
         )
     period = in_words(query.privacy_unit_period)
     return (

@@ -235,6 +235,7 @@ def remarks(compiled: Compiled) -> list[str]:
     verb = "counts" if len(counted) == 1 else "count"
     told = (
         f"{query.name}: {' and '.join(counted)} {verb} one row of each "
-        f"{query.privacy_unit_column!r} and group; for up to 3 add max_rows_per_group = 3 to OPTIONS (more noise), or = 1 if it is meant"
+        f"{query.privacy_unit_column!r} and group; for up to 3 add max_rows_per_group = 3 to "
+        "OPTIONS (more noise), or = 1 if it is meant"
     )
     return [told]
