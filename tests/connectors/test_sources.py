@@ -25,7 +25,7 @@ from dpstream.connectors.sources import (
 from dpstream.connectors.sources.parquet import ParquetFile
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.records import Batch, Source
-from tests.connectors.helpers import read_all, rows
+from tests.support.reading import read_all, rows
 
 CLICKS = pa.table(
     {

@@ -11,7 +11,9 @@ import pytest
 import dpstream as dps
 from dpstream.engines.local import Options
 from dpstream.errors import BudgetExceeded, InvalidParameter, StateError
-from tests.engines.runs import (
+from tests.engines.test_dead_letters import CSV, good_lines, letters, write_lines
+from tests.support.live_runs import ScriptedClock, arrivals, start_live, whole_live
+from tests.support.runs import (
     RUN,
     SECRET,
     break_off,
@@ -23,10 +25,6 @@ from tests.engines.runs import (
     whole,
     write,
 )
-from tests.engines.test_dead_letters import CSV, good_lines, letters, write_lines
-from tests.engines.test_live import ScriptedClock, arrivals
-from tests.engines.test_live import start as start_live
-from tests.engines.test_live import whole as whole_live
 
 HOUR = 3_600_000_000
 

@@ -13,7 +13,7 @@ from dpstream.engines.snapshots import DamagedSnapshot
 from dpstream.errors import StateError
 from dpstream.mechanisms import BltCounter, BucOrder, Sample, saved_run
 from dpstream.privacy.ledger import Ledger
-from tests.engines.test_lost_files import SECRET, Grouped, Series, rows, some
+from tests.support.lost_files import SECRET, Grouped, Series, rows, some
 
 RUN = Grouped()
 OVERTAKEN = "was started again by another process"

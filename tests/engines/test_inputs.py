@@ -12,8 +12,8 @@ from dpstream.engines.chunks import ChunkReader
 from dpstream.engines.inputs import FileInput
 from dpstream.privacy.state import Secret
 from dpstream.stages.row_reader import RowReader
-from tests.engines.runs import RUN, SECRET, query, table
 from tests.laws.queries import Unseen
+from tests.support.runs import RUN, SECRET, query, table
 
 CHUNKS = 30
 

@@ -18,7 +18,10 @@ from dpstream.privacy.state import unpack
 from dpstream.serve.store.reader import ReleaseReader
 from dpstream.serve.worker import store_folder
 from tests.cli.test_docs import LOOSE, ROOT
-from tests.engines.runs import (
+from tests.support.live_runs import ScriptedClock, arrivals, drop, start_live, whole_live
+from tests.support.pipelines import PIPELINE, rows
+from tests.support.pipelines import published as run_served
+from tests.support.runs import (
     SHORT,
     break_off,
     charges,
@@ -30,11 +33,6 @@ from tests.engines.runs import (
     whole,
     write,
 )
-from tests.engines.test_live import ScriptedClock, arrivals, drop
-from tests.engines.test_live import start as start_live
-from tests.engines.test_live import whole as whole_live
-from tests.serve.pipelines import PIPELINE, rows
-from tests.serve.pipelines import published as run_served
 
 pytestmark = pytest.mark.spark
 

@@ -9,9 +9,9 @@ from dpstream.connectors.kafka_server import KafkaServer
 from dpstream.engines.spark import SparkEngine
 from dpstream.errors import InvalidParameter
 from tests.cli.test_docs import LOOSE, ROOT
-from tests.engines.runs import SHORT, charges, published, start, table
 from tests.engines.test_spark import Broken, breaking
 from tests.servers import kafka_tools as tools
+from tests.support.runs import SHORT, charges, published, start, table
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka_on_spark, pytest.mark.timeout(600)]
 

@@ -19,7 +19,7 @@ from dpstream.stages.flow import Flow
 from dpstream.stages.groups import GroupBucket, summed
 from dpstream.stages.plan import planned
 from dpstream.stages.row_reader import RowReader
-from tests.engines.runs import query, start, table
+from tests.support.runs import query, start, table
 
 
 def read(plan, rows):

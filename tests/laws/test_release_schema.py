@@ -15,9 +15,9 @@ from dpstream.errors import InvalidInput, StateError
 from dpstream.stages.query_types import types_of
 from dpstream.stages.release_table import ReleaseTables
 from dpstream.stages.series_query import SeriesQuery
-from tests.engines.test_live import ScriptedClock
 from tests.laws.queries import HOUR, LATE, OTHERS, busy, query_of
 from tests.sql.test_accepted import ACCEPTED, compiled
+from tests.support.live_runs import ScriptedClock
 
 SECRET, FIXED = bytes(range(32)), Options(buckets=2, threads=1, run_id=bytes(16))
 DATE = pa.date32()

@@ -1,20 +1,7 @@
 import pytest
 from starlette.testclient import TestClient
 
-from dpstream.serve.declared import declared_books
-from dpstream.serve.described import describe
-from dpstream.serve.hub import Hub
-from dpstream.serve.public import Public
-from dpstream.serve.store.reader import ReleaseReader
-from dpstream.serve.worker import store_folder
-from tests.serve.pipelines import published, rows
-
-
-def public_side(pipeline, **settings):
-    """The public side of a pipeline, as it stands."""
-    hub = Hub(ReleaseReader(store_folder(pipeline)), grid=0.05)
-    queries = describe(pipeline)
-    return Public(queries=queries, hub=hub, ledger=declared_books(pipeline), **settings)
+from tests.support.pipelines import public_side, published, rows
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.cli import main
 from dpstream.serve.store.files import held
-from tests.serve.pipelines import write
+from tests.support.pipelines import write
 
 
 def left(capsys, *args):

@@ -16,7 +16,7 @@ from dpstream.serve.store.files import held
 from dpstream.serve.store.reader import ReleaseReader
 from dpstream.serve.supervisor import Supervisor
 from dpstream.serve.worker import publish, store_folder
-from tests.serve.operators import HEADERS, operator_side
+from tests.support.pipelines import HEADERS, operator_side
 
 
 def alone(work):

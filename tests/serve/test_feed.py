@@ -13,8 +13,7 @@ import pytest
 from dpstream.pipeline import load_pipeline
 from dpstream.serve.shown_rows import order_threshold
 from dpstream.serve.store.keys import key_id
-from tests.serve.conftest import public_side
-from tests.serve.pipelines import PAGES
+from tests.support.pipelines import PAGES, public_side
 
 
 def published(pipeline, query):

@@ -10,8 +10,7 @@ from starlette.testclient import TestClient
 
 from dpstream.pipeline import load_pipeline
 from dpstream.serve.ingest import ARROW, JSONL
-from tests.serve.operators import HEADERS, PUSHED, operator_side
-from tests.serve.pipelines import PAGES, write
+from tests.support.pipelines import HEADERS, PAGES, PUSHED, operator_side, write
 
 HOSTILE = st.one_of(
     st.text(st.characters(codec="utf-8"), max_size=20),

@@ -13,8 +13,7 @@ from dpstream.serve.binding import bound_socket, check_binding, is_loopback
 from dpstream.serve.guards import HEADERS as SECURITY
 from dpstream.serve.parameters import Parameter, Refusal
 from dpstream.serve.token import Token, load_token
-from tests.serve.conftest import public_side
-from tests.serve.operators import HEADERS, TOKEN, operator_side
+from tests.support.pipelines import HEADERS, TOKEN, operator_side, public_side
 
 
 @pytest.fixture(scope="module")
