@@ -6,16 +6,12 @@ is started over the same rows and over rows with one more user. A release that w
 come again with other values: that is fresh noise for one charge, or one noise over two inputs.
 """
 
-import os
-
 import pytest
 
 from dpstream.privacy import run_directory
 from dpstream.privacy.ledger import Ledger
+from tests.support.long import PART, is_long
 from tests.support.lost_files import Grouped, Series, Stepped, find_problems
-
-SOME = 10
-"""One case in this many is tried, unless DPSTREAM_LONG is set."""
 
 CASES = [
     (kind, inside, stage)
@@ -37,7 +33,7 @@ def problems(place, case):
         place,
         None if inside else book,
         STARTS[stage],
-        lambda number, name: "DPSTREAM_LONG" in os.environ or (number + shift) % SOME == 0,
+        lambda number, name: is_long() or (number + shift) % PART == 0,
     )
     assert replayed
     return found

@@ -1,11 +1,11 @@
 """What a run on Spark has lost is noticed, too: the law of `test_lost_files.py` over there."""
 
-import os
 from collections import Counter
 
 import pytest
 
 from dpstream.engines.spark import SparkEngine
+from tests.support.long import is_long
 from tests.support.lost_files import Grouped, find_problems
 
 pytestmark = pytest.mark.spark
@@ -28,7 +28,7 @@ def test_what_is_lost_is_never_made_up(engine, tmp_path):
     def is_tried(number, name):
         tried[name] += 1
         most = TRIED.get(str(name), 1 if name.parts[0] == "shared" else 0)
-        return "DPSTREAM_LONG" in os.environ or tried[name] <= most
+        return is_long() or tried[name] <= most
 
     found, _ = find_problems(
         Grouped(engine), tmp_path, book, (1, 1), is_tried, extras=(1,), releases=3

@@ -9,7 +9,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpstream.errors import BudgetExceeded, DpstreamError, LedgerError, NoiseReuse
@@ -19,6 +19,7 @@ from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger import Ledger
 from tests.laws.cases import worst_loss
+from tests.support.long import some_examples
 
 RUN = "ab" * 16
 
@@ -75,7 +76,7 @@ def standing(ledger, charges):
     return ledger.report(), ledger.peak("s"), ledger.known(RUN), still_open, left
 
 
-@settings(max_examples=80)
+@some_examples(80, of=2)
 @given(asked(), st.sampled_from([1, 3, 8, None]), st.integers(0, 14))
 def test_persisting_at_any_moment_changes_nothing(tmp_path_factory, charges, width, moment):
     """A book that moves to a file decides as one that always was there, and as one in memory."""
