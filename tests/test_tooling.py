@@ -2,11 +2,12 @@
 
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -207,7 +208,7 @@ def test_the_core_imports_without_any_extra():
         f"import sys; sys.modules.update(dict.fromkeys({blocked}))\nimport dpstream, dpstream.cli"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_python(code)
 
     assert done.returncode == 0, done.stderr
 

@@ -42,12 +42,14 @@ CAUGHT = {
 """Runs that show it, of each control."""
 
 
+@pytest.mark.audit
 @pytest.mark.parametrize("name", CAUGHT)
 def test_a_control_is_caught(name):
     """Few runs will do, at an error of 1e-6."""
     assert found(name, CAUGHT[name]) > catalogue()[name]().epsilon
 
 
+@pytest.mark.audit
 @pytest.mark.parametrize("name", SOUND)
 def test_what_is_shipped_is_not(name):
     """The same attacks on sound books stay below the claim."""

@@ -40,12 +40,14 @@ SOUND = {
 """As many runs of the forms that the controls stand on."""
 
 
+@pytest.mark.audit
 @pytest.mark.parametrize("name", CAUGHT)
 def test_a_control_is_caught(name):
     """Few runs will do, at an error of 1e-6."""
     assert found(name, CAUGHT[name]) > broken()[name]().epsilon
 
 
+@pytest.mark.audit
 @pytest.mark.parametrize("name", SOUND)
 def test_its_sound_form_is_not(name):
     """The same attack on the form that a control changes stays below its claim."""

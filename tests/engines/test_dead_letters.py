@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.kill_and_replay import BeforeDiskOperation, kill_and_replay
+from tests.support.long import part_of
 from tests.support.runs import group_by, published, query, start, table
 
-MALFORMED = 100_000
+MALFORMED = part_of(100_000)
 QUERY = query(max_key_bytes=64)
 LONG = "x" * 65
 

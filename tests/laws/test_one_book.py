@@ -1,8 +1,6 @@
 """Laws of a book: it is one, wherever it is kept and whoever charges it, and forgets nothing."""
 
 import os
-import subprocess
-import sys
 import threading
 from fractions import Fraction
 from itertools import count
@@ -20,6 +18,7 @@ from dpstream.privacy.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger import Ledger
 from tests.laws.cases import worst_loss
 from tests.support.long import some_examples
+from tests.support.processes import run_python
 
 RUN = "ab" * 16
 
@@ -420,9 +419,7 @@ for name, way in ways.items():
 
 def test_what_no_ledger_counts_is_told_once():
     """Python says it as the command line does: once in a process, at the caller's line."""
-    told = subprocess.run(
-        [sys.executable, "-c", ALONE], capture_output=True, text=True, check=False
-    )
+    told = run_python(ALONE)
     assert told.returncode == 0, told.stderr
     lines = dict(line.split(" ", 1) for line in told.stdout.splitlines())
 
