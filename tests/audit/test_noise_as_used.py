@@ -17,9 +17,9 @@ from dpstream.audit.queries import query_of
 from dpstream.audit.query_runs import run_plan
 from dpstream.audit.query_samplers import Scenario, table_of, usual_flow
 from dpstream.stages.plan import planned
+from tests.support.fixed import RUN, SECRET
 
 KEYS = 3000
-SECRET, RUN = bytes(range(32)), bytes(range(16))
 PUBLIC = query_of(public_keys=list(range(KEYS)), max_groups_contributed=1)
 Z = 5.2  # three releases each: a false-alarm rate below 1e-6 per test
 

@@ -19,8 +19,8 @@ from dpstream.audit.testers import lower_bound
 from dpstream.audit.user_level import FromRows, UserRows
 from dpstream.engines.query_run import Options
 from dpstream.mechanisms.from_rows import bounded_counts
+from tests.support.fixed import SECRET
 
-SECRET = bytes(range(32))
 ERROR = 1e-6
 CAUGHT = {
     "dpi_charged_once": 400,

@@ -16,8 +16,8 @@ from dpstream.audit.targets import Target
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.parts.counting.budget import CountingParameters
 from tests.laws.test_laws import Z, moments
+from tests.support.fixed import SECRET
 
-SECRET = bytes(range(32))
 APART = [n for n in REGISTRY if n in BINS_APART or issubclass(find(n), CountingParameters)]
 
 

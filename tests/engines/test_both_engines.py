@@ -12,19 +12,9 @@ import dpstream as dps
 from dpstream.engines.local import Options
 from dpstream.errors import BudgetExceeded, InvalidParameter, StateError
 from tests.engines.test_dead_letters import CSV, good_lines, letters, write_lines
+from tests.support.fixed import RUN, SECRET
 from tests.support.live_runs import ScriptedClock, arrivals, start_live, whole_live
-from tests.support.runs import (
-    RUN,
-    SECRET,
-    break_off,
-    charges,
-    published,
-    query,
-    start,
-    table,
-    whole,
-    write,
-)
+from tests.support.runs import break_off, charges, published, query, start, table, whole, write
 
 HOUR = 3_600_000_000
 

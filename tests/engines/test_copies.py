@@ -13,7 +13,8 @@ from dpstream.engines.snapshots import DamagedSnapshot
 from dpstream.errors import StateError
 from dpstream.mechanisms import BltCounter, BucOrder, Sample, saved_run
 from dpstream.privacy.ledger import Ledger
-from tests.support.lost_files import SECRET, Grouped, Series, rows, some
+from tests.support.fixed import SECRET
+from tests.support.lost_files import Grouped, Series, rows, some
 
 RUN = Grouped()
 OVERTAKEN = "was started again by another process"

@@ -13,7 +13,8 @@ from dpstream.engines.inputs import FileInput
 from dpstream.privacy.state import Secret
 from dpstream.stages.row_reader import RowReader
 from tests.laws.queries import Unseen
-from tests.support.runs import RUN, SECRET, query, table
+from tests.support.fixed import RUN, SECRET
+from tests.support.runs import query, table
 
 CHUNKS = 30
 

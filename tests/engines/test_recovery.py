@@ -11,6 +11,7 @@ from dpstream.engines import snapshots
 from dpstream.engines.local import Options
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.stages.plan import planned
+from tests.support.fixed import RUN
 from tests.support.kill_and_replay import (
     AtCall,
     BeforeDiskOperation,
@@ -19,7 +20,6 @@ from tests.support.kill_and_replay import (
     kill_everywhere,
 )
 from tests.support.runs import (
-    RUN,
     SHORT,
     break_off,
     charges,

@@ -10,18 +10,9 @@ import pytest
 import dpstream as dps
 from dpstream.errors import LedgerError, SecretError, StateError
 from dpstream.stages.plan import planned
+from tests.support.fixed import SECRET
 from tests.support.processes import run_in_fork
-from tests.support.runs import (
-    SECRET,
-    break_off,
-    charges,
-    published,
-    query,
-    start,
-    table,
-    whole,
-    write,
-)
+from tests.support.runs import break_off, charges, published, query, start, table, whole, write
 
 
 @pytest.fixture

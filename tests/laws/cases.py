@@ -12,8 +12,6 @@ from dpstream.mechanisms.infinite.dpi import Dpi
 from dpstream.mechanisms.parts.counting.budget import CountingParameters
 from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
 
-SECRET = bytes(range(32))
-RUN = bytes(range(16))
 WINDOW = 5
 DELAY = 4
 LO, HI = 0, 20

@@ -8,8 +8,8 @@ from dpstream.engines.local import LocalRun, Options
 from dpstream.stages.aggregates import Avg, Count, CountUnits, Stddev, Sum
 from dpstream.stages.query import Query
 from dpstream.stages.windows import Cumulate, Hop, Tumble
+from tests.support.fixed import RUN, SECRET
 
-SECRET, RUN = bytes(range(32)), bytes(range(16))
 HOUR = 3600
 ALARM = 2e-8  # per comparison; a test makes at most forty of them
 Z = 5.65  # two-sided false-alarm rate below 2e-8

@@ -11,7 +11,8 @@ from dpstream.privacy.state import MemoryWindowKeys, Secret
 from dpstream.stages.plan import planned
 from dpstream.stages.row_reader import RowReader
 from dpstream.stages.windows import Tumble
-from tests.laws.queries import RUN, SECRET, query_of, run_of
+from tests.laws.queries import query_of, run_of
+from tests.support.fixed import RUN, SECRET
 
 
 def slow_appearances(query, counts, pays):

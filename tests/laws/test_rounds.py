@@ -14,7 +14,8 @@ from dpstream.stages.aggregates import Count, CountUnits
 from dpstream.stages.flow import Flow
 from dpstream.stages.plan import planned
 from dpstream.stages.row_reader import RowReader
-from tests.laws.queries import ALARM, HOUR, RUN, SECRET, Z, query_of, run_of
+from tests.laws.queries import ALARM, HOUR, Z, query_of, run_of
+from tests.support.fixed import RUN, SECRET
 
 QUERY = query_of(
     strategy="sqlp",

@@ -18,7 +18,7 @@ from dpstream.errors import (
 from dpstream.mechanisms import Naive, Sample, Spas, Uniform, find
 from dpstream.privacy.charges import Cells, Charge
 from dpstream.privacy.shelf import Shelf
-from tests.laws.cases import RUN, SECRET
+from tests.support.fixed import RUN, SECRET
 
 A = np.arange(20)[:, None]
 B = A + 1000

@@ -15,7 +15,7 @@ from dpstream.errors import (
     StateError,
 )
 from dpstream.mechanisms import Sample, Uniform
-from tests.laws.cases import RUN, SECRET
+from tests.support.fixed import RUN, SECRET
 from tests.support.processes import run_python
 
 DATA = np.arange(40).reshape(20, 2)

@@ -13,7 +13,7 @@ from dpstream.audit.replay import record, replay
 from dpstream.errors import BudgetExceeded
 from dpstream.mechanisms import REGISTRY, Spas
 from dpstream.mechanisms.parts.above_threshold import split
-from tests.laws.cases import RUN, SECRET
+from tests.support.fixed import RUN, SECRET
 
 
 def busy(steps, bins=1):

@@ -9,8 +9,8 @@ import dpstream as dps
 from dpstream.mechanisms import FastW
 from dpstream.mechanisms.parts.kalman import Kalman
 from dpstream.mechanisms.parts.pid import Pid
-from tests.laws.cases import RUN, SECRET
 from tests.mechanisms.steering import Steering, drive
+from tests.support.fixed import RUN, SECRET
 
 
 def test_a_block_never_pays_more_than_its_samples():

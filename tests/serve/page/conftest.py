@@ -18,7 +18,7 @@ from dpstream.pipeline import load_pipeline
 from dpstream.privacy.state import Secret
 from dpstream.serve.worker import publish
 from tests.serve.page import logs
-from tests.support.pipelines import RUN, SECRET
+from tests.support.fixed import RUN, SECRET
 from tests.support.processes import until as asked_until
 from tests.support.served import Served, served
 
