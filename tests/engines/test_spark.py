@@ -3,6 +3,7 @@
 import doctest
 import json
 import shutil
+import signal
 import traceback
 from contextlib import suppress
 from dataclasses import replace
@@ -134,7 +135,10 @@ def test_a_batch_that_comes_again(session, engine, tmp_path, expected_short):
     with pytest.raises(NoiseReuse, match="batch 0 was read before with other rows"):
         kill_and_replay(kind, tmp_path / "other", kill, damage=change)
     assert not list((tmp_path / "other" / "out").glob("*.parquet"))
-    assert kill_and_replay(kind, tmp_path / "same", kill).published == expected_short
+    after = kill_and_replay(kind, tmp_path / "same", kill)
+
+    assert after.statuses == [-signal.SIGKILL]
+    assert after.published == expected_short
 
 
 def test_rows_that_were_changed_while_they_waited(engine, tmp_path):
@@ -179,7 +183,7 @@ def test_broken_off_between_log_noise_sink_and_progress(session, engine, tmp_pat
         damage=lambda place: next(looks)(place),
     )
 
-    assert len(after.statuses) == 2
+    assert after.statuses == [-signal.SIGKILL] * 2
     assert after.published == expected_short
     assert after.charges == 1
 

@@ -109,7 +109,7 @@ class WhenSeen:
     def strike(self, kind: KindOfRun, place: Path) -> int:
         pid = start_fork(lambda: kind.finish(place))
         try:
-            until(lambda: self.seen(place))
+            until(lambda: self.seen(place), every=0.001)
         finally:
             os.kill(pid, signal.SIGKILL)
             status = exit_status(pid)

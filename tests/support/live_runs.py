@@ -179,7 +179,7 @@ class HandClock:
 
     def settle(self):
         seen = self.looks
-        until(lambda: self.looks > seen + 2 or self.over())
+        until(lambda: self.looks > seen + 2 or self.over(), every=0.001)
 
     def over(self):
         return self.looks and not any(one.name == "dpstream-reader" for one in enumerate_threads())

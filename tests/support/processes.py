@@ -56,11 +56,11 @@ def kill_this_process(*_: object, **__: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def until(condition: Callable[[], Any], *, seconds: float = 90) -> Any:
-    """Ask until the answer is true, first often, then every 50 ms; that answer."""
+def until(condition: Callable[[], Any], *, seconds: float = 90, every: float = 0.05) -> Any:
+    """Ask until the answer is true, first often, then less, at last `every` so many seconds."""
     end, pause = time.monotonic() + seconds, 0.001
     while not (found := condition()):
         assert time.monotonic() < end, f"not within {seconds} seconds"
         time.sleep(pause)
-        pause = min(1.1 * pause, 0.05)
+        pause = min(1.5 * pause, every)
     return found
