@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from dpstream.audit.query_recording import record_query
@@ -19,6 +18,7 @@ from dpstream.stages.plan import planned
 from dpstream.stages.query import Query
 from dpstream.stages.row_reader import RowReader
 from dpstream.stages.windows import Cumulate, Hop, Tumble
+from tests.support.long import some_examples
 
 HOUR = 3600
 VALUES = (
@@ -181,7 +181,7 @@ def violations(plan, table, *, users=6, **options):
 
 @pytest.mark.parametrize("name", CASES)
 @given(drawn=rows, buckets=st.sampled_from([1, 3]), chunk=st.sampled_from([1 << 18, 7]))
-@examples(max_examples=12)
+@some_examples(12, of=2)
 def test_a_unit_moves_its_own_groups_alone_and_no_further_than_planned(name, drawn, buckets, chunk):
     """Others' rows, windows, steps, tables, draws and answers are the same without it."""
     plan, table = plan_of(name), table_of(drawn)

@@ -1,5 +1,6 @@
 """Processes that tests start beside their own: forks, new interpreters, and waiting for them."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,7 @@ def start_fork(work: Callable[[], object]) -> int:
     pid = os.fork()
     if not pid:
         status = 1
+        gc.disable()  # its life is short, and a collection would copy every page of the parent
         try:
             work()
             status = 0
