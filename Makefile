@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BENCH ?=
 QUICK ?=
+WRITE ?=
 PYTEST_ARGS ?=
 # One more than there are cores: some tests wait for other processes.
 PYTEST_WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
@@ -15,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test long lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
+.PHONY: help demo test golden long lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -29,6 +30,15 @@ demo: .venv/.core ## set up the core in .venv and take a tour: a live private qu
 test: .venv/.dev ## set up .venv and run every test whose components are present; the rest is listed at the end
 	@echo "test: running every test whose components are present"
 	@$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile --durations 10 $(PYTEST_ARGS)
+
+golden: .venv/.dev ## compare what fixed runs publish and charge with the stored digests (WRITE=1 stores new ones)
+	@echo "golden: $(if $(WRITE),writing,checking) tests/golden/digests.json"
+ifeq ($(WRITE),)
+	@$(BIN)/python -m pytest --quiet --numprocesses 2 tests/golden
+else
+	@DPSTREAM_GOLDEN_WRITE=1 $(BIN)/python -m pytest --quiet --numprocesses 0 --capture no \
+		--ignore tests/golden/test_changelog.py tests/golden
+endif
 
 # Tests of which `make test` does a fixed part.
 LONG = $(shell grep -l 'from tests.support.long import' -r tests --include 'test_*.py' | sort)
@@ -70,7 +80,7 @@ docs: .venv/.dev ## build the documentation into site/
 clean: ## remove environments, caches and everything built
 	@echo "clean: removing environments, caches and everything built"
 	@rm -rf .venv .venv-bench .venv-serve .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist site
-	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call make_venv,folder): make the environment unless it is there.
 define make_venv

@@ -18,8 +18,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
-from dpstream.connectors.kafka_server import KafkaServer
-from dpstream.connectors.servers import NatsServer, PostgresServer
+from tests.support.servers import KafkaServer, NatsServer, PostgresServer
 
 ROOT = Path(__file__).resolve().parent.parent
 KAFKA_JARS = ROOT / ".cache" / "spark-kafka"

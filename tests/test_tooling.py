@@ -1,12 +1,16 @@
 """The project's own tooling: packaging data, pinned versions, and tests that need components."""
 
+import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import dpstream as dps
+from dpstream.mechanisms import REGISTRY
 from tests.support.processes import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +47,7 @@ def pins(name: str) -> dict[str, str]:
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A small project that uses this project's conftest."""
     monkeypatch.delenv("DPSTREAM_REQUIRE_ALL", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)  # for tests.support
     pytester.makeconftest(CONFTEST + STAND_INS)
     return pytester
 
@@ -145,6 +150,29 @@ def test_components_run_where_their_tests_are():
                 assert any(path.is_relative_to(place) for place in places), f"{marker}: {path}"
 
 
+@pytest.mark.timeout(600)  # a minute without mypy's cache
+def test_every_public_name_has_a_type(tmp_path):
+    """Editors complete `dps.mechanisms.Spas`, and a name that is not there is reported."""
+    names = [name for name in dps.__all__ if name != "__version__"]
+    names += [f"mechanisms.{path.partition(':')[2]}" for path in REGISTRY.values()]
+    script = tmp_path / "names.py"
+    script.write_text(
+        "import dpstream as dps\n"
+        + "".join(f"reveal_type(dps.{name})\n" for name in names)
+        + "dps.mechanisms.Spaas\ndps.realese\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", script],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+
+    revealed = re.findall(r'Revealed type is "(.+)"', done.stdout)
+    assert len(revealed) == len(names), done.stdout
+    assert [name for name, kind in zip(names, revealed, strict=True) if kind == "Any"] == []
+    assert re.findall(r'Module has no attribute "(\w+)"', done.stdout) == ["Spaas", "realese"]
+
+
 def test_every_extra_of_the_design_exists():
     """People install what they need by these names."""
     assert set(PROJECT["optional-dependencies"]) == {
@@ -159,7 +187,7 @@ def test_the_core_stays_small():
 
     assert core == {
         "numpy", "scipy", "numba", "pyarrow", "sqlglot", "cryptography", "dp-accounting",
-        "typer", "rich",
+        "typer", "rich", "xxhash",
     }  # fmt: skip
 
 

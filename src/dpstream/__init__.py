@@ -2,7 +2,7 @@
 
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dpstream import errors, mechanisms
@@ -88,13 +88,15 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("errors", "mechanisms"):
-        return import_module(f"dpstream.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"dpstream has no {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
-    return value
+if not TYPE_CHECKING:  # who checks types is told of a name that is not there
+
+    def __getattr__(name: str) -> object:
+        if name in ("errors", "mechanisms"):
+            return import_module(f"dpstream.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"dpstream has no {name!r}")
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -70,15 +70,19 @@ class Source(Protocol):
     `bounded`: the partitions are fixed and end by themselves. `replayable`: reading again from a
     position gives the same rows.
 
-    Positions are the engine's to keep, in its own log: a source remembers none, and commits none
-    to a server. A position says by itself where a partition was begun, if that is not its very
-    beginning, so that None and the first logged position give the first rows again; `begun`, a
-    method that such a source has beside those here, gives that part of it. The positions of a
-    partition that was begun at one place rise: as numbers, or item by item (null is the least).
+    The engine keeps the positions, in its own log: a source remembers none, and commits none to a
+    server. If a partition was not read from its very beginning, each of its positions says where
+    reading started, so that None and the first logged position give the first rows again
+    (`StartOffsets`). The positions of a partition that started at one place rise: as numbers, or
+    item by item (null is the least).
 
-    A server that is away for a while is the source's own affair: it connects again, waiting longer
-    each time (`connectors.patience`), says so in the log of `dpstream`, and raises
-    `ServerUnreachable` when it has waited as long as its user allows.
+    If its server is away for a while, the source connects again, waiting longer each time
+    (`connectors.retry`), says so in the log of `dpstream`, and raises `ServerUnreachable` when it
+    has waited as long as its user allows.
+
+    What a source may be able to do beside this is a protocol of its own: `CommittingSource`,
+    `EndingSource`, `StartOffsets`, `FinitePartitions`, `ChunkRanges`, `InferredTypes`. The engine
+    asks `isinstance`; a source without the ability is treated as each of them says.
     """
 
     bounded: bool
@@ -123,11 +127,83 @@ class Source(Protocol):
 
 
 @runtime_checkable
+class CommittingSource(Source, Protocol):
+    """A source that keeps rows only for as long as a recovery may need them.
+
+    Any other source keeps its rows as long as its own operator decides.
+    """
+
+    def commit(self, positions: Mapping[str, Position]) -> None:
+        """What was read before these positions, by partition, is durable: it may be deleted."""
+        ...
+
+
+@runtime_checkable
+class EndingSource(Source, Protocol):
+    """An unbounded source that may end, as a pipe does. Any other one never ends."""
+
+    @property
+    def ended(self) -> bool:
+        """Has the input ended, and was all of it read?"""
+        ...
+
+
+@runtime_checkable
+class StartOffsets(Source, Protocol):
+    """A source whose partitions may start in the middle, such as at the end of a server's log.
+
+    The partitions of any other source start at their beginning.
+    """
+
+    def start_offset(self, position: Position) -> Position:
+        """Where reading started in the partition that has this position."""
+        ...
+
+
+@runtime_checkable
+class FinitePartitions(Source, Protocol):
+    """An unbounded source whose partitions may each be complete, as files in a directory are.
+
+    A partition of any other unbounded source may always grow.
+    """
+
+    @property
+    def partitions_end(self) -> bool:
+        """Does nothing follow in a partition whose last read was `done`?"""
+        ...
+
+
+@runtime_checkable
+class ChunkRanges(Source, Protocol):
+    """A bounded source that knows the range of a column in each chunk, as Parquet files do.
+
+    Any other source is read once more, to find the times of its chunks.
+    """
+
+    def chunk_ranges(self, partition: str, column: str) -> list[tuple[Position, int, int]] | None:
+        """(position, least, largest) of a column of instants for every chunk, if it is known."""
+        ...
+
+
+@runtime_checkable
+class InferredTypes(Source, Protocol):
+    """A source that takes the types of some columns from their values, as pandas does.
+
+    Such a column is no key without a declared type. The types of any other source are declared.
+    """
+
+    @property
+    def inferred(self) -> Mapping[str, str]:
+        """Those columns, and what was made of them, in words."""
+        ...
+
+
+@runtime_checkable
 class Sink(Protocol):
     """Where releases go; called by one thread at a time, not always the same one.
 
-    An object that several live queries write to may say `concurrent = True`: then their threads
-    call it at the same time, and none of them waits for another's release.
+    What a sink may be able to do beside this is a protocol of its own: `FencingSink`,
+    `TwoPhaseSink`, `ConcurrentSink`.
     """
 
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
@@ -137,6 +213,56 @@ class Sink(Protocol):
     def close(self) -> None:
         """Release files and connections."""
         ...
+
+
+@runtime_checkable
+class FencingSink(Sink, Protocol):
+    """A sink that tells the releases of one run of a query from those of another.
+
+    A release says which run it is of: `run` in the JSON of its schema's metadata, `dpstream`.
+    """
+
+    def fence(self, query: str, run: str) -> None:
+        """Refuse a run if the sink has releases of another run of this query.
+
+        It is called before the run is charged. Afterwards `write` refuses such a release, too.
+        """
+        ...
+
+
+@runtime_checkable
+class TwoPhaseSink(Sink, Protocol):
+    """A sink that does the slow part of a write first, for several releases at a time.
+
+    `write` does the same as both phases together.
+    """
+
+    def prepare(self, query: str, window: int, trigger: int, table: pa.Table) -> Any:
+        """Store a release where no reader sees it; called by several threads at a time."""
+        ...
+
+    def publish(self, prepared: Sequence[Any]) -> None:
+        """Show what `prepare` gave for some releases, durably and in this order."""
+        ...
+
+
+@runtime_checkable
+class ConcurrentSink(Sink, Protocol):
+    """A sink that several queries may write to at the same time, each from its own thread.
+
+    Queries that share any other sink write in turn.
+    """
+
+    @property
+    def concurrent(self) -> bool:
+        """May they?"""
+        ...
+
+
+def fence(sink: Sink | None, query: str, run: str) -> None:
+    """Refuse a run whose releases the sink cannot take; before it is charged."""
+    if isinstance(sink, FencingSink):
+        sink.fence(query, run)
 
 
 def is_reached(position: Position, end: Position) -> bool:

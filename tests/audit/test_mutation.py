@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dpstream.audit.dealer import Dealer
-from dpstream.audit.queries import query_of
+from dpstream.audit.mechanism_samplers import PooledSpend
 from dpstream.audit.query_samplers import QueryRuns, Scenario
+from dpstream.audit.query_targets import day_query
 from dpstream.audit.replay import Changed, Recorder, drive, replay
 from dpstream.mechanisms import REGISTRY
 from dpstream.mechanisms.counters import unbounded
@@ -30,7 +30,7 @@ FORGET = {"BltCounter": {"decays": ()}}  # they belong to a number of steps
 every_mechanism = pytest.mark.parametrize("name", sorted(REGISTRY))
 
 
-class Weak(Dealer):
+class Weak(PooledSpend):
     """Draws with four fifths of the scale that was paid for."""
 
     def laplace(self, value, *, sensitivity, **asked):
@@ -46,12 +46,12 @@ class Weak(Dealer):
         return super().respond(bucket, epsilon=epsilon / LESS, **asked)
 
 
-def scale_error(mechanism, dealer, draws=2000):
+def scale_error(mechanism, spend, draws=2000):
     """How far mean |noise| is from what the calls declared, in standard deviations."""
     total = expected = variance = found = 0
     block = stream(mechanism, 30)
     while found < draws:
-        recorder = Recorder(dealer)
+        recorder = Recorder(spend)
         drive(mechanism, block, recorder)
         noisy = [call for call in recorder.calls if call.kind in ("laplace", "gaussian")]
         for call in noisy:
@@ -63,11 +63,11 @@ def scale_error(mechanism, dealer, draws=2000):
     return abs(total - expected) / math.sqrt(variance)
 
 
-def choice_error(mechanism, dealer, runs=500):
+def choice_error(mechanism, spend, runs=500):
     """How far the scores of what was chosen are from their mean, in standard deviations."""
     total = variance = 0.0
     for number in range(runs):
-        recorder = Recorder(dealer)
+        recorder = Recorder(spend)
         drive(mechanism, stream(mechanism, 6, seed=number), recorder)
         for call in recorder.calls:
             if call.kind == "choose":
@@ -87,7 +87,7 @@ def test_a_fifth_less_than_was_paid_for_turns_the_law_of_scales_red(name):
     error = choice_error if name in CHOOSING else scale_error
     if name in CHOOSING:
         mechanism = replace(mechanism, **CHOOSING[name])
-    whole = error(mechanism, Dealer(SECRET))
+    whole = error(mechanism, PooledSpend(SECRET))
 
     assert whole < Z
     assert error(mechanism, Weak(SECRET)) > Z
@@ -98,7 +98,7 @@ def loses_more_than_declared(mechanism):
     if hasattr(mechanism, "steps"):  # an impulse at its first step then moves all it can
         mechanism = replace(mechanism, steps=32, **FORGET.get(type(mechanism).__name__, {}))
     block = stream(mechanism, 32)
-    recorder = Recorder(Dealer(SECRET))
+    recorder = Recorder(PooledSpend(SECRET))
     drive(mechanism, block, recorder)
     for other in neighbours(mechanism, block, 30):
         try:
@@ -150,7 +150,7 @@ def spends_more_than_it_pays(query):
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_fifth_less_in_a_plan_is_more_than_the_query_pays_for(name, monkeypatch):
     """The noise of a query's plan costs no more than mu^2; with a fifth less it does."""
-    query = query_of(**QUERIES[name])
+    query = day_query(**QUERIES[name])
     assert not spends_more_than_it_pays(query)
     from dpstream.stages import plan
 
@@ -173,9 +173,9 @@ def published_error(monkeypatch=None):
                 lambda p, n, j, s, sigma, d, real=real, **k: real(p, n, j, s, 0.8 * sigma, d, **k),
             )
     runs = 4000
-    sampler = QueryRuns(query=lambda runs: query_of(public_keys=list(range(runs))))
+    sampler = QueryRuns(query=lambda runs: day_query(public_keys=list(range(runs))))
     values = sampler(Scenario(), runs, SECRET)
-    stddevs = planned(query_of(public_keys=[0])).window(3).stddevs[0]
+    stddevs = planned(day_query(public_keys=[0])).window(3).stddevs[0]
     ratio = values.var(axis=0) / stddevs**2 - 1
     return np.abs(ratio / math.sqrt(2 / runs)).max()
 

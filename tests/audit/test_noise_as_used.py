@@ -13,22 +13,24 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.audit.queries import query_of
-from dpstream.audit.query_runs import run_plan
-from dpstream.audit.query_samplers import Scenario, table_of, usual_flow
+from dpstream.audit.query_samplers import Scenario, embedded_flow, run_plan, scenario_table
+from dpstream.audit.query_targets import day_query
 from dpstream.stages.plan import planned
 from tests.support.fixed import RUN, SECRET
 
 KEYS = 3000
-PUBLIC = query_of(public_keys=list(range(KEYS)), max_groups_contributed=1)
+PUBLIC = day_query(public_keys=list(range(KEYS)), max_groups_contributed=1)
 Z = 5.2  # three releases each: a false-alarm rate below 1e-6 per test
 
 
 def published(*, secret=SECRET, run=RUN, **changes):
     """Releases x keys of a query over no rows: its noise."""
-    plan, rows = planned(replace(PUBLIC, **changes)), table_of(Scenario(), KEYS, 1, windows=False)
+    plan, rows = (
+        planned(replace(PUBLIC, **changes)),
+        scenario_table(Scenario(), KEYS, 1, windows=False),
+    )
     found = []
-    for _, made in run_plan(plan, rows, secret=secret, run=run, flow=usual_flow):
+    for _, made in run_plan(plan, rows, secret=secret, run=run, flow=embedded_flow):
         order = np.argsort(made.table["key"].to_numpy())
         found.append(made.table["count"].to_numpy()[order])
     return np.array(found)

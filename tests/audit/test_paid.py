@@ -17,7 +17,7 @@ from tests.support.fixed import RUN, SECRET
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reader(HistogramMechanism):
+class Reader(HistogramMechanism, identity="test reader", keys="factor pays"):
     """Pays epsilon / window for each step, then draws on `factor` times the sum so far."""
 
     factor: int = 1
@@ -76,7 +76,7 @@ def test_a_draw_that_nobody_paid_for_is_a_violation():
 def test_a_payment_that_depends_on_data_is_caught():
     """Paying only for busy steps is control flow on raw data."""
 
-    class Choosy(Reader):
+    class Choosy(Reader, identity="test choosy"):
         def step(self, state, x, spend):
             if x.sum() > 10:
                 spend.pay(x, sensitivity=F(1), epsilon=F(1, 100), purpose="extra")

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpstream.audit.query_recording import record_query
-from dpstream.audit.query_replay import replay_query
+from dpstream.audit.query_replay import record_query, replay_query
 from dpstream.mechanisms.parts.counting.keyed import KeyedNoise, move
 from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum, Variance
 from dpstream.stages.bounding import UnitBucket
@@ -147,7 +146,7 @@ rows = st.lists(
 )
 
 
-def table_of(drawn):
+def scenario_table(drawn):
     """Rows as drawn, in no order, copies side by side."""
     drawn = [row[:5] for row in drawn for _ in range(row[5])]
     user, key, hour, delay, value = zip(*drawn, strict=True)
@@ -184,7 +183,7 @@ def violations(plan, table, *, users=6, **options):
 @some_examples(12, of=2)
 def test_a_unit_moves_its_own_groups_alone_and_no_further_than_planned(name, drawn, buckets, chunk):
     """Others' rows, windows, steps, tables, draws and answers are the same without it."""
-    plan, table = plan_of(name), table_of(drawn)
+    plan, table = plan_of(name), scenario_table(drawn)
 
     assert violations(plan, table, users=2, buckets=buckets, chunk=chunk) == []
 

@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.audit.broken import broken
-from dpstream.audit.query_samplers import QueryRuns, Scenario, table_of
-from dpstream.audit.report import catalogue
-from dpstream.audit.series_queries import broken_series, series_targets
-from dpstream.audit.series_runs import series_query
-from dpstream.audit.shipped import shipped
+from dpstream.audit.lower_bounds import lower_bound
+from dpstream.audit.mechanism_targets import RunsFromRows, UserRows
+from dpstream.audit.query_samplers import QueryRuns, Scenario, scenario_table, series_query
+from dpstream.audit.query_targets import series_controls, series_targets
+from dpstream.audit.report import catalogue, controls, shipped
 from dpstream.audit.targets import secret_of
-from dpstream.audit.testers import lower_bound
-from dpstream.audit.user_level import FromRows, UserRows
 from dpstream.engines.query_run import Options
 from dpstream.mechanisms.from_rows import bounded_counts
 from tests.support.fixed import SECRET
@@ -44,7 +41,7 @@ SOUND = {
 @pytest.mark.parametrize("name", CAUGHT)
 def test_a_control_is_caught(name):
     """Few runs will do, at an error of 1e-6."""
-    assert found(name, CAUGHT[name]) > broken()[name]().epsilon
+    assert found(name, CAUGHT[name]) > controls()[name]().epsilon
 
 
 @pytest.mark.audit
@@ -85,7 +82,7 @@ def test_a_sampled_query_is_what_a_session_publishes():
     secret = bytes(4) + SECRET[4:]
     tables = dps.run(
         series_query(options, 1),
-        source=table_of(data, 1, 1, windows=False),
+        source=scenario_table(data, 1, 1, windows=False),
         secret=secret,
         options=Options(run_id=secret[:16]),
     )
@@ -95,7 +92,7 @@ def test_a_sampled_query_is_what_a_session_publishes():
 
 def test_the_control_counts_a_late_row_again():
     """Four rows in time and one late: once in the sound path, twice in the control."""
-    sound, again = series_targets()["sql_w_event"](), broken_series()["sql_unit_enters_again"]()
+    sound, again = series_targets()["sql_w_event"](), series_controls()["sql_unit_enters_again"]()
     pair = sound.pairs[0]
     moved = [
         (t.sample(pair.one, 1, SECRET) - t.sample(pair.two, 1, SECRET))[0, :6]
@@ -125,10 +122,13 @@ def test_the_share_of_rows_kept_is_part_of_what_is_seen():
 def test_rows_beyond_the_bound_are_in_the_table():
     """Others with a second row, and rows of the target that are later than the rest."""
     data = Scenario(others=((0, 0, 3),), unit=((0, 1), (0, 1, 2)), again=2)
-    table = table_of(data, 2, 1, windows=False).to_pydict()
-    by_run = [[u for u in table["user"] if u // 1_000_000 == run] for run in (0, 1)]
+    table = scenario_table(data, 2, 1, windows=False).to_pydict()
+    units = [
+        sorted(user % 1_000_000 for user in table["user"] if user // 1_000_000 == run)
+        for run in (0, 1)
+    ]
 
-    assert [sorted(u % 1_000_000 for u in users) for users in by_run] == [[0, 0, 1, 1, 2, 2, 3]] * 2
+    assert units == [[0, 0, 1, 1, 2, 2, 3]] * 2
     late = sorted(s - t for s, t in zip(table["seen"], table["ts"], strict=True))
     assert late == [0] * 12 + [2 * 8 * 3600] * 2
 
@@ -136,7 +136,7 @@ def test_rows_beyond_the_bound_are_in_the_table():
 def test_rows_of_a_user_are_bounded_before_dpi_sees_them():
     """2,000 rows a slot count as one; unbounded, as all."""
     sample = catalogue()["dpi_rows"]().sample
-    assert isinstance(sample, FromRows)
+    assert isinstance(sample, RunsFromRows)
     columns = UserRows(unit=2_000, others=3).columns()
     counts = bounded_counts(**columns, slots=4, domain=2, rows_per_user=1)
 

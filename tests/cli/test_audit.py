@@ -54,7 +54,7 @@ def test_a_table_for_people(run):
 def test_a_missed_control_is_a_failure(run, monkeypatch):
     """The exit code says so, and a note names it."""
     sound = dpstream.audit.report.catalogue()["svt_1"]
-    monkeypatch.setattr(dpstream.audit.report, "broken", lambda: {"weak": _as_control(sound)})
+    monkeypatch.setattr(dpstream.audit.report, "controls", lambda: {"weak": _as_control(sound)})
     done = run("audit", "weak", "--quick")
 
     assert done.code == 1

@@ -3,13 +3,12 @@
 import json
 from importlib.metadata import entry_points, version
 
-import numpy as np
 import pytest
 
-from dpstream import bench as dps_bench
-from dpstream.cli import chart
-from dpstream.cli.app import Commands
-from dpstream.cli.mechanisms import about
+import benchmarks
+from dpstream.cli import bench_command as command
+from dpstream.cli.app import COMMANDS, Commands
+from dpstream.cli.mechanisms_command import about
 from dpstream.mechanisms import REGISTRY
 
 SAMPLE = ("--mechanism", "sample", "--window", "3", "--epsilon", "1")
@@ -24,12 +23,12 @@ def test_version_and_help(run):
     assert run().code == 0
 
 
-@pytest.mark.parametrize("name", Commands.homes)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_says_of_a_command_what_it_says_itself(name):
     """The list is written apart from the commands, so that it needs none of them."""
     command = Commands().load(name)
 
-    assert command.help.partition("\n")[0] == Commands.homes[name][1]
+    assert command.help.partition("\n")[0] == COMMANDS[name]
 
 
 def test_the_console_entry_is_main():
@@ -123,19 +122,6 @@ def test_a_book_may_be_called_anything(run):
     assert run("ledger", "show", "--ledger", "book", "--dataset", "x").code == 4
 
 
-def test_chart_places_line_band_and_truth():
-    """Two steps at 0 and 10 in a chart of five rows."""
-    text = chart.draw(
-        np.array([0.0, 10.0]), np.array([0.0, 5.0]), np.array([5.0, 5.0]), height=5, first="a"
-    ).plain.splitlines()
-
-    assert len(text) == 7
-    assert text[4].endswith("▄ ")
-    assert text[1].endswith(" ▄")
-    assert text[0].endswith(" ░")
-    assert text[3].endswith("•" + "•")
-
-
 @pytest.fixture
 def benches(monkeypatch):
     """The real harness with a stand-in for the measurements."""
@@ -144,11 +130,11 @@ def benches(monkeypatch):
     def measure(name, *, quick, out, progress):
         calls.append((name, quick, str(out)))
         progress(1, 1, "done")
-        found = [dps_bench.target("fast", 3.0, ">=", 2)]
+        found = [benchmarks.target("fast", 3.0, ">=", 2)]
         return {"bench": name, "rows": [{"case": "x", "rate": 1234.5}], "targets": found}
 
-    monkeypatch.setattr(dps_bench, "BENCHES", {"noise": "samplers", "other": "more"})
-    monkeypatch.setattr(dps_bench, "run", measure)
+    monkeypatch.setattr(benchmarks, "BENCHES", {"noise": "samplers", "other": "more"})
+    monkeypatch.setattr(benchmarks, "run", measure)
     return calls
 
 
@@ -179,6 +165,17 @@ def test_bench_report_names_its_page(run, folder):
     done = run("bench", "report", "--out", ".", "--json")
 
     assert (folder / done.json["report"]).read_text().startswith("<!doctype html>")
+
+
+def test_bench_without_its_folder_says_what_to_do(run, monkeypatch, tmp_path):
+    """A wheel is without the benchmarks: the sources have them."""
+    monkeypatch.setattr(command, "__file__", str(tmp_path / "site" / "dpstream" / "cli" / "it.py"))
+
+    done = run("bench", "noise")
+
+    assert done.code == 5
+    assert "make bench" in done.err
+    assert command.complete_bench("n") == []
 
 
 def test_an_unknown_bench_lists_the_known_ones(run, benches):

@@ -14,7 +14,7 @@ BUDGET = ("--window", "20", "--epsilon", "1", "--runs", "4")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overspender(HistogramMechanism):
+class Overspender(HistogramMechanism, identity="overspender"):
     """Spends epsilon at every step."""
 
     def start(self):

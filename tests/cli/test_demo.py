@@ -1,13 +1,13 @@
 """The guided tour: a real process, really killed."""
 
-from dataclasses import replace
+import sys
+from contextlib import nullcontext
 
-import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from dpstream.cli import demo, demo_screen, demo_served
-from dpstream.cli.demo_live import QUICK, Scene, play
+from dpstream.cli import demo_command, demo_live
+from dpstream.cli.demo_live import QUICK, Engine, Scene, play
 
 pytestmark = pytest.mark.timeout(300)  # 15 s on an idle machine
 
@@ -16,8 +16,8 @@ SCENE = Scene(
     state="killed",
     index=4,
     pid=77,
-    rows=1234,
-    release=pa.table({"page": ["home"], "visitors": [50.0], "visitors_stddev": [4.0]}),
+    clicks=1234,
+    rows=[{"page": "home", "visitors": 50.0, "visitors_stddev": 4.0}],
     truth={"home": 51, "help": 3},
 )
 
@@ -25,27 +25,30 @@ SCENE = Scene(
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
     """One quick tour, and the scenes that were shown."""
-    scenes = []
-    return play(QUICK, tmp_path_factory.mktemp("tour"), scenes.append), scenes
+    scenes, folder = [], tmp_path_factory.mktemp("tour")
+    return play(QUICK, folder, scenes.append, engine=Engine(folder)), scenes, folder
 
 
 @pytest.fixture
 def told(played, monkeypatch):
     """The command tells of that tour, scene by scene, without another one."""
-    found, scenes = played
-    monkeypatch.setattr(
-        demo, "play", lambda tour, folder, show, **_: [*map(show, scenes), found][-1]
-    )
+    live, scenes, folder = played
+
+    def replay(tour, place, show, **_):
+        return [*map(show, scenes), live][-1]
+
+    monkeypatch.setattr(demo_command, "TemporaryDirectory", lambda **_: nullcontext(folder))
+    monkeypatch.setattr(demo_command, "play", replay)
 
 
 def test_the_engine_is_killed_and_publishes_the_same_bytes(played):
     """It dies by signal 9, and computes everything since its last snapshot once more."""
-    found, scenes = played
+    live, scenes, _ = played
 
-    assert found.exit_code == -9
-    assert found.identical
-    assert found.repeated == list(range(1, found.killed_after + 1))
-    assert found.killed_after >= QUICK.kill_after
+    assert live["exit_code"] == -9
+    assert live["identical"]
+    assert live["repeated"] == list(range(1, live["killed_after"] + 1))
+    assert live["killed_after"] >= QUICK.kill_after
     assert [*dict.fromkeys(scene.state for scene in scenes)] == [
         "running", "killed", "running again", "over",
     ]  # fmt: skip
@@ -54,13 +57,12 @@ def test_the_engine_is_killed_and_publishes_the_same_bytes(played):
 
 def test_what_is_published_is_near_the_truth(played):
     """Ten standard deviations, and what the bounds and the last moment leave out."""
-    found, _ = played
-    rows = demo_screen.by_page(found.last)
+    live, _, _ = played
 
-    assert rows
-    for page, row in rows.items():
-        room = 10 * row["visitors_stddev"] + 0.3 * found.truth[page]
-        assert abs(row["visitors"] - found.truth[page]) < room, page
+    assert live["last_release"]
+    for row in live["last_release"]:
+        truth = live["truth"][row["page"]]
+        assert abs(row["visitors"] - truth) < 10 * row["visitors_stddev"] + 0.3 * truth, row
 
 
 def test_scripts_read_the_figures(run, told):
@@ -82,16 +84,18 @@ def test_people_are_told_everything_in_a_pipe(run, told):
     out = run("demo", "--quick").out
 
     for part in ("kill -9 ", "the same command again", "the same bytes", "truth (demo only)",
-                 "uniform:", "sample:", "░", "truth (shown in this demo only)", "one thousand",
+                 "uniform:", "sample:", "█", "one thousand", "dpstream serve pipeline.toml",
                  "mean absolute error", "2 of 2 spent", "is refused", "Next:"):  # fmt: skip
         assert part in out, part
     assert max(map(len, out.splitlines())) < 250
 
 
-def test_a_difference_is_an_error(run, played, monkeypatch):
+def test_a_difference_is_an_error(run, told, monkeypatch):
     """A tour that finds other bytes says so and fails."""
-    found = replace(played[0], identical=False)
-    monkeypatch.setattr(demo, "play", lambda *_, **__: found)
+    replay = demo_command.play
+    monkeypatch.setattr(
+        demo_command, "play", lambda *a, **k: replay(*a, **k) | {"identical": False}
+    )
 
     done = run("demo", "--quick")
 
@@ -101,18 +105,18 @@ def test_a_difference_is_an_error(run, played, monkeypatch):
 def test_a_served_tour_kills_the_worker_and_goes_on(tmp_path, monkeypatch):
     """The server starts the worker again by itself; the bytes are the same."""
     opened = []
-    monkeypatch.setattr(demo_served.webbrowser, "open", opened.append)
+    monkeypatch.setattr(demo_live.webbrowser, "open", opened.append)
 
-    found = play(QUICK, tmp_path, lambda scene: None, engine=demo_served.ServedEngine(tmp_path))
+    live = play(QUICK, tmp_path, lambda scene: None, engine=Engine(tmp_path, serve=True))
 
     assert [address.startswith("http://127.0.0.1:") for address in opened] == [True]
-    assert found.identical
-    assert found.repeated == list(range(1, found.killed_after + 1))
+    assert live["identical"]
+    assert live["repeated"] == list(range(1, live["killed_after"] + 1))
 
 
 def test_a_page_without_its_extra_says_what_to_install(run, monkeypatch):
     """Before anything is started."""
-    monkeypatch.setattr(demo_served, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
 
     done = run("demo", "--serve")
 
@@ -123,11 +127,11 @@ def test_a_terminal_sees_bars_hidden_pages_and_the_kill():
     """A hidden page has no figure beside its truth, and the truth is marked."""
     console = Console(width=100, force_terminal=True, color_system=None, record=True)
     with console.capture() as shown:
-        console.print(demo_screen.picture(SCENE))
+        console.print(demo_command.picture(SCENE))
 
     lines = shown.get().splitlines()
     assert "release 4 of 9" in lines[0]
     assert "kill -9 77" in lines[0]
     assert any("home" in line and "50" in line and "± 8" in line and "█" in line for line in lines)
-    assert any(line.split() == ["help", "hidden", "3"] for line in lines)
+    assert any(line.split() == ["help", "hidden:", "too", "few", "users", "3"] for line in lines)
     assert any("truth (demo only)" in line for line in lines)

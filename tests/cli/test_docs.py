@@ -15,7 +15,7 @@ import typer.main
 import dpstream as dps
 from dpstream.cli import main
 from dpstream.cli.app import app
-from dpstream.cli.exits import CODES
+from dpstream.cli.output import CODES
 from dpstream.mechanisms import REGISTRY
 
 ROOT = Path(__file__).resolve().parents[2]

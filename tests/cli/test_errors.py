@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dpstream import errors
-from dpstream.cli.exits import CODES, UNREAD, code_of, epilog
+from dpstream.cli.output import CODES, UNREAD, code_of, epilog
 
 UNIFORM = ("--mechanism", "uniform", "--window", "2", "--epsilon", "1")
 NAIVE = ("--mechanism", "naive", "--epsilon", "1")

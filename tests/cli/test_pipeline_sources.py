@@ -200,7 +200,7 @@ def test_python_users_are_refused_before_a_row_is_read(folder, monkeypatch):
                                   SERIES.format(epsilon=1, mechanism="spas")])  # fmt: skip
 def test_the_command_and_python_publish_the_same(run, folder, monkeypatch, text):
     """With one secret and, for this test, one run id: the same bytes."""
-    from dpstream.cli import sql as command
+    from dpstream.cli import sql_command as command
 
     Secret.create(folder / "secret", value=bytes(range(32)))
     fixed = Options(run_id=bytes(16))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.cli.init import EXAMPLE
+from dpstream.cli.init_command import EXAMPLE
 from dpstream.connectors.sources.files import Files
 from dpstream.privacy.ledger import Ledger
 
@@ -31,7 +31,7 @@ LIVE = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9,
 TWO_SIGNALS = """
 import os, signal
 from dpstream.cli.watch import Stopper
-with Stopper(as_json=False).listening():
+with Stopper(as_json=False).stop_on_signals():
     os.kill(os.getpid(), signal.SIGTERM)
     print("goes on", flush=True)
     os.kill(os.getpid(), signal.SIGINT)
@@ -180,8 +180,8 @@ def test_a_unit_is_erased_on_request(run, folder, example):
     assert run("run", "pipeline.toml", "--once").code == 0
     with (folder / "clicks.csv").open() as file:
         user = next(csv.DictReader(file))["user"]
-    told = run("run", "pipeline.toml", "--forget", user, "--json")
-    again = run("run", "pipeline.toml", "--forget", user)
+    told = run("run", "pipeline.toml", "--erase-unit", user, "--json")
+    again = run("run", "pipeline.toml", "--erase-unit", user)
 
     assert told.code == again.code == 0
     assert sum(json.loads(told.out)["groups"].values()) > 0

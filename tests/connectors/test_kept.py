@@ -71,13 +71,13 @@ def test_chunks_that_no_recovery_needs_are_forgotten(tmp_path):
     """The later ones stay; a position that was forgotten is refused."""
     source = WriteAhead(Once(script()), tmp_path)
     read_all(source)
-    source.forget({"list": 2, "other": 5})
+    source.commit({"list": 2, "other": 5})
 
     assert len(list(tmp_path.iterdir())) == 1
     assert rows([source.read("list", 2)]) == [{"a": 3, "b": "z"}]
     with pytest.raises(StateError, match="keeps the chunks 2 to 2 of 'list', but chunk 0"):
         source.read("list", None)
-    source.forget({"list": 3})
+    source.commit({"list": 3})
     anew = WriteAhead(Once([[{"a": 9}]]), tmp_path)
     assert rows([anew.read("list", 3)]) == [{"a": 9}]
 
@@ -97,6 +97,16 @@ def test_a_damaged_segment_is_refused(tmp_path, damage):
     path.write_bytes(damage(path.read_bytes()))
 
     with pytest.raises(StateError, match="is damaged; restore it"):
+        WriteAhead(Once([]), tmp_path).read("list", 1)
+
+
+def test_a_segment_of_another_format_is_refused(tmp_path):
+    """It is not damaged: another version of dpstream wrote it."""
+    read_all(WriteAhead(Once(script()), tmp_path))
+    path = sorted(tmp_path.iterdir())[1]
+    path.write_bytes(path.read_bytes().replace(b"write-ahead-1", b"write-ahead-2", 1))
+
+    with pytest.raises(StateError, match="has another format than this version of dpstream reads"):
         WriteAhead(Once([]), tmp_path).read("list", 1)
 
 

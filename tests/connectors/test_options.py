@@ -1,10 +1,10 @@
-"""Addresses of servers, their options and secrets; patience with a server that is away."""
+"""Addresses of servers, their options and secrets; trying again when a server is away."""
 
 import pytest
 
 from dpstream.connectors.options import Options, is_uri
-from dpstream.connectors.patience import Patience
 from dpstream.connectors.registry import open_uri
+from dpstream.connectors.retry import RetryPolicy
 from dpstream.errors import InvalidParameter, SecretError, ServerUnreachable
 
 
@@ -68,22 +68,22 @@ def test_patience_waits_longer_each_time_and_ends(caplog):
         slept.append(seconds)
         now[0] += seconds
 
-    patience = Patience("x://h", seconds=10, now=lambda: now[0], sleep=sleep)
+    retry = RetryPolicy("x://h", seconds=10, now=lambda: now[0], sleep=sleep)
     for _ in range(4):
-        patience.failed("silence")
-        patience.wait()
+        retry.failed("silence")
+        retry.wait()
     assert slept == pytest.approx([0.1, 0.2, 0.4, 0.8])
-    patience.well()
+    retry.well()
     assert [record.getMessage() for record in caplog.records] == [
         "x://h: silence; trying again for 10 s",
         "x://h: answers again, after 1.5 s",
     ]
-    assert not patience.failing
+    assert not retry.failing
 
     def go_on():
         while True:
-            patience.failed("silence")
-            patience.wait()
+            retry.failed("silence")
+            retry.wait()
 
     with pytest.raises(ServerUnreachable, match=r"silence, for 1\d s now"):
         go_on()

@@ -86,6 +86,55 @@ def test_repeated_strings_of_parquet_come_as_a_dictionary(clicks):
     assert open_source(clicks).columns(str(clicks))["kind"] == pa.string()
 
 
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "gzip", "lz4"])
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        {"use_dictionary": False},
+        {"use_dictionary": True},
+        {"dictionary_pagesize_limit": 900},
+        {"data_page_version": "2.0"},
+        {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"},
+    ],
+    ids=["plain", "dictionary", "dictionary until it is large", "pages of version 2", "deltas"],
+)
+def test_text_of_parquet_is_read_in_every_encoding(tmp_path, encoding, compression):
+    """Short and long, empty and NULL, few and many strings, in many pages."""
+    odd = ["", "caf\u00e9", "x" * 15, "y" * 16, "long " * 500, None, "\u4e2d\u6587"]
+    values = [*(f"user-{n * 7919 % 401:05d}" for n in range(600)), *(odd * 5), *(["same"] * 99)]
+    small = {"data_page_size": 1024, "write_batch_size": 64, "compression": compression}
+    pq.write_table(pa.table({"text": values}), tmp_path / "f.parquet", **(small | encoding))
+
+    batch = ParquetFile(tmp_path / "f.parquet", name="f").read(None, None)
+
+    assert batch.table["text"].to_pylist() == values
+
+
+@pytest.mark.parametrize("wanted", [None, ["t", "n", "list", "text"]])
+def test_columns_of_parquet_keep_their_places_and_types(tmp_path, wanted):
+    """Those that are wanted come in the order of the file."""
+    table = pa.table(
+        {"n": [1, 2], "text": ["a", "b"], "list": [["x"], ["y", "z"]], "t": ["c", "d"]}
+    )
+    stored = table.append_column("more", pa.array([3, 4]))
+    pq.write_table(stored, tmp_path / "f.parquet", use_dictionary=False)
+
+    batch = ParquetFile(tmp_path / "f.parquet", name="f").read(None, wanted)
+
+    assert batch.table.equals(stored if wanted is None else table)
+
+
+def test_a_column_with_a_dot_in_its_name_is_not_a_path_into_a_struct(tmp_path):
+    """Arrow takes `a.b` for both; only the column that has the name comes."""
+    table = pa.table({"a": [{"b": 1}, {"b": 2}], "a.b": ["x", "y"]})
+    pq.write_table(table, tmp_path / "f.parquet")
+
+    batch = ParquetFile(tmp_path / "f.parquet", name="f").read(None, ["a.b"])
+
+    assert batch.table.column_names == ["a.b"]
+    assert batch.table["a.b"].to_pylist() == ["x", "y"]
+
+
 def test_a_wanted_column_that_parquet_lacks_is_named(clicks):
     """With the columns that there are, the nearest first."""
     wanted = r"no column 'usr'; did you mean 'user'\? its columns are ts, user, page"

@@ -11,7 +11,8 @@ import dpstream as dps
 from dpstream.engines.series import SeriesRun
 from dpstream.engines.snapshots import DamagedSnapshot
 from dpstream.errors import StateError
-from dpstream.mechanisms import BltCounter, BucOrder, Sample, saved_run
+from dpstream.mechanisms import BltCounter, BucOrder, Sample
+from dpstream.mechanisms.runner import SavedRun
 from dpstream.privacy.ledger import Ledger
 from tests.support.fixed import SECRET
 from tests.support.lost_files import Grouped, Series, rows, some
@@ -101,13 +102,13 @@ def test_a_second_erasure_does_not_undo_the_first(tmp_path):
         if number == 3:
             run.stop()
     segments = {p: p.read_bytes() for p in state.rglob("*.dps") if "run" not in p.name}
-    dps.run(query, **facts).forget(5)
+    dps.run(query, **facts).erase_unit(5)
     for path in [*state.glob("manifest-*"), *state.glob("segments/*")]:
         path.unlink()
     for path, content in segments.items():
         path.write_bytes(content)
     with pytest.raises(StateError, match="a unit was erased"):
-        dps.run(query, **facts).forget(6)
+        dps.run(query, **facts).erase_unit(6)
     with pytest.raises(StateError, match="a unit was erased"):
         dps.run(query, **facts).finish()
 
@@ -120,11 +121,11 @@ def test_a_kill_before_a_second_erasure_is_noted_harms_nothing(tmp_path, monkeyp
     for number, _ in enumerate(run):
         if number == 3:
             run.stop()
-    dps.run(query, **facts).forget(5)
+    dps.run(query, **facts).erase_unit(5)
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "note_erasure", stop)
         with pytest.raises(KeyboardInterrupt):
-            dps.run(query, **facts).forget(6)
+            dps.run(query, **facts).erase_unit(6)
 
     assert len(list(dps.run(query, **facts))) == 2
 
@@ -158,7 +159,7 @@ def test_a_kill_before_the_first_snapshot_begins_again(tmp_path, monkeypatch, in
     mechanism, data = Sample(epsilon=1, window=2), [[3], [4]]
     facts = {"secret": SECRET, "ledger": None if inside else tmp_path / "book"}
     with monkeypatch.context() as patch:
-        patch.setattr("dpstream.mechanisms.runner.write_snapshot", stop)
+        patch.setattr("dpstream.mechanisms.runner._write_snapshot", stop)
         with pytest.raises(KeyboardInterrupt):
             dps.release(mechanism, data, state=tmp_path / "a", **facts)
         with pytest.raises(KeyboardInterrupt):
@@ -219,7 +220,7 @@ def test_a_damaged_newest_snapshot_does_not_stop_the_next_save(tmp_path):
     again.save(state)
     again.close()
 
-    assert saved_run.SavedRun.read(state).snapshot["steps"] == 3
+    assert SavedRun.read(state).snapshot["steps"] == 3
 
 
 def test_a_finished_series_is_not_fed_on(tmp_path):

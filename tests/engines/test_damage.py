@@ -4,9 +4,10 @@ import os
 
 import pytest
 
-from dpstream.bench.recovery_case import left_behind
+from benchmarks.recovery_case import left_behind
 from dpstream.engines.snapshots import DamagedSnapshot
 from dpstream.errors import StateError
+from dpstream.privacy.run_directory import FORMAT
 from dpstream.privacy.state import read_packed, write_packed
 from tests.support.kill_and_replay import AfterReleases, kill_and_replay
 from tests.support.runs import break_off, group_by, published, query, start, table, whole, write
@@ -177,9 +178,11 @@ def test_another_format_is_refused(tmp_path):
     break_off(tmp_path, 3)
     path = tmp_path / "state" / "run.dps"
     about = read_packed(path, kind="run")
-    write_packed(path, about | {"format": 3}, kind="run")
-    with pytest.raises(StateError, match="has state format 3; this version reads 2"):
-        start(tmp_path)
+    for other in (FORMAT - 1, FORMAT + 1):
+        write_packed(path, about | {"format": other}, kind="run")
+        said = f"has state format {other}; this version reads {FORMAT}"
+        with pytest.raises(StateError, match=said):
+            start(tmp_path)
 
 
 def test_keys_and_noise_of_final_windows_are_gone(tmp_path):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from dpstream.bench.recovery_child import watched
+from benchmarks.recovery_child import watched
 from dpstream.errors import DpstreamError, LedgerError, StateError
 from tests.support.runs import SHORT, charges, published, start, table, whole, write
 

@@ -75,10 +75,10 @@ def test_nothing_but_a_full_counter_is_left(tmp_path, more):
     before = sum(place in blob for place in places for blob in _blobs(state))
 
     assert before >= 5
-    assert run.forget(HEAVY) >= 5
+    assert run.erase_unit(HEAVY) >= 5
     assert not any(place in blob for place in places for blob in _blobs(state))
     again = dps.run(query, source=table, sink=str(tmp_path / "out"), checkpoint_location=state)
-    assert again.forget(HEAVY) == 0
+    assert again.erase_unit(HEAVY) == 0
     last = dps.run(query, source=table, sink=str(tmp_path / "out"), checkpoint_location=state)
     assert last.finish().steps_done == query.schedule.steps
 
@@ -91,7 +91,7 @@ def test_the_unit_adds_nothing_more(tmp_path):
         state = started(folder, query, table)
         facts = {"source": table, "sink": str(folder / "out"), "checkpoint_location": state}
         if number == 0:
-            dps.run(query, **facts).forget(HEAVY)
+            dps.run(query, **facts).erase_unit(HEAVY)
         outputs.append(list(dps.run(query, **facts))[-1])
     with_, without = (
         dict(zip(*(t[c].to_pylist() for c in ("key", "count")), strict=True)) for t in outputs
@@ -113,7 +113,7 @@ def test_a_run_that_was_killed_is_refused(tmp_path):
     next(releases)
     run.close()
     with pytest.raises(StateError, match="no snapshot yet"):
-        dps.run(query, source=table, checkpoint_location=tmp_path / "s").forget(HEAVY)
+        dps.run(query, source=table, checkpoint_location=tmp_path / "s").erase_unit(HEAVY)
 
 
 def test_a_replay_that_would_undo_an_erasure_is_refused(tmp_path):
@@ -121,7 +121,7 @@ def test_a_replay_that_would_undo_an_erasure_is_refused(tmp_path):
     query, table = query_of(every="1 hour"), clicks(late_rows=True)
     state = started(tmp_path, query, table, steps=6)
     facts = {"source": table, "sink": str(tmp_path / "out"), "checkpoint_location": state}
-    assert dps.run(query, **facts).forget(HEAVY) > 0
+    assert dps.run(query, **facts).erase_unit(HEAVY) > 0
     run = dps.run(query, **facts, options=Options(snapshot_every=100))
     for number, _ in enumerate(run, start=1):
         if number == 9:
@@ -140,12 +140,12 @@ def test_what_cannot_be_forgotten_is_said(tmp_path):
     """No state directory; a unit of another type."""
     query, table = query_of(), clicks(late_rows=True)
     with pytest.raises(InvalidParameter, match="state directory"):
-        dps.run(query, source=table).forget(HEAVY)
+        dps.run(query, source=table).erase_unit(HEAVY)
     numbers = table.set_column(0, "user", pa.array(range(len(table))))
     state = started(tmp_path, query, numbers)
     with pytest.raises(InvalidInput, match="must fit the type"):
-        dps.run(query, source=numbers, checkpoint_location=state).forget("ann")
-    assert dps.run(query, source=numbers, checkpoint_location=state).forget("2000") == 1
+        dps.run(query, source=numbers, checkpoint_location=state).erase_unit("ann")
+    assert dps.run(query, source=numbers, checkpoint_location=state).erase_unit("2000") == 1
 
 
 @pytest.mark.parametrize("spelled", [5, "5", "5.0", " 5e0", 5.0])
@@ -158,7 +158,7 @@ def test_a_unit_is_forgotten_however_it_is_written(tmp_path, kind, spelled):
     rows = table.set_column(0, "user", users)
     state = started(tmp_path, query_of(), rows)
 
-    assert dps.run(query_of(), source=rows, checkpoint_location=state).forget(spelled) == 5
+    assert dps.run(query_of(), source=rows, checkpoint_location=state).erase_unit(spelled) == 5
 
 
 def _blobs(state):

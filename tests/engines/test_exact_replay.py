@@ -70,6 +70,8 @@ class Letters(Operator):
 class Ticking:
     """Each look at the clock takes a minute, so that a step has many reads of busy partitions."""
 
+    real_time = False
+
     def __init__(self, tick=HOUR // 60):
         self.time, self.tick = 0, tick
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import dpstream as dps
-from dpstream.bench.recovery_case import CheckingSink, left_behind
+from benchmarks.recovery_case import CheckingSink, left_behind
 from dpstream.engines import snapshots
 from dpstream.engines.local import Options
 from dpstream.privacy.query_spend import QuerySpend

@@ -34,6 +34,12 @@ class Divided:
     def publish(self, prepared):
         self.shown += prepared
 
+    def write(self, query, window, trigger, table):
+        raise AssertionError("a sink with two phases is used in two phases")
+
+    def close(self):
+        pass
+
 
 class Plain:
     """A sink that takes one table after another."""
@@ -46,6 +52,9 @@ class Plain:
         if trigger == self.fails:
             raise OSError("no space")
         self.shown.append(trigger)
+
+    def close(self):
+        pass
 
 
 def tables(number):

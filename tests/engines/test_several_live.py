@@ -128,7 +128,7 @@ class Held:
         self._sink = DirectorySink(folder)
         self.name, self.go, self.fails, self.refuses = name, Event(), fails, refuses
 
-    def claim(self, query, run):
+    def fence(self, query, run):
         if self.refuses and query == self.name:
             raise InvalidInput("this sink does not take that run")
 
@@ -203,7 +203,7 @@ def test_a_query_that_is_tried_again_has_its_rows(tmp_path, expected):
     sink.go.set()
     runs = start_all(tmp_path, asked, clock, sink=sink)
     again = Event()
-    runs.patience = lambda problem, tries: 0.0 if not tries and again.wait(60) else None
+    runs.retry_delay = lambda problem, tries: 0.0 if not tries and again.wait(60) else None
     publishing = Publishing(runs)
     events = arrivals(tmp_path / "in")
     live_through(clock, events[:3], [])

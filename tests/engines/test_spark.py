@@ -16,7 +16,7 @@ import dpstream as dps
 from dpstream.engines.spark import SparkEngine, SparkSink
 from dpstream.errors import BudgetExceeded, InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy.state import unpack
-from dpstream.serve.store.reader import ReleaseReader
+from dpstream.serve.release_store import ReleaseReader
 from dpstream.serve.worker import store_folder
 from tests.cli.test_docs import LOOSE, ROOT
 from tests.support.kill_and_replay import FailAtCall, kill_and_replay
@@ -292,7 +292,7 @@ def test_what_is_refused(session, engine, tmp_path):
     with pytest.raises(InvalidParameter, match="run it on the embedded engine: without engine="):
         dps.run(series, source=table(), engine=engine)
     with pytest.raises(InvalidParameter, match="begin a new run, charged anew"):
-        dps.run(query(), source=table(), engine=engine).forget("u")
+        dps.run(query(), source=table(), engine=engine).erase_unit("u")
 
 
 def test_a_pipeline_runs_on_spark(session, tmp_path, monkeypatch, capsys):

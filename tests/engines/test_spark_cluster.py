@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
-from dpstream.bench.recovery_case import (
+from benchmarks.recovery_case import (
     QUERY,
     RUN,
     SECRET,
@@ -25,8 +25,7 @@ from dpstream.bench.recovery_case import (
     published,
     write_source,
 )
-from dpstream.bench.spark_cluster import Cluster
-from dpstream.bench.spark_kills import DRIVER, EXECUTOR, Kill, disturbed
+from benchmarks.spark_cluster import DRIVER, EXECUTOR, Cluster, Kill, disturbed
 from dpstream.engines.local import Options
 from dpstream.engines.spark.jobs import arrow_schema
 from dpstream.privacy.keys import derive

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from dpstream.connectors.kafka_server import KafkaServer
 from dpstream.engines.spark import SparkEngine
 from dpstream.errors import InvalidParameter
 from tests.cli.test_docs import LOOSE, ROOT
 from tests.servers import kafka_tools as tools
 from tests.support.kill_and_replay import FailAtCall, kill_and_replay, make_folder
 from tests.support.runs import SHORT, group_by, published, start, table
+from tests.support.servers import KafkaServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka_on_spark, pytest.mark.timeout(600)]
 

@@ -313,7 +313,7 @@ def test_replaying_the_answers_over_a_neighbour(name):
 def test_the_replay_law_catches_a_peek():
     """Control: a mechanism that looks at raw data to decide whether to pay is caught."""
 
-    class Peeking(type(example("sample"))):
+    class Peeking(type(example("sample")), identity="test peeking"):
         def step(self, state, x, spend):
             if x.sum() > 20:
                 return super().step(self.start(), x, spend)
@@ -332,7 +332,7 @@ def test_the_replay_law_catches_a_peek():
 def test_the_replay_law_catches_cells_not_named():
     """Control: a mechanism that reads the step before but charges its own step is caught."""
 
-    class Late(type(example("uniform"))):
+    class Late(type(example("uniform")), identity="test late"):
         def start(self):
             return np.zeros(3, np.int64)
 
@@ -353,7 +353,7 @@ def test_the_replay_law_catches_cells_not_named():
 def record_unchecked(mechanism, block):
     """Record with a book so large that only the replay can object."""
 
-    class Generous(type(mechanism)):
+    class Generous(type(mechanism), identity="test generous"):
         def terms(self):
             return dps.Terms(unit="user", total=10**6)
 

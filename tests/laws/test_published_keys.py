@@ -18,7 +18,8 @@ import dpstream as dps
 from dpstream.connectors.sinks import open_sink
 from dpstream.engines.local import Options
 from dpstream.errors import InvalidInput
-from dpstream.stages.column_types import canonical, canonical_type
+from dpstream.stages.column_types import canonical_type
+from dpstream.stages.column_values import canonical
 from dpstream.stages.hashing import column_ids
 from dpstream.stages.query_types import types_of
 
@@ -333,6 +334,8 @@ def test_a_missing_integer_of_pandas_does_not_change_the_type():
     for frame in (frames[1], objects):
         with pytest.raises(InvalidInput, match=r"'k' of the data frame.*column_types="):
             dps.run(query(), source=frame)
+        with pytest.raises(InvalidInput, match=r"'k' of the data frame.*column_types="):
+            dps.run_all([query()], source=frame)
     sql = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 8, delta = 1e-3,
         privacy_unit_column = u, max_groups_contributed = 1) k + 1 AS j, COUNT(*) AS n
         FROM t GROUP BY j"""

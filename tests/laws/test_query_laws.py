@@ -233,7 +233,7 @@ def test_the_state_of_final_windows_and_periods_is_gone(monkeypatch):
         allowed_lateness="1 hour",
     )  # fmt: skip
     seen, erased = [], []
-    forget, erase = Flow.forget_periods, QuerySpend.erase
+    forget, erase = Flow.evict_periods, QuerySpend.erase
 
     def watched(self, step):
         gone = forget(self, step)
@@ -248,7 +248,7 @@ def test_the_state_of_final_windows_and_periods_is_gone(monkeypatch):
         erased.append(window)
         erase(self, window)
 
-    monkeypatch.setattr(Flow, "forget_periods", watched)
+    monkeypatch.setattr(Flow, "evict_periods", watched)
     monkeypatch.setattr(QuerySpend, "erase", erasing)
     rng = np.random.default_rng(1)
     size = 20_000

@@ -11,7 +11,7 @@ import dpstream as dps
 from dpstream.errors import InvalidInput, InvalidParameter, NoiseReuse
 from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
 from dpstream.mechanisms.parts.counting.float_error import calibrate, float_error, path_error
-from dpstream.mechanisms.parts.counting.keyed import KeyedCounting
+from dpstream.mechanisms.parts.counting.keyed_counting import KeyedCounting
 from dpstream.mechanisms.parts.counting.strategy import noise_paths
 from dpstream.privacy.accounting import delta_of
 from dpstream.privacy.events import Composed, Gaussian

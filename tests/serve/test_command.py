@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from dpstream.cli import main
-from dpstream.serve.store.files import held
+from dpstream.serve.release_store import hold_folder
 from tests.support.pipelines import write
 
 
@@ -75,7 +75,7 @@ def test_a_second_server_is_refused(tmp_path, capsys):
     """Before it touches anything of the first."""
     path = write(tmp_path, [])
     (tmp_path / "state").mkdir()
-    with held(tmp_path / "state"):
+    with hold_folder(tmp_path / "state"):
         _, error = left(capsys, path, "--port", 0, "--operator-port", 0)
 
     assert error["error"] == "StateError"

@@ -10,10 +10,9 @@ from contextlib import suppress
 import pytest
 
 from dpstream.errors import StateError
-from dpstream.serve import supervisor, what_if
-from dpstream.serve.hub import Hub
-from dpstream.serve.store.files import held
-from dpstream.serve.store.reader import ReleaseReader
+from dpstream.serve import public_facts, supervisor
+from dpstream.serve.event_stream import Hub
+from dpstream.serve.release_store import ReleaseReader, hold_folder
 from dpstream.serve.supervisor import Supervisor
 from dpstream.serve.worker import publish, store_folder
 from tests.support.pipelines import HEADERS, operator_side
@@ -118,7 +117,7 @@ def _into(sent):
 
 def test_more_questions_than_can_be_worked_out_are_refused(feed):
     """One is at work and one waits; the threads of others are not taken."""
-    with what_if._FEW, what_if._FEW:
+    with public_facts._FEW, public_facts._FEW:
         refused = feed.get("/api/what-if", params={"query": "pages", "epsilon": 2})
         others = feed.get("/api/queries")
 
@@ -129,7 +128,7 @@ def test_more_questions_than_can_be_worked_out_are_refused(feed):
 
 def test_a_store_that_another_process_writes_is_left_alone(pipeline):
     """Nothing of it is touched, or announced, before it is ours."""
-    with held(store_folder(pipeline)), pytest.raises(StateError, match="another process"):
+    with hold_folder(store_folder(pipeline)), pytest.raises(StateError, match="another process"):
         publish(pipeline)
 
 

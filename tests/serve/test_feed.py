@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.pipeline import load_pipeline
-from dpstream.serve.shown_rows import order_threshold
-from dpstream.serve.store.keys import key_id
+from dpstream.serve.release_history import order_threshold
+from dpstream.serve.release_segments import key_id
 from tests.support.pipelines import PAGES, public_side
 
 

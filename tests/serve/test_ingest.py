@@ -137,7 +137,7 @@ def test_segments_go_when_no_recovery_needs_them_and_numbers_go_on(pipeline):
     batch = Batch(table=pa.table({"user": ["a"]}), position=None, done=True)
     for _ in range(4):
         inbox.put(batch)
-    source.forget({"pushed": 9})
+    source.commit({"pushed": 9})
 
     assert [path.name for path in sorted(folder.glob("*.segment"))] == ["000000000003.segment"]
     assert Inbox(folder).put(batch) == (4, False)

@@ -8,11 +8,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from dpstream.errors import InvalidParameter, SecretError
-from dpstream.serve import token as tokens
-from dpstream.serve.binding import bound_socket, check_binding, is_loopback
-from dpstream.serve.guards import HEADERS as SECURITY
-from dpstream.serve.parameters import Parameter, Refusal
-from dpstream.serve.token import Token, load_token
+from dpstream.serve import middleware
+from dpstream.serve.endpoints import Parameter, Refusal
+from dpstream.serve.middleware import HEADERS as SECURITY
+from dpstream.serve.middleware import Token, load_token
+from dpstream.serve.server import check_binding, is_loopback, listening_socket
 from tests.support.pipelines import HEADERS, TOKEN, operator_side, public_side
 
 
@@ -30,8 +30,8 @@ def operator(pipeline):
         ("GET", "/", 200),
         ("GET", "/api/queries", 200),
         ("GET", "/nothing", 404),
-        ("GET", "/assets/../../described.py", 404),
-        ("GET", "/assets/%2e%2e/described.py", 404),
+        ("GET", "/assets/../../description.py", 404),
+        ("GET", "/assets/%2e%2e/description.py", 404),
         ("POST", "/api/queries", 405),
         ("GET", "/api/queries/pages/latest?limit=0", 422),
         ("GET", "/api/queries/pages/series?id=0&window=all%0A", 422),
@@ -117,9 +117,9 @@ def test_the_token_lets_in(operator):
 def test_tokens_are_compared_by_digests_in_constant_time(monkeypatch):
     """Whatever is given, two digests of one length are compared, and all of them."""
     compared = []
-    compare = tokens.hmac.compare_digest
+    compare = middleware.hmac.compare_digest
     monkeypatch.setattr(
-        tokens.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or compare(a, b)
+        middleware.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or compare(a, b)
     )
     token = Token(TOKEN, source="a test")
     for given in ("", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}", "Bearer " + "y" * 5000):
@@ -131,7 +131,7 @@ def test_tokens_are_compared_by_digests_in_constant_time(monkeypatch):
 
 def test_a_token_is_made_on_first_use_and_kept(tmp_path, monkeypatch):
     """Private to this user; the environment goes before the file."""
-    monkeypatch.delenv(tokens.VARIABLE, raising=False)
+    monkeypatch.delenv(middleware.VARIABLE, raising=False)
     path = tmp_path / "operator.token"
     first = load_token(path)
     text = path.read_text().strip()
@@ -140,7 +140,7 @@ def test_a_token_is_made_on_first_use_and_kept(tmp_path, monkeypatch):
     assert len(text) >= 40
     assert first.fits(f"Bearer {text}")
     assert load_token(path).fits(f"Bearer {text}")
-    monkeypatch.setenv(tokens.VARIABLE, TOKEN)
+    monkeypatch.setenv(middleware.VARIABLE, TOKEN)
     assert load_token(path).fits(f"Bearer {TOKEN}")
     assert not load_token(path).fits(f"Bearer {text}")
 
@@ -150,7 +150,7 @@ def test_a_token_is_made_on_first_use_and_kept(tmp_path, monkeypatch):
 )
 def test_a_token_that_is_weak_or_readable_is_refused(tmp_path, monkeypatch, text, mode):
     """With what to do about it, and without the token."""
-    monkeypatch.delenv(tokens.VARIABLE, raising=False)
+    monkeypatch.delenv(middleware.VARIABLE, raising=False)
     path = tmp_path / "token"
     path.write_text(text, encoding="latin-1")
     path.chmod(mode)
@@ -179,7 +179,7 @@ def test_a_port_that_is_taken_is_said_so():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(InvalidParameter, match="name another port with --operator-port"):
-            bound_socket("127.0.0.1", taken.getsockname()[1], "--operator-port")
+            listening_socket("127.0.0.1", taken.getsockname()[1], "--operator-port")
 
 
 def test_one_address_cannot_take_all_event_streams(feed, public):
@@ -238,4 +238,4 @@ def test_a_body_that_is_too_large_is_not_read(pipeline, tmp_path):
         answer = client.post("/ingest/clicks", headers=HEADERS, content=body())
 
     assert answer.status_code == 413
-    assert os.environ.get(tokens.VARIABLE) is None
+    assert os.environ.get(middleware.VARIABLE) is None

@@ -9,11 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpstream.errors import StateError
-from dpstream.serve.store import files, writer
-from dpstream.serve.store.keys import digests, id_of, key_id, key_values
-from dpstream.serve.store.reader import ReleaseReader
-from dpstream.serve.store.segments import HIGH, LOW, Segment, build, decode, encode
-from dpstream.serve.store.writer import ReleaseStore
+from dpstream.serve import release_store
+from dpstream.serve.release_segments import (
+    HIGH,
+    LOW,
+    Segment,
+    build,
+    decode,
+    digests,
+    encode,
+    id_of,
+    key_id,
+    key_values,
+)
+from dpstream.serve.release_store import ReleaseReader, ReleaseStore
 
 
 def release(values, *, window=0, index=1, run="r", query="q"):
@@ -100,13 +109,13 @@ def test_releases_of_another_run_are_refused(tmp_path):
     with pytest.raises(StateError, match="another run"):
         store.write("q", 0, 2, release({"a": 6}, index=2, run="s"))
     with pytest.raises(StateError, match="another run"):
-        store.claim("q", "s")
+        store.fence("q", "s")
 
 
 def test_a_run_that_has_written_nothing_claims_nothing(tmp_path):
     """A run that was refused before its first release leaves room for the next one."""
     store = opened(tmp_path)
-    store.claim("q", "refused")
+    store.fence("q", "refused")
     put(store, {"a": 5})
 
     assert len(seen(tmp_path)) == 1
@@ -115,11 +124,11 @@ def test_a_run_that_has_written_nothing_claims_nothing(tmp_path):
 @pytest.mark.parametrize("inline", [0, 1 << 20])
 def test_large_and_small_releases_read_the_same(tmp_path, monkeypatch, inline):
     """A large one is a file of its own, which is private; a small one is in the book."""
-    monkeypatch.setattr(writer, "INLINE", inline)
+    monkeypatch.setattr(release_store, "INLINE", inline)
     store = opened(tmp_path)
     put(store, {"a": 5, "b": 6})
     put(store, {"a": 7, "b": 8, "c": 9}, index=2)
-    kept = list((tmp_path / files.SEGMENTS).iterdir())
+    kept = list((tmp_path / release_store.SEGMENTS).iterdir())
 
     assert [rows for *_, rows in seen(tmp_path)] == [["a", "b"], ["a", "b", "c"]]
     assert len(kept) == (2 if inline == 0 else 0)
@@ -151,6 +160,21 @@ def test_a_reader_without_a_store_sees_nothing(tmp_path):
     assert reader.look() == 0
     assert reader.after(0, 10) == []
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("number", [0, release_store.FORMAT + 1])
+def test_a_book_of_another_format_is_refused(tmp_path, number):
+    """By who writes and by who reads; it is left as it is."""
+    ReleaseStore(tmp_path, keys={}).shut()
+    connection = release_store.connect(tmp_path)
+    connection.execute(f"PRAGMA user_version = {number}")
+    connection.close()
+
+    said = f"has format {number}; this version of dpstream reads format {release_store.FORMAT}; use"
+    with pytest.raises(StateError, match=said):
+        ReleaseStore(tmp_path, keys={})
+    with pytest.raises(StateError, match=said):
+        ReleaseReader(tmp_path).look()
 
 
 def test_keys_with_the_same_first_word_are_told_apart():

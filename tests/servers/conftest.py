@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.connectors.kafka_server import KafkaServer
-from dpstream.connectors.servers import NatsServer, PostgresServer
+from tests.support.servers import KafkaServer, NatsServer, PostgresServer
 
 PASSWORD = "planted-Xk7qv9-password"
 

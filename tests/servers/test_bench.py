@@ -2,10 +2,18 @@
 
 import pytest
 
-from dpstream.bench import connectors
-from dpstream.bench.connector_kills import Aftermath, Storm
-from dpstream.bench.connector_storm import judged, row_of
-from dpstream.bench.connector_systems import SYSTEMS, DeltaLake, FilesOnDisk, Kafka, Nats, Postgres
+from benchmarks import connectors
+from benchmarks.connector_kills import Aftermath, Storm
+from benchmarks.connectors import (
+    SYSTEMS,
+    DeltaLake,
+    FilesOnDisk,
+    Kafka,
+    Nats,
+    Postgres,
+    storm_row,
+    storm_target,
+)
 
 pytestmark = pytest.mark.servers
 
@@ -60,9 +68,9 @@ def test_a_run_that_differs_misses_the_target():
             columns=["window", "release", "page"],
             letters={"calm": ["1"], "killed": ["1"]},
         )
-        row = row_of(found, SMALL.storm)
+        row = storm_row(found, SMALL.storm)
 
-        assert row["identical"] == judged(row)["reached"] == reached
+        assert row["identical"] == storm_target(row)["reached"] == reached
     found.tables, found.letters["killed"] = {"calm": [], "killed": []}, ["1"]
     assert not found.identical
     found.tables, found.letters["killed"] = {"calm": calm, "killed": calm}, []

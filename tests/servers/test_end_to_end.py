@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpstream.bench.connector_kills import PARTITIONS, Storm, storm
+from benchmarks.connector_kills import PARTITIONS, Storm, storm
 from tests.servers import kafka_tools as tools
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(180)]

@@ -32,7 +32,7 @@ def secure(kafka, topic, **options):
 
 def count(uri):
     source, found = open_source(uri), {}
-    drain(source, found, lambda: sum_of(found).total() >= 3)
+    drain(source, found, rows=3)
     source.close()
     return sum_of(found).total()
 
@@ -67,7 +67,7 @@ def test_a_wrong_password_is_told_at_once(kafka, topic, tmp_path):
 
 
 def _claim(sink):
-    sink.claim("a", "run")
+    sink.fence("a", "run")
 
 
 def test_a_certificate_that_nobody_vouches_for(kafka, topic):

@@ -122,4 +122,4 @@ def test_an_open_transaction_of_another_query_hides_nothing(kafka, topic):
 def test_a_topic_that_is_missing(kafka):
     """A clear error; topics are not made behind the operator's back, but for the book."""
     with pytest.raises(InvalidInput, match="no topic 'nowhere'; create it"):
-        open_sink(f"kafka://{kafka.address}/nowhere").claim("a", "run")
+        open_sink(f"kafka://{kafka.address}/nowhere").fence("a", "run")

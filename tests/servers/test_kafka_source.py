@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import dpstream as dps
-from dpstream.bench.connector_child import RUN, SECRET
+from benchmarks.connector_child import RUN, SECRET
 from dpstream.connectors.sources import open_source
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.connectors.testing.source_suite import Read, drain, replayed, sum_of
@@ -62,7 +62,7 @@ def opened(kafka, topic, **options):
 
 def everything(source, count):
     found = {}
-    drain(source, found, lambda: sum_of(found).total() >= count)
+    drain(source, found, rows=count)
     return found
 
 
@@ -91,7 +91,7 @@ def test_partitions_that_are_added(kafka, topic, monkeypatch):
     tools.add_partitions(kafka, topic, 3)
     for number in (1, 2):
         tools.send(kafka, topic, [{"user": f"new place {number}"}], partition=number)
-    drain(source, found, lambda: sum_of(found).total() >= 3)
+    drain(source, found, rows=3)
     source.close()
 
     users = sorted(json.loads(row)["user"] for row in sum_of(found))
@@ -104,7 +104,7 @@ def test_latest_is_where_the_run_began(kafka, topic):
     first = opened(kafka, topic, start="latest")
     found = everything(first, 0)
     tools.send(kafka, topic, [{"user": "after"}] * 2)
-    drain(first, found, lambda: sum_of(found).total() >= 2)
+    drain(first, found, rows=2)
     first.close()
     tools.send(kafka, topic, [{"user": "later"}] * 4)
     tools.add_partitions(kafka, topic, 2)
@@ -113,7 +113,7 @@ def test_latest_is_where_the_run_began(kafka, topic):
     second = opened(kafka, topic, start="latest")
     again = replayed(second, f"{topic}/0", None, read.positions[-1])
     going_on = {f"{topic}/0": Read(positions=[again.positions[-1]])}
-    drain(second, going_on, lambda: sum_of(going_on).total() >= 5)
+    drain(second, going_on, rows=5)
     second.close()
 
     assert [json.loads(row)["user"] for row in again.rows().elements()] == ["after"] * 2

@@ -11,12 +11,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from dpstream.connectors.servers import NatsServer
 from dpstream.connectors.sinks import open_sink
 from dpstream.connectors.sources import open_source
 from dpstream.errors import DpstreamError
 from tests.servers.conftest import PASSWORD
 from tests.servers.nats_tools import Stream
+from tests.support.servers import NatsServer
 
 pytestmark = pytest.mark.servers
 

@@ -56,7 +56,7 @@ def test_each_aggregate_says_what_is_known_of_its_error_bar():
     """Its own class says it, also where it is made of the measures of another."""
 
     @dataclass(frozen=True)
-    class Squares(dps.Variance):
+    class Squares(dps.Variance, identity="test squares"):
         error_bar = "fixed"
 
     about = {"column": "seconds", "lo": 0, "hi": 10}

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from dpstream.stages.bounding import FIRST, KEPT, Bounds, UnitBucket
+from dpstream.stages.bounding import FIRST, KEPT, UnitBucket
+from dpstream.stages.query_bounds import Bounds
 from dpstream.stages.tables import SLICE, split
 
 UNITS, GROUPS = 6, 5

@@ -8,7 +8,8 @@ import pytest
 
 import dpstream as dps
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.stages.column_types import NAMES, canonical_type, declared_types, in_type, named_type
+from dpstream.stages.column_types import NAMES, canonical_type, declared_types, named_type
+from dpstream.stages.column_values import in_type
 
 NOON = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
 INSTANT = pa.timestamp("us", "UTC")

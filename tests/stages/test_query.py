@@ -4,8 +4,8 @@ import pytest
 
 from dpstream.errors import InvalidParameter
 from dpstream.stages.aggregates import Avg, Count, Sum
-from dpstream.stages.bounding import Bounds
 from dpstream.stages.query import Query
+from dpstream.stages.query_bounds import Bounds
 from dpstream.stages.ticks import DAY, SECOND, instant, iso
 from dpstream.stages.windows import Tumble
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from dpstream.bench.recovery_child import killer, watched
+from benchmarks.recovery_child import killer, watched
 from tests.support.processes import (
     exit_status,
     kill_this_process,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dpstream as dps
-from dpstream.bench.recovery_case import CheckingSink
+from benchmarks.recovery_case import CheckingSink
 from tests.support.fixed import RUN, SECRET
 from tests.support.kill_and_replay import KindOfRun
 from tests.support.processes import until
@@ -41,6 +41,8 @@ LAST = ["live-w000000-t000004.parquet", "live-w000001-t000004.parquet"]
 
 class ScriptedClock:
     """Time that moves only when the engine waits; things happen at their times."""
+
+    real_time = False
 
     def __init__(self, now=0, events=(), keep=None):
         self.time, self.keep = now, keep
@@ -160,7 +162,7 @@ def queries(count, every=EQUAL, **changes):
 class HandClock:
     """Goes on by itself, as far as the test lets it."""
 
-    by_itself = True
+    real_time = True
 
     def __init__(self, now=0):
         self.time, self.looks = now, 0

@@ -8,14 +8,13 @@ from dpstream.engines.local import Options
 from dpstream.pipeline import load_pipeline
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import Secret
-from dpstream.serve.declared import declared_books
-from dpstream.serve.described import describe
-from dpstream.serve.hub import Hub
+from dpstream.serve.event_stream import Hub
+from dpstream.serve.middleware import Token
 from dpstream.serve.operator_side import OperatorSide
-from dpstream.serve.public import Public
-from dpstream.serve.store.reader import ReleaseReader
+from dpstream.serve.public_facts import declared_books, describe_queries
+from dpstream.serve.public_side import PublicSide
+from dpstream.serve.release_store import ReleaseReader
 from dpstream.serve.supervisor import Supervisor
-from dpstream.serve.token import Token
 from dpstream.serve.worker import publish, store_folder
 from tests.support.fixed import RUN, SECRET
 from tests.support.kill_and_replay import KindOfRun
@@ -126,8 +125,8 @@ def published(folder: Path, lines, text=PIPELINE):
 def public_side(pipeline, **settings):
     """The public side of a pipeline, as it stands."""
     hub = Hub(ReleaseReader(store_folder(pipeline)), grid=0.05)
-    queries = describe(pipeline)
-    return Public(queries=queries, hub=hub, ledger=declared_books(pipeline), **settings)
+    queries = describe_queries(pipeline)
+    return PublicSide(queries=queries, hub=hub, ledger=declared_books(pipeline), **settings)
 
 
 TOKEN = "a token for tests alone"

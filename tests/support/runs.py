@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dpstream as dps
-from dpstream.bench.recovery_case import CheckingSink
+from benchmarks.recovery_case import CheckingSink
 from dpstream.engines.local import Options
 from tests.support.fixed import RUN, SECRET
 from tests.support.kill_and_replay import AfterReleases, KindOfRun

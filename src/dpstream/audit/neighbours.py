@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
+from dpstream.mechanisms.base import Delayed, HistogramMechanism, Mechanism, SeriesMechanism
 from dpstream.mechanisms.parts.counting.budget import CountingParameters
 from dpstream.records import Integers
 
 _MILLION = 10**6
 _HIGH = 400  # far beyond any noise: who compares, sees a change
+
+
+@runtime_checkable
+class Reported(Protocol):
+    """An input that says in a report what it is."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """As JSON has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +47,10 @@ def pairs_of(mechanism: Mechanism, *, random: int = 4, seed: int = 0) -> list[Pa
         return [*_impulses(random, rng)]
     if isinstance(mechanism, SeriesMechanism):
         lo, hi, quantum = mechanism.range
-        delay = getattr(mechanism, "delay", 2)
+        delay = mechanism.delay if isinstance(mechanism, Delayed) else 2
         return [*_values(int(lo / quantum), int(hi / quantum), delay, random, rng)]
-    if getattr(mechanism, "user_level", False):
-        return [deciding(), present(4, (0, 1))]
+    if mechanism.terms().unit == "user":
+        return [dominating_user(), user_in_every_slot(4, (0, 1))]
     raise TypeError(f"no neighbours are known for {type(mechanism).__name__}; give pairs")
 
 
@@ -107,7 +115,7 @@ def _values(lo: int, hi: int, delay: int, count: int, rng: np.random.Generator) 
         yield Pair(name=f"random values {number}, step {at}", one=low, two=high)
 
 
-def deciding(slots: int = 4) -> Pair:
+def dominating_user(slots: int = 4) -> Pair:
     """A user with nearly all rows of every slot, against one row of somebody else."""
     others = np.tile((0, 1), (slots, 1))
     return Pair(
@@ -117,7 +125,7 @@ def deciding(slots: int = 4) -> Pair:
     )
 
 
-def present(slots: int = 200, others: tuple[int, int] = (0, 0)) -> Pair:
+def user_in_every_slot(slots: int = 200, others: tuple[int, int] = (0, 0)) -> Pair:
     """All rows of a user come or go: one in each slot, beside the same others in each."""
     without = np.tile(others, (slots, 1))
     return Pair(
@@ -133,7 +141,7 @@ def _plain(data: Any) -> Any:
         return _plain(data.tolist())
     if isinstance(data, Fraction):
         return float(data)
-    if hasattr(data, "facts"):
+    if isinstance(data, Reported):
         return data.facts()
     if isinstance(data, list | tuple):
         return [_plain(part) for part in data]

@@ -2,23 +2,228 @@
 
 The promise of a query rests on facts that hold for each pair of neighbours, not on average: a unit
 moves no other unit's rows, no other group, no table and no draw, and its own groups by no more than
-the plan's sensitivities.
+the plan's sensitivities. A run is the whole path of the engine, from a source to releases; all that
+it computes before noise is recorded, and every draw that it asks for.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from dpstream.audit.query_recording import Group, Recording, record_query
+from dpstream.audit.query_samplers import run_plan
 from dpstream.connectors.sources.table import ROWS
-from dpstream.records import Integers
+from dpstream.privacy.query_spend import Door, Doors, QuerySpend
+from dpstream.records import Integers, Reals, Words
+from dpstream.stages.bounding import Verdicts
+from dpstream.stages.flow import Flow, Judged
+from dpstream.stages.perturb import Noisy
 from dpstream.stages.plan import Plan
+from dpstream.stages.rounds import Mask, Passes
+from dpstream.stages.row_reader import RowReader
+from dpstream.stages.rows import Rows
+from dpstream.stages.schedule import Due
+
+Group = tuple[int, bytes]
+"""(window, group id)."""
+Ends = dict[tuple[int, int], set[bytes]]
+"""By (window, release): the groups whose round ended."""
+_ALL_ROUNDS = -1
+
+
+@dataclass(kw_only=True, eq=False)
+class Recording:
+    """What one run computed."""
+
+    rows: Counter[tuple[Any, ...]] = field(default_factory=Counter)
+    """(unit, step, window, digest) of every row that reached the bounds."""
+    kept: Counter[tuple[Any, ...]] = field(default_factory=Counter)
+    """(unit, step, window, group, digest, verdict) of every row that was kept."""
+    sums: dict[tuple[int, bytes, int], dict[int, Integers]] = field(default_factory=dict)
+    """What each step added to each (window, group, round), by measure, in grid steps.
+
+    Only counts that find keys in rounds belong to one; all others are those of round -1.
+    """
+    totals: dict[int, dict[int, Integers]] = field(default_factory=dict)
+    """What each step added to each window's totals."""
+    ends: Ends = field(default_factory=dict)
+    tables: list[tuple[Any, ...]] = field(default_factory=list)
+    """(step, window, release, releases, columns) of every table, in order."""
+    draws: Counter[tuple[Any, ...]] = field(default_factory=Counter)
+    """(window, group, column, release, purpose, normals) of every draw."""
+    published: dict[tuple[int, int], dict[bytes, tuple[Any, ...]]] = field(default_factory=dict)
+    """By (window, release): each group shown, since when, and its noisy sums."""
+
+    keys: dict[Group, set[str]] = field(default_factory=dict)
+    """What the key columns of each group shown read."""
+
+    def units(self) -> set[bytes]:
+        """Every unit that has rows."""
+        return {unit for unit, *_ in self.rows}
+
+    def groups_of(self, units: set[bytes]) -> set[Group]:
+        """The groups that these units' kept rows are in."""
+        return {(window, group) for unit, _, window, group, *_ in self.kept if unit in units}
+
+
+def record_query(
+    plan: Plan,
+    table: pa.Table,
+    *,
+    secret: bytes,
+    run: bytes,
+    buckets: int = 1,
+    chunk: int = ROWS,
+    frozen: Ends | None = None,
+) -> Recording:
+    """Run a query over a table, on a ledger of its own, and record what it computes.
+
+    `frozen`: rounds end where they did in another run, as if the same had been published.
+    """
+    recording = Recording()
+    published = run_plan(
+        plan,
+        table,
+        secret=secret,
+        run=run,
+        flow=lambda plan, reader: _RecordingFlow(
+            plan, reader, recording, buckets=buckets, frozen=frozen
+        ),
+        chunk=chunk,
+        wrap_spend=lambda real: _RecordingSpend(real, recording),
+    )
+    for step, made in published:
+        recording.tables.append((step, *made.due, tuple(made.table.column_names)))
+    return recording
+
+
+class _RecordingFlow(Flow):
+    """A Flow that records what its stages return."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        reader: RowReader,
+        recording: Recording,
+        *,
+        buckets: int,
+        frozen: Ends | None,
+    ) -> None:
+        super().__init__(plan, reader, buckets=buckets, threads=1)
+        self._recording, self._frozen = recording, frozen
+        self._before: dict[Group, Integers] = {}
+
+    def bound(self, window: int, period: int, rows: Rows) -> Verdicts:
+        verdicts = super().bound(window, period, rows)
+        for i, verdict in enumerate(verdicts.tolist()):
+            unit, digest = rows.units[i].tobytes(), rows.digests[i].tobytes()
+            step, group = int(rows.steps[i]), rows.groups[i].tobytes()
+            self._recording.rows[unit, step, window, digest] += 1
+            if verdict:
+                self._recording.kept[unit, step, window, group, digest, verdict] += 1
+        return verdicts
+
+    def aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
+        super().aggregate(window, rows, verdicts)
+        step = int(rows.steps[0])
+        for bucket in self.groups(window):
+            used = bucket.table.used
+            for group, sums in zip(
+                bucket.table.ids[:used], bucket.table.numbers[:used], strict=True
+            ):
+                self._note((window, group.tobytes()), step, sums, bucket.in_rounds)
+
+    def _note(self, group: Group, step: int, sums: Integers, in_rounds: bool) -> None:
+        """What a step has added; where there are rounds, the last number tells them apart."""
+        before = self._before.get(group, np.zeros_like(sums))
+        if in_rounds and _round(before) != _round(sums):
+            before = before.copy()
+            before[0] = 0
+        self._before[group], added = sums.copy(), sums - before
+        parts = [(_ALL_ROUNDS, added)]
+        if in_rounds:
+            added = added[:-1]
+            first = np.zeros_like(added)
+            first[0], added[0] = added[0], 0
+            parts = [(_ALL_ROUNDS, added), (_round(sums), first)]
+        for number, part in parts:
+            if part.any():
+                by_step = self._recording.sums.setdefault((*group, number), {})
+                by_step[step] = by_step.get(step, np.zeros_like(part)) + part
+
+    def count(self, judged: Judged) -> None:
+        if not self.query.totals:
+            return
+        window, step = judged.window, int(judged.rows.steps[0])
+        numbers = self.totals(window).bucket.table.numbers
+        before = numbers[0].copy()
+        super().count(judged)
+        by_step = self._recording.totals.setdefault(window, {})
+        by_step[step] = by_step.get(step, np.zeros_like(before)) + numbers[0] - before
+
+    def _passes(self, due: Due) -> Passes:
+        usual, place = super()._passes(due), (due.window, due.release)
+        ends = self._recording.ends.setdefault(place, set())
+
+        def choose(ids: Words, noisy: Integers, threshold: int) -> Mask:
+            found = usual(ids, noisy, threshold)
+            if self._frozen is not None:
+                known = self._frozen.get(place, set())
+                found = np.array([one.tobytes() in known for one in ids], bool)
+            ends.update(one.tobytes() for one in ids[found])
+            return found
+
+        return choose
+
+    def perturb(self, due: Due, spend: Doors) -> list[Noisy]:
+        noisy = super().perturb(due, spend)
+        self._recording.published[due.window, due.release] = {
+            part.ids[i].tobytes(): (int(part.since[i]), *part.sums[i].tolist())
+            for part in noisy
+            for i in range(len(part.ids))
+        }
+        for bucket, part in zip(self.groups(due.window), noisy, strict=True):
+            columns = bucket.key_columns(part.groups).to_pylist() if len(part.ids) else []
+            for one, keys in zip(part.ids, columns, strict=True):
+                read = self._recording.keys.setdefault((due.window, one.tobytes()), set())
+                read.add(repr(keys))
+        return noisy
+
+
+def _round(sums: Integers) -> int:
+    """The same number all through a round: when its group was last published."""
+    return max(int(sums[-1]), 1)
+
+
+class _RecordingSpend(QuerySpend):
+    """Passes every call on to the real spend, and records the draws."""
+
+    def __init__(self, real: QuerySpend, recording: Recording) -> None:
+        self._real, self._recording = real, recording
+
+    def begin(self, step: int) -> None:
+        self._real.begin(step)
+
+    def door(self, *, window: int, column: str, part: int) -> Door:
+        made = self._real.door(window=window, column=column, part=part)
+        return _RecordingDoor(made, self._recording, window, column)
+
+
+class _RecordingDoor(Door):
+    def __init__(self, real: Door, recording: Recording, window: int, column: str) -> None:
+        self._real, self._recording = real, recording
+        self._place = (window, column)
+
+    def normals(self, ids: Words, *, release: int, purpose: str, each: int = 1) -> Reals:
+        window, column = self._place
+        for one in ids:
+            self._recording.draws[window, one.tobytes(), column, release, purpose, each] += 1
+        return self._real.normals(ids, release=release, purpose=purpose, each=each)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

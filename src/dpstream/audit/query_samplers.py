@@ -7,14 +7,20 @@ no draw, no sum and no answer of a group that it is not in. Each run here has gr
 its own, so its outputs are independent of the others' and have the law of a query over them alone.
 Where totals of windows are published (debias), all groups of a window share them; a run then is a
 window, with units that renew every window, and what it shows begins with the share of rows kept.
+
+`SeriesRuns` runs SQL through a time-series mechanism, from the text to the tables. Nothing is
+replaced: the text is compiled, rows are read, one of each unit enters a window, and the mechanism's
+runner charges a ledger and draws its noise at its own addresses. Where a mechanism treats every bin
+by itself (`RunsAsBins` says why that is enough), a query over thousands of public groups is as many
+runs, for a unit's rows are in the groups of one run; otherwise every run is a query of its own.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,38 +30,108 @@ from weakref import finalize
 import numpy as np
 import pyarrow as pa
 
-from dpstream.audit.query_runs import run_plan
+from dpstream.audit.neighbours import Pair
 from dpstream.connectors.sources import open_source
-from dpstream.records import Integers, Reals, Source
-from dpstream.stages.flow import Flow
+from dpstream.connectors.sources.table import ROWS, TableSource
+from dpstream.engines.chunks import ChunkReader
+from dpstream.engines.inputs import FileInput
+from dpstream.engines.query_run import Options
+from dpstream.engines.series import SeriesRun
+from dpstream.errors import InvalidParameter
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.state import MemoryWindowKeys, Secret
+from dpstream.records import Integers, Reals, Rejected, Source
+from dpstream.sql import sql
+from dpstream.stages.flow import Flow, Publication
 from dpstream.stages.plan import Plan, planned
 from dpstream.stages.query import Query
 from dpstream.stages.row_reader import RowReader
+from dpstream.stages.series_query import SeriesQuery
 
 HOUR = 3600
 STEPS = 3
 """Steps of a run: parts of a day, or of a window."""
 
 Place = tuple[int, ...]
-"""(group, step) of a row, and if it is later than the scenario's rows are, by how many steps."""
-_WINDOWS = 250
-"""Windows side by side in one query: more of them take longer than two queries."""
+"""(group, step) of a row; a third number: it arrives that many steps late."""
+WINDOWS = 6
+"""Of a series query: 8 hours each, the length of a scenario's steps."""
+_WINDOWS_AT_ONCE = 250  # in one query: more of them take longer than two queries
+_GROUPS_AT_ONCE = 4_000  # in one series query: the text has an upper limit
 _MEMORY = 1 << 28
 SPELLINGS = ("{}", "{}.0", "{}e0", '" {}"')
 """Of one number, in JSON."""
 MakeFlow = Callable[[Plan, RowReader], Flow]
 
 
+def run_plan(
+    plan: Plan,
+    table: pa.Table,
+    *,
+    secret: bytes,
+    run: bytes,
+    flow: MakeFlow,
+    reader: type[RowReader] = RowReader,
+    chunk: int = ROWS,
+    source: Callable[[pa.Table], Source] | None = None,
+    memory: int = 1 << 20,
+    wrap_spend: Callable[[QuerySpend], QuerySpend] = lambda spend: spend,
+) -> Iterator[tuple[int, Publication]]:
+    """Run a planned query on a ledger of its own, without a disk: (step, what is published).
+
+    `source`: what is read in place of the table itself, made of it. `wrap_spend`: what the flow
+    draws noise through, made of the real spend.
+    """
+    steps = plan.query.schedule.steps
+    if steps is None:
+        raise InvalidParameter("an audit runs over a table; give the query start= and end=")
+    ledger, key = Ledger(), Secret(secret)
+    ledger.admit("audit", plan.terms(), "an audit")
+    keys = MemoryWindowKeys(derived_for_tests=key)
+    real = QuerySpend(run=run, query=plan.query.name, ledger=ledger, dataset="audit", keys=keys)
+    plan.pay(real, "audit")
+    spend, rows = wrap_spend(real), reader(plan.query, key, run)
+    made = flow(plan, rows)
+    read = TableSource(table, rows=chunk) if source is None else source(table)
+    files = FileInput(ChunkReader(read, rows, IgnoredRejects()), memory=memory)
+    try:
+        for step in range(steps):
+            pieces = files.take(step)
+            spend.begin(step)
+            for publication in made.step(step, pieces, spend):
+                yield step, publication
+                if publication.due.release == publication.due.releases:
+                    made.evict(publication.due.window)
+            made.evict_periods(step + 1)
+    finally:
+        files.close()
+        made.close()
+
+
+class IgnoredRejects:
+    """Rejected rows are dropped, and nobody is told."""
+
+    def rejected(self, chunk: str, rows: list[Rejected]) -> None:
+        """Dropped."""
+
+    def count(self, *, read: int, outside: int, late: int, other_keys: int) -> None:
+        """Not counted."""
+
+    def lagged(self, seconds: float) -> None:
+        """Not told."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """The rows of one run. `others`: so many units with one row each; `unit`: the target's rows."""
+    """The rows of one run: those of the target unit, and of others who have one row each."""
 
-    others: tuple[tuple[int, int, int], ...] = ()  # (group, step, how many)
+    others: tuple[tuple[int, int, int], ...] = ()
+    """(group, step, how many units have a row there)."""
     unit: tuple[Place, ...] = ()
-    late: int = 0
-    """Steps between the event of the target's rows and their arrival."""
+    """Where the target's rows are."""
     again: int = 0
-    """So many of the first `others` have a second row in the same place, beyond their bound."""
+    """How many of the first `others` have a second row in the same place, beyond their bound."""
 
     def facts(self) -> dict[str, Any]:
         """For a report."""
@@ -63,9 +139,39 @@ class Scenario:
         return found | ({"again": self.again} if self.again else {})
 
 
-def usual_flow(plan: Plan, reader: RowReader) -> Flow:
-    """The engine's own."""
+def unit_pair(
+    name: str,
+    *,
+    others: tuple[tuple[int, int, int], ...] = (),
+    unit: tuple[Place, ...] = (),
+    again: int = 0,
+) -> Pair:
+    """Neighbours: a scenario with all rows of a unit, and the same one without them."""
+    whole = Scenario(others=others, unit=unit, again=again)
+    return Pair(name=name, one=whole, two=replace(whole, unit=()))
+
+
+def embedded_flow(plan: Plan, reader: RowReader) -> Flow:
+    """The flow of the embedded engine, in one thread."""
     return Flow(plan, reader, buckets=1, threads=1)
+
+
+def sample_in_parts(
+    sample: Callable[[Scenario, int, bytes], Reals],
+    data: Scenario,
+    runs: int,
+    secret: bytes,
+    *,
+    most: int,
+) -> Reals:
+    """Runs of a sampler that takes `most` of them at once; each part has a secret of its own."""
+    parts = [min(most, runs - done) for done in range(0, runs, most)]
+    return np.concatenate(
+        [
+            sample(data, part, number.to_bytes(4, "big") + secret[4:])
+            for number, part in enumerate(parts)
+        ]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +183,7 @@ class QueryRuns:
     groups: int = 1
     apart: Literal["groups", "windows", "nothing"] = "groups"
     plan: Callable[[Query], Plan] = planned
-    flow: MakeFlow = usual_flow
+    flow: MakeFlow = embedded_flow
     reader: type[RowReader] = RowReader
     source: Callable[[pa.Table], Source] | None = None
     """What is read in place of the table of all rows, made of it."""
@@ -86,22 +192,16 @@ class QueryRuns:
 
     def __call__(self, data: Scenario, runs: int, secret: bytes) -> Reals:
         """What is published of each run's groups, NaN where they are not shown."""
-        together = {"groups": runs, "windows": _WINDOWS, "nothing": 1}[self.apart]
+        together = {"groups": runs, "windows": _WINDOWS_AT_ONCE, "nothing": 1}[self.apart]
         if together >= runs > 1:
-            return self._once(data, runs, secret)
-        parts = [min(together, runs - done) for done in range(0, runs, together)]
-        return np.concatenate(
-            [
-                self._once(data, part, number.to_bytes(4, "big") + secret[4:])
-                for number, part in enumerate(parts)
-            ]
-        )
+            return self._sample(data, runs, secret)
+        return sample_in_parts(self._sample, data, runs, secret, most=together)
 
-    def _once(self, data: Scenario, runs: int, secret: bytes) -> Reals:
+    def _sample(self, data: Scenario, runs: int, secret: bytes) -> Reals:
         plan = _planned(self.plan, self.query(runs))
         windows = self.apart == "windows"
         columns = [aggregate.name for aggregate in plan.query.aggregates]
-        table, width = table_of(data, runs, self.groups, windows), self.groups
+        table, width = scenario_table(data, runs, self.groups, windows), self.groups
         found: dict[int, list[Reals]] = {}
         for _, made in run_plan(
             plan,
@@ -119,10 +219,10 @@ class QueryRuns:
             if plan.query.totals:
                 about = json.loads(made.table.schema.metadata[b"dpstream"])
                 shown.append(np.full((places, 1), about["kept_share"]))
-            shown.append(by_run(made.table, columns, runs=places, groups=width))
+            shown.append(values_by_run(made.table, columns, runs=places, groups=width))
             for name, numbers in self.looks(made.table).items():
                 looked = pa.table({"key": made.table["key"], name: numbers})
-                shown.append(by_run(looked, [name], runs=places, groups=width))
+                shown.append(values_by_run(looked, [name], runs=places, groups=width))
         rows = [np.concatenate(found[place], axis=1) for place in sorted(found)]
         return np.concatenate(rows[:runs] if windows else rows)
 
@@ -146,7 +246,7 @@ def column_types(table: pa.Table) -> dict[str, Reals]:
     return {"floats": np.full(len(table), float(floats))}
 
 
-def spelled(table: pa.Table) -> list[str]:
+def unit_spellings(table: pa.Table) -> list[str]:
     """The users of all rows as JSON has them, each row of a unit in another spelling."""
     seen: Counter[int] = Counter()
     found = []
@@ -156,23 +256,23 @@ def spelled(table: pa.Table) -> list[str]:
     return found
 
 
-def spelled_json(table: pa.Table) -> Source:
+def json_source(table: pa.Table) -> Source:
     """The rows as JSON lines in which each row of a unit writes its number in another way."""
     folder = TemporaryDirectory()
     path = Path(folder.name) / "rows.jsonl"
     rows = table.drop_columns(["user", "day"]).to_pylist()
     with path.open("w", encoding="utf-8") as file:
-        for user, row in zip(spelled(table), rows, strict=True):
+        for user, row in zip(unit_spellings(table), rows, strict=True):
             file.write(f'{{"user": {user}, {json.dumps(row)[1:]}\n')
     source = open_source(path)
     finalize(source, folder.cleanup)
     return source
 
 
-def by_run(table: pa.Table, columns: Sequence[str], *, runs: int, groups: int) -> Reals:
+def values_by_run(table: pa.Table, columns: Sequence[str], *, runs: int, groups: int) -> Reals:
     """What a table shows of each run: runs x (groups x columns), NaN where a group is not there.
 
-    Run so and so has the groups from its number times `groups` on.
+    The groups of run r have the keys r * `groups` to (r + 1) * `groups` - 1.
     """
     out = np.full((runs, groups, len(columns)), np.nan)
     keys = table["key"].to_numpy().astype(np.int64)
@@ -188,48 +288,99 @@ def _planned(plan: Callable[[Query], Plan], query: Query) -> Plan:
     return plan(query)
 
 
-def table_of(data: Scenario, runs: int, groups: int, windows: bool) -> pa.Table:
+def scenario_table(data: Scenario, runs: int, groups: int, windows: bool) -> pa.Table:
     """Rows of all runs, the targets' first; every unit but the target has one row."""
-    run, group, step, unit, delay = [], [], [], [], []
     place, every = np.arange(runs), 1_000_000
-    named = 0
-    for which, when, *late in data.unit:
-        run.append(place)
-        group.append(np.full(runs, which))
-        step.append(np.full(runs, when))
-        unit.append(place * every)
-        delay.append(np.full(runs, late[0] if late else data.late))
-    for which, when, many in data.others:
-        run.append(np.repeat(place, many))
-        group.append(np.full(runs * many, which))
-        step.append(np.full(runs * many, when))
-        units = named + np.tile(np.arange(many), runs)
-        unit.append(np.repeat(place, many) * every + units + 1)
-        delay.append(np.zeros(runs * many, np.int64))
+    parts: list[Integers] = [np.zeros((5, 0), np.int64)]
+
+    def add(group: int, step: int, first: int, many: int, late: int = 0) -> None:
+        """A row of `many` units in each run, whose numbers begin with `first`."""
+        run = np.repeat(place, many)
+        units = run * every + np.tile(np.arange(first, first + many), runs)
+        same = (np.full(len(run), number) for number in (group, step, late))
+        parts.append(np.stack([run, units, *same]))
+
+    for group, step, *late in data.unit:
+        add(group, step, 0, 1, *late)
+    named = 1
+    for group, step, many in data.others:
+        add(group, step, named, many)
         named += many
-    if data.again:  # the same rows once more
-        which, when, _ = data.others[0]
-        size = runs * data.again
-        run.append(np.repeat(place, data.again))
-        group.append(np.full(size, which))
-        step.append(np.full(size, when))
-        unit.append(np.repeat(place, data.again) * every + np.tile(np.arange(data.again), runs) + 1)
-        delay.append(np.zeros(size, np.int64))
-    joined: list[Integers] = [
-        np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
-        for parts in (run, group, step, unit, delay)
-    ]
-    where, place_of, steps, who, delays = joined
+    if data.again:
+        add(*data.others[0][:2], 1, data.again)
+    runs_of, units, groups_of, steps, delays = np.concatenate(parts, axis=1)
     length = HOUR // STEPS if windows else 24 * HOUR // STEPS
-    times = steps * length + 60 + (where * HOUR if windows else 0)
+    times = steps * length + 60 + (runs_of * HOUR if windows else 0)
+    target = units % every == 0
     return pa.table(
         {
-            "user": who,
-            "key": place_of if windows else where * groups + place_of,
+            "user": units,
+            "key": groups_of if windows else runs_of * groups + groups_of,
             "ts": times,
             "seen": times + delays * length,
             "x": np.full(len(times), 4),
-            "zero": np.where(who % every == 0, -0.0, 0.0),
-            "day": pa.array(np.where(who % every == 0, 45_296_789, 0)).view(pa.date64()),
+            "zero": np.where(target, -0.0, 0.0),
+            "day": pa.array(np.where(target, 45_296_789, 0)).view(pa.date64()),
         }
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesRuns:
+    """A sampler over a statement; `options`: those of its privacy clause, but for the groups."""
+
+    options: str
+    groups: int = 1
+    apart: bool = True
+    """May groups be runs?"""
+    run: type[SeriesRun] = SeriesRun
+
+    def __call__(self, data: Scenario, runs: int, secret: bytes) -> Reals:
+        """What each run publishes in all windows, and which windows repeat an earlier one."""
+        together = _GROUPS_AT_ONCE // self.groups if self.apart else 1
+        return sample_in_parts(self._sample, data, runs, secret, most=together)
+
+    def _sample(self, data: Scenario, runs: int, secret: bytes) -> Reals:
+        query = series_query(self.options, self.groups * runs)
+        rows = scenario_table(data, runs, self.groups, windows=False)
+        made = self.run(
+            query=query,
+            source=TableSource(rows),
+            aside=IgnoredRejects(),
+            secret=secret,
+            options=Options(run_id=secret[:16]),
+        )
+        tables = sorted(made, key=lambda table: table["window_start"][0].as_py())
+        values = np.array([_column(table, "n") for table in tables])
+        held = np.array([_column(table, "held") for table in tables])
+        shown = np.stack([values, held]).reshape(2, len(tables), runs, self.groups)
+        return shown.transpose(2, 0, 1, 3).reshape(runs, -1)
+
+
+def _column(table: pa.Table, name: str) -> Reals:
+    """In the order of the groups' numbers."""
+    keys: Integers = table["key"].to_numpy()
+    found: Reals = table[name].to_numpy(zero_copy_only=False).astype(np.float64)
+    return found[np.argsort(keys)]
+
+
+@lru_cache(maxsize=8)
+def series_query(options: str, groups: int) -> SeriesQuery:
+    """The statement, with its public groups; rows may come a window late."""
+    named = ", ".join(str(group) for group in range(groups))
+    query = sql(
+        f"""
+        SELECT WITH DIFFERENTIAL_PRIVACY
+               OPTIONS (privacy_unit_column = user, {options}, public_groups = ({named}))
+               key, window_start, COUNT(*) AS n
+        FROM TUMBLE(visits, DESCRIPTOR(ts), INTERVAL '8' HOUR)
+        GROUP BY key, window_start
+        """,
+        time_unit="s",
+        start="1970-01-01",
+        end="1970-01-03",
+        arrival_column="seen",
+        allowed_lateness="8 hours",
+    )
+    assert isinstance(query, SeriesQuery)
+    return query

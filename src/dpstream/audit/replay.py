@@ -8,15 +8,16 @@ privacy loss along this path; it must stay within the promise.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.mechanisms.base import Mechanism
+from dpstream.mechanisms.base import Mechanism, Spender
 from dpstream.privacy.charges import Cells
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.spend import Spend
@@ -177,41 +178,18 @@ def replay(
     if len(twin.calls) < len(calls):
         raise Changed(f"the neighbour asks only {len(twin.calls)} of {len(calls)} questions")
     loss, violations, moved = Fraction(0), [], set()
-    paid: dict[str, int] = {}  # by purpose: how many of the values paid for have changed
+    paid: Counter[str] = Counter()  # by purpose: how many of the values paid for have changed
     users = mechanism.terms().unit == "user"
     for old, new in zip(calls, twin.calls, strict=True):
-        change = Fraction(int(np.abs(old.value - new.value).sum()))
-        if old.kind in ("normals", "cover"):
-            too_much, cost = bool(change), Fraction(0)
-        elif old.kind == "gaussian":  # L2; under a cover the squares of all its calls add up
-            squares = sum(int(moved_by) ** 2 for moved_by in (old.value - new.value).flat)
-            too_much = squares > old.sensitivity**2
-            cost = old.amount * Fraction(squares) / old.sensitivity**2
-        elif old.kind == "choose":
-            change = Fraction(int(np.abs(old.value - new.value).max(initial=0)))
-            cost = old.amount * change / old.sensitivity
-            too_much = change > old.sensitivity
-            if isinstance(old.interval, Paid):
-                too_much, cost = (
-                    change > old.sensitivity * paid.get(old.interval.purpose, 0),
-                    Fraction(0),
-                )
-        elif old.kind == "respond":
-            moved_buckets = int((old.value != new.value).sum())
-            too_much, cost = False, old.amount * moved_buckets
-        elif isinstance(old.interval, Paid):  # paid for with the values that it reads
-            allowed = old.sensitivity * paid.get(old.interval.purpose, 0)
-            too_much, cost = change > allowed, Fraction(0)
-        else:
-            too_much, cost = change > old.sensitivity, old.amount * change / old.sensitivity
+        change, allowed, cost = _compare(old, new, paid)
         if original is not None and old.interval is None and old.kind not in _JOINT:
             declared = _changed_cells(old, original, neighbour, user=users)
             if cost > old.amount * declared:
                 violations.append(f"step {old.step}, {old.purpose!r}: moved by cells not named")
-        if too_much:
+        if not allowed:
             violations.append(f"step {old.step}, {old.purpose!r}: moved by {change}")
         if old.kind == "pay":
-            paid[old.purpose] = paid.get(old.purpose, 0) + int((old.value != new.value).sum())
+            paid[old.purpose] += int((old.value != new.value).sum())
         if old.interval is None or isinstance(old.interval, Paid):
             loss += cost
         elif change:
@@ -219,6 +197,23 @@ def replay(
     opened = {call.answer: call.amount for call in calls if call.kind == "open_interval"}
     loss += sum((opened[interval] for interval in moved), Fraction(0))
     return Replay(loss=loss, violations=violations)
+
+
+def _compare(old: Call, new: Call, paid: Counter[str]) -> tuple[Fraction, bool, Fraction]:
+    """By how much a call's value moved, whether it may move so far, and what that costs."""
+    moves = np.abs(old.value - new.value)
+    change = Fraction(int(moves.max(initial=0) if old.kind == "choose" else moves.sum()))
+    if old.kind in ("normals", "cover"):
+        return change, not change, Fraction(0)
+    if old.kind == "gaussian":  # L2; under a cover the squares of all its calls add up
+        squares = Fraction(sum(int(move) ** 2 for move in moves.flat))
+        allowed = old.sensitivity**2
+        return change, squares <= allowed, old.amount * squares / allowed
+    if old.kind == "respond":
+        return change, True, old.amount * int((moves != 0).sum())
+    if isinstance(old.interval, Paid):  # paid for with the values that it reads
+        return change, change <= old.sensitivity * paid[old.interval.purpose], Fraction(0)
+    return change, change <= old.sensitivity, old.amount * change / old.sensitivity
 
 
 _JOINT = ("normals", "cover", "open_interval", "close_interval", "gaussian")
@@ -239,12 +234,19 @@ def _changed_cells(call: Call, original: Integers, neighbour: Integers, *, user:
     return int((moved != 0).sum())
 
 
-def drive(mechanism: Mechanism, block: Integers, recorder: Recorder) -> list[Release]:
+class SteppedSpender(Spender, Protocol):
+    """A Spender that is told which step comes next."""
+
+    def begin(self, step: int) -> None:
+        """Move to `step`."""
+
+
+def drive(mechanism: Mechanism, block: Integers, spend: SteppedSpender) -> list[Release]:
     """Feed a whole stream, step by step."""
     state, releases = mechanism.start(), []
     for step, row in enumerate(block):
-        recorder.begin(step)
-        state, new = mechanism.step(state, row, recorder)
+        spend.begin(step)
+        state, new = mechanism.step(state, row, spend)
         releases += new
-    _, last = mechanism.finish(state, recorder)
+    _, last = mechanism.finish(state, spend)
     return releases + last

@@ -6,15 +6,31 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from dpstream.audit.broken import broken
-from dpstream.audit.shipped import shipped
-from dpstream.audit.targets import Audited, Row, Watch
+from dpstream.audit.ledger_targets import ledger_controls, ledger_targets
+from dpstream.audit.mechanism_targets import mechanism_controls, mechanism_targets
+from dpstream.audit.query_targets import (
+    query_controls,
+    query_targets,
+    series_controls,
+    series_targets,
+)
+from dpstream.audit.targets import Catalogue, Row, Watch
 from dpstream.errors import InvalidParameter
 
 
-def catalogue() -> dict[str, Callable[[], Audited]]:
-    """Everything that can be audited, by name: what is shipped, then the controls."""
-    return {**shipped(), **broken()}
+def shipped() -> Catalogue:
+    """Everything that is shipped: noise itself, mechanisms, queries, ledgers."""
+    return mechanism_targets() | query_targets() | series_targets() | ledger_targets()
+
+
+def controls() -> Catalogue:
+    """Forms that are known to be broken: the auditor must catch each of them."""
+    return mechanism_controls() | query_controls() | series_controls() | ledger_controls()
+
+
+def catalogue() -> Catalogue:
+    """Everything that can be audited: what is shipped, then the controls."""
+    return shipped() | controls()
 
 
 def audit(
@@ -40,7 +56,7 @@ def audit(
         yield known[name]().audit(quick=quick, seed=seed, watch=watch(name))
 
 
-def again(row: Row, *, quick: bool = False) -> Row:
+def repeat_row(row: Row, *, quick: bool = False) -> Row:
     """A row made once more from what it says about itself."""
     target = catalogue()[row["name"]]()
     return target.audit(quick=quick, seed=row["seed"], watch=lambda done, total: None)

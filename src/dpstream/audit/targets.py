@@ -6,12 +6,12 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
+from dpstream.audit.lower_bounds import LEARNERS, Bound, Learner, lower_bound
+from dpstream.audit.mechanism_samplers import Sampler
 from dpstream.audit.neighbours import Pair
-from dpstream.audit.samplers import Sampler
-from dpstream.audit.scores import LEARNERS, Learner
-from dpstream.audit.testers import Bound, lower_bound
 
 CONFIDENCE = 0.999
 FINALISTS = 2
@@ -63,9 +63,10 @@ class Target:
             bounds.append((self._bound(pair, runs, f"{seed} test {-number}", share), pair))
             watch(len(tried) + done, total)
         bound, pair = max(bounds, key=lambda found: found[0].epsilon)
-        return self.row(
+        return _row(
+            self,
+            bound.epsilon,
             method="events",
-            lower_bound=bound.epsilon,
             confidence=CONFIDENCE,
             delta_lower_bound=bound.delta,
             runs=runs,
@@ -82,10 +83,6 @@ class Target:
         )
         claim: dict[str, float] = {"epsilon": self.epsilon, "delta": self.delta}
         return lower_bound(one, two, error=error, learners=self.learners, **claim)
-
-    def row(self, *, lower_bound: float, **facts: Any) -> Row:
-        """A line of the report."""
-        return _row(self, lower_bound, facts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,21 +106,29 @@ class Exact:
         return _row(
             self,
             loss,
-            {
-                "method": "exact",
-                "confidence": 1.0,
-                "runs": 0,
-                "seed": seed,
-                "witness": {"outcome": self.witness},
-                "seconds": round(time.perf_counter() - began, 2),
-            },
+            method="exact",
+            confidence=1.0,
+            runs=0,
+            seed=seed,
+            witness={"outcome": self.witness},
+            seconds=round(time.perf_counter() - began, 2),
         )
 
 
 Audited: TypeAlias = Target | Exact
+Maker: TypeAlias = Callable[[str], Target]
+"""From the name of a row to what is audited in it."""
+Catalogue: TypeAlias = dict[str, Callable[[], Audited]]
+"""By name; a target is made when it is asked for, because planning a query takes time."""
 
 
-def _row(target: Audited, bound: float, facts: dict[str, Any]) -> Row:
+def by_name(makers: Mapping[str, Callable[[str], Audited]]) -> Catalogue:
+    """Give every target the name that it is listed under."""
+    return {name: partial(make, name) for name, make in makers.items()}
+
+
+def _row(target: Audited, bound: float, **facts: Any) -> Row:
+    """A line of the report."""
     return {
         "name": target.name,
         "control": target.control,

@@ -9,8 +9,16 @@ from collections.abc import Sequence
 from typer import Abort
 
 from dpstream.cli.app import app
-from dpstream.cli.exits import INTERRUPTED, UNREAD, UsageError, code_of
-from dpstream.cli.output import note, report_error, set_json, tell_log
+from dpstream.cli.output import (
+    INTERRUPTED,
+    UNREAD,
+    UsageError,
+    code_of,
+    note,
+    report_error,
+    set_json,
+    tell_log,
+)
 from dpstream.errors import DpstreamError, NewBook
 
 __all__ = ["main"]

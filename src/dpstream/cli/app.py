@@ -1,81 +1,79 @@
-"""The command tree."""
+"""The command tree; a command is imported when it runs, so that `--help` needs no Numba."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 import dpstream
-from dpstream.cli.exits import epilog
-from dpstream.cli.lazy import LazyGroup
+from dpstream.cli.output import epilog
+
+COMMANDS = {
+    "init": "Write a commented pipeline.toml and made-up data for it: a file, or a live feed.",
+    "run": "Run a pipeline's queries; started again, they go on where they stopped.",
+    "serve": "Run a pipeline and serve its releases: a page, a feed, and a side for the operator.",
+    "sql": "Publish a query's releases under differential privacy.",
+    "explain": "Explain a query: plan, sensitivity, noise, keys, budget, memory, "
+    "what it leaves open.",
+    "bounds": "Propose bounds: groups and rows of a unit, clamps, and the pre-threshold.",
+    "release": "Publish a series under differential privacy, one row a step.",
+    "compare": "Rank mechanisms on data that are public or already released.",
+    "mechanisms": "List the mechanisms with their guarantee, protected unit and delay.",
+    "sources": "List sources and sinks, what is installed, and which extra to install.",
+    "ledger": "Show what was spent, on what, when, and what is left.",
+    "state": "Look after state directories.",
+    "demo": "Take a tour: a live private query that survives a kill, a series, and the ledger.",
+    "audit": "Attack what dpstream ships, and show that the attacks catch what is broken.",
+    "bench": "Measure dpstream, against its peers where they are installed.",
+}
+"""Name -> what it does, the first line of its docstring. Each is in `NAME_command.py`."""
 
 
-class Commands(LazyGroup):
-    """Every command; its line here is the first of its docstring."""
+class Commands(TyperGroup):
+    """Knows every command by name and by one line; `load` imports the real one."""
 
-    homes: ClassVar = {
-        "init": (
-            "dpstream.cli.init:init",
-            "Write a commented pipeline.toml and made-up data for it: a file, or a live feed.",
-        ),
-        "run": (
-            "dpstream.cli.run:run",
-            "Run a pipeline's queries; started again, they go on where they stopped.",
-        ),
-        "serve": (
-            "dpstream.cli.serve:serve",
-            "Run a pipeline and serve its releases: a page, a feed, and a side for the operator.",
-        ),
-        "sql": (
-            "dpstream.cli.sql:sql",
-            "Publish a query's releases under differential privacy.",
-        ),
-        "explain": (
-            "dpstream.cli.explain:explain",
-            "Explain a query: plan, sensitivity, noise, keys, budget, memory, what it leaves open.",
-        ),
-        "bounds": (
-            "dpstream.cli.bounds:bounds",
-            "Propose bounds: groups and rows of a unit, clamps, and the pre-threshold.",
-        ),
-        "release": (
-            "dpstream.cli.release:release",
-            "Publish a series under differential privacy, one row a step.",
-        ),
-        "compare": (
-            "dpstream.cli.compare:compare",
-            "Rank mechanisms on data that are public or already released.",
-        ),
-        "mechanisms": (
-            "dpstream.cli.mechanisms:mechanisms",
-            "List the mechanisms with their guarantee, protected unit and delay.",
-        ),
-        "sources": (
-            "dpstream.cli.sources:sources",
-            "List sources and sinks, what is installed, and which extra to install.",
-        ),
-        "ledger": (
-            "dpstream.cli.ledger:app",
-            "Show what was spent, on what, when, and what is left.",
-        ),
-        "state": (
-            "dpstream.cli.state:app",
-            "Look after state directories.",
-        ),
-        "demo": (
-            "dpstream.cli.demo:demo",
-            "Take a tour: a live private query that survives a kill, a series, and the ledger.",
-        ),
-        "audit": (
-            "dpstream.cli.audit:audit",
-            "Attack what dpstream ships, and show that the attacks catch what is broken.",
-        ),
-        "bench": (
-            "dpstream.cli.bench:bench",
-            "Measure dpstream, against its peers where they are installed.",
-        ),
-    }
+    def __init__(self, **settings: Any) -> None:
+        outlines = {name: TyperCommand(name=name, help=line) for name, line in COMMANDS.items()}
+        super().__init__(**settings | {"commands": outlines})
+        _plain_flags(self)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is about to run, or to complete its options, in full."""
+        name, outline, rest = super().resolve_command(ctx, args)
+        return name, outline and self.load(str(name)), rest
+
+    def load(self, name: str) -> Any:
+        """Import the command `name`: an `app` of several, or the function of that name."""
+        module = import_module(f"dpstream.cli.{name}_command")
+        tree = getattr(module, "app", None)
+        if tree is None:
+            tree = typer.Typer()
+            tree.command(name)(getattr(module, name))
+        tree._add_completion = False  # the whole tree has it once
+        return _plain_flags(get_command(tree))
+
+
+def _plain_flags(command: Any) -> Any:
+    """Help shows `--json`, not `--json <bool>`: a flag takes no value."""
+    for each in (command, *getattr(command, "commands", {}).values()):
+        for option in each.params:
+            if getattr(option, "is_flag", False):
+                option.metavar = ""
+        each.get_help_option = partial(_plain_help, each.get_help_option)
+    return command
+
+
+def _plain_help(made: Callable[[Any], Any], context: Any) -> Any:
+    option = made(context)
+    if option is not None:
+        option.metavar = ""
+    return option
 
 
 app = typer.Typer(

@@ -1,4 +1,4 @@
-"""Where the commands write: JSON or tables to stdout, notes and errors to stderr."""
+"""What the commands write: results to stdout, notes and errors to stderr, and an exit code."""
 
 from __future__ import annotations
 
@@ -8,23 +8,64 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from dpstream.cli.exits import code_of
+from dpstream import errors
 
+CODES = {
+    0: "ok",
+    1: "unexpected: please report it",
+    2: "bad usage or input",
+    3: "budget exceeded: nothing was published",
+    4: "noise reuse, or a problem with state, ledger or secret: nothing was published",
+    5: "an optional dependency is missing",
+    6: "a server does not answer: with --state, the same command again goes on",
+    130: "interrupted: with --state, the same command again goes on",
+    141: "the reader of the output has gone away: with --state, the same command again goes on",
+}
+INTERRUPTED = 130
+UNREAD = 141
+
+# Typer exports only this leaf of its usage errors; its parent is what all of them share.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+_BY_ERROR: tuple[tuple[type[BaseException], int], ...] = (
+    (errors.InvalidParameter, 2),
+    (errors.InvalidInput, 2),
+    (errors.BudgetExceeded, 3),
+    (errors.LedgerError, 4),
+    (errors.NoiseReuse, 4),
+    (errors.NoiseExhausted, 4),
+    (errors.StateError, 4),
+    (errors.SecretError, 4),
+    (errors.MissingDependency, 5),
+    (errors.ServerUnreachable, 6),
+    (UsageError, 2),
+    (OSError, 2),
+)
 _EVERY = 256  # steps between two updates of the progress bar
-
 _FEW = 4096  # below it every one is drawn
 _PIPE_WIDTH = 160
 _WIDEST = 10_000
-
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _as_json = False
+
+
+def code_of(problem: BaseException) -> int:
+    """The exit code that stands for an error."""
+    return next((code for kind, code in _BY_ERROR if isinstance(problem, kind)), 1)
+
+
+def epilog() -> str:
+    """The codes as they stand below `dpstream --help`."""
+    return "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in CODES.items()) + "."
 
 
 def set_json(wanted: bool) -> None:

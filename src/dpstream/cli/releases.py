@@ -22,8 +22,8 @@ _MOST = 100  # rows that are shown of a release, unless all are asked for
 
 def about(release: pa.Table) -> dict[str, Any]:
     """Query, window and trigger of a release."""
-    found: dict[str, Any] = json.loads(release.schema.metadata[b"dpstream"])
-    return found
+    facts: dict[str, Any] = json.loads(release.schema.metadata[b"dpstream"])
+    return facts
 
 
 def as_json(release: pa.Table, *, rows: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""While queries run: progress for the operator, and an orderly stop on SIGINT or SIGTERM."""
+"""While queries run: progress, an orderly stop on SIGINT or SIGTERM, and what they were charged."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
 from types import FrameType
@@ -17,13 +17,19 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from dpstream.cli.exits import INTERRUPTED
-from dpstream.cli.output import note
+from dpstream.cli.output import INTERRUPTED, note
 from dpstream.engines.clock import SystemClock
+from dpstream.privacy.amounts import show
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.remaining import spent_and_left
 from dpstream.session import Run
+from dpstream.session.budget import AnyQuery
+from dpstream.stages.query import Query
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OPERATOR_ONLY = "operator only, not private"
+Books = Ledger | Path
+"""A ledger, or the file of one that may not be there yet."""
 
 
 class Stopper(SystemClock):
@@ -47,7 +53,7 @@ class Stopper(SystemClock):
             super().wait(until, stop)
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def stop_on_signals(self) -> Iterator[None]:
         """Signals ask for a stop while this lasts."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -66,7 +72,7 @@ class Stopper(SystemClock):
         os.write(2, self._told)
 
 
-def unfinished(runs: Iterable[Run]) -> bool:
+def is_unfinished(runs: Iterable[Run]) -> bool:
     """Is there anything left to publish?"""
     return any(
         run.query.schedule.steps is None or run.steps_done < run.query.schedule.steps
@@ -135,3 +141,45 @@ def _most(runs: list[Run]) -> dict[str, int]:
     """The largest count of any run: queries over one source see the same rows."""
     seen = [run.operator.counts() for run in runs]
     return {name: max(one[name] for one in seen) for name in seen[0]}
+
+
+def book_of(books: Books, dataset: str) -> dict[str, Any] | None:
+    """A dataset's book as reported; None if it is not open."""
+    if isinstance(books, Ledger):
+        reports = books.report()
+    else:  # looking makes no file
+        with closing(Ledger(books if books.exists() else None)) as ledger:
+            reports = ledger.report()
+    return next((report for report in reports if report["dataset"] == dataset), None)
+
+
+def charged_runs(books: Books, dataset: str) -> dict[str, str]:
+    """The runs that a dataset's book was charged for, and their queries."""
+    book = book_of(books, dataset)
+    return {} if book is None else {line["run"]: line["query"] for line in book["spent_on"]}
+
+
+def tell_charges(
+    queries: Sequence[AnyQuery], before: Mapping[str, str], books: Books, dataset: str
+) -> int:
+    """Say what was charged since `before`; returns how many runs were charged."""
+    book, now = book_of(books, dataset), charged_runs(books, dataset)
+    names = [query for run, query in now.items() if run not in before]
+    if book is None:
+        note("nothing was charged")
+        return 0
+    amounts = ", ".join(
+        f"{_cost_in_words(query)} for {query.name!r}" for query in queries if query.name in names
+    )
+    what = f"charged to the book {dataset!r}: {amounts}"
+    if not amounts:
+        what = f"nothing new was charged to the book {dataset!r}"
+    note(f"{what}; {spent_and_left(book)}")
+    return len(names)
+
+
+def _cost_in_words(query: AnyQuery) -> str:
+    if isinstance(query, Query):
+        return f"epsilon = {show(query.epsilon)}, delta = {show(query.delta)}"
+    terms = query.mechanism.terms()
+    return f"{terms.measure} = {show(terms.total)} within any {terms.window or 1} windows"

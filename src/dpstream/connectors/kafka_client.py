@@ -15,7 +15,7 @@ from dpstream.connectors.options import Options
 from dpstream.errors import InvalidParameter
 
 _log = logging.getLogger("dpstream.kafka")
-_log.addHandler(logging.NullHandler())  # for who wants it; Patience tells what matters
+_log.addHandler(logging.NullHandler())  # for who wants it; RetryPolicy tells what matters
 
 _FILES = {
     "ca_file": "ssl.ca.location",

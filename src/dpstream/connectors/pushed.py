@@ -50,22 +50,22 @@ class Inbox:
 
     def put(self, batch: Batch, *, request: str | None = None) -> tuple[int, bool]:
         """Keep a batch for good; its number, and whether the request was known already."""
-        mark = None if request is None else sha256(request.encode()).hexdigest()
+        request_id = None if request is None else sha256(request.encode()).hexdigest()
         with self._lock:
-            if mark is not None and mark in self._known:
-                return self._known[mark], True
-            if mark is not None:  # in the segment, too: a kill may come before it is noted
-                table = batch.table.replace_schema_metadata({b"dpstream.request": mark.encode()})
-                batch = replace(batch, table=table)
+            if request_id is not None and request_id in self._known:
+                return self._known[request_id], True
+            if request_id is not None:  # in the segment, too: a kill may come before it is noted
+                metadata = {b"dpstream.request": request_id.encode()}
+                batch = replace(batch, table=batch.table.replace_schema_metadata(metadata))
             content = dump_batch(batch)
             while not put_new(_path(self._folder, self._next), content, private=True):
                 self._find()  # written by a put that failed afterwards, or by another process
-                if mark is not None and mark in self._known:
-                    return self._known[mark], True
+                if request_id is not None and request_id in self._known:
+                    return self._known[request_id], True
             number = self._next
             self._next += 1
-            if mark is not None:
-                self._note(mark, number)
+            if request_id is not None:
+                self._note(request_id, number)
             return number, False
 
     def _find(self) -> None:
@@ -88,11 +88,11 @@ class Inbox:
                 continue
         return found
 
-    def _note(self, mark: str, number: int) -> None:
-        self._known[mark] = number
+    def _note(self, request_id: str, number: int) -> None:
+        self._known[request_id] = number
         path = self._folder / _REQUESTS
         with writing(path), os.fdopen(os.open(path, _APPEND, 0o600), "ab") as file:
-            file.write(json.dumps([mark, number]).encode() + b"\n")
+            file.write(json.dumps([request_id, number]).encode() + b"\n")
         while len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
 
@@ -102,17 +102,17 @@ class Inbox:
         path = self._folder / _REQUESTS
         for line in path.read_bytes().splitlines() if path.exists() else ():
             try:
-                mark, number = json.loads(line)
+                request_id, number = json.loads(line)
             except ValueError:  # cut by a kill; its segment is still there
                 continue
-            found[mark] = number
+            found[request_id] = number
         for number in _numbers(self._folder):
             told = _request_of(self._folder, number)
             if told is not None:
                 found.setdefault(told, number)
         kept = OrderedDict(list(found.items())[-_REMEMBERED:])
         if kept:
-            lines = "".join(json.dumps([mark, number]) + "\n" for mark, number in kept.items())
+            lines = "".join(json.dumps(one) + "\n" for one in kept.items())
             put(path, lines.encode())
         return kept
 
@@ -167,7 +167,7 @@ class PushedSource:
         table = batch.table.replace_schema_metadata(None)
         return replace(batch, table=table, position=number + 1, done=number + 1 == until)
 
-    def forget(self, positions: Mapping[str, Position]) -> None:
+    def commit(self, positions: Mapping[str, Position]) -> None:
         """Delete segments before a position; the newest stays, so that numbers go on after it."""
         before = positions.get("pushed") or 0
         for number in _numbers(self._folder)[:-1]:
@@ -179,7 +179,7 @@ class PushedSource:
 
 
 def _request_of(folder: Path, number: int) -> str | None:
-    """The mark of the request that a segment was posted with."""
+    """The id of the request that a segment was posted with."""
     table = load_batch(_path(folder, number), None).table
     told = (table.schema.metadata or {}).get(b"dpstream.request")
     return None if told is None else told.decode()

@@ -19,9 +19,10 @@ import pyarrow as pa
 from dpstream.connectors.storage import open_folder, put_new, remove, safe_name
 from dpstream.errors import RowsLost, StateError
 from dpstream.privacy.state.files import remove_leftovers
-from dpstream.records import Batch, Position, Rejected, Source
+from dpstream.records import Batch, EndingSource, InferredTypes, Position, Rejected, Source
 
-_MAGIC = b"dpstream-write-ahead-1\n"
+_NAME = b"dpstream-write-ahead-"
+_MAGIC = _NAME + b"1\n"  # with the number of the format
 _REJECTED = b"dpstream.rejected"
 
 
@@ -29,8 +30,11 @@ class WriteAhead:
     """A source whose positions are segment numbers.
 
     A read at the last position takes the next chunk from the wrapped source; one at an earlier
-    position gives the chunk that was delivered there. `forget` frees what no recovery needs. The
+    position gives the chunk that was delivered there. `commit` frees what no recovery needs. The
     columns that a chunk was read with are kept; a replay may ask for fewer.
+
+    Of the wrapped source's abilities it has `ended` and `inferred`. Its positions start at 0
+    whatever the wrapped source's are, and its partitions may always grow.
     """
 
     replayable = True
@@ -38,6 +42,7 @@ class WriteAhead:
     def __init__(self, source: Source, folder: Path) -> None:
         self._source, self._folder = source, folder
         self.bounded = source.bounded
+        self.inferred = source.inferred if isinstance(source, InferredTypes) else {}
         self._live: dict[str, Position] = {}
         self._pending: dict[str, Batch] = {}  # read from the source, not yet on disk
         self._kept: dict[str, list[int]] = {}
@@ -47,7 +52,7 @@ class WriteAhead:
     @property
     def ended(self) -> bool:
         """The wrapped source has ended, and all of it is on disk."""
-        return bool(getattr(self._source, "ended", False)) and not self._pending
+        return isinstance(self._source, EndingSource) and self._source.ended and not self._pending
 
     def partitions(self) -> list[str]:
         """Those of the wrapped source."""
@@ -98,7 +103,7 @@ class WriteAhead:
         kept.append(number)
         return replace(batch, position=number + 1)
 
-    def forget(self, positions: Mapping[str, Position]) -> None:
+    def commit(self, positions: Mapping[str, Position]) -> None:
         """Delete the chunks of each partition that come before its position."""
         for partition, position in positions.items():
             kept = self._numbers(partition)
@@ -139,6 +144,11 @@ def load_batch(path: Path, columns: Sequence[str] | None) -> Batch:
     whole = path.read_bytes()
     start = len(_MAGIC) + 32
     content = whole[start:]
+    if whole.startswith(_NAME) and not _MAGIC.startswith(whole[: len(_MAGIC)]):
+        raise StateError(
+            f"{path} has another format than this version of dpstream reads; use the version that "
+            "wrote it"
+        )
     if not whole.startswith(_MAGIC) or sha256(content).digest() != whole[len(_MAGIC) : start]:
         raise StateError(
             f"{path} is damaged; restore it from a copy, or start anew with another checkpoint "

@@ -12,7 +12,7 @@ memory up to a bound; a query that lags further behind reads them from the sourc
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Condition, Event, RLock, Thread
 
@@ -20,7 +20,16 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.engines.clock import Clock
-from dpstream.records import Batch, Position, Source
+from dpstream.records import (
+    Batch,
+    CommittingSource,
+    EndingSource,
+    FinitePartitions,
+    InferredTypes,
+    Position,
+    Source,
+    StartOffsets,
+)
 from dpstream.stages.parsed import ParsedColumns
 from dpstream.stages.schedule import Schedule
 
@@ -73,7 +82,6 @@ class Arrivals:
     ) -> None:
         self.source, self.clock, self.buffer = source, clock, buffer
         self.columns = None if columns is None else list(columns)
-        self.by_itself = bool(getattr(clock, "by_itself", False))
         self.lock = RLock()  # one read at a time
         self.tails: list[Tail] = []
         self.views = [LiveView(self) for _ in range(views)]
@@ -132,14 +140,13 @@ class Arrivals:
 
     def settle(self) -> None:
         """What no query needs any more may go."""
-        forget = getattr(self.source, "forget", None)
-        if forget is None:
+        if not isinstance(self.source, CommittingSource):
             return
         with self.lock:
             known = [view.settled for view in self.views if not view.finished]
             if known:
                 common = set(known[0]).intersection(*known[1:])
-                forget({name: min(settled[name] for settled in known) for name in common})
+                self.source.commit({name: min(one[name] for one in known) for name in common})
 
 
 class Tail:
@@ -163,27 +170,30 @@ class Tail:
         self._evicted: dict[str, int] = {}
         self._dropped: dict[str, Arrived] = {}
         self._over: set[str] = set()  # partitions that were read to their end
-        self._ends = getattr(self._source, "partitions_end", False)
+        source = self._source
+        self._ends = isinstance(source, FinitePartitions) and source.partitions_end
+        self._ending = source if isinstance(source, EndingSource) else None
+        self._offsets = source if isinstance(source, StartOffsets) else None
         self._changed, self._halt = Condition(), Event()
         self._thread: Thread | None = None
-        if shared.by_itself:
+        if shared.clock.real_time:
             self._thread = Thread(target=self._follow, name="dpstream-reader", daemon=True)
             self._thread.start()
 
     def fits(self, positions: Positions) -> bool:
         """Can a query at these positions follow this reader?
 
-        Not if they were begun elsewhere in a server's log: a query that was added later has not
-        the rows from before it.
+        Not if they started elsewhere in a server's log: a query that was added later has not the
+        rows from before it.
         """
-        begun = getattr(self._source, "begun", None)
-        if begun is None:
+        if self._offsets is None:
             return True
         if not positions:
             return self._begun_anew
+        start = self._offsets.start_offset
         both = [name for name in positions if self.positions.get(name) is not None]
         return bool(both) and all(
-            begun(positions[name]) == begun(self.positions[name]) for name in both
+            start(positions[name]) == start(self.positions[name]) for name in both
         )
 
     def end(self) -> int:
@@ -220,7 +230,7 @@ class Tail:
 
     def is_over(self, number: int) -> bool:
         """Has a source that ended nothing from this chunk on?"""
-        if not getattr(self._source, "ended", False):
+        if self._ending is None or not self._ending.ended:
             return False
         if self._thread is None:
             while self._pass(None):
@@ -315,7 +325,7 @@ class Tail:
             if (before is not None and now >= before) or self._halt.is_set():
                 break
             found = self._read(partition, now if time is None else time) or found
-        if not found and not self.ended and getattr(self._source, "ended", False):
+        if not found and not self.ended and self._ending is not None and self._ending.ended:
             self.ended = True
             _LOG.warning("the source has ended; its queries end after their next triggers")
         return found
@@ -330,9 +340,10 @@ class Tail:
             return not batch.done
         with self._changed:
             self.positions[partition] = batch.position
-            self.chunks.append(Arrived(partition, start, batch.position, time, rows, batch))
+            arrived = Arrived(partition, start, batch.position, time, rows, batch)
+            self.chunks.append(arrived)
             self.rows += rows
-            self._held += self.chunks[-1].bytes  # type: ignore[union-attr]
+            self._held += arrived.bytes
             self._evict()
             self._changed.notify_all()
         return True
@@ -382,14 +393,20 @@ class Tail:
 
 
 class LiveView:
-    """What one query sees of a live source, and how far it is."""
+    """What one query sees of a live source, and how far it is.
+
+    Of the source's abilities it has those that are asked of a view: `commit` (for this query),
+    `partitions_end` and `inferred`. `Tail` asks the source itself for its end and start offsets.
+    """
 
     bounded = False
 
     def __init__(self, shared: Arrivals) -> None:
         self.shared = shared
         self.replayable = shared.source.replayable
-        self.partitions_end = getattr(shared.source, "partitions_end", False)
+        source = shared.source
+        self.partitions_end = isinstance(source, FinitePartitions) and source.partitions_end
+        self.inferred = source.inferred if isinstance(source, InferredTypes) else {}
         self.read = shared.read
         self.closed, self.finished = False, False
         self.settled: Positions = {}
@@ -450,9 +467,9 @@ class LiveView:
         """Rows that have come and that the query has not read."""
         return 0 if self.tail is None else self.tail.waiting(self.next)
 
-    def forget(self, positions: Positions) -> None:
+    def commit(self, positions: Mapping[str, Position]) -> None:
         """This query needs nothing before these positions."""
-        self.settled = positions
+        self.settled = dict(positions)
         self.shared.settle()
 
     def finish(self) -> None:

@@ -10,10 +10,12 @@ from typing import Protocol
 class Clock(Protocol):
     """What time it is, and waiting for it, in microseconds since the Unix epoch.
 
-    One that goes on while nobody waits says so: `by_itself = True`. Then live sources are read and
-    queries are served on threads of their own; with any other clock everything happens in the
-    caller's thread, in one order.
+    `real_time`: time passes while nobody waits. Then live sources are read and queries are served
+    on threads of their own; with any other clock everything happens in the caller's thread, in one
+    order.
     """
+
+    real_time: bool
 
     def now(self) -> int:
         """The time."""
@@ -25,7 +27,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clock."""
 
-    by_itself = True
+    real_time = True
 
     def __init__(self, *, look_every: float = 0.2) -> None:
         self._look_every = look_every

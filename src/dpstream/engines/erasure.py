@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dpstream.engines.directory import StateDirectory
 from dpstream.engines.snapshots import Snapshots
 from dpstream.errors import InvalidInput, StateError
+from dpstream.privacy.run_directory import RunDirectory
 from dpstream.privacy.state import chain_digest
 from dpstream.records import Integers, Words
-from dpstream.stages.column_types import in_type
+from dpstream.stages.column_values import in_type
 from dpstream.stages.flow import Flow
 from dpstream.stages.rows import id_pairs
 from dpstream.stages.tables import Table
 
 
-def erase_unit(flow: Flow, directory: StateDirectory, unit: Any, *, digest_key: bytes) -> int:
+def erase_unit(flow: Flow, directory: RunDirectory, unit: Any, *, digest_key: bytes) -> int:
     """Erase a unit from the newest snapshot; returns in how many (period, group) places it was.
 
     The run must have stopped in good order: steps that a restart takes again would lack the unit,
@@ -46,7 +46,7 @@ def erase_unit(flow: Flow, directory: StateDirectory, unit: Any, *, digest_key: 
             )
         before = [*facts.get("before_erasures", []), facts["chain"]]
         directory.refuse_undone_erasure(facts["step"], before)
-        directory.run_directory.begin()  # a copy must not go on with the unit
+        directory.begin()  # a copy must not go on with the unit
         ids = list(_ids(flow, unit))
         found = sum(_erase(flow, one) for one in ids)
         # What follows depends on this: a replay without it must not pass for the same input.

@@ -19,7 +19,7 @@ from dpstream.engines.chunks import Aside, ChunkReader
 from dpstream.engines.clock import Clock
 from dpstream.engines.live_input import LiveInput
 from dpstream.errors import InvalidInput
-from dpstream.records import Batch, Position, Source
+from dpstream.records import Batch, ChunkRanges, InferredTypes, Position, Source
 from dpstream.stages.column_types import Types
 from dpstream.stages.pieces import Piece
 from dpstream.stages.query import Query
@@ -144,16 +144,17 @@ class FileInput:
     def _told(self, partition: str) -> list[Chunk] | None:
         """The chunks of a file whose statistics tell the times of each; None if they do not."""
         query = self._chunks.reader.query
-        spans = getattr(self._chunks.source, "spans", None)
-        declared = self._chunks.source.columns(partition)
+        source = self._chunks.source
+        declared = source.columns(partition)
         plain = query.prepare is None and query.arrival is None and query.time_unit is None
-        plain = plain and query.time not in query.declared
-        if spans is None or declared is None or query.time is None or not plain:
+        if query.time is None or query.time in query.declared:
+            return None
+        if not isinstance(source, ChunkRanges) or declared is None or not plain:
             return None
         kind = declared.get(query.time)
         if query.time_zone != "UTC" and getattr(kind, "tz", None) is None:
             return None  # times without an offset, in a zone with daylight saving
-        told = spans(partition, query.time)
+        told = source.chunk_ranges(partition, query.time)
         if told is None:
             return None
         last = query.schedule.steps
@@ -239,7 +240,8 @@ def check_columns(source: Source, query: Query) -> None:
 
     So is a key whose type follows from the rows: one of them could change what is published.
     """
-    wanted, inferred = query.source_columns, getattr(source, "inferred", {})
+    wanted = query.source_columns
+    inferred = source.inferred if isinstance(source, InferredTypes) else {}
     for name in inferred.keys() & query.key_columns - query.declared.keys():
         raise InvalidInput(
             f"the column {name!r} of the data frame holds {inferred[name]}: pandas takes the type "

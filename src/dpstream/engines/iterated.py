@@ -14,12 +14,15 @@ import pyarrow as pa
 
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.ledger import Ledger
+from dpstream.records import Source
 
 
 @dataclass(kw_only=True)
 class IteratedRun(ABC):
     """A running query: iterate over its releases."""
 
+    source: Source | None
+    """Read live (by the clock) unless it is bounded."""
     _iterator: Generator[pa.Table, None, None] | None = field(init=False, default=None)
     _stop: Event = field(init=False, default_factory=Event)
 
@@ -48,7 +51,7 @@ class IteratedRun(ABC):
         """The columns of every release and their types, as they are known by now."""
 
     @abstractmethod
-    def forget(self, unit: Any) -> int:
+    def erase_unit(self, unit: Any) -> int:
         """Erase one unit from the state directory, instead of running; how many places it had."""
 
     @abstractmethod

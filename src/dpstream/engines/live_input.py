@@ -29,8 +29,12 @@ class LiveInput:
         self._replayed = False
         self._letters = StepLetters(chunks)
         query, source = chunks.reader.query, chunks.source
-        self._own = None if isinstance(source, LiveView) else Arrivals(source, clock)
-        self._view = source if isinstance(source, LiveView) else self._own.views[0]  # type: ignore[union-attr]
+        self._own: Arrivals | None = None
+        if isinstance(source, LiveView):
+            self._view = source
+        else:
+            self._own = Arrivals(source, clock)
+            self._view = self._own.views[0]
         self._view.expect(query.schedule, query.source_columns, stop)
 
     def moved(self) -> Positions:

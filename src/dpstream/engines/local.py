@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from dpstream.engines.arrivals import finish_reading
+from dpstream.engines.directory import read_types, write_types
 from dpstream.engines.erasure import erase_unit
 from dpstream.engines.inputs import Sources, check_columns
 from dpstream.engines.loop import Loop
@@ -18,7 +20,7 @@ from dpstream.engines.query_run import Options, QueryRun, Storage
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError
 from dpstream.privacy.run_directory import read_about
 from dpstream.privacy.state.files import writing
-from dpstream.records import Sink, Source
+from dpstream.records import CommittingSource, Sink, Source
 from dpstream.stages.column_types import Types
 from dpstream.stages.flow import Flow
 from dpstream.stages.row_reader import RowReader
@@ -30,11 +32,9 @@ __all__ = ["LocalRun", "Options", "Storage"]
 class LocalRun(QueryRun):
     """A running query: iterate over its releases.
 
-    `source` is read live (by the clock) unless it is bounded; `history` is a bounded source that
-    is read by event time before and beside it.
+    `history` is a bounded source that is read by event time before and beside `source`.
     """
 
-    source: Source | None
     sink: Sink | None = None
     history: Source | None = None
     _loop: Loop | None = field(init=False, default=None)
@@ -55,10 +55,10 @@ class LocalRun(QueryRun):
         """How many triggers have been published."""
         return 0 if self._loop is None else self._loop.step
 
-    def forget(self, unit: Any) -> int:
+    def erase_unit(self, unit: Any) -> int:
         """Erase one unit from the state directory, instead of running; how many places it had."""
         if self.folder is None or read_about(self.folder) is None:
-            raise InvalidParameter("only a run with a state directory has anything to forget")
+            raise InvalidParameter("only a run with a state directory has anything to erase")
         storage = self._storage()
         assert storage.directory is not None
         flow = self._flow(storage, threads=1)
@@ -104,7 +104,7 @@ class LocalRun(QueryRun):
             directory=storage.directory,
             snapshot_every=self.options.snapshot_every,
             stopped=self._stop.is_set,
-            forget_rows=getattr(self.source, "forget", None) if live is not None else None,
+            commit=self.source.commit if isinstance(self.source, CommittingSource) else None,
         )
 
     def _schemas(self) -> list[Types | None]:
@@ -118,9 +118,9 @@ class LocalRun(QueryRun):
         reader = RowReader(self.plan.query, storage.secret, storage.run)
         if storage.directory is not None:
             buckets = storage.directory.about["buckets"]
-            reader.types = storage.directory.types()
-            reader.learned = storage.directory.keep_types
-        return Flow(self.plan, reader, buckets=buckets, threads=threads, mark=storage.mark)
+            reader.types = read_types(storage.directory.log)
+            reader.learned = partial(write_types, storage.directory.log)
+        return Flow(self.plan, reader, buckets=buckets, threads=threads, run_tag=storage.run_tag)
 
     def _notes(self) -> dict[str, Any]:
         return super()._notes() | {"partitions": self._sources().partitions()}

@@ -17,14 +17,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.engines.directory import StateDirectory
 from dpstream.engines.inputs import FileInput
 from dpstream.engines.live_input import LiveInput
 from dpstream.engines.sender import MOST_ON_THE_WAY, Sender
 from dpstream.engines.snapshots import Snapshots
 from dpstream.privacy.query_spend import QuerySpend
+from dpstream.privacy.run_directory import RunDirectory
 from dpstream.privacy.state import chain_digest
-from dpstream.records import Sink
+from dpstream.records import Position, Sink, fence
 from dpstream.stages.flow import Flow, Judged
 from dpstream.stages.hashing import combine, multiset_digest
 from dpstream.stages.pieces import Piece
@@ -44,11 +44,11 @@ class Loop:
     files: FileInput | None
     live: LiveInput | None
     sink: Sink | None
-    directory: StateDirectory | None
+    directory: RunDirectory | None
     snapshot_every: int
     stopped: Callable[[], bool]
-    forget_rows: Callable[[Any], None] | None = None
-    """Tells a source up to which positions no recovery needs its rows any more."""
+    commit: Callable[[dict[str, Position]], None] | None = None
+    """Tells a live source up to which positions no recovery needs its rows any more."""
     step: int = field(init=False, default=0)
     _chain: bytes = field(init=False, default=_START)
     _spend: QuerySpend | None = field(init=False, default=None)
@@ -180,9 +180,7 @@ class Loop:
         """Charge the run, after its first rows: a source that cannot be read costs nothing."""
         if self._spend is not None:
             return
-        claim = getattr(self.sink, "claim", None)
-        if claim is not None:
-            claim(self.flow.query.name, self.flow.mark)
+        fence(self.sink, self.flow.query.name, self.flow.run_tag)
         self._spend = self.pay()
 
     def _logged(self, step: int, pieces: list[Piece], before: bytes) -> bytes:
@@ -202,9 +200,9 @@ class Loop:
         for due in (table.due for table in tables):
             self._windows.add(due.window)
             if due.release == due.releases:
-                self.flow.forget(due.window)
+                self.flow.evict(due.window)
         self.step += 1
-        self.flow.forget_periods(self.step)
+        self.flow.evict_periods(self.step)
         if self._snapshots is None:
             self._windows.settle(self.step)
 
@@ -217,7 +215,7 @@ class Loop:
         assert self._snapshots is not None
         positions = {} if self.live is None else dict(self.live.positions)
         facts = {
-            "run": self.flow.mark,
+            "run": self.flow.run_tag,
             "step": self.step,
             "chain": self._chain,
             "positions": positions,
@@ -238,8 +236,8 @@ class Loop:
         assert self.directory is not None
         self._windows.settle(facts["step"])
         self.directory.log.forget_before(facts["step"])
-        if self.forget_rows is not None:
-            self.forget_rows(facts["positions"])
+        if self.commit is not None:
+            self.commit(facts["positions"])
 
     def _erase(self, window: int) -> None:
         """Forget a window's key; a run that has not drawn yet may have one to forget, too."""

@@ -19,7 +19,7 @@ from dpstream.stages.tables import Table
 
 Owner = tuple[str, int]
 """("window", number) or ("period", number)."""
-Marks = dict[str, Any]
+Watermarks = dict[str, Any]
 """How much of an owner's tables a snapshot has: rows in use."""
 _UNSEEN = (0, 0, 0)  # rows of a group bucket's table, active groups, rows of its members
 
@@ -33,36 +33,42 @@ def owners(flow: Flow) -> list[Owner]:
     ]
 
 
-def extract(flow: Flow, owner: Owner, marks: Marks | None) -> tuple[dict[str, Any], Marks]:
-    """What is new since `marks` (None: everything), and the marks to go on from."""
-    part, new = extract_units(flow, owner, marks)
+def extract(
+    flow: Flow, owner: Owner, watermarks: Watermarks | None
+) -> tuple[dict[str, Any], Watermarks]:
+    """What is new since `watermarks` (None: everything), and the watermarks to go on from."""
+    part, new = extract_units(flow, owner, watermarks)
     if owner[0] == "window":
-        groups, more = extract_groups(flow, owner[1], marks)
+        groups, more = extract_groups(flow, owner[1], watermarks)
         part, new = part | groups, new | more
     return part, new
 
 
-def extract_units(flow: Flow, owner: Owner, marks: Marks | None) -> tuple[dict[str, Any], Marks]:
+def extract_units(
+    flow: Flow, owner: Owner, watermarks: Watermarks | None
+) -> tuple[dict[str, Any], Watermarks]:
     """The units' share of it."""
     kind, number = owner
     tables = [_table_of(bucket, kind, number) for bucket in flow.state.units]
-    since = [0] * len(tables) if marks is None else marks["tables"]
+    since = [0] * len(tables) if watermarks is None else watermarks["tables"]
     part: dict[str, Any] = {
         "tables": flow.workers.each(Table.delta, tables, since),
     }
-    new: Marks = {"tables": [table.used for table in tables]}
+    new: Watermarks = {"tables": [table.used for table in tables]}
     if kind == "period" and flow.query.totals:
         offered = [bucket.offered.setdefault(number, Table(1)) for bucket in flow.state.units]
-        first = [0] * len(offered) if marks is None else marks["offered"]
+        first = [0] * len(offered) if watermarks is None else watermarks["offered"]
         part["offered"] = flow.workers.each(Table.delta, offered, first)
         new["offered"] = [table.used for table in offered]
     return part, new
 
 
-def extract_groups(flow: Flow, window: int, marks: Marks | None) -> tuple[dict[str, Any], Marks]:
+def extract_groups(
+    flow: Flow, window: int, watermarks: Watermarks | None
+) -> tuple[dict[str, Any], Watermarks]:
     """The groups' share of it."""
     buckets = _buckets(flow, window)
-    known = [_UNSEEN] * len(buckets) if marks is None else marks["groups"]
+    known = [_UNSEEN] * len(buckets) if watermarks is None else watermarks["groups"]
     groups = [_group(bucket, *seen) for bucket, seen in zip(buckets, known, strict=True)]
     return {"groups": groups}, {"groups": [_seen(bucket) for bucket in buckets]}
 
@@ -86,30 +92,30 @@ def size_of(flow: Flow, owner: Owner) -> int:
     return rows + sum(bucket.bytes - bucket.table.bytes for bucket in groups)
 
 
-def restore(flow: Flow, owner: Owner, part: dict[str, Any]) -> Marks:
+def restore(flow: Flow, owner: Owner, part: dict[str, Any]) -> Watermarks:
     """Take a part in, after those before it."""
-    marks = restore_units(flow, owner, part)
+    watermarks = restore_units(flow, owner, part)
     if owner[0] == "window":
-        marks |= restore_groups(flow, owner[1], part)
-    return marks
+        watermarks |= restore_groups(flow, owner[1], part)
+    return watermarks
 
 
-def restore_units(flow: Flow, owner: Owner, part: dict[str, Any]) -> Marks:
+def restore_units(flow: Flow, owner: Owner, part: dict[str, Any]) -> Watermarks:
     """Take the units' share in."""
     kind, number = owner
     tables = [_table_of(bucket, kind, number) for bucket in flow.state.units]
     for table, delta in zip(tables, part["tables"], strict=True):
         table.apply(delta)
-    marks: Marks = {"tables": [table.used for table in tables]}
+    watermarks: Watermarks = {"tables": [table.used for table in tables]}
     if kind == "period" and flow.query.totals:
         offered = [bucket.offered.setdefault(number, Table(1)) for bucket in flow.state.units]
         for table, delta in zip(offered, part["offered"], strict=True):
             table.apply(delta)
-        marks["offered"] = [table.used for table in offered]
-    return marks
+        watermarks["offered"] = [table.used for table in offered]
+    return watermarks
 
 
-def restore_groups(flow: Flow, window: int, part: dict[str, Any]) -> Marks:
+def restore_groups(flow: Flow, window: int, part: dict[str, Any]) -> Watermarks:
     """Take the groups' share in."""
     flow.state.windows.setdefault(
         window, [GroupBucket(flow.query.measures) for _ in range(flow.buckets)]
@@ -147,10 +153,10 @@ def _group(bucket: GroupBucket, rows: int, active: int, members: int) -> dict[st
 
 def _restore_group(bucket: GroupBucket, part: dict[str, Any]) -> None:
     bucket.table.apply(part["table"])
-    if part.get("members") is not None:  # earlier versions have neither members nor rounds
+    if part["members"] is not None:
         bucket.members = bucket.members or Table(1)
         bucket.members.apply(part["members"])
-    bucket.round = part.get("round", bucket.round)
+    bucket.round = part["round"]
     if part["active since"] == 0:
         bucket.active, bucket.keys = np.zeros(0, np.int64), []
     bucket.active = np.concatenate([bucket.active, part["active"]])

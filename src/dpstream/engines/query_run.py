@@ -15,16 +15,16 @@ import pyarrow as pa
 from dpstream.engines.arrivals import BUFFER
 from dpstream.engines.chunks import Aside
 from dpstream.engines.clock import Clock, SystemClock
-from dpstream.engines.directory import KIND, StateDirectory, kept_types
+from dpstream.engines.directory import KIND, kept_types, open_directory
 from dpstream.engines.iterated import IteratedRun, refuse_endless_files, refuse_shared_noise
-from dpstream.engines.open_directory import open_directory
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
-from dpstream.privacy.run_directory import read_about
+from dpstream.privacy.run_directory import RunDirectory, read_about
 from dpstream.privacy.spend import noise_versions
 from dpstream.privacy.state import Secret, mint_run_id
-from dpstream.privacy.state.memory_keys import MemoryWindowKeys
+from dpstream.privacy.state.identity import canonical
+from dpstream.privacy.state.window_keys import MemoryWindowKeys
 from dpstream.stages.column_types import Types
 from dpstream.stages.plan import Plan, planned
 from dpstream.stages.query import Query
@@ -59,12 +59,12 @@ class Storage:
     secret: Secret
     ledger: Ledger
     keys: Any
-    directory: StateDirectory | None = None
+    directory: RunDirectory | None = None
 
     @property
-    def mark(self) -> str:
-        """Names the run in its tables, so that a sink can tell runs apart."""
-        return hashlib.sha256(b"run mark" + self.run).hexdigest()[:16]
+    def run_tag(self) -> str:
+        """See `run_tag`."""
+        return run_tag(self.run)
 
     @property
     def digest_key(self) -> bytes:
@@ -89,11 +89,11 @@ class QueryRun(IteratedRun):
 
     def __post_init__(self) -> None:
         kept = None if self.folder is None else read_about(self.folder, kind=KIND)
-        if kept is not None and kept["notes"].get("engine", "embedded") != self.engine:
+        if kept is not None and kept["notes"]["engine"] != self.engine:
             raise StateError(
-                f"{self.folder} was begun by the engine {kept['notes'].get('engine', 'embedded')!r}"
-                f" and goes on there, not in {self.engine!r}; or use a new state directory (a new "
-                "run, charged anew)"
+                f"{self.folder} was begun by the engine {kept['notes']['engine']!r} and goes on "
+                f"there, not in {self.engine!r}; or use a new state directory (a new run, charged "
+                "anew)"
             )
         start = self.clock.now() if kept is None else kept["notes"]["now"]
         self._now = start
@@ -129,7 +129,7 @@ class QueryRun(IteratedRun):
 
     def _notes(self) -> dict[str, Any]:
         """What the state directory remembers of how the run began."""
-        return {"now": self._now}
+        return {"now": self._now, "engine": self.engine}
 
     def _buckets(self) -> int:
         return self.options.buckets or len(os.sched_getaffinity(0))
@@ -163,8 +163,8 @@ class QueryRun(IteratedRun):
     def _facts_of_query(self) -> dict[str, str]:
         """What fixes the releases besides the data."""
         facts = self.plan.query.facts()
-        facts["noise"] = repr(tuple(noise_versions()))
-        facts["counters"] = repr(self.plan.matrices)
+        facts["noise"] = canonical(tuple(noise_versions()))
+        facts["counters"] = canonical(self.plan.matrices)
         return facts
 
     def _admit(self, storage: Storage) -> None:
@@ -176,9 +176,9 @@ class QueryRun(IteratedRun):
         """Open the book if there is none, register the run, and charge it."""
         fix_schema()
         self._admit(storage)
-        facts = repr(sorted(self._facts_of_query().items())) + repr(self.dataset)
-        mark = storage.secret.fingerprint(storage.run, facts)
-        storage.ledger.register(self.dataset, storage.run.hex(), mark)
+        facts = canonical(("query", sorted(self._facts_of_query().items()), self.dataset))
+        fingerprint = storage.secret.fingerprint(storage.run, facts)
+        storage.ledger.register(self.dataset, storage.run.hex(), fingerprint)
         spend = QuerySpend(
             run=storage.run,
             query=self.plan.query.name,
@@ -186,7 +186,7 @@ class QueryRun(IteratedRun):
             dataset=self.dataset,
             keys=storage.keys,
         )
-        self.plan.pay(spend, hashlib.sha256(mark.encode()).hexdigest())
+        self.plan.pay(spend, hashlib.sha256(fingerprint.encode()).hexdigest())
         return spend
 
     def _close(self, storage: Storage) -> None:
@@ -194,6 +194,11 @@ class QueryRun(IteratedRun):
             storage.directory.close()
         elif not isinstance(self.ledger, Ledger):
             storage.ledger.close()
+
+
+def run_tag(run: bytes) -> str:
+    """Names a run in its tables, so that a sink can tell runs apart."""
+    return hashlib.sha256(b"run mark" + run).hexdigest()[:16]
 
 
 def known_types(query: Query, folder: Path | None, schemas: list[Types | None]) -> Types:

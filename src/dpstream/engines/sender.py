@@ -1,7 +1,7 @@
 """Tables on their way to a sink, in order, while the next steps are worked on.
 
-A sink that divides its work (`prepare`: everything slow, several at a time; `publish`: what is
-prepared becomes visible, in order) is used that way; others write one table after another.
+A `TwoPhaseSink` prepares several tables at a time and shows them in order; any other sink writes
+one table after another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.errors import ServerUnreachable, StateError
-from dpstream.records import Sink
+from dpstream.records import Sink, TwoPhaseSink
 from dpstream.stages.flow import Publication
 
 Sent = Future[list[pa.Table]]
@@ -29,8 +29,8 @@ class Sender:
 
     def __init__(self, sink: Sink | None, query: str, on_the_way: int = MOST_ON_THE_WAY) -> None:
         self._sink, self._query, self._most = sink, query, on_the_way
-        self._divided = hasattr(sink, "prepare") and hasattr(sink, "publish")
-        self._preparing = ThreadPoolExecutor(_AT_ONCE if self._divided else 1)
+        self._two_phase = sink if isinstance(sink, TwoPhaseSink) else None
+        self._preparing = ThreadPoolExecutor(1 if self._two_phase is None else _AT_ONCE)
         self._publishing = ThreadPoolExecutor(1)
         self._waiting: deque[tuple[list[Future[Any]], list[pa.Table], Sent]] = deque()
         self._sent: deque[Sent] = deque()
@@ -39,8 +39,9 @@ class Sender:
     def send(self, publications: Sequence[Publication]) -> Sent:
         """Begin to send a step's tables; the answer is there when the sink has them for good."""
         tables, done = [p.table for p in publications], Sent()
-        work = self._prepare if self._divided else self._write
-        begun = [self._preparing.submit(work, p) for p in publications if self._sink is not None]
+        begun = []
+        if self._sink is not None:
+            begun = [self._preparing.submit(self._write, p) for p in publications]
         self._waiting.append((begun, tables, done))
         self._sent.append(done)
         self._publishing.submit(self._publish)
@@ -59,18 +60,18 @@ class Sender:
         self._preparing.shutdown()
         self._publishing.shutdown()
 
-    def _prepare(self, publication: Publication) -> Any:
-        due, sink = publication.due, self._sink
-        return sink.prepare(self._query, due.window, due.release, publication.table)  # type: ignore[union-attr]
-
-    def _write(self, publication: Publication) -> None:
-        due, sink = publication.due, self._sink
-        if self._failure is None:  # in order: nothing goes out after one that did not
+    def _write(self, publication: Publication) -> Any:
+        """Write a table, or prepare it if the sink has two phases: then give what to publish."""
+        release = (self._query, publication.due.window, publication.due.release, publication.table)
+        if self._two_phase is not None:
+            return self._two_phase.prepare(*release)
+        if self._sink is not None and self._failure is None:  # nothing goes out after a failure
             try:
-                sink.write(self._query, due.window, due.release, publication.table)  # type: ignore[union-attr]
+                self._sink.write(*release)
             except BaseException as error:
                 self._failure = error
                 raise
+        return None
 
     def _publish(self) -> None:
         """Make visible what is prepared, as far as it is in order."""
@@ -83,8 +84,8 @@ class Sender:
             if self._failure is not None:
                 raise self._failure
             prepared = [future.result() for begun, _, _ in batch for future in begun]
-            if self._divided:
-                self._sink.publish(prepared)  # type: ignore[union-attr]
+            if self._two_phase is not None:
+                self._two_phase.publish(prepared)
         except BaseException as error:
             self._failure = _explained(error)
             for _, _, done in batch:

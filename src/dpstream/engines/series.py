@@ -8,7 +8,6 @@ the steps after it are taken again, and the Runner publishes for them what it ha
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +23,14 @@ from dpstream.engines.inputs import FileInput, Sources, check_columns
 from dpstream.engines.iterated import IteratedRun, refuse_endless_files, refuse_shared_noise
 from dpstream.engines.live_input import LiveInput
 from dpstream.engines.local import Options
-from dpstream.engines.query_run import known_types
+from dpstream.engines.query_run import known_types, run_tag
 from dpstream.engines.series_state import KIND, SeriesState, open_series
 from dpstream.errors import ServerUnreachable, StateError
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.run_directory import read_about
 from dpstream.privacy.state import Secret
 from dpstream.privacy.state.files import writing
-from dpstream.records import Release, Sink, Source
+from dpstream.records import CommittingSource, Release, Sink, Source, fence
 from dpstream.stages.pieces import Piece
 from dpstream.stages.series_query import SeriesQuery
 from dpstream.stages.series_table import series_schema, series_table
@@ -43,7 +42,6 @@ class SeriesRun(IteratedRun):
     """A running query through a mechanism: a table per window."""
 
     query: SeriesQuery
-    source: Source | None
     aside: Aside
     sink: Sink | None = None
     history: Source | None = None
@@ -77,7 +75,7 @@ class SeriesRun(IteratedRun):
         """Is there a source that goes by the clock?"""
         return self.source is not None and not self.source.bounded
 
-    def forget(self, unit: Any) -> int:
+    def erase_unit(self, unit: Any) -> int:
         """Nothing: of a unit only a keyed mark is kept, in windows that are not published yet.
 
         It is what lets no second row of the unit in, and goes with the window.
@@ -119,9 +117,8 @@ class SeriesRun(IteratedRun):
                 live.positions = dict(saved["positions"])
         steps, self.steps_done = self.query.schedule.steps, run.steps_done
         settled: dict[str, Any] | None = None
-        mark = hashlib.sha256(b"run mark" + run.run_id).hexdigest()[:16]
-        if self.sink is not None and hasattr(self.sink, "claim"):
-            self.sink.claim(self.query.name, mark)
+        tag = run_tag(run.run_id)
+        fence(self.sink, self.query.name, tag)
         try:
             while steps is None or run.steps_done < steps:
                 step = run.steps_done
@@ -137,11 +134,11 @@ class SeriesRun(IteratedRun):
                 found = run.step(counts.counts(step), positions=moved)
                 if run.steps_done == steps:
                     found = [*found, *run.finish()]
-                tables = self._delivered(found, step, mark, counts)
+                tables = self._delivered(found, step, tag, counts)
                 if live is not None:
                     live.released(step)
                 yield from tables
-                counts.forget(step)
+                counts.evict(step)
                 self.steps_done = run.steps_done
                 if self.steps_done % self.options.snapshot_every == 0 or self.steps_done == steps:
                     state.save(_snapshot(counts, live))
@@ -171,11 +168,10 @@ class SeriesRun(IteratedRun):
 
         Returns the positions of this snapshot, for the next time.
         """
-        forget = getattr(self.source, "forget", None)
-        if live is None or forget is None or self.folder is None:
+        if live is None or self.folder is None or not isinstance(self.source, CommittingSource):
             return None
         if before is not None:
-            forget(before)
+            self.source.commit(before)
         return dict(live.positions)
 
     def _rows(
@@ -194,12 +190,12 @@ class SeriesRun(IteratedRun):
         return pieces if files is None else pieces + files.take(step)
 
     def _delivered(
-        self, releases: list[Release], step: int, mark: str, counts: StepCounts
+        self, releases: list[Release], step: int, tag: str, counts: StepCounts
     ) -> list[pa.Table]:
         """Each release as a table, once every sink has it."""
         tables = []
         for release in releases:
-            table = series_table(self.query, release, step, mark, counts.reader)
+            table = series_table(self.query, release, step, tag, counts.reader)
             if self.sink is not None:
                 try:
                     self.sink.write(self.query.name, release.step, 1, table)

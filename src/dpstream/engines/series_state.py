@@ -1,6 +1,6 @@
 """The state directory of a query that publishes through a time-series mechanism.
 
-It is its Runner's (`mechanisms/saved_run.py`): run.dps also holds the query's facts and how it
+It is its Runner's (`mechanisms/runner.py`): run.dps also holds the query's facts and how it
 began, and the log also how far a live source was read by each step and the types of unit and keys.
 
 rows-N.dps    open windows and positions as of step N; the newest two are kept
@@ -15,24 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpstream.engines.open_directory import open_ledger, refuse_other_query
 from dpstream.errors import LedgerError, StateError
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.run_directory import (
     ANEW,
+    GivenLedger,
+    GivenSecret,
     drop_unbegun,
-    known_secret,
-    make_empty,
-    read_about,
+    find_run,
+    open_ledger,
 )
 from dpstream.privacy.state import InputLog, Secret, mint_run_id, read_packed, write_packed
-from dpstream.privacy.state.secret import beside
 from dpstream.stages.series_query import SeriesQuery
 
 KIND = "series query"
-Given = Secret | bytes | str | Path | None
 
 
 @dataclass(kw_only=True)
@@ -89,8 +87,8 @@ def open_series(
     *,
     folder: Path | None,
     dataset: str,
-    secret: Given,
-    ledger: Ledger | str | Path | None,
+    secret: GivenSecret,
+    ledger: GivenLedger,
     notes: dict[str, Any],
     run_id: bytes | None = None,
 ) -> SeriesState:
@@ -103,13 +101,9 @@ def open_series(
         runner = _runner(query, kept, book, dataset, run_id)
         return SeriesState(runner=runner, secret=kept, notes=notes, shared_ledger=shared)
     drop_unbegun(folder)
-    about = read_about(folder, kind=KIND)
-    if about is None:
-        make_empty(folder)
-        kept = Secret.of(beside(folder) if secret is None else secret)
-    else:
-        kept = known_secret(folder, secret)
-        refuse_other_query(folder, about, query.facts(), dataset, kept)
+    about, kept = find_run(
+        folder, kind=KIND, facts=query.facts(), dataset=dataset, given_secret=secret
+    )
     book = open_ledger(folder, about, ledger)
     try:
         agree(book, dataset, query.terms())

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dpstream.engines.parts import Marks, Owner, extract, owners, restore, size_of
+from dpstream.engines.parts import Owner, Watermarks, extract, owners, restore, size_of
 from dpstream.errors import StateError
 from dpstream.privacy.state import read_packed, write_packed
 from dpstream.privacy.state.files import erase, make_directory
@@ -46,7 +46,7 @@ class Snapshots:
         self._folder, self._settled = folder, settled
         make_directory(folder / "segments", mode=0o700)
         self._chains: dict[Owner, list[Stored]] = {}
-        self._marks: dict[Owner, Marks] = {}
+        self._watermarks: dict[Owner, Watermarks] = {}
         self._number = max(self._manifests(), default=0)
         self._whole: list[int] = []  # manifests that can be used, the newest last
         self._writer = ThreadPoolExecutor(1)
@@ -61,16 +61,16 @@ class Snapshots:
         for owner in current:
             stored = sum(size for _, size, _ in self._chains.get(owner, []))
             wasteful = stored > _GROWTH * size_of(flow, owner) + _SMALL
-            marks = None if wasteful else self._marks.get(owner)
-            part, self._marks[owner] = extract(flow, owner, marks)
-            parts.append((owner, part, marks is None))
+            watermarks = None if wasteful else self._watermarks.get(owner)
+            part, self._watermarks[owner] = extract(flow, owner, watermarks)
+            parts.append((owner, part, watermarks is None))
         for owner in [owner for owner in self._chains if owner not in current]:
-            del self._chains[owner], self._marks[owner]
+            del self._chains[owner], self._watermarks[owner]
         self._pending = self._writer.submit(self._write, self._number, parts, facts)
 
     def save_whole(self, flow: Flow, facts: dict[str, Any]) -> None:
         """As `save`, with nothing taken over from the snapshots before."""
-        self._chains, self._marks = {}, {}
+        self._chains, self._watermarks = {}, {}
         self.save(flow, facts)
 
     def wait(self) -> None:
@@ -89,7 +89,7 @@ class Snapshots:
                 return found
             except StateError as error:  # it stays until there is a newer one: it may be restored
                 flow.reset()
-                self._chains, self._marks = {}, {}
+                self._chains, self._watermarks = {}, {}
                 older = "the one before it" if number != numbers[-1] else "a replay from the start"
                 warnings.warn(
                     f"snapshot {number} in {self._folder} is damaged ({error}); {older} is used",
@@ -131,10 +131,10 @@ class Snapshots:
             for name, _, checksum in chain:
                 path = self._folder / "segments" / name
                 part = read_packed(path, kind="segment", checksum=checksum)
-                self._marks[owner] = restore(flow, owner, part)
+                self._watermarks[owner] = restore(flow, owner, part)
             self._chains[owner] = [tuple(stored) for stored in chain]
         facts: dict[str, Any] = manifest["facts"]
-        if facts["run"] != flow.mark:
+        if facts["run"] != flow.run_tag:
             raise StateError("it belongs to another run")
         return facts
 

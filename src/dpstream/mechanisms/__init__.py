@@ -1,13 +1,49 @@
-"""Mechanisms by name. A new one is a file, a test and a line here."""
+"""Mechanisms by name. A new one is a file, a test and two lines here."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import Mechanism
+
+if TYPE_CHECKING:  # for type checkers and editors; a class is imported on first use
+    from dpstream.mechanisms.counters.blt import BltCounter as BltCounter
+    from dpstream.mechanisms.counters.honaker import HonakerCounter as HonakerCounter
+    from dpstream.mechanisms.counters.naive import NaiveCounter as NaiveCounter
+    from dpstream.mechanisms.counters.smooth_binary import (
+        SmoothBinaryCounter as SmoothBinaryCounter,
+    )
+    from dpstream.mechanisms.counters.toeplitz import ToeplitzCounter as ToeplitzCounter
+    from dpstream.mechanisms.counters.tree import TreeCounter as TreeCounter
+    from dpstream.mechanisms.counters.unbounded import UnboundedCounter as UnboundedCounter
+    from dpstream.mechanisms.delayed.block_smoother import BlockSmoother as BlockSmoother
+    from dpstream.mechanisms.delayed.buc_order import BucOrder as BucOrder
+    from dpstream.mechanisms.delayed.comp_order import CompOrder as CompOrder
+    from dpstream.mechanisms.delayed.contin_group import ContinGroup as ContinGroup
+    from dpstream.mechanisms.delayed.discontin_group import DiscontinGroup as DiscontinGroup
+    from dpstream.mechanisms.delayed.naive import Naive as Naive
+    from dpstream.mechanisms.delayed.pegasus import Pegasus as Pegasus
+    from dpstream.mechanisms.delayed.pegasus_delay import PegasusDelay as PegasusDelay
+    from dpstream.mechanisms.delayed.truncation import (
+        SensitivityTruncation as SensitivityTruncation,
+    )
+    from dpstream.mechanisms.infinite.dpi import Dpi as Dpi
+    from dpstream.mechanisms.w_event.adapub import AdaPub as AdaPub
+    from dpstream.mechanisms.w_event.budget_absorption import BudgetAbsorption as BudgetAbsorption
+    from dpstream.mechanisms.w_event.budget_distribution import (
+        BudgetDistribution as BudgetDistribution,
+    )
+    from dpstream.mechanisms.w_event.dsat import Dsat as Dsat
+    from dpstream.mechanisms.w_event.dsat import Dsft as Dsft
+    from dpstream.mechanisms.w_event.fast import FastW as FastW
+    from dpstream.mechanisms.w_event.pacer import Pacer as Pacer
+    from dpstream.mechanisms.w_event.pegasus import PegasusW as PegasusW
+    from dpstream.mechanisms.w_event.sample import Sample as Sample
+    from dpstream.mechanisms.w_event.spas import Spas as Spas
+    from dpstream.mechanisms.w_event.uniform import Uniform as Uniform
 
 REGISTRY = {
     "uniform": "dpstream.mechanisms.w_event.uniform:Uniform",
@@ -56,19 +92,20 @@ def find(name: str) -> type[Mechanism]:
 
 def name_of(mechanism: Mechanism) -> str:
     """The name a mechanism is registered under."""
-    target = f"{type(mechanism).__module__}:{type(mechanism).__qualname__}"
-    for name, path in REGISTRY.items():
-        if path == target:
-            return name
+    name = getattr(mechanism, "identity", None)
+    if name in REGISTRY:
+        return str(name)
     raise InvalidParameter(f"{type(mechanism).__name__} is not registered in mechanisms.REGISTRY")
 
 
-def __getattr__(attribute: str) -> Any:
-    """`mechanisms.Sample` without importing every mechanism at start."""
-    for name, path in REGISTRY.items():
-        if path.endswith(f":{attribute}"):
-            return find(name)
-    raise AttributeError(f"dpstream.mechanisms has no {attribute!r}")
+if not TYPE_CHECKING:  # who checks types is told of a name that is not there
+
+    def __getattr__(attribute: str) -> type[Mechanism]:
+        """`mechanisms.Sample` without importing every mechanism at start."""
+        for name, path in REGISTRY.items():
+            if path.endswith(f":{attribute}"):
+                return find(name)
+        raise AttributeError(f"dpstream.mechanisms has no {attribute!r}")
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from dpstream.mechanisms.blocks import check_counts, refuse_nan
 from dpstream.privacy.amounts import Amount, exact, positive
 from dpstream.privacy.charges import Cells, Terms
 from dpstream.privacy.sensitivity import range_change
+from dpstream.privacy.state.identity import Identified
 from dpstream.privacy.tokens import Cover, Interval, Paid
 from dpstream.records import Integers, Reals, Release, Words
 
@@ -104,8 +105,13 @@ class Spender(Protocol):
         """End it."""
 
 
+@runtime_checkable
 class Mechanism(Protocol):
     """One algorithm. `step` takes integers on the mechanism's grid and may release any steps."""
+
+    @property
+    def epsilon(self) -> Amount | None:
+        """The budget that it was given; None: in other terms, such as rho."""
 
     steady: ClassVar[bool]
     """True if every step makes the same charges, so that a batch of them is one ledger entry."""
@@ -126,8 +132,17 @@ class Mechanism(Protocol):
         """The stream has ended: release what a delay still holds back."""
 
 
+@runtime_checkable
+class Delayed(Protocol):
+    """A mechanism that publishes a step up to `delay` steps after it came."""
+
+    @property
+    def delay(self) -> int:
+        """In steps."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class HistogramMechanism:
+class HistogramMechanism(Identified, identity=None, keys="epsilon window"):
     """Common to mechanisms over counts per step: w-event privacy, one event moves one count by 1.
 
     `epsilon` is spent within any `window` successive steps.
@@ -160,7 +175,7 @@ class HistogramMechanism:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeriesMechanism:
+class SeriesMechanism(Identified, identity=None, keys="epsilon lo hi quantum"):
     """Common to mechanisms over numbers in a public range: event level, one value may change.
 
     Values outside [`lo`, `hi`] are clamped, then rounded to multiples of `quantum`.

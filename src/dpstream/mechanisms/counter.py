@@ -14,11 +14,12 @@ from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.mechanisms.blocks import as_block
 from dpstream.mechanisms.counters.blt import BltCounter
 from dpstream.mechanisms.counters.unbounded import UnboundedCounter
-from dpstream.mechanisms.parts.counting.keyed import KeyedCounting
+from dpstream.mechanisms.parts.counting.keyed_counting import KeyedCounting
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.spend import Spend, noise_versions
 from dpstream.privacy.state import Secret, chain_digest, mint_run_id
+from dpstream.privacy.state.identity import canonical
 from dpstream.privacy.tokens import Cover
 from dpstream.records import Release, Words
 
@@ -124,8 +125,8 @@ class _Keyed:
         book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         run, known = mint_run_id() if run_id is None else run_id, Secret.of(secret)
         book.admit(dataset, mechanism.terms(), "a counter with keys")
-        facts = (repr(mechanism), "keyed counter", dataset, tuple(noise_versions()))
-        fingerprint = known.fingerprint(run, repr(facts))
+        facts = ("keyed counter", mechanism, dataset, tuple(noise_versions()))
+        fingerprint = known.fingerprint(run, canonical(facts))
         book.register(dataset, run.hex(), fingerprint)
         self._spend = Spend(
             run=run, key=known.noise_key(run, fingerprint), ledger=book, dataset=dataset
@@ -181,6 +182,6 @@ def _named(counts: Any, keys: Iterable[Any] | None) -> tuple[list[Any], Any]:
 
 def key_ids(names: list[Any]) -> Words:
     """128 bits for each key; different keys have different ids."""
-    digests = [hashlib.blake2b(repr(name).encode(), digest_size=16).digest() for name in names]
+    digests = [hashlib.blake2b(canonical(name).encode(), digest_size=16).digest() for name in names]
     ids: Words = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2).astype(np.uint64)
     return ids

@@ -49,7 +49,7 @@ def release(
     >>> release(Sample(epsilon=1, window=2), [5, 7, 9]).paid
     [True, False, True]
     """
-    if not hasattr(mechanism, "step"):
+    if not isinstance(mechanism, Mechanism):
         raise InvalidParameter(
             f"release takes a mechanism first, such as mechanisms.Sample(epsilon=1, window=12); "
             f"got {mechanism!r}"

@@ -1,10 +1,20 @@
-"""Run a mechanism over a stream: digest, log, charge, draw, publish; survive a restart."""
+"""Run a mechanism over a stream: digest, log, charge, draw, publish; survive a restart.
+
+A Runner's state directory:
+
+run.dps           mechanism, dataset, run id, a check of the secret
+snapshot.dps      the newest state; snapshot.1.dps the one before
+inputs-<run>.log  digests of every later step, durable before its noise
+ledger            the book, unless the run shares another
+
+`privacy/run_directory.py` says how the files and the ledger are tied to each other.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeGuard
@@ -15,18 +25,33 @@ from dpstream.errors import InvalidInput, StateError
 from dpstream.mechanisms import find, name_of
 from dpstream.mechanisms.base import Mechanism
 from dpstream.mechanisms.blocks import as_block
-from dpstream.mechanisms.saved_run import SavedRun, write_snapshot
 from dpstream.privacy.ledger import Ledger
-from dpstream.privacy.run_directory import About, RunDirectory, drop_unbegun, make_empty, make_run
+from dpstream.privacy.run_directory import (
+    About,
+    RunDirectory,
+    drop_unbegun,
+    known_secret,
+    make_empty,
+    make_run,
+    open_ledger,
+    open_run,
+    read_about,
+    refuse_moved,
+    refuse_rolled_back,
+)
 from dpstream.privacy.spend import Spend, noise_versions
 from dpstream.privacy.state import (
+    InputLog,
     Secret,
     chain_digest,
     mint_run_id,
     pack,
+    read_packed,
     rebuild,
     unpack,
+    write_packed,
 )
+from dpstream.privacy.state.identity import canonical
 from dpstream.privacy.state.secret import beside
 from dpstream.privacy.tokens import Cover, Interval
 from dpstream.records import Integers, Reals, Release
@@ -145,7 +170,7 @@ class Runner:
             "ledger head": self._ledger.head(),
             "run": self.run_id,
         }
-        write_snapshot(folder, snapshot)
+        _write_snapshot(folder, snapshot)
         self.directory.log.forget_before(self.steps_done)
 
     @classmethod
@@ -167,20 +192,23 @@ class Runner:
         drop_unbegun(Path(path))
         saved = SavedRun.read(Path(path))
         find(saved.about["name"])  # its module knows the classes that the snapshot holds
-        known_secret = saved.secret(secret)
+        kept = known_secret(saved.folder, saved.about, secret)
         with ExitStack() as undo:
-            book = Ledger(ledger) if new_run and _is_path(ledger) else saved.ledger(ledger)
+            if new_run and _is_path(ledger):
+                book = Ledger(ledger)
+            else:
+                book = open_ledger(saved.folder, saved.about, ledger)
             if not isinstance(ledger, Ledger):
                 undo.callback(book.close)
             directory = None
             if new_run:
                 saved.take_for_new_run(book)
             else:
-                directory = saved.open(known_secret, book)
+                directory = saved.open(kept, book)
                 undo.callback(directory.close)
             runner = cls(
                 unpack(saved.about["mechanism"], kind="mechanism"),
-                secret=known_secret,
+                secret=kept,
                 run_id=None if directory is None else directory.run,
                 ledger=book,
                 dataset=saved.about["dataset"],
@@ -274,9 +302,8 @@ class Runner:
 
     def fingerprint(self) -> str:
         """Digest of everything that fixes the releases besides the data."""
-        kind = type(self.mechanism).__qualname__
-        facts = (repr(self.mechanism), kind, self.dataset, self.query, tuple(noise_versions()))
-        return self._secret.fingerprint(self.run_id, repr(facts))
+        facts = ("mechanism", self.mechanism, self.dataset, self.query, tuple(noise_versions()))
+        return self._secret.fingerprint(self.run_id, canonical(facts))
 
     def _batch(self, block: Integers, positions: Any) -> Iterator[list[Release]]:
         """Steps of one batch: log all digests, then charge and draw step by step."""
@@ -403,6 +430,69 @@ class Runner:
         and mechanisms that keep one begin afresh.)
         """
         return self._spend.adopt(item) if isinstance(item, Interval | Cover) else item
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavedRun:
+    """What a Runner's state directory says about its run, and the last whole snapshot."""
+
+    folder: Path
+    about: About
+    snapshot: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> SavedRun:
+        """The run and its last whole snapshot; an older generation covers a bad medium."""
+        about = read_about(folder)
+        if about is None:
+            raise StateError(f"there is no run at {folder}: it has no run.dps")
+        if "mechanism" not in about:
+            raise StateError(f"{folder} holds the state of a {about['kind']}, not of a Runner")
+        try:
+            snapshot = read_packed(folder / "snapshot.dps", kind="snapshot")
+        except StateError:
+            if not (folder / "snapshot.1.dps").exists():
+                raise
+            snapshot = read_packed(folder / "snapshot.1.dps", kind="snapshot")
+        return cls(folder=folder, about=about, snapshot=snapshot)
+
+    def open(self, secret: Secret, ledger: Ledger) -> RunDirectory:
+        """The directory, to go on with its run; refused if it is not what the ledger has seen."""
+        if self.snapshot["run"] != self.about["run"]:
+            raise StateError(
+                f"{self.folder} holds a snapshot of another run than its run.dps names; restore "
+                "both, or start a new run that is charged anew (new_run=True)"
+            )
+        found = open_run(self.folder, about=self.about, secret=secret, ledger=ledger)
+        try:
+            refuse_rolled_back(self.folder, ledger, self.snapshot["ledger head"])
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    def take_for_new_run(self, ledger: Ledger) -> None:
+        """A new run may begin from this snapshot: nobody goes on with the old one just now.
+
+        Its ledger may be another one, but no copy of the old one: two copies of a book cannot keep
+        one budget.
+        """
+        if self.about["own ledger"] and ledger.place == self.folder.resolve() / "ledger":
+            refuse_moved(self.folder, self.about, ledger)
+        if ledger.identity() == self.about["ledger"]:
+            refuse_rolled_back(self.folder, ledger, self.snapshot["ledger head"])
+        log = self.folder / self.about["log"]
+        if log.exists() and log.stat().st_size:
+            InputLog(log, run=self.about["run"]).close()  # it is locked while somebody goes on
+
+
+def _write_snapshot(folder: Path, snapshot: dict[str, Any]) -> None:
+    """Put a new snapshot in place of the last one, which becomes the older generation."""
+    current = folder / "snapshot.dps"
+    with suppress(StateError):  # there is none, or it is damaged and the older one was used
+        last = read_packed(current, kind="snapshot")
+        write_packed(folder / "snapshot.1.dps", last, kind="snapshot")
+    write_packed(current, snapshot, kind="snapshot")
 
 
 def _is_path(ledger: Ledger | str | Path | None) -> TypeGuard[str | Path]:

@@ -8,7 +8,6 @@ halved remainder) is rounded down to it, before it is charged and before noise i
 from __future__ import annotations
 
 import math
-import re
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any
@@ -66,14 +65,3 @@ def show(amount: Fraction) -> str:
     ('0.25', '0.333333')
     """
     return f"{float(amount):.6g}"
-
-
-def plain(text: str | None) -> str:
-    """Stored parameters as people write them.
-
-    >>> plain("Fraction(2, 1)"), plain("(Fraction(-1, 3), 'x')"), plain(None)
-    ('2', "(-1/3, 'x')", 'not given')
-    """
-    if text is None:
-        return "not given"
-    return re.sub(r"Fraction\((-?\d+), (\d+)\)", lambda m: str(Fraction(f"{m[1]}/{m[2]}")), text)

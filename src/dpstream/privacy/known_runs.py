@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
 
-Record = dict[str, Any]
+from dpstream.privacy.state.journal import Record
 
 RECENT = 256
 """Newest steps whose digests are held in memory, or the newest batch of them; the file has all."""

@@ -24,7 +24,7 @@ from dpstream.privacy.keys import derive
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.process import this_process
 from dpstream.privacy.promises import folded
-from dpstream.privacy.state.memory_keys import WindowKeySource
+from dpstream.privacy.state.window_keys import WindowKeySource
 from dpstream.records import Reals, Words
 
 _LONGEST = 62  # bytes of a name that is written out; the hash of a longer one takes 63

@@ -17,31 +17,39 @@ What a kill can leave is never refused: the log is ahead of the ledger, and noth
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpstream.errors import StateError
+from dpstream.privacy.known_runs import KnownRun
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state import (
     InputLog,
     Secret,
+    WindowKeys,
     mint_run_id,
     pack,
     read_packed,
     write_packed,
 )
 from dpstream.privacy.state.files import create_exclusive, make_directory
+from dpstream.privacy.state.identity import canonical, readable
 from dpstream.privacy.state.inputs import types_digest
 from dpstream.privacy.state.journal import Journal
 from dpstream.privacy.state.secret import beside
 
-FORMAT = 2
+FORMAT = 3
 ANEW = "use a new state directory (a new run, charged anew)"
 
 About = dict[str, Any]
+Facts = dict[str, str]
+GivenSecret = Secret | bytes | str | Path | None
+GivenLedger = Ledger | str | Path | None
 
 _REMAINS = ("manifest-*.dps", "segments/*", "windows/*", "spark.dps", "snapshot*.dps", "rows-*.dps")
+_DRAWN = ("windows/*.key", "windows/final", "rows-*.dps")  # what a run has that was charged
 
 
 @dataclass(kw_only=True)
@@ -53,10 +61,14 @@ class RunDirectory:
     secret: Secret
     ledger: Ledger
     log: InputLog
-    windows: Callable[[], tuple[int, int]] | None = None
-    """How many windows have had a key, and how many are erased, by what the directory says."""
+    owns_ledger: bool = False
+    """Is the ledger closed with the directory?"""
+    made: tuple[Path, ...] = ()
+    """Files and folders that this start has made or will make, the outermost last; none for a run
+    that goes on."""
     seen: str = ""
     """The ledger's newest epoch of the run when the directory was opened."""
+    _keys: WindowKeys | None = field(default=None, init=False)
     _epoch: str = field(default="", init=False)
     _reached: int = field(default=-1, init=False)
     """The newest step that the ledger knows; while the epoch is ours, nobody else adds to it."""
@@ -101,9 +113,9 @@ class RunDirectory:
         self.log.begin(epoch)
         self.ledger.begin(self.dataset, run, epoch, after=self.seen)
         _compare(self)
-        if self.windows is not None:
-            minted, final = self.windows()
-            refuse_lost_keys(self, minted)
+        if self._keys is not None:
+            minted, final = self._keys.minted, self._keys.final
+            _refuse_lost_keys(self, minted)
             self.ledger.note_windows(self.dataset, run, minted=minted, final=final, epoch=epoch)
         self._epoch, self._reached = epoch, self.ledger.known(run).reached
 
@@ -118,9 +130,65 @@ class RunDirectory:
         self.begin()
         self.ledger.note_finish(self.dataset, self.run.hex(), steps, epoch=self._epoch)
 
+    def open_keys(self, *, derived_for_tests: bool = False) -> None:
+        """Open the run's keys: not fewer than the ledger knows of, none that it knows as erased."""
+        keys = WindowKeys(
+            self.folder / "windows",
+            self.secret,
+            run=self.run,
+            ordered=True,
+            derived_for_tests=derived_for_tests,
+            witness=self.note_windows,
+        )
+        _refuse_lost_keys(self, keys.minted)
+        known = self.ledger.known(self.run.hex())
+        for window in range(keys.final, known.final):  # an older copy of the folder has them again
+            keys.erase(window)
+        self._keys = keys
+
+    @property
+    def keys(self) -> WindowKeys:
+        """The keys of a GROUP BY's windows, once they are open."""
+        assert self._keys is not None
+        return self._keys
+
+    def refuse_undone_erasure(self, step: int, chains: list[bytes]) -> None:
+        """Refuse to go on from before a unit was erased, or from a state that still has it.
+
+        `chains`: the digest chain before each erasure of the state at this step, and that of now.
+        """
+        erasure = self.ledger.known(self.run.hex()).erasure
+        known = erasure is None or (step == erasure[0] and bytes.fromhex(erasure[1]) in chains)
+        if erasure is None or known or step > erasure[0]:
+            return
+        raise StateError(
+            f"a unit was erased from {self.folder} before step {erasure[0]}, and the snapshot of "
+            f"that is lost; going on from an older one would bring the unit back: restore it, or "
+            f"{ANEW}"
+        )
+
+    @property
+    def unused(self) -> bool:
+        """Was it made just now, and nothing drawn?"""
+        return bool(self.made) and self.log.unused
+
+    def withdraw(self) -> None:
+        """Take back what was made just now, if nothing was drawn: a second try begins afresh."""
+        if not self.unused:
+            return
+        self.close()
+        for path in self.made:
+            if path.is_dir():
+                with suppress(OSError):  # it holds something else
+                    path.rmdir()
+            else:
+                path.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Release the lock."""
         self.log.close()
+        if self.owns_ledger:
+            self.ledger.close()
 
 
 def read_about(folder: Path, *, kind: str | None = None) -> About | None:
@@ -178,6 +246,30 @@ def _drop_unused_log(path: Path) -> None:
         journal.close()
 
 
+def find_run(
+    folder: Path, *, kind: str, facts: Facts, dataset: str, given_secret: GivenSecret
+) -> tuple[About | None, Secret]:
+    """What a query's directory says about its run, and the run's secret.
+
+    Another query, dataset or secret than those of the run is refused. Without a run the directory
+    is made, and the secret too where none is given.
+    """
+    about = read_about(folder, kind=kind)
+    if about is None:
+        make_empty(folder)
+        return None, Secret.of(beside(folder) if given_secret is None else given_secret)
+    secret = known_secret(folder, about, given_secret)
+    asked = {**facts, "dataset": canonical(dataset)}
+    kept = {**about["facts"], "dataset": canonical(about["dataset"])}
+    for key in asked | kept:
+        if asked.get(key) != kept.get(key):
+            raise StateError(
+                f"{folder} belongs to another query: {key} was {readable(kept.get(key))} and is "
+                f"now {readable(asked.get(key))}; use the same query, or {ANEW}"
+            )
+    return about, secret
+
+
 def make_run(
     folder: Path,
     *,
@@ -225,7 +317,7 @@ def make_run(
 
 def open_run(folder: Path, *, about: About, secret: Secret, ledger: Ledger) -> RunDirectory:
     """Open a directory to go on with its run; what does not agree with its ledger is refused."""
-    refuse_other_secret(folder, about, secret)
+    _refuse_other_secret(folder, about, secret)
     refuse_moved(folder, about, ledger)
     log = InputLog(folder / about["log"], run=about["run"])
     found = RunDirectory(folder=folder, about=about, secret=secret, ledger=ledger, log=log)
@@ -249,24 +341,40 @@ def keep_book(ledger: Ledger, folder: Path) -> None:
     if about is None:
         ledger.persist(folder / "ledger")
     else:
-        own_ledger(folder, about, anywhere=True).close()
-        ledger.persist(_ledger_place(folder, about))
+        place = _ledger_place(folder, about)
+        _refuse_missing(place)
+        Ledger(place).close()
+        ledger.persist(place)
 
 
-def own_ledger(folder: Path, about: About, *, anywhere: bool = False) -> Ledger:
-    """The ledger in a begun run's directory; one that is lost is not made anew.
-
-    `anywhere`: also one in another place.
-    """
-    path = _ledger_place(folder, about)
-    if not (about["own ledger"] or anywhere):
+def open_ledger(folder: Path, about: About | None, given: GivenLedger) -> Ledger:
+    """The ledger that is given, or the run's own. A run that begins makes it, a begun one does not:
+    a ledger that is lost is refused."""
+    if isinstance(given, Ledger):
+        keep_book(given, folder)
+        return given
+    if about is None:
+        return Ledger(given or folder / "ledger")
+    place = _ledger_place(folder, about)
+    if given is not None:
+        if not Path(given).exists():
+            raise StateError(
+                f"there is no ledger at {given}, and the run in {folder} is charged to {place}; "
+                f"restore it, or {ANEW}"
+            )
+        return Ledger(given)
+    if not about["own ledger"]:
         raise StateError(
-            f"{folder} keeps its budget in another ledger, {path}; name that one (--ledger, or "
+            f"{folder} keeps its budget in another ledger, {place}; name that one (--ledger, or "
             "ledger= in Python)"
         )
-    if not path.exists():
-        raise StateError(f"{path} is missing, and its run may be charged; restore it, or {ANEW}")
-    return Ledger(path)
+    _refuse_missing(place)
+    return Ledger(place)
+
+
+def _refuse_missing(ledger: Path) -> None:
+    if not ledger.exists():
+        raise StateError(f"{ledger} is missing, and its run may be charged; restore it, or {ANEW}")
 
 
 def _ledger_place(folder: Path, about: About) -> Path:
@@ -278,19 +386,7 @@ def _is_own(folder: Path, ledger: Ledger) -> bool:
     return ledger.place is not None and ledger.place == folder.resolve() / "ledger"
 
 
-def existing_ledger(folder: Path, about: About, given: str | Path | None) -> Ledger:
-    """The ledger that a begun run is charged to; one that is lost is not made anew."""
-    if given is None:
-        return own_ledger(folder, about)
-    if not Path(given).exists():
-        raise StateError(
-            f"there is no ledger at {given}, and the run in {folder} is charged to "
-            f"{_ledger_place(folder, about)}; restore it, or {ANEW}"
-        )
-    return Ledger(given)
-
-
-def refuse_lost_keys(found: RunDirectory, minted: int) -> None:
+def _refuse_lost_keys(found: RunDirectory, minted: int) -> None:
     """Another key in place of a lost one would publish a second noisy copy."""
     known = found.ledger.known(found.run.hex())
     if minted < known.minted:
@@ -299,6 +395,29 @@ def refuse_lost_keys(found: RunDirectory, minted: int) -> None:
             f"it knows of {minted}; other keys would publish second noisy copies; restore it, or "
             f"{ANEW}"
         )
+
+
+def is_charged(folder: Path | None, paid: set[str], known: Callable[[str], KnownRun]) -> bool:
+    """Is the run of this directory among those that are `paid`? None there: it is not.
+
+    `known`: what the ledger knows of a run. A run that has drawn, and of which it knows nothing,
+    is refused.
+    """
+    about = None if folder is None else read_about(folder)
+    if folder is None or about is None:
+        return False
+    run = about["run"].hex()
+    if run in paid:
+        return True
+    if known(run).dataset:  # begun, and not charged yet
+        return False
+    drawn = any(True for name in _DRAWN for _ in folder.glob(name))
+    if drawn or not (folder / about["log"]).exists():
+        raise StateError(
+            f"{folder} may have published, but the book knows nothing of the run that its run.dps "
+            f"names; restore run.dps, name the ledger that the run is charged to, or {ANEW}"
+        )
+    return False
 
 
 def drop_unbegun(folder: Path) -> None:
@@ -318,14 +437,17 @@ def drop_unbegun(folder: Path) -> None:
         log.close()
 
 
-def known_secret(folder: Path, given: Secret | bytes | str | Path | None) -> Secret:
+def known_secret(folder: Path, about: About, given: GivenSecret) -> Secret:
     """The secret that a begun run has: given, or beside its directory. A lost one is not remade."""
     if isinstance(given, Secret | bytes):
-        return Secret.of(given)
-    return Secret.load(beside(folder) if given is None else given)
+        secret = Secret.of(given)
+    else:
+        secret = Secret.load(beside(folder) if given is None else given)
+    _refuse_other_secret(folder, about, secret)
+    return secret
 
 
-def refuse_other_secret(folder: Path, about: About, secret: Secret) -> None:
+def _refuse_other_secret(folder: Path, about: About, secret: Secret) -> None:
     """Another secret would draw other noise for what was published."""
     if secret.key("check", about["run"]) != about["secret check"]:
         raise StateError(f"{folder} was made with another secret; name the right one")
@@ -375,14 +497,20 @@ def _moved(folder: Path, about: About, ledger: Ledger) -> str:
     )
 
 
+def refuse_rolled_back(folder: Path, ledger: Ledger, head: tuple[int, str]) -> None:
+    """The ledger must hold what it held at `head`, when the run saw it last."""
+    if not ledger.has(head):
+        raise StateError(
+            f"{ledger.path} lacks charges that {folder} has seen: it was rolled back; restore it"
+        )
+
+
 def _compare(found: RunDirectory) -> None:
     """The log and the ledger must tell the same story, as far as the ledger knows it."""
     folder, ledger, log = found.folder, found.ledger, found.log
     known = ledger.known(found.run.hex())
-    if log.ledger_head is not None and not ledger.has(log.ledger_head):
-        raise StateError(
-            f"{ledger.path} lacks charges that {folder} has seen: it was rolled back; restore it"
-        )
+    if log.ledger_head is not None:
+        refuse_rolled_back(folder, ledger, log.ledger_head)
     if not known.epoch and log.last >= 0:
         raise StateError(
             f"the ledger {ledger.path} knows nothing of the run in {folder}, which was charged; "

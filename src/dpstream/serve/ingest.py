@@ -15,7 +15,7 @@ from dpstream.connectors.sources.text import rejected
 from dpstream.errors import InvalidInput, StateError
 from dpstream.pipeline.load import Pushed
 from dpstream.records import Batch
-from dpstream.serve.parameters import Refusal
+from dpstream.serve.endpoints import Refusal
 
 JSONL = ("application/jsonl", "application/x-ndjson", "application/json-lines", "application/json")
 ARROW = "application/vnd.apache.arrow.stream"
@@ -117,11 +117,11 @@ def content_type(header: str | None) -> str:
 
 async def read_body(pieces: AsyncIterator[bytes], most: int) -> bytes:
     """A body that is not too large; the rest of a larger one is not read."""
-    found: list[bytes] = []
+    kept: list[bytes] = []
     size = 0
     async for piece in pieces:
         size += len(piece)
         if size > most:
             raise Refusal(413, "the body is too large; send it in parts")
-        found.append(piece)
-    return b"".join(found)
+        kept.append(piece)
+    return b"".join(kept)

@@ -6,12 +6,14 @@ What is here is not private. Every route asks for the token, the unknown ones to
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,26 +23,44 @@ from starlette.responses import Response
 from dpstream.connectors.pushed import Inbox
 from dpstream.pipeline import Pipeline
 from dpstream.privacy.ledger import Ledger
-from dpstream.serve.guards import HANDLERS, App, Limits, SecurityHeaders
-from dpstream.serve.hub import Hub
-from dpstream.serve.ingest import ARROW, JSONL, Intake, content_type, read_body
-from dpstream.serve.metrics import Sample, exposition
-from dpstream.serve.operator_numbers import (
-    COUNTS,
-    dead_letters,
-    lag,
-    samples_of_intake,
-    samples_of_query,
+from dpstream.serve.endpoints import (
+    Endpoint,
+    Given,
+    Parameter,
+    Refusal,
+    find_or_404,
+    json_answer,
+    openapi,
 )
-from dpstream.serve.parameters import Parameter, Refusal
-from dpstream.serve.routes import Endpoint, Given, json_answer, known, openapi
+from dpstream.serve.event_stream import Hub
+from dpstream.serve.ingest import ARROW, JSONL, Intake, content_type, read_body
+from dpstream.serve.middleware import HANDLERS, App, Limits, SecurityHeaders, Token, TokenGate
 from dpstream.serve.supervisor import Supervisor
-from dpstream.serve.token import Token, TokenGate
 
 _ABOUT = "For the operator alone: exact counts and raw rows, which are not private."
 _LETTERS = 1000
 _THREADS = 4  # of its own: a flood on the public side takes none of them
 _WELL = ("starting", "running", "finished", "not run")
+COUNTS = {
+    "read": "Rows read since this start.",
+    "outside": "Rows outside the public range since this start.",
+    "late": "Rows that came too late since this start.",
+    "other_keys": "Rows of keys that are not public since this start.",
+    "rejected": "Rows set aside as dead letters since this start.",
+}
+_GAUGES = {
+    "rows_waiting": "Rows that have come and that the query has not read.",
+    "release_delay_seconds": "From a trigger to its release, the last one.",
+    "worst_release_delay_seconds": "From a trigger to its release, the worst since this start.",
+}
+_POSTED = {
+    "accepted": "Rows taken in.",
+    "rejected": "Posted lines that are no rows.",
+    "requests": "Posts taken in.",
+}
+Labels = Mapping[str, str]
+Sample = tuple[str, str, str, Labels, float]
+"""Name, type, help, labels and value."""
 
 
 @dataclass(kw_only=True)
@@ -82,65 +102,37 @@ class OperatorSide:
 
     def endpoints(self) -> list[Endpoint]:
         """Every route."""
+        sources, queries = list(self.pipeline.pushed), list(self.pipeline.folders)
         source = Parameter(
-            name="source",
-            about="The name of a source.",
-            place="path",
-            longest=200,
-            names=list(self.pipeline.pushed),
+            "source", "The name of a source.", place="path", longest=200, names=sources
         )
-        name = Parameter(
-            name="query", about="Only this query.", longest=200, names=list(self.pipeline.folders)
-        )
+        name = Parameter("query", "Only this query.", longest=200, names=queries)
         limit = Parameter(
-            name="limit",
-            about="The most that are given.",
-            kind="integer",
-            least=1,
-            most=_LETTERS,
-            default=100,
+            "limit", "The most that are given.", kind="integer", least=1, most=_LETTERS, default=100
         )
-        text = {"text/plain": {"type": "string"}}
         asked = (401, 422, 429)
         return [
+            Endpoint("/health", "Does it run?", self._health, refuses=(*asked, 503)),
             Endpoint(
-                path="/health",
-                summary="Does it run?",
-                handler=self._health,
-                gives={"application/json": {"type": "object"}},
-                refuses=(*asked, 503),
-            ),
-            Endpoint(
-                path="/metrics",
-                summary="Numbers for Prometheus.",
-                handler=self._metrics,
-                gives=text,
+                "/metrics",
+                "Numbers for Prometheus.",
+                self._metrics,
+                gives={"text/plain": {"type": "string"}},
                 refuses=asked,
             ),
+            Endpoint("/lag", "How far behind each query is.", self._lag, refuses=asked),
+            Endpoint("/ledger", "The books, charge by charge.", self._ledger, refuses=asked),
             Endpoint(
-                path="/lag",
-                summary="How far behind each query is.",
-                handler=self._lag,
-                refuses=asked,
-            ),
-            Endpoint(
-                path="/ledger",
-                summary="The books, charge by charge.",
-                handler=self._ledger,
-                gives={"application/json": {"type": "object"}},
-                refuses=asked,
-            ),
-            Endpoint(
-                path="/dead-letters",
-                summary="Rows that could not be used, newest first.",
-                handler=self._letters,
+                "/dead-letters",
+                "Rows that could not be used, newest first.",
+                self._letters,
                 parameters=[name, limit],
                 refuses=(404, *asked),
             ),
             Endpoint(
-                path="/ingest/{source}",
-                summary="Hand rows in; they are durable when this answers.",
-                handler=self._ingest,
+                "/ingest/{source}",
+                "Hand rows in; they are durable when this answers.",
+                self._ingest,
                 parameters=[source],
                 method="POST",
                 takes={
@@ -151,9 +143,7 @@ class OperatorSide:
                 refuses=(404, 409, 413, 415, 503, *asked),
                 quick=True,
             ),
-            Endpoint(
-                path="/openapi.json", summary="This document.", handler=self._openapi, refuses=asked
-            ),
+            Endpoint("/openapi.json", "This document.", self._openapi, refuses=asked),
         ]
 
     def _health(self, request: Request, given: Given) -> Response:
@@ -178,17 +168,17 @@ class OperatorSide:
     def _samples(self) -> list[Sample]:
         seen, newest = self.supervisor, self.hub.reader.horizon
         runs = float(seen.state in ("running", "finished"))
-        found: list[Sample] = [
+        samples: list[Sample] = [
             ("dpstream_up", "gauge", "Does the pipeline run, or has it ended?", {}, runs),
             ("dpstream_restarts_total", "counter", "Times it was restarted.", {}, seen.restarts),
             ("dpstream_sse_clients", "gauge", "Who follows the events.", {}, self.hub.clients),
             ("dpstream_newest_release", "gauge", "The newest number.", {}, newest),
         ]
         for name, told in self._told().items():
-            found += samples_of_query(name, told)
+            samples += samples_of_query(name, told)
         for intake in self.intakes.values():
-            found += samples_of_intake(intake)
-        return found
+            samples += samples_of_intake(intake)
+        return samples
 
     def _lag(self, request: Request, given: Given) -> Response:
         lags = {
@@ -207,28 +197,25 @@ class OperatorSide:
         return json_answer(request, {"queries": lags})
 
     def _told(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.supervisor.told.get("queries", {})
-        return found
+        queries: Mapping[str, Any] = self.supervisor.told.get("queries", {})
+        return queries
 
     def _ledger(self, request: Request, given: Given) -> Response:
-        found = []
+        books = []
         for path in dict.fromkeys(book.ledger for book in self.pipeline.books):
             if path.exists():
-                ledger = Ledger(path)
-                try:
-                    found += ledger.report()
-                finally:
-                    ledger.close()
-        return json_answer(request, {"datasets": found})
+                with closing(Ledger(path)) as ledger:
+                    books += ledger.report()
+        return json_answer(request, {"datasets": books})
 
     def _letters(self, request: Request, given: Given) -> Response:
         folders = self.pipeline.folders
         if given["query"] is not None:
-            folders = {given["query"]: known(folders, given["query"], "query")}
-        found: list[dict[str, Any]] = []
+            folders = {given["query"]: find_or_404(folders, given["query"], "query")}
+        letters: list[dict[str, Any]] = []
         for name, folder in folders.items():
-            found += [{"query": name} | row for row in dead_letters(folder, given["limit"])]
-        return json_answer(request, {"dead_letters": found[: given["limit"]]})
+            letters += [{"query": name} | row for row in dead_letters(folder, given["limit"])]
+        return json_answer(request, {"dead_letters": letters[: given["limit"]]})
 
     async def _ingest(self, request: Request, given: Given) -> Response:
         over = not self.takes_rows or self.supervisor.state in ("finished", "refused")
@@ -236,14 +223,14 @@ class OperatorSide:
             raise Refusal(
                 409, "the pipeline does not run, or has ended; nobody would read the rows"
             )
-        intake: Intake = known(self.intakes, given["source"], "source that takes rows in")
+        intake: Intake = find_or_404(self.intakes, given["source"], "source that takes rows in")
         body = await read_body(request.stream(), self.most_body)
         kind = content_type(request.headers.get("content-type"))
-        mark = request.headers.get("idempotency-key")
-        if mark is not None and not 1 <= len(mark) <= 200:
+        request_id = request.headers.get("idempotency-key")
+        if request_id is not None and not 1 <= len(request_id) <= 200:
             raise Refusal(422, "an Idempotency-Key must have 1 to 200 characters")
         loop = asyncio.get_running_loop()
-        told = await loop.run_in_executor(self._pool, intake.take, kind, body, mark)
+        told = await loop.run_in_executor(self._pool, intake.take, kind, body, request_id)
         return json_answer(request, told, 202)
 
     def _openapi(self, request: Request, given: Given) -> Response:
@@ -255,3 +242,94 @@ class OperatorSide:
         return openapi(
             title, self.endpoints(), version=version("dpstream"), about=_ABOUT, secured=True
         )
+
+
+def samples_of_query(name: str, told: Mapping[str, Any]) -> list[Sample]:
+    """One query, as its run has told."""
+    label = {"query": name}
+    samples: list[Sample] = [
+        (f"dpstream_rows_{count}_total", "counter", about, label, told[count])
+        for count, about in COUNTS.items()
+    ]
+    done = told["triggers_done"]
+    samples.append(("dpstream_triggers_total", "counter", "Triggers done.", label, done))
+    behind = lag(told)
+    if behind is not None:
+        samples.append(("dpstream_lag_seconds", "gauge", "Behind its schedule.", label, behind))
+    samples += [
+        (f"dpstream_{name}", "gauge", about, label, told[name])
+        for name, about in _GAUGES.items()
+        if name in told
+    ]
+    stands = {
+        "starved": "Has it read nothing, while another query over its source has?",
+        "failed": "Has it failed, while the others go on?",
+    }
+    return samples + [
+        (f"dpstream_query_{name}", "gauge", about, label, float(bool(told.get(name))))
+        for name, about in stands.items()
+    ]
+
+
+def samples_of_intake(intake: Intake) -> list[Sample]:
+    """Rows that were posted to one source."""
+    label = {"source": intake.name}
+    samples: list[Sample] = [
+        (f"dpstream_posted_{count}_total", "counter", about, label, getattr(intake, count))
+        for count, about in _POSTED.items()
+    ]
+    waiting = intake.inbox.waiting
+    return [*samples, ("dpstream_posted_bytes", "gauge", "Kept for the run.", label, waiting)]
+
+
+def lag(told: Mapping[str, Any]) -> float | None:
+    """Seconds since the next trigger was due; 0 if it is not due yet."""
+    due = told["next_trigger"]
+    return None if due is None else max(0.0, time.time() - due / 1e6)
+
+
+def dead_letters(folder: Path, limit: int) -> list[dict[str, Any]]:
+    """The rows that a query has set aside last."""
+    return _newest(sorted((folder / "dead-letters").glob("*.jsonl"), key=_age), limit)
+
+
+def _age(path: Path) -> float:
+    try:
+        return -path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _newest(files: Iterable[Path], limit: int) -> list[dict[str, Any]]:
+    letters: list[dict[str, Any]] = []
+    for path in files:
+        if len(letters) >= limit:
+            break
+        try:
+            letters += [json.loads(line) for line in path.read_bytes().splitlines()[::-1]]
+        except FileNotFoundError:
+            continue
+    return letters[:limit]
+
+
+def exposition(samples: Iterable[Sample]) -> str:
+    """Prometheus' text format, version 0.0.4.
+
+    >>> print(exposition([("rows_total", "counter", "Rows.", {"query": 'a"b'}, 5)]), end="")
+    # HELP rows_total Rows.
+    # TYPE rows_total counter
+    rows_total{query="a\\"b"} 5
+    """
+    lines: list[str] = []
+    told: set[str] = set()
+    for name, kind, about, labels, value in sorted(samples, key=lambda each: each[0]):
+        if name not in told:
+            lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+            told.add(name)
+        inside = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
+        lines.append(f"{name}{{{inside}}} {value:.17g}" if inside else f"{name} {value:.17g}")
+    return "\n".join([*lines, ""])
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from socket import socket
 from typing import Any
 
 import uvicorn
@@ -16,22 +17,67 @@ import uvicorn
 from dpstream.errors import InvalidParameter
 from dpstream.pipeline import Pipeline
 from dpstream.privacy.state.files import make_directory
-from dpstream.serve.binding import bound_socket, check_binding
-from dpstream.serve.declared import declared_books
-from dpstream.serve.described import describe
-from dpstream.serve.guards import App
-from dpstream.serve.hub import Hub
+from dpstream.serve.event_stream import Hub
+from dpstream.serve.middleware import App, Token, load_token
 from dpstream.serve.operator_side import OperatorSide
-from dpstream.serve.public import Public
-from dpstream.serve.store.files import held
-from dpstream.serve.store.reader import ReleaseReader
+from dpstream.serve.public_facts import declared_books, describe_queries
+from dpstream.serve.public_side import PublicSide
+from dpstream.serve.release_store import ReleaseReader, hold_folder
 from dpstream.serve.supervisor import Supervisor
-from dpstream.serve.token import Token, load_token
 from dpstream.serve.worker import store_folder
 
 __all__ = ["Settings", "check_pipes", "load_token", "serve"]
-
 _LEAVING = 3  # seconds that open answers have when the server stops
+
+
+def is_loopback(host: str) -> bool:
+    """Can only this machine reach it?
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "0.0.0.0", "")]
+    [True, True, False, False]
+    """
+    if not host:
+        return False  # every address of this machine
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    try:
+        infos = socket.getaddrinfo(host, None)
+    except OSError:
+        raise InvalidParameter(
+            f"the address {host!r} is not known; name one of this machine's, such as 127.0.0.1"
+        ) from None
+    addresses = {str(each[4][0]) for each in infos}
+    return all(ipaddress.ip_address(each).is_loopback for each in addresses)
+
+
+def check_binding(host: str, what: str, *, encrypted: bool, allowed: bool) -> None:
+    """Refuse an address that others can reach, unless what goes over it is encrypted."""
+    if not is_loopback(host) and not encrypted and not allowed:
+        raise InvalidParameter(
+            f"{what} would listen on {host}, where others can reach it, without encryption; give "
+            "--tls-cert and --tls-key, keep it on 127.0.0.1 behind a proxy that encrypts, or say "
+            "--allow-plain-http"
+        )
+
+
+def listening_socket(host: str, port: int, option: str) -> socket.socket:
+    """A listening socket; port 0 is any free one. `option` is what names another port."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(1024)
+    except OSError as problem:
+        raise InvalidParameter(
+            f"{host}:{port} cannot be listened on: {problem.strerror or problem}; name another "
+            f"port with {option} (0 is any free one), or stop what uses it"
+        ) from None
+    return bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +126,35 @@ def serve(
         if settings.run:
             check_pipes(pipeline)
             make_directory(pipeline.state, mode=0o700)
-            stack.enter_context(held(pipeline.state))
-        _run(pipeline, settings, token, tell=tell, say=say)
+            stack.enter_context(hold_folder(pipeline.state))
+        queries, ledger = describe_queries(pipeline), declared_books(pipeline)
+        for each in queries.values():
+            _ = each.public  # worked out before the first request, and wrong ones refused
+        reader = stack.enter_context(contextlib.closing(ReleaseReader(store_folder(pipeline))))
+        hub = Hub(
+            reader,
+            grid=settings.grid,
+            most_clients=settings.clients,
+            most_per_address=settings.clients_per_address,
+        )
+        public = PublicSide(queries=queries, hub=hub, ledger=ledger, rate=settings.rate)
+        operator = OperatorSide(
+            pipeline=pipeline,
+            token=token,
+            supervisor=Supervisor(path=pipeline.path, engine=pipeline.engine["name"], say=say),
+            hub=hub,
+            most_body=settings.most_body,
+            takes_rows=settings.run,
+        )
+        sockets = [
+            listening_socket(settings.host, settings.port, "--port"),
+            listening_socket(settings.operator_host, settings.operator_port, "--operator-port"),
+        ]
+        scheme = "https" if settings.certificate is not None else "http"
+        hosts = (settings.host, settings.operator_host)
+        tell(*(_address(scheme, host, each) for host, each in zip(hosts, sockets, strict=True)))
+        apps = [public.app(), operator.app(run=settings.run)]
+        asyncio.run(_serve(apps, hub, settings, sockets))
 
 
 def check_pipes(pipeline: Pipeline) -> None:
@@ -95,48 +168,9 @@ def check_pipes(pipeline: Pipeline) -> None:
             )
 
 
-def _run(
-    pipeline: Pipeline,
-    settings: Settings,
-    token: Token,
-    *,
-    tell: Callable[[str, str], None],
-    say: Callable[[str], None],
+async def _serve(
+    apps: list[App], hub: Hub, settings: Settings, sockets: list[socket.socket]
 ) -> None:
-    queries, ledger = describe(pipeline), declared_books(pipeline)
-    for each in queries.values():
-        _ = each.public  # worked out before the first request, and wrong ones refused
-    reader = ReleaseReader(store_folder(pipeline))
-    hub = Hub(
-        reader,
-        grid=settings.grid,
-        most_clients=settings.clients,
-        most_per_address=settings.clients_per_address,
-    )
-    public = Public(queries=queries, hub=hub, ledger=ledger, rate=settings.rate)
-    operator = OperatorSide(
-        pipeline=pipeline,
-        token=token,
-        supervisor=Supervisor(path=pipeline.path, engine=pipeline.engine["name"], say=say),
-        hub=hub,
-        most_body=settings.most_body,
-        takes_rows=settings.run,
-    )
-    sockets = [
-        bound_socket(settings.host, settings.port, "--port"),
-        bound_socket(settings.operator_host, settings.operator_port, "--operator-port"),
-    ]
-    scheme = "https" if settings.certificate is not None else "http"
-    hosts = (settings.host, settings.operator_host)
-    tell(*(_address(scheme, host, each) for host, each in zip(hosts, sockets, strict=True)))
-    apps = [public.app(), operator.app(run=settings.run)]
-    try:
-        asyncio.run(_serve(apps, hub, settings, sockets))
-    finally:
-        reader.close()
-
-
-async def _serve(apps: list[App], hub: Hub, settings: Settings, sockets: list[socket]) -> None:
     servers = [_Quiet(_config(app, settings)) for app in apps]
 
     def leave() -> None:
@@ -172,7 +206,7 @@ def _config(app: App, settings: Settings) -> uvicorn.Config:
 
 
 class _Quiet(uvicorn.Server):
-    """A server that leaves signals to who runs several."""
+    """A server that leaves signals to its caller, which runs two of them."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -180,6 +214,6 @@ class _Quiet(uvicorn.Server):
         yield
 
 
-def _address(scheme: str, host: str, bound: socket) -> str:
+def _address(scheme: str, host: str, bound: socket.socket) -> str:
     shown = f"[{host}]" if ":" in host else host
     return f"{scheme}://{shown}:{bound.getsockname()[1]}"

@@ -1,8 +1,8 @@
 """The process that runs a pipeline for the server: it writes releases, and tells how it goes.
 
 It tells on standard output, a JSON object a line; that is for the operator alone. A line on its
-standard input asks it to stop, with a snapshot. When that input ends it leaves at once: who has
-started it is gone, and a run survives a kill at any moment.
+standard input asks it to stop, with a snapshot. When that input ends it leaves at once: the server
+that started it is gone, and a run survives a kill at any moment.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,14 @@ from dpstream.engines.memory import keep_freed_memory
 from dpstream.pipeline import Pipeline, load_pipeline
 from dpstream.pipeline.engines import with_engine
 from dpstream.pipeline.start import open_book, refuse_lost_secret, start
-from dpstream.privacy.charges import Terms
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.state.files import make_directory
-from dpstream.serve.described import Described, describe
-from dpstream.serve.store.files import held
-from dpstream.serve.store.writer import ReleaseStore
+from dpstream.serve.public_facts import describe_queries
+from dpstream.serve.release_store import ReleaseStore, hold_folder
 from dpstream.session import Run, Runs
 
 _EVERY = 1.0  # seconds between two reports
-_LOST = 70  # leaves with this when who started it is gone
+_LOST = 70  # exit code when the process that started it is gone
 PATIENCE = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds before what has failed is tried again."""
 NOT_AGAIN = ("BudgetExceeded",)
@@ -41,17 +40,6 @@ NOT_AGAIN = ("BudgetExceeded",)
 def store_folder(pipeline: Pipeline) -> Path:
     """Where a pipeline's releases are kept for the server."""
     return pipeline.state / "served"
-
-
-def open_store(pipeline: Pipeline, described: Mapping[str, Described]) -> ReleaseStore:
-    """The store of a pipeline; what a kill has left unannounced is announced."""
-    store = ReleaseStore(
-        store_folder(pipeline),
-        keys={name: one.keys for name, one in described.items()},
-        partial=[name for name, one in described.items() if one.partial],
-    )
-    store.announce_rest([*described])
-    return store
 
 
 def publish(
@@ -67,28 +55,17 @@ def publish(
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
     make_directory(pipeline.state, mode=0o700)
     make_directory(store_folder(pipeline), mode=0o700)
-    with held(store_folder(pipeline)):
-        _publish(pipeline, terms, tell=tell, clock=clock, options=options, stopped=stopped)
-
-
-def _publish(
-    pipeline: Pipeline,
-    terms: Sequence[Terms],
-    *,
-    tell: Any,
-    clock: Any,
-    options: Options | None,
-    stopped: threading.Event | None,
-) -> None:
-    store = open_store(pipeline, describe(pipeline))
-    ledgers = {place: Ledger(place) for place in {book.ledger for book in pipeline.books}}
-    try:
+    with hold_folder(store_folder(pipeline)), ExitStack() as stack:
+        store = _open_store(pipeline)
+        stack.callback(store.shut)
+        paths = {book.ledger for book in pipeline.books}
+        ledgers = {path: stack.enter_context(closing(Ledger(path))) for path in paths}
         runs = start(
             pipeline, ledgers, clock=clock or SystemClock(), sinks=[store], options=options
         )
         for book, wanted in zip(pipeline.books, terms, strict=True):
             open_book(pipeline, book, wanted, ledgers[book.ledger])
-        runs.patience = _patience
+        runs.retry_delay = _retry_delay
         tell(runs)
         with runs:
             for name, release in runs:
@@ -96,22 +73,30 @@ def _publish(
                 store.announce(name, about["window"], about["release_index"])
                 if stopped is not None and stopped.is_set():
                     runs.stop()
-    finally:
-        for ledger in ledgers.values():
-            ledger.close()
-        store.shut()
+
+
+def _open_store(pipeline: Pipeline) -> ReleaseStore:
+    """The store of a pipeline; what a kill has left unannounced is announced."""
+    queries = describe_queries(pipeline)
+    store = ReleaseStore(
+        store_folder(pipeline),
+        keys={name: one.keys for name, one in queries.items()},
+        partial=[name for name, one in queries.items() if one.partial],
+    )
+    store.announce_rest([*queries])
+    return store
 
 
 def report(runs: Runs) -> dict[str, Any]:
     """How far the queries are, and what became of their rows; not private."""
     starved = runs.warn_starved()
-    found = {}
+    queries = {}
     for name, run in [*runs.runs.items()]:
-        found[name] = _of_run(run) | {"starved": name in starved}
+        queries[name] = _of_run(run) | {"starved": name in starved}
         problem = runs.failures.get(name)
         if problem is not None:
-            found[name]["failed"] = {"error": type(problem).__name__, "message": str(problem)}
-    return {"queries": found}
+            queries[name]["failed"] = {"error": type(problem).__name__, "message": str(problem)}
+    return {"queries": queries}
 
 
 def _of_run(run: Run) -> dict[str, Any]:
@@ -123,7 +108,7 @@ def _of_run(run: Run) -> dict[str, Any]:
     }
 
 
-def _patience(problem: Exception, tries: int) -> float | None:
+def _retry_delay(problem: Exception, tries: int) -> float | None:
     """Seconds until a query that has failed is tried again; None: what is wrong stays so."""
     if type(problem).__name__ in NOT_AGAIN:
         return None
@@ -153,7 +138,7 @@ def _report_for_ever(runs: Runs, over: threading.Event) -> None:
 
 def main(args: Sequence[str]) -> int:
     """Run the pipeline of a file, on an engine; the exit code is that of `dpstream run`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who has started it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
     over, stop = threading.Event(), threading.Event()
     known: list[Runs] = []
     threads: list[threading.Thread] = []

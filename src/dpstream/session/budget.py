@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from dpstream.engines.series_state import agree
-from dpstream.errors import BudgetExceeded, StateError
+from dpstream.errors import BudgetExceeded
 from dpstream.privacy.amounts import show
 from dpstream.privacy.charges import Cells, Charge, Terms
-from dpstream.privacy.known_runs import KnownRun
 from dpstream.privacy.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.refusals import book_in_words
 from dpstream.privacy.remaining import shown
-from dpstream.privacy.run_directory import ANEW, read_about
+from dpstream.privacy.run_directory import is_charged
 from dpstream.privacy.state import MemoryWindowKeys
 from dpstream.stages.plan import planned
 from dpstream.stages.query import Query
 from dpstream.stages.series_query import SeriesQuery
 
 AnyQuery = Query | SeriesQuery
-
-_DRAWN = ("windows/*.key", "windows/final", "rows-*.dps")  # what a run has that was charged
 
 
 def refuse_early(
@@ -47,31 +44,13 @@ def refuse_early(
         ledger.open(dataset, own)
         (book,) = ledger.report()
     paid = {line["run"] for line in book["spent_on"]}
-    new = [query for query, folder in queries if not _charged(folder, paid, known)]
+    new = [query for query, folder in queries if not is_charged(folder, paid, known)]
     users = [query for query in new if isinstance(query, Query)]
     series = [query for query in new if isinstance(query, SeriesQuery)]
     if users and book["terms"]["measure"] == "mu_squared":
         _refuse_users(book_in_words(dataset, path), book, users)
     if series and book["terms"]["unit"] != "user":
         _refuse_series(ledger, dataset, series, book_in_words(dataset, path))
-
-
-def _charged(folder: Path | None, paid: set[str], known: Callable[[str], KnownRun]) -> bool:
-    kept = None if folder is None else read_about(folder)
-    if folder is None or kept is None:
-        return False
-    run = kept["run"].hex()
-    if run in paid:
-        return True
-    if known(run).dataset:  # begun, and not charged yet
-        return False
-    drawn = any(True for name in _DRAWN for _ in folder.glob(name))
-    if drawn or not (folder / kept["log"]).exists():
-        raise StateError(
-            f"{folder} may have published, but the book knows nothing of the run that its run.dps "
-            f"names; restore run.dps, name the ledger that the run is charged to, or {ANEW}"
-        )
-    return False
 
 
 def _refuse_users(which: str, book: dict[str, Any], queries: Sequence[Query]) -> None:

@@ -104,14 +104,14 @@ class Run:
         """Leave it where it is; a run with the same state directory goes on from there."""
         self._engine.close()
 
-    def forget(self, unit: Any) -> int:
+    def erase_unit(self, unit: Any) -> int:
         """Instead of running: erase one unit from the state directory of a run that has stopped.
 
         Nothing more of this unit is kept (within the periods that are still open): a unit that
         began anew could contribute twice what the promise allows. What was published stays.
         Returns in how many groups the unit was: an exact number, for the operator alone.
         """
-        return self._engine.forget(unit)
+        return self._engine.erase_unit(unit)
 
     def __enter__(self) -> Run:
         return self
@@ -155,9 +155,9 @@ class Run:
         return self._engine.live
 
     @property
-    def clock_by_itself(self) -> bool:
+    def in_real_time(self) -> bool:
         """Does its clock go on while nobody waits for it?"""
-        return bool(getattr(self._engine.clock, "by_itself", False))
+        return self._engine.clock.real_time
 
     def now(self) -> int:
         """The time by its clock."""
@@ -166,12 +166,12 @@ class Run:
     @property
     def arrivals(self) -> Arrivals | None:
         """What its live source has; queries over one source have the same."""
-        source = getattr(self._engine, "source", None)
+        source = self._engine.source
         return source.shared if isinstance(source, LiveView) else None
 
     def leave(self) -> None:
         """It reads no more: what it has not read is not held for it."""
-        source = getattr(self._engine, "source", None)
+        source = self._engine.source
         if isinstance(source, LiveView):
             source.close()
 
@@ -181,7 +181,7 @@ class Run:
         facts: dict[str, Any] = dict(seen.counts())
         if self.live:
             late = 0.0 if due is None else max(0, self.now() - due) / 1e6
-            source = getattr(self._engine, "source", None)
+            source = self._engine.source
             facts |= {
                 "rows_waiting": source.waiting if isinstance(source, LiveView) else 0,
                 "lag_seconds": round(late, 6),
@@ -212,8 +212,8 @@ class Runs:
     earliest trigger comes first. A query goes on when the caller asks for the next table after its.
 
     A query that fails stops alone. It is in `failures` at once, and its error is raised when all
-    others have come to their ends. `patience` may say (error, how many times before) after how many
-    seconds it is to be tried again; None: not at all.
+    others have come to their ends. `retry_delay` may say (error, how many times before) after how
+    many seconds it is to be tried again; None: not at all.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class Runs:
         self.runs = {run.query.name: run for run in runs}
         self.again = dict(again or {})
         self.failures: dict[str, Exception] = {}
-        self.patience: Callable[[Exception, int], float | None] = lambda problem, tries: None
+        self.retry_delay: Callable[[Exception, int], float | None] = lambda problem, tries: None
         self._starved: set[str] = set()
         self._first_due = {name: run.next_trigger for name, run in self.runs.items()}
         self._changed, self._leaving = Condition(), Event()
@@ -252,7 +252,7 @@ class Runs:
 
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
         """Every table; at the end the error of a query that has failed."""
-        if any(run.live and run.clock_by_itself for run in self.runs.values()):
+        if any(run.live and run.in_real_time for run in self.runs.values()):
             yield from self._side_by_side()
         else:
             yield from self._in_turn()
@@ -325,7 +325,7 @@ class Runs:
                     return
                 except Exception as problem:
                     self._note(name, problem)
-                    wait = self.patience(problem, tries) if name in self.again else None
+                    wait = self.retry_delay(problem, tries) if name in self.again else None
                     tries += 1
                 if wait is None or self._leaving.wait(wait):
                     return
@@ -403,9 +403,9 @@ class Runs:
         for run in self.runs.values():
             run.stop()
 
-    def forget(self, unit: Any) -> int:
-        """Instead of running: erase one unit from the state of all; see `Run.forget`."""
-        return sum(run.forget(unit) for run in self.runs.values())
+    def erase_unit(self, unit: Any) -> int:
+        """Instead of running: erase one unit from the state of all; see `Run.erase_unit`."""
+        return sum(run.erase_unit(unit) for run in self.runs.values())
 
     def close(self) -> None:
         """Leave all where they are."""

@@ -36,12 +36,22 @@ class Prepared:
     where: Expression | None
     zone: str
 
-    def __repr__(self) -> str:
+    @property
+    def text(self) -> str:
+        """All that it does, in SQL."""
         made = [f"{expression.text} AS {name!r}" for name, expression in self.made]
         text = f"SELECT {', '.join([*map(repr, self.kept), *made])}"
         if self.where is not None:
             text += f" WHERE {self.where.text}"
         return f"{text} IN {self.zone}"
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def columns_of(self, name: str) -> Sequence[str]:
+        """Those that its expression reads, or the column itself."""
+        made = dict(self.made)
+        return made[name].columns if name in made else (name,)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """The rows that are wanted, with the query's columns."""

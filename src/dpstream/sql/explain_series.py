@@ -74,7 +74,7 @@ def _stages(query: SeriesQuery) -> list[Stage]:
     rows = query.rows
     found = [Stage("source", f"read {', '.join(query.source_columns)}")]
     if rows.prepare is not None:
-        found.append(Stage("prepare", repr(rows.prepare)))
+        found.append(Stage("prepare", rows.prepare.text))
     late = f", rows up to {in_words(rows.allowed_lateness)} late" if rows.allowed_lateness else ""
     size = in_words(query.window.size)
     found.append(Stage("window", f"windows of {size} by {rows.time} in {rows.time_zone}{late}"))

@@ -12,10 +12,10 @@ from dpstream.sql.explanation import (
     computed_columns,
     told_schema,
 )
-from dpstream.stages.bounding import Bounds
 from dpstream.stages.measures import Measure
 from dpstream.stages.plan import Plan, planned
 from dpstream.stages.query import Query
+from dpstream.stages.query_bounds import Bounds
 from dpstream.stages.query_types import types_before_rows
 from dpstream.stages.release_table import release_schema
 from dpstream.stages.ticks import in_words, iso
@@ -64,7 +64,7 @@ def _stages(query: Query, releases: int) -> list[Stage]:
     bounds = query.bounds
     found = [("source", read)]
     if query.prepare is not None:
-        found.append(("prepare", repr(query.prepare)))
+        found.append(("prepare", query.prepare.text))
     if query.time is not None:
         size = "one window" if query.window is None else _windows(query.window)
         late = (

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.sql.drawing import Stage, as_mermaid, as_svg, as_text
+from dpstream.stages.hooks import Finish
 from dpstream.stages.query import Query
 
 NOT_PROTECTED = (
@@ -84,17 +85,17 @@ def told_schema(schema: pa.Schema, query: Query) -> list[dict[str, str]]:
     return told
 
 
-def computed_columns(finish: Any) -> list[dict[str, Any]]:
+def computed_columns(finish: Finish | None) -> list[dict[str, Any]]:
     """What is said of columns that SELECT computes from noisy ones."""
     found = []
-    for made in getattr(finish, "made", ()):
+    for name, has_bar in ({} if finish is None else finish.computed).items():
         note = "computed from noisy columns; its error bar follows from theirs"
-        if made.spread is None:
+        if not has_bar:
             note = (
                 "computed from noisy columns, without an error bar: only sums and quotients of "
                 "aggregates that share no noise have one"
             )
-        found.append({"column": made.name, "first": None, "last": None, "note": note})
+        found.append({"column": name, "first": None, "last": None, "note": note})
     return found
 
 

@@ -80,7 +80,9 @@ class Published:
     """Names in order; None: all, as the engine has them."""
     zone: str = "UTC"
 
-    def __repr__(self) -> str:
+    @property
+    def text(self) -> str:
+        """All of it, in SQL."""
         text = [f"{each.value.text} AS {each.name!r}," for each in self.made]
         if self.shown is not None:
             text.append(f"SHOW {', '.join(self.shown)}")
@@ -93,6 +95,14 @@ class Published:
         if self.offset:
             text.append(f"OFFSET {self.offset}")
         return " ".join([*text, f"IN {self.zone}"])
+
+    def __repr__(self) -> str:
+        return self.text
+
+    @property
+    def computed(self) -> dict[str, bool]:
+        """Columns of SELECT that are made of noisy ones, and whether each has an error bar."""
+        return {each.name: each.spread is not None for each in self.made}
 
     def _terms(self) -> Iterator[str]:
         for expression, down, nulls_first in self.order:

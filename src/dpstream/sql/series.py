@@ -10,7 +10,8 @@ from sqlglot import exp
 
 from dpstream.errors import DpstreamError, InvalidParameter
 from dpstream.mechanisms import REGISTRY, find
-from dpstream.mechanisms.base import Mechanism
+from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
+from dpstream.mechanisms.parts.counting.budget import CountingParameters
 from dpstream.sql.compiler import nearest
 from dpstream.sql.draft import Draft, called
 from dpstream.sql.options import OPTIONS, node_of
@@ -93,16 +94,14 @@ def _misplaced(name: str, *, series: bool) -> tuple[str, str]:
 
 
 def _fitting(unit: str) -> list[str]:
-    """Mechanisms that protect this unit, as their parameters tell: w-event ones have a window."""
+    """Mechanisms that protect this unit: events within a window, or single events."""
     return [name for name in REGISTRY if _fits(find(name), unit)]
 
 
-def _fits(mechanism: Any, unit: str) -> bool:
-    if ".infinite." in mechanism.__module__:  # of users
-        return False
-    windowed = "window" in {field.name for field in dataclasses.fields(mechanism)}
-    of_users = getattr(mechanism, "user_level", False)
-    return not of_users and windowed == (unit == "w_event")
+def _fits(mechanism: type[Mechanism], unit: str) -> bool:
+    if unit == "w_event":
+        return issubclass(mechanism, HistogramMechanism)
+    return issubclass(mechanism, SeriesMechanism | CountingParameters)
 
 
 def steps_are_windows(draft: Draft) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.amounts import exact, positive
+from dpstream.privacy.state.identity import Identified
 from dpstream.records import Reals
 from dpstream.stages.measures import Measure
 
@@ -32,7 +33,7 @@ ErrorBar: TypeAlias = Literal["fixed", "per_row", "with_release"]
 
 
 @dataclass(frozen=True)
-class Count:
+class Count(Identified, identity="count", keys="name"):
     """COUNT(*): rows per group."""
 
     name: str = "count"
@@ -56,7 +57,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class CountUnits(Count):
+class CountUnits(Count, identity="count_units"):
     """COUNT(DISTINCT unit): units per group."""
 
     name: str = "units"
@@ -68,7 +69,7 @@ class CountUnits(Count):
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
     """SUM of a column, each value clamped to [lo, hi] first."""
 
     name: str
@@ -126,7 +127,7 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Avg(Sum):
+class Avg(Sum, identity="avg"):
     """AVG of a column, each value clamped to [lo, hi] first; NULL counts as the middle."""
 
     grows = False
@@ -157,7 +158,7 @@ class Avg(Sum):
 
 
 @dataclass(frozen=True)
-class Variance(Avg):
+class Variance(Avg, identity="variance"):
     """VAR_POP of a column, each value clamped to [lo, hi] first; NULL counts as the middle."""
 
     error_bar: ClassVar[ErrorBar] = "with_release"
@@ -190,7 +191,7 @@ class Variance(Avg):
 
 
 @dataclass(frozen=True)
-class Stddev(Variance):
+class Stddev(Variance, identity="stddev"):
     """STDDEV_POP of a column, each value clamped to [lo, hi] first."""
 
     def answer(self, noisy: Sequence[Pair], nonnegative: bool) -> Pair:

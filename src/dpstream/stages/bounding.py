@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dpstream.compiled import compiled
 from dpstream.records import Integers, Words
 from dpstream.stages.prefetch import FAR, prefetch
+from dpstream.stages.query_bounds import Bounds
 from dpstream.stages.tables import SLICE, Table, row_bits
 
 Limits = tuple[int, int, int]
@@ -27,15 +28,6 @@ _ROWS, _GROUPS = 2, 3  # words of a unit: rows and groups kept of it
 _NONE: Integers = np.zeros(0, np.int64)
 _EVERY: Verdicts = np.zeros(0, np.uint8)  # no estimate: every row is taken as it comes
 _MOST = 255  # what a cell of the estimate counts up to
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """At most `rows` rows and `groups` groups of a unit, `rows_per_group` rows in each group."""
-
-    rows: int
-    groups: int
-    rows_per_group: int
 
 
 def unit_table() -> Table:

@@ -1,22 +1,16 @@
-"""One type and one form for a column as long as a run lives.
+"""One type for a column as long as a run lives.
 
 A query's unit and keys have types that are public and fixed before its first release: declared, or
-those of the first schema that is read. What comes in another type is cast by value, row by row: a
-value that the type cannot hold exactly costs its own row. Equal values then have equal bytes, so
-what is hashed and what is published are one and the same column: no row shows its own spelling.
+those of the first schema that is read. `column_values` casts what comes in another type.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.stages import parse
-from dpstream.stages.number_text import one_number_spelling
 
 Types = dict[str, pa.DataType]
 
@@ -35,6 +29,7 @@ NAMES: dict[str, pa.DataType] = {
 }
 """Types of columns as BigQuery names them; DATETIME has no time zone, TIMESTAMP is an instant."""
 
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _WIDTHS = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
 _AS_THEY_ARE = (pa.types.is_boolean, pa.types.is_time, pa.types.is_timestamp, pa.types.is_duration)
 
@@ -88,7 +83,7 @@ def canonical_type(kind: pa.DataType, name: str = "") -> pa.DataType:
         return canonical_type(kind.storage_type, name)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return canonical_type(kind.value_type, name)
-    if parse.is_text(kind) or pa.types.is_null(kind):  # without a value: text that is missing
+    if any(holds(kind) for holds in (*_TEXTS, pa.types.is_null)):  # no value: text is missing
         return pa.string()
     if any(holds(kind) for holds in _WIDTHS) or kind == pa.binary_view():
         return pa.binary()
@@ -108,165 +103,3 @@ def canonical_type(kind: pa.DataType, name: str = "") -> pa.DataType:
         f"{column} cannot name a unit or a group: that takes a single value, such as a number, "
         "text, a date or a time; use one of its fields, or cast it"
     )
-
-
-def canonical(array: pa.Array) -> pa.Array:
-    """A column in its canonical type, with one form for equal values.
-
-    >>> canonical(pa.array([-0.0, 1.5], pa.float32())).to_pylist()
-    [0.0, 1.5]
-    """
-    kind = array.type
-    if isinstance(kind, pa.BaseExtensionType):
-        if kind.extension_name == "arrow.uuid":
-            return _uuid_texts(array.storage)
-        inner = canonical(array.storage)
-        return pc.not_equal(inner, 0) if kind.extension_name == "arrow.bool8" else inner
-    if pa.types.is_dictionary(kind):
-        return canonical(array.dictionary_decode())
-    if pa.types.is_run_end_encoded(kind):
-        return canonical(pc.run_end_decode(array))
-    target = canonical_type(kind)
-    if pa.types.is_floating(kind):
-        return _one_zero(array)
-    if kind == pa.date64():
-        return _days(array)
-    return array if kind.equals(target) else pc.cast(array, target)
-
-
-def in_type(array: pa.Array, kind: pa.DataType, name: str) -> tuple[pa.Array, parse.Mask]:
-    """A column in the type that it has in this run, and the rows whose value that cannot hold.
-
-    Those are NULL in the column. A type whose values never become this one is refused.
-    """
-    array = canonical(array)
-    fine = np.zeros(len(array), bool)
-    if array.type.equals(kind):
-        return array, fine
-    if array.null_count == len(array):  # an empty chunk, or one without a value
-        return pa.nulls(len(array), kind), fine
-    made = _converted(array, kind)
-    if made is None:  # by the types alone: no row can cause this
-        raise InvalidInput(
-            f"column {name!r} is {kind} in this run and {array.type} in what is read now, and the "
-            "one does not become the other by value; give all files one type, or declare it: "
-            f"column_types={{{name!r}: ...}}"
-        )
-    lost = np.asarray(pc.and_(made.is_null(), array.is_valid()), bool)
-    if parse.is_text(array.type):  # an empty cell has no value
-        lost &= ~np.asarray(pc.fill_null(pc.equal(array, ""), False), bool)
-    return made, lost
-
-
-def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """By value; NULL where the type has no such value, None if it never has."""
-    old = array.type
-    if parse.is_text(kind):
-        return _texts(array)
-    if parse.is_text(old):
-        return _read(array, kind)
-    if _is_number(old) and _is_number(kind):
-        return _numbers(array, kind)
-    zones = [getattr(each, "tz", None) is None for each in (old, kind)]
-    same = any(holds(old) and holds(kind) for holds in _AS_THEY_ARE[1:])
-    return parse.cast_each(array, kind) if same and zones[0] == zones[1] else None
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    )
-
-
-def _numbers(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """One kind of numbers as another, where that is exact."""
-    if pa.types.is_floating(array.type) or pa.types.is_floating(kind):
-        if pa.types.is_decimal(array.type) or pa.types.is_decimal(kind):
-            return None  # 0.1 is no binary fraction
-        valid = np.asarray(array.is_valid(), bool)
-        values = array.fill_null(0).to_numpy(zero_copy_only=False)
-        if pa.types.is_floating(kind):
-            made = values.astype(np.float64)
-            inside = made < float(2 ** (64 if pa.types.is_uint64(array.type) else 63))
-            exact = inside & (np.where(inside, made, 0).astype(values.dtype) == values)
-        else:
-            unsigned = pa.types.is_uint64(kind)
-            least, most = (0.0, 2.0**64) if unsigned else (-(2.0**63), 2.0**63)
-            with np.errstate(invalid="ignore"):
-                exact = (values >= least) & (values < most) & (np.floor(values) == values)
-            made = np.where(exact, values, 0).astype(np.uint64 if unsigned else np.int64)
-        return pa.array(made, kind, mask=~(exact & valid), from_pandas=False)
-    if pa.types.is_integer(array.type) and pa.types.is_decimal(kind):
-        array = pc.cast(array, pa.string())  # Arrow asks for room for the largest integer
-    return parse.cast_each(array, kind)
-
-
-def _texts(array: pa.Array) -> pa.Array | None:
-    """Numbers in their one spelling, true and false."""
-    if pa.types.is_boolean(array.type) or pa.types.is_integer(array.type):
-        return pc.cast(array, pa.string())
-    return one_number_spelling(pc.cast(array, pa.string())) if _is_number(array.type) else None
-
-
-def _read(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """What text says; NULL where it says nothing of the kind."""
-    text = pc.utf8_trim_whitespace(array)
-    if _is_number(kind):
-        made = parse.cast_each(_plain_numbers(text), kind)
-        if pa.types.is_floating(kind):
-            made = pc.if_else(pc.is_finite(made), made, pa.scalar(None, kind))
-        return made
-    if pa.types.is_timestamp(kind):
-        micros, readable = parse.written_times(text, "UTC")
-        instants = pa.array(micros, pa.int64(), mask=~readable).view(pa.timestamp("us", kind.tz))
-        return parse.cast_each(instants, kind)
-    if pa.types.is_boolean(kind):
-        text = pc.utf8_lower(text)
-        return parse.cast_each(_where(text, r"^(true|false)$"), kind)
-    if pa.types.is_date(kind):
-        return parse.cast_each(_where(text, r"^\d{4}-\d\d-\d\d$"), kind)
-    if pa.types.is_time(kind):
-        text = _where(text, r"^\d\d:\d\d(:\d\d(\.\d+)?)?$")
-        day = pc.binary_join_element_wise("1970-01-01T", text, "")
-        return parse.cast_each(parse.cast_each(day, pa.timestamp(kind.unit)), kind)
-    return None
-
-
-def _plain_numbers(text: pa.Array) -> pa.Array:
-    """Numbers in their one spelling, also those with a plus or with zeros before them."""
-    text = pc.replace_substring_regex(text, r"^\+", "")
-    text = one_number_spelling(pc.replace_substring_regex(text, r"^(-?)0+(\d)", r"\1\2"))
-    return _where(text, r"^-?\d+(\.\d+)?(e-?\d{1,4})?$")
-
-
-def _where(text: pa.Array, form: str) -> pa.Array:
-    """NULL where a text has another form."""
-    return pc.if_else(pc.match_substring_regex(text, form), text, pa.scalar(None, pa.string()))
-
-
-def _one_zero(array: pa.Array) -> pa.Array:
-    """Every NaN is one value, and -0.0 is 0.0."""
-    values = array.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0
-    values[np.isnan(values)] = np.nan
-    nulls = array.is_null().to_numpy(zero_copy_only=False)
-    return pa.array(values, pa.float64(), mask=nulls, from_pandas=False)
-
-
-def _days(array: pa.Array) -> pa.Array:
-    """The days of milliseconds that may lie within them; Arrow would refuse those."""
-    millis = pc.fill_null(array.view(pa.int64()), 0).to_numpy(zero_copy_only=False)
-    nulls = array.is_null().to_numpy(zero_copy_only=False)
-    days = np.clip(millis // 86_400_000, -(2**31), 2**31 - 1).astype(np.int32)
-    return pa.array(days, pa.int32(), mask=nulls).view(pa.date32())
-
-
-def _uuid_texts(storage: pa.Array) -> pa.Array:
-    """As RFC 9562 writes them: 8-4-4-4-12 digits."""
-    raw = pc.cast(storage, pa.binary())
-    few = raw.dictionary_encode()
-    texts = []
-    for item in few.dictionary.to_pylist():
-        digits = item.hex()
-        ends = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
-        texts.append("-".join(digits[first:end] for first, end in ends))
-    return pa.array(texts, pa.string()).take(few.indices)

@@ -63,17 +63,17 @@ class Flow:
         *,
         buckets: int,
         threads: int,
-        mark: str = "",
+        run_tag: str = "",
         share: tuple[int, int] = (0, 1),
     ) -> None:
-        """`mark` names the run in its tables, so that a sink can tell runs apart.
+        """`run_tag` names the run in its tables, so that a sink can tell runs apart.
 
         `share`: this is bucket so and so of so many, and sees the rows of that bucket alone.
         """
         self._share = share
-        self.mark = mark
+        self.run_tag = run_tag
         self.plan, self.query, self.reader = plan, plan.query, reader
-        self.tables = ReleaseTables(plan=plan, types=reader.types, mark=mark)
+        self.tables = ReleaseTables(plan=plan, types=reader.types, run_tag=run_tag)
         self.buckets = buckets
         self.reset()
         self._by_value = any(m.kind == "value" for m in plan.query.measures)
@@ -258,18 +258,18 @@ class Flow:
         """The totals of a window, where they are counted."""
         return self.state.totals.setdefault(window, Totals(self.query.totals))
 
-    def forget(self, window: int) -> None:
+    def evict(self, window: int) -> None:
         """A window is final: its state and its doors go."""
-        self.state.forget_window(window)
+        self.state.evict_window(window)
         for known in (self._layouts, self._doors, self._total_doors):
             known.pop(window, None)
 
-    def forget_periods(self, step: int) -> list[int]:
+    def evict_periods(self, step: int) -> list[int]:
         """Units go with their period, once its every window is final by `step`: which periods."""
         over = is_over(self.query, step)
         gone = sorted(period for period in self.state.periods if over(period))
         for period in gone:
-            self.state.forget_period(period)
+            self.state.evict_period(period)
         return gone
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -13,8 +13,8 @@ from dpstream.mechanisms.base import whole
 from dpstream.privacy.amounts import positive
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.promises import promise, rows_of
+from dpstream.privacy.state.identity import Identified, canonical
 from dpstream.stages.aggregates import Aggregate, Count, all_measures
-from dpstream.stages.bounding import Bounds
 from dpstream.stages.checks import (
     check_answers,
     check_names,
@@ -27,6 +27,7 @@ from dpstream.stages.checks import (
 from dpstream.stages.column_types import Types, declared_types
 from dpstream.stages.hooks import Finish, Prepare
 from dpstream.stages.measures import Measure
+from dpstream.stages.query_bounds import Bounds
 from dpstream.stages.query_times import TIME_UNITS, checked_times, schedule_of
 from dpstream.stages.schedule import Schedule
 from dpstream.stages.ticks import (
@@ -41,11 +42,19 @@ from dpstream.stages.ticks import (
 from dpstream.stages.windows import Tumble
 
 _ZERO, _ONE_DAY = Micros(0), Micros(DAY)
+_KEYS = """
+    name unit keys aggregates epsilon delta
+    time time_unit time_origin arrival window strategy every triggers start end allowed_lateness
+    period time_zone max_groups_contributed max_rows_per_group max_rows_contributed
+    public_keys pre_threshold selection_share last_share last_budget weights
+    confidence debias debias_rows min_change nonnegative buffers
+    column_types max_key_bytes max_ahead prepare finish
+"""  # a field that gets another name keeps its key: key=new_name
 _TOTALS_WEIGHT = Fraction(1, 50)  # totals of a window are large beside their noise
 
 
 @dataclass(frozen=True, kw_only=True)
-class Query:
+class Query(Identified, identity="query", keys=_KEYS):
     """Aggregates per key, for ever, under user-level (epsilon, delta)-DP.
 
     `unit`: the column that names the protected unit, for ever or within each `period` of event
@@ -250,12 +259,9 @@ class Query:
     @property
     def key_columns(self) -> set[str]:
         """The columns of the source that keys are, or are computed from."""
-        made = dict(getattr(self.prepare, "made", ()))
-        return {
-            column
-            for name in self.keys
-            for column in (made[name].columns if name in made else (name,))
-        }
+        if self.prepare is None:
+            return set(self.keys)
+        return {column for name in self.keys for column in self.prepare.columns_of(name)}
 
     @property
     def source_columns(self) -> list[str]:
@@ -306,9 +312,14 @@ class Query:
         ticks = Ticks(origin=origin, size=self.window.size, zone=self.time_zone)
         return replace(self, start=Micros(ticks.at(ticks.last_before(now))))
 
+    def written(self) -> dict[str, Any]:
+        """The value of every field by its key; hooks and Arrow's types are known by their texts."""
+        return super().written() | {
+            "prepare": None if self.prepare is None else self.prepare.text,
+            "finish": None if self.finish is None else self.finish.text,
+            "column_types": tuple((name, str(kind)) for name, kind in self.declared.items()),
+        }
+
     def facts(self) -> dict[str, str]:
-        """Everything that fixes the releases besides the data."""
-        found = {f.name: repr(getattr(self, f.name)) for f in fields(self)}
-        if not self.column_types:  # says nothing, as before it was there
-            del found["column_types"]
-        return found
+        """Everything that fixes the releases besides the data, by key."""
+        return {key: canonical(value) for key, value in self.written().items()}

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from dpstream.errors import InvalidInput
 from dpstream.stages import parse
-from dpstream.stages.column_types import Types, canonical_type, in_type
+from dpstream.stages.column_types import Types, canonical_type
+from dpstream.stages.column_values import in_type
 from dpstream.stages.number_text import number_text
 from dpstream.stages.query import Query
 

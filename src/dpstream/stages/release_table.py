@@ -23,12 +23,12 @@ WINDOW = ("window_start", "window_end")
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseTables:
-    """Makes the tables of one run; `mark` names it, so that a sink can tell runs apart."""
+    """Makes the tables of one run; `run_tag` names it, so that a sink can tell runs apart."""
 
     plan: Plan
     types: Types
     """Of the keys, once they are known."""
-    mark: str = ""
+    run_tag: str = ""
 
     def made(
         self,
@@ -62,7 +62,7 @@ class ReleaseTables:
             )
         about = about_release(
             query.name,
-            self.mark,
+            self.run_tag,
             due.window,
             span=(start, end),
             time=time,

@@ -17,7 +17,8 @@ from dpstream.errors import InvalidInput
 from dpstream.privacy.state import Secret
 from dpstream.records import Integers, Rejected, Words
 from dpstream.stages import parse
-from dpstream.stages.column_types import Types, in_type
+from dpstream.stages.column_types import Types
+from dpstream.stages.column_values import in_type
 from dpstream.stages.parsed import ParsedColumns
 from dpstream.stages.query import Query
 from dpstream.stages.query_types import listed_keys, types_before_rows, types_of
@@ -26,7 +27,7 @@ from dpstream.stages.rows import RowKeys, Rows, Setting, id_pairs, in_order
 from dpstream.stages.screening import (
     Codes,
     Reason,
-    mark,
+    flag,
     missing,
     oversize,
     readable_text,
@@ -105,23 +106,23 @@ class RowReader:
                 continue  # only hashed, never shown
             column, bad = once("text", name, make=partial(readable_text, table, name))
             table = table.set_column(table.column_names.index(name), name, column)
-            mark(reasons, Reason.NOT_UTF8, bad)
+            flag(reasons, Reason.NOT_UTF8, bad)
         units = self._typed(table, query.unit, reasons)
-        mark(reasons, Reason.MISSING_UNIT, missing(units))
+        flag(reasons, Reason.MISSING_UNIT, missing(units))
         moments, arrivals = self._times(table, reasons, once)
         values = self._values(table, reasons, once)
         keys = pa.table({name: self._typed(table, name, reasons) for name in query.keys})
         if not query.keys:
             keys = pa.table({"": pa.nulls(len(table))})  # a table knows its rows by its columns
         for name in query.keys:
-            mark(reasons, Reason.OVERSIZE_KEY, oversize(keys[name], query.max_key_bytes))
+            flag(reasons, Reason.OVERSIZE_KEY, oversize(keys[name], query.max_key_bytes))
         if arrived is None:
             steps = stepwise(query.schedule.step_of, arrivals)
             if arrivals is not moments:
-                mark(reasons, Reason.AHEAD, moments - arrivals > query.max_ahead)
+                flag(reasons, Reason.AHEAD, moments - arrivals > query.max_ahead)
         else:
             steps = np.broadcast_to(np.int64(arrived), len(table))
-            mark(reasons, Reason.AHEAD, self._ahead(moments, arrived))
+            flag(reasons, Reason.AHEAD, self._ahead(moments, arrived))
         return self._hashed_once(table, units, keys, once) | {
             "units": units,
             "keys": keys,
@@ -226,7 +227,7 @@ class RowReader:
     def _typed(self, table: pa.Table, name: str, reasons: Codes) -> pa.Array:
         """A column in the type it has in this run: 5 and "5" must not become two users."""
         made, lost = in_type(parse.whole_column(table[name]), self.types[name], name)
-        mark(reasons, Reason.TYPE, lost)
+        flag(reasons, Reason.TYPE, lost)
         return made
 
     def _declared(self, table: pa.Table, where: str, rejected: list[Rejected]) -> pa.Table:
@@ -236,9 +237,9 @@ class RowReader:
         for name, kind in self.query.declared.items():
             if name in table.column_names:
                 column, bad = readable_text(made, name)
-                mark(reasons, Reason.NOT_UTF8, bad)
+                flag(reasons, Reason.NOT_UTF8, bad)
                 column, lost = in_type(column, kind, name)
-                mark(reasons, Reason.TYPE, lost)
+                flag(reasons, Reason.TYPE, lost)
                 made = made.set_column(made.column_names.index(name), name, column)
         if not reasons.any():
             return made
@@ -254,13 +255,13 @@ class RowReader:
         moments, readable = once(
             "time", query.time, *how, make=partial(self._parsed, table, query.time)
         )
-        mark(reasons, Reason.TIME, ~readable)
+        flag(reasons, Reason.TIME, ~readable)
         if query.arrival is None:
             return moments, moments
         arrivals, readable = once(
             "time", query.arrival, *how, make=partial(self._parsed, table, query.arrival)
         )
-        mark(reasons, Reason.ARRIVAL, ~readable)
+        flag(reasons, Reason.ARRIVAL, ~readable)
         return moments, arrivals
 
     def _parsed(self, table: pa.Table, name: str) -> tuple[Integers, parse.Mask]:
@@ -283,7 +284,7 @@ class RowReader:
         for name in table.column_names:
             column, bad = readable_text(table, name)
             table = table.set_column(table.column_names.index(name), name, column)
-            mark(reasons, Reason.NOT_UTF8, bad)
+            flag(reasons, Reason.NOT_UTF8, bad)
         moments, arrivals = self._times(table, reasons, _Once(None, ""))
         steps = self.query.schedule.step_of(arrivals)
         none = (reasons != 0) | (self.query.schedule.window_of(moments) < 0)
@@ -299,8 +300,8 @@ class RowReader:
                 measure.column,
                 make=partial(parse.numbers, table[measure.column], measure.column),
             )
-            mark(reasons, Reason.NUMBER, ~readable)
-            mark(reasons, Reason.NOT_FINITE, np.isinf(values))
+            flag(reasons, Reason.NUMBER, ~readable)
+            flag(reasons, Reason.NOT_FINITE, np.isinf(values))
             columns.append(measure.on_grid(values))
         return np.stack(columns, axis=1) if columns else np.zeros((len(table), 0), np.int64)
 

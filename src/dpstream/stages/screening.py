@@ -48,7 +48,7 @@ _WORDS = {
 _CUT = 4096
 
 
-def mark(reasons: Codes, code: int, bad: parse.Mask) -> None:
+def flag(reasons: Codes, code: int, bad: parse.Mask) -> None:
     """Note a reason; the first one of a row counts."""
     if bad.any():
         reasons[bad & (reasons == 0)] = code

@@ -20,8 +20,10 @@ import numpy as np
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import name_of
 from dpstream.mechanisms.base import Mechanism
+from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.promises import rows_of
+from dpstream.privacy.state.identity import canonical
 from dpstream.stages.aggregates import Count
 from dpstream.stages.query import Query
 from dpstream.stages.schedule import Schedule
@@ -80,9 +82,9 @@ class SeriesQuery:
         self._check_length()
 
     def _check_length(self) -> None:
-        most = getattr(self.mechanism, "steps", None)
-        if most is None or self.rows.start is None:
+        if not isinstance(self.mechanism, CounterMechanism) or self.rows.start is None:
             return
+        most = self.mechanism.steps
         if self.schedule.steps is None or self.schedule.steps > most:
             found = "no end" if self.schedule.steps is None else f"{self.schedule.steps} windows"
             raise InvalidParameter(
@@ -158,5 +160,5 @@ class SeriesQuery:
         return self if rows is self.rows else replace(self, rows=rows)
 
     def facts(self) -> dict[str, str]:
-        """Everything that fixes the releases besides the data."""
-        return self.rows.facts() | {"mechanism": repr(self.mechanism)}
+        """Everything that fixes the releases besides the data, by key."""
+        return self.rows.facts() | {"mechanism": canonical(self.mechanism)}

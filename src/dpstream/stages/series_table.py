@@ -16,14 +16,14 @@ from dpstream.stages.series_query import SeriesQuery
 
 
 def series_table(
-    query: SeriesQuery, release: Release, step: int, mark: str, reader: RowReader
+    query: SeriesQuery, release: Release, step: int, run_tag: str, reader: RowReader
 ) -> pa.Table:
     """All public groups of one window; `held`: the mechanism repeats an earlier value."""
     start, end = query.schedule.span(release.step)
     time = query.schedule.time_of(step)
     keys = reader.public_table() if query.rows.keys else None
     table = _finished(query, release, keys, span=(start, end), time=time)
-    about = about_release(query.name, mark, release.step, span=(start, end), time=time)
+    about = about_release(query.name, run_tag, release.step, span=(start, end), time=time)
     return table.replace_schema_metadata({"dpstream": json.dumps(about)})
 
 

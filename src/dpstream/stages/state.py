@@ -41,14 +41,14 @@ class State:
         """
         return {period for bucket in self.units for period in list(bucket.periods)}
 
-    def forget_window(self, window: int) -> None:
+    def evict_window(self, window: int) -> None:
         """A window is final: its groups, its pairs and its totals go."""
         self.windows.pop(window, None)
         self.totals.pop(window, None)
         for bucket in self.units:
             bucket.windows.pop(window, None)
 
-    def forget_period(self, period: int) -> None:
+    def evict_period(self, period: int) -> None:
         """Its units go."""
         for bucket in self.units:
             bucket.periods.pop(period, None)

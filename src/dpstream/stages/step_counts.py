@@ -61,7 +61,7 @@ class StepCounts:
         found = self._counts.get(window)
         return np.zeros(len(self._bin_ids()), np.int64) if found is None else found
 
-    def forget(self, window: int) -> None:
+    def evict(self, window: int) -> None:
         """A window is published."""
         self._seen.pop(window, None)
         self._counts.pop(window, None)

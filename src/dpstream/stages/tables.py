@@ -23,7 +23,7 @@ from dpstream.errors import StateError
 from dpstream.records import Integers, Words
 from dpstream.stages.prefetch import FAR, NEAR, prefetch
 
-Marks: TypeAlias = npt.NDArray[np.uint8]
+Flags: TypeAlias = npt.NDArray[np.uint8]
 Slots: TypeAlias = npt.NDArray[np.uint32]
 
 SLICE = 1 << 13  # rows between two looks at the free space; what they touch stays in the cache
@@ -46,7 +46,7 @@ class Table:
         self.words: Words = np.zeros((_FIRST, 2 + numbers), np.uint64)
         self._slots: Slots = np.zeros(2 * _FIRST, np.uint32)
         self.index: Slots = self._slots  # those in use
-        self.touched: Marks = np.zeros(_FIRST, np.uint8)
+        self.touched: Flags = np.zeros(_FIRST, np.uint8)
         """Rows that were found, and may have changed, since the last `delta`."""
 
     @property
@@ -97,11 +97,11 @@ class Table:
 
     def delta(self, since: int) -> dict[str, Any]:
         """What a snapshot adds: rows from `since` on, and older ones touched since the last."""
-        # Rows without numbers never change: their marks are left alone, and take no memory.
-        marks = self.touched[: since if self.words.shape[1] > 2 else 0]
-        older: Integers = np.empty(np.count_nonzero(marks.view(np.bool_)), np.int64)
+        # Rows without numbers never change: their flags are left alone, and take no memory.
+        flags = self.touched[: since if self.words.shape[1] > 2 else 0]
+        older: Integers = np.empty(np.count_nonzero(flags.view(np.bool_)), np.int64)
         changed: Words = np.empty((len(older), self.words.shape[1] - 2), np.uint64)
-        _marked(self.words, marks, older, changed)
+        _collect_flagged(self.words, flags, older, changed)
         self._forget_marks(self.used)
         new = self.words[since : self.used]
         return {
@@ -177,7 +177,7 @@ def _mapped(size: int, spare: tuple[int, ...]) -> mmap.mmap:
 def find_or_add(
     words: Words,
     index: Slots,
-    touched: Marks,
+    touched: Flags,
     used: int,
     wanted: Words,
     places: Integers,
@@ -221,11 +221,11 @@ def find_or_add(
 
 
 @compiled
-def _marked(words: Words, marks: Marks, older: Integers, changed: Words) -> None:
-    """The rows that are marked, and their numbers: in one pass, for they are half a table."""
+def _collect_flagged(words: Words, flags: Flags, older: Integers, changed: Words) -> None:
+    """The rows that are flagged, and their numbers: in one pass, for they are half a table."""
     count = 0
-    for row in range(len(marks)):
-        if marks[row]:
+    for row in range(len(flags)):
+        if flags[row]:
             older[count] = row
             for j in range(changed.shape[1]):
                 changed[count, j] = words[row, 2 + j]
@@ -258,7 +258,7 @@ def row_bits(index: Slots) -> Any:
     return np.uint64(bits)
 
 
-def in_buckets(ids: Words, buckets: int, taken: Marks | None = None) -> list[Integers]:
+def in_buckets(ids: Words, buckets: int, taken: Flags | None = None) -> list[Integers]:
     """Numbers of the rows (taken) by hash bucket."""
     if taken is None:
         taken = np.ones(len(ids), np.uint8)

@@ -1,4 +1,4 @@
-"""Read and copy memory by its address, which need not be aligned: for compiled loops over bytes.
+"""Read memory by its address, which need not be aligned: for compiled loops over bytes.
 
 Nothing is checked here: who asks for an address knows that the bytes are there.
 """
@@ -10,9 +10,6 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-
-STRIDE = 16
-"""Bytes that `copy` moves at once."""
 
 
 def _loader(bits: int) -> Any:
@@ -29,21 +26,5 @@ def _loader(bits: int) -> Any:
     return load
 
 
-load_byte, load_half, load_word = _loader(8), _loader(32), _loader(64)
-"""load_word(address): the 8 bytes there as a number; the others: 1 and 4 bytes."""
-
-
-@intrinsic
-def _copy(typing_context, to, source):  # type: ignore[no-untyped-def]
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        kind = ir.VectorType(ir.IntType(64), STRIDE // 8).as_pointer()
-        target, read = (builder.inttoptr(address, kind) for address in arguments)
-        builder.store(builder.load(read, align=1), target, align=1)
-        return context.get_dummy_value()
-
-    return types.void(types.uint64, types.uint64), generate
-
-
-copy: Any = _copy
-"""copy(to, source): STRIDE bytes from one address to another."""
+load_byte, load_word = _loader(8), _loader(64)
+"""load_word(address): the 8 bytes there as a number; load_byte(address): the byte."""

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from dpstream.errors import InvalidParameter
+from dpstream.privacy.state.identity import Identified
 from dpstream.stages.ticks import DAY, duration, in_words, keeps_its_offset
 
 
 @dataclass(frozen=True)
-class Tumble:
+class Tumble(Identified, identity="tumble", keys="size"):
     """Windows of one size, side by side, from the query's start on.
 
     Whole days follow the calendar of the query's time zone.
@@ -52,7 +53,7 @@ class Tumble:
 
 
 @dataclass(frozen=True)
-class Hop(Tumble):
+class Hop(Tumble, identity="hop", keys="slide"):
     """Windows of one size, one every `slide`; a row is in size/slide of them.
 
     The first begins at the query's start, the last one holds its end: no window reaches beyond.
@@ -72,7 +73,7 @@ class Hop(Tumble):
 
 
 @dataclass(frozen=True)
-class Cumulate(Tumble):
+class Cumulate(Tumble, identity="cumulate", keys="step"):
     """Windows that grow by `step` up to `size`, then begin anew; a row is in those that follow it.
 
     Each is published from the end of the one before it on.

@@ -83,7 +83,7 @@ def test_values_outside_the_range_are_clamped(name):
 @pytest.mark.parametrize("name", BATCHED)
 def test_batches_do_not_depend_on_each_other(name):
     """What comes in one batch changes no other; the last one may be short."""
-    options = {"threshold": 10} if name != "buc_order" else {"bucket": 10, "shrink": False}
+    options = {"shrink": False} | ({"bucket": 10} if name == "buc_order" else {"threshold": 10})
     data = np.array([5, 5, 90, 90, 5] * 3 + [40, 40])
     other = data.copy()
     other[5:10] = 77

@@ -107,7 +107,7 @@ def moved_tests(mechanism, other, calls, tests):
 def test_half_of_the_sensitivity_is_seen_by_the_replay():
     """Control: a mechanism that declares too little for its tests is caught."""
 
-    class Careless(DiscontinGroup):
+    class Careless(DiscontinGroup, identity="test careless"):
         @property
         def sensitivity(self):
             return grouping_change(self.change, delay=self.delay, grid=self.grid) / 8

@@ -96,7 +96,7 @@ def test_noise_is_as_wide_as_a_bucket():
 def test_unclipped_sums_are_seen_by_the_replay():
     """Control: the published form's sums, with a bucket's noise, move by more than declared."""
 
-    class Unclipped(BucOrder):
+    class Unclipped(BucOrder, identity="test unclipped"):
         @property
         def edges(self):
             return Wide(super().edges)

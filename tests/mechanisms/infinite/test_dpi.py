@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.audit.controls.dpi_published import DpiPublished
+from dpstream.audit.controls.published_mechanisms import DpiPublished
 from dpstream.audit.replay import record, replay
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, StateError
 from dpstream.mechanisms.infinite.dpi import Dpi

@@ -20,7 +20,7 @@ from dpstream.connectors.sinks.encode import ENCODERS
 from dpstream.connectors.sinks.sqlite import SqliteSink
 from dpstream.connectors.sinks.stdout import StdoutSink
 from dpstream.errors import InvalidParameter
-from dpstream.records import Sink
+from dpstream.records import ConcurrentSink, Sink, fence
 
 __all__ = [
     "AllSinks",
@@ -41,7 +41,7 @@ _DATABASES: dict[str, Callable[[Path], Sink]] = {
 
 
 class AllSinks:
-    """Every release goes to each of several sinks, in order."""
+    """Every release goes to each of several sinks, in order; to a `TwoPhaseSink` in one step."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = list(sinks)
@@ -51,12 +51,10 @@ class AllSinks:
         for sink in self._sinks:
             sink.write(query, window, trigger, table)
 
-    def claim(self, query: str, run: str) -> None:
+    def fence(self, query: str, run: str) -> None:
         """Refuse a run whose releases one of them cannot take, before it is paid for."""
         for sink in self._sinks:
-            claim = getattr(sink, "claim", None)
-            if claim is not None:
-                claim(query, run)
+            fence(sink, query, run)
 
     def close(self) -> None:
         """Close all."""
@@ -67,25 +65,24 @@ class AllSinks:
 class SharedSink:
     """A sink object that several queries write to, each from a thread of its own, in turn.
 
-    One that says `concurrent = True` is called by several threads at once. It is closed, by
-    `release`, when all queries are over.
+    A `ConcurrentSink` is called by several threads at once. It is closed, by `release`, when all
+    queries are over. Releases are written one by one, also to a `TwoPhaseSink`.
     """
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._turn = nullcontext() if getattr(sink, "concurrent", False) else Lock()
+        at_once = isinstance(sink, ConcurrentSink) and sink.concurrent
+        self._turn = nullcontext() if at_once else Lock()
 
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
         """When no other query writes."""
         with self._turn:
             self._sink.write(query, window, trigger, table)
 
-    def claim(self, query: str, run: str) -> None:
+    def fence(self, query: str, run: str) -> None:
         """Refuse a run whose releases it cannot take, before it is paid for."""
-        claim = getattr(self._sink, "claim", None)
-        if claim is not None:
-            with self._turn:
-                claim(query, run)
+        with self._turn:
+            fence(self._sink, query, run)
 
     def close(self) -> None:
         """Others may still write."""
@@ -99,12 +96,11 @@ def shared_sinks(spec: Any) -> Any:
     """What several queries write to: each opens what is named, and shares what is an object."""
     if isinstance(spec, list | tuple):
         return [shared_sinks(one) for one in spec]
-    is_object = not isinstance(spec, str | os.PathLike) and callable(getattr(spec, "write", None))
-    return SharedSink(spec) if is_object else spec
+    return SharedSink(spec) if isinstance(spec, Sink) else spec
 
 
 def open_sink(spec: Any, *, journal: Path | None = None, again: bool = False) -> Sink | None:
-    """A sink for a directory, a database file, "-", an object with `write`, or a list of them.
+    """A sink for a directory, a database file, "-", a `Sink`, or a list of them.
 
     "out/" is a directory of Parquet files; "csv:out/", "jsonl:out/" and "parquet:out/" name the
     format; "delta:out/" has a Delta Lake table for each query. A path that ends in .sqlite, .db or
@@ -121,14 +117,14 @@ def open_sink(spec: Any, *, journal: Path | None = None, again: bool = False) ->
         return opened
     if isinstance(spec, str | os.PathLike):
         return _open_path(os.fspath(spec), again=again)
-    if callable(getattr(spec, "write", None)):
-        found: Sink = spec
-        return found
+    if isinstance(spec, Sink):
+        return spec
     if isinstance(spec, Sequence):
         several = (open_sink(one, journal=journal, again=again) for one in spec)
         return AllSinks([sink for sink in several if sink is not None])
     raise InvalidParameter(
-        "a sink must be a directory, a database file, a URI, '-' or have a method write; got "
+        "a sink must be a directory, a database file, a URI, '-' or have the methods write and "
+        f"close; got "
         f"{spec!r:.200}"
     )
 

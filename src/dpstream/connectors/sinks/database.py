@@ -35,7 +35,7 @@ class Connection(Protocol):
 class DatabaseSink:
     """One table per query; a database says how it connects, creates and inserts."""
 
-    mark = "?"
+    placeholder = "?"
     """Stands for a parameter in a statement."""
     errors: type[Exception] | tuple[type[Exception], ...] = ()
 
@@ -71,7 +71,7 @@ class DatabaseSink:
                 self.insert(identifier(query), table, create=not known)
                 books.mark_done(query, window, trigger)
 
-    def claim(self, query: str, run: str) -> None:
+    def fence(self, query: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
         with self.explained():
             self._books().refuse_another_run(query, run)
@@ -104,7 +104,7 @@ class DatabaseSink:
             ) from problem
 
     def _books(self) -> Books:
-        return Books(self.connection, self.mark)
+        return Books(self.connection, self.placeholder)
 
     def _all_errors(self) -> tuple[type[Exception], ...]:
         return self.errors if isinstance(self.errors, tuple) else (self.errors,)
@@ -133,7 +133,7 @@ class Books:
     """The releases that are done, and the queries: their columns and runs."""
 
     connection: Connection
-    mark: str
+    placeholder: str
 
     def prepare(self) -> None:
         """Create them."""
@@ -148,7 +148,8 @@ class Books:
 
     def is_done(self, query: str, window: int, trigger: int) -> bool:
         """Whether the release was written before."""
-        where = f'query = {self.mark} AND "window" = {self.mark} AND "trigger" = {self.mark}'
+        columns = ("query", '"window"', '"trigger"')
+        where = " AND ".join(f"{column} = {self.placeholder}" for column in columns)
         found = self.connection.execute(
             f"SELECT 1 FROM {BOOK} WHERE {where}", (query, window, trigger)
         )
@@ -160,7 +161,7 @@ class Books:
 
     def refuse_another_run(self, query: str, run: str) -> None:
         """The query's releases here must be those of this run."""
-        asked = f"SELECT run FROM {QUERIES} WHERE query = {self.mark}"
+        asked = f"SELECT run FROM {QUERIES} WHERE query = {self.placeholder}"
         found = self.connection.execute(asked, (query,)).fetchone()
         if found is not None and found[0] != run:
             raise another_run("the database", query)
@@ -196,8 +197,8 @@ class Books:
         return True
 
     def _insert(self, book: str, values: tuple[Any, ...]) -> None:
-        marks = ", ".join([self.mark] * len(values))
-        self.connection.execute(f"INSERT INTO {book} VALUES ({marks})", values)
+        placeholders = ", ".join([self.placeholder] * len(values))
+        self.connection.execute(f"INSERT INTO {book} VALUES ({placeholders})", values)
 
 
 def identifier(name: str) -> str:

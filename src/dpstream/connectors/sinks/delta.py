@@ -1,8 +1,8 @@
 """Releases in Delta Lake: one table per query, one commit per release.
 
 A commit carries an application transaction that says which release it is, so the table itself
-tells what it has. There are at most 65,536 such marks: windows whose numbers are that far apart
-share one, and it counts up.
+tells what it has. Their names are at most 65,536: windows whose numbers are that far apart share
+one, and its version counts up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpstream.errors import StateError
 from dpstream.optional import optional
 from dpstream.privacy.state.files import sync_directory, writing
 
-_MARKS = 1 << 16
+_NAMES = 1 << 16
 _TRIGGERS = 1 << 32  # of a window; two numbers in one that only grows
 _LOCKS: dict[str, Lock] = {}
 
@@ -58,13 +58,13 @@ class DeltaSink:
                 name=query if known is None else None,
                 commit_properties=self._delta.CommitProperties(
                     custom_metadata={"query": query, "window": str(window), "run": run},
-                    app_transactions=self._marks(window, trigger, run),
+                    app_transactions=self._transactions(window, trigger, run),
                     max_commit_retries=0,  # another writer may have written this very release
                 ),
             )
             self._sync(query)
 
-    def claim(self, query: str, run: str) -> None:
+    def fence(self, query: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
         with self._lock, self._explained(query):
             self._refuse_another_run(query, run)
@@ -89,10 +89,9 @@ class DeltaSink:
         if known is not None and known.transaction_version(_of_run(run)) is None:
             raise another_run(self._uri(query), query)
 
-    def _marks(self, window: int, trigger: int, run: str) -> list[Any]:
-        name, version = _mark(window, trigger)
-        mark = self._delta.Transaction
-        return [mark(name, version), mark(_of_run(run), 0)]
+    def _transactions(self, window: int, trigger: int, run: str) -> list[Any]:
+        release, of_run = _transaction(window, trigger), (_of_run(run), 0)
+        return [self._delta.Transaction(*one) for one in (release, of_run)]
 
     def _sync(self, query: str) -> None:
         """Make the newest commit and its files durable; an object store does so by itself."""
@@ -130,19 +129,22 @@ def _of_run(run: str) -> str:
     return f"dpstream run {run}"
 
 
-def _mark(window: int, trigger: int) -> tuple[str, int]:
-    """The mark of a release and its number; the numbers of one mark only grow."""
-    return f"dpstream release {window % _MARKS}", window // _MARKS * _TRIGGERS + trigger
+def _transaction(window: int, trigger: int) -> tuple[str, int]:
+    """The name and version of a release's transaction; the versions of one name only grow."""
+    return (
+        f"dpstream release {window % _NAMES}",
+        window // _NAMES * _TRIGGERS + trigger,
+    )
 
 
 def _has(known: Any, window: int, trigger: int, place: str) -> bool:
-    name, asked = _mark(window, trigger)
+    name, asked = _transaction(window, trigger)
     found = known.transaction_version(name)
     if found is None or found < asked:
         return False
     if found // _TRIGGERS != asked // _TRIGGERS:
         raise StateError(
-            f"{place} has releases of windows that are more than {_MARKS} after window {window}, "
+            f"{place} has releases of windows that are more than {_NAMES} after window {window}, "
             "so it cannot tell whether it has this one; use another sink"
         )
     return True

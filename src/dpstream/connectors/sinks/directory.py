@@ -48,9 +48,9 @@ class DirectorySink:
         run = run_of(table)
         if run and query not in self._runs:
             put_new(self._marker(query), run.encode())
-            self.claim(query, run)
+            self.fence(query, run)
             self._runs[query] = run
-        self.claim(query, run)
+        self.fence(query, run)
         path = self._folder / file_name(query, window, trigger, self._suffix)
         return None if path.exists() else prepare_new(path, ENCODERS[self._suffix](table))
 
@@ -61,7 +61,7 @@ class DirectorySink:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def claim(self, query: str, run: str) -> None:
+    def fence(self, query: str, run: str) -> None:
         """Refuse a query whose releases here are from another run: a small file says from which."""
         if run and self._runs.get(query) != run:
             marker = self._marker(query)

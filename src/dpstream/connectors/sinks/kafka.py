@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from dpstream.connectors.kafka_client import Problems, client_settings, create, topic_of
 from dpstream.connectors.options import Options
-from dpstream.connectors.patience import SECONDS, Patience
+from dpstream.connectors.retry import SECONDS, RetryPolicy
 from dpstream.connectors.sinks.encode import jsonl
 from dpstream.connectors.sinks.kafka_book import Book
 from dpstream.connectors.sinks.numbers import another_run, run_of, with_numbers
@@ -67,7 +67,7 @@ class KafkaSink:
         self._topic, self._where = topic, where
         self._problems = Problems(where)
         self._settings = settings | {"error_cb": self._problems}
-        self._patience = Patience(where, seconds=patience)
+        self._retry = RetryPolicy(where, seconds=patience)
         self._ask = min(_ASK, max(1.0, patience))
         self._book = Book(book or f"{topic}.releases", topic, self._settings, where)
         self._producers: dict[str, Any] = {}
@@ -79,7 +79,7 @@ class KafkaSink:
         rows = jsonl(with_numbers(table, window, trigger)).splitlines()
         self._try(query, lambda: self._once(query, window, trigger, run, rows))
 
-    def claim(self, query: str, run: str) -> None:
+    def fence(self, query: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
         self._try(query, lambda: self._refuse_another(query, run))
 
@@ -94,7 +94,7 @@ class KafkaSink:
             try:
                 self._open(query)
                 work()
-                self._patience.well()
+                self._retry.well()
                 return
             except KafkaException as problem:
                 # Whatever state the clients are in: begin anew, from the book.
@@ -102,16 +102,16 @@ class KafkaSink:
                 self._book.close()
                 error = problem.args[0]
                 self._raise(error, query)
-                self._patience.failed(f"the broker did not take a release ({error.name()})")
-            self._patience.wait()
+                self._retry.failed(f"the broker did not take a release ({error.name()})")
+            self._retry.wait()
 
     def _open(self, query: str) -> None:
         """A producer that owns the query, and what the book has of it."""
         if query in self._producers:
             return
         self._book.open()
-        mark = hashlib.sha256(f"{self._topic}\0{query}".encode()).hexdigest()[:32]
-        own = _SETTINGS | {"transactional.id": f"dpstream-{mark}"}
+        digest = hashlib.sha256(f"{self._topic}\0{query}".encode()).hexdigest()[:32]
+        own = _SETTINGS | {"transactional.id": f"dpstream-{digest}"}
         producer = create(Producer, self._settings | own, self._where)
         producer.init_transactions(self._ask)  # ends what another one has begun, and shuts it out
         self._done[query] = self._book.read(query)

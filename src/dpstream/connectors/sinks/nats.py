@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from dpstream.connectors.nats import Away, Client, Refused
 from dpstream.connectors.options import Options
-from dpstream.connectors.patience import SECONDS, Patience
+from dpstream.connectors.retry import SECONDS, RetryPolicy
 from dpstream.connectors.sinks.encode import ENCODERS
 from dpstream.connectors.sinks.numbers import another_run, run_of, with_numbers
 from dpstream.connectors.storage import safe_name
@@ -35,13 +35,13 @@ def from_options(options: Options) -> NatsSink:
     prefix = options.text("subject") or options.path.lower()
     size = options.number("part_bytes", _PART_BYTES, least=1)
     kind = options.choice("format", ("jsonl", "csv", "parquet"), "jsonl")
-    patience = Patience(options.where, seconds=options.number("patience", SECONDS))
+    retry = RetryPolicy(options.where, seconds=options.number("patience", SECONDS))
     client = Client(options)
     options.finish()
     if not options.path or "/" in options.path:
         raise InvalidParameter(f"{options.where} must name one stream: nats://host:4222/STREAM")
     sink = NatsSink(
-        client, stream=options.path, prefix=prefix, kind=kind, part=int(size), patience=patience
+        client, stream=options.path, prefix=prefix, kind=kind, part=int(size), retry=retry
     )
     try:
         sink.prepare_stream()
@@ -60,12 +60,12 @@ class NatsSink:
         *,
         stream: str,
         prefix: str,
-        patience: Patience,
+        retry: RetryPolicy,
         kind: str = "jsonl",
         part: int = _PART_BYTES,
     ) -> None:
         self._client, self._stream, self._prefix = client, stream, prefix
-        self._encode, self._part, self._patience = ENCODERS[kind], part, patience
+        self._encode, self._part, self._retry = ENCODERS[kind], part, retry
         self._runs: dict[str, str] = {}
 
     def prepare_stream(self) -> None:
@@ -87,10 +87,10 @@ class NatsSink:
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
         """Publish what the stream does not have; waits for a server that is away."""
         run, table = run_of(table), with_numbers(table, window, trigger)
-        self.claim(query, run)
+        self.fence(query, run)
         if self._runs.get(query) != run:
             self._insisting(lambda js: self._publish(js, self._marker(query), run.encode(), {}))
-            self.claim(query, run)
+            self.fence(query, run)
             self._runs[query] = run
         subject = f"{self._prefix}.{safe_name(query)}.{window}.{trigger}"
         parts = [*self._parts(table)]
@@ -99,7 +99,7 @@ class NatsSink:
             place = f"{subject}.{number}"
             self._insisting(partial(self._release, subject=place, data=payload, headers=headers))
 
-    def claim(self, query: str, run: str) -> None:
+    def fence(self, query: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
         if self._runs.get(query) == run:
             return
@@ -177,12 +177,12 @@ class NatsSink:
             try:
                 found = self._client.call(work)
             except Away as problem:
-                self._patience.failed(str(problem))
-                self._patience.wait()
+                self._retry.failed(str(problem))
+                self._retry.wait()
             except Refused as problem:
                 raise self._refused(problem) from problem
             else:
-                self._patience.well()
+                self._retry.well()
                 return found
 
     def _refused(self, problem: Refused) -> StateError:

@@ -10,7 +10,7 @@ from dpstream.errors import InvalidInput, StateError
 
 
 def run_of(table: pa.Table) -> str:
-    """The mark of the run that published a release; "" if it does not say."""
+    """The tag of the run that published a release; "" if it does not say."""
     told = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}"))
     return str(told.get("run", ""))
 

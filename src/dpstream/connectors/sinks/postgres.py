@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from dpstream.connectors import postgres
 from dpstream.connectors.options import Options
-from dpstream.connectors.patience import SECONDS, Patience
+from dpstream.connectors.retry import SECONDS, RetryPolicy
 from dpstream.connectors.sinks.database import DatabaseSink, identifier
 from dpstream.connectors.sinks.encode import csv
 from dpstream.errors import InvalidInput, ServerUnreachable
@@ -32,7 +32,7 @@ def from_options(options: Options) -> PostgresSink:
 class PostgresSink(DatabaseSink):
     """A commit that was not answered is looked up in the book before anything is sent again."""
 
-    mark = "%s"
+    placeholder = "%s"
 
     def __init__(
         self, where: str, connect: Callable[[], Any], *, schema: str, patience: float
@@ -40,7 +40,7 @@ class PostgresSink(DatabaseSink):
         import psycopg
 
         self._where, self._connect, self._schema = where, connect, schema
-        self._patience = Patience(where, seconds=patience)
+        self._retry = RetryPolicy(where, seconds=patience)
         self.errors = psycopg.Error
         place = f"the schema {schema} of {where}"
         try:
@@ -68,10 +68,10 @@ class PostgresSink(DatabaseSink):
         write = super().write
         self._insisting(lambda: write(query, window, trigger, table))
 
-    def claim(self, query: str, run: str) -> None:
+    def fence(self, query: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
-        claim = super().claim
-        self._insisting(lambda: claim(query, run))
+        fence = super().fence
+        self._insisting(lambda: fence(query, run))
 
     def insert(self, name: str, table: pa.Table, *, create: bool) -> None:
         """All rows in one COPY."""
@@ -130,9 +130,9 @@ class PostgresSink(DatabaseSink):
                 once()
                 break
             except _Away as problem:
-                self._patience.failed(str(problem))
-                self._patience.wait()
-        self._patience.well()
+                self._retry.failed(str(problem))
+                self._retry.wait()
+        self._retry.well()
 
 
 class _Away(Exception):

@@ -32,8 +32,8 @@ class SqliteSink(FileDatabase):
             columns = ", ".join(f"{identifier(c.name)} {_affinity(c.type)}" for c in table.schema)
             self.connection.execute(f"CREATE TABLE {name} ({columns})")
         values = zip(*(_values(column) for column in table.columns), strict=True)
-        marks = ", ".join("?" * table.num_columns)
-        self.connection.executemany(f"INSERT INTO {name} VALUES ({marks})", values)
+        placeholders = ", ".join("?" * table.num_columns)
+        self.connection.executemany(f"INSERT INTO {name} VALUES ({placeholders})", values)
 
 
 def _affinity(kind: pa.DataType) -> str:

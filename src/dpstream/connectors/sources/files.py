@@ -97,10 +97,10 @@ class Files:
             self._open.pop(partition).close()
         return batch
 
-    def spans(self, partition: str, column: str) -> list[tuple[Position, int, int]] | None:
+    def chunk_ranges(self, partition: str, column: str) -> list[tuple[Position, int, int]] | None:
         """(position, least, largest) of a column of instants for every chunk, if the file tells."""
         reader = self._reader(partition)
-        return reader.spans(column) if isinstance(reader, ParquetFile) else None
+        return reader.chunk_ranges(column) if isinstance(reader, ParquetFile) else None
 
     def close(self) -> None:
         """Close every file."""

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from dpstream.connectors.kafka_client import client_settings, topic_of
 from dpstream.connectors.options import Options
-from dpstream.connectors.patience import SECONDS, Patience
+from dpstream.connectors.retry import SECONDS, RetryPolicy
 from dpstream.connectors.sources.kafka_topic import MESSAGES, Fetched, Held, Topic, another_topic
 from dpstream.connectors.sources.messages import FORMATS, MAX_BYTES, Decoder, messages_of
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
@@ -96,7 +96,7 @@ class KafkaSource:
         self._decoder, self._where, self._latest = decoder, where, start == "latest"
         self._extra = {"timestamp": timestamp_column, "key": key_column}
         self._topic = Topic(
-            topic, settings, where=where, patience=Patience(where, seconds=patience)
+            topic, settings, where=where, retry=RetryPolicy(where, seconds=patience)
         )
         self._begun_with: set[int] | None = None  # partitions that `start` is said of
 
@@ -110,8 +110,8 @@ class KafkaSource:
             numbers = [number for number in numbers if number in self._ends]
         return [f"{self._topic.name}/{number}" for number in numbers]
 
-    def begun(self, position: Position) -> Position:
-        """Where a position's partition was begun: topic and first offset."""
+    def start_offset(self, position: Position) -> Position:
+        """Where reading started in a position's partition: topic and first offset."""
         return None if position is None else position[:2]
 
     def columns(self, partition: str) -> None:

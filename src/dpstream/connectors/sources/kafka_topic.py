@@ -21,7 +21,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from dpstream.connectors.kafka_client import Problems, create
-from dpstream.connectors.patience import Patience
+from dpstream.connectors.retry import RetryPolicy
 from dpstream.errors import DpstreamError, InvalidInput, RowsLost
 
 _POLL = 0.1  # seconds that a fetch waits for messages
@@ -78,9 +78,9 @@ class Topic:
     """A topic's id and partitions, and what is fetched of them."""
 
     def __init__(
-        self, name: str, settings: dict[str, Any], *, where: str, patience: Patience
+        self, name: str, settings: dict[str, Any], *, where: str, retry: RetryPolicy
     ) -> None:
-        self.name, self._where, self._patience = name, where, patience
+        self.name, self._where, self._retry = name, where, retry
         self.id: str | None = None
         self.numbers: list[int] = []
         self._next_look = 0.0
@@ -93,15 +93,15 @@ class Topic:
     @property
     def failing(self) -> bool:
         """Is no broker answering now?"""
-        return self._patience.failing
+        return self._retry.failing
 
     def look(self) -> None:
         """Ask for the topic's partitions, every few seconds; wait for the very first answer."""
         try:
             while self.id is None:
-                self._patience.wait()
+                self._retry.wait()
                 self._look(_FIRST_ASK)
-            if time.monotonic() >= self._next_look and not self._patience.too_early:
+            if time.monotonic() >= self._next_look and not self._retry.too_early:
                 self._look(_ASK)
         except DpstreamError:
             self.close()
@@ -109,14 +109,14 @@ class Topic:
 
     def range_of(self, number: int) -> tuple[int, int] | None:
         """The first offset of a partition and the one that its next message gets."""
-        if self._patience.too_early:
+        if self._retry.too_early:
             return None
         place = TopicPartition(self.name, number)
         try:
             low, high = self._consumer.get_watermark_offsets(place, timeout=_ASK, cached=False)
         except KafkaException as problem:
             if problem.args[0].code() not in _NOT_YET:
-                self._patience.failed(_SILENT)
+                self._retry.failed(_SILENT)
             return None
         self._answered()
         return int(low), int(high)
@@ -134,7 +134,7 @@ class Topic:
             self._poll(0.0)
         if not held.messages and held.end is None and (patiently or not self.failing):
             self._poll(_POLL)
-        if self._problems.down and not held.messages and not self._patience.too_early:
+        if self._problems.down and not held.messages and not self._retry.too_early:
             self._look(_ASK)  # does it answer again?
         return held
 
@@ -194,7 +194,7 @@ class Topic:
                 raise self._missing() from None
             self._problems(error)
             self._problems.raise_refusal()
-            self._patience.failed(_SILENT)
+            self._retry.failed(_SILENT)
             return
         self._answered()
         if self.id not in (None, str(found.topic_id)):
@@ -233,7 +233,7 @@ class Topic:
 
     def _answered(self) -> None:
         self._problems.down = False
-        self._patience.well()
+        self._retry.well()
 
 
 def another_topic(name: str, was: str, now: str) -> RowsLost:

@@ -19,7 +19,7 @@ from dpstream.connectors.sources.jsonl import JsonlParser
 from dpstream.connectors.sources.text import SHOWN
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.records import Integers, Rejected
-from dpstream.stages.column_types import canonical
+from dpstream.stages.column_values import canonical
 from dpstream.stages.number_text import one_number_spelling
 from dpstream.stages.parse import whole_column
 

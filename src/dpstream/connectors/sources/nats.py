@@ -15,7 +15,7 @@ from typing import Any
 from dpstream.connectors.nats import Away, Client, Refused
 from dpstream.connectors.nats_pull import Ended, Message, Puller
 from dpstream.connectors.options import Options
-from dpstream.connectors.patience import SECONDS, Patience
+from dpstream.connectors.retry import SECONDS, RetryPolicy
 from dpstream.connectors.sources.messages import FORMATS, MAX_BYTES, Decoder, messages_of
 from dpstream.connectors.sources.nats_stream import (
     Place,
@@ -37,7 +37,7 @@ def from_options(options: Options) -> NatsSource:
     decoder.max_bytes = int(options.number("max_message_bytes", MAX_BYTES, least=1))
     start = options.choice("start", ("earliest", "latest"), "earliest")
     subject, until = options.text("subject", ">"), options.number("until", 0)
-    patience = Patience(options.where, seconds=options.number("patience", SECONDS))
+    retry = RetryPolicy(options.where, seconds=options.number("patience", SECONDS))
     client = Client(options)
     options.finish()
     if not options.path or "/" in options.path:
@@ -47,7 +47,7 @@ def from_options(options: Options) -> NatsSource:
         stream=options.path,
         subject=subject or ">",
         decoder=decoder,
-        patience=patience,
+        retry=retry,
         latest=start == "latest",
         end=int(until) or None,
     )
@@ -74,13 +74,13 @@ class NatsSource:
         stream: str,
         subject: str,
         decoder: Decoder,
-        patience: Patience,
+        retry: RetryPolicy,
         latest: bool = False,
         end: int | None = None,
     ) -> None:
         self._client, self._stream, self._decoder = client, stream, decoder
         self._fits = pattern(subject)
-        self._patience, self._latest, self._end = patience, latest, end
+        self._retry, self._latest, self._end = retry, latest, end
         self.bounded = end is not None
         self._name = stream if end is None else f"{stream} up to {end}"
         self._puller: Puller | None = None
@@ -101,8 +101,8 @@ class NatsSource:
         """The stream."""
         return [self._name]
 
-    def begun(self, position: Position) -> Position:
-        """Where a position's partition was begun: stream and first sequence."""
+    def start_offset(self, position: Position) -> Position:
+        """Where reading started in a position's partition: stream and first sequence."""
         return None if position is None else position[:2]
 
     def columns(self, partition: str) -> None:
@@ -122,19 +122,19 @@ class NatsSource:
         at, goal = placed(position), placed(until)
         if goal is not None and at is not None and at.sequence >= goal.sequence:
             return self._batch([], at, columns, done=True)
-        while self.bounded and self._patience.too_early:
-            self._patience.wait()
-        if self._patience.too_early:
+        while self.bounded and self._retry.too_early:
+            self._retry.wait()
+        if self._retry.too_early:
             return self._batch([], at, columns, done=until is None)
         try:
             found, after, done = self._client.call(lambda js: self._next(js, at, goal))
         except Away as problem:
             self._puller = None
-            self._patience.failed(str(problem))
+            self._retry.failed(str(problem))
             return self._batch([], at, columns, done=until is None and not self.bounded)
         except Refused as problem:
             raise self._refused(problem) from problem
-        self._patience.well()
+        self._retry.well()
         return self._batch(found, after, columns, done=done)
 
     def close(self) -> None:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.connectors.sources.parquet_strings import strings
 from dpstream.connectors.sources.text import unreadable
 from dpstream.errors import InvalidInput, no_column
 from dpstream.records import Batch, Position
@@ -39,7 +37,6 @@ class ParquetFile:
         except (OSError, pa.ArrowException) as problem:
             raise _unreadable(path, problem) from problem
         self._schema = self._file.schema_arrow
-        self._strings = _plain_strings(self._file)
         self._held: tuple[int, tuple[str, ...], pa.Table] | None = None
 
     def columns(self) -> dict[str, pa.DataType]:
@@ -66,7 +63,7 @@ class ParquetFile:
             self._held = None
         return Batch(table=table, position=[group, after], done=[group, after] >= [last, rest])
 
-    def spans(self, column: str) -> list[tuple[Position, int, int]] | None:
+    def chunk_ranges(self, column: str) -> list[tuple[Position, int, int]] | None:
         """(position, least, largest) of a column of instants, in microseconds, for every read.
 
         Taken from the file's statistics; None where they do not tell.
@@ -135,30 +132,17 @@ class ParquetFile:
         if self._held is not None and self._held[:2] == wanted:
             return self._held[2]
         try:
-            table = self._decoded(group, names)
+            # One thread: readers run beside other work, and a thread per column costs more in all.
+            table = self._file.read_row_group(group, columns=names, use_threads=False)
         except (OSError, pa.ArrowException) as problem:
             raise _unreadable(self._path, problem) from problem
+        # a name with a dot is taken for a path into a struct as well; `select` is exact
+        table = table.select(names)
         table = table.cast(pa.schema([(one.name, _delivered(one.type)) for one in table.schema]))
         table = table.unify_dictionaries()
         if table.num_rows > self._rows:
             self._held = (*wanted, table)
         return table
-
-    def _decoded(self, group: int, names: list[str]) -> pa.Table:
-        """The row group as it is stored: text by ourselves where we can, the rest by Arrow."""
-        found: dict[str, Any] = {}
-        for name in names:
-            if name in self._strings:
-                place, optional = self._strings[name]
-                chunk = self._file.metadata.row_group(group).column(place)
-                found[name] = strings(self._bytes, chunk, optional=optional)
-        rest = [name for name in names if found.get(name) is None]
-        if rest:
-            # One thread: readers run beside other work, and a thread per column costs more in all.
-            table = self._file.read_row_group(group, columns=rest, use_threads=False)
-            # a name with a dot is taken for a path into a struct as well; this is exact
-            found |= {name: table[name] for name in rest}
-        return pa.table({name: found[name] for name in names})
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
@@ -192,18 +176,6 @@ def _repeated_strings(file: pq.ParquetFile) -> list[str]:
             <= _DICTIONARY_BYTES * sum(chunk.num_values for chunk in chunks)
         ):
             found.append(name)
-    return found
-
-
-def _plain_strings(file: pq.ParquetFile) -> dict[str, tuple[int, bool]]:
-    """(place, may it be NULL) of the text columns that Arrow would deliver as plain strings."""
-    found = {}
-    for place in range(len(file.schema)):
-        column = file.schema.column(place)
-        at = file.schema_arrow.get_field_index(column.path)
-        top = column.max_repetition_level == 0 and column.max_definition_level <= 1
-        if at >= 0 and top and file.schema_arrow.field(at).type == pa.string():
-            found[column.path] = (place, column.max_definition_level == 1)
     return found
 
 

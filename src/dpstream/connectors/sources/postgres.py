@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dpstream.connectors import postgres
 from dpstream.connectors.options import Options
-from dpstream.connectors.patience import SECONDS, Patience
+from dpstream.connectors.retry import SECONDS, RetryPolicy
 from dpstream.connectors.sources.postgres_checks import Checks
 from dpstream.connectors.sources.postgres_horizon import SETTLE, Horizon, refuse_unsettled
 from dpstream.connectors.sources.postgres_table import Table, find_table
@@ -40,7 +40,7 @@ def from_options(options: Options) -> PostgresSource:
     settle, lag = options.text("settle"), options.number("lag", 0)
     start = options.choice("start", ("earliest", "latest"), "earliest")
     until = options.text("until")
-    patience = Patience(options.where, seconds=options.number("patience", SECONDS))
+    retry = RetryPolicy(options.where, seconds=options.number("patience", SECONDS))
     connect = postgres.connector(options)
     options.finish()
     if not table or not key:
@@ -56,7 +56,7 @@ def from_options(options: Options) -> PostgresSource:
         where=options.where,
         table=table,
         key=key,
-        patience=patience,
+        retry=retry,
         settle=settle,
         lag=int(lag),
         latest=start == "latest",
@@ -76,14 +76,14 @@ class PostgresSource:
         where: str,
         table: str,
         key: str,
-        patience: Patience,
+        retry: RetryPolicy,
         settle: str | None = None,
         lag: int = 0,
         latest: bool = False,
         end: int | None = None,
         rows: int = _ROWS,
     ) -> None:
-        self._connect, self._where, self._patience = connect, where, patience
+        self._connect, self._where, self._retry = connect, where, retry
         self._latest, self._end, self._rows = latest, end, rows
         self.bounded = end is not None
         import psycopg
@@ -110,8 +110,8 @@ class PostgresSource:
         """The table."""
         return [self._name]
 
-    def begun(self, position: Position) -> Position:
-        """Where a position's partition was begun: the key before the first row."""
+    def start_offset(self, position: Position) -> Position:
+        """Where reading started in a position's partition: the key before the first row."""
         return None if position is None else position[:1]
 
     def columns(self, partition: str) -> dict[str, pa.DataType]:
@@ -133,20 +133,20 @@ class PostgresSource:
         at, goal = _placed(position), _placed(until)
         if goal is not None and at is not None and at.key == goal.key:
             return Batch(table=self._table.none(names), position=position, done=True)
-        while self.bounded and self._patience.too_early:
-            self._patience.wait()
-        if not self._patience.too_early:
+        while self.bounded and self._retry.too_early:
+            self._retry.wait()
+        if not self._retry.too_early:
             try:
                 if self._connection is None:
                     self._connection = self._connect()
                 found = self._next(at, goal, names)
-                self._patience.well()
+                self._retry.well()
                 return found
             except self._errors as problem:
                 if not postgres.is_away(problem):
                     raise self._explained(problem) from problem
                 self.close()
-                self._patience.failed(postgres.said(problem))
+                self._retry.failed(postgres.said(problem))
         done = goal is None and not self.bounded
         return Batch(table=self._table.none(names), position=position, done=done)
 

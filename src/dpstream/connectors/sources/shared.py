@@ -13,7 +13,7 @@ from threading import RLock
 
 import pyarrow as pa
 
-from dpstream.records import Batch, Position, Source
+from dpstream.records import Batch, ChunkRanges, InferredTypes, Position, Source
 
 
 class SharedSource:
@@ -21,6 +21,8 @@ class SharedSource:
 
     `wanted`: the columns of each query. A chunk is read once with all of them and kept while there
     is room; other projections (a look at the time column) are read as they are asked for.
+
+    Of the source's abilities, the views have those of bounded sources: `chunk_ranges`, `inferred`.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class SharedSource:
     ) -> None:
         self.source = source
         self.bounded, self.replayable = source.bounded, source.replayable
+        self.inferred = source.inferred if isinstance(source, InferredTypes) else {}
         self._wanted = [frozenset(columns) for columns in wanted]
         self._all = list(dict.fromkeys(name for columns in wanted for name in columns))
         self._memory, self._held = memory, 0
@@ -64,6 +67,13 @@ class SharedSource:
             whole = self._chunk(partition, position, until)
         return replace(whole, table=whole.table.select(list(columns)))
 
+    def chunk_ranges(self, partition: str, column: str) -> list[tuple[Position, int, int]] | None:
+        """What the source knows of them."""
+        with self._lock:
+            if not isinstance(self.source, ChunkRanges):
+                return None
+            return self.source.chunk_ranges(partition, column)
+
     def close(self) -> None:
         """Close the source when the last query has closed it."""
         with self._lock:
@@ -94,4 +104,5 @@ class View:
     def __init__(self, shared: SharedSource) -> None:
         self.bounded, self.replayable = shared.bounded, shared.replayable
         self.partitions, self.columns = shared.partitions, shared.columns
+        self.chunk_ranges, self.inferred = shared.chunk_ranges, shared.inferred
         self.read, self.close = shared.read, shared.close

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from contextlib import AbstractContextManager
+from functools import partial
 from threading import Timer
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from dpstream.connectors.testing.source_suite import raised
 from dpstream.errors import DpstreamError, ServerUnreachable
-from dpstream.records import Sink
+from dpstream.records import FencingSink, Sink
 
 Seen = list[tuple[str, float]]
 
@@ -86,11 +87,11 @@ class SinkSuite:
         sink.write("a", 0, 1, release("a", 0, 1))
         sink.close()
         sink = self.open()
-        for attempt in (
-            lambda: sink.claim("a", "run 2"),  # type: ignore[attr-defined]
-            lambda: sink.write("a", 0, 2, release("a", 0, 2, run="run 2")),
-        ):
-            assert "another run" in str(raised(DpstreamError, attempt))
+        assert isinstance(sink, FencingSink), "a sink must refuse another run: it needs `fence`"
+        sink.fence("a", "run 1")
+        other = release("a", 0, 2, run="run 2")
+        for refused in (partial(sink.fence, "a", "run 2"), partial(sink.write, "a", 0, 2, other)):
+            assert "another run" in str(raised(DpstreamError, refused))
         sink.close()
         assert self.published("a") == seen_of(release("a", 0, 1))
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -43,8 +44,8 @@ def rows_of(batches: list[Batch]) -> Counter[str]:
     return Counter(json.dumps({k: str(v) for k, v in sorted(row.items())}) for row in rows)
 
 
-def drain(source: Source, found: dict[str, Read], enough: Callable[[], bool]) -> None:
-    """Read every partition on to its end, and further until there is enough."""
+def drain(source: Source, found: dict[str, Read], *, rows: int) -> None:
+    """Read every partition on to its end, and further until there are so many rows."""
     deadline = time.monotonic() + _DEADLINE
     while True:
         for name in source.partitions():
@@ -56,7 +57,7 @@ def drain(source: Source, found: dict[str, Read], enough: Callable[[], bool]) ->
                     read.batches.append(batch)
                     read.positions.append(json.loads(json.dumps(batch.position)))
                 assert time.monotonic() < deadline, f"{name} does not come to an end"
-        if enough():
+        if sum_of(found).total() >= rows:
             return
         assert time.monotonic() < deadline, f"rows are missing; got {sum_of(found)}"
 
@@ -109,7 +110,7 @@ class SourceSuite:
             if self.growing:
                 self.put(rows)
             seen += len(rows)
-            drain(source, found, lambda seen=seen: sum_of(found).total() >= seen)  # type: ignore[misc]
+            drain(source, found, rows=seen)
         source.close()
         return found, [row for rows in rounds for row in rows]
 
@@ -164,7 +165,7 @@ class SourceSuite:
         source = self.open()
         name = source.partitions()[0]
         for position in self.foreign_positions():
-            raised(InvalidInput, lambda p=position: source.read(name, p))  # type: ignore[misc]
+            raised(InvalidInput, partial(source.read, name, position))
         source.close()
 
     @abstractmethod
@@ -210,7 +211,7 @@ class ServerSourceSuite(SourceSuite):
         self.spoil()
         self.put(_rows(5, 10))
         source = self.open()
-        drain(source, found, lambda: sum_of(found).total() >= 10)
+        drain(source, found, rows=10)
         bad = [one for read in found.values() for one in read.rejected()]
         assert len(bad) == 1, bad
         assert bad[0].where
@@ -223,7 +224,7 @@ class ServerSourceSuite(SourceSuite):
         """Those of a replay, and those that were never read."""
         source, found = self.open(), dict[str, Read]()
         self.put(_rows(0, 30))
-        drain(source, found, lambda: sum_of(found).total() >= 30)
+        drain(source, found, rows=30)
         source.close()
         self.put(_rows(30, 60))
         self.lose()
@@ -231,7 +232,7 @@ class ServerSourceSuite(SourceSuite):
             last = read.positions[-1]
             for start, until in ((None, last), (last, None)):
                 source = self.open()
-                raised(RowsLost, lambda s=source, n=name, p=start, u=until: _read_on(s, n, p, u))  # type: ignore[misc]
+                raised(RowsLost, partial(_read_on, source, name, start, until))
                 source.close()
 
     def test_an_idle_read_returns_soon(self) -> None:
@@ -250,17 +251,17 @@ class ServerSourceSuite(SourceSuite):
         """Meanwhile there are no rows, and no error; then all of them come, once."""
         source, found = self.open(), dict[str, Read]()
         self.put(_rows(0, 30))
-        drain(source, found, lambda: sum_of(found).total() >= 30)
+        drain(source, found, rows=30)
         fresh = self.open()
         fresh.partitions()
         with self.away():
             for name, read in found.items():
-                idle = _quiet(lambda n=name, r=read: source.read(n, r.positions[-1]))  # type: ignore[misc]
+                idle = _quiet(partial(source.read, name, read.positions[-1]))
                 assert not len(idle.table)
                 replay = fresh.read(name, None, until=read.positions[-1])
                 assert not replay.done or replay.position == read.positions[-1]
         self.put(_rows(30, 60))
-        drain(source, found, lambda: sum_of(found).total() >= 60)
+        drain(source, found, rows=60)
         assert sum_of(found) == Counter(json.dumps(r, sort_keys=True) for r in _rows(0, 60))
         for name, read in found.items():
             again = replayed(fresh, name, None, read.positions[-1])

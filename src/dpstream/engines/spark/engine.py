@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpstream.errors import InvalidParameter, MissingDependency
+from dpstream.records import Sink
 
 if TYPE_CHECKING:
     from dpstream.engines.spark.run import SparkRun
@@ -69,7 +70,7 @@ class SparkEngine:
 
     def sink(self, spec: Any) -> Any:
         """A function of a DataFrame and its release, such as a `SparkSink`, is Spark's own."""
-        if not callable(spec) or hasattr(spec, "write"):
+        if not callable(spec) or isinstance(spec, Sink):
             return None
         from dpstream.engines.spark.sinks import FrameSink
 

@@ -62,7 +62,7 @@ class Jobs:
     buckets: int
     files: SharedFiles
     row_keys: RowKeys = field(repr=False)
-    mark: str
+    run_tag: str
 
     def take(
         self,
@@ -138,7 +138,7 @@ class Jobs:
             for step, window, share, spread in (one["share"] for one in heard if "share" in one)
         }
         found = {(s, w): (sums, keys) for s, w, sums, keys in _noisy(task.shape, table)}
-        making = ReleaseTables(plan=self.plan, types=self.types, mark=self.mark)
+        making = ReleaseTables(plan=self.plan, types=self.types, run_tag=self.run_tag)
         nothing = (np.zeros((0, task.shape.measures), np.int64), None)
         publications = []
         for step, one in due:

@@ -27,7 +27,7 @@ class Progress:
     """Between two jobs."""
 
     run: str
-    """The mark of the run that it belongs to."""
+    """The tag of the run that it belongs to."""
     step: int = 0
     chain: bytes = bytes(16)
     """The digest chain of all steps before."""
@@ -58,10 +58,10 @@ class Progress:
                 f"{path} cannot be used ({problem}); restore it from a backup of the whole state "
                 "directory, or use a new one (a new run, charged anew)"
             ) from None
-        if kept.get("run") != run:
+        if kept["run"] != run:
             raise StateError(
-                f"{path} belongs to another run, or to an earlier version of dpstream; restore the "
-                "run's own, or use a new state directory (a new run, charged anew)"
+                f"{path} belongs to another run; restore the run's own, or use a new state "
+                "directory (a new run, charged anew)"
             )
         kept["waiting"] = [Waiting.from_json(one) for one in kept["waiting"]]
         for name in ("digests", "batch_digests"):

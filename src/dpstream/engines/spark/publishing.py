@@ -85,7 +85,7 @@ def bound(task: Publishing, batches: Batches) -> Batches:
 def _bound(task: Publishing, bucket: int) -> Batches:
     flow, shape = task.flow(bucket), task.shape
     chain = task.units.get(bucket, ())
-    marks = segments.load(task.files, flow, "units", chain)
+    watermarks = segments.load(task.files, flow, "units", chain)
     mine = [w for w in task.waiting if w.bucket == bucket]
     parts = [waiting.load(task.files, shape, w, task.first, task.end) for w in mine]
     told: list[dict[str, Any]] = []
@@ -102,10 +102,10 @@ def _bound(task: Publishing, bucket: int) -> Batches:
                 kept_rows.append(_kept(task, rows, verdicts))
         for due in flow.query.schedule.due(step):
             if due.release == due.releases:
-                flow.forget(due.window)
-        flow.forget_periods(step + 1)
+                flow.evict(due.window)
+        flow.evict_periods(step + 1)
     name = f"state/{task.job}-units-{bucket}-{attempt()}.dps"
-    stored, whole = segments.save(task.files, flow, "units", name, chain, marks)
+    stored, whole = segments.save(task.files, flow, "units", name, chain, watermarks)
     saved = {"stage": "units", "bucket": bucket, "segment": stored, "whole": whole}
     yield notes(bucket, [json.dumps(saved)])
     if told:
@@ -161,7 +161,7 @@ def _publish(task: Publishing, bucket: int, table: pa.Table | None, told: list[s
     assert task.keys.lent is not None
     doors = task.keys.lent.doors()
     chain = task.groups.get(bucket, ())
-    marks = segments.load(task.files, flow, "groups", chain)
+    watermarks = segments.load(task.files, flow, "groups", chain)
     heard = [json.loads(text) for text in told]
     by_step = {} if table is None else dict(by_number(table, "step"))
     for step in range(task.first, task.end):
@@ -177,9 +177,9 @@ def _publish(task: Publishing, bucket: int, table: pa.Table | None, told: list[s
                 share = [number.hex() for number in flow.kept_share(due, doors)]
                 yield notes(0, [json.dumps({"share": [step, due.window, *share]})])
             if due.release == due.releases:
-                flow.forget(due.window)
+                flow.evict(due.window)
     name = f"state/{task.job}-groups-{bucket}-{attempt()}.dps"
-    stored, whole = segments.save(task.files, flow, "groups", name, chain, marks)
+    stored, whole = segments.save(task.files, flow, "groups", name, chain, watermarks)
     saved = {"stage": "groups", "bucket": bucket, "segment": stored, "whole": whole}
     passed = [text for text, one in zip(told, heard, strict=True) if "stage" in one]
     yield notes(0, [*passed, json.dumps(saved)])

@@ -13,11 +13,13 @@ import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
+from dpstream.engines.directory import read_types, write_types
 from dpstream.engines.loop import Windows, content_of
 from dpstream.engines.query_run import QueryRun, Storage
 from dpstream.engines.sender import Sender
@@ -42,6 +44,7 @@ from dpstream.errors import (
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.run_directory import ANEW
 from dpstream.privacy.state import chain_digest, mint_run_id
+from dpstream.records import fence
 from dpstream.stages.column_types import Types
 from dpstream.stages.release_table import ReleaseTables
 from dpstream.stages.row_reader import RowReader
@@ -102,20 +105,20 @@ class SparkRun(QueryRun):
         """How many triggers have been published."""
         return self._progress.step
 
-    def forget(self, unit: Any) -> int:
+    def erase_unit(self, unit: Any) -> int:
         """Not here."""
         raise InvalidParameter(
             "the Spark engine does not erase single units from its state; what it holds of a unit "
             "goes when its last window and period are over; to be rid of it now, delete the "
             "state directory (and state_location) and begin a new run, charged anew; runs of the "
-            "embedded engine can forget"
+            "embedded engine can"
         )
 
     def _buckets(self) -> int:
         return self.spark.buckets or 2 * self.session.sparkContext.defaultParallelism
 
     def _notes(self) -> dict[str, Any]:
-        return super()._notes() | {"partitions": [], "engine": self.engine}
+        return super()._notes() | {"partitions": []}
 
     def _releases(self) -> Generator[pa.Table, None, None]:
         storage = self._storage()
@@ -142,7 +145,8 @@ class SparkRun(QueryRun):
             self._place, buckets = Path(place), self._buckets()
         else:
             self._place, buckets = directory.folder, directory.about["buckets"]
-            reader.types, reader.learned = directory.types(), directory.keep_types
+            reader.types = read_types(directory.log)
+            reader.learned = partial(write_types, directory.log)
         if storage.ledger.terms(self.dataset) is not None:
             self._admit(storage)
         progress = self._place / "spark.dps"
@@ -151,9 +155,9 @@ class SparkRun(QueryRun):
                 f"{progress} is missing: it says how far the run is, and which files hold its "
                 f"state; restore it, or {ANEW}"
             )
-        self._progress = Progress.load(progress, storage.mark)
+        self._progress = Progress.load(progress, storage.run_tag)
         shared = self.spark.state_location or str(self._place.absolute() / "shared")
-        location = f"{shared}/{storage.mark}"  # a run meets nothing that another has left
+        location = f"{shared}/{storage.run_tag}"  # a run meets nothing that another has left
         self._shared = SharedFiles(location)
         if directory is None:
             undo.callback(self._shared.remove_all)  # nobody can go on with it
@@ -164,7 +168,7 @@ class SparkRun(QueryRun):
             buckets=buckets,
             files=self._shared,
             row_keys=RowKeys.of(storage.secret, storage.run),
-            mark=storage.mark,
+            run_tag=storage.run_tag,
         )
         self._intake = self._new_intake(reader, f"{location}/stream")
         self._windows = Windows(
@@ -313,10 +317,8 @@ class SparkRun(QueryRun):
     def _logged(self, storage: Storage, end: int) -> bytes:
         """Charge the run if that was not done; then make the steps' input durable."""
         if self._spend is None:
-            claim = getattr(self.sink, "claim", None)
-            if claim is not None:
-                claim(self.plan.query.name, storage.mark)
-            tables = ReleaseTables(plan=self.plan, types=self._jobs.types, mark=storage.mark)
+            fence(self.sink, self.plan.query.name, storage.run_tag)
+            tables = ReleaseTables(plan=self.plan, types=self._jobs.types, run_tag=storage.run_tag)
             self._intake.reader.settle_types()
             self._spend = self._pay(storage, lambda: tables.schema)
         progress, chains = self._progress, []
@@ -346,5 +348,5 @@ class SparkRun(QueryRun):
     def _close(self, storage: Storage) -> None:
         super()._close(storage)
         for part in (self.source, self.history, self.sink):
-            if part is not None and not is_frame(part) and hasattr(part, "close"):
+            if part is not None and not is_frame(part):
                 part.close()

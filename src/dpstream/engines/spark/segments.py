@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dpstream.engines.parts import (
-    Marks,
     Owner,
+    Watermarks,
     extract_groups,
     extract_units,
     owners,
@@ -33,37 +33,42 @@ _SMALL = 1 << 20  # bytes; waste below is left alone
 _LONGEST = 32  # files
 
 
-def load(files: SharedFiles, flow: Flow, stage: str, chain: Chain) -> dict[Owner, Marks]:
+def load(files: SharedFiles, flow: Flow, stage: str, chain: Chain) -> dict[Owner, Watermarks]:
     """Take a chain in; answers how much of each part it has."""
-    marks: dict[Owner, Marks] = {}
+    watermarks: dict[Owner, Watermarks] = {}
     for name, _, checksum in chain:
         content = files.read(name).to_pybytes()
         of = bytes.fromhex(checksum)
         segment = unpack(content, kind="segment", origin=name, checksum=of)
         living = {(kind, number) for kind, number in segment["owners"]}
-        for owner in [owner for owner in marks if owner not in living]:
-            del marks[owner]
+        for owner in [owner for owner in watermarks if owner not in living]:
+            del watermarks[owner]
             _drop(flow, owner)
         for kind, number, part in segment["parts"]:
             if stage == "units":
-                marks[kind, number] = restore_units(flow, (kind, number), part)
+                watermarks[kind, number] = restore_units(flow, (kind, number), part)
             else:
-                marks[kind, number] = restore_groups(flow, number, part)
-    return marks
+                watermarks[kind, number] = restore_groups(flow, number, part)
+    return watermarks
 
 
 def save(
-    files: SharedFiles, flow: Flow, stage: str, name: str, chain: Chain, marks: dict[Owner, Marks]
+    files: SharedFiles,
+    flow: Flow,
+    stage: str,
+    name: str,
+    chain: Chain,
+    watermarks: dict[Owner, Watermarks],
 ) -> tuple[Stored, bool]:
     """Write what is new since the chain; (the file, whether it holds everything)."""
     current = [owner for owner in owners(flow) if stage == "units" or owner[0] == "window"]
     stored = sum(size for _, size, _ in chain)
     needed = sum(size_of(flow, owner) for owner in current)
     whole = not chain or len(chain) >= _LONGEST or stored > _GROWTH * needed + _SMALL
-    whole = whole or any(owner not in current for owner in marks)  # what is over must not stay
+    whole = whole or any(owner not in current for owner in watermarks)  # what is over must not stay
     parts = []
     for owner in current:
-        known = None if whole else marks.get(owner)
+        known = None if whole else watermarks.get(owner)
         if stage == "units":
             part, _ = extract_units(flow, owner, known)
         else:
@@ -77,7 +82,7 @@ def save(
 def _drop(flow: Flow, owner: Owner) -> None:
     kind, number = owner
     drop: dict[str, Callable[[int], None]] = {
-        "window": flow.forget,
-        "period": flow.state.forget_period,
+        "window": flow.evict,
+        "period": flow.state.evict_period,
     }
     drop[kind](number)

@@ -6,6 +6,7 @@ from typing import Any
 
 from dpstream.engines.inputs import check_columns
 from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.records import FinitePartitions
 from dpstream.stages.query import Query
 
 
@@ -23,7 +24,9 @@ def is_stream(source: Any) -> bool:
 
 def is_bounded(source: Any) -> bool:
     """Has it an end, as a DataFrame that does not stream, or files?"""
-    return not is_stream(source) and getattr(source, "bounded", True)
+    if is_frame(source):
+        return not source.isStreaming
+    return source is None or bool(source.bounded)
 
 
 def check_declared(source: Any, query: Query) -> None:
@@ -40,7 +43,7 @@ def check_declared(source: Any, query: Query) -> None:
 
 def check_end(source: Any, *, live: bool) -> None:
     """A live run needs a source that goes on; any other one that ends, or a stream of Spark's."""
-    grows = getattr(source, "partitions_end", False)  # files come, and stay as they are
+    grows = isinstance(source, FinitePartitions) and source.partitions_end
     if live and not (is_stream(source) or grows):
         bounded = ", which is bounded" if is_bounded(source) else ""
         raise InvalidParameter(

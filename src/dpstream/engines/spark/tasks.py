@@ -16,7 +16,7 @@ from dpstream.engines.spark.files import SharedFiles
 from dpstream.engines.spark.packets import Shape
 from dpstream.errors import DpstreamError
 from dpstream.privacy.query_spend import LentKeys
-from dpstream.privacy.state.sealing import seal, unseal
+from dpstream.privacy.state.secret import seal, unseal
 from dpstream.records import Words
 from dpstream.stages.flow import Flow
 from dpstream.stages.plan import Plan

@@ -34,18 +34,18 @@ class Waiting:
     name: str
     first: int
     last: int
-    mark: str
-    """Digest of its bytes."""
+    digest: str
+    """Of its bytes."""
 
     def to_json(self) -> list[Any]:
         """Plain values."""
-        return [self.bucket, self.name, self.first, self.last, self.mark]
+        return [self.bucket, self.name, self.first, self.last, self.digest]
 
     @classmethod
     def from_json(cls, kept: Sequence[Any]) -> Waiting:
         """As it was."""
-        bucket, name, first, last, mark = kept
-        return cls(bucket=bucket, name=name, first=first, last=last, mark=mark)
+        bucket, name, first, last, digest = kept
+        return cls(bucket=bucket, name=name, first=first, last=last, digest=digest)
 
 
 def step_digests(rows: Rows) -> StepDigests:
@@ -88,7 +88,7 @@ def keep(
     body = sink.getvalue()
     files.write(name, body)
     about = Waiting(
-        bucket=bucket, name=name, first=min(digests), last=max(digests), mark=_mark(body)
+        bucket=bucket, name=name, first=min(digests), last=max(digests), digest=_digest(body)
     )
     return about, digests
 
@@ -99,7 +99,7 @@ def load(files: SharedFiles, shape: Shape, about: Waiting, first: int, end: int)
     Any other byte is refused before anything in it is believed.
     """
     body = files.read(about.name)
-    if _mark(body) != about.mark:
+    if _digest(body) != about.digest:
         raise NoiseReuse(
             f"{about.name} does not hold the rows that were logged for steps {first} to {end - 1}; "
             "the same noise over other data would reveal the difference, so nothing was "
@@ -110,5 +110,5 @@ def load(files: SharedFiles, shape: Shape, about: Waiting, first: int, end: int)
     return shape.rows(table.slice(low, high - low))
 
 
-def _mark(body: pa.Buffer) -> str:
+def _digest(body: pa.Buffer) -> str:
     return hashlib.blake2b(body, digest_size=16).hexdigest()

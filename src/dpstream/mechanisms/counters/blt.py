@@ -8,12 +8,10 @@ from functools import cached_property
 from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
 from dpstream.mechanisms.parts.counting.buffered_coder import BufferedCoder
 from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
-from dpstream.privacy.state.serial import storable
 
 
-@storable("blt")
 @dataclass(frozen=True, kw_only=True)
-class BltCounter(CounterMechanism):
+class BltCounter(CounterMechanism, identity="blt", keys="buffers decays"):
     """Running sums with nearly the least error known and a few numbers of state per bin.
 
     Guarantee: event-level rho-zCDP: one event moves what is measured by `sensitivity` times the

@@ -10,7 +10,6 @@ import numpy as np
 from dpstream.mechanisms.parts.counting.bottom_up import Honaker
 from dpstream.mechanisms.parts.counting.coders import NodeCode, NodeCoder
 from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
-from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
 
 
@@ -37,9 +36,8 @@ class SubtreeCoder(NodeCoder):
         return super().decode(state, step, estimate)
 
 
-@storable("honaker")
 @dataclass(frozen=True, kw_only=True)
-class HonakerCounter(CounterMechanism):
+class HonakerCounter(CounterMechanism, identity="honaker"):
     """Running sums from a binary tree in which every node is averaged with its subtree.
 
     Guarantee: event-level rho-zCDP: one event moves one node per level by `sensitivity`,

@@ -10,8 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
-from dpstream.mechanisms.parts.counting.strategy import Array, check_advance, check_whole
-from dpstream.privacy.state.serial import storable
+from dpstream.mechanisms.parts.counting.strategy import check_advance, check_whole
 from dpstream.records import Integers, Reals
 
 
@@ -50,38 +49,38 @@ class Naive:
         check_whole("step", step, 1, self.steps)
         return math.sqrt(step)
 
-    def error(self) -> Array:
+    def error(self) -> Reals:
         """sqrt(1), ..., sqrt(T)."""
         return np.sqrt(np.arange(1, self.steps + 1, dtype=np.float64))
 
-    def advance(self, state: Array, step: int, z: Array) -> Array:
+    def advance(self, state: Reals, step: int, z: Reals) -> Reals:
         """Add the new normal."""
         check_whole("step", step, 1, self.steps)
         check_advance(state, 1, z)
         state[:, 0] += z
         return state[:, 0].copy()
 
-    def readout(self, step: int) -> Array:
+    def readout(self, step: int) -> Reals:
         """The state is the noise."""
         check_whole("step", step, 0, self.steps)
         return np.ones(1)
 
-    def jump(self, start: int, stop: int) -> tuple[Array, Array]:
+    def jump(self, start: int, stop: int) -> tuple[Reals, Reals]:
         """A sum of stop - start fresh normals."""
         check_whole("stop", stop, 0, self.steps)
         check_whole("start", start, 0, stop)
         return np.ones((1, 1)), np.full((1, 1), math.sqrt(stop - start))
 
-    def covariance(self, step: int) -> Array:
+    def covariance(self, step: int) -> Reals:
         """[[t]]."""
         check_whole("step", step, 0, self.steps)
         return np.full((1, 1), float(step))
 
-    def encode(self, changes: Array) -> Array:
+    def encode(self, changes: Reals) -> Reals:
         """C is the identity."""
         return np.array(changes, dtype=np.float64)
 
-    def dense(self) -> tuple[Array, Array]:
+    def dense(self) -> tuple[Reals, Reals]:
         """(A, I)."""
         return np.tri(self.steps), np.eye(self.steps)
 
@@ -113,9 +112,8 @@ class IncrementCoder:
         return Fraction(0)
 
 
-@storable("naive counter")
 @dataclass(frozen=True, kw_only=True)
-class NaiveCounter(CounterMechanism):
+class NaiveCounter(CounterMechanism, identity="naive_counter"):
     """Running sums of noisy increments: the error grows with the root of the number of steps.
 
     Guarantee: event-level rho-zCDP: one event moves one increment by `sensitivity`.

@@ -11,8 +11,8 @@ import numpy as np
 from dpstream.mechanisms.parts.counting.coders import NodeCoder
 from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
 from dpstream.mechanisms.parts.counting.stack import Node, Stack
-from dpstream.mechanisms.parts.counting.strategy import Array, check_whole
-from dpstream.privacy.state.serial import storable
+from dpstream.mechanisms.parts.counting.strategy import check_whole
+from dpstream.records import Reals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class SmoothBinary(Stack):
         """Zeros of a word; all of step 1's nodes are read by some later prefix sum."""
         return math.sqrt(self.height - self.ones)
 
-    def error(self) -> Array:
+    def error(self) -> Reals:
         """sqrt(number of ones that are not trailing), all steps at once."""
         rank = np.arange(1, self.steps + 1)
         left = np.full(self.steps, self.ones)
@@ -108,16 +108,15 @@ class SmoothBinary(Stack):
             done += size
         return found
 
-    def encode(self, changes: Array) -> Array:
+    def encode(self, changes: Reals) -> Reals:
         """Sum of the node opened at each step: the last one of its prefix sum."""
         prefix = np.concatenate([[0.0], np.cumsum(changes)])
         first = np.array([self.nodes(step)[-1].first for step in range(1, self.steps + 1)])
         return np.asarray(prefix[1:] - prefix[first - 1], dtype=np.float64)
 
 
-@storable("smooth binary")
 @dataclass(frozen=True, kw_only=True)
-class SmoothBinaryCounter(CounterMechanism):
+class SmoothBinaryCounter(CounterMechanism, identity="smooth_binary"):
     """Running sums from a binary tree whose every step costs and reads equally many nodes.
 
     Guarantee: event-level rho-zCDP: one event moves at most height - ones nodes by `sensitivity`.

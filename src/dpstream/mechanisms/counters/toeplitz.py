@@ -13,8 +13,8 @@ from dpstream.mechanisms.parts.counting.convolution import convolved
 from dpstream.mechanisms.parts.counting.history_coder import HistoryCoder
 from dpstream.mechanisms.parts.counting.kernels import weigh_history
 from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
-from dpstream.mechanisms.parts.counting.strategy import Array, check_advance, check_whole
-from dpstream.privacy.state.serial import storable
+from dpstream.mechanisms.parts.counting.strategy import check_advance, check_whole
+from dpstream.records import Reals
 
 # Gamma(i + 1/2) / Gamma(i + 1) * sqrt(i) in powers of 1/i; below 1e-17 from i = 128 on
 SERIES = (1, -1 / 8, 1 / 128, 5 / 1024, -21 / 32768, -399 / 262144, 869 / 4194304)
@@ -22,7 +22,7 @@ EXACT = 128
 
 
 @lru_cache(maxsize=8)
-def root_coefficients(steps: int) -> Array:
+def root_coefficients(steps: int) -> Reals:
     """binomial(2i, i) / 4^i for i < steps, each within a few units in the last place."""
     head = np.arange(1, min(steps, EXACT), dtype=np.float64)
     coefficients = np.concatenate([[1.0], np.cumprod((2 * head - 1) / (2 * head))])
@@ -63,7 +63,7 @@ class Toeplitz:
         """All normals so far."""
         return self.steps
 
-    def coefficients(self) -> Array:
+    def coefficients(self) -> Reals:
         """First column of B and of C."""
         return root_coefficients(self.steps)
 
@@ -76,11 +76,11 @@ class Toeplitz:
         check_whole("step", step, 1, self.steps)
         return math.sqrt(math.fsum(self.coefficients()[:step] ** 2))
 
-    def error(self) -> Array:
+    def error(self) -> Reals:
         """Running norms of the coefficients."""
         return np.sqrt(np.cumsum(self.coefficients() ** 2))
 
-    def advance(self, state: Array, step: int, z: Array) -> Array:
+    def advance(self, state: Reals, step: int, z: Reals) -> Reals:
         """Remember the new normals and weigh all of them."""
         check_whole("step", step, 1, self.steps)
         check_advance(state, self.steps, z)
@@ -89,39 +89,38 @@ class Toeplitz:
         weigh_history(state, self.coefficients()[step - 1 :: -1].copy(), noise)
         return noise
 
-    def readout(self, step: int) -> Array:
+    def readout(self, step: int) -> Reals:
         """The coefficients, latest normal first."""
         check_whole("step", step, 0, self.steps)
         weights = np.zeros(self.steps)
         weights[:step] = self.coefficients()[:step][::-1]
         return weights
 
-    def jump(self, start: int, stop: int) -> tuple[Array, Array]:
+    def jump(self, start: int, stop: int) -> tuple[Reals, Reals]:
         """Past normals stay; the steps between draw theirs."""
         check_whole("stop", stop, 0, self.steps)
         check_whole("start", start, 0, stop)
         identity = np.eye(self.steps)
         return identity, identity[start:stop]
 
-    def covariance(self, step: int) -> Array:
+    def covariance(self, step: int) -> Reals:
         """Independent normals up to `step`, zeros after."""
         check_whole("step", step, 0, self.steps)
         return np.diag((np.arange(self.steps) < step).astype(np.float64))
 
-    def encode(self, changes: Array) -> Array:
+    def encode(self, changes: Reals) -> Reals:
         """Convolution with the coefficients."""
         changes = np.asarray(changes, dtype=np.float64)
         return convolved(changes, self.coefficients(), self.steps)
 
-    def dense(self) -> tuple[Array, Array]:
+    def dense(self) -> tuple[Reals, Reals]:
         """The same lower-triangular Toeplitz matrix twice."""
         root = np.tril(toeplitz_matrix(self.coefficients()))
         return root, root.copy()
 
 
-@storable("toeplitz")
 @dataclass(frozen=True, kw_only=True)
-class ToeplitzCounter(CounterMechanism):
+class ToeplitzCounter(CounterMechanism, identity="toeplitz"):
     """Running sums through the square root of the prefix-sum matrix: the least error known.
 
     Every past value stays in the state: for `steps` up to some thousands. `blt` is as good and

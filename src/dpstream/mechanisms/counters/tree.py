@@ -11,8 +11,8 @@ import numpy as np
 from dpstream.mechanisms.parts.counting.coders import NodeCoder
 from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
 from dpstream.mechanisms.parts.counting.stack import Node, Stack
-from dpstream.mechanisms.parts.counting.strategy import Array, check_whole
-from dpstream.privacy.state.serial import storable
+from dpstream.mechanisms.parts.counting.strategy import check_whole
+from dpstream.records import Reals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Tree(Stack):
         """Step 1 is in every level's first node."""
         return math.sqrt(self.width)
 
-    def error(self) -> Array:
+    def error(self) -> Reals:
         """sqrt(popcount(t))."""
         return np.sqrt(np.bitwise_count(np.arange(1, self.steps + 1)).astype(np.float64))
 
@@ -66,16 +66,15 @@ class Tree(Stack):
             done += 2**level
         return found
 
-    def encode(self, changes: Array) -> Array:
+    def encode(self, changes: Reals) -> Reals:
         """Sum of the node closed at each step."""
         prefix = np.concatenate([[0.0], np.cumsum(changes)])
         t = np.arange(1, self.steps + 1)
         return np.asarray(prefix[t] - prefix[t - (t & -t)], dtype=np.float64)
 
 
-@storable("tree")
 @dataclass(frozen=True, kw_only=True)
-class TreeCounter(CounterMechanism):
+class TreeCounter(CounterMechanism, identity="tree"):
     """Running sums from a binary tree of noisy partial sums.
 
     Guarantee: event-level rho-zCDP: one event moves at most one node per level by `sensitivity`,

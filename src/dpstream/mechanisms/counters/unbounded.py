@@ -43,9 +43,10 @@ class EpochCode:
     closed: Integers
 
 
-@storable("unbounded counter")
 @dataclass(frozen=True, kw_only=True)
-class UnboundedCounter(CountingParameters):
+class UnboundedCounter(
+    CountingParameters, identity="unbounded_counter", keys="buffers first growth share"
+):
     """Running sums of a stream without a known end.
 
     Guarantee: event-level rho-zCDP, for ever: an event lies in one epoch; what the epoch's counter

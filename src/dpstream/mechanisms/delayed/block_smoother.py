@@ -30,9 +30,8 @@ class BlockState:
     beliefs: Beliefs
 
 
-@storable("block_smoother")
 @dataclass(frozen=True, kw_only=True)
-class BlockSmoother(SeriesMechanism):
+class BlockSmoother(SeriesMechanism, identity="block_smoother", keys="delay"):
     """Noisy sums of blocks of steps, whose length is learnt from them, smoothed over the delay.
 
     All of epsilon goes into the sums: the mean of b values has b times less noise than one value.

@@ -18,15 +18,13 @@ from dpstream.mechanisms.parts.group_release import Payment, publish_groups
 from dpstream.privacy.amounts import Amount, positive
 from dpstream.privacy.charges import Cells
 from dpstream.privacy.sensitivity import bucket_change
-from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
 
 _MOST = 1 << 14  # buckets among which randomised response may draw
 
 
-@storable("buc_order")
 @dataclass(frozen=True, kw_only=True)
-class BucOrder(BatchMechanism):
+class BucOrder(BatchMechanism, identity="buc_order", keys="bucket"):
     """Each value names its bucket, by randomised response; each named bucket publishes its mean.
 
     `bucket`: the width of a bucket, in the units of the data; by default as many buckets as

@@ -34,9 +34,8 @@ class ComparedState:
     paid: int = 0  # of the newest values, how many `run` has paid for
 
 
-@storable("comp_order")
 @dataclass(frozen=True, kw_only=True)
-class CompOrder(DelayedMechanism):
+class CompOrder(DelayedMechanism, identity="comp_order"):
     """Noise on every value, and noisy comparisons with the `delay` values before and after it.
 
     The window slides: every step publishes the value of `delay` steps ago. With `shrink`, a value

@@ -13,13 +13,11 @@ from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.parts.delayed import Held
 from dpstream.mechanisms.parts.grouped import GroupedMechanism
 from dpstream.mechanisms.parts.grouping import GRID, Grouping, TimeGroups
-from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers
 
 
-@storable("contin_group")
 @dataclass(frozen=True, kw_only=True)
-class ContinGroup(GroupedMechanism):
+class ContinGroup(GroupedMechanism, identity="contin_group"):
     """Successive values of a batch form a group while their deviation stays below a threshold.
 
     `threshold`: in the units of the data. Without one no tests are made, for they cost more than

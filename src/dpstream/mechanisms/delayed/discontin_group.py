@@ -15,13 +15,11 @@ from dpstream.mechanisms.parts.delayed import Held
 from dpstream.mechanisms.parts.grouped import GroupedMechanism
 from dpstream.mechanisms.parts.scattered import deviations, places
 from dpstream.privacy.sensitivity import deviation_grid, grouping_change
-from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers
 
 
-@storable("discontin_group")
 @dataclass(frozen=True, kw_only=True)
-class DiscontinGroup(GroupedMechanism):
+class DiscontinGroup(GroupedMechanism, identity="discontin_group"):
     """Every value of a batch may join any group before it, the largest whose test says so.
 
     `threshold`: in the units of the data. Without one no tests are made, for they cost more than

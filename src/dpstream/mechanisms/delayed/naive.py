@@ -9,14 +9,12 @@ from typing import ClassVar
 import numpy as np
 
 from dpstream.mechanisms.base import SeriesMechanism, Spender
-from dpstream.privacy.state.serial import storable
 from dpstream.privacy.stddev import laplace_stddev
 from dpstream.records import Integers, Release
 
 
-@storable("naive")
 @dataclass(frozen=True, kw_only=True)
-class Naive(SeriesMechanism):
+class Naive(SeriesMechanism, identity="naive"):
     """Laplace noise of scale (hi - lo) / epsilon on every value.
 
     Guarantee: event-level epsilon-DP: each value is read once.

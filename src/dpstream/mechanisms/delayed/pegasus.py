@@ -25,9 +25,8 @@ class PegasusState:
     noisy: History
 
 
-@storable("pegasus")
 @dataclass(frozen=True, kw_only=True)
-class Pegasus(PegasusGroups):
+class Pegasus(PegasusGroups, identity="pegasus", keys="longest"):
     """PeGaSuS for a series: 4/5 of epsilon for every value, 1/5 for finding its group.
 
     Successive values form a group, of at most `longest`, while their deviation is below

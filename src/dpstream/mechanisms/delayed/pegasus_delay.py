@@ -28,9 +28,8 @@ class WaitingState:
     waiting: int
 
 
-@storable("pegasus_delay")
 @dataclass(frozen=True, kw_only=True)
-class PegasusDelay(PegasusGroups, DelayedMechanism):
+class PegasusDelay(PegasusGroups, DelayedMechanism, identity="pegasus_delay"):
     """PeGaSuS whose values wait `delay` steps, and are smoothed with their whole group till then.
 
     As `Pegasus`, with groups of at most 2 `delay` + 1 values; the window slides: every step

@@ -15,10 +15,12 @@ from dpstream.mechanisms.base import SeriesMechanism, Spender, whole
 from dpstream.mechanisms.parts.bounds import candidates, kept_back, pairs_of, scores
 from dpstream.mechanisms.parts.delayed import (
     BatchMechanism,
+    SharedMechanism,
     checked_delay,
     releases,
 )
 from dpstream.mechanisms.parts.group_release import Payment
+from dpstream.mechanisms.parts.grouped import GroupedMechanism
 from dpstream.mechanisms.parts.history import History
 from dpstream.privacy.amounts import Amount, on_grid, positive
 from dpstream.privacy.charges import Cells
@@ -43,9 +45,12 @@ class TruncationState:
     inside: Any
 
 
-@storable("sensitivity_truncation")
 @dataclass(frozen=True, kw_only=True)
-class SensitivityTruncation(SeriesMechanism):
+class SensitivityTruncation(
+    SeriesMechanism,
+    identity="sensitivity_truncation",
+    keys="delay inside options every share candidates sampled",
+):
     """Any event-level mechanism, on values truncated at a bound that is renewed now and then.
 
     `inside`: the mechanism's name; `options`: its other parameters, as (name, value) pairs. In
@@ -104,6 +109,12 @@ class SensitivityTruncation(SeriesMechanism):
                 )
             )
         self.at(self.top)  # its own checks
+
+    def written(self) -> dict[str, Any]:
+        """The mechanism inside has keys for its parameters, too."""
+        inside: Any = find(self.inside)
+        options = tuple((inside.written_keys[name], value) for name, value in self.options)
+        return super().written() | {"options": options}
 
     @classmethod
     def of(cls, mechanism: Any, **parameters: Any) -> SensitivityTruncation:
@@ -265,8 +276,8 @@ class SensitivityTruncation(SeriesMechanism):
         if len(values) == 0:
             return self.top
         inside = self.at(self.top)
-        together = getattr(inside, "together", 1)
-        published = getattr(inside, "for_values", self.budget)
+        together = inside.together if isinstance(inside, GroupedMechanism) else 1
+        published = inside.for_values if isinstance(inside, SharedMechanism) else self.budget
         saved = min(_NOISE / (published * together), _MOST)
         chosen = spend.choose(
             scores(values, self.bounds, self.bottom, self.top, saved),

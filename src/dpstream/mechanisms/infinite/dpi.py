@@ -22,6 +22,7 @@ from dpstream.privacy.amounts import Amount, exact, on_grid, positive
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.promises import ALL_ROWS
 from dpstream.privacy.sensitivity import distribution_change
+from dpstream.privacy.state.identity import Identified
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 
@@ -39,9 +40,14 @@ class DpiState:
     allocation: Any = None
 
 
-@storable("dpi")
+_KEYS = """
+    epsilon rows_per_user dummy_rows pool pool_size allocation series queries
+    error_bound overfitting_bound decay_rate rate half_life seed
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Dpi:
+class Dpi(Identified, identity="dpi", keys=_KEYS):
     """Publish one distribution a slot, sampled from a pool that was made without data.
 
     Guarantee: epsilon-DP for all rows of a user over the whole stream: the budgets of all slots
@@ -84,7 +90,6 @@ class Dpi:
     half_life: int | None = None
     seed: int = 0
     steady: ClassVar[bool] = False
-    user_level: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "overfitting_bound", "decay_rate", "rate"):

@@ -31,7 +31,7 @@ LONGEST = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedMechanism(SeriesMechanism):
+class SharedMechanism(SeriesMechanism, identity=None, keys="group_share shrink"):
     """Epsilon in two parts: `group_share` of it tells values apart, the rest publishes them.
 
     `shrink`: publish the median of what the noise leaves possible in [`lo`, `hi`] instead of the
@@ -81,7 +81,7 @@ class SharedMechanism(SeriesMechanism):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DelayedMechanism(SharedMechanism):
+class DelayedMechanism(SharedMechanism, identity=None, keys="delay"):
     """Each value is published at most `delay` steps after it came."""
 
     delay: int
@@ -106,7 +106,7 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchMechanism(DelayedMechanism, ABC):
+class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoother"):
     """Values of a batch are labelled as they come or at its end, then published by label.
 
     `publish`: noise on the sum of each group ("reduce"), or on each value ("pp"), which the

@@ -28,7 +28,7 @@ _SHARP = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedMechanism(BatchMechanism):
+class GroupedMechanism(BatchMechanism, identity=None, keys="threshold"):
     """With a `threshold`, tests; without, a batch is one group, or none if epsilon is large."""
 
     threshold: Amount | None = None

@@ -21,7 +21,7 @@ _THRESHOLD = 5  # theta = 5 Delta / eps_g
 
 
 @dataclass(frozen=True, kw_only=True)
-class PegasusGroups(SharedMechanism, ABC):
+class PegasusGroups(SharedMechanism, ABC, identity=None, keys="threshold smoother"):
     """Groups that grow while their deviation is below `threshold`, in the units of the data."""
 
     threshold: Amount | None = None

@@ -36,9 +36,8 @@ class AdaPubState:
     theta: Integers
 
 
-@storable("adapub")
 @dataclass(frozen=True, kw_only=True)
-class AdaPub(HistogramMechanism):
+class AdaPub(HistogramMechanism, identity="adapub", keys="pivots"):
     """Share noise between bins whose last releases are alike; smooth each bin's counts in time.
 
     4/5 of epsilon / window is for the counts of a step, 1/5 for the groups in time. Bins are put to

@@ -29,9 +29,8 @@ class BudgetAbsorptionState:
     shares: int = 0
 
 
-@storable("budget_absorption")
 @dataclass(frozen=True, kw_only=True)
-class BudgetAbsorption(HistogramMechanism):
+class BudgetAbsorption(HistogramMechanism, identity="budget_absorption", keys="groups"):
     """Publish with the saved shares of the steps that held before, then pay them back.
 
     A publication that took the shares of k earlier steps is followed by k steps that must hold.

@@ -29,9 +29,8 @@ class BudgetDistributionState:
     published: Published | None = None
 
 
-@storable("budget_distribution")
 @dataclass(frozen=True, kw_only=True)
-class BudgetDistribution(HistogramMechanism):
+class BudgetDistribution(HistogramMechanism, identity="budget_distribution", keys="groups"):
     """Publish with half of the remaining budget where the counts moved more than the noise would.
 
     `groups` > 1 lets groups of columns that change alike publish at different steps; they are

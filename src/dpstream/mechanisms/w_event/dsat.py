@@ -35,9 +35,8 @@ class DsatState:
     factor: float = 1.0
 
 
-@storable("dsat")
 @dataclass(frozen=True, kw_only=True)
-class Dsat(HistogramMechanism):
+class Dsat(HistogramMechanism, identity="dsat", keys="change adaptive"):
     """Publish at most c = ceil(0.15 w) steps of a window, where the stream moved most.
 
     The threshold is `change` (0.025) of the last release, times a factor in [0, 2] that follows
@@ -166,9 +165,8 @@ class Dsat(HistogramMechanism):
         return min(2.0, max(0.0, state.factor + _GAIN * gap))
 
 
-@storable("dsft")
 @dataclass(frozen=True, kw_only=True)
-class Dsft(Dsat):
+class Dsft(Dsat, identity="dsft"):
     """`Dsat` with a fixed threshold: `change` of the last release, whatever the sampling rate.
 
     When to use it: when the change that matters is known in advance.

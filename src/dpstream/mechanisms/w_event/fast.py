@@ -30,9 +30,8 @@ class FastState:
     left: int = 0
 
 
-@storable("fast_w")
 @dataclass(frozen=True, kw_only=True)
-class FastW(HistogramMechanism):
+class FastW(HistogramMechanism, identity="fast_w"):
     """FAST in blocks of `window` steps, half of epsilon each: a share of 0.15 of the steps pays.
 
     One schedule serves all bins. (A schedule per bin, as published, spends up to the number of

@@ -62,9 +62,8 @@ class PacerState:
     held_prior: Reals = field(default_factory=flat_prior)
 
 
-@storable("pacer")
 @dataclass(frozen=True, kw_only=True)
-class Pacer(HistogramMechanism):
+class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
     """Publish every so many steps, as often as past releases say that it pays.
 
     Nothing is spent on looking. A bank of filters learns from the releases how fast and how

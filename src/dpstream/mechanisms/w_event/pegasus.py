@@ -32,9 +32,8 @@ class PegasusState:
     noisy: History
 
 
-@storable("pegasus_w")
 @dataclass(frozen=True, kw_only=True)
-class PegasusW(HistogramMechanism):
+class PegasusW(HistogramMechanism, identity="pegasus_w", keys="smoother"):
     """PeGaSuS with epsilon / window for every step: 4/5 for the count, 1/5 for its group.
 
     Each bin groups its own counts, at most `window` of them, while their deviation is below

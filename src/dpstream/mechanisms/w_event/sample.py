@@ -21,9 +21,8 @@ class SampleState:
     held: Reals | None = None
 
 
-@storable("sample")
 @dataclass(frozen=True, kw_only=True)
-class Sample(HistogramMechanism):
+class Sample(HistogramMechanism, identity="sample"):
     """Spend all of epsilon on one step per window and hold the answer.
 
     Guarantee: w-event epsilon-DP, w = `window`: two paid steps are never closer than `window`.

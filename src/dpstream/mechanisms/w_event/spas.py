@@ -49,9 +49,8 @@ class Costs:
     error: Fraction  # the mean error of publishing, per bin
 
 
-@storable("spas")
 @dataclass(frozen=True, kw_only=True)
-class Spas(HistogramMechanism):
+class Spas(HistogramMechanism, identity="spas", keys="update warm_up"):
     """Publish with epsilon_p / C*, C* the sampling count that past releases make optimal.
 
     epsilon_p is 3/4 of epsilon; the tests' runs share the rest. The first window publishes every

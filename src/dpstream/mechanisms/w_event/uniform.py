@@ -11,14 +11,12 @@ import numpy as np
 
 from dpstream.mechanisms.base import HistogramMechanism, Spender
 from dpstream.privacy.sensitivity import histogram_change
-from dpstream.privacy.state.serial import storable
 from dpstream.privacy.stddev import laplace_stddev
 from dpstream.records import Integers, Release
 
 
-@storable("uniform")
 @dataclass(frozen=True, kw_only=True)
-class Uniform(HistogramMechanism):
+class Uniform(HistogramMechanism, identity="uniform"):
     """Spend epsilon / window on every step.
 
     Guarantee: w-event epsilon-DP, w = `window`: any `window` successive steps cost epsilon in all.

@@ -2,7 +2,6 @@
 
 from dpstream.privacy.state.inputs import InputLog, chain_digest
 from dpstream.privacy.state.journal import Journal
-from dpstream.privacy.state.memory_keys import MemoryWindowKeys, WindowKeySource
 from dpstream.privacy.state.secret import Secret, mint_run_id
 from dpstream.privacy.state.serial import (
     pack,
@@ -12,7 +11,7 @@ from dpstream.privacy.state.serial import (
     unpack,
     write_packed,
 )
-from dpstream.privacy.state.window_keys import WindowKeys
+from dpstream.privacy.state.window_keys import MemoryWindowKeys, WindowKeys, WindowKeySource
 
 __all__ = [
     "InputLog",

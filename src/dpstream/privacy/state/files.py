@@ -1,25 +1,36 @@
-"""Files that survive a kill: exclusive creation, atomic replacement, directory fsync."""
+"""Files that survive a kill: exclusive creation, atomic replacement, directory fsync.
+
+Large files are written past the system's cache where that is possible. A snapshot is read after a
+stop, if ever: in the cache it would take the memory, and the time to find it, that the run itself
+needs. Direct writes come from pages of their own, in whole blocks; the rest of a file, or all of it
+where the file system cannot do this, is written as usual.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import glob
+import mmap
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
+from typing import TypeAlias
 
 from dpstream.errors import StateError
-from dpstream.privacy.state.large_files import Buffer, write_all, write_large, zeros
+
+Buffer: TypeAlias = bytes | memoryview
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 _LARGE = 1 << 20  # bytes from which a file is written past the system's cache
-
+_STAGE = 1 << 20  # bytes of one write; a multiple of every disk's block
+_DIRECT = getattr(os, "O_DIRECT", 0)
 
 _BORN = 0x800  # statx: the time of birth is asked for, or was given
 _OF_FD = 0x1000  # statx: of the file that is open, not of a path
@@ -100,7 +111,7 @@ def erase(path: Path) -> None:
     A copy-on-write or wear-levelling medium may keep the old bytes; the threat model says so.
     """
     with path.open("r+b", buffering=0) as file:
-        _write(file.fileno(), zeros(path.stat().st_size))
+        _write(file.fileno(), _zeros(path.stat().st_size))
         os.fsync(file.fileno())
     path.unlink()
     sync_directory(path.parent)
@@ -116,9 +127,74 @@ def _write_synced(path: Path, *content: Buffer) -> None:
 def _write(fd: int, content: Sequence[Buffer]) -> None:
     """Write all pieces, from the start of the file."""
     if sum(len(piece) for piece in content) < _LARGE:
-        write_all(fd, b"".join(content))
+        _write_all(fd, b"".join(content))
     else:
-        write_large(fd, content)
+        _write_large(fd, content)
+
+
+def _write_large(fd: int, content: Sequence[Buffer]) -> None:
+    """Write the pieces, one after another, from the start of a file."""
+    direct = _set_direct(fd, on=True)
+    with mmap.mmap(-1, _STAGE) as stage:
+        filled = 0
+        for piece in content:
+            left = memoryview(piece).cast("B")
+            while len(left):
+                taken = min(len(left), _STAGE - filled)
+                stage[filled : filled + taken] = left[:taken]
+                left, filled = left[taken:], filled + taken
+                if filled == _STAGE:
+                    direct, filled = _write_stage(fd, stage, direct=direct), 0
+        if direct:
+            _set_direct(fd, on=False)
+        _write_all(fd, stage[:filled])
+
+
+def _zeros(size: int) -> list[Buffer]:
+    """So many zero bytes, in pieces that share their memory.
+
+    >>> [len(piece) for piece in _zeros((1 << 20) + 5)]
+    [1048576, 5]
+    """
+    stage = memoryview(bytes(min(size, _STAGE)))
+    return [stage[: size - at] for at in range(0, size, _STAGE)]
+
+
+def _write_all(fd: int, content: Buffer) -> None:
+    """Write everything, however many calls it takes."""
+    left = memoryview(content)
+    while len(left):
+        left = left[os.write(fd, left) :]
+
+
+def _write_stage(fd: int, stage: mmap.mmap, *, direct: bool) -> bool:
+    """Write a full stage; can the next one be written directly, too?"""
+    with memoryview(stage) as whole:
+        written = 0
+        if direct:
+            try:
+                written = os.write(fd, whole)
+            except OSError as problem:
+                if problem.errno != errno.EINVAL:
+                    raise
+            if written == _STAGE:
+                return True
+            _set_direct(fd, on=False)  # blocks of another size, or a write that was cut short
+        with whole[written:] as rest:
+            _write_all(fd, rest)
+    return False
+
+
+def _set_direct(fd: int, *, on: bool) -> bool:
+    """Turn direct writes on or off; are they on?"""
+    if not _DIRECT:
+        return False
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~_DIRECT
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | (_DIRECT if on else 0))
+    except OSError:  # a file system without them
+        return False
+    return on
 
 
 def remove_leftovers(folder: Path, name: str = "*", *, overwrite: bool = False) -> None:

@@ -3,8 +3,13 @@
 One line a record: `tag json`. The tag is a BLAKE2 hash of the record and of the tag before it, so
 an altered or missing line in the middle is found. A record whose tag verifies is a record, with or
 without its newline. The beginning of one at the end (a kill inside a write) was never relied on and
-is cut off by the next writer; anything else that does not verify is refused. What is missing at the
-end leaves a valid file: where that matters, the file has a head.
+is cut off by the next writer; anything else that does not verify is refused.
+
+What is missing at the end leaves a valid file: where that matters, the file has a head beside it.
+`<journal>.head` has two slots, each on a page of its own: where the journal ended, the tag of its
+last record, and a checksum. A new end is written over the older slot, in place and synced, after
+the record is durable. So the journal is never behind its head, and ahead of it by one append at
+most: a kill between the two syncs. A slot that a kill has torn belongs to an append that is whole.
 """
 
 from __future__ import annotations
@@ -18,28 +23,38 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpstream.errors import DpstreamError, NewBook, StateError
 from dpstream.privacy.process import this_process
 from dpstream.privacy.state.files import (
     file_identity,
     make_directory,
+    replace,
     sync_directory,
     write_hidden,
 )
-from dpstream.privacy.state.journal_head import NO_TAG, JournalHead, Mark
 
 Record = dict[str, Any]
 
 FORMAT = 1
+_PAGE = 4096  # a torn write of one slot leaves the other alone
+_NO_TAG = "0" * 16  # before the first record
+
+
+class Mark(NamedTuple):
+    """An end that the journal had; `torn`: a later one was noted, and cannot be read."""
+
+    offset: int
+    tag: str
+    torn: bool = False
 
 
 class Journal:
     """Records of one `kind`, described by one `header` fixed at creation.
 
     Every method but `locked` must be called inside `with journal.locked()`. With `head`, the end
-    of the file is kept beside it too (`journal_head.py`), and one record is appended at a time.
+    of the file is kept beside it too, and one record is appended at a time.
     """
 
     _fd = -1
@@ -58,8 +73,8 @@ class Journal:
         self._fd, made = _opened(self.place)
         self._thread_lock, self._depth = threading.RLock(), 0
         self._process = this_process()
-        self._offset, self._tag = 0, NO_TAG
-        self._head = JournalHead(Path(os.path.realpath(self.place)), error) if head else None
+        self._offset, self._tag = 0, _NO_TAG
+        self._head = _Head(Path(os.path.realpath(self.place)), error) if head else None
         if made and self._head is not None:
             self._begin_anew(self._head)
 
@@ -68,10 +83,10 @@ class Journal:
         cls, path: Path, records: Iterable[Record], *, kind: str, error: type[DpstreamError]
     ) -> None:
         """Make a file with a head that holds these records: whole, or not at all."""
-        data, tag = _lines(NO_TAG, [{"dpstream": kind, "format": FORMAT}, *records])
+        data, tag = _lines(_NO_TAG, [{"dpstream": kind, "format": FORMAT}, *records])
         temporary = write_hidden(path, data)
         try:
-            head = JournalHead(Path(os.path.realpath(path)), error)
+            head = _Head(Path(os.path.realpath(path)), error)
             head.begin(len(data), tag)
             os.link(temporary, path)
         except FileExistsError:
@@ -196,7 +211,7 @@ class Journal:
 
     def rewind(self) -> None:
         """Forget what was read, so that `read_new` starts from the first record again."""
-        self._offset, self._tag = 0, NO_TAG
+        self._offset, self._tag = 0, _NO_TAG
 
     def head(self) -> tuple[int, str]:
         """How far the file was read or written, and the tag of its last record."""
@@ -236,7 +251,7 @@ class Journal:
             at += len(part)
         return b"".join(parts)
 
-    def _begin_anew(self, head: JournalHead) -> None:
+    def _begin_anew(self, head: _Head) -> None:
         """The file was not there: say so if its head says that it has been."""
         with self.locked():
             mark = head.read()
@@ -273,7 +288,7 @@ class Journal:
         The last record ends where its newline is, or was.
         """
         *lines, tail = self._read(size).split(b"\n")
-        header = _lines(NO_TAG, [{"dpstream": self.kind, "format": FORMAT}])[0]
+        header = _lines(_NO_TAG, [{"dpstream": self.kind, "format": FORMAT}])[0]
         if self._offset == 0 and not lines and not header.startswith(tail):
             raise self._foreign()  # cutting this as a torn line would destroy somebody's file
         ends, records = [(self._offset, self._tag)], list[Record]()
@@ -354,6 +369,56 @@ class Journal:
             )
 
 
+class _Head:
+    """The side file of one journal; every method is called under the journal's lock."""
+
+    def __init__(self, journal: Path, error: type[DpstreamError]) -> None:
+        self.path, self._error = journal.with_name(journal.name + ".head"), error
+
+    def read(self) -> Mark | None:
+        """The newest end that was noted; None if there is no such file."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            known = self._slots(descriptor)
+        finally:
+            os.close(descriptor)
+        newest = max(mark for mark in known if mark is not None)
+        return newest._replace(torn=None in known)
+
+    def begin(self, offset: int = 0, tag: str = _NO_TAG) -> None:
+        """Write a new file, in place of any other."""
+        slot = _slot(offset, tag).ljust(_PAGE - 1) + b"\n"
+        replace(self.path, slot, slot)
+
+    def move(self, offset: int, tag: str) -> None:
+        """Note a new end, durably."""
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise self._error(
+                f"{self.path} was removed while it was in use; restore it, or see `dpstream ledger "
+                "repair`"
+            ) from None
+        try:
+            known = [(-1, "") if mark is None else mark[:2] for mark in self._slots(descriptor)]
+            os.pwrite(descriptor, _slot(offset, tag), _PAGE * known.index(min(known)))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _slots(self, descriptor: int) -> list[Mark | None]:
+        known = [_mark(os.pread(descriptor, _SLOT, _PAGE * number)) for number in range(2)]
+        if known == [None, None]:
+            raise self._error(
+                f"{self.path} is damaged: neither of its two slots matches its checksum; restore "
+                "it, or see `dpstream ledger repair`"
+            )
+        return known
+
+
 def _opened(path: Path) -> tuple[int, bool]:
     """The file, and whether it had to be made."""
     try:
@@ -391,3 +456,20 @@ def _is_whole(previous: str, tail: bytes) -> bool:
 
 def _tag(previous: str, body: bytes) -> str:
     return hashlib.blake2b(previous.encode() + body, digest_size=8).hexdigest()
+
+
+def _slot(offset: int, tag: str) -> bytes:
+    facts = f"{offset:020d} {tag} "
+    return (facts + _checksum(facts) + "\n").encode()
+
+
+def _mark(slot: bytes) -> Mark | None:
+    facts, found = slot[:38].decode("ascii", "replace"), slot[38:].decode("ascii", "replace")
+    return Mark(int(facts[:20]), facts[21:37]) if found == _checksum(facts) + "\n" else None
+
+
+def _checksum(facts: str) -> str:
+    return hashlib.blake2b(facts.encode(), digest_size=8, person=b"journal head").hexdigest()
+
+
+_SLOT = len(_slot(0, _NO_TAG))

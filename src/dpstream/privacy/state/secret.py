@@ -9,11 +9,17 @@ from pathlib import Path
 from secrets import token_bytes, token_urlsafe
 from typing import Any
 
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
 from dpstream.errors import SecretError
 from dpstream.privacy.keys import derive
 from dpstream.privacy.state.files import create_exclusive
+from dpstream.privacy.state.serial import pack, unpack
 
 _PREFIX = "dpstream-secret-1 "
+_SEALED = "sealed keys"
+_NONCE = bytes(12)  # a key seals once
 
 
 def mint_run_id() -> bytes:
@@ -121,3 +127,25 @@ class Secret:
 def beside(state: Path) -> Path:
     """Where the secret of a state directory is kept: next to it, not in it."""
     return state.with_name(state.name + ".secret")
+
+
+def seal(value: Any) -> tuple[bytes, bytes]:
+    """(key, sealed value): keys on their way to other processes, in two halves that travel apart.
+
+    What carries one half may leave a copy somewhere: a file, a plan, a dump. One half alone says
+    nothing about the keys.
+
+    >>> key, sealed = seal({"window": b"secret"})
+    >>> b"secret" in sealed, unseal(key, sealed)
+    (False, {'window': b'secret'})
+    """
+    key = token_bytes(32)
+    return key, AESGCM(key).encrypt(_NONCE, pack(value, kind=_SEALED), None)
+
+
+def unseal(key: bytes, sealed: bytes) -> Any:
+    """The value of two halves that belong together."""
+    try:
+        return unpack(AESGCM(key).decrypt(_NONCE, sealed, None), kind=_SEALED)
+    except InvalidTag:
+        raise SecretError("these two halves of sealed keys do not belong together") from None

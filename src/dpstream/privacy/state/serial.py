@@ -1,48 +1,60 @@
 """Values to bytes and back, versioned and checksummed, without running code from the file.
 
-    "dpstream" | format: 2 bytes | kind length: 1 | kind | checksum of the body: 32 | body
+    "dpstream" | format: 2 bytes | kind length: 1 | kind | checksum of the body: 16 | body
     body = JSON length: 8 | JSON | raw arrays, one after another
 
-The checksum is that of `checksum.py`; files of format 1, whose checksum is SHA-256, are read too.
+The checksum is XXH3 of 128 bits. It finds damage: torn, swapped or flipped bytes. It does not stop
+somebody who forges a file; who can write to the state directory is trusted.
 
 JSON holds plain values; what JSON lacks is tagged: {"$": "fraction", ...}. Classes are written by
-the name that `storable` gave them and are rebuilt through their constructors, which check.
+the name that `storable` gave them and are rebuilt through their constructors, which check. Digests
+of parameters are made of the same JSON (`identity.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import datetime
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_128
 
-from dpstream.errors import StateError
-from dpstream.privacy.state.checksum import Checksum
-from dpstream.privacy.state.files import replace
-from dpstream.privacy.state.large_files import Buffer
+from dpstream.errors import InvalidParameter, StateError
+from dpstream.privacy.state.files import Buffer, replace
 
-FORMAT = 2
-_CHECKSUM_SIZE = 32
-_CHECKSUMS: dict[int, Callable[[], Any]] = {1: hashlib.sha256, 2: Checksum}
+FORMAT = 3
+_CHECKSUM_SIZE = 16
 _MAGIC = b"dpstream"
 _T = TypeVar("_T")
 _CLASSES: dict[str, type] = {}
 _NAMES: dict[type, str] = {}
+_KEYS: dict[type, Mapping[str, str]] = {}
 
 
-def storable(name: str) -> Callable[[type[_T]], type[_T]]:
-    """Let instances of a dataclass be packed, under a name that outlives refactoring."""
+def storable(name: str, *, keys: Mapping[str, str] | None = None) -> Callable[[type[_T]], type[_T]]:
+    """Let instances of a dataclass be packed, under a name that outlives refactoring.
+
+    `keys`: what each field is written as, by its name; without it, its name.
+    """
 
     def register(cls: type[_T]) -> type[_T]:
-        if _CLASSES.setdefault(name, cls) is not cls:
-            raise AssertionError(f"two classes are stored as {name!r}")
-        _NAMES[cls] = name
+        known = _CLASSES.get(name, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(
+                f"{name!r} is the identity of {known.__module__}.{known.__qualname__} and cannot "
+                f"be that of {cls.__module__}.{cls.__qualname__} too; choose another"
+            )
+        _CLASSES[name], _NAMES[cls] = cls, name  # once more where a notebook runs a cell again
+        if keys is not None:
+            _KEYS[cls] = keys
         return cls
 
     return register
@@ -59,7 +71,7 @@ def _pieces(value: object, kind: str) -> list[Buffer]:
     text = json.dumps(_encode(value, arrays), separators=(",", ":"), allow_nan=False).encode()
     text += b" " * (-len(text) % 8)  # arrays begin at a word
     body: list[Buffer] = [len(text).to_bytes(8, "big") + text, *arrays.views]
-    digest = _CHECKSUMS[FORMAT]()
+    digest = xxh3_128()
     for piece in body:
         digest.update(piece)
     name = kind.encode()
@@ -98,27 +110,25 @@ def unpack(
     if data[: len(_MAGIC)] != _MAGIC or len(data) < head:
         raise StateError(f"{origin} is not a dpstream file (foreign or truncated); restore it")
     version = int.from_bytes(data[8:10], "big")
-    if version not in _CHECKSUMS:
+    if version != FORMAT:
         raise StateError(
-            f"{origin} has format {version}; this version of dpstream reads formats up to "
-            f"{FORMAT}; use the version that wrote it"
+            f"{origin} has format {version}; this version of dpstream reads format {FORMAT}; use "
+            "the version that wrote it"
         )
     found = data[head : head + data[10]]
     if found != name:
         raise StateError(f"{origin} holds a {found.decode(errors='replace')!r}, not a {kind!r}")
     start = head + len(name) + _CHECKSUM_SIZE
-    body = data[start:]
-    digest = _CHECKSUMS[version]()
-    digest.update(body)
+    body = memoryview(data)[start:]
     if checksum is not None and checksum_of(data) != checksum:
         raise StateError(f"{origin} is damaged, or not the {kind} that belongs here; restore it")
-    if digest.digest() != data[start - _CHECKSUM_SIZE : start]:
+    if xxh3_128(body).digest() != data[start - _CHECKSUM_SIZE : start]:
         raise StateError(
             f"{origin} is truncated or damaged: its checksum does not match; restore it"
         )
     length = int.from_bytes(body[:8], "big")
     try:
-        return _decode(json.loads(body[8 : 8 + length]), memoryview(body)[8 + length :], origin)
+        return _decode(json.loads(bytes(body[8 : 8 + length])), body[8 + length :], origin)
     except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise StateError(
             f"{origin} holds values that this version cannot rebuild ({error}); "
@@ -165,12 +175,19 @@ def read_packed(path: Path, *, kind: str, checksum: bytes | None = None) -> Any:
     return unpack(data, kind=kind, origin=str(path), checksum=checksum)
 
 
-def _encode(value: object, arrays: _Arrays) -> object:
+def encode(value: object) -> object:
+    """Parameters as JSON, for digests: what `written` of an object says, and no arrays."""
+    return _encode(value, None)
+
+
+def _encode(value: object, arrays: _Arrays | None) -> object:
     match value:
-        case None | bool() | int() | str():
+        case None | bool() | str():
             return value
-        case np.integer():
+        case int() | np.integer():
             return int(value)
+        case np.bool_():
+            return bool(value)
         case float() | np.floating():
             return {"$": "float", "is": float(value).hex()}
         case Fraction():
@@ -184,17 +201,53 @@ def _encode(value: object, arrays: _Arrays) -> object:
         case dict():
             pairs = [[_encode(k, arrays), _encode(v, arrays)] for k, v in value.items()]
             return {"$": "dict", "is": pairs}
-        case np.ndarray():
+        case np.ndarray() if arrays is not None:
             if value.dtype.kind not in "biuf":
                 raise StateError(f"an array of dtype {value.dtype} cannot be stored")
             flat = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
             at = arrays.add(flat)
             return {"$": "array", "dtype": flat.dtype.str, "shape": list(value.shape), "at": at}
         case _ if type(value) in _NAMES and dataclasses.is_dataclass(value):
-            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-            items = {name: _encode(item, arrays) for name, item in fields.items()}
+            keys = _keys(type(value))
+            fields = {key: getattr(value, name) for name, key in keys.items()}
+            if arrays is None and hasattr(value, "written"):
+                fields = value.written()
+            items = {key: _encode(item, arrays) for key, item in fields.items()}
             return {"$": "object", "class": _NAMES[type(value)], "is": items}
+    if arrays is None:
+        return _encode_parameter(value)
     raise StateError(f"a {type(value).__name__} cannot be stored; mark its class with @storable")
+
+
+def _encode_parameter(value: object) -> object:
+    """What stands in parameters and is never read back."""
+    match value:
+        case Decimal():
+            return {"$": "decimal", "is": str(value)}
+        case datetime.datetime():
+            return {"$": "instant", "is": value.isoformat()}
+        case datetime.date():
+            return {"$": "date", "is": value.isoformat()}
+        case datetime.time():
+            return {"$": "time", "is": value.isoformat()}
+        case datetime.timedelta():
+            return {"$": "duration", "is": str(value)}
+        case np.datetime64() | np.timedelta64():
+            return {"$": value.dtype.str, "is": str(value)}
+        case UUID():
+            return {"$": "uuid", "is": str(value)}
+        case type() if value in _NAMES:
+            return {"$": "class", "is": _NAMES[value]}
+    raise InvalidParameter(
+        f"a {type(value).__name__} has no identity, so no run can be known by it: use numbers, "
+        "texts, dates or tuples, or make its class an Identified dataclass: "
+        'class Name(Identified, identity="...", keys="...")'
+    )
+
+
+def _keys(cls: type) -> Mapping[str, str]:
+    """What each field is written as."""
+    return _KEYS.get(cls) or {field.name: field.name for field in dataclasses.fields(cls)}
 
 
 def _decode(value: Any, raw: memoryview, origin: str) -> Any:
@@ -225,11 +278,11 @@ def _decode(value: Any, raw: memoryview, origin: str) -> Any:
                     f"{origin} holds a {value['class']!r}, which this version does not know"
                 )
             fields = {name: _decode(item, raw, origin) for name, item in value["is"].items()}
-            known = {f.name for f in dataclasses.fields(cls)}
-            if set(fields) - known:
+            names = {key: name for name, key in _keys(cls).items()}
+            if set(fields) - set(names):
                 raise StateError(
                     f"{origin}: {value['class']!r} has unknown fields "
-                    f"{sorted(set(fields) - known)}; it comes from another version"
+                    f"{sorted(set(fields) - set(names))}; it comes from another version"
                 )
-            return cls(**fields)
+            return cls(**{names[key]: item for key, item in fields.items()})
     raise StateError(f"{origin} holds an unknown kind of value {value['$']!r}")

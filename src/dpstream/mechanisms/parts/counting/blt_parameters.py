@@ -14,39 +14,40 @@ import numpy as np
 from scipy.optimize import minimize
 
 from dpstream.mechanisms.parts.counting.modes import gram
-from dpstream.mechanisms.parts.counting.strategy import Array, check_whole
+from dpstream.mechanisms.parts.counting.strategy import check_whole
+from dpstream.records import Reals
 
 MOST_BUFFERS = 6
 MOST_STEPS = 2**40
 COMMON_STEPS = sorted(
-    {2**k for k in range(3, 31)}
+    {1, *(2**k for k in range(3, 31))}
     | {10**k for k in range(1, 8)}
     | {24, 30, 48, 52, 60, 96, 144, 168, 200, 288, 365, 500, 720, 1440, 8760, 86400}
 )
 
 
-def exact(decays: Array) -> Array:
+def exact(decays: Reals) -> Reals:
     """Round decays so that the factors 1 - decay are exact floats: multiples of 2^-53."""
     return np.asarray(1.0 - (1.0 - decays))
 
 
-def encoder_weights(decays: Array) -> Array:
+def encoder_weights(decays: Reals) -> Reals:
     """Weights w with c_i = sum_j w_j (1 - a_j)^(i - 1) for i >= 1, c_0 = 1; all positive."""
     a, b = decays[0::2], decays[1::2]
     return _residues(b[None, :] - a[:, None], a[None, :] - a[:, None])
 
 
-def decoder_weights(decays: Array) -> Array:
+def decoder_weights(decays: Reals) -> Reals:
     """Weights w with b_i = sum_j w_j (1 - b_j)^i, last decay 0; all positive, sum 1."""
     a, b = decays[0::2], np.append(decays[1::2], 0.0)
     return _residues(a[None, :] - b[:, None], b[None, :] - b[:, None])
 
 
-def _residues(above: Array, below: Array) -> Array:
+def _residues(above: Reals, below: Reals) -> Reals:
     return np.asarray(above.prod(axis=1) / (below + np.eye(len(below))).prod(axis=1))
 
 
-def squared_norms(decays: Array, steps: int) -> tuple[float, float]:
+def squared_norms(decays: Reals, steps: int) -> tuple[float, float]:
     """(largest squared column norm of C, largest squared row norm of B)."""
     encoder, decoder = encoder_weights(decays), decoder_weights(decays)
     column = 1 + encoder @ gram(decays[0::2], steps - 1) @ encoder
@@ -65,11 +66,11 @@ def optimise(steps: int, buffers: int) -> tuple[float, ...]:
     check_whole("buffers", buffers, 1, MOST_BUFFERS)
     horizon = max(steps, 4 * buffers)  # fewer steps leave parameters undetermined
 
-    def decays_of(point: Array) -> Array:
+    def decays_of(point: Reals) -> Reals:
         rates = np.exp(point[0]) * np.cumprod(np.append(1.0, 1 + np.exp(point[1:])))
         return np.asarray(-np.expm1(-rates))
 
-    def loss(point: Array) -> float:
+    def loss(point: Reals) -> float:
         with np.errstate(all="ignore"):
             column, row = squared_norms(decays_of(point), horizon)
             value = np.log(column) + np.log(row)

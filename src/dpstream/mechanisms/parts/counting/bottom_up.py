@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpstream.mechanisms.parts.counting.stack import Node, Stack
-from dpstream.mechanisms.parts.counting.strategy import Array, check_whole
+from dpstream.mechanisms.parts.counting.strategy import check_whole
+from dpstream.records import Reals
 
 
 def node_variance(levels: int) -> float:
@@ -82,7 +83,7 @@ class Honaker(Stack):
             best[high + 1] = max(options)
         return math.sqrt(best[self.width])
 
-    def error(self) -> Array:
+    def error(self) -> Reals:
         """Sums of node variances over the set bits of t."""
         t = np.arange(1, self.steps + 1)
         total = np.zeros(self.steps)
@@ -103,7 +104,7 @@ class Honaker(Stack):
             done += 2**top
         return found
 
-    def encode(self, changes: Array) -> Array:
+    def encode(self, changes: Reals) -> Reals:
         """Sums of all complete nodes, level by level."""
         prefix = np.concatenate([[0.0], np.cumsum(changes)])
         return np.concatenate(

@@ -15,6 +15,7 @@ from dpstream.privacy.amounts import Amount, exact, on_grid, positive
 from dpstream.privacy.calibration import rho_for
 from dpstream.privacy.charges import Terms
 from dpstream.privacy.sensitivity import range_change
+from dpstream.privacy.state.identity import Identified
 from dpstream.records import Integers, Reals, Release
 
 _LARGEST = 1 << 53
@@ -22,7 +23,9 @@ _OFF_GRID = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountingParameters:
+class CountingParameters(
+    Identified, identity=None, keys="rho epsilon delta sensitivity lo hi quantum"
+):
     """Budget and bounds of a running count or sum, at event level.
 
     Budget: `rho` (zCDP), or `epsilon` and `delta`, from which rho follows. What one event changes:

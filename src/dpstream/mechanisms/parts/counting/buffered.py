@@ -13,7 +13,8 @@ from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.parts.counting import blt_parameters, modes
 from dpstream.mechanisms.parts.counting.convolution import convolved
 from dpstream.mechanisms.parts.counting.kernels import advance_modes
-from dpstream.mechanisms.parts.counting.strategy import Array, check_advance, check_whole
+from dpstream.mechanisms.parts.counting.strategy import check_advance, check_whole
+from dpstream.records import Reals
 
 UNIT = 2.0**-53  # largest relative error of one rounded operation
 
@@ -63,23 +64,23 @@ class BufferedLinearToeplitz:
         return self.buffers + 1
 
     @cached_property
-    def mode_decays(self) -> Array:
+    def mode_decays(self) -> Reals:
         """Decays of the state's columns; the last is 0."""
         return np.append(np.array(self.decays[1::2]), 0.0)
 
     @cached_property
-    def weights(self) -> Array:
+    def weights(self) -> Reals:
         """Weights of the state's columns in the noise."""
         return blt_parameters.decoder_weights(np.array(self.decays))
 
-    def encoder_coefficients(self, count: int) -> Array:
+    def encoder_coefficients(self, count: int) -> Reals:
         """First `count` entries of C's first column."""
         decays = np.array(self.decays)
         weights = blt_parameters.encoder_weights(decays)
         rest = np.log1p(-decays[0::2])[None, :] * np.arange(count - 1)[:, None]
         return np.append(1.0, np.exp(rest) @ weights)
 
-    def decoder_coefficients(self, count: int) -> Array:
+    def decoder_coefficients(self, count: int) -> Reals:
         """First `count` entries of B's first column."""
         with np.errstate(invalid="ignore", divide="ignore"):
             rest = np.log1p(-self.mode_decays)[None, :] * np.arange(count)[:, None]
@@ -94,12 +95,12 @@ class BufferedLinearToeplitz:
         check_whole("step", step, 1, self.steps)
         return math.sqrt(self.weights @ modes.gram(self.mode_decays, step) @ self.weights)
 
-    def error(self) -> Array:
+    def error(self) -> Reals:
         """All row norms."""
         counts = np.arange(1, self.steps + 1, dtype=np.float64)
         return modes.weighted_norms(self.mode_decays, self.weights, counts)
 
-    def advance(self, state: Array, step: int, z: Array) -> Array:
+    def advance(self, state: Reals, step: int, z: Reals) -> Reals:
         """Decay the buffers, add the new normals, weigh."""
         check_whole("step", step, 1, self.steps)
         check_advance(state, self.width, z)
@@ -107,12 +108,12 @@ class BufferedLinearToeplitz:
         advance_modes(state, 1 - self.mode_decays, self.weights, z, np.zeros(len(z)), noise)
         return noise
 
-    def readout(self, step: int) -> Array:
+    def readout(self, step: int) -> Reals:
         """The same weights at every step."""
         check_whole("step", step, 0, self.steps)
         return self.weights
 
-    def jump(self, start: int, stop: int) -> tuple[Array, Array]:
+    def jump(self, start: int, stop: int) -> tuple[Reals, Reals]:
         """Powers of the factors, and a square root of the modes' covariance."""
         check_whole("stop", stop, 0, self.steps)
         check_whole("start", start, 0, stop)
@@ -120,7 +121,7 @@ class BufferedLinearToeplitz:
         kept = np.diag(modes.powers(self.mode_decays, count))
         return kept, modes.root(self.mode_decays, count)
 
-    def covariance(self, step: int) -> Array:
+    def covariance(self, step: int) -> Reals:
         """Joint covariance of buffers and plain sum: (1 - (f_j f_k)^t) / (1 - f_j f_k)."""
         check_whole("step", step, 0, self.steps)
         return modes.gram(self.mode_decays, int(step))
@@ -136,12 +137,12 @@ class BufferedLinearToeplitz:
         each = 2 * spans**2 + (8 * self.buffers + 8) * spans
         return float(1.01 * UNIT * largest * (self.weights @ each))
 
-    def encode(self, changes: Array) -> Array:
+    def encode(self, changes: Reals) -> Reals:
         """Convolution with C's coefficients."""
         changes = np.asarray(changes, dtype=np.float64)
         return convolved(changes, self.encoder_coefficients(self.steps), self.steps)
 
-    def dense(self) -> tuple[Array, Array]:
+    def dense(self) -> tuple[Reals, Reals]:
         """Both Toeplitz matrices."""
         decoder = np.tril(toeplitz_matrix(self.decoder_coefficients(self.steps)))
         return decoder, np.tril(toeplitz_matrix(self.encoder_coefficients(self.steps)))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 
-Array = NDArray[np.float64]
+from dpstream.records import Reals
 
 
-def convolved(left: Array, right: Array, length: int) -> Array:
+def convolved(left: Reals, right: Reals, length: int) -> Reals:
     """The first `length` entries of the convolution of `left` and `right`, along the first axis.
 
     >>> convolved(np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0]), 4).round(9).tolist()

@@ -14,7 +14,8 @@ from dpstream.mechanisms.parts.counting import modes
 from dpstream.mechanisms.parts.counting.blt_parameters import MOST_STEPS, parameters
 from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
 from dpstream.mechanisms.parts.counting.kernels import advance_modes
-from dpstream.mechanisms.parts.counting.strategy import Array, check_advance, check_whole
+from dpstream.mechanisms.parts.counting.strategy import check_advance, check_whole
+from dpstream.records import Reals
 
 
 @lru_cache(maxsize=256)
@@ -85,7 +86,7 @@ class Unbounded:
         inside = self._scale(length) * inside_counter(length, self.buffers).row_norm(offset)
         return math.hypot(math.sqrt(closed / self.share), inside)
 
-    def error(self, steps: int) -> Array:
+    def error(self, steps: int) -> Reals:
         """Row norms of the first `steps` steps."""
         squares = np.empty(steps)
         start = 0
@@ -101,7 +102,7 @@ class Unbounded:
             start += length
         return np.sqrt(squares)
 
-    def advance(self, state: Array, step: int, z: Array) -> Array:
+    def advance(self, state: Reals, step: int, z: Reals) -> Reals:
         """Advance the open epoch, or close it with a total of its own."""
         check_advance(state, self.width, z)
         _, offset, length = self.epoch(step)
@@ -115,14 +116,14 @@ class Unbounded:
         advance_modes(state, 1 - inside.mode_decays, weights, z, state[:, -1].copy(), noise)
         return noise
 
-    def readout(self, step: int) -> Array:
+    def readout(self, step: int) -> Reals:
         """Scaled weights of the open epoch, and 1 for the closed ones."""
         if step == 0:
             return np.append(np.zeros(self.width - 1), 1.0)
         length = self.epoch(step)[2]
         return np.append(self._scale(length) * inside_counter(length, self.buffers).weights, 1.0)
 
-    def jump(self, start: int, stop: int) -> tuple[Array, Array]:
+    def jump(self, start: int, stop: int) -> tuple[Reals, Reals]:
         """Within an epoch as its counter; across epochs the old buffers die, totals are drawn."""
         check_whole("start", start, 0, stop)
         before, after = self._position(start), self._position(stop)
@@ -137,7 +138,7 @@ class Unbounded:
         totals = np.full((1 if closed else 0, 1), math.sqrt(closed / self.share))
         return block_diag(kept, np.ones((1, 1))), block_diag(fresh, totals)
 
-    def covariance(self, step: int) -> Array:
+    def covariance(self, step: int) -> Reals:
         """The open epoch's covariance, and 1 / share per closed epoch."""
         closed, offset, length = self._position(step)
         inside = modes.gram(inside_counter(length, self.buffers).mode_decays, offset)
@@ -152,7 +153,7 @@ class Unbounded:
             return closed + 1, 0, length * self.growth
         return closed, offset, length
 
-    def dense(self, steps: int) -> tuple[Array, Array]:
+    def dense(self, steps: int) -> tuple[Reals, Reals]:
         """(B, C) of the first `steps` steps."""
         decoder, encoder = np.zeros((steps, steps)), np.zeros((steps, steps))
         start = 0

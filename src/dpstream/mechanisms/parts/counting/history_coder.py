@@ -9,7 +9,6 @@ from functools import cached_property
 import numpy as np
 
 from dpstream.mechanisms.parts.counting.coders import refuse_overflow
-from dpstream.mechanisms.parts.counting.strategy import Array
 from dpstream.privacy.sensitivity import root_above
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
@@ -29,7 +28,7 @@ class HistoryCode:
 class HistoryCoder:
     """C with the coefficients rounded down to multiples of 2^-`bits`, the first of them 1."""
 
-    coefficients: Array
+    coefficients: Reals
     bits: int
 
     @cached_property

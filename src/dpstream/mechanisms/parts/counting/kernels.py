@@ -6,13 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpstream.compiled import compiled
-
-Array = NDArray[np.float64]
+from dpstream.records import Reals
 
 
 @compiled
 def advance_modes(
-    state: Array, factors: Array, weights: Array, z: Array, base: Array, noise: Array
+    state: Reals, factors: Reals, weights: Reals, z: Reals, base: Reals, noise: Reals
 ) -> None:
     """state[k, j] = factors[j] state[k, j] + z[k]; noise[k] = base[k] + weights . state[k].
 
@@ -28,14 +27,14 @@ def advance_modes(
 
 
 @compiled
-def in_grid_steps(noise: Array, sigma: float, out: NDArray[np.int64]) -> None:
+def in_grid_steps(noise: Reals, sigma: float, out: NDArray[np.int64]) -> None:
     """out[k] = sigma noise[k], rounded to the nearest whole number, ties to even."""
     for k in range(len(noise)):
         out[k] = np.int64(np.rint(noise[k] * sigma))
 
 
 @compiled
-def push_node(state: Array, level: int, carry: Array, scale: float, z: Array, noise: Array) -> None:
+def push_node(state: Reals, level: int, carry: Reals, scale: float, z: Reals, noise: Reals) -> None:
     """Close a node at `level`: it absorbs the lower levels, state[k, level] = scale z + carry.
 
     noise[k] is the sum of the live levels, added from the highest down.
@@ -53,7 +52,7 @@ def push_node(state: Array, level: int, carry: Array, scale: float, z: Array, no
 
 
 @compiled
-def weigh_history(state: Array, weights: Array, noise: Array) -> None:
+def weigh_history(state: Reals, weights: Reals, noise: Reals) -> None:
     """noise[k] = weights . state[k, :len(weights)], in the order of the columns."""
     for k in range(state.shape[0]):
         total = 0.0

@@ -11,7 +11,8 @@ import numpy as np
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.parts.counting.buffered import BufferedLinearToeplitz
-from dpstream.mechanisms.parts.counting.strategy import Array, check_whole
+from dpstream.mechanisms.parts.counting.strategy import check_whole
+from dpstream.records import Reals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +85,13 @@ class LastTwice:
         first, other = self.weights
         return known if step < self.steps else math.hypot(first * known, other)
 
-    def error(self) -> Array:
+    def error(self) -> Reals:
         """All row norms."""
         rows = self.process.error()
         rows[-1] = self.row_norm(self.steps)
         return rows
 
-    def advance(self, state: Array, step: int, z: Array) -> Array:
+    def advance(self, state: Reals, step: int, z: Reals) -> Reals:
         """The process; at the last step, less of it, and more of the newest normals."""
         noise = self.process.advance(state, step, z)
         if step == self.steps:
@@ -100,11 +101,11 @@ class LastTwice:
             noise += self._newest * z
         return noise
 
-    def readout(self, step: int) -> Array:
+    def readout(self, step: int) -> Reals:
         """That of the process; the state at the last step is weighed already."""
         return self.process.readout(step)
 
-    def jump(self, start: int, stop: int) -> tuple[Array, Array]:
+    def jump(self, start: int, stop: int) -> tuple[Reals, Reals]:
         """To the last step: to the one before it, and one step on."""
         if stop < self.steps or start == stop:
             return self.process.jump(start, stop)
@@ -113,7 +114,7 @@ class LastTwice:
         newest = self.weights[0] + self._other_row
         return kept * step, np.vstack([fresh * step, newest])
 
-    def covariance(self, step: int) -> Array:
+    def covariance(self, step: int) -> Reals:
         """Of the state; at the last step, of the weighed one."""
         if step < self.steps:
             return self.process.covariance(step)
@@ -121,18 +122,18 @@ class LastTwice:
         return root.T @ root
 
     @cached_property
-    def _other_row(self) -> Array:
+    def _other_row(self) -> Reals:
         """How the other measurement enters the state: in its first column."""
         row = np.zeros(self.width)
         row[0] = self._newest / self.process.weights[0]
         return row
 
-    def encode(self, changes: Array) -> Array:
+    def encode(self, changes: Reals) -> Reals:
         """The process's measurements, then the total's."""
         total = self.gain * float(np.sum(changes))
         return np.append(self.process.encode(changes), total)
 
-    def dense(self) -> tuple[Array, Array]:
+    def dense(self) -> tuple[Reals, Reals]:
         """(B, C) with one more column and row."""
         decoder, encoder = self.process.dense()
         first, other = self.weights

@@ -70,7 +70,7 @@ def grid_bits(norm: Fraction, change: Fraction, rho: Fraction, finest: int = FIN
 
 
 @dataclass(frozen=True, kw_only=True)
-class CounterMechanism(CountingParameters, ABC):
+class CounterMechanism(CountingParameters, ABC, identity=None, keys="steps"):
     """A counter for a known number of `steps`: running sums of every bin, each with its noise."""
 
     steps: int

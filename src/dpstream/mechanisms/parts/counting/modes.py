@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpstream.mechanisms.parts.counting.strategy import Array
+from dpstream.records import Reals
 
 
-def powers(decays: Array, count: int) -> Array:
+def powers(decays: Reals, count: int) -> Reals:
     """(1 - decay)^count."""
     if count == 0:
         return np.ones_like(decays)
@@ -19,7 +19,7 @@ def powers(decays: Array, count: int) -> Array:
         return np.asarray(np.exp(count * np.log1p(-decays)))
 
 
-def spans(decays: Array, count: int) -> Array:
+def spans(decays: Reals, count: int) -> Reals:
     """Sum over i < count of (1 - decay)^i: what a mode reaches under z = 1."""
     with np.errstate(divide="ignore"):
         decayed = -np.expm1(count * np.log1p(-decays))
@@ -27,7 +27,7 @@ def spans(decays: Array, count: int) -> Array:
     return np.where(still, float(count), decayed / np.where(still, 1.0, decays))
 
 
-def gram(decays: Array, count: int) -> Array:
+def gram(decays: Reals, count: int) -> Reals:
     """Covariance of the modes after `count` steps: sum over i < count of (f_j f_k)^i.
 
     >>> gram(np.array([0.5, 0.0]), 2)
@@ -44,7 +44,7 @@ def gram(decays: Array, count: int) -> Array:
     return np.where(still, float(count), decayed / np.where(still, 1.0, gaps))
 
 
-def weighted_norms(decays: Array, weights: Array, counts: Array) -> Array:
+def weighted_norms(decays: Reals, weights: Reals, counts: Reals) -> Reals:
     """sqrt(weights @ gram(decays, n) @ weights) for many n at once."""
     with np.errstate(divide="ignore"):
         logs = np.log1p(-decays)
@@ -57,7 +57,7 @@ def weighted_norms(decays: Array, weights: Array, counts: Array) -> Array:
     return np.sqrt(total)
 
 
-def root(decays: Array, count: int) -> Array:
+def root(decays: Reals, count: int) -> Reals:
     """R with R.T @ R = gram(decays, count), found without ever squaring.
 
     The rows of V(n) are f^i for i < n. V(2n) stacks V(n) on V(n) f^n, so its triangular QR factor
@@ -78,5 +78,5 @@ def root(decays: Array, count: int) -> Array:
     return factor
 
 
-def _triangle(rows: Array) -> Array:
+def _triangle(rows: Reals) -> Reals:
     return np.asarray(np.linalg.qr(rows, mode="r"))

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.mechanisms.parts.counting.kernels import push_node
-from dpstream.mechanisms.parts.counting.strategy import Array, check_advance, check_whole
+from dpstream.mechanisms.parts.counting.strategy import check_advance, check_whole
+from dpstream.records import Reals
 
 
 class Node(NamedTuple):
@@ -65,7 +66,7 @@ class Stack(ABC):
         check_whole("step", step, 1, self.steps)
         return math.sqrt(sum(self.variance(level) for level in self.live(self.word(step))))
 
-    def advance(self, state: Array, step: int, z: Array) -> Array:
+    def advance(self, state: Reals, step: int, z: Reals) -> Reals:
         """Close the one node that ends at `step`."""
         check_whole("step", step, 1, self.steps)
         check_advance(state, self.width, z)
@@ -76,12 +77,12 @@ class Stack(ABC):
         push_node(state, level, carry[:level], spread, z, noise)
         return noise
 
-    def readout(self, step: int) -> Array:
+    def readout(self, step: int) -> Reals:
         """Live levels add up; the others hold zeros."""
         check_whole("step", step, 0, self.steps)
         return np.ones(self.width)
 
-    def jump(self, start: int, stop: int) -> tuple[Array, Array]:
+    def jump(self, start: int, stop: int) -> tuple[Reals, Reals]:
         """Keep shared nodes, close one, open the rest afresh: at most `width` normals."""
         check_whole("stop", stop, 0, self.steps)
         check_whole("start", start, 0, stop)
@@ -101,7 +102,7 @@ class Stack(ABC):
             rows.append(fresh)
         return transition, np.array(rows).reshape(len(rows), self.width)
 
-    def covariance(self, step: int) -> Array:
+    def covariance(self, step: int) -> Reals:
         """Live nodes cover disjoint steps, so they are independent."""
         check_whole("step", step, 0, self.steps)
         diagonal = np.zeros(self.width)
@@ -109,7 +110,7 @@ class Stack(ABC):
             diagonal[level] = self.variance(level)
         return np.diag(diagonal)
 
-    def _absorb(self, before: int, level: int) -> tuple[Array, float]:
+    def _absorb(self, before: int, level: int) -> tuple[Reals, float]:
         """Weights on the finished nodes below `level`, and the spread of the fresh part."""
         carry = np.zeros(self.width)
         left = self.variance(level)
@@ -119,7 +120,7 @@ class Stack(ABC):
                 left -= carry[low] ** 2 * self.variance(low)
         return carry, math.sqrt(left)
 
-    def dense(self) -> tuple[Array, Array]:
+    def dense(self) -> tuple[Reals, Reals]:
         """(B, C) with one row of C per distinct node of any prefix sum."""
         rows = [self.nodes(step) for step in range(1, self.steps + 1)]
         spans = sorted({node[:2] for row in rows for node in row}, key=lambda span: span[::-1])

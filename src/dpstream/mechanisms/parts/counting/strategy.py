@@ -12,11 +12,9 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpstream.errors import InvalidParameter
-
-Array = NDArray[np.float64]
+from dpstream.records import Reals
 
 
 class NoiseProcess(Protocol):
@@ -32,19 +30,19 @@ class NoiseProcess(Protocol):
     def width(self) -> int:
         """Floats of state per key."""
 
-    def advance(self, state: Array, step: int, z: Array) -> Array:
+    def advance(self, state: Reals, step: int, z: Reals) -> Reals:
         """Move `state` in place from `step - 1` to `step`; return the noise of `step`, `[keys]`."""
 
-    def readout(self, step: int) -> Array:
+    def readout(self, step: int) -> Reals:
         """The vector r with noise = state @ r at `step`."""
 
-    def jump(self, start: int, stop: int) -> tuple[Array, Array]:
+    def jump(self, start: int, stop: int) -> tuple[Reals, Reals]:
         """(F, R) such that state_stop has the law of state_start @ F + z @ R, z standard normal.
 
         `R` has one row per normal needed and R.T @ R is the covariance of the increment.
         """
 
-    def covariance(self, step: int) -> Array:
+    def covariance(self, step: int) -> Reals:
         """Exact covariance of the state at `step`, `[width, width]`, in closed form."""
 
     def row_norm(self, step: int) -> float:
@@ -61,22 +59,22 @@ class Strategy(NoiseProcess, Protocol):
     def steps(self) -> int:
         """T, the number of steps."""
 
-    def error(self) -> Array:
+    def error(self) -> Reals:
         """L2 norms of all rows of B, `[steps]`."""
 
-    def encode(self, changes: Array) -> Array:
+    def encode(self, changes: Reals) -> Reals:
         """C @ changes, for `changes` of shape `[steps]`."""
 
-    def dense(self) -> tuple[Array, Array]:
+    def dense(self) -> tuple[Reals, Reals]:
         """(B, C) written out, for small T."""
 
 
-def begin(process: NoiseProcess, keys: int) -> Array:
+def begin(process: NoiseProcess, keys: int) -> Reals:
     """The state of `keys` streams before step 1."""
     return np.zeros((keys, process.width))
 
 
-def late_start(process: NoiseProcess, step: int, z: Array) -> tuple[Array, Array]:
+def late_start(process: NoiseProcess, step: int, z: Reals) -> tuple[Reals, Reals]:
     """(state, noise) at `step` of streams that join there, as if begun at step 1.
 
     Guarantee: the joint law of this and all later noise equals that of a stream begun at step 1.
@@ -104,18 +102,18 @@ def late_normals(process: NoiseProcess, step: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _late_root(process: NoiseProcess, step: int) -> Array:
+def _late_root(process: NoiseProcess, step: int) -> Reals:
     """A square root of the state's covariance at `step`; processes are frozen, so it is kept."""
     return process.jump(0, step)[1]
 
 
-def noise_paths(process: NoiseProcess, z: Array) -> Array:
+def noise_paths(process: NoiseProcess, z: Reals) -> Reals:
     """B @ z for many keys: `z` is `[steps, keys]`, and so is the result."""
     state = begin(process, z.shape[1])
     return np.stack([process.advance(state, step, row) for step, row in enumerate(z, start=1)])
 
 
-def sensitivity(strategy: Strategy, changes: Array) -> float:
+def sensitivity(strategy: Strategy, changes: Reals) -> float:
     """Exact L2 sensitivity ||C changes|| of a unit that changes step t by `changes[t - 1]`.
 
     Guarantee: every C of this package has nonnegative entries, so changing the sign of an entry
@@ -130,7 +128,7 @@ def sensitivity(strategy: Strategy, changes: Array) -> float:
     return float(np.linalg.norm(strategy.encode(changes)))
 
 
-def standard_deviation(strategy: Strategy, *, rho: float, unit: float = 1.0) -> Array:
+def standard_deviation(strategy: Strategy, *, rho: float, unit: float = 1.0) -> Reals:
     """Noise standard deviation per step for rho-zCDP and impulses of size `unit`."""
     if not rho > 0:
         raise InvalidParameter(f"rho must be positive; got {rho}")
@@ -145,7 +143,7 @@ def check_whole(name: str, value: Any, low: int, high: int) -> None:
         raise InvalidParameter(f"{name} must lie between {low} and {high}; got {value}")
 
 
-def check_advance(state: Array, width: int, z: Array) -> None:
+def check_advance(state: Reals, width: int, z: Reals) -> None:
     """Refuse states and normals that do not fit together."""
     if state.ndim != 2 or state.shape[1] != width or z.shape != (state.shape[0],):
         raise InvalidParameter(

@@ -1,0 +1,113 @@
+"""One measured run of the engine over a click log, in a process of its own.
+
+`python -m benchmarks.throughput_run LOG WARM_UP SCRATCH` prints one line of JSON. A fresh
+process makes the peak memory that of this run; the log WARM_UP is published first, so that every
+loop is compiled and every file of Python is read before the clock starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import dpstream as dps
+from benchmarks.click_log import START
+from dpstream.engines.local import Options
+from dpstream.engines.memory import keep_freed_memory
+
+TRIGGERS: Final = 100
+SNAPSHOT_EVERY: Final = 10
+EPSILON: Final = 6.0
+DELTA: Final = 1e-9
+GROUPS: Final = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """`grown_mb`: peak memory beyond that of the warm process. `keys`: in the last release."""
+
+    seconds: float
+    releases: int
+    keys: int
+    peak_mb: float
+    grown_mb: float
+    snapshot_mb: float
+
+
+def clicks(triggers: int) -> dps.Query:
+    """A day's clicks per URL, published so many times."""
+    day = timedelta(days=1)
+    return dps.Query(
+        name="clicks",
+        unit="user_id",
+        keys=("url",),
+        aggregates=(dps.Count("clicks"),),
+        epsilon=EPSILON,
+        delta=DELTA,
+        time="ts",
+        window=dps.Tumble("1 day"),
+        every=f"{day.total_seconds() / triggers:.0f} seconds",
+        start=START,
+        end=START + day,
+        max_groups_contributed=GROUPS,
+        max_rows_per_group=1,
+    )
+
+
+def publish(log: Path, place: Path) -> tuple[int, int, int]:
+    """Publish a day's counts per URL, durably; how many releases, keys and bytes of snapshots."""
+    keep_freed_memory()  # as the command line does
+    run = dps.run(
+        clicks(TRIGGERS),
+        source=str(log / "*.parquet"),
+        sink=str(place / "out"),
+        checkpoint_location=place / "state",
+        options=Options(snapshot_every=SNAPSHOT_EVERY),
+    )
+    releases = keys = stored = 0
+    for table in run:
+        releases, keys = releases + 1, table.num_rows
+        if releases == TRIGGERS - 1:  # the last one ends the window, and its state goes
+            stored = _bytes_under(place / "state" / "segments")
+    return releases, keys, stored
+
+
+def _bytes_under(folder: Path) -> int:
+    return sum(entry.stat().st_size for entry in os.scandir(folder))
+
+
+def measured(log: Path, warm_up: Path, scratch: Path) -> Measured:
+    """Publish `warm_up`, then `log` against the clock."""
+    with tempfile.TemporaryDirectory(dir=scratch) as place:
+        publish(warm_up, Path(place))
+    before = _resident_mb()
+    with tempfile.TemporaryDirectory(dir=scratch) as place:
+        began = time.perf_counter()
+        releases, keys, stored = publish(log, Path(place))
+        seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return Measured(
+        seconds=seconds,
+        releases=releases,
+        keys=keys,
+        peak_mb=peak,
+        grown_mb=peak - before,
+        snapshot_mb=stored / 2**20,
+    )
+
+
+def _resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(measured(*map(Path, sys.argv[1:4])))))

@@ -1,0 +1,348 @@
+"""Whole queries with one piece broken: plan, bounds, rows, release tables, state, ledger.
+
+Forms of the engine have one line changed and claim the (epsilon, delta) of the query's plan.
+
+Engines that have lost something (window keys, the log of inputs, column types) make the same claim.
+Their state directory stays whole, however strictly it is guarded: one piece remembers nothing
+across a restart, which is what the loss of a file comes to where nobody notices.
+
+Ledgers that are forked, or forget a charge, claim their total for everything that is published of
+the dataset. True: the losses of all runs add up, whoever has written them down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.audit.ledger_samplers import DATASET
+from dpstream.audit.query_samplers import unit_spellings
+from dpstream.connectors.sources.table import TableSource
+from dpstream.engines.local import LocalRun
+from dpstream.engines.loop import Loop
+from dpstream.engines.query_run import Storage
+from dpstream.engines.series import SeriesRun
+from dpstream.engines.series_state import SeriesState
+from dpstream.privacy.charges import Charge, Terms
+from dpstream.privacy.keys import derive
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.query_spend import Doors
+from dpstream.privacy.state import WindowKeySource
+from dpstream.records import Reals, Words
+from dpstream.stages.bounding import FIRST, KEPT, UnitBucket, Verdicts
+from dpstream.stages.flow import Flow
+from dpstream.stages.hashing import column_ids
+from dpstream.stages.measures import Measure
+from dpstream.stages.perturb import Noisy
+from dpstream.stages.pieces import Piece
+from dpstream.stages.plan import Plan, WindowPlan
+from dpstream.stages.query import Query
+from dpstream.stages.query_bounds import Bounds
+from dpstream.stages.row_ids import RowIds
+from dpstream.stages.row_reader import RowReader
+from dpstream.stages.rows import RowKeys, Rows, Setting
+from dpstream.stages.schedule import Due
+from dpstream.stages.step_counts import StepCounts
+
+
+class ThresholdWithoutPlusOne(Plan):
+    """A threshold without the + 1.
+
+    True: a key with one unit more than the pre-threshold, which its neighbour never looks at, shows
+    with more than the probability that the tail allows for.
+    """
+
+    @lru_cache(maxsize=8)  # noqa: B019
+    def window(self, releases: int) -> WindowPlan:
+        """One lower."""
+        plan: WindowPlan = super().window(releases)
+        return replace(plan, thresholds=plan.thresholds - 1)
+
+
+class TailPerTrigger(Plan):
+    """Key selection with the tail of all releases given to each, as DP-SQLP prints it.
+
+    True: T releases may each show a key that nobody should see, so up to T times the tail.
+    """
+
+    def _quantiles(self, releases: int) -> Reals:
+        one: Reals = super()._quantiles(1)
+        return np.full(releases, one[0])
+
+
+class BoundsOffByOne(Flow):
+    """Keeps one row and one group more of a unit than the plan was made for."""
+
+    def reset(self) -> None:
+        """Wider bounds."""
+        super().reset()
+        b = self.query.bounds
+        wider = Bounds(rows=b.rows + 1, groups=b.groups + 1, rows_per_group=b.rows_per_group)
+        self.state.units = [UnitBucket(bounds=wider) for _ in range(self.buckets)]
+
+
+class UnitCountedTwice(Flow):
+    """Counts a unit once per row of a group, where it should count once per group.
+
+    True: with K rows per group the distinct units move by K, and a key with one unit looks like a
+    key with K.
+    """
+
+    def bound(self, window: int, period: int, rows: Rows) -> Verdicts:
+        """Every row that is kept is a first one."""
+        verdicts = super().bound(window, period, rows)
+        return np.where(verdicts > 0, np.uint8(KEPT | FIRST), np.uint8(0))
+
+
+class UncappedOfferedRows(Flow):
+    """Counts every row that a unit offers, where a public number of them counts.
+
+    True: the rows offered move by all rows of a unit, and their noise is for `debias_rows`.
+    """
+
+    def offered(self, period: int, rows: Rows) -> int:
+        """All of them."""
+        return len(rows)
+
+
+class NoiseForOneOfferedRow(Plan):
+    """Noise on the rows offered as if a unit offered one, where it may offer `debias_rows`.
+
+    True: a factor is missing, so the total's part of mu grows by it.
+    """
+
+    def _sensitivity(self, measure: Measure) -> Fraction:
+        true = super()._sensitivity(measure)
+        return true / self._reached(measure) if measure.kind == "offered" else true
+
+
+class OnlyTouchedKeys(Flow):
+    """Publishes a key only at the releases since which it had rows.
+
+    True: that a key is shown at all then says that somebody was there.
+    """
+
+    def __init__(self, *args: Any, **facts: Any) -> None:
+        super().__init__(*args, **facts)
+        self._touched: dict[int, set[bytes]] = {}
+
+    def aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
+        """Note who had rows."""
+        super().aggregate(window, rows, verdicts)
+        touched = self._touched.setdefault(window, set())
+        touched.update(group.tobytes() for group in rows.groups[verdicts > 0])
+
+    def perturb(self, due: Due, spend: Doors) -> list[Noisy]:
+        """Only those who had rows."""
+        touched = self._touched.pop(due.window, set())
+        return [
+            noisy.part(np.array([group.tobytes() in touched for group in noisy.ids], bool))
+            for noisy in super().perturb(due, spend)
+        ]
+
+
+class WatermarkFromData(RowReader):
+    """Puts a row into the latest step that any row before it was in: a watermark from the data.
+
+    True: one row dated late moves all rows behind it, whoever they belong to.
+    """
+
+    def _columns(self, table: pa.Table, reasons: Any, arrived: Any, once: Any) -> dict[str, Any]:
+        columns = super()._columns(table, reasons, arrived, once)
+        return columns | {"steps": np.maximum.accumulate(columns["steps"])}
+
+
+class KeyAsSpelled(RowReader):
+    """Shows a key as the row spells it that brought it, where equal keys should look equal.
+
+    True: -0.0 and 0.0 are one group, and its published bytes say whose row came first.
+    """
+
+    def _columns(self, table: pa.Table, reasons: Any, arrived: Any, once: Any) -> dict[str, Any]:
+        columns = super()._columns(table, reasons, arrived, once)
+        return columns | {"spelled": table.select(self.query.keys)}
+
+    def _identified(self, columns: dict[str, Any], aside: Setting) -> Rows:
+        """The groups are known by now; what they look like is left as it came."""
+        columns["keys"] = columns.pop("spelled")
+        return super()._identified(columns, aside)
+
+
+class _IdsBySpelling(RowIds):
+    def names(self, units: pa.Array) -> Words:
+        return column_ids(units, self._keys.units)
+
+
+class UnitBySpelling(RowReader):
+    """Takes a unit by how it is written, where one number is one unit.
+
+    True: who is written 5, 5.0, 5e0 and " 5" is four units, and contributes four times.
+    """
+
+    def _begin(self, query: Query, keys: RowKeys) -> None:
+        super()._begin(query, keys)
+        self.ids = _IdsBySpelling(query, keys)
+
+
+def units_as_text(table: pa.Table) -> TableSource:
+    """The rows with each user's number as it is written, without the quotes of text."""
+    names = [text.strip('"') for text in unit_spellings(table)]
+    return TableSource(table.set_column(0, "user", pa.array(names)))
+
+
+class ColumnTypeFromData(Flow):
+    """A count is an integer until bounding has dropped a row, and a float from then on.
+
+    True: the type of a column says whether anybody had more rows than the bounds allow.
+    """
+
+    _dropped = False
+
+    def bound(self, window: int, period: int, rows: Rows) -> Verdicts:
+        """Note whether all were kept."""
+        verdicts = super().bound(window, period, rows)
+        self._dropped = self._dropped or not verdicts.all()
+        return verdicts
+
+    def _table(self, *args: Any) -> pa.Table:
+        table, kind = super()._table(*args), pa.float64() if self._dropped else pa.int64()
+        for aggregate in self.query.aggregates:
+            place = table.column_names.index(aggregate.name)
+            table = table.set_column(place, aggregate.name, table[aggregate.name].cast(kind))
+        return table
+
+
+class _CountsWithoutMemory(StepCounts):
+    def take(self, pieces: Iterable[Piece]) -> None:
+        """Count the rows, then forget which units were there."""
+        super().take(pieces)
+        self._seen.clear()
+
+
+class UnitEntersAgain(SeriesRun):
+    """Lets a unit into a window once per step in which rows of the window arrive.
+
+    True: with rows on time and late ones a unit moves a count by 2, which is charged as 1.
+    """
+
+    def _counts(self, state: SeriesState) -> StepCounts:
+        return _CountsWithoutMemory(self.query, state.secret, state.runner.run_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FreshWindowKeys:
+    """Keys of windows that are others at each start, whatever was minted before."""
+
+    real: WindowKeySource
+    start: int
+
+    def mint(self, window: int) -> bytes:
+        return derive(self.real.mint(window), b"start %d" % self.start)
+
+    def get(self, window: int) -> bytes:
+        return derive(self.real.get(window), b"start %d" % self.start)
+
+    def erase(self, window: int) -> None:
+        self.real.erase(window)
+
+
+class LostWindowKeys(LocalRun):
+    """Lost window keys: noise is drawn anew for releases that were shown before.
+
+    True: a run that is begun again k times publishes k noisy copies for one charge.
+    """
+
+    def _storage(self) -> Storage:
+        storage = super()._storage()
+        assert self.folder is not None
+        storage.keys = _FreshWindowKeys(real=storage.keys, start=_count_start(self.folder))
+        return storage
+
+
+class _LoopWithoutInputLog(Loop):
+    """Logs that a step was taken, and not what it has read."""
+
+    def _logged(self, step: int, pieces: list[Piece], before: bytes) -> bytes:
+        return super()._logged(step, [], before)
+
+
+class LostInputLog(LocalRun):
+    """A lost log of inputs: after a restart the same noise meets whatever is read now.
+
+    True: who has two releases of one address subtracts them, and is left with the difference of
+    the data, without noise.
+    """
+
+    def _opened(self, storage: Storage) -> Loop:
+        made = super()._opened(storage)
+        return _LoopWithoutInputLog(
+            **{one.name: getattr(made, one.name) for one in fields(made) if one.init}
+        )
+
+
+class LostColumnTypes(LocalRun):
+    """Lost column types: they are learned anew, and a unit of another type is another unit.
+
+    True: bounds begin anew with every type in which the unit's column comes.
+    """
+
+    def _flow(self, storage: Storage, *, threads: int) -> Flow:
+        flow = super()._flow(storage, threads=threads)
+        flow.reader.types.clear()
+        flow.reader.learned = lambda types: None
+        return flow
+
+
+def _count_start(folder: Path) -> int:
+    """Count one start more of a directory; how many there were before."""
+    count = folder.with_name(f"{folder.name}.starts")
+    before = int(count.read_text(encoding="ascii")) if count.exists() else 0
+    count.write_text(str(before + 1), encoding="ascii")
+    return before
+
+
+def rows_without_target(table: pa.Table, start: int) -> pa.Table:
+    """Rows of which the target's are gone after the first start: data that were corrected."""
+    return table if start == 0 else table.filter(pa.array(table["user"].to_numpy() % 10**6 > 0))
+
+
+def rows_of_another_type(table: pa.Table, start: int) -> pa.Table:
+    """The same rows, their users as numbers, as text, or as floats."""
+    kind = (pa.int64(), pa.string(), pa.float64())[start]
+    return table.set_column(0, "user", table["user"].cast(kind))
+
+
+def forked_ledger(path: Path, number: int) -> Path:
+    """Every run is charged to a copy of the ledger as it was before all runs.
+
+    True: each copy admits a run as large as the ledger, so k runs lose k times the total.
+    """
+    return _copy_ledger(path, path.with_name(f"copy-{number}"), forgotten=0)
+
+
+def ledger_without_last_charge(path: Path, number: int) -> Path:
+    """A ledger that forgets its last charge whenever it is opened for another run.
+
+    True: there is always room for one more run.
+    """
+    before = path if number == 0 else path.with_name(f"copy-{number - 1}")
+    return _copy_ledger(before, path.with_name(f"copy-{number}"), forgotten=1)
+
+
+def _copy_ledger(path: Path, copy: Path, *, forgotten: int) -> Path:
+    """A new ledger with the terms of another one, and all its charges but the last ones."""
+    with closing(Ledger(path)) as old, closing(Ledger(copy)) as new:
+        records = list(old.history(DATASET))
+        new.open(DATASET, next(Terms.from_json(r["terms"]) for r in records if "terms" in r))
+        charges = [Charge.from_json(record) for record in records if "amount" in record]
+        for charge in charges[: len(charges) - forgotten]:
+            new.charge(DATASET, charge)
+    return copy

@@ -1,0 +1,309 @@
+"""Run several queries and mechanisms on one ledger many times, killed and resumed.
+
+Nothing is replaced. The ledger is a file; the runs that share it have one secret and a state
+directory each. A run is broken off after some tables, closed, and begun again by a new object that
+finds the ledger and the directory as they were left. What is seen is all that all runs have
+published, start by start: a table that is shown again after a restart is seen again, so that noise
+drawn anew would be averaged, and noise that meets other data would be subtracted.
+
+One ledger is as many samples as it has groups, as in `QueryRuns` and `SeriesRuns`, which say why
+that is enough: a restart is public, and what a run shows of a group depends on that group's rows
+alone. A unit is in the groups of one sample, and all its rows are protected together.
+
+`LiveQueryRuns` runs queries over a directory that grows while they run: the file of each step is
+moved into it when its time has come, by a clock that the audit moves. Queries, ledger, secret and
+states are those of `dpstream.run_all`, which begins them all again after a kill; by then some steps
+are known and read again, and the others are read by the clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event, Lock
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpstream.audit.query_samplers import (
+    HOUR,
+    STEPS,
+    IgnoredRejects,
+    Scenario,
+    sample_in_parts,
+    scenario_table,
+    values_by_run,
+)
+from dpstream.connectors.sources.table import TableSource
+from dpstream.engines.local import LocalRun
+from dpstream.engines.query_run import Options
+from dpstream.engines.series import SeriesRun
+from dpstream.mechanisms.base import Mechanism
+from dpstream.mechanisms.from_rows import bounded_counts
+from dpstream.mechanisms.runner import Runner
+from dpstream.privacy.charges import Terms
+from dpstream.privacy.ledger import Ledger
+from dpstream.records import Reals
+from dpstream.session.budget import AnyQuery
+from dpstream.session.start import run_all
+from dpstream.stages.query import Query
+
+DATASET = "audit"
+_STEP = 24 * HOUR // STEPS
+_MICROS = 1_000_000
+
+Tables: TypeAlias = Generator[Reals, None, None]
+"""What is published, table by table: runs x outputs."""
+Rows: TypeAlias = Callable[[pa.Table, int], pa.Table]
+"""What a source holds at each start, from all rows and the number of the start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """Where one of the runs that share a ledger works, and on which rows."""
+
+    rows: pa.Table
+    runs: int
+    groups: int
+    folder: Path
+    ledger: Path
+    secret: bytes
+    run_id: bytes
+    """Fixed, so that an audit can be made again."""
+
+
+class RestartedRun(Protocol):
+    """A run that publishes, charges the shared ledger, and is killed and begun again."""
+
+    @property
+    def kills(self) -> tuple[int, ...]:
+        """How many tables are seen before each kill; after the last one it runs to its end."""
+
+    def begin(self, at: RunContext, start: int) -> Tables:
+        """Begin, or go on where a directory was left: each table, as runs x outputs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartedQuery:
+    """A GROUP BY, or SQL through a mechanism, with a state directory."""
+
+    query: Callable[[int], AnyQuery]
+    """From the number of runs."""
+    columns: tuple[str, ...] = ("n",)
+    kills: tuple[int, ...] = ()
+    snapshot_every: int = 10
+    """More than there are steps: what was shown before a kill is shown again."""
+    engine: Callable[..., LocalRun | SeriesRun] = LocalRun
+    rows: Rows = lambda table, start: table
+
+    def begin(self, at: RunContext, start: int) -> Tables:
+        """One start of the run."""
+        options = Options(
+            run_id=at.run_id, buckets=1, threads=1, snapshot_every=self.snapshot_every
+        )
+        run = self.engine(
+            query=self.query(at.runs),
+            source=TableSource(self.rows(at.rows, start)),
+            aside=IgnoredRejects(),
+            folder=at.folder,
+            secret=at.secret,
+            ledger=at.ledger,
+            dataset=DATASET,
+            options=options,
+        )
+        try:
+            for table in run:
+                yield values_by_run(table, self.columns, runs=at.runs, groups=at.groups)
+        finally:
+            run.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartedMechanism:
+    """A mechanism that is fed counts, a bin for each group, in a run that can be repeated."""
+
+    mechanism: Mechanism
+    clock: str
+    """What one step is, in the words of the ledger's terms."""
+    steps: int
+    kills: tuple[int, ...] = ()
+
+    def begin(self, at: RunContext, start: int) -> Tables:
+        """From the first step, whatever was shown before; at most one row of a unit enters one."""
+        counts = bounded_counts(
+            steps=at.rows["ts"].to_numpy() // _STEP,
+            users=at.rows["user"].to_numpy(),
+            bins=at.rows["key"].to_numpy(),
+            slots=self.steps,
+            domain=at.runs * at.groups,
+            rows_per_user=1,
+        )
+        with self._runner(at) as runner:
+            for releases in runner.feed(counts):
+                for release in releases:
+                    yield release.values.reshape(at.runs, at.groups)
+            for release in runner.finish():
+                yield release.values.reshape(at.runs, at.groups)
+
+    def _runner(self, at: RunContext) -> Runner:
+        if not (at.folder / "run.dps").exists():
+            made = Runner(
+                self.mechanism,
+                secret=at.secret,
+                run_id=at.run_id,
+                ledger=Ledger(at.ledger),
+                dataset=DATASET,
+                clock=self.clock,
+            )
+            made.save(at.folder)
+            return made
+        return Runner.load(at.folder, secret=at.secret, ledger=at.ledger, clock=self.clock)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedLedgerRuns:
+    """A sampler over a ledger with these terms; the runs that share it take turns."""
+
+    terms: Terms
+    sharing: tuple[RestartedRun, ...]
+    groups: int = 1
+    most: int = 4_000
+    """Samples from one ledger: a statement has an upper limit."""
+    ledger: Callable[[Path, int], Path] = lambda path, number: path
+    """The ledger file that a run charges, from the shared file and the number of the run."""
+
+    def __call__(self, data: Scenario, runs: int, secret: bytes) -> Reals:
+        """All that is published of each run, NaN where a group is not shown."""
+        return sample_in_parts(self._sample, data, runs, secret, most=self.most)
+
+    def _sample(self, data: Scenario, runs: int, secret: bytes) -> Reals:
+        rows, seen = scenario_table(data, runs, self.groups, windows=False), list[Reals]()
+        with TemporaryDirectory() as place:
+            shared = _open_ledger(Path(place), self.terms)
+            ledgers: dict[int, Path] = {}
+            for start, number in self._turns():
+                if number not in ledgers:
+                    ledgers[number] = self.ledger(shared, number)
+                at = RunContext(
+                    rows=rows,
+                    runs=runs,
+                    groups=self.groups,
+                    folder=Path(place) / f"run-{number}",
+                    ledger=ledgers[number],
+                    secret=secret,
+                    run_id=sha256(secret + bytes([number])).digest()[:16],
+                )
+                run = self.sharing[number]
+                with closing(run.begin(at, start)) as tables:
+                    seen += islice(tables, *run.kills[start : start + 1] or (None,))
+        return np.concatenate(seen, axis=1)
+
+    def _turns(self) -> Iterator[tuple[int, int]]:
+        """(start, run): the first starts of all runs, then the second ones, and so on."""
+        for start in range(1 + max(len(run.kills) for run in self.sharing)):
+            for number, run in enumerate(self.sharing):
+                if start <= len(run.kills):
+                    yield start, number
+
+
+class ManualClock:
+    """Time that moves only while somebody waits, from one event to the next."""
+
+    real_time = False
+
+    def __init__(self, events: list[tuple[int, Callable[[], object]]]) -> None:
+        self._time, self._events, self._lock = 0, sorted(events, key=lambda one: one[0]), Lock()
+
+    def now(self) -> int:
+        """Microseconds since 1970."""
+        return self._time
+
+    def wait(self, until: int, stop: Event) -> None:
+        """Move on to the next event, or to the time that is waited for."""
+        with self._lock:
+            if self._events and self._events[0][0] <= until:
+                time, action = self._events.pop(0)
+                self._time = max(self._time, time)
+                action()
+            else:
+                self._time = max(self._time, until)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveQueryRuns:
+    """A sampler over queries that share a live source, a ledger and their triggers.
+
+    A table of a query that a kill came before is NaN.
+    """
+
+    terms: Terms
+    queries: Callable[[int], list[Query]]
+    """From the number of runs; all publish the column "n" after each of the day's steps."""
+    groups: int = 1
+    kills: tuple[int, ...] = ()
+    """How many tables of any query are seen before each kill."""
+
+    def __call__(self, data: Scenario, runs: int, secret: bytes) -> Reals:
+        """All that is published of each run."""
+        queries, rows = self.queries(runs), scenario_table(data, runs, self.groups, windows=False)
+        seen: dict[tuple[int, str, int], Reals] = {}
+        with TemporaryDirectory() as place:
+            source, folder = Path(place) / "in", Path(place) / "state"
+            source.mkdir()
+            ledger = _open_ledger(Path(place), self.terms)
+            clock = ManualClock([_arrival(source, rows, step) for step in range(STEPS)])
+            for start, most in enumerate((*self.kills, None)):
+                running = run_all(
+                    queries,
+                    source=source,
+                    live=True,
+                    checkpoint_location=folder,
+                    secret=secret,
+                    ledger=ledger,
+                    dataset=DATASET,
+                    options=Options(run_id=sha256(secret).digest()[:16], buckets=1, threads=1),
+                    clock=clock,
+                )
+                with running:
+                    for number, (name, table) in enumerate(running, start=1):
+                        release = json.loads(table.schema.metadata[b"dpstream"])["release_index"]
+                        shown = values_by_run(table, ["n"], runs=runs, groups=self.groups)
+                        seen[start, name, release] = shown
+                        if number == most:
+                            break
+        nothing = np.full((runs, self.groups), np.nan)
+        places = [
+            (start, query.name, release)
+            for start in range(1 + len(self.kills))
+            for query in queries
+            for release in range(1, 1 + STEPS)
+        ]
+        return np.concatenate([seen.get(place, nothing) for place in places], axis=1)
+
+
+def _arrival(folder: Path, rows: pa.Table, step: int) -> tuple[int, Callable[[], object]]:
+    """When the rows of a step come, before its trigger, and the file that then appears, whole."""
+    inside = rows["ts"].to_numpy() // _STEP == step
+
+    def arrive() -> None:
+        hidden = folder / f".{step}.parquet"
+        pq.write_table(rows.filter(pa.array(inside)), hidden)
+        hidden.rename(folder / f"{step}.parquet")
+
+    return (step * _STEP + 120) * _MICROS, arrive
+
+
+def _open_ledger(folder: Path, terms: Terms) -> Path:
+    """A new ledger file that holds the terms of the audit's dataset."""
+    path = folder / "ledger"
+    with closing(Ledger(path)) as ledger:
+        ledger.open(DATASET, terms)
+    return path

@@ -1,0 +1,439 @@
+"""Noise itself and every mechanism, as the audit attacks them: what is shipped, what is broken.
+
+A registered mechanism is audited with its family's parameters. DPI has rows of its own, with users
+who decide slots: in its own draws, with several queries, and from rows. The hard pair: all others
+have one row in the last bin, and the user has so many in the first that every slot's distribution
+moves from one end to the other, by the whole of what is declared. Few large budgets come first
+(`in_order`, `telescoping`), and the public pool is one in which a single synopsis fits the user and
+the others fit everybody else: where it is chosen, a slot loses nearly all of its budget. A stream
+in which budgets are small and many, or scores barely move, hides that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from dpstream.audit.controls.broken_noise import (
+    RedrawnNoise,
+    ReusedNoise,
+    SharedNoise,
+    ShortBudgetWindow,
+    SparseVector,
+    UnitColumnNorm,
+)
+from dpstream.audit.controls.published_mechanisms import (
+    THETA,
+    DpiPublished,
+    grouping_loss,
+    path_loss,
+    svt_loss,
+    trajectory_loss,
+)
+from dpstream.audit.mechanism_samplers import (
+    IndependentChoices,
+    RunsAsBins,
+    Sampler,
+    SequentialRuns,
+    unlimited_spend,
+)
+from dpstream.audit.neighbours import (
+    Pair,
+    block,
+    dominating_user,
+    pairs_of,
+    user_in_every_slot,
+)
+from dpstream.audit.targets import Catalogue, Exact, Maker, Target, by_name
+from dpstream.mechanisms import REGISTRY, find
+from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
+from dpstream.mechanisms.from_rows import bounded_counts
+from dpstream.mechanisms.infinite.dpi import Dpi
+from dpstream.mechanisms.parts.counting.budget import CountingParameters
+from dpstream.mechanisms.parts.counting.mechanism import CounterMechanism
+from dpstream.mechanisms.w_event.uniform import Uniform
+from dpstream.privacy.curves import zcdp_epsilon
+from dpstream.records import Integers, Reals
+
+EPSILON, WINDOW, DELAY, DELTA = 2, 3, 3, 0.01
+RHO = Fraction(1, 2)
+LO, HI = 0, 8
+LARGE_EPSILON = 6
+"""A budget that several draws share shows only if it is large."""
+SLOTS = 4
+
+HARD_DPI: dict[str, Any] = {
+    "pool": "dirichlet",
+    "pool_size": 4,
+    "seed": 9,
+    "allocation": "in_order",
+    "series": "telescoping",
+    "error_bound": Fraction(1, 2),
+    "overfitting_bound": Fraction(1, 2),
+}
+"""Parameters of a DPI that has much to lose; the seed was looked for."""
+
+EXTRA: dict[str, dict[str, Any]] = {
+    "adapub": {"pivots": 2},
+    "contin_group": {"threshold": 2},
+    "discontin_group": {"threshold": 2},
+    "buc_order": {"bucket": 2},
+    "sensitivity_truncation": {"options": (("threshold", 2),), "every": 2},
+    "dpi": HARD_DPI,
+}
+"""What a mechanism needs beside its family's parameters."""
+
+SIMPLE = ("uniform", "sample", "naive")
+BINS_APART = (
+    *SIMPLE,
+    "pegasus_w",
+    "pegasus",
+    "pegasus_delay",
+    "contin_group",
+    "discontin_group",
+    "comp_order",
+    "buc_order",
+    "block_smoother",
+)
+"""Mechanisms, beside the counters, that treat every bin by itself: see `RunsAsBins`."""
+
+_MANY, _SLOW = (24_000, 200_000), (1_200, 8_000)
+_USERS, _APART = (3_000, 20_000), (16_000, 100_000)
+
+WORST: dict[str, str] = {
+    "uniform": "flat counts, steps 3 to 5, one bin",
+    "sample": "jumping counts, steps 0 to 2, the low bin",
+    "budget_distribution": "jumping counts, steps 0 to 2, one bin",
+    "budget_absorption": "random counts 0",
+    "spas": "jumping counts, steps 0 to 2, another bin each step",
+    "pacer": "random counts 1",
+    "fast_w": "flat counts, steps 0 to 2, one bin",
+    "dsat": "flat counts, steps 0 to 2, another bin each step",
+    "dsft": "random counts 3",
+    "pegasus_w": "jumping counts, steps 0 to 2, the low bin",
+    "adapub": "random counts 0",
+    "naive": "all at the lower end, step 1 from 0 to 8",
+}
+"""The pair that full audits found worst: the one that a quick audit tries."""
+
+
+def example(name: str) -> Mechanism:
+    """A registered mechanism with small parameters."""
+    cls: type[Any] = find(name)
+    family: dict[str, Any] = {"epsilon": EPSILON}
+    if issubclass(cls, HistogramMechanism):
+        family |= {"window": WINDOW}
+    elif issubclass(cls, SeriesMechanism):
+        family |= {"lo": LO, "hi": HI}
+        if "delay" in {field.name for field in fields(cls)}:
+            family["delay"] = DELAY
+    elif issubclass(cls, CountingParameters):
+        family = {"rho": RHO}
+        if issubclass(cls, CounterMechanism):
+            family["steps"] = 8
+    made: Mechanism = cls(**(family | EXTRA.get(name, {})))
+    return made
+
+
+def mechanism_target(name: str) -> Target:
+    """One registered mechanism against its own terms."""
+    mechanism = example(name)
+    counts = isinstance(mechanism, CountingParameters)
+    apart, simple = counts or name in BINS_APART, counts or name in SIMPLE
+    sample: Sampler = SequentialRuns(mechanism=mechanism)
+    if apart:
+        sample = RunsAsBins(mechanism=mechanism)
+    users = mechanism.terms().unit == "user"
+    first, *_ = (type(mechanism).__doc__ or name).splitlines()
+    claim: dict[str, Any] = {"epsilon": float(EPSILON)}
+    if counts:
+        claim = {"epsilon": zcdp_epsilon(rho=float(RHO), delta=DELTA), "delta": DELTA}
+    return Target(
+        name=name,
+        about=first,
+        sample=sample,
+        pairs=tuple(sorted(pairs_of(mechanism), key=lambda pair: pair.name != WORST.get(name))),
+        simple=simple,
+        runs=_MANY if simple else _APART if apart else _USERS if users else _SLOW,
+        **claim,
+    )
+
+
+def _laplace(data: Integers, runs: int, secret: bytes) -> Reals:
+    return _draw(secret, "laplace", np.repeat(data[:1], runs, axis=0), epsilon=Fraction(1))
+
+
+def _gaussian(data: Integers, runs: int, secret: bytes) -> Reals:
+    return _draw(secret, "gaussian", np.repeat(data[:1], runs, axis=0), rho=RHO)
+
+
+def _respond(data: Integers, runs: int, secret: bytes) -> Reals:
+    spend = unlimited_spend(secret)
+    spend.begin(0, lambda _: "")
+    asked = np.repeat(data[0], runs)
+    found = spend.respond(asked, buckets=4, epsilon=Fraction(1), purpose="audit")
+    return found.astype(np.float64)[:, None]
+
+
+def _choose(data: Integers, runs: int, secret: bytes) -> Reals:
+    spend, found = unlimited_spend(secret), np.empty((runs, 1))
+    for run in range(runs):
+        spend.begin(run, lambda _: "")
+        found[run] = spend.choose(
+            data[0], sensitivity=Fraction(1), epsilon=Fraction(1), purpose="audit"
+        )
+    return found
+
+
+def _draw(secret: bytes, kind: str, value: Integers, **amount: Fraction) -> Reals:
+    spend = unlimited_spend(secret, "rho" if "rho" in amount else "epsilon")
+    spend.begin(0, lambda _: "")
+    noisy = getattr(spend, kind)(value, sensitivity=Fraction(1), purpose="audit", **amount)
+    found: Reals = noisy.astype(np.float64)
+    return found
+
+
+def _target(about: str, sample: Sampler, pair: Pair, **facts: Any) -> Maker:
+    return lambda name: Target(name=name, about=about, sample=sample, pairs=(pair,), **facts)
+
+
+def draw_targets() -> Catalogue:
+    """The four draws that everything else is made of, straight from `Spend`."""
+    one_more = Pair(name="one more", one=block([5]), two=block([6]))
+    gaussian = {"epsilon": zcdp_epsilon(rho=float(RHO), delta=DELTA), "delta": DELTA}
+    buckets = Pair(name="another bucket", one=block([0]), two=block([3]))
+    scores = Pair(name="scores part", one=block([5, 4, 4]), two=block([4, 5, 5]))
+    usual: dict[str, Any] = {"epsilon": 1.0, "runs": _MANY, "simple": True}
+
+    def draw(sample: Sampler, pair: Pair, **facts: Any) -> Maker:
+        return _target("One draw of `Spend`, the only way to noise.", sample, pair, **usual | facts)
+
+    return by_name(
+        {
+            "laplace": draw(_laplace, one_more),
+            "gaussian": draw(_gaussian, one_more, **gaussian),
+            "randomised_response": draw(_respond, buckets),
+            "choice": draw(_choose, scores, runs=(4_000, 40_000)),
+        }
+    )
+
+
+def _dpi_exactly(name: str) -> Exact:
+    """Over 200 slots, so many that runs show nothing; budgets in any order, one row of a user."""
+    mechanism = Dpi(epsilon=EPSILON, rows_per_user=1, pool_size=20, allocation="ranges")
+    pair = user_in_every_slot()
+    return Exact(
+        name=name,
+        about="DPI: the worst path of choices over all slots, computed.",
+        loss=lambda: IndependentChoices(mechanism=mechanism).loss(pair.one, pair.two),
+        epsilon=float(EPSILON),
+        witness=f"{pair.name}; the choices that they make likelier, in every slot",
+        control=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserRows:
+    """In each slot: rows of one user in the first bin, and one row of each other in the last."""
+
+    unit: int
+    """How many rows the user has in a slot."""
+    others: int
+
+    def facts(self) -> dict[str, int]:
+        """For a report."""
+        return {"unit": self.unit, "others": self.others, "slots": SLOTS}
+
+    def columns(self) -> dict[str, Integers]:
+        """One entry a row; user 0 is the target."""
+        users = np.concatenate([np.zeros(self.unit, np.int64), 1 + np.arange(self.others)])
+        everywhere = np.tile(users, SLOTS)
+        steps = np.repeat(np.arange(SLOTS), len(users))
+        return {"steps": steps, "users": everywhere, "bins": (everywhere > 0).astype(np.int64)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsFromRows:
+    """Rows of users to counts to releases; `bounded`: as many rows a slot as was declared."""
+
+    mechanism: Dpi
+    bounded: bool = True
+
+    def __call__(self, data: UserRows, runs: int, secret: bytes) -> Reals:
+        """As `SequentialRuns`, over what the bound leaves of the rows."""
+        most = self.mechanism.rows_per_user if self.bounded else None
+        limit = data.unit + data.others if most is None else most
+        counts = bounded_counts(**data.columns(), slots=SLOTS, domain=2, rows_per_user=limit)
+        return SequentialRuns(mechanism=self.mechanism)(counts, runs, secret)
+
+
+_LINEAR = HARD_DPI | {"error_bound": 0, "overfitting_bound": 2}  # a score that moves everywhere
+_TWO_QUERIES = Dpi(epsilon=LARGE_EPSILON, queries=(2, (1, 0)), **HARD_DPI)
+
+
+def _from_rows(epsilon: int) -> Dpi:
+    return Dpi(epsilon=epsilon, rows_per_user=1, dummy_rows=9, **_LINEAR)
+
+
+def _user(others: int) -> Pair:
+    """Nobody else moves the distribution most within the bound, many others most without it."""
+    return Pair(
+        name=f"a user with 2,000 rows a slot, beside {others} others",
+        one=UserRows(unit=2_000, others=others),
+        two=UserRows(unit=0, others=others),
+    )
+
+
+def mechanism_targets() -> Catalogue:
+    """The draws, all registered mechanisms, and DPI where it looks back and from rows."""
+    large: dict[str, Any] = {"epsilon": float(LARGE_EPSILON), "runs": _USERS}
+    mechanisms = by_name(dict.fromkeys(REGISTRY, mechanism_target))
+    user_level = by_name(
+        {
+            "dpi_exactly": _dpi_exactly,
+            "dpi_queries": _target(
+                "DPI with two queries: what was chosen steers the next draw.",
+                SequentialRuns(mechanism=_TWO_QUERIES),
+                dominating_user(),
+                **large,
+            ),
+            "dpi_rows": _target(
+                "DPI from rows: one of a user a slot, nine dummy rows.",
+                RunsFromRows(mechanism=_from_rows(LARGE_EPSILON)),
+                _user(0),
+                **large,
+            ),
+        }
+    )
+    return draw_targets() | mechanisms | user_level
+
+
+_ONE_MORE = Pair(name="one event", one=block([5]), two=block([6]))
+_UNIFORM = Uniform(epsilon=1, window=1)
+
+
+def _spas_loss() -> float:
+    """One test near the threshold in each of 400 earlier windows, then a changed window."""
+    window, share, at = 120, 0.25, 400.0
+    before = [True, False] * 200
+    return svt_loss(
+        [at] * (len(before) + window),
+        [*[at] * len(before), *[at + 1] * window],
+        [*before, *[False] * window],
+        threshold=at,
+        rho_scale=2 / share,
+        nu_scale=4 / share,
+    )
+
+
+def _contin_group_loss() -> float:
+    """The tests' loss, and the noise on the sum, which is drawn apart: eps_p = 4 eps_g."""
+    rest, share = [0.0] * 73 + [1.0] * 26, 0.01
+    tests = grouping_loss([0.0, *rest], [1.0, *rest], epsilon=share, theta=THETA)
+    return 4 * share + abs(tests)
+
+
+def _sparse_vector(version: int, one: list[int], two: list[int], **facts: Any) -> Maker:
+    sound = version in (1, 2)
+    about = f"Sparse vector technique, version {version} of Lyu, Su, Li (2017)"
+    return _target(
+        f"{about}, {'sound' if sound else 'broken'}.",
+        SparseVector(version=version, count=facts.pop("count", 1)),
+        Pair(name="queries part", one=block(*one), two=block(*two)),
+        **{"epsilon": 1.0, "control": not sound, "runs": (20_000, 100_000)} | facts,
+    )
+
+
+def _control(about: str, sample: Sampler, pair: Pair = _ONE_MORE, **facts: Any) -> Maker:
+    usual: dict[str, Any] = {"epsilon": 1.0, "runs": (8_000, 40_000), "control": True}
+    return _target(about, sample, pair, **usual | facts)
+
+
+def _exact(
+    about: str, loss: Callable[[], float], witness: str, epsilon: float = 1.0
+) -> Callable[[str], Exact]:
+    return lambda name: Exact(name=name, about=about, loss=loss, epsilon=epsilon, witness=witness)
+
+
+def mechanism_controls() -> Catalogue:
+    """Mechanisms that lose more than they claim, several of them as published."""
+    jumps = np.where(np.arange(20)[:, None] % 2 == 0, 0, 10_000)
+    impulse = Pair(name="one event at step 0", one=block(*[3] * 80), two=block(4, *[3] * 79))
+    gaussian = {"epsilon": zcdp_epsilon(rho=float(RHO), delta=0.1), "delta": 0.1}
+    sparse_dpi = HARD_DPI | {"series": "level", "allocation": "sparse"}
+    return by_name(
+        {
+            "spas_published": _exact(
+                "SPAS as printed: one threshold noise for ever (w > 4 C d).",
+                _spas_loss,
+                "400 tests at the threshold, yes and no in turn; then 120 changed ones, no",
+            ),
+            "shared_noise": _control(
+                "One draw for all bins of a step.",
+                SequentialRuns(mechanism=SharedNoise(epsilon=1, window=1)),
+                Pair(name="one event", one=block([5, 9]), two=block([5, 10])),
+                runs=(2_000, 10_000),
+            ),
+            "noise_redrawn_on_replay": _control(
+                "Every restart publishes another noisy copy: 24 of them.",
+                RedrawnNoise(mechanism=_UNIFORM, starts=24),
+            ),
+            "same_noise_other_data": _control(
+                "One noise over two datasets, of which one is known.",
+                ReusedNoise(mechanism=_UNIFORM),
+            ),
+            "budget_forgotten": _control(
+                "Budget distribution that forgets a charge inside its window.",
+                SequentialRuns(mechanism=ShortBudgetWindow(epsilon=2, window=20)),
+                Pair(name="an event in every step of jumping counts", one=jumps, two=jumps + 1),
+                epsilon=2.0,
+                runs=(1_600, 10_000),
+            ),
+            "column_groups_apart": _exact(
+                "Groups of columns with a budget each: 12 of them, w = 12.",
+                lambda: trajectory_loss(12, 12),
+                "each column publishes in its turn, and the events are always there",
+            ),
+            "blt_wrong_norm": _control(
+                "A BLT counter with noise for a column norm of 1.",
+                RunsAsBins(mechanism=UnitColumnNorm(rho=RHO, steps=80)),
+                impulse,
+                runs=(10_000, 40_000),
+                **gaussian,
+            ),
+            "contin_group_printed": _exact(
+                "ContinGroup at the printed scale: a fifth of epsilon for its tests.",
+                _contin_group_loss,
+                "the first of 100 values 0 or 1, then 73 zeros, 26 ones: all but the last join",
+                epsilon=0.05,
+            ),
+            "dpi_summed_score": _exact(
+                "DPI as printed: scores summed over all slots, charged as one.",
+                lambda: path_loss([1 / (t * (t + 1)) for t in range(1, 201)], printed=True),
+                "the synopsis that a user in each of 200 slots fits is drawn in every slot",
+            ),
+            "svt_1": _sparse_vector(1, [0] * 4 + [1], [1] * 4 + [0]),
+            "svt_2": _sparse_vector(2, [0] * 4 + [1], [1] * 4 + [0]),
+            "svt_3": _sparse_vector(3, [-1] * 8 + [2], [0] * 8 + [3], runs=(160_000, 400_000)),
+            "svt_4": _sparse_vector(4, [1, 0] * 10, [0, 1] * 10, count=20),
+            "svt_5": _sparse_vector(5, [0, 1], [1, 0]),
+            "svt_6": _sparse_vector(6, [0] * 10 + [1] * 10, [1] * 10 + [0] * 10),
+            "dpi_charged_once": _control(
+                "DPI as printed, sampled: scores summed over 64 slots, charged as those of one.",
+                SequentialRuns(mechanism=DpiPublished(epsilon=1, **sparse_dpi)),
+                dominating_user(64),
+                runs=(400, 2_000),
+            ),
+            "dpi_rows_unbounded": _control(
+                "DPI charged for one row of a user a slot, and given all of them.",
+                RunsFromRows(mechanism=_from_rows(EPSILON), bounded=False),
+                _user(100),
+                epsilon=float(EPSILON),
+                runs=(2_000, 10_000),
+            ),
+        }
+    )

@@ -1,0 +1,455 @@
+"""Whole queries of every kind, as the audit attacks them: what is shipped, what is broken.
+
+A continual GROUP BY: strategies, windows, lateness, values, noisy totals.
+
+Time-series mechanisms through SQL: the hard pair is a unit with five rows in each window that is
+protected, four in time and one that comes a window late, all in one group, so that every row that
+is let in too much adds up. Each window's one count moves the same bin the same way, which costs
+most where noise is drawn anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from dpstream.audit.controls.broken_engine import (
+    BoundsOffByOne,
+    ColumnTypeFromData,
+    KeyAsSpelled,
+    NoiseForOneOfferedRow,
+    OnlyTouchedKeys,
+    TailPerTrigger,
+    ThresholdWithoutPlusOne,
+    UncappedOfferedRows,
+    UnitBySpelling,
+    UnitCountedTwice,
+    UnitEntersAgain,
+    WatermarkFromData,
+    units_as_text,
+)
+from dpstream.audit.neighbours import Pair
+from dpstream.audit.query_samplers import (
+    SPELLINGS,
+    STEPS,
+    WINDOWS,
+    QueryRuns,
+    SeriesRuns,
+    column_types,
+    json_source,
+    key_bytes,
+    unit_pair,
+)
+from dpstream.audit.targets import Catalogue, Maker, Target, by_name
+from dpstream.stages.aggregates import Avg, Count, CountUnits, Sum
+from dpstream.stages.flow import Flow
+from dpstream.stages.query import Query
+from dpstream.stages.windows import Cumulate, Hop, Tumble
+
+EPSILON, DELTA = 2, 0.02
+OFFERED = 8
+W, SERIES_DELTA = 3, 0.01
+_W_EVENT = f"epsilon = {EPSILON}, privacy_unit = 'w_event', w = {W}"
+_UNIFORM = f"{_W_EVENT}, mechanism = 'uniform'"
+_COUNTER = (
+    f"epsilon = {EPSILON}, delta = {SERIES_DELTA}, privacy_unit = 'event', mechanism = 'tree'"
+)
+
+
+def day_query(**facts: Any) -> Query:
+    """A day in three steps; one unit is in at most two groups."""
+    common: dict[str, Any] = {
+        "unit": "user",
+        "keys": ("key",),
+        "time": "ts",
+        "time_unit": "s",
+        "start": "1970-01-01",
+        "end": "1970-01-02",
+        "every": "8 hours",
+        "epsilon": EPSILON,
+        "delta": DELTA,
+        "max_groups_contributed": 2,
+        "pre_threshold": 0,
+        "buffers": 2,
+    }
+    return Query(**common | facts)
+
+
+def debias_query(**facts: Any) -> Callable[[int], Query]:
+    """From the number of runs: one hour after the other, each a run.
+
+    A unit may offer eight rows, of which one is kept; totals have as much budget as counts.
+    """
+    common: dict[str, Any] = {
+        "window": Tumble("1 hour"),
+        "every": None,
+        "period": "1 hour",
+        "max_groups_contributed": 1,
+        "debias": "global",
+        "debias_rows": OFFERED,
+        "weights": (("debias", 1),),
+    }
+
+    def query(runs: int) -> Query:
+        days, hours = divmod(runs, 24)
+        end = f"1970-01-{1 + days:02d}T{hours:02d}:00:00"
+        return day_query(**common | {"end": end} | facts)
+
+    return query
+
+
+def offering_pair(rows: int, *, others: int = 2, again: int = 20) -> Pair:
+    """A unit with `rows` rows of which one is kept, in a small group beside a large one.
+
+    Hard because the share of rows kept is published: totals are just large enough for that
+    (ten times their noise), of the others' rows few are dropped, so that the unit's move the share
+    by nearly all that they may, and its own group shows the row that is kept.
+    """
+    return unit_pair(
+        f"a unit that offers {rows} rows, {others} others in its group",
+        others=((0, 0, 200), (1, 0, others)),
+        unit=((1, 0),) * rows,
+        again=again,
+    )
+
+
+def unit_pairs(groups: int, *, again: bool = False) -> tuple[Pair, ...]:
+    """All rows of a unit come or go: in busy groups, in groups near the threshold, alone.
+
+    `again`: with a row in every step of each group.
+    """
+    found = []
+    for name, others in (("near the threshold", 9), ("busy", 60), ("few", 2), ("nobody else", 0)):
+        for first in (0, STEPS - 1):
+            steps = range(first, STEPS) if again else (first,)
+            found.append(
+                unit_pair(
+                    f"{name}, a unit from step {first} on",
+                    others=tuple((group, 0, others) for group in range(groups) if others),
+                    unit=tuple((group, step) for group in range(groups) for step in steps),
+                )
+            )
+    return tuple(found)
+
+
+def _target(
+    about: str, sample: Any, pairs: tuple[Pair, ...], *, runs: tuple[int, int], **facts: Any
+) -> Maker:
+    usual: dict[str, Any] = {"epsilon": float(EPSILON), "delta": DELTA}
+    return lambda name: Target(
+        name=name, about=about, sample=sample, pairs=pairs, runs=runs, **usual | facts
+    )
+
+
+def _group_by(about: str, *, groups: int = 2, again: bool = False, **facts: Any) -> Maker:
+    """A GROUP BY; `public_keys`: from the number of runs to the keys."""
+    keys = facts.pop("public_keys", None)
+    how = {piece: facts.pop(piece) for piece in ("looks", "source") if piece in facts}
+    pairs = facts.pop("pairs", None) or unit_pairs(groups, again=again)
+
+    def query(runs: int) -> Query:
+        return day_query(**facts, **({"public_keys": list(keys(runs))} if keys else {}))
+
+    strategy = facts.get("strategy", "latched")
+    return _target(
+        f"A continual GROUP BY, strategy {strategy}{about}",
+        QueryRuns(query=query, groups=groups, **how),
+        pairs,
+        runs=(6_000, 40_000),
+    )
+
+
+def _debias(about: str, others: int, **facts: Any) -> Maker:
+    return _target(
+        "A continual GROUP BY, strategy latched, "
+        f"dropped rows made up for from noisy totals{about}",
+        QueryRuns(query=debias_query(**facts), groups=2, apart="windows"),
+        (offering_pair(OFFERED, others=others),),
+        runs=(1_000, 12_000),
+    )
+
+
+_VALUES = (
+    Count("n"),
+    Sum("s", column="x", lo=0, hi=4, quantum=1),
+    Avg("m", column="x", lo=0, hi=4),
+)
+
+
+def query_targets() -> Catalogue:
+    """GROUP BY queries of both strategies."""
+    spellings = unit_pair(
+        "a unit with a row in each spelling",
+        others=((0, 0, 5),),
+        unit=((0, 0),) * len(SPELLINGS),
+    )
+    return by_name(
+        {
+            "latched": _group_by(", one row per group."),
+            "latched_rows": _group_by(
+                ": counts, sums and means of several rows.",
+                again=True,
+                aggregates=_VALUES,
+                max_rows_per_group=2,
+                max_rows_contributed=3,
+            ),
+            "latched_public_keys": _group_by(
+                ", public keys.",
+                again=True,
+                groups=1,
+                max_groups_contributed=1,
+                max_rows_per_group=2,
+                public_keys=range,
+            ),
+            "latched_hop": _group_by(
+                ", overlapping windows: a row is in two of them.",
+                groups=1,
+                window=Hop("16 hours", slide="8 hours"),
+            ),
+            "latched_cumulate": _group_by(
+                ", cumulating windows, units of periods.",
+                groups=1,
+                window=Cumulate("24 hours", step="8 hours"),
+                every=None,
+                period="24 hours",
+                max_groups_contributed=3,
+            ),
+            "latched_late": _group_by(
+                ", rows that arrive late.",
+                window=Tumble("8 hours"),
+                arrival="seen",
+                allowed_lateness="8 hours",
+            ),
+            "latched_spelled_keys": _group_by(
+                ": keys that the unit writes in its own way, to the last bit.",
+                keys=("key", "zero", "day"),
+                looks=key_bytes,
+            ),
+            "latched_spelled_units": _group_by(
+                ", from JSON: a unit that writes its number in four ways.",
+                groups=1,
+                source=json_source,
+                public_keys=range,
+                max_groups_contributed=1,
+                pairs=(spellings,),
+            ),
+            "sqlp": _group_by(", one row per group.", strategy="sqlp"),
+            "sqlp_rows": _group_by(
+                ": counts of rows and of units, several rows.",
+                again=True,
+                strategy="sqlp",
+                aggregates=(Count("n"), CountUnits("u")),
+                max_rows_per_group=3,
+            ),
+            "latched_debias": _debias(".", 9),
+            "latched_debias_public_keys": _debias(", public keys.", 2, public_keys=[0, 1]),
+        }
+    )
+
+
+def _control(
+    about: str,
+    *,
+    unit: tuple[tuple[int, int], ...],
+    others: tuple[tuple[int, int, int], ...] = (),
+    flow: type[Flow] | None = None,
+    runs: tuple[int, int] = (16_000, 60_000),
+    **facts: Any,
+) -> Maker:
+    """A GROUP BY of which one piece is broken; `public_keys`: from the number of runs."""
+    pieces = ("plan", "groups", "apart", "reader", "source", "looks")
+    how = {piece: facts.pop(piece) for piece in pieces if piece in facts}
+    if flow is not None:
+        how["flow"] = lambda plan, reader: flow(plan, reader, buckets=1, threads=1)
+
+    def query(runs: int) -> Query:
+        made = {n: fact(runs) if n == "public_keys" else fact for n, fact in facts.items()}
+        return day_query(**{"max_groups_contributed": 1} | made)
+
+    return _target(
+        about,
+        QueryRuns(query=query, **how),
+        (unit_pair("all rows of a unit", others=others, unit=unit),),
+        runs=runs,
+        epsilon=float(facts.get("epsilon", EPSILON)),
+        control=True,
+    )
+
+
+def _debias_control(about: str, rows: int, **how: Any) -> Maker:
+    return _target(
+        about,
+        QueryRuns(query=debias_query(public_keys=[0, 1]), groups=2, apart="windows", **how),
+        (offering_pair(rows),),
+        runs=(600, 3_000),
+        control=True,
+    )
+
+
+def query_controls() -> Catalogue:
+    """GROUP BY queries through an engine with one line changed."""
+    return by_name(
+        {
+            "bounds_off_by_one": _control(
+                "One row and one group more than the plan knows.",
+                others=((0, 0, 40), (1, 0, 40)),
+                unit=((0, 0), (1, 0)),
+                flow=BoundsOffByOne,
+                groups=2,
+                every=None,
+                public_keys=lambda runs: list(range(2 * runs)),
+            ),
+            "keys_only_when_touched": _control(
+                "A key is published only where it has new rows.",
+                others=((0, 0, 40),),
+                unit=((0, 2),),
+                flow=OnlyTouchedKeys,
+                runs=(4_000, 20_000),
+            ),
+            "threshold_without_plus_one": _control(
+                "A key with one unit is tested against the threshold of its neighbour.",
+                unit=((0, 0),),
+                plan=ThresholdWithoutPlusOne,
+                every=None,
+                epsilon=3,
+                selection_share=Fraction(99, 100),
+            ),
+            "unit_counted_twice": _control(
+                "A unit counts once per row, not once per group.",
+                others=((0, 0, 40),),
+                unit=((0, 0), (0, 1), (0, 2)),
+                flow=UnitCountedTwice,
+                aggregates=(CountUnits("n"),),
+                max_rows_per_group=3,
+                runs=(8_000, 40_000),
+            ),
+            "sqlp_per_trigger": _control(
+                "DP-SQLP's bound per trigger, where it must hold for all triggers.",
+                unit=((0, 0),),
+                plan=TailPerTrigger,
+                strategy="sqlp",
+                selection_share=Fraction(9, 10),
+                every="1 hour",
+            ),
+            "key_as_spelled": _control(
+                "A key looks as the first row spelled it: -0.0 beside others' 0.0.",
+                others=((0, 1, 60),),
+                unit=((0, 0),),
+                reader=KeyAsSpelled,
+                keys=("key", "zero"),
+                looks=key_bytes,
+                runs=(1_000, 4_000),
+            ),
+            "type_from_data": _control(
+                "A count is a column of floats once somebody had too many rows, else of integers.",
+                others=((0, 0, 40),),
+                unit=((0, 0), (0, 0)),
+                flow=ColumnTypeFromData,
+                apart="nothing",
+                epsilon=1,
+                looks=column_types,
+                public_keys=lambda runs: [0],
+                runs=(120, 400),
+            ),
+            "unit_by_spelling": _control(
+                "A unit is what is written: 5, 5.0, 5e0 and ' 5' are four of them.",
+                others=((0, 0, 5),),
+                unit=((0, 0),) * 4,
+                reader=UnitBySpelling,
+                source=units_as_text,
+                public_keys=lambda runs: list(range(runs)),
+                runs=(4_000, 20_000),
+            ),
+            "watermark_from_data": _control(
+                "Steps by the latest event time seen: one row moves those of all others.",
+                others=((0, 0, 60),),
+                unit=((0, 2),),
+                reader=WatermarkFromData,
+                apart="nothing",
+                epsilon=1,
+                runs=(120, 400),
+            ),
+            "debias_units_not_capped": _debias_control(
+                "Rows offered are counted without a bound for a unit.",
+                20 * OFFERED,
+                flow=lambda plan, reader: UncappedOfferedRows(plan, reader, buckets=1, threads=1),
+            ),
+            "debias_noise_for_one_row": _debias_control(
+                f"Noise on rows offered for one row of a unit, which offers {OFFERED}.",
+                OFFERED,
+                plan=NoiseForOneOfferedRow,
+            ),
+        }
+    )
+
+
+def crowded_pair(windows: range, *, others: tuple[int, ...] = (5,), name: str = "") -> Pair:
+    """A unit with five rows in each of these windows; `others` in turn, from window to window."""
+    return unit_pair(
+        f"a unit with 5 rows in windows {windows[0]} to {windows[-1]}{name}",
+        others=tuple(
+            (0, window, others[window % len(others)])
+            for window in range(WINDOWS)
+            if others[window % len(others)]
+        ),
+        unit=tuple(place for step in windows for place in (*((0, step),) * 4, (0, step, 1))),
+    )
+
+
+ALL_WINDOWS = crowded_pair(range(1, 1 + W))
+"""The first window is still open when its late rows come."""
+
+
+def _series(about: str, sample: SeriesRuns, *pairs: Pair, **facts: Any) -> Maker:
+    usual: dict[str, Any] = {"runs": (8_000, 60_000), "delta": 0.0}
+    return _target(about, sample, pairs, **usual | facts)
+
+
+def series_targets() -> Catalogue:
+    """Time-series mechanisms through SQL."""
+    return by_name(
+        {
+            "sql_w_event": _series(
+                f"SQL through uniform noise, w = {W}: from the text to the tables.",
+                SeriesRuns(options=_UNIFORM),
+                *(ALL_WINDOWS, crowded_pair(range(W))),
+                simple=True,
+            ),
+            "sql_event": _series(
+                "SQL through a tree of sums, one window of a unit: from the text to the tables.",
+                SeriesRuns(options=_COUNTER),
+                *(crowded_pair(range(1)), crowded_pair(range(1, 2))),
+                delta=SERIES_DELTA,
+                simple=True,
+            ),
+            "sql_pacer": _series(
+                f"SQL through the default mechanism, pacer, w = {W}: every run a query.",
+                SeriesRuns(options=_W_EVENT, apart=False),
+                crowded_pair(range(W), others=(40, 0), name=", jumping counts"),
+                crowded_pair(range(W)),
+                runs=(300, 2_000),
+            ),
+        }
+    )
+
+
+def series_controls() -> Catalogue:
+    """SQL through a mechanism that is charged too little."""
+    facts: dict[str, Any] = {"control": True, "runs": (8_000, 40_000)}
+    return by_name(
+        {
+            "sql_unit_enters_again": _series(
+                "A unit whose rows come in two steps enters a window twice.",
+                SeriesRuns(options=_UNIFORM, run=UnitEntersAgain),
+                ALL_WINDOWS,
+                **facts,
+            ),
+            "sql_w_forgotten": _series(
+                f"Promised for {W} windows, but the mechanism is made for one.",
+                SeriesRuns(options=_UNIFORM.replace(f"w = {W}", "w = 1")),
+                ALL_WINDOWS,
+                **facts,
+            ),
+        }
+    )

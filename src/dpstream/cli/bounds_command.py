@@ -1,0 +1,159 @@
+"""`dpstream bounds`: propose how much of each unit to keep, and show the trade-off behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from dpstream.choosing import Proposal
+from dpstream.choosing import bounds as propose
+from dpstream.cli.command_options import BUDGET, Payer, SharedLedger
+from dpstream.cli.output import AsJson, note, people, print_json, progress_bar
+
+_FOR = "The query that bounds are for"
+_SHAPE = "Shape of the data"
+_BAR = 24  # characters of the longest bar
+
+
+def bounds(
+    data: Annotated[
+        list[str], typer.Argument(help="Files, a glob or a directory: Parquet, CSV, JSON lines.")
+    ],
+    unit: Annotated[str, typer.Option(help="Column of the protected unit, such as user_id.")],
+    keys: Annotated[
+        list[str] | None, typer.Option(help="Columns to group by; may be repeated.")
+    ] = None,
+    value: Annotated[str | None, typer.Option(help="Column to sum: clamps are proposed.")] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="I declare that these data are public.")
+    ] = False,
+    epsilon: Annotated[
+        str | None, typer.Option(help="Pay this much for the proposal.", rich_help_panel=BUDGET)
+    ] = None,
+    delta: Annotated[str, typer.Option(help="And this much.", rich_help_panel=BUDGET)] = "1e-9",
+    ledger: SharedLedger = None,
+    dataset: Payer = "stream",
+    query_epsilon: Annotated[float, typer.Option(help="Its epsilon.", rich_help_panel=_FOR)] = 1.0,
+    query_delta: Annotated[float, typer.Option(help="Its delta.", rich_help_panel=_FOR)] = 1e-9,
+    triggers: Annotated[
+        int, typer.Option(min=1, help="Tables of a window.", rich_help_panel=_FOR)
+    ] = 100,
+    group_size: Annotated[
+        float | None,
+        typer.Option(
+            help="Rows of the groups that matter; default: ten times what a group needs to appear.",
+            rich_help_panel=_FOR,
+        ),
+    ] = None,
+    sample: Annotated[
+        float, typer.Option(help="Look at this share of the units.", rich_help_panel=_SHAPE)
+    ] = 1.0,
+    time: Annotated[
+        str | None, typer.Option(help="Column of the event time.", rich_help_panel=_SHAPE)
+    ] = None,
+    time_unit: Annotated[
+        str | None, typer.Option(help="Of a numeric time: s, ms, ...", rich_help_panel=_SHAPE)
+    ] = None,
+    time_origin: Annotated[
+        str | None, typer.Option(help="What a numeric time counts from.", rich_help_panel=_SHAPE)
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option(help="Windows, such as '1 day'.", rich_help_panel=_SHAPE)
+    ] = None,
+    period: Annotated[
+        str, typer.Option(help="A user is one unit in each.", rich_help_panel=_SHAPE)
+    ] = "forever",
+    start: Annotated[
+        str | None, typer.Option(help="Public start of the data.", rich_help_panel=_SHAPE)
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option(help="Public end of the data.", rich_help_panel=_SHAPE)
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the trade-off in this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Propose bounds: groups and rows of a unit, clamps, and the pre-threshold."""
+    with progress_bar("reading") as progress:
+        proposal = propose(
+            data[0] if len(data) == 1 else data,
+            unit=unit,
+            keys=keys or (),
+            value=value,
+            public=public,
+            epsilon=epsilon,
+            delta=delta,
+            query_epsilon=query_epsilon,
+            query_delta=query_delta,
+            triggers=triggers,
+            group_size=group_size,
+            sample=sample,
+            ledger=ledger,
+            dataset=dataset,
+            time=time,
+            time_unit=time_unit,
+            time_origin=time_origin or 0,
+            window=window,
+            period=period,
+            start=start,
+            end=end,
+            progress=progress,
+        )
+    if plot is not None:
+        proposal.plot(plot)
+    if public:
+        note("exact figures of data that were declared public: do not show them if they are not")
+    else:
+        place = f"the book {dataset!r} in {ledger}" if ledger else "a book of its own, not kept"
+        note(f"charged to {place}: epsilon = {epsilon}, delta = {delta}; once more, once more paid")
+    print_json(proposal.to_json()) if as_json else _show(proposal)
+
+
+def _show(proposal: Proposal) -> None:
+    table = Table(
+        title=f"bias against noise, for a group of {proposal.group_size:,.0f} rows, one row each",
+        title_justify="left",
+    )
+    for heading in ("groups a unit", "rows left out", "", "noise", "", "needs units", "error"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    worst = max(choice.error for choice in proposal.trade_off)
+    for choice in proposal.trade_off:
+        mine = choice.groups == proposal.max_groups_contributed
+        share = choice.noise / proposal.group_size
+        table.add_row(
+            f"{'> ' if mine else ''}{choice.groups}",
+            f"{choice.left_out:.1%}",
+            _bar(choice.left_out, worst),
+            f"{choice.noise:,.1f}",
+            _bar(share, worst),
+            f"{choice.threshold:,}",
+            f"{choice.error:.1%}",
+            style="bold" if mine else "",
+        )
+    people().print(table)
+    about: dict[str, Any] = {
+        "groups a unit": proposal.max_groups_contributed,
+        "rows a group": proposal.max_rows_per_group,
+        "pre-threshold": proposal.pre_threshold,
+    }
+    if proposal.value is not None:
+        about[f"clamps of {proposal.value}"] = f"{proposal.lo:g} to {proposal.hi:g}"
+    for name, text in about.items():
+        print(f"{name}: {text}")
+    print(
+        f"with these {proposal.left_out:.1%} of the rows are left out, noise is "
+        f"{proposal.noise:,.1f}: an error of {proposal.error:.1%} for a group of "
+        f"{proposal.group_size:,.0f} rows"
+    )
+    print(f"\nSQL:\n{proposal.sql()}\n\nPython:\n{proposal.python()}")
+
+
+def _bar(share: float, whole: float) -> str:
+    """A bar in proportion; nothing at all only for nothing.
+
+    >>> _bar(0.5, 1.0), _bar(0.0, 1.0)
+    ('████████████', '')
+    """
+    return "█" * max(round(_BAR * share / whole), int(share > 0)) if whole else ""

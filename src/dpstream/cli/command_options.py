@@ -1,0 +1,127 @@
+"""Options that several commands share, and a mechanism that is built from flags."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, cast, get_type_hints
+
+import typer
+
+from dpstream.cli.output import note
+from dpstream.errors import InvalidParameter
+from dpstream.mechanisms import find
+from dpstream.mechanisms.base import Mechanism
+
+BUDGET = "Budget and repetition"
+
+SecretFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="DPSTREAM_SECRET_FILE",
+        help="Secret file, created on first use.",
+        rich_help_panel=BUDGET,
+    ),
+]
+SharedLedger = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="DPSTREAM_LEDGER", help="Ledger file that others share.", rich_help_panel=BUDGET
+    ),
+]
+Payer = Annotated[str, typer.Option(help="Whose book in the ledger pays.", rich_help_panel=BUDGET)]
+FLAGS = ("epsilon", "window", "delay", "lo", "hi", "quantum")
+
+
+def tell_storage(what: str, state: Path | None, ledger: Path | None) -> None:
+    """Say what is lost with this process: a budget that nobody shares, or the way to repeat it."""
+    if ledger is None:
+        where = f"kept in {state / 'ledger'} and" if state else "forgotten afterwards,"
+        note(f"the budget of this {what} is {where} not shared with others; use --ledger")
+    elif state is None:
+        note(
+            f"without --state this {what} cannot be repeated: if its output is lost, its budget is "
+            "spent all the same"
+        )
+
+
+def build_mechanism(
+    name: str, flags: Mapping[str, str | None], settings: Sequence[str]
+) -> Mechanism:
+    """The mechanism `name` with the given flags and `name=value` settings."""
+    cls = find(name)
+    given = {key: text for key, text in flags.items() if text is not None}
+    given |= read_settings(settings, given)
+    fields = {field["name"]: field for field in describe_parameters(cls)}
+    for key in given:
+        if key not in fields:
+            raise InvalidParameter(f"{name} has no parameter {key!r}; {_listing(name, fields)}")
+    missing = [key for key, field in fields.items() if field["required"] and key not in given]
+    if missing:
+        wanted = " and ".join(_flag(key) for key in missing)
+        raise InvalidParameter(f"{name} needs {wanted}; {_listing(name, fields)}")
+    hints = get_type_hints(cls)
+    values = {key: text if hints[key] is str else literal(text) for key, text in given.items()}
+    return cast("Any", cls)(**values)  # type: ignore[no-any-return]
+
+
+def read_settings(
+    settings: Sequence[str], taken: Collection[str] = (), *, word: str = "name"
+) -> dict[str, str]:
+    """`--set name=value` as a dict; no name twice, and none that is `taken`."""
+    given: dict[str, str] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or not name:
+            raise InvalidParameter(f"--set needs {word}=value; got {setting!r}")
+        if name in given or name in taken:
+            raise InvalidParameter(f"{name} is given twice")
+        given[name] = text
+    return given
+
+
+def describe_parameters(cls: type[Mechanism]) -> list[dict[str, Any]]:
+    """The keyword fields of a mechanism: name, required, default."""
+    fields = dataclasses.fields(cast("Any", cls))
+    return [_describe(field) for field in fields if field.init]
+
+
+def _describe(field: dataclasses.Field[Any]) -> dict[str, Any]:
+    default = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    required = default is dataclasses.MISSING
+    plain = default is None or isinstance(default, bool | int | float | str)
+    shown = None if required else default if plain else str(default)
+    return {"name": field.name, "required": required, "default": shown}
+
+
+def _listing(name: str, fields: Mapping[str, dict[str, Any]]) -> str:
+    shown = (
+        f"{_flag(key)} (required)" if field["required"] else f"{_flag(key)} ({field['default']})"
+        for key, field in fields.items()
+    )
+    return f"the parameters of {name} are: {', '.join(shown)}"
+
+
+def _flag(key: str) -> str:
+    return f"--{key}" if key in FLAGS else f"--set {key}=..."
+
+
+def literal(text: str) -> Any:
+    """A number, a truth value, several of them with commas between, or the text itself.
+
+    >>> literal("12"), literal("0.5"), literal("1/3"), literal("true"), literal("1,2")
+    (12, 0.5, '1/3', True, (1, 2))
+    """
+    if "," in text:
+        return tuple(literal(part) for part in text.split(",") if part)
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for convert in (int, float):
+        try:
+            return convert(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,63 @@
+"""`dpstream explain`: what a query will do and cost, before it reads anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpstream.cli.output import AsJson, print_json
+from dpstream.cli.sql_command import Settings, compile_text
+from dpstream.errors import InvalidParameter
+from dpstream.pipeline import load_pipeline
+from dpstream.session.budget import AnyQuery
+from dpstream.sql.explain import explain as explain_query
+
+
+def explain(
+    text: Annotated[
+        str,
+        typer.Argument(
+            metavar="SQL",
+            help="The query, a .sql file, - for standard input, or a pipeline.toml: all it asks.",
+        ),
+    ],
+    name: Annotated[
+        str | None, typer.Option("--query", help="Of a pipeline.toml: only this query.")
+    ] = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain a query: plan, sensitivity, noise, keys, budget, memory, what it leaves open."""
+    if text.endswith(".toml"):
+        _explain_pipeline(Path(text), name, settings or [], as_json=as_json)
+        return
+    if name is not None:
+        raise InvalidParameter("--query chooses among the queries of a pipeline.toml")
+    explanation = explain_query(compile_text(text, None, settings or []).query)
+    if as_json:
+        print_json(explanation.to_json())
+    else:
+        print(explanation.text())
+
+
+def _explain_pipeline(
+    path: Path, name: str | None, settings: Sequence[str], *, as_json: bool
+) -> None:
+    """Every query of a pipeline, or one of them, each under its name."""
+    if settings:
+        raise InvalidParameter(f"--set goes with SQL; change the query in {path}")
+    queries: dict[str, AnyQuery] = {query.name: query for query in load_pipeline(path).queries}
+    if name is not None and name not in queries:
+        raise InvalidParameter(
+            f"{path} has no query {name!r}; its queries are {', '.join(queries)}"
+        )
+    explanations = {
+        each: explain_query(query) for each, query in queries.items() if name in (None, each)
+    }
+    if as_json:
+        print_json({each: one.to_json() for each, one in explanations.items()})
+    else:
+        print("\n\n".join(f"QUERY {each}\n\n{one.text()}" for each, one in explanations.items()))

@@ -1,0 +1,398 @@
+"""`dpstream ledger`: what was spent, on what, when, and what is left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import closing
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperGroup
+
+from dpstream.cli.output import AsJson, people, print_json, print_whole
+from dpstream.errors import InvalidParameter, LedgerError
+from dpstream.pipeline import load_pipeline
+from dpstream.privacy.amounts import exact, show
+from dpstream.privacy.charges import Terms
+from dpstream.privacy.known_runs import is_about_run
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.promises import delta_of_terms, promise, rows_of
+from dpstream.privacy.remaining import as_epsilon, spent_and_left
+from dpstream.stages.ticks import duration, in_words
+
+Place = Annotated[
+    Path | None,
+    typer.Argument(metavar="FILE", help="A ledger, or a pipeline.toml whose ledgers are meant."),
+]
+File = Annotated[
+    Path | None, typer.Option("--ledger", envvar="DPSTREAM_LEDGER", help="The ledger file.")
+]
+Dataset = Annotated[str | None, typer.Option(help="Only this dataset.")]
+_BAR = 24  # characters
+_ALLOWANCES = {"tail": "of delta to find keys", "drift": "to round noise"}
+
+
+class _ShowByDefault(TyperGroup):
+    """`dpstream ledger pipeline.toml` means `dpstream ledger show pipeline.toml`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command; what names none is a file to show."""
+        known = args and args[0] in self.commands
+        return super().resolve_command(ctx, args if known else ["show", *args])
+
+
+app = typer.Typer(
+    help="Show what was spent, on what, when, and what is left.",
+    epilog="`dpstream ledger FILE` shows a ledger, or those that a pipeline.toml names.",
+    cls=_ShowByDefault,
+)
+
+
+@app.callback(invoke_without_command=True)
+def ledger(context: typer.Context, file: File = None, as_json: AsJson = False) -> None:
+    """Show what was spent, on what, when, and what is left."""
+    if context.invoked_subcommand is None:
+        show_books(context, file=file, as_json=as_json)
+
+
+@app.command("show")
+def show_books(
+    context: typer.Context,
+    place: Place = None,
+    file: File = None,
+    dataset: Dataset = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show every book: its promise, what was spent on what, what is left (the default)."""
+    books: list[dict[str, Any]] = []
+    paths, wanted = _existing(context, file, place)
+    for path in paths:
+        with closing(Ledger(path)) as book_file:
+            books += books_with_dates(book_file)
+    books = [
+        book
+        for book in books
+        if dataset in (None, book["dataset"]) and (not wanted or book["dataset"] in wanted)
+    ]
+    if dataset is not None and not books:
+        raise LedgerError(f"{', '.join(map(str, paths))} has no book for dataset {dataset!r}")
+    if _wants_json(context, as_json):
+        print_json(books)
+    else:
+        print_books(people(), books)
+
+
+@app.command("open")
+def open_book(
+    context: typer.Context,
+    dataset: Annotated[str, typer.Option(help="What the book is for.")],
+    unit: Annotated[
+        Literal["event", "w_event", "user"], typer.Option(help="What one promise protects.")
+    ],
+    epsilon: Annotated[
+        str, typer.Option(help="What may be spent on one protected unit, in the book's measure.")
+    ],
+    window: Annotated[
+        int | None, typer.Option(help="Steps protected together, for w_event.")
+    ] = None,
+    measure: Annotated[
+        Literal["epsilon", "rho", "mu_squared"],
+        typer.Option(help="What the book counts: pure epsilon, zCDP rho, or GDP mu squared."),
+    ] = "epsilon",
+    change: Annotated[
+        str | None, typer.Option(help="How far one event moves the data, as the mechanism says it.")
+    ] = None,
+    clock: Annotated[
+        str, typer.Option(help="What one step is, as a query over windows says it.")
+    ] = "steps",
+    delta: Annotated[
+        str | None,
+        typer.Option(help="For user: open the book of an (epsilon, delta) promise to each user."),
+    ] = None,
+    period: Annotated[
+        str, typer.Option(help="For user: rows that are protected together, such as '1 day'.")
+    ] = "forever",
+    time_zone: Annotated[str, typer.Option(help="For user: where a period begins.")] = "UTC",
+    unit_column: Annotated[
+        str | None, typer.Option(help="For user: the column that names the protected unit.")
+    ] = None,
+    time_column: Annotated[
+        str | None, typer.Option(help="For user with a period: the column of the event time.")
+    ] = None,
+    file: File = None,
+    as_json: AsJson = False,
+) -> None:
+    """Open a dataset's book before its first release; opening it again changes nothing."""
+    if delta is None:
+        terms = Terms(
+            unit=unit,
+            total=exact(epsilon, measure),
+            window=window,
+            measure=measure,
+            period=period,
+            time_zone=time_zone,
+            change=change or "a count by 1",
+            clock=clock,
+        )
+    elif unit == "user" and window is None and measure != "rho":
+        terms = promise(
+            epsilon=epsilon,
+            delta=delta,
+            period=period if period == "forever" else in_words(duration(period, "--period")),
+            time_zone=time_zone,
+            change=change or _rows_of(unit_column, time_column, period),
+        )
+    else:
+        raise InvalidParameter("--delta goes with --unit user and mu_squared, and without --window")
+    with closing(Ledger(_path(context, file))) as book_file:
+        book_file.open(dataset, terms)
+        books = [book for book in book_file.report() if book["dataset"] == dataset]
+    if _wants_json(context, as_json):
+        print_json(books)
+    else:
+        print(f"the book of {dataset!r} is open in {book_file.path}: {promise_in_words(terms)}")
+
+
+@app.command("history")
+def history(
+    context: typer.Context,
+    place: Place = None,
+    file: File = None,
+    dataset: Dataset = None,
+    as_json: AsJson = False,
+) -> None:
+    """List every entry, oldest first."""
+    records: list[dict[str, Any]] = []
+    paths, wanted = _existing(context, file, place)
+    for path in paths:
+        with closing(Ledger(path)) as book_file:
+            records += [
+                record
+                for record in book_file.history(dataset)
+                if not wanted
+                or "repaired" in record
+                or record.get("dataset", record.get("book")) in wanted
+            ]
+    if _wants_json(context, as_json):
+        print_json(records)
+    else:
+        print_history(people(), records)
+
+
+@app.command("repair")
+def repair(
+    place: Annotated[Path, typer.Argument(metavar="FILE", help="The ledger.")],
+    because: Annotated[str, typer.Option(help="Why; it is written into the ledger.")],
+) -> None:
+    """Take a ledger as it is, although its head is lost or says that it held more.
+
+    Charges that it lacks are not counted any more. A record that does not match its checksum is
+    refused all the same.
+    """
+    if not place.is_file():
+        raise LedgerError(f"there is no ledger at {place}; restore it, then repair it")
+    with closing(Ledger(place)) as book_file:
+        book_file.repair(because=because)
+        records = len(list(book_file.history()))
+    print(f"{place} is taken as it is, with {records} records; the last one says why")
+
+
+def _rows_of(unit_column: str | None, time_column: str | None, period: str) -> str:
+    """What one unit changes, as its queries say it."""
+    if unit_column is None or (time_column is None) != (period == "forever"):
+        raise InvalidParameter(
+            "a book of users needs --unit-column, the column that names them, and with --period "
+            "also --time-column, the column whose periods are meant; all its queries must use them"
+        )
+    return rows_of(unit_column, time=time_column)
+
+
+def _path(context: typer.Context, file: Path | None) -> Path:
+    """`--ledger` of the subcommand, else that of `dpstream ledger` itself."""
+    outer = context.parent.params.get("file") if context.parent else None
+    path = file or outer
+    if path is None:
+        raise InvalidParameter(
+            "name the ledger: dpstream ledger FILE, a ledger or a pipeline.toml; or --ledger FILE, "
+            "or DPSTREAM_LEDGER"
+        )
+    return Path(path)
+
+
+def _existing(
+    context: typer.Context, file: Path | None, place: Path | None
+) -> tuple[list[Path], set[str]]:
+    """The ledgers that are meant, and which datasets of them (none: all)."""
+    if place is not None and place.suffix == ".toml":
+        pipeline = load_pipeline(place)
+        paths = list(dict.fromkeys(book.ledger for book in pipeline.books))
+        existing = [path for path in paths if path.exists()]
+        if not existing:
+            raise LedgerError(
+                f"nothing was spent yet: there is no ledger at {', '.join(map(str, paths))}, which "
+                f"{place} names; dpstream run or serve creates it"
+            )
+        return existing, {book.dataset for book in pipeline.books}
+    path = place or _path(context, file)
+    if path.is_dir():
+        inside = path / "ledger"
+        hint = f"; did you mean {inside}?" if inside.is_file() else ""
+        raise LedgerError(f"{path} is a directory, not a ledger{hint}")
+    if not path.exists():
+        commands = "" if place is None else " (the commands are show, open, history and repair)"
+        raise LedgerError(
+            f"there is no ledger at {path}{commands}; a release with --ledger creates it, "
+            "as does `dpstream ledger open`"
+        )
+    return [path], set()
+
+
+def _wants_json(context: typer.Context, as_json: bool) -> bool:
+    return as_json or bool(context.parent and context.parent.params.get("as_json"))
+
+
+def books_with_dates(book_file: Ledger) -> list[dict[str, Any]]:
+    """The ledger's report in epsilon too, with the first and last time each line was charged."""
+    books = book_file.report()
+    times: dict[tuple[str, ...], list[str]] = {}
+    for record in book_file.history():
+        if "purpose" in record:
+            key = (record["dataset"], record["run"], record["query"], record["purpose"])
+            times.setdefault(key, []).append(record["at"])
+    for book in books:
+        terms = Terms.from_json(book["terms"])
+        left = Fraction(book["left"])
+        book["promise"] = promise_in_words(terms)
+        book["epsilon"] = {
+            "total": as_epsilon(terms, terms.total),
+            "spent": as_epsilon(terms, terms.total - left),
+            "left": as_epsilon(terms, left),
+        }
+        for line in book["spent_on"]:
+            at = times.get((book["dataset"], line["run"], line["query"], line["purpose"]), [""])
+            line["first_at"], line["last_at"] = at[0], at[-1]
+    return books
+
+
+def print_books(console: Console, books: list[dict[str, Any]]) -> None:
+    """A bar and a table per book."""
+    if not books:
+        console.print("no book is open yet")
+    for book in books:
+        terms = book["terms"]
+        total, left = Fraction(terms["total"]), Fraction(book["left"])
+        console.print(
+            f"{book['dataset']}: {promise_in_words(Terms.from_json(terms))}", style="bold"
+        )
+        console.print(f"{_bar(1 - left / total)} {spent_and_left(book)}", soft_wrap=True)
+        _print_parts(console, book, total, left)
+        if book["spent_on"]:
+            print_whole(console, _spent_on(book["spent_on"]))
+        console.print()
+
+
+def promise_in_words(terms: Terms) -> str:
+    """The promise in epsilon and delta where the book has them."""
+    if terms.measure != "mu_squared" or terms.epsilon is None:
+        return terms.describe()
+    whom = terms.describe().partition(" for ")[2]
+    return f"epsilon = {show(terms.epsilon)}, delta = {delta_of_terms(terms):.3g} for {whom}"
+
+
+def _opening(terms: Terms) -> str:
+    """The promise, and the amounts that it is counted in if those are others."""
+    counted = terms.describe()
+    shown = promise_in_words(terms)
+    return shown if shown == counted else f"{shown} ({counted.partition(' for ')[0]})"
+
+
+def _print_parts(console: Console, book: dict[str, Any], total: Fraction, left: Fraction) -> None:
+    """What a book counts instead of epsilon, and what it allows for besides noise."""
+    if book["terms"]["measure"] == "epsilon":
+        return
+    parts = [f"{book['terms']['measure']} {show(total - left)} of {show(total)}"]
+    for name, what in _ALLOWANCES.items():
+        if name in book:
+            spent, rest = Fraction(book[name]["spent"]), Fraction(book[name]["left"])
+            parts.append(f"{show(spent)} of {show(spent + rest)} {what} ({name})")
+    console.print(f"counted as {', '.join(parts)}", soft_wrap=True)
+
+
+def print_history(console: Console, records: Iterable[dict[str, Any]]) -> None:
+    """One line per entry, oldest first."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("when (UTC)", "dataset", "what", "amount", "steps"):
+        table.add_column(title)
+    for record, after in pairwise([*records, {}]):
+        goes_on = "reached" in record and "reached" in after and record["run"] == after["run"]
+        if not goes_on:
+            table.add_row(*_entry(record))
+    console.print(table)
+
+
+def _bar(share: Fraction) -> str:
+    full = math.ceil(share * _BAR)
+    return "█" * full + "░" * (_BAR - full)
+
+
+def _spent_on(lines: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("run", "query", "purpose", "steps"):
+        table.add_column(title)
+    for title in ("charges", "each"):
+        table.add_column(title, justify="right")
+    when = any(line.get("last_at") for line in lines)
+    if when:
+        table.add_column("last charged (UTC)")
+    for line in lines:
+        each = Fraction(line["amount"]) / max(line["charges"], 1)
+        cells = [line["run"][:8], line["query"] or "-", line["purpose"]]
+        cells += [f"{line['first_step']}..{line['last_step']}", str(line["charges"]), show(each)]
+        table.add_row(*cells, *([_clock(line["last_at"])] if when else []))
+    return table
+
+
+def _about_run(record: dict[str, Any]) -> tuple[str, str]:
+    """What a record says of a run, and of which step."""
+    if "epoch" in record:
+        return "was started, or goes on", ""
+    if "reached" in record:
+        return "has come so far", str(record["reached"])
+    if "minted" in record:
+        return f"has had {record['minted']} window keys; {record['final']} are erased", ""
+    if "erasure" in record:
+        return "had a unit erased", f"..{record['erasure'] - 1}"
+    return f"was adopted by {record['who']}: {record['adopted']}", ""
+
+
+def _entry(record: dict[str, Any]) -> tuple[str, str, str, str, str]:
+    at = _clock(record["at"])
+    if "book" in record:
+        return at, record["book"], f"opened: {_opening(Terms.from_json(record['terms']))}", "", ""
+    if "repaired" in record:
+        return at, "", f"taken as it is: {record['repaired']}", "", ""
+    dataset = record["dataset"]
+    if "fingerprint" in record:
+        return at, dataset, f"run {record['run'][:8]} started", "", ""
+    if is_about_run(record):
+        what, steps = _about_run(record)
+        return at, dataset, f"run {record['run'][:8]} {what}", "", steps
+    if "peak" in record:
+        return at, dataset, "moved here from memory", "", ""
+    what = f"{record['query'] or 'run'} {record['run'][:8]}: {record['purpose']}"
+    if record.get("kind", "cells") != "cells":
+        what += f" ({record['kind']})"
+    last = record["step"] + record.get("repeat", 1) - 1
+    steps = f"{record['step']}..{last}" if last > record["step"] else str(last)
+    each = " each" if last > record["step"] else ""
+    return at, dataset, what, show(Fraction(record["amount"])) + each, steps
+
+
+def _clock(at: str) -> str:
+    return at[:19].replace("T", " ")

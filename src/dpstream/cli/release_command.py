@@ -1,0 +1,234 @@
+"""`dpstream release`: publish a series from a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpstream.cli.command_options import (
+    BUDGET,
+    Payer,
+    SecretFile,
+    SharedLedger,
+    build_mechanism,
+    tell_storage,
+)
+from dpstream.cli.mechanisms_command import complete_mechanism
+from dpstream.cli.output import AsJson, note, print_json, progress_bar
+from dpstream.cli.series_files import (
+    SeriesRows,
+    as_csv,
+    check_target,
+    read_series,
+    records,
+    write_series,
+)
+from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.mechanisms import name_of
+from dpstream.mechanisms.base import Mechanism
+from dpstream.mechanisms.runner import Runner
+from dpstream.mechanisms.series import Series
+from dpstream.optional import optional
+from dpstream.privacy.amounts import show
+from dpstream.privacy.state.secret import beside
+
+_PARAMETERS = "Parameters of the mechanism"
+_DEFAULT = "pacer"  # the w-event mechanism that is nowhere far from the best
+_DELAYED = "block_smoother"  # the same for series that may be late
+
+
+def release(
+    source: Annotated[Path, typer.Argument(metavar="SERIES", help="A .csv or .parquet file.")],
+    mechanism: Annotated[
+        str | None,
+        typer.Option(
+            "--mechanism",
+            "-m",
+            autocompletion=complete_mechanism,
+            help=f"One of those that `dpstream mechanisms` lists; with --window, {_DEFAULT}; "
+            f"with --delay, {_DELAYED}.",
+        ),
+    ] = None,
+    epsilon: Annotated[str | None, typer.Option(rich_help_panel=_PARAMETERS)] = None,
+    window: Annotated[
+        str | None, typer.Option(help="Steps protected together (w).", rich_help_panel=_PARAMETERS)
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option(help="Steps to wait.", rich_help_panel=_PARAMETERS)
+    ] = None,
+    lo: Annotated[
+        str | None, typer.Option(help="Lowest value (public).", rich_help_panel=_PARAMETERS)
+    ] = None,
+    hi: Annotated[
+        str | None, typer.Option(help="Highest value (public).", rich_help_panel=_PARAMETERS)
+    ] = None,
+    quantum: Annotated[
+        str | None, typer.Option(help="Grid of the values.", rich_help_panel=_PARAMETERS)
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any other parameter; may be repeated.",
+            rich_help_panel=_PARAMETERS,
+        ),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--column", help="Publish only this column; may be repeated."),
+    ] = None,
+    time: Annotated[str | None, typer.Option(help="Column that orders the steps.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A .csv, .parquet or .jsonl file instead of stdout.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the first column with its error band (.png, .svg).")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory that lets this release be repeated and extended.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = None,
+    final: Annotated[
+        bool,
+        typer.Option(
+            "--final",
+            help="The series has ended: publish what a delay still holds back. Without --state "
+            "that is always so.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = False,
+    secret: SecretFile = None,
+    ledger: SharedLedger = None,
+    dataset: Payer = "stream",
+    as_json: AsJson = False,
+) -> None:
+    """Publish a series under differential privacy, one row a step."""
+    flags = {"epsilon": epsilon, "window": window, "delay": delay}
+    flags |= {"lo": lo, "hi": hi, "quantum": quantum}
+    chosen = build_mechanism(mechanism or _default(window, delay), flags, settings or [])
+    check_target(out)
+    check_target(plot, (".png", ".svg", ".pdf"))
+    if plot is not None:
+        optional("matplotlib.pyplot", extra="plot", who="--plot")
+    rows = read_series(source, columns=columns or [], time=time)
+    _check(chosen, rows, source)
+    runner = _start(chosen, state=state, secret=secret, ledger=ledger, dataset=dataset)
+    try:
+        before = _charges(runner)
+        series = _publish(runner, rows, final=final or state is None)
+        if state is not None and (final or runner.ended):
+            runner.save(state)
+        new_charges = _charges(runner) - before
+        book = next(b for b in runner.ledger.report() if b["dataset"] == dataset)
+    finally:
+        runner.close()
+    if out is not None:
+        write_series(series, out)
+    if plot is not None:
+        stamps = None if rows.stamps is None else rows.stamps[: len(series)]
+        dataclasses.replace(series, times=stamps).plot(path=str(plot))
+    waiting = len(rows.block) - len(series)
+    about = _about(chosen, series, book) | {"new_charges": new_charges, "waiting": waiting}
+    if as_json:
+        print_json(about | ({"out": str(out)} if out else {"rows": [*records(series)]}))
+        return
+    if out is None:
+        sys.stdout.write(as_csv(series))
+        sys.stdout.flush()
+    where = f" to {out}" if out else ""
+    note(
+        f"published {about['steps']} steps{where}, {new_charges or 'no'} new "
+        f"charge{'s' * (new_charges != 1)}; the book "
+        f"{dataset!r} promises {about['promise']}; {show(Fraction(about['left_next_step']))} is "
+        "left at the next step"
+    )
+    if waiting:
+        note(
+            f"{waiting} step{'s' * (waiting != 1)} at the end wait for their delay; --final "
+            "publishes them, and closes the series"
+        )
+
+
+def _default(window: str | None, delay: str | None) -> str:
+    """The mechanism when none is named: a window asks for w-event privacy, a delay for a series."""
+    if (window is None) == (delay is None):
+        raise InvalidParameter(
+            "release needs --mechanism (`dpstream mechanisms` lists them), or --window: then it "
+            f"uses {_DEFAULT}; or --delay, with --lo and --hi: then it uses {_DELAYED}"
+        )
+    flag, chosen = ("--delay", _DELAYED) if window is None else ("--window", _DEFAULT)
+    note(f"--mechanism is not given: with {flag} it is {chosen}")
+    return chosen
+
+
+def _start(
+    mechanism: Mechanism,
+    *,
+    state: Path | None,
+    secret: Path | None,
+    ledger: Path | None,
+    dataset: str,
+) -> Runner:
+    """A new run, or (with a state directory) the same one again; tell what was created."""
+    kept = secret if secret is not None or state is None else beside(state)
+    existed = kept is None or kept.exists()
+    query = name_of(mechanism)
+    if state is None:
+        runner = Runner(mechanism, secret=secret, ledger=ledger, dataset=dataset, query=query)
+    else:
+        runner = Runner.resume(
+            state, mechanism, secret=secret, ledger=ledger, dataset=dataset, query=query
+        )
+    tell_storage("release", state, ledger)
+    if not existed:
+        note(f"created the secret {kept}; back it up: without it nothing can be repeated")
+    return runner
+
+
+def _check(mechanism: Mechanism, rows: SeriesRows, source: Path) -> None:
+    """Refuse unusable data before a state directory, a book or a secret is made for them."""
+    try:
+        mechanism.check(rows.block)
+    except InvalidInput as problem:
+        raise InvalidInput(f"{rows.where(source)}: {problem}") from None
+
+
+def _charges(runner: Runner) -> int:
+    """How often the ledger has charged this run so far."""
+    lines = (line for book in runner.ledger.report() for line in book["spent_on"])
+    return sum(line["charges"] for line in lines if line["run"] == runner.run_id.hex())
+
+
+def _publish(runner: Runner, rows: SeriesRows, *, final: bool) -> Series:
+    releases = []
+    with progress_bar("publishing") as progress:
+        for done, batch in enumerate(runner.feed(rows.block), start=1):
+            releases += batch
+            progress(done, len(rows.block))
+        if final or runner.ended:
+            releases += runner.finish()
+    return Series.of(releases, run=runner.run_id.hex(), names=rows.names, times=rows.times)
+
+
+def _about(mechanism: Mechanism, series: Series, book: dict[str, Any]) -> dict[str, Any]:
+    fields = dataclasses.fields(mechanism)  # type: ignore[arg-type]
+    return {
+        "mechanism": name_of(mechanism),
+        "parameters": {field.name: str(getattr(mechanism, field.name)) for field in fields},
+        "run": series.run,
+        "dataset": book["dataset"],
+        "promise": book["promise"],
+        "left_next_step": book["left_next_step"],
+        "steps": len(series),
+        "paid_steps": sum(series.paid),
+        "columns": list(series.names),
+    }

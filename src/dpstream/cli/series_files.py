@@ -1,0 +1,274 @@
+"""Series in files: read them from CSV or Parquet, and write what was released."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpstream.errors import InvalidInput, InvalidParameter, no_column
+from dpstream.mechanisms.release import as_steps, check_times
+from dpstream.mechanisms.series import Series
+from dpstream.records import Reals
+
+FORMATS = (".csv", ".parquet", ".jsonl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesRows:
+    """Steps x bins, the bins' names, and each step's time: as written, and as a stamp."""
+
+    block: Reals
+    names: list[str]
+    times: list[Any] | None = None
+    stamps: list[Any] | None = None
+    first_line: int | None = None
+
+    def where(self, path: Path) -> str:
+        """How a row number of an error translates to a line of the file."""
+        return f"{path} (row 0 is line {self.first_line})" if self.first_line else str(path)
+
+
+def read_series(path: Path, *, columns: Sequence[str] = (), time: str | None = None) -> SeriesRows:
+    """The named columns of a .csv or .parquet file; by default all of them but the time."""
+    reader = {".csv": _read_csv, ".parquet": _read_parquet}.get(path.suffix.lower())
+    if reader is None:
+        raise InvalidInput(f"{path} must be a .csv or .parquet file")
+    if not path.is_file():
+        raise InvalidInput(f"there is no file {path}")
+    rows = reader(path, list(dict.fromkeys(columns)), time)
+    taken = {"step", "time", "paid", "held", *(f"{name}_stddev" for name in rows.names)}
+    if clash := taken.intersection(rows.names):
+        raise InvalidInput(
+            f"{path}: the result has its own column {min(clash)!r}; rename that of the input, "
+            "or leave it out with --column"
+        )
+    return rows
+
+
+def _read_parquet(path: Path, columns: list[str], time: str | None) -> SeriesRows:
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowException as problem:
+        reason = str(problem).partition("\n")[0]
+        raise InvalidInput(f"{path} cannot be read as Parquet: {reason}") from None
+    _require(path, [*columns, *([time] if time else [])], table.column_names)
+    if columns:
+        stamps = [f.name for f in table.schema if pa.types.is_temporal(f.type)]
+        kept = [name for name in table.column_names if name in (*columns, time, *stamps[:1])]
+        table = table.select(kept)
+    if table.num_rows == 0:
+        raise InvalidInput(f"{path} has no rows")
+    block, names, times = as_steps(table, time=time)
+    shown = None if times is None else [_plain_time(value) for value in times]
+    return SeriesRows(block=block, names=names or [], times=shown, stamps=times)
+
+
+def _read_csv(path: Path, columns: list[str], time: str | None) -> SeriesRows:
+    header, lines, rows = _cells(path)
+    _require(path, [*columns, *([time] if time else [])], header)
+    if time is None:
+        first = dict(zip(header, rows[0], strict=True))
+        others = (name for name in header if name not in columns)
+        time = next((name for name in others if _is_date(first[name])), None)
+    names = columns or [name for name in header if name != time]
+    if not names:
+        raise InvalidInput(f"{path} has no column to publish besides its time {time!r}")
+    place = {name: header.index(name) for name in [*names, *([time] if time else [])]}
+    block = np.empty((len(rows), len(names)))
+    for j, name in enumerate(names):
+        cells = [row[place[name]] for row in rows]
+        block[:, j] = _numbers(cells, lines, path=path, name=name, time=time)
+    if time is None:
+        return SeriesRows(block=block, names=names, first_line=lines[0])
+    times = [row[place[time]].strip() for row in rows]
+    stamps = _stamps(times, lines, path=path, name=time)
+    rows_read = SeriesRows(
+        block=block, names=names, times=times, stamps=stamps, first_line=lines[0]
+    )
+    try:
+        check_times(stamps, time)
+    except InvalidInput as problem:
+        raise InvalidInput(f"{rows_read.where(path)}: {problem}") from None
+    return rows_read
+
+
+def _cells(path: Path) -> tuple[list[str], list[int], list[list[str]]]:
+    """Header, and each row's cells with its line number; every row as wide as the header."""
+    lines: list[int] = []
+    rows: list[list[str]] = []
+    blank = 0
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            header = [name.strip() for name in next(reader, [])]
+            _check_header(path, header)
+            for row in reader:
+                if not row:
+                    blank = blank or reader.line_num
+                    continue
+                if blank:
+                    raise InvalidInput(f"{path}, line {blank} is empty; every step needs a row")
+                if len(row) != len(header):
+                    raise InvalidInput(
+                        f"{path}, line {reader.line_num} has {len(row)} cells but the header has "
+                        f"{len(header)}; write 0 for a bin without events"
+                    )
+                lines.append(reader.line_num)
+                rows.append(row)
+        except csv.Error as problem:
+            raise InvalidInput(f"{path}, line {reader.line_num}: {problem}") from None
+        except UnicodeDecodeError as problem:
+            raise InvalidInput(f"{path} is not UTF-8 text: {problem}") from None
+    if not rows:
+        raise InvalidInput(f"{path} has a header but no rows")
+    return header, lines, rows
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    if not any(header):
+        raise InvalidInput(f"{path} is empty; a header and at least one row are needed")
+    if any(_is_number(name) for name in header):
+        raise InvalidInput(
+            f"{path}, line 1 must be a header with column names; got {','.join(header)}"
+        )
+    if "" in header or len(set(header)) < len(header):
+        raise InvalidInput(f"{path}, line 1: column names must be there and differ; got {header}")
+
+
+def _require(path: Path, wanted: Sequence[str], there: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in there:
+            raise no_column(str(path), name, there)
+
+
+def _numbers(
+    cells: list[str], lines: list[int], *, path: Path, name: str, time: str | None
+) -> list[float]:
+    numbers = []
+    for cell, line in zip(cells, lines, strict=True):
+        if not _is_number(cell):
+            hint = "name the columns to publish with --column"
+            if time is None:
+                hint += ", the time column with --time"
+            shown = f"is {cell!r}, which is not a finite number" if cell.strip() else "is empty"
+            raise InvalidInput(f"{path}, line {line}, column {name!r} {shown}; {hint}")
+        numbers.append(float(cell))
+    return numbers
+
+
+def _stamps(cells: list[str], lines: list[int], *, path: Path, name: str) -> list[Any]:
+    """Whole numbers as they are, everything else as UTC time."""
+    convert: Callable[[str], Any] = int if cells[0].isdecimal() else _stamp
+    wanted = (
+        "a whole number, as the first row"
+        if convert is int
+        else "a date or time such as 2024-01-31 or 2024-01-31T12:00:00"
+    )
+    stamps: list[Any] = []
+    for cell, line in zip(cells, lines, strict=True):
+        try:
+            stamps.append(convert(cell))
+        except ValueError:
+            raise InvalidInput(
+                f"{path}, line {line}, column {name!r} is {cell!r}; it must be {wanted}"
+            ) from None
+    return stamps
+
+
+def _stamp(text: str) -> np.datetime64:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return np.datetime64(text, "s")  # such as 2024-01
+    if moment.tzinfo is not None:
+        moment = moment.astimezone(UTC).replace(tzinfo=None)
+    return np.datetime64(moment, "s")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return bool(np.isfinite(float(text)))
+    except ValueError:
+        return False
+
+
+def _is_date(text: str) -> bool:
+    if _is_number(text) or not text.strip():
+        return False
+    try:
+        return not np.isnat(_stamp(text.strip()))
+    except ValueError:
+        return False
+
+
+def _plain_time(value: Any) -> Any:
+    """A time of an Arrow column, ready for CSV and JSON."""
+    return str(value) if isinstance(value, np.datetime64) else value.item()
+
+
+def check_target(path: Path | None, formats: tuple[str, ...] = FORMATS) -> None:
+    """Refuse what could not be written, before any budget is spent."""
+    if path is None:
+        return
+    if path.suffix.lower() not in formats:
+        raise InvalidParameter(f"{path} must end in {' or '.join(formats)}")
+    if not path.parent.is_dir():
+        raise InvalidParameter(f"there is no folder {path.parent} to write {path.name} to")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InvalidParameter(f"{path} cannot be written")
+
+
+def write_series(series: Series, path: Path) -> None:
+    """Put the series under `path`, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    if path.suffix.lower() == ".parquet":
+        pq.write_table(pa.table(series.columns()), temporary)
+    else:
+        text = as_csv(series) if path.suffix.lower() == ".csv" else as_jsonl(series)
+        temporary.write_text(text, encoding="utf-8", newline="")
+    os.replace(temporary, path)
+
+
+def as_csv(series: Series) -> str:
+    """A header and one line a step; an unknown stddev is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(series.columns())
+    for record in records(series):
+        writer.writerow(_cell(value) for value in record.values())
+    return text.getvalue()
+
+
+def as_jsonl(series: Series) -> str:
+    """One JSON object a line and step."""
+    return "".join(json.dumps(record) + "\n" for record in records(series))
+
+
+def records(series: Series) -> Iterator[dict[str, Any]]:
+    """One plain dict a step, ready for JSON."""
+    columns = series.columns()
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, map(_plain, values), strict=True))
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, float):
+        return None if math.isnan(value) else int(value) if value.is_integer() else value
+    return value
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, bool) else value

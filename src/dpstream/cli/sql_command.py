@@ -1,0 +1,265 @@
+"""`dpstream sql`: one query, published at once or for as long as it runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+
+from dpstream.cli.command_options import (
+    BUDGET,
+    Payer,
+    SecretFile,
+    SharedLedger,
+    literal,
+    read_settings,
+    tell_storage,
+)
+from dpstream.cli.output import INTERRUPTED, AsJson, note, print_json
+from dpstream.cli.releases import show, zone_of
+from dpstream.cli.watch import (
+    Books,
+    Stopper,
+    charged_runs,
+    is_unfinished,
+    progress,
+    tell_charges,
+    tell_operator,
+)
+from dpstream.connectors.sinks import DirectorySink
+from dpstream.connectors.storage import safe_name
+from dpstream.engines.memory import keep_freed_memory
+from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.pipeline.start import refuse_lost_secret
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.state.secret import beside
+from dpstream.session import Run, run
+from dpstream.session.budget import AnyQuery
+from dpstream.sql.plan import Compiled, compile_sql
+from dpstream.sql.remarks import remarks
+
+Text = Annotated[
+    str, typer.Argument(metavar="SQL", help="The query, a .sql file, or - for standard input.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="OPTION=VALUE",
+        help="An option of the privacy clause, before that of the text; may be repeated.",
+    ),
+]
+
+
+def compile_text(text: str, name: str | None, settings: Sequence[str]) -> Compiled:
+    """SQL from the command line, a file or standard input, with its options."""
+    path = Path(text)
+    if text == "-":
+        text = sys.stdin.read()
+    elif path.suffix == ".toml":
+        raise InvalidInput(f"{path} is no SQL; a pipeline is run by: dpstream run {path}")
+    elif _is_file(path):
+        name = name or path.stem
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise InvalidInput(f"{path} is not UTF-8 text") from None
+    options = {key: literal(value) for key, value in read_settings(settings, word="option").items()}
+    groups = options.get("public_groups", ())
+    if not isinstance(groups, tuple):
+        options["public_groups"] = (groups,)
+    return compile_sql(text, name, **options)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.suffix == ".sql" or path.is_file()
+    except OSError:  # longer than any path: it is SQL
+        return False
+
+
+class PrintedReleases:
+    """A sink beside the terminal; its folder is made by the first release, in a state that is."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._sink: DirectorySink | None = None
+
+    @classmethod
+    def beside(cls, state: Path | None, query: AnyQuery) -> PrintedReleases | None:
+        """In a state directory; None without one, and for a query that never ends."""
+        if state is None or query.schedule.steps is None:
+            return None
+        return cls(state / "released")
+
+    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Keep a release, unless it is there."""
+        if self._sink is None:
+            self._sink = DirectorySink(self._folder)
+        self._sink.write(query, window, trigger, table)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def releases(self, query: str) -> list[pa.Table]:
+        """What is there, in the order in which it was published."""
+        releases = [
+            pq.read_table(path) for path in self._folder.glob(f"{safe_name(query)}-w*.parquet")
+        ]
+        return sorted(releases, key=_place)
+
+
+def _place(release: pa.Table) -> tuple[str, int]:
+    facts = json.loads(release.schema.metadata[b"dpstream"])
+    return facts["trigger_time"] or "", facts["window"]
+
+
+def sql(
+    text: Text,
+    sources: Annotated[
+        list[str],
+        typer.Option(
+            "--source",
+            metavar="TABLE=PATH",
+            help="What the table in FROM is: files, a glob, a directory, - for standard input, or "
+            "a server such as kafka://HOST:PORT/TOPIC (see `dpstream sources`).",
+        ),
+    ],
+    sink: Annotated[
+        list[str] | None,
+        typer.Option(help="A directory, database or server for the releases; may be repeated."),
+    ] = None,
+    settings: Settings = None,
+    name: Annotated[str | None, typer.Option(help="What its releases are called.")] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Read a directory that grows, by the clock.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Print every release in full, not only a window's last.")
+    ] = False,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory that lets this query go on after a stop.", rich_help_panel=BUDGET
+        ),
+    ] = None,
+    secret: SecretFile = None,
+    ledger: SharedLedger = None,
+    dataset: Payer = "stream",
+    as_json: AsJson = False,
+) -> None:
+    """Publish a query's releases under differential privacy."""
+    compiled = compile_text(text, name, settings or [])
+    query = compiled.query
+    given = _source(compiled, sources)
+    if text == "-" and "-" in given:
+        raise InvalidParameter("standard input cannot be the query and its source at once")
+    secret_file = secret if secret is not None or state is None else beside(state)
+    if secret_file is not None and state is not None:
+        refuse_lost_secret(secret_file, [state])
+    existed = secret_file is None or secret_file.exists()
+    kept = None if sink else PrintedReleases.beside(state, query)
+    book: Books = ledger or (Ledger() if state is None else state / "ledger")
+    stopper = Stopper(as_json=as_json)
+    keep_freed_memory()
+    running = run(
+        query,
+        source=given[0] if len(given) == 1 else given,
+        sink=sink or kept,
+        checkpoint_location=state,
+        live=live,
+        secret=secret,
+        ledger=book if isinstance(book, Ledger) else ledger,
+        dataset=dataset,
+        clock=stopper,
+    )
+    before = charged_runs(book, dataset)
+    tell_storage("query", state, ledger)
+    for words in remarks(compiled):
+        note(words)
+    shown = None if sink else query
+    count = _publish(running, stopper, shown, as_json=as_json, everything=everything)
+    if not existed:
+        note(f"created the secret {secret_file}; back it up: without it this query cannot go on")
+    new = tell_charges([query], before, book, dataset)
+    tell_operator([running], {query.name: None if state is None else state / "dead-letters"})
+    interrupted = bool(stopper.signals) and is_unfinished([running])
+    if sink and as_json:
+        about = {
+            "query": query.name,
+            "releases": count,
+            "sink": sink,
+            "dataset": dataset,
+            "new_charges": new,
+            "finished": not interrupted,
+            "operator_only": running.operator.counts(),
+        }
+        print_json(about)
+    elif sink:
+        note(f"published {count} releases to {', '.join(sink)}")
+    if not count and not interrupted:
+        _show_again(kept, query, sink, as_json=as_json, everything=everything)
+    if interrupted:
+        anew = "without --state it cannot go on: it would begin anew, and be charged anew"
+        note(f"stopped; {'the same command again goes on from here' if state else anew}")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _source(compiled: Compiled, sources: Sequence[str]) -> list[str]:
+    """The paths that the query's table stands for."""
+    paths = []
+    for source in sources:
+        table, equals, path = source.partition("=")
+        if not equals or not table or not path:
+            raise InvalidParameter(
+                f"--source needs table=path; got {source!r}; write --source {compiled.table}=PATH"
+            )
+        if table != compiled.table:
+            raise InvalidParameter(
+                f"the query reads {compiled.table!r}, but --source names {table!r}; write "
+                f"--source {compiled.table}={path}"
+            )
+        paths.append(path)
+    return paths
+
+
+def _publish(
+    running: Run, stopper: Stopper, query: AnyQuery | None, *, as_json: bool, everything: bool
+) -> int:
+    """Run it to its end, or until it is stopped; how many releases. A `query`'s are shown."""
+    count = 0
+    with running, stopper.stop_on_signals(), progress([running], as_json=as_json) as draw:
+        for release in running:
+            count += 1
+            if query is not None:
+                show(release, as_lines=as_json, zone=zone_of(query), everything=everything)
+            draw()
+            if stopper.signals:
+                running.stop()
+    return count
+
+
+def _show_again(
+    kept: PrintedReleases | None,
+    query: AnyQuery,
+    sink: Sequence[str] | None,
+    *,
+    as_json: bool,
+    everything: bool,
+) -> None:
+    """What an earlier run has published: showing it again costs nothing."""
+    releases = [] if kept is None else kept.releases(query.name)
+    if releases:
+        note("this was published before; here it is again, the same numbers, at no cost")
+        for release in releases:
+            show(release, as_lines=as_json, zone=zone_of(query), everything=everything)
+    elif sink:
+        note(f"this was published before; {', '.join(sink)} has it if that run wrote there")
+    else:
+        note("this was published before; the run that did has it, in its output or its sink")

@@ -1,0 +1,269 @@
+"""A route as a value: where it is, what it takes and gives; its OpenAPI follows from that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import KW_ONLY, dataclass, field
+from hashlib import blake2b
+from typing import Any, Literal
+
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+_NUMBERS = re.compile(r"-?[0-9]{1,18}")
+Given = Mapping[str, Any]
+Handler = Callable[[Request, Given], Response | Awaitable[Response]]
+_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+_REFUSALS = {
+    401: "the token is missing or wrong",
+    404: "there is no such thing",
+    409: "not possible here",
+    413: "the body is too large",
+    414: "the address is too long",
+    415: "the body is of a kind that is not taken",
+    422: "a parameter or the body cannot be used",
+    429: "too many requests",
+    503: "not now; try again later",
+}
+
+
+class Refusal(Exception):
+    """An answer that is no success; its words are fixed, and hold nothing of data or request."""
+
+    def __init__(self, status: int, words: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(words)
+        self.status, self.words, self.headers = status, words, headers or {}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a query string or path."""
+
+    name: str
+    about: str
+    _: KW_ONLY
+    kind: Literal["integer", "number", "string"] = "string"
+    default: Any = None
+    least: float | None = None
+    most: float | None = None
+    longest: int = 4096
+    choices: Sequence[str] | None = None
+    pattern: str | None = None
+    names: Sequence[str] = ()
+    """What there is; another name is not refused here, but not found."""
+    repeated: int = 1
+    """How often it may be given."""
+    required: bool = False
+    place: Literal["query", "path"] = "query"
+
+    def read(self, given: Sequence[str]) -> Any:
+        """The checked value, or values."""
+        if not given:
+            if self.required:
+                raise Refusal(422, f"the parameter {self.name} is missing")
+            return [] if self.repeated > 1 else self.default
+        if len(given) > self.repeated:
+            times = "once" if self.repeated == 1 else f"{self.repeated} times"
+            raise Refusal(422, f"the parameter {self.name} may be given {times} at most")
+        values = [self._one(text) for text in given]
+        return values if self.repeated > 1 else values[0]
+
+    def _one(self, text: str) -> Any:
+        value: Any = text
+        fits = len(text) <= self.longest
+        if self.kind == "integer":
+            fits = fits and _NUMBERS.fullmatch(text) is not None
+            value = int(text) if fits else 0
+        elif self.kind == "number":
+            value = _number(text) if fits else math.nan
+            fits = math.isfinite(value)
+        if self.kind == "string":
+            fits = fits and (self.choices is None or text in self.choices)
+            fits = fits and (self.pattern is None or re.fullmatch(self.pattern, text) is not None)
+            fits = fits and _is_text(text)
+        else:
+            fits = fits and (self.least is None or value >= self.least)
+            fits = fits and (self.most is None or value <= self.most)
+        if not fits:
+            raise Refusal(422, f"the parameter {self.name} must be {self.wanted}")
+        return value
+
+    @property
+    def wanted(self) -> str:
+        """What may be given, in words."""
+        if self.choices is not None:
+            return f"one of {', '.join(self.choices)}"
+        if self.kind == "string":
+            shape = f" that matches {self.pattern}" if self.pattern else ""
+            return f"text of at most {self.longest} characters{shape}"
+        ends = [f"at least {self.least:g}" if self.least is not None else ""]
+        ends += [f"at most {self.most:g}" if self.most is not None else ""]
+        limits = " and ".join(end for end in ends if end)
+        return f"{'a whole number' if self.kind == 'integer' else 'a number'} {limits}".strip()
+
+    def openapi(self) -> dict[str, Any]:
+        """As OpenAPI has it."""
+        schema: dict[str, Any] = {"type": self.kind}
+        if self.kind == "string":
+            schema["maxLength"] = self.longest
+        for key, value in (("minimum", self.least), ("maximum", self.most)):
+            if value is not None and self.kind != "string":
+                schema[key] = int(value) if self.kind == "integer" else value
+        if self.choices is not None:
+            schema = {"type": "string", "enum": list(self.choices)}
+        if self.names:
+            schema = {"type": "string", "enum": list(self.names)}
+        if self.pattern is not None:
+            schema["pattern"] = self.pattern
+        if self.default is not None:
+            schema["default"] = self.default
+        if self.repeated > 1:
+            schema = {"type": "array", "items": schema, "maxItems": self.repeated}
+        required = self.required or self.place == "path"
+        return {
+            "name": self.name,
+            "in": self.place,
+            "required": required,
+            "description": self.about,
+            "schema": schema,
+        }
+
+
+def read_all(parameters: Sequence[Parameter], query: QueryParams) -> dict[str, Any]:
+    """The checked parameters of a query string; what nobody asked for is not looked at."""
+    return {
+        each.name: each.read(query.getlist(each.name))
+        for each in parameters
+        if each.place == "query"
+    }
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text) if len(text) < 40 else math.nan
+    except ValueError:
+        return math.nan
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One route; `quick` ones are answered on the event loop, others on a thread."""
+
+    path: str
+    summary: str
+    handler: Handler
+    _: KW_ONLY
+    parameters: Sequence[Parameter] = ()
+    method: str = "GET"
+    gives: Mapping[str, Any] = field(
+        default_factory=lambda: {"application/json": {"type": "object"}}
+    )
+    """Content types of a success, and their schemas."""
+    status: int = 200
+    refuses: Sequence[int] = (422, 429)
+    takes: Mapping[str, Any] | None = None
+    """Content types of the body."""
+    quick: bool = False
+
+    def route(self, pool: Executor | None = None) -> Route:
+        """For the router; `pool`: the threads that answer, by default those that all share."""
+
+        async def answer(request: Request) -> Response:
+            given = {
+                each.name: each.read([request.path_params[each.name]])
+                for each in self.parameters
+                if each.place == "path"
+            }
+            given |= read_all(self.parameters, request.query_params)
+            if self.quick:
+                answered = self.handler(request, given)
+            else:
+                answered = await asyncio.get_running_loop().run_in_executor(
+                    pool, self.handler, request, given
+                )
+            return answered if isinstance(answered, Response) else await answered
+
+        return Route(self.path, answer, methods=[self.method], name=self.path)
+
+    def openapi(self) -> dict[str, Any]:
+        """As OpenAPI has it."""
+        content = {kind: {"schema": schema} for kind, schema in self.gives.items()}
+        responses: dict[str, Any] = {str(self.status): {"description": "ok", "content": content}}
+        if self.method == "GET":
+            responses["304"] = {"description": "it has not changed"}
+        for status in self.refuses:
+            responses[str(status)] = {"description": _REFUSALS[status], "content": _ERROR}
+        operation: dict[str, Any] = {
+            "summary": self.summary,
+            "operationId": _operation(self.method, self.path),
+            "parameters": [each.openapi() for each in self.parameters],
+            "responses": responses,
+        }
+        if self.takes is not None:
+            body = {kind: {"schema": schema} for kind, schema in self.takes.items()}
+            operation["requestBody"] = {"required": True, "content": body}
+        return operation
+
+
+def openapi(
+    title: str, endpoints: Sequence[Endpoint], *, version: str, about: str, secured: bool = False
+) -> dict[str, Any]:
+    """The OpenAPI document of an application."""
+    paths: dict[str, Any] = {}
+    for each in endpoints:
+        paths.setdefault(each.path, {})[each.method.lower()] = each.openapi()
+    error = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+    components: dict[str, Any] = {"schemas": {"Error": error}}
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": version, "description": about},
+        "paths": paths,
+        "components": components,
+    }
+    if secured:
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
+    return document
+
+
+def json_answer(request: Request, content: Any, status: int = 200) -> Response:
+    """The content as JSON; a client that has the same bytes already gets 304."""
+    body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+    tag = etag(body)
+    headers = {"etag": tag, "cache-control": "no-cache"}
+    if status == 200 and tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
+
+
+def etag(body: bytes) -> str:
+    """A digest that stands for these bytes in a cache."""
+    return f'"{blake2b(body, digest_size=16).hexdigest()}"'
+
+
+def find_or_404(things: Mapping[str, Any], name: str, what: str) -> Any:
+    """A thing by its name, or 404."""
+    thing = things.get(name)
+    if thing is None:
+        raise Refusal(404, f"there is no such {what}")
+    return thing
+
+
+def _operation(method: str, path: str) -> str:
+    words = [word.strip("{}").replace("-", "_").replace(".", "_") for word in path.split("/")]
+    return "_".join([method.lower(), *(word for word in words if word)])

@@ -1,0 +1,318 @@
+"""What is public before a row is read: all of it follows from the pipeline file."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from threading import BoundedSemaphore, Lock
+from typing import Any
+
+import pyarrow as pa
+
+from dpstream.connectors.storage import safe_name
+from dpstream.errors import InvalidParameter
+from dpstream.mechanisms import name_of
+from dpstream.pipeline import Pipeline
+from dpstream.pipeline.books import Book
+from dpstream.privacy.charges import Terms
+from dpstream.privacy.ledger import Ledger
+from dpstream.privacy.run_directory import read_about
+from dpstream.serve.endpoints import Refusal
+from dpstream.session.budget import AnyQuery
+from dpstream.sql.explain import explain
+from dpstream.sql.explain_users import measure_name
+from dpstream.stages.plan import planned
+from dpstream.stages.query import Query
+from dpstream.stages.query_types import types_before_rows
+from dpstream.stages.release_table import release_schema
+from dpstream.stages.series_query import SeriesQuery
+from dpstream.stages.series_table import series_schema
+
+_PLACE = ("window_start", "window_end", "trigger_time", "release_index")
+_OPERATORS = ("memory", "drawing")  # of no use to a reader of the releases
+Line = dict[str, Any]
+_FIELDS = ("epsilon", "delta", "max_groups_contributed", "max_rows_per_group")
+_ONE_AT_A_TIME = Lock()  # a calibration takes a while, and must not take every thread
+_FEW = BoundedSemaphore(2)  # one at work, one that waits for it
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryDescription:
+    """A query as it is shown: its columns, and what is said about it."""
+
+    query: AnyQuery
+    text: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in the pipeline."""
+        return self.query.name
+
+    @cached_property
+    def rows(self) -> Query:
+        """The query, or the rows that a mechanism reads."""
+        return self.query.rows if isinstance(self.query, SeriesQuery) else self.query
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of its releases; keys that nothing is known of stand as text."""
+        if isinstance(self.query, SeriesQuery):
+            return series_schema(self.query, types_before_rows(self.rows))
+        return release_schema(planned(self.rows.starting(0)), types_before_rows(self.rows))
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The columns that tell its rows apart."""
+        return [name for name in self.rows.keys if name in self.schema.names]
+
+    @cached_property
+    def figures(self) -> list[str]:
+        """The published numbers."""
+        names = self.schema.names
+        extra = {f"{name}{more}" for name in names for more in ("_stddev", "_low", "_high")}
+        return [
+            name
+            for name in names
+            if name not in extra
+            and name not in (*self.keys, *_PLACE, "held")
+            and self._number(name)
+        ]
+
+    def _number(self, name: str) -> bool:
+        kind = self.schema.field(name).type
+        return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
+
+    def spread(self, figure: str, kind: str = "stddev") -> str | None:
+        """The column with a figure's standard deviation, or an end of its interval."""
+        name = f"{figure}_{kind}"
+        return name if name in self.schema.names else None
+
+    @property
+    def holds(self) -> bool:
+        """Does a release say which values repeat earlier ones?"""
+        return "held" in self.schema.names
+
+    @property
+    def partial(self) -> bool:
+        """Does a release hold only the rows that have changed?"""
+        query = self.query
+        return isinstance(query, Query) and (query.min_change is not None or query.in_rounds)
+
+    @cached_property
+    def public(self) -> dict[str, Any]:
+        """As the feed shows it."""
+        facts = explain(self.query).to_json()
+        budget = facts["budget"]
+        series = isinstance(self.query, SeriesQuery)
+        terms = self.query.mechanism.terms() if isinstance(self.query, SeriesQuery) else None
+        return {
+            "name": self.name,
+            "sql": self.text,
+            "columns": {
+                "keys": self.keys,
+                "aggregates": [
+                    {"name": name, **{k: self.spread(name, k) for k in ("stddev", "low", "high")}}
+                    for name in self.figures
+                ],
+            },
+            "unit": self.rows.unit,
+            "unit_period": None if series else self.rows.period_in_words,
+            "protected": self.query.protected,
+            "epsilon": budget.get("epsilon", budget.get("total")),
+            "delta": budget.get("delta"),
+            "measure": "epsilon" if terms is None else terms.measure,
+            "windows": self._windows(facts["schedule"]),
+            "strategy": None if series else self.rows.strategy,
+            "mechanism": (
+                name_of(self.query.mechanism) if isinstance(self.query, SeriesQuery) else None
+            ),
+            "live": self.query.live,
+            "explain": {key: fact for key, fact in facts.items() if key not in _OPERATORS},
+        }
+
+    def _windows(self, schedule: dict[str, Any]) -> dict[str, Any]:
+        window = self.rows.window
+        return {
+            "kind": "global" if window is None else window.kind,
+            "size": schedule["window"],
+            "every": schedule["every"],
+            "start": schedule["start"],
+            "end": schedule["end"],
+            "releases_per_window": schedule["releases_per_window"],
+        }
+
+
+def describe_queries(pipeline: Pipeline) -> dict[str, QueryDescription]:
+    """The queries of a pipeline, by name, which is a part of an address."""
+    for query in pipeline.queries:
+        if "/" in query.name or query.name in (".", ".."):
+            raise InvalidParameter(
+                f"the name {query.name!r} of a query cannot be a part of an address; rename it"
+            )
+    return {
+        query.name: QueryDescription(query=query, text=pipeline.texts.get(query.name))
+        for query in pipeline.queries
+    }
+
+
+def declared_books(pipeline: Pipeline) -> list[dict[str, Any]]:
+    """The budget of each dataset: what was promised, and what each query was declared to take.
+
+    All amounts follow from the pipeline file. What a mechanism has really spent step by step, when,
+    and how far a run has come, is in the ledger file, for the operator.
+    """
+    return [_book(book, pipeline) for book in pipeline.books]
+
+
+def _book(book: Book, pipeline: Pipeline) -> dict[str, Any]:
+    terms = book.terms()
+    lines: list[Line] = []
+    for query in book.queries:
+        if isinstance(query, SeriesQuery):
+            lines.append(_series_charge(query, terms))
+        else:
+            lines += _user_charges(query)
+    lines += _others(book, terms, pipeline)
+    spent = sum((line["exact"] for line in lines), Fraction(0))
+    for line in lines:
+        line["amount"] = float(line.pop("exact"))
+        line["share"] = line["amount"] / float(terms.total)
+    return {
+        "dataset": book.dataset,
+        "promise": terms.describe(),
+        "unit": terms.unit,
+        "protects": terms.change,
+        "period": terms.period if terms.unit == "user" else None,
+        "window": terms.window,
+        "measure": terms.measure,
+        "total": float(terms.total),
+        "spent": float(spent),
+        "left": float(terms.total - spent),
+        "epsilon": float(book.epsilon),
+        "delta": None if book.delta is None else float(book.delta),
+        "spent_on": lines,
+    }
+
+
+def _user_charges(query: Any) -> list[Line]:
+    """The one charge of a run, by what its noise is put on."""
+    plan = planned(query.starting(0))
+    return [
+        {
+            "query": query.name,
+            "purpose": measure_name(measure),
+            "exact": share,
+            "charges": 1,
+            "epsilon": float(query.epsilon),
+            "delta": float(query.delta),
+        }
+        for measure, share in zip(plan.columns, plan.shares, strict=True)
+    ]
+
+
+def _series_charge(query: SeriesQuery, book: Terms) -> Line:
+    """What a mechanism may spend on any unit of its book."""
+    terms = query.mechanism.terms()
+    width, own = book.width or 1, terms.width or 1
+    return {
+        "query": query.name,
+        "purpose": f"{name_of(query.mechanism)}, within any {width} windows",
+        "exact": terms.total * math.ceil(Fraction(width, own)),
+        "charges": 1,
+        "epsilon": float(terms.total) if terms.measure == "epsilon" else None,
+        "delta": None,
+    }
+
+
+def _others(book: Book, terms: Terms, pipeline: Pipeline) -> list[Line]:
+    """What other runs of users have been charged to the same book, in one line.
+
+    Each of their charges was fixed before its first row, too. Mechanisms that spend as they go are
+    left out: how much they have spent by now is the operator's to know.
+    """
+    if terms.unit != "user" or not book.ledger.exists():
+        return []
+    with closing(Ledger(book.ledger)) as ledger:
+        known = next((each for each in ledger.report() if each["dataset"] == book.dataset), None)
+    begun = [read_about(pipeline.state / safe_name(query.name)) for query in book.queries]
+    mine = {about["run"].hex() for about in begun if about is not None}
+    lines = [] if known is None else known["spent_on"]
+    others = [line for line in lines if line["run"] not in mine]
+    if not others:
+        return []
+    total = sum((Fraction(line["amount"]) for line in others), Fraction(0))
+    words = "other runs on this dataset"
+    return [{"query": None, "purpose": words, "exact": total, "charges": len(others)}]
+
+
+def what_if(description: QueryDescription, changes: dict[str, Any]) -> dict[str, Any]:
+    """Error and thresholds as they are, and as they would be."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    if not _FEW.acquire(blocking=False):
+        raise Refusal(503, "too many ask this at the same time", {"retry-after": "1"})
+    try:
+        with _ONE_AT_A_TIME:
+            then = _expected(description, tuple(sorted(given.items())))
+            now = _expected(description, ())
+    except InvalidParameter:
+        raise Refusal(422, "the query cannot be run with these parameters together") from None
+    finally:
+        _FEW.release()
+    return {"query": description.name, "now": now, "then": then}
+
+
+@lru_cache(maxsize=512)
+def _expected(
+    description: QueryDescription, changes: tuple[tuple[str, Any], ...]
+) -> dict[str, Any]:
+    query = description.query
+    if isinstance(query, SeriesQuery):
+        return _expected_of_series(query, dict(changes))
+    changed = replace(query, **_with_rows(query, dict(changes)))
+    facts = explain(changed)
+    return {
+        "epsilon": float(changed.epsilon),
+        "delta": float(changed.delta),
+        "max_groups_contributed": changed.max_groups_contributed,
+        "max_rows_per_group": changed.max_rows_per_group,
+        "columns": facts.columns,
+        "keys": facts.keys,
+    }
+
+
+def _with_rows(query: Query, changes: dict[str, Any]) -> dict[str, Any]:
+    """A limit on all rows that nobody chose follows from the other two."""
+    follows = query.max_rows_contributed == query.max_groups_contributed * query.max_rows_per_group
+    return changes | {"max_rows_contributed": None} if changes and follows else changes
+
+
+def _expected_of_series(query: SeriesQuery, changes: dict[str, Any]) -> dict[str, Any]:
+    for name in _FIELDS[1:]:
+        if name in changes:
+            raise Refusal(409, f"{name} does not apply to a query through a time-series mechanism")
+    if "epsilon" in changes and query.mechanism.epsilon is None:
+        raise Refusal(409, "the mechanism of this query has no epsilon")
+    mechanism: Any = query.mechanism
+    if changes:
+        mechanism = replace(mechanism, **changes)
+    facts = explain(replace(query, mechanism=mechanism))
+    tried = [column.get("tried") or {} for column in facts.columns]
+    return {
+        "epsilon": float(mechanism.epsilon or facts.budget["total"]),
+        "delta": None,
+        "max_groups_contributed": 1,
+        "max_rows_per_group": 1,
+        "columns": [
+            {
+                "column": column["column"],
+                "first": column["first"] if column["first"] is not None else told.get("first"),
+                "last": column["last"] if column["last"] is not None else told.get("last"),
+                "note": column["note"],
+            }
+            for column, told in zip(facts.columns, tried, strict=True)
+        ],
+        "keys": facts.keys,
+    }

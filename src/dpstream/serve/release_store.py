@@ -1,0 +1,408 @@
+"""Releases, kept for those who read them: written by the run, read by the server.
+
+releases.sqlite     one line per release; small ones are in it
+segments/           large ones, a file each, which is durable before its line
+
+A release is written when the engine has it, and gets its number when it is announced: when it is
+handed to the caller who iterates over the run, in the order of the schedule. So numbers do not tell
+which of two queries was worked out faster; they grow by 1 and are never given twice. A kill in
+between leaves releases without a number: `announce_rest` numbers them, again in the order of the
+schedule, before the run goes on; those of a query that was ahead then come before earlier ones of a
+slower query.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock, RLock
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from dpstream.connectors.sinks.directory import file_name
+from dpstream.connectors.sinks.numbers import another_run, run_of
+from dpstream.connectors.storage import open_folder, put_new
+from dpstream.errors import StateError
+from dpstream.privacy.state.files import make_directory, remove_leftovers
+from dpstream.serve.release_segments import Segment, build, decode, encode
+
+FORMAT = 1
+BOOK, SEGMENTS = "releases.sqlite", "segments"
+INLINE = 1 << 16
+"""Bytes of a release that is kept in the book itself."""
+
+_RELEASES = (
+    'CREATE TABLE IF NOT EXISTS releases (query TEXT NOT NULL, "window" INTEGER NOT NULL, '
+    '"trigger" INTEGER NOT NULL, start TEXT, "end" TEXT, time TEXT, planned INTEGER NOT NULL, '
+    "rows INTEGER NOT NULL, content BLOB, id INTEGER, "
+    'PRIMARY KEY (query, "window", "trigger"))'
+)
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS runs (query TEXT PRIMARY KEY, run TEXT NOT NULL)",
+    _RELEASES,
+    "CREATE UNIQUE INDEX IF NOT EXISTS by_number ON releases (id)",
+    "CREATE INDEX IF NOT EXISTS by_query ON releases (query, id)",
+    f"PRAGMA user_version = {FORMAT}",
+)
+PLACE = 'query = ? AND "window" = ? AND "trigger" = ?'
+_RECENT = 8  # windows whose newest segment is kept in memory
+_COLUMNS = 'id, query, "window", "trigger", start, "end", time, planned, rows'
+_OPEN = 512  # segments that are kept open; large ones are mapped, not read
+
+
+def connect(folder: Path, *, reading: bool = False) -> sqlite3.Connection:
+    """Open the book; a commit is on the disk, and readers do not wait for it."""
+    connection = sqlite3.connect(
+        folder / BOOK, isolation_level=None, timeout=30, check_same_thread=False
+    )
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    if tables and version != FORMAT:
+        connection.close()
+        raise StateError(
+            f"{folder / BOOK} has format {version}; this version of dpstream reads format "
+            f"{FORMAT}; use the version that wrote it"
+        )
+    if reading:
+        connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def make_tables(connection: sqlite3.Connection) -> None:
+    """Make the tables of a new book, with the number of their format: all or none."""
+    connection.execute("BEGIN IMMEDIATE")
+    with connection:
+        for statement in _SCHEMA:
+            connection.execute(statement)
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Hold a folder that is there; refused if another process holds it. A kill lets it go."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StateError(
+                f"{folder} is served by another process already; stop that first, or show what is "
+                "there with --no-run"
+            ) from None
+        yield
+    finally:
+        os.close(fd)
+
+
+class ReleaseStore:
+    """A sink for several queries.
+
+    `keys`: by query, the columns that tell its rows apart. `partial`: queries that publish only
+    the rows that have changed.
+    """
+
+    concurrent = True
+
+    def __init__(
+        self, folder: Path, *, keys: Mapping[str, Sequence[str]], partial: Sequence[str] = ()
+    ) -> None:
+        self._folder, self._keys, self._partial = folder, keys, frozenset(partial)
+        self._lock = RLock()
+        self._recent: OrderedDict[tuple[str, int], tuple[int, Segment]] = OrderedDict()
+        make_directory(folder, mode=0o700)
+        open_folder(folder / SEGMENTS)
+        remove_leftovers(folder / SEGMENTS)
+        with self._explained():
+            self._connection = connect(folder)
+            make_tables(self._connection)
+
+    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Keep a release, unless it is there; releases of another run are refused."""
+        about = json.loads(table.schema.metadata[b"dpstream"])
+        with self._lock, self._explained():
+            run = run_of(table)
+            self.fence(query, run)
+            self._connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (query, run))
+            if self._has(query, window, trigger):
+                return
+            segment = build(
+                table,
+                keys=self._keys[query],
+                release=trigger,
+                before=self._before(query, window, trigger),
+                carry=query in self._partial,
+            )
+            content: bytes | None = encode(segment)
+            if content is not None and len(content) > INLINE:
+                put_new(self._path(query, window, trigger), content, private=True)
+                content = None
+            span = (about["window_start"], about["window_end"], about["trigger_time"])
+            line = (query, window, trigger, *span, about["releases"], table.num_rows, content)
+            self._connection.execute(
+                "INSERT INTO releases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", line
+            )
+            self._remember(query, window, trigger, segment)
+
+    def fence(self, query: str, run: str) -> None:
+        """Refuse a query that is here with releases of another run."""
+        with self._lock, self._explained():
+            asked = "SELECT run FROM runs WHERE query = ?"
+            known = self._connection.execute(asked, (query,)).fetchone()
+            if known is not None and known[0] != run:
+                raise another_run(self._folder, query)
+
+    def announce(self, query: str, window: int, trigger: int) -> None:
+        """Give a release its number; a second call does nothing."""
+        with self._lock, self._explained():
+            self._connection.execute(
+                "UPDATE releases SET id = (SELECT COALESCE(MAX(id), 0) + 1 FROM releases) "
+                f"WHERE {PLACE} AND id IS NULL",
+                (query, window, trigger),
+            )
+
+    def announce_rest(self, order: Sequence[str]) -> int:
+        """Number what a kill has left without; how many there were."""
+        with self._lock, self._explained():
+            left = self._connection.execute(
+                'SELECT time, query, "window", "trigger" FROM releases WHERE id IS NULL'
+            ).fetchall()
+            rank = {name: number for number, name in enumerate(order)}
+            left.sort(key=lambda one: (one[0] or "", rank.get(one[1], len(rank)), *one[1:]))
+            for _, query, window, trigger in left:
+                self.announce(query, window, trigger)
+            return len(left)
+
+    def close(self) -> None:
+        """Nothing: every query that writes here closes its sink; see `shut`."""
+
+    def shut(self) -> None:
+        """Close the book."""
+        with self._lock:
+            self._connection.close()
+
+    def _has(self, query: str, window: int, trigger: int) -> bool:
+        asked = f"SELECT 1 FROM releases WHERE {PLACE}"
+        return self._connection.execute(asked, (query, window, trigger)).fetchone() is not None
+
+    def _before(self, query: str, window: int, trigger: int) -> Segment | None:
+        """The window's release before this one."""
+        known = self._recent.get((query, window))
+        if known is not None and known[0] == trigger - 1:
+            return known[1]
+        line = self._connection.execute(
+            f"SELECT content FROM releases WHERE {PLACE}", (query, window, trigger - 1)
+        ).fetchone()
+        if line is None:
+            return None
+        path = self._path(query, window, trigger - 1)
+        return decode(pa.py_buffer(line[0]) if line[0] is not None else path.read_bytes())
+
+    def _remember(self, query: str, window: int, trigger: int, segment: Segment) -> None:
+        self._recent[query, window] = (trigger, segment)
+        self._recent.move_to_end((query, window))
+        while len(self._recent) > _RECENT:
+            self._recent.popitem(last=False)
+
+    def _path(self, query: str, window: int, trigger: int) -> Path:
+        return self._folder / SEGMENTS / file_name(query, window, trigger, "arrow")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as problem:
+            raise StateError(
+                f"{self._folder / BOOK} cannot be written: {problem}; it must be a file that this "
+                "user may write, on a disk with space left"
+            ) from problem
+
+
+class Released(NamedTuple):
+    """A line of the book, in the order of `_COLUMNS`."""
+
+    id: int
+    query: str
+    window: int
+    release: int
+    start: str | None
+    end: str | None
+    time: str | None
+    planned: int
+    rows: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Which release it is, as answers and events say it."""
+        return {
+            "id": self.id,
+            "query": self.query,
+            "window": self.window,
+            "start": self.start,
+            "end": self.end,
+            "release_index": self.release,
+            "releases": self.planned,
+            "time": self.time,
+        }
+
+
+class WindowLine(NamedTuple):
+    """A window, and how often it was published."""
+
+    window: int
+    start: str | None
+    end: str | None
+    releases: int
+    planned: int
+    last_release: int
+    last_time: str | None
+
+
+class ReleaseReader:
+    """Reads the store of a run that may still write; a store that is not there yet is empty.
+
+    `horizon`: releases with a greater number are not seen. `look` moves it to the newest.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._connection: sqlite3.Connection | None = None
+        self._lock = Lock()
+        self._open: OrderedDict[int, Segment] = OrderedDict()
+        self.horizon = 0
+
+    def look(self) -> int:
+        """See what was announced by now."""
+        lines = self._rows("SELECT COALESCE(MAX(id), 0) FROM releases", ())
+        newest = int(lines[0][0]) if lines else 0
+        self.horizon = max(self.horizon, newest)
+        return self.horizon
+
+    def after(self, number: int, limit: int) -> list[Released]:
+        """Releases of all queries after a number, oldest first."""
+        return self._lines("id > ? AND id <= ? ORDER BY id LIMIT ?", number, self.horizon, limit)
+
+    def releases(self, query: str, window: int | None, *, after: int, limit: int) -> list[Released]:
+        """Releases of one query (and window) after a number, oldest first."""
+        if window is None:
+            where = "query = ? AND id > ? AND id <= ? ORDER BY id LIMIT ?"
+            return self._lines(where, query, after, self.horizon, limit)
+        where = 'query = ? AND "window" = ? AND id > ? AND id <= ? ORDER BY id LIMIT ?'
+        return self._lines(where, query, window, after, self.horizon, limit)
+
+    def spread(
+        self, query: str, window: int, *, last: int, also: Sequence[int], limit: int
+    ) -> tuple[list[Released], bool]:
+        """Releases of a window up to the `last`, and whether they are all of them.
+
+        More than `limit` are thinned evenly; the last and `also` are always among them. Strides are
+        powers of two: who asks again finds the same ones, until every second of them has left.
+        """
+        fixed = sorted({last, *also})
+        stride = 1
+        while last > limit and last // stride > max(0, limit - len(fixed)):
+            stride *= 2
+        placeholders = ", ".join("?" for _ in fixed)
+        where = (
+            f'query = ? AND "window" = ? AND id <= ? AND "trigger" <= ? '
+            f'AND ("trigger" % ? = 0 OR "trigger" IN ({placeholders})) ORDER BY "trigger"'
+        )
+        thinned = self._lines(where, query, window, self.horizon, last, stride, *fixed)
+        return thinned, stride == 1
+
+    def newest(self, query: str, window: int | None = None) -> Released | None:
+        """The newest release of a window, or of the newest window."""
+        most = 'id <= ? ORDER BY "window" DESC, "trigger" DESC LIMIT 1'
+        if window is None:
+            lines = self._lines(f"query = ? AND {most}", query, self.horizon)
+        else:
+            lines = self._lines(
+                f'query = ? AND "window" = ? AND {most}', query, window, self.horizon
+            )
+        return lines[0] if lines else None
+
+    def last_of_windows(self, query: str, limit: int) -> list[Released]:
+        """The newest release of each of the newest windows, oldest first."""
+        newest = (
+            f'SELECT {_COLUMNS}, MAX("trigger") FROM releases WHERE query = ? AND id <= ? '
+            'GROUP BY "window" ORDER BY "window" DESC LIMIT ?'
+        )
+        lines = self._rows(newest, (query, self.horizon, limit))
+        return [Released._make(line[:-1]) for line in lines][::-1]
+
+    def windows(self, query: str, *, before: int | None, limit: int) -> list[WindowLine]:
+        """Windows, newest first."""
+        most = "" if before is None else 'AND "window" < ?'
+        asked = (
+            'SELECT "window", start, "end", COUNT(*), planned, MAX("trigger"), time '
+            f"FROM releases WHERE query = ? AND id <= ? {most} "
+            'GROUP BY "window" ORDER BY "window" DESC LIMIT ?'
+        )
+        given: list[Any] = [query, self.horizon]
+        given += [] if before is None else [before]
+        return [WindowLine._make(line) for line in self._rows(asked, [*given, limit])]
+
+    def segment(self, released: Released) -> Segment:
+        """The content of a release."""
+        with self._lock:
+            known = self._open.get(released.id)
+            if known is not None:
+                self._open.move_to_end(released.id)
+                return known
+        place = (released.query, released.window, released.release)
+        ((content,),) = self._rows(f"SELECT content FROM releases WHERE {PLACE}", place)
+        if content is None:
+            segment = decode(pa.memory_map(str(self._path(released))))
+        else:
+            segment = decode(pa.py_buffer(content))
+        with self._lock:
+            self._open[released.id] = segment
+            while len(self._open) > _OPEN:
+                self._open.popitem(last=False)
+        return segment
+
+    def expect(self, released: Released) -> None:
+        """Have the system fetch a large release: it was written past the system's memory."""
+        path = self._path(released)
+        if path.exists():
+            file = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(file)
+
+    def _path(self, released: Released) -> Path:
+        place = (released.query, released.window, released.release)
+        return self._folder / SEGMENTS / file_name(*place, "arrow")
+
+    def close(self) -> None:
+        """Close the book."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _lines(self, where: str, *given: Any) -> list[Released]:
+        statement = f"SELECT {_COLUMNS} FROM releases WHERE {where}"
+        return [Released._make(line) for line in self._rows(statement, given)]
+
+    def _rows(self, statement: str, given: Sequence[Any]) -> list[tuple[Any, ...]]:
+        with self._lock:
+            if self._connection is None:
+                if not (self._folder / BOOK).exists():
+                    return []
+                self._connection = connect(self._folder, reading=True)
+            try:
+                lines: list[tuple[Any, ...]] = self._connection.execute(statement, given).fetchall()
+            except sqlite3.OperationalError as problem:
+                if "no such table" in str(problem):  # it is being made
+                    return []
+                raise
+            return lines

@@ -1,0 +1,63 @@
+"""SQL on logs of real shapes, from the command and from Python."""
+
+import os
+
+import pytest
+
+from benchmarks import queries
+from benchmarks.queries import LISTINGS, REALISTIC, log_file
+from dpstream.cli import main
+from dpstream.cli import sql_command as command
+from dpstream.engines.local import Options
+from dpstream.privacy.state import Secret
+
+ASKED = (*LISTINGS, *REALISTIC)
+
+
+def test_there_are_three_listings_and_ten_queries():
+    """Each with a name of its own."""
+    assert (len(LISTINGS), len(REALISTIC)) == (3, 10)
+    assert len({one.name for one in ASKED}) == 13
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """One folder for the logs."""
+    folder = tmp_path_factory.mktemp("logs")
+    Secret.create(folder / "secret", value=bytes(range(32)))
+    return folder
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda one: one.name)
+def test_the_command_and_python_publish_the_same(asked, place, monkeypatch):
+    """Byte for byte, on a small log of the same shape."""
+    monkeypatch.delenv("DPSTREAM_DATA", raising=False)
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # thousands of them, and nothing is killed
+    source, real = log_file(asked.log, place, rows=6_000)
+    begin, fixed = command.run, Options(run_id=queries.RUN)
+    monkeypatch.setattr(command, "run", lambda *a, **k: begin(*a, **k | {"options": fixed}))
+
+    def here(arguments):
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        assert left.value.code == 0
+
+    row = queries.both(asked, source, place, here)
+
+    assert not real
+    assert row["identical"]
+    assert row["releases"] > 0
+    assert row["rows_published"] > 0 or asked.table == "orders"  # 300 customers are few
+
+
+def test_another_run_publishes_other_noise(place, monkeypatch):
+    """The control: without the common run id the files differ."""
+    monkeypatch.delenv("DPSTREAM_DATA", raising=False)
+    asked = LISTINGS[0]
+    source, _ = log_file(asked.log, place, rows=6_001)
+
+    def here(arguments):
+        with pytest.raises(SystemExit):
+            main(arguments)
+
+    assert not queries.both(asked, source, place / "..", here)["identical"]

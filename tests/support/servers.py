@@ -1,0 +1,438 @@
+"""Real servers for tests and benchmarks: in a folder of their own, on loopback ports.
+
+They are the programs of the system's packages. A server can be killed at any moment and started
+again on what it left; `stop` ends it, and its folder is the caller's to remove.
+
+Kafka is one process in KRaft mode with a small heap. Its jars are put into .cache/kafka by
+`.ci/servers`; DPSTREAM_KAFKA_JARS names another place.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from dpstream.errors import MissingDependency, StateError
+
+_PATIENCE = 120.0  # seconds for a start: a broker on a busy machine takes long
+
+
+class Server:
+    """One server process and its children; `port` stays the same over restarts."""
+
+    name = "server"
+    user: str | None = None
+    """Whom it runs as, if that is not who starts it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        self.prepare()
+
+    @staticmethod
+    def absent() -> str | None:
+        """Why it cannot be started here; None if it can."""
+        raise AssertionError("a server says what it needs")
+
+    def prepare(self) -> None:
+        """Make what the server needs before its first start."""
+
+    def command(self) -> Sequence[str | Path]:
+        """What runs the server in the foreground."""
+        raise AssertionError("a server says how")
+
+    def answers(self) -> bool:
+        """Is it ready for work?"""
+        return listens(self.port)
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        end = time.monotonic() + _PATIENCE
+        while True:
+            with (self.folder / "server.log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    [os.fspath(word) for word in self.command()],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    start_new_session=True, cwd=self.folder, **self._as_user(),
+                )  # fmt: skip
+            while self._process.poll() is None and time.monotonic() < end:
+                if self.answers():
+                    return
+                time.sleep(0.02)
+            self.kill()  # a predecessor that was killed may still hold its memory: once more
+            if time.monotonic() > end:
+                raise StateError(f"{self.name} does not start: {self.log()[-2000:]}")
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """SIGKILL to it and all its children."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Kill it and start it again on what it has."""
+        self.kill()
+        self.start()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Killed; it is back after the `with`."""
+        self.kill()
+        try:
+            yield
+        finally:
+            self.start()
+
+    def stop(self) -> None:
+        """End it."""
+        self._end(signal.SIGKILL)
+
+    def log(self) -> str:
+        """What it has written."""
+        path = self.folder / "server.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def _end(self, number: int) -> None:
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+        self._process.wait()
+        self._process = None
+
+    def _as_user(self) -> dict[str, Any]:
+        if self.user is None or os.geteuid() != 0:
+            return {}
+        return {"user": self.user, "group": pwd.getpwnam(self.user).pw_gid, "extra_groups": []}
+
+
+class PostgresServer(Server):
+    """PostgreSQL with the user `dpstream`, its password in `pgpass`, and the database `postgres`.
+
+    `durable`: a commit is on the disk before it is answered. Without, it survives the death of the
+    server but not that of the machine.
+    """
+
+    name, user = "PostgreSQL", "postgres"
+
+    def __init__(self, folder: Path, *, password: str, durable: bool = False) -> None:
+        self._password, self._durable = password, durable
+        super().__init__(folder)
+
+    @staticmethod
+    def absent() -> str | None:
+        """It needs the programs of a PostgreSQL package."""
+        return None if _postgres("postgres") else "no program postgres; install PostgreSQL"
+
+    @property
+    def passfile(self) -> Path:
+        """The file that PGPASSFILE is to name."""
+        return self.folder / "pgpass"
+
+    @property
+    def address(self) -> str:
+        """Its URI, without the password."""
+        return f"postgres://dpstream@127.0.0.1:{self.port}/postgres"
+
+    def prepare(self) -> None:
+        """Make a cluster whose users need their password."""
+        given = self.folder / "password"
+        given.write_text(self._password + "\n")
+        self.passfile.write_text(f"127.0.0.1:*:*:dpstream:{self._password}\n")
+        self.passfile.chmod(0o600)
+        if self._as_user():
+            owner = pwd.getpwnam("postgres")
+            for path in (self.folder, given):
+                os.chown(path, owner.pw_uid, owner.pw_gid)
+        flags = ["--auth=scram-sha-256", "--username=dpstream", f"--pwfile={given}", "--no-sync"]
+        done = subprocess.run(
+            [_found("initdb"), *flags, "--encoding=UTF8", "--locale=C.UTF-8",
+             f"--pgdata={self.folder / 'data'}"],
+            capture_output=True, text=True, cwd=self.folder, **self._as_user(),
+        )  # fmt: skip
+        given.unlink()
+        if done.returncode:
+            raise StateError(f"initdb failed: {done.stderr[-2000:]}")
+
+    def command(self) -> Sequence[str | Path]:
+        """On loopback alone."""
+        settings = ["listen_addresses=127.0.0.1", f"unix_socket_directories={self.folder}",
+                    f"fsync={'on' if self._durable else 'off'}", "max_connections=40",
+                    "shared_buffers=64MB", "max_prepared_transactions=4"]  # fmt: skip
+        words = [word for setting in settings for word in ("-c", setting)]
+        return [_found("postgres"), "-D", self.folder / "data", "-p", str(self.port), *words]
+
+    def answers(self) -> bool:
+        """Does it take connections?"""
+        words = [_found("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        return listens(self.port) and subprocess.run(words).returncode == 0
+
+
+class NatsServer(Server):
+    """NATS with JetStream and the user `dpstream`, whose password is in the file `password`.
+
+    `config`: further lines of its configuration.
+    """
+
+    name = "NATS"
+
+    def __init__(self, folder: Path, *, password: str, config: str = "") -> None:
+        self._password, self._config = password, config
+        super().__init__(folder)
+
+    @staticmethod
+    def absent() -> str | None:
+        """It needs one program."""
+        return None if _program("nats-server") else "no program nats-server; install it"
+
+    @property
+    def password_file(self) -> Path:
+        """The password alone."""
+        return self.folder / "password"
+
+    @property
+    def address(self) -> str:
+        """Its URI, without the password."""
+        return f"nats://dpstream@127.0.0.1:{self.port}"
+
+    def prepare(self) -> None:
+        """Write its configuration."""
+        self.password_file.write_text(self._password + "\n")
+        self.password_file.chmod(0o600)
+        (self.folder / "nats.conf").write_text(
+            f'listen: "127.0.0.1:{self.port}"\n'
+            f'jetstream {{ store_dir: "{self.folder / "store"}" }}\n'
+            f'authorization {{ user: dpstream, password: "{self._password}" }}\n'
+            f"{self._config}\n"
+        )
+
+    def command(self) -> Sequence[str | Path]:
+        """On loopback alone."""
+        return [_program("nats-server") or "nats-server", "-c", self.folder / "nats.conf"]
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def listens(port: int) -> bool:
+    """Does somebody listen on this loopback port?"""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
+
+
+def _postgres(name: str) -> str | None:
+    """A program of PostgreSQL: on PATH, or the newest where Debian puts them."""
+    places = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda p: p.parts[-3])
+    return shutil.which(name) or (str(places[-1]) if places else None)
+
+
+def _found(name: str) -> str:
+    found = _postgres(name)
+    if found is None:
+        raise MissingDependency(f"there is no program {name}; install PostgreSQL")
+    return found
+
+
+_JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-Xms64m")
+_LOG = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",)
+_CLASSES = "classes.jsa"  # loaded classes, kept beside the jars by keep_classes
+_CLUSTER = "ZHBzdHJlYW0tdGVzdHMtMA"  # any 16 bytes
+_SETTINGS = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "auto.create.topics.enable": "false",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "1",
+    # quick to start again after a kill, and to remove what is over its time
+    "broker.session.timeout.ms": "2000",
+    "broker.heartbeat.interval.ms": "200",
+    "controller.quorum.election.timeout.ms": "300",
+    "controller.quorum.fetch.timeout.ms": "600",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "300",
+    "log.initial.task.delay.ms": "500",
+    "log.retention.check.interval.ms": "300",
+    "log.segment.delete.delay.ms": "100",
+    # small
+    "log.cleaner.dedupe.buffer.size": "4194304",
+    "num.network.threads": "2",
+    "num.io.threads": "2",
+}
+
+
+class KafkaServer(Server):
+    """A broker and controller in one.
+
+    With `password` it also listens with TLS, at `secure_address`, for the user `dpstream`; its
+    certificate and that password are in the files `certificate` and `password`.
+    """
+
+    name = "Kafka"
+
+    def __init__(self, folder: Path, *, password: str | None = None) -> None:
+        self._password = password
+        self.secure_address = f"127.0.0.1:{free_port()}"
+        super().__init__(folder)
+
+    @staticmethod
+    def absent() -> str | None:
+        """It needs Java and its jars."""
+        if shutil.which("java") is None:
+            return "no program java on PATH; install a Java 17"
+        if not list(_jars().glob("kafka_*.jar")):
+            return f"no Kafka server in {_jars()}; run .ci/servers"
+        return None
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return f"127.0.0.1:{self.port}"
+
+    def prepare(self) -> None:
+        """Write its properties and format its storage."""
+        reason = self.absent()
+        if reason is not None:
+            raise MissingDependency(f"no Kafka broker can be started: {reason}")
+        controller = f"127.0.0.1:{free_port()}"
+        properties = {
+            "controller.quorum.voters": f"1@{controller}",
+            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://{controller}",
+            "log.dirs": str(self.folder / "data"),
+            **_SETTINGS,
+        }
+        if self._password is not None:
+            properties["listeners"] += f",SECURE://{self.secure_address}"
+            properties |= self._secured(self._password)
+        lines = [f"{name}={value}" for name, value in properties.items()]
+        path = self.folder / "server.properties"
+        path.write_text("\n".join([*lines, ""]))
+        path.chmod(0o600)
+        words = self._java("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c")
+        done = subprocess.run(words, capture_output=True, text=True)
+        if done.returncode:
+            raise StateError(f"Kafka's storage cannot be formatted: {done.stderr[-2000:]}")
+
+    def command(self) -> Sequence[str | Path]:
+        """On loopback alone."""
+        return self._java("kafka.Kafka")
+
+    @property
+    def certificate(self) -> Path:
+        """What a client has to trust."""
+        return self.folder / "certificate"
+
+    @property
+    def password_file(self) -> Path:
+        """The password alone."""
+        return self.folder / "password"
+
+    def _secured(self, password: str) -> dict[str, str]:
+        """The properties of the second listener."""
+        key, certificate = _self_signed()
+        self.certificate.write_text(certificate)
+        self.password_file.write_text(f"{password}\n")
+        self.password_file.chmod(0o600)
+        login = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        protocols = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL"
+        own = {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.key": key.replace("\n", "\\n"),
+            "ssl.keystore.certificate.chain": certificate.replace("\n", "\\n"),
+            "sasl.enabled.mechanisms": "PLAIN",
+            "plain.sasl.jaas.config": f'{login} required user_dpstream="{password}";',
+        }
+        named = {f"listener.name.secure.{name}": value for name, value in own.items()}
+        return {"listener.security.protocol.map": protocols, **named}
+
+    def _java(self, *words: str) -> list[str]:
+        properties = str(self.folder / "server.properties")
+        return ["java", *_JAVA, *self._sharing(), *_LOG, "-cp", f"{_jars()}/*", *words, properties]
+
+    def _sharing(self) -> list[str]:
+        """Java passes over an archive that is not of these very jars."""
+        kept = _jars() / _CLASSES
+        return [f"-XX:SharedArchiveFile={kept}"] if kept.exists() else []
+
+
+class _Learning(KafkaServer):
+    """Writes the classes that it has loaded when it ends."""
+
+    def command(self) -> Sequence[str | Path]:
+        """As ever, with one word more."""
+        first, *rest = super().command()
+        return [first, f"-XX:ArchiveClassesAtExit={_jars() / _CLASSES}.new", *rest]
+
+    def stop(self) -> None:
+        """End it in an orderly way, and wait until all is written."""
+        self._end(signal.SIGTERM)
+
+
+def keep_classes() -> None:
+    """Start a broker once and keep what Java has loaded: later starts take half the time."""
+    kept = _jars() / _CLASSES
+    if kept.exists():
+        return
+    with tempfile.TemporaryDirectory(prefix="dpstream-kafka-") as folder:
+        server = _Learning(Path(folder) / "kafka")
+        server.start()
+        server.stop()
+    kept.with_name(f"{_CLASSES}.new").replace(kept)
+
+
+def _self_signed() -> tuple[str, str]:
+    """A key and a certificate of 127.0.0.1, as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    address = x509.IPAddress(ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=7))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    kept = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return kept.decode(), certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _jars() -> Path:
+    return Path(os.environ.get("DPSTREAM_KAFKA_JARS", ".cache/kafka")).resolve()
