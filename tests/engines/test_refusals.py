@@ -10,18 +10,9 @@ import pytest
 import dpstream as dps
 from dpstream.errors import LedgerError, SecretError, StateError
 from dpstream.query.noise_plan import plan_query
-from tests.engines.runs import (
-    SECRET,
-    break_off,
-    charges,
-    forked,
-    published,
-    query,
-    start,
-    table,
-    whole,
-    write,
-)
+from tests.support.fixed import SECRET
+from tests.support.processes import run_in_fork
+from tests.support.runs import break_off, charges, published, query, start, table, whole, write
 
 
 @pytest.fixture
@@ -50,7 +41,7 @@ def test_one_directory_has_one_owner(tmp_path):
         except StateError as refusal:
             said.write_text(str(refusal))
 
-    assert forked(second) == 0
+    assert run_in_fork(second) == 0
     assert "in use by another process" in said.read_text()
     list(running)
     assert published(tmp_path / "run") == expected
@@ -117,7 +108,7 @@ def test_a_copy_that_starts_stops_the_original(tmp_path):
         ("end", "1970-01-01T12:00"),
         ("max_groups_contributed", 4),
         ("max_rows_per_group", 1),
-        ("period", "8 hours"),
+        ("privacy_unit_period", "8 hours"),
         ("min_change", 1.0),
         ("nonnegative", True),
         ("name", "visits"),

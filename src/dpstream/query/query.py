@@ -80,7 +80,7 @@ def checked_public_groups(
         )
     as_text = {tuple(None if item is None else str(item) for item in row) for row in rows}
     if len(as_text) < len(rows):  # in a column of text, 1 and "1" are one key
-        raise InvalidParameter("public_groups must not list a group twice")
+        raise InvalidParameter("public_groups must not list a key twice")
     return rows
 
 
