@@ -18,6 +18,17 @@ Position = Any
 """Where a read goes on: whatever JSON can hold; None is the beginning of a partition."""
 
 
+class Frame(Protocol):
+    """A data frame: of pandas, Polars, or Spark."""
+
+    @property
+    def columns(self) -> Any:
+        """Their names."""
+
+    def __getitem__(self, column: Any, /) -> Any:
+        """One of them."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Release:
     """One published step.
