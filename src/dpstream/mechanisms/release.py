@@ -265,7 +265,13 @@ def _columns(data: Any) -> dict[str, np.ndarray[Any, Any]] | None:
 
 
 def bounded_counts(
-    *, steps: Any, users: Any, bins: Any, slots: int, domain: int, rows_per_user: int
+    *,
+    steps: npt.ArrayLike,
+    users: npt.ArrayLike,
+    bins: npt.ArrayLike,
+    slots: int,
+    domain: int,
+    rows_per_user: int,
 ) -> Integers:
     """Rows to counts (slots x domain), at most `rows_per_user` of each user in each slot.
 

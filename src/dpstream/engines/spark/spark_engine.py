@@ -100,7 +100,7 @@ class SparkEngine:
     how often a live stream is asked for rows.
     """
 
-    session: Any
+    session: SparkSession
     buckets: int = 0
     state_location: str | None = None
     steps_at_once: int = 32
@@ -176,7 +176,7 @@ def require_java() -> None:
         )
 
 
-def local_session(master: str | None = None, **settings: str) -> Any:
+def local_session(master: str | None = None, **settings: str) -> SparkSession:
     """The session of this process; if there is none, one at `master` (default: all cores here).
 
     Under `spark-submit` the master is the one that was submitted to. Executors use this Python.
@@ -195,7 +195,7 @@ def local_session(master: str | None = None, **settings: str) -> Any:
     return builder.getOrCreate()
 
 
-def ship_code(session: Any) -> None:
+def ship_code(session: SparkSession) -> None:
     """Send this dpstream to executors that have not installed it; they need its dependencies."""
     package = Path(__file__).parents[2]
     folder = tempfile.mkdtemp(prefix="dpstream-code-")
