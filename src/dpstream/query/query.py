@@ -514,7 +514,7 @@ class Query(Identified, identity="query", keys=_KEYS):
         return promise(
             epsilon=epsilon,
             delta=delta,
-            period=self.period_in_words,
+            privacy_unit_period=self.period_in_words,
             time_zone=self.time_zone,
             change=self.protected,
         )
