@@ -68,8 +68,7 @@ class Stepped:
 
     def start(self, state, ledger, extra):
         block = np.array([[30 + 7 * step + extra, 12] for step in range(STEPS)])
-        facts = {"state": state, "secret": SECRET, "ledger": ledger}
-        runner = dps.Runner(Spas(epsilon=1, window=3), **facts)
+        runner = dps.Runner(Spas(epsilon=1, window=3), state=state, secret=SECRET, ledger=ledger)
         try:
             for step in range(runner.steps_done, STEPS):
                 yield from ((step, each) for each in runner.step(block[step]))
