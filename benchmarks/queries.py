@@ -39,7 +39,7 @@ _ROWS: Final = 60_000  # of a made-up log
 _COMMAND: Final = f"""
 import sys
 from dpstream.cli import main, sql_command
-from dpstream.engines.embedded.embedded_engine import Options
+from dpstream.engines.query_run import EngineOptions as Options
 begin = sql_command.run
 sql_command.run = lambda *a, **k: begin(*a, **k | {{"options": Options(run_id=bytes({len(RUN)}))}})
 main(sys.argv[1:])

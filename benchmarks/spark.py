@@ -44,12 +44,10 @@ from benchmarks.spark_cluster import (
 )
 from benchmarks.throughput_run import clicks
 from dpstream.connectors.registry import open_source
-from dpstream.engines.spark import bucket_files, task_releases, task_rows
+from dpstream.engines.spark import bucket_files, tasks
 from dpstream.engines.spark.bucket_files import SharedFiles
-from dpstream.engines.spark.packets import by_number, opened
-from dpstream.engines.spark.task_releases import PublishTask
-from dpstream.engines.spark.task_rows import ReadTask
-from dpstream.engines.spark.tasks import Keys
+from dpstream.engines.spark.packets import by_number, unpack_packets
+from dpstream.engines.spark.tasks import Keys, PublishTask, ReadTask
 from dpstream.errors import StateError
 from dpstream.privacy.state import Secret
 from dpstream.query.noise_plan import plan_query
@@ -279,21 +277,21 @@ def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
     }
     parts = tuple(source.partitions())
     takes = ReadTask(**common, job="read", where="", arrived=None, source=source, partitions=parts)
-    read, rows = _timed(lambda: list(task_rows.read_source(takes, _numbered(len(parts)))))
-    kept, told = _timed(lambda: list(task_rows.keep_rows(takes, iter(rows))))
+    read, rows = _timed(lambda: list(tasks.read_source(takes, _numbered(len(parts)))))
+    kept, told = _timed(lambda: list(tasks.keep_rows(takes, iter(rows))))
     files_of = [one["file"] for one in _notes(told) if "file" in one]
     bounds = PublishTask(
         **common,
         job="bound",
         first=0,
         end=_TRIGGERS - 1,
-        waiting=[bucket_files.Waiting.from_json(one) for one in files_of],
+        waiting=[bucket_files.Waiting(*one) for one in files_of],
         units={},
         groups={},
     )
-    bounded, sent = _timed(lambda: list(task_releases.bound(bounds, _numbered(1))))
+    bounded, sent = _timed(lambda: list(tasks.bound(bounds, _numbered(1))))
     flow = bounds.flow(0)
-    added, _ = _timed(lambda: _add(bounds, flow, opened(sent)[1][0]))
+    added, _ = _timed(lambda: _add(bounds, flow, unpack_packets(sent)[1][0]))
     chains: dict[str, list[bucket_files.Stored]] = {}
     stored, _ = bucket_files.save(files, flow, "groups", "state/groups.dps", (), {})
     chains["groups"] = [stored]
@@ -326,7 +324,7 @@ def _measured(log: ClickLog, source: Source, files: SharedFiles) -> list[Row]:
 def _add(task: PublishTask, flow: Any, table: pa.Table) -> None:
     for _, of_step in by_number(table, "step"):
         for window, mine in by_number(of_step, "window"):
-            task_releases.add(task, flow, window, mine)
+            tasks.add(task, flow, window, mine)
 
 
 def _entries(flow: Any, stage: str) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from typing import Final
 
 import dpstream as dps
 from benchmarks.click_log import START
-from dpstream.engines.embedded.embedded_engine import keep_freed_memory
+from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.engines.query_run import EngineOptions
 
 TRIGGERS: Final = 100

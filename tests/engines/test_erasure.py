@@ -163,12 +163,11 @@ def _blobs(state):
 
 def _places(run, state):
     """What bounding calls the unit in each group, as bytes."""
-    engine = run._engine
-    storage = engine._storage()
-    reader = RowReader(engine.plan.query, storage.secret, storage.run)
-    storage.directory.close()
+    run._open_storage()
+    reader = RowReader(run.query, run._storage.secret, run._storage.run)
+    run._storage.close()
     groups = reader.ids.groups(pa.table({"key": [f"k{n}" for n in range(5)]}), 5)
-    ticks = engine.plan.query.periods
+    ticks = run.query.periods
     periods = [0] if ticks is None else ticks.before(np.array([HOUR, 13 * HOUR]) * 1_000_000)
     return [
         np.ascontiguousarray(

@@ -5,7 +5,7 @@ from threading import Event
 import pyarrow as pa
 import pytest
 
-from dpstream.engines.chunks import ChunkReader
+from dpstream.engines.chunks import ChunkReader, OperatorCounts
 from dpstream.engines.embedded.step_rows import LiveInput
 from dpstream.errors import NoiseReuse
 from dpstream.privacy.state import Secret
@@ -13,7 +13,6 @@ from dpstream.query.query import Query
 from dpstream.query.windows import Tumble
 from dpstream.records import Batch, Rejected
 from dpstream.rows.row_reader import RowReader
-from dpstream.session.runs import OperatorCounts
 
 HOUR = 3_600_000_000
 
@@ -63,7 +62,7 @@ class Letters(OperatorCounts):
         super().__init__()
         self.files = {}
 
-    def rejected(self, chunk, rows):
+    def reject(self, chunk, rows):
         self.files[chunk] = [row.where for row in rows]
 
 

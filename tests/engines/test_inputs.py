@@ -8,11 +8,10 @@ import pytest
 
 import dpstream as dps
 from dpstream.connectors.memory.source import TableSource
-from dpstream.engines.chunks import ChunkReader
+from dpstream.engines.chunks import ChunkReader, OperatorCounts
 from dpstream.engines.embedded.step_rows import FileInput
 from dpstream.privacy.state import Secret
 from dpstream.rows.row_reader import RowReader
-from tests.laws.queries import Unseen
 from tests.support.fixed import RUN, SECRET
 from tests.support.runs import query, table
 
@@ -24,7 +23,7 @@ class Watched(ChunkReader):
 
     def __init__(self, broken=-1):
         source = TableSource(table(), rows=600 // CHUNKS)
-        super().__init__(source, RowReader(query(), Secret(SECRET), RUN), Unseen())
+        super().__init__(source, RowReader(query(), Secret(SECRET), RUN), OperatorCounts())
         self.read, self.made, self.most, self._broken = 0, 0, 0, broken
 
     def batch(self, *place, **named):

@@ -8,7 +8,7 @@ def test_a_block_that_was_freed_costs_no_page_faults():
     code = """
 import resource
 import numpy as np
-from dpstream.engines.embedded.embedded_engine import keep_freed_memory
+from dpstream.engines.embedded.process_memory import keep_freed_memory
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -437,7 +437,7 @@ def test_lag_is_told_to_the_operator(tmp_path):
     runs = start_all(tmp_path, asked, clock, sink=sink)
     publishing = Publishing(runs)
     clock.move(HOUR)
-    until(lambda: runs.runs["q0"]._engine._loop is not None)
+    until(lambda: hasattr(runs.runs["q0"], "_flow"))
     clock.move(HOUR + 5_000_000)
     sink.go.set()
     until(lambda: runs.runs["q0"].operator.lag_seconds)

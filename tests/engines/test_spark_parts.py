@@ -8,10 +8,9 @@ import dpstream as dps
 from dpstream.engines.spark import bucket_files
 from dpstream.engines.spark.bucket_files import DriverProgress, SharedFiles
 from dpstream.engines.spark.driver import Intake
-from dpstream.engines.spark.jobs import IntakeResult, _collected
+from dpstream.engines.spark.jobs import IntakeResult, _collect
 from dpstream.engines.spark.packets import Shape
-from dpstream.engines.spark.task_releases import ShippedPlan
-from dpstream.engines.spark.tasks import TaskFailed, translate_error
+from dpstream.engines.spark.tasks import ShippedPlan, TaskFailed, translate_error
 from dpstream.errors import InvalidParameter, MissingDependency, NoiseReuse, StateError
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.groups import GroupBucket, sum_groups
@@ -131,13 +130,13 @@ def test_a_job_that_has_lost_an_executor_at_a_bad_moment_runs_again(caplog):
     """Spark gives such a job up; ours have the same result again, so they need not stop a run."""
     lost = "A shuffle map stage with indeterminate output was failed and retried. However, Spark"
 
-    assert _collected(Failing(2, lost)) == ([], None)
+    assert _collect(Failing(2, lost)) == ([], None)
     assert len(caplog.records) == 2
     with pytest.raises(RuntimeError, match="indeterminate"):
-        _collected(Failing(100, lost))
+        _collect(Failing(100, lost))
     once = Failing(1, "the disk is gone")
     with pytest.raises(RuntimeError, match="disk"):
-        _collected(once)
+        _collect(once)
     assert once.left == 0
 
 
@@ -207,7 +206,7 @@ class Rereading:
 
     def take(self, *_, arrived, **__):
         self.asked.append(arrived)
-        return IntakeResult(waiting=[], digests={}, told=[])
+        return IntakeResult(waiting=[], digests={}, chunks=[])
 
 
 def test_a_batch_that_comes_again_is_read_for_its_own_step(tmp_path):
@@ -219,11 +218,11 @@ def test_a_batch_that_comes_again_is_read_for_its_own_step(tmp_path):
             jobs=jobs,
             progress=progress,
             save=lambda progress=progress: progress.save(path),
-            aside=None,
+            operator=None,
             name_job=str,
             reader=None,
-            arriving=lambda now=now: now,
-            place="",
+            arrival_step=lambda now=now: now,
+            checkpoint="",
         )
         intake._one_batch(None, 0)
 

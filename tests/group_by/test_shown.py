@@ -17,16 +17,6 @@ from dpstream.query.query import Query
 HOUR = 3600
 
 
-class Unseen:
-    """Nobody looks at the rows that are set aside."""
-
-    def rejected(self, chunk, rows):
-        """Drop them."""
-
-    def count(self, **counts):
-        """Drop them."""
-
-
 def releases(table, **facts):
     common = {
         "privacy_unit_column": "user",
@@ -43,7 +33,7 @@ def releases(table, **facts):
     options = EngineOptions(buckets=2, threads=1, run_id=bytes(16))
     source = open_source(table)
     query = Query(**common | facts)
-    run = LocalRun(query=query, source=source, aside=Unseen(), options=options, secret=bytes(32))
+    run = LocalRun(query=query, source=source, options=options, secret=bytes(32))
     return query, list(run)
 
 

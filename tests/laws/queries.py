@@ -16,16 +16,6 @@ ALARM = 2e-8  # per comparison; a test makes at most forty of them
 Z = 5.65  # two-sided false-alarm rate below 2e-8
 
 
-class Unseen:
-    """Nobody looks at the rows that are set aside."""
-
-    def rejected(self, chunk, rows):
-        """Drop them."""
-
-    def count(self, **counts):
-        """Drop them."""
-
-
 def query_of(**facts):
     common = {
         "privacy_unit_column": "user",
@@ -44,9 +34,7 @@ def query_of(**facts):
 def run_of(query, table, *, buckets=2, threads=1, every=10, run_id=RUN, secret=SECRET, **more):
     options = EngineOptions(buckets=buckets, threads=threads, snapshot_every=every, run_id=run_id)
     source = open_source(table)
-    return LocalRun(
-        query=query, source=source, aside=Unseen(), options=options, secret=secret, **more
-    )
+    return LocalRun(query=query, source=source, options=options, secret=secret, **more)
 
 
 def busy(seed=0, size=3000, users=400):

@@ -36,7 +36,6 @@ import pyarrow.parquet as pq
 from dpstream.audit.query_samplers import (
     HOUR,
     STEPS,
-    IgnoredRejects,
     Scenario,
     sample_in_parts,
     scenario_table,
@@ -112,7 +111,6 @@ class RestartedQuery:
         run = self.engine(
             query=self.query(at.runs),
             source=TableSource(self.rows(at.rows, start)),
-            aside=IgnoredRejects(),
             folder=at.folder,
             secret=at.secret,
             ledger=at.ledger,

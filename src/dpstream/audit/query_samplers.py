@@ -33,7 +33,7 @@ import pyarrow as pa
 from dpstream.audit.neighbours import Pair
 from dpstream.connectors.memory.source import ROWS, TableSource
 from dpstream.connectors.registry import open_source
-from dpstream.engines.chunks import ChunkReader
+from dpstream.engines.chunks import ChunkReader, OperatorCounts
 from dpstream.engines.embedded.series_run import SeriesRun
 from dpstream.engines.embedded.step_rows import FileInput
 from dpstream.engines.query_run import EngineOptions
@@ -45,7 +45,7 @@ from dpstream.privacy.state import MemoryWindowKeys, Secret
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
-from dpstream.records import Integers, Reals, Rejected, Source
+from dpstream.records import Integers, Reals, Source
 from dpstream.rows.row_reader import RowReader
 from dpstream.sql_compiler import sql
 
@@ -94,7 +94,7 @@ def run_plan(
     spend, rows = wrap_spend(real), reader(plan.query, key, run)
     made = flow(plan, rows)
     read = TableSource(table, rows=chunk) if source is None else source(table)
-    files = FileInput(ChunkReader(read, rows, IgnoredRejects()), memory=memory)
+    files = FileInput(ChunkReader(read, rows, OperatorCounts()), memory=memory)
     try:
         for step in range(steps):
             pieces = files.take(step)
@@ -107,19 +107,6 @@ def run_plan(
     finally:
         files.close()
         made.close()
-
-
-class IgnoredRejects:
-    """Rejected rows are dropped, and nobody is told."""
-
-    def rejected(self, chunk: str, rows: list[Rejected]) -> None:
-        """Dropped."""
-
-    def count(self, *, read: int, outside: int, late: int, other_keys: int) -> None:
-        """Not counted."""
-
-    def lagged(self, seconds: float) -> None:
-        """Not told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,7 +333,6 @@ class SeriesRuns:
         made = self.run(
             query=query,
             source=TableSource(rows),
-            aside=IgnoredRejects(),
             secret=secret,
             options=EngineOptions(run_id=secret[:16]),
         )

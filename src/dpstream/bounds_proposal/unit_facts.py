@@ -17,13 +17,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from dpstream.engines.chunks import ChunkReader
+from dpstream.engines.chunks import ChunkReader, OperatorCounts
 from dpstream.engines.embedded.step_rows import check_columns
 from dpstream.group_by.hash_tables import HashTable
 from dpstream.privacy.state import Secret
 from dpstream.query.aggregates import Sum
 from dpstream.query.query import Query
-from dpstream.records import Integers, Reals, Rejected, Source, Words
+from dpstream.records import Integers, Reals, Source, Words
 from dpstream.rows.row_batch import Rows
 from dpstream.rows.row_ids import row_digests
 from dpstream.rows.row_reader import RowReader
@@ -113,23 +113,6 @@ def _values(grids: Integers) -> Reals:
     return np.where(np.abs(coarse) >= 10**6, coarse, fine)
 
 
-class _RejectCounter:
-    """Counts what could not be used, for the operator."""
-
-    def __init__(self) -> None:
-        self.read = self.unused = 0
-
-    def rejected(self, chunk: str, rows: list[Rejected]) -> None:
-        self.unused += len(rows)
-
-    def count(self, *, read: int, outside: int, late: int, other_keys: int) -> None:
-        self.read += read
-        self.unused += outside + late
-
-    def lagged(self, seconds: float) -> None:
-        pass
-
-
 def collect(
     source: Source,
     query: Query,
@@ -141,8 +124,8 @@ def collect(
 ) -> tuple[Facts, dict[str, Any]]:
     """The facts of all units of a bounded source; and, for the operator alone, what was read."""
     check_columns(source, query)
-    aside = _RejectCounter()
-    reader = ChunkReader(source, RowReader(query, secret, run), aside)
+    operator = OperatorCounts()
+    reader = ChunkReader(source, RowReader(query, secret, run), operator)
     key = secret.key("pairs of units and groups", run)[:16]
     tables = _Tables(key, share, valued=len(query.aggregates) > 1)
     partitions = source.partitions()
@@ -151,7 +134,10 @@ def collect(
         position, done = None, False
         while not done:
             batch = reader.batch(partition, position)
-            tables.add(reader.rows(partition, position, batch))
+            rows, rejected = reader.rows(partition, position, batch)
+            operator.reject(f"{partition} {position}", rejected)
+            tables.add(rows)
             position, done = batch.position, batch.done
     progress(len(partitions), len(partitions))
-    return tables.facts(), {"rows_read": aside.read, "rows_not_used": aside.unused}
+    unused = operator.rejected_rows + operator.outside + operator.late
+    return tables.facts(), {"rows_read": operator.read, "rows_not_used": unused}

@@ -22,7 +22,7 @@ from dpstream.cli.watch import (
     tell_operator,
 )
 from dpstream.connectors.options import is_uri
-from dpstream.engines.embedded.embedded_engine import keep_freed_memory
+from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.query.windows import instant

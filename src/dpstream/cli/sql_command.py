@@ -34,7 +34,7 @@ from dpstream.cli.watch import (
 )
 from dpstream.connectors.files.sink import DirectorySink
 from dpstream.connectors.storage import safe_name
-from dpstream.engines.embedded.embedded_engine import keep_freed_memory
+from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.secret import beside

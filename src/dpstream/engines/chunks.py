@@ -1,8 +1,8 @@
-"""A chunk of a source as a query's rows, and what becomes of the rows that cannot be used."""
+"""A chunk of a source as a query's rows, and what the operator learns of rows that are not used."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dpstream.records import Batch, Position, Rejected, Source
@@ -10,24 +10,63 @@ from dpstream.rows.row_batch import Rows
 from dpstream.rows.row_reader import ParsedColumns, RowReader
 
 
-class RejectHandler(Protocol):
-    """Takes the rows that are set aside, for the operator alone."""
+class DeadLetterStore(Protocol):
+    """Keeps rows that cannot be used."""
 
-    def rejected(self, chunk: str, rows: list[Rejected]) -> None:
-        """Rows that could not be used."""
+    def write(self, chunk: str, rows: list[Rejected]) -> None:
+        """Keep them under their chunk's name; the same rows may come again."""
+
+
+@dataclass(kw_only=True)
+class OperatorCounts:
+    """What only the operator may see: rows read and rows that were not used. Not private."""
+
+    dead_letters: DeadLetterStore | None = None
+    read: int = 0
+    rejected_rows: int = 0
+    outside: int = 0
+    late: int = 0
+    other_keys: int = 0
+    latest: list[Rejected] = field(default_factory=list)
+    lag_seconds: float = 0.0
+    """How long after its trigger the last step of a live run was out."""
+    worst_lag_seconds: float = 0.0
+
+    def reject(self, chunk: str, rows: list[Rejected]) -> None:
+        """Keep rows that cannot be used, under a name that the same rows always have."""
+        self.rejected_rows += len(rows)
+        self.latest = [*self.latest, *rows][-100:]
+        if self.dead_letters is not None and rows:
+            self.dead_letters.write(chunk, rows)
 
     def count(self, *, read: int, outside: int, late: int, other_keys: int) -> None:
-        """How many rows were read, and how many were dropped by the query's own rules."""
+        """Count the rows that were read, and those that the query's own rules dropped."""
+        self.read += read
+        self.outside += outside
+        self.late += late
+        self.other_keys += other_keys
 
-    def lagged(self, seconds: float) -> None:
-        """How long after its trigger a step of a live run was out."""
+    def note_lag(self, seconds: float) -> None:
+        """Note how long after its trigger a step of a live run was out."""
+        self.lag_seconds = seconds
+        self.worst_lag_seconds = max(self.worst_lag_seconds, seconds)
+
+    def counts(self) -> dict[str, int]:
+        """What became of the rows, by name."""
+        return {
+            "read": self.read,
+            "outside": self.outside,
+            "late": self.late,
+            "other_keys": self.other_keys,
+            "rejected": self.rejected_rows,
+        }
 
 
 class ChunkReader:
-    """Reads chunks and sets aside what cannot be used, always under the same names."""
+    """Reads chunks of a source, and makes rows of them."""
 
-    def __init__(self, source: Source, reader: RowReader, aside: RejectHandler) -> None:
-        self.source, self.reader, self._aside = source, reader, aside
+    def __init__(self, source: Source, reader: RowReader, operator: OperatorCounts) -> None:
+        self.source, self.reader, self.operator = source, reader, operator
 
     def learn(self, partition: str) -> None:
         """Fix the types of unit and keys by the first partition."""
@@ -40,48 +79,7 @@ class ChunkReader:
         columns = self.reader.query.source_columns
         return self.source.read(partition, position, columns=columns, until=until)
 
-    def rows(self, partition: str, position: Position, batch: Batch) -> Rows:
-        """The rows of such a chunk; what cannot be used is set aside."""
-        rows, rejected = self._divided(partition, position, batch)
-        self.set_aside(f"{partition} {position}", rejected)
-        return rows
-
-    def divided(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        arrived: int | None = None,
-        until: Position = None,
-    ) -> tuple[Rows, Batch, list[Rejected]]:
-        """The rows of the chunk at a position, and those that cannot be used."""
-        batch = self.batch(partition, position, until=until)
-        rows, rejected = self._divided(partition, position, batch, arrived=arrived)
-        return rows, batch, rejected
-
-    def shared(
-        self,
-        partition: str,
-        position: Position,
-        batch: Batch,
-        parsed: ParsedColumns,
-        *,
-        arrived: int,
-    ) -> tuple[Rows, list[Rejected]]:
-        """The rows of a chunk that several queries read, and those that cannot be used."""
-        self.learn(partition)
-        mine = replace(batch, table=batch.table.select(self.reader.query.source_columns))
-        return self._divided(partition, position, mine, arrived=arrived, parsed=parsed)
-
-    def tell_lag(self, seconds: float) -> None:
-        """How long after its trigger a step was out."""
-        self._aside.lagged(seconds)
-
-    def set_aside(self, name: str, rows: list[Rejected]) -> None:
-        """Keep rows that cannot be used, under a name that the same rows always have."""
-        self._aside.rejected(name, rows)
-
-    def _divided(
+    def rows(
         self,
         partition: str,
         position: Position,
@@ -90,12 +88,16 @@ class ChunkReader:
         arrived: int | None = None,
         parsed: ParsedColumns | None = None,
     ) -> tuple[Rows, list[Rejected]]:
+        """The rows of a chunk, and those of it that cannot be used.
+
+        `arrived`: the step at which it came; None: the rows' times tell.
+        """
         where = batch.where or (partition if position is None else f"{partition} from {position}")
-        rows, setting = self.reader.read(batch.table, where, arrived=arrived, parsed=parsed)
-        self._aside.count(
+        rows, unused = self.reader.read(batch.table, where, arrived=arrived, parsed=parsed)
+        self.operator.count(
             read=len(batch.table) + len(batch.rejected),
-            outside=setting.outside,
-            late=setting.late,
-            other_keys=setting.other_keys,
+            outside=unused.outside,
+            late=unused.late,
+            other_keys=unused.other_keys,
         )
-        return rows, [*batch.rejected, *setting.rejected]
+        return rows, [*batch.rejected, *unused.rejected]

@@ -1,102 +1,55 @@
-"""What every engine's run of a query has in common: its plan, its place, its budget."""
+"""A run of a query, whatever the engine: what it is given, what it pays, and how it is used.
+
+Every engine takes the same steps, and calls them by the same names:
+
+    rows of a step -> _charge (once) -> _log -> _publish: draw, send -> _save -> windows settle
+
+What a step has read is durable in the log before its noise is drawn. Its tables are in the sink
+before the saved state says that it is done, and the key of a window is erased when no recovery can
+need it. So a kill at any moment loses nothing: the saved state is loaded, the steps after it are
+taken again, the same rows meet the same noise, and the sink already has the tables that come out.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from inspect import GEN_RUNNING, getgeneratorstate
 from pathlib import Path
 from threading import Event
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import pyarrow as pa
 
-from dpstream.engines.chunks import RejectHandler
+from dpstream.engines.chunks import OperatorCounts
 from dpstream.engines.clock import Clock, SystemClock
-from dpstream.engines.embedded.arrivals import BUFFER
-from dpstream.engines.query_directory import KIND, kept_types, open_directory
-from dpstream.errors import InvalidParameter, StateError
+from dpstream.engines.collected import Releases
+from dpstream.engines.embedded.arrivals import BUFFER, Arrivals, LiveView
+from dpstream.engines.run_storage import KIND, OpenWindows, RunStorage, known_types, open_directory
+from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError, StateError
 from dpstream.group_by.release_table import release_schema
-from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.spend import noise_versions
-from dpstream.privacy.state import Secret, mint_run_id
 from dpstream.privacy.state.identity import canonical
-from dpstream.privacy.state.run_directory import RunDirectory, read_about
-from dpstream.privacy.state.window_keys import MemoryWindowKeys
+from dpstream.privacy.state.run_directory import (
+    About,
+    GivenLedger,
+    GivenSecret,
+    RunDirectory,
+    read_about,
+)
 from dpstream.query.column_types import Types
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
-from dpstream.records import Source
-from dpstream.rows.column_values import types_before_rows, types_of
+from dpstream.query.series_query import SeriesQuery
+from dpstream.records import Sink, Source, fence
+from dpstream.rows.row_reader import RowReader
 
-# What every run has in common, whatever it publishes: it is iterated once, stopped and closed.
-
-
-@dataclass(kw_only=True)
-class IteratedRun(ABC):
-    """A running query: iterate over its releases."""
-
-    source: Source | None
-    """Read live (by the clock) unless it is bounded."""
-    _iterator: Generator[pa.Table, None, None] | None = field(init=False, default=None)
-    _stop: Event = field(init=False, default_factory=Event)
-
-    def stop(self) -> None:
-        """End at the next occasion, durably; a later run goes on from there."""
-        self._stop.set()
-
-    def __iter__(self) -> Iterator[pa.Table]:
-        """The releases. There is one iterator: a second one would be a second noisy copy."""
-        if self._iterator is None:
-            self._iterator = self._releases()
-        return self._iterator
-
-    def close(self) -> None:
-        """Give up where it is: as a kill would, but with everything closed."""
-        if self._iterator is None:
-            return
-        if getgeneratorstate(self._iterator) == GEN_RUNNING:
-            self.stop()  # in a thread of its own, which closes it
-        else:
-            self._iterator.close()
-
-    @property
-    @abstractmethod
-    def schema(self) -> pa.Schema:
-        """The columns of every release and their types, as they are known by now."""
-
-    @abstractmethod
-    def erase_unit(self, unit: Any) -> int:
-        """Erase one unit from the state directory, instead of running; how many places it had."""
-
-    @abstractmethod
-    def _releases(self) -> Generator[pa.Table, None, None]:
-        """The life of the run."""
-
-
-def refuse_shared_noise(
-    run_id: bytes | None, folder: Path | None, ledger: Ledger | str | Path | None
-) -> None:
-    """Refuse a fixed run id where nothing remembers what its noise has met."""
-    if run_id is not None and folder is None and ledger is not None:
-        raise InvalidParameter(
-            "a fixed run id needs a state directory: without its log the same noise could "
-            "meet other data"
-        )
-
-
-def refuse_endless_files(*, query_is_live: bool, source_is_live: bool) -> None:
-    """Refuse a query without a public range over files."""
-    if query_is_live and not source_is_live:
-        raise InvalidParameter(
-            "a query over files needs its public range: give start and end (in SQL among OPTIONS: "
-            "start = '2024-05-01', end = '2024-06-01'), from what is known and not from the rows; "
-            "or read a directory that grows, live"
-        )
+AnyQuery = Query | SeriesQuery
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,41 +71,166 @@ class EngineOptions:
     """For tests alone: runs that share it and their secret share their noise."""
 
 
-@dataclass(kw_only=True)
-class RunStorage:
-    """Where a run's keys and budget are: on disk, or in this process alone."""
+@dataclass(kw_only=True, repr=False, eq=False)
+class Run(ABC):
+    """A query that runs: iterate over it for its releases, Arrow tables, as they are published.
 
-    run: bytes
-    secret: Secret
-    ledger: Ledger
-    keys: Any
-    directory: RunDirectory | None = None
+    It can be iterated over once, and is closed at the end; leave early with `close`, or use `with`.
+    `collect` runs it to its end and keeps the releases, for frames and plots. Each table's metadata
+    say which window and trigger it belongs to. `operator` holds counts that are not private.
+    """
 
-    @property
-    def run_tag(self) -> str:
-        """See `run_tag`."""
-        return run_tag(self.run)
-
-    @property
-    def digest_key(self) -> bytes:
-        """The key of its input log's digests."""
-        return self.secret.key("input digest", self.run)
-
-
-@dataclass(kw_only=True)
-class QueryRun(IteratedRun):
-    """A running GROUP BY."""
-
-    query: Query
-    aside: RejectHandler
+    query: AnyQuery
+    """As it runs: with its start, and with the grids that were chosen for it."""
+    source: Source | None
+    """Read live (by the clock) unless it is bounded."""
+    history: Source | None = None
+    """Bounded; read by event time before and beside `source`."""
+    sink: Sink | None = None
+    operator: OperatorCounts = field(default_factory=OperatorCounts)
     folder: Path | None = None
-    secret: Secret | bytes | str | Path | None = None
-    ledger: Ledger | str | Path | None = None
+    secret: GivenSecret = None
+    ledger: GivenLedger = None
     dataset: str = "stream"
     clock: Clock = field(default_factory=SystemClock)
     options: EngineOptions = field(default_factory=EngineOptions)
+    steps_done: int = field(init=False, default=0)
+    """How many triggers have been published."""
+    _iterator: Generator[pa.Table, None, None] | None = field(init=False, default=None)
+    _stop: Event = field(init=False, default_factory=Event)
+
+    def _begin(self, kept: About | None) -> None:
+        """Fix the start of the query, and refuse what cannot run; `kept`: of an earlier start."""
+        self._now = self.clock.now() if kept is None else kept["notes"]["now"]
+        if self.options.run_id is not None and self.folder is None and self.ledger is not None:
+            raise InvalidParameter(
+                "a fixed run id needs a state directory: without its log the same noise could "
+                "meet other data"
+            )
+        if self.query.live and not self.live:
+            raise InvalidParameter(
+                "a query over files needs its public range: give start and end (in SQL among "
+                "OPTIONS: start = '2024-05-01', end = '2024-06-01'), from what is known and not "
+                "from the rows; or read a directory that grows, live"
+            )
+        self.query = self.query.starting(self._now)
+
+    @abstractmethod
+    def _releases(self) -> Generator[pa.Table, None, None]:
+        """The life of the run."""
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """The releases. There is one iterator: a second one would be a second noisy copy."""
+        if self._iterator is None:
+            self._iterator = self._releases()
+        return self._iterator
+
+    def finish(self) -> Self:
+        """Run to the end; the releases go to the sink."""
+        for _ in self:
+            pass
+        return self
+
+    def collect(self) -> Releases:
+        """Run to the end and keep every release in memory."""
+        return Releases(list(self))
+
+    def stop(self) -> None:
+        """End at the next occasion, durably; a later run goes on from there."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Leave it where it is; a run with the same state directory goes on from there."""
+        if self._iterator is None:
+            return
+        if getgeneratorstate(self._iterator) == GEN_RUNNING:
+            self.stop()  # in a thread of its own, which closes it
+        else:
+            self._iterator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def erase_unit(self, unit: Any) -> int:
+        """Instead of running: erase one unit from the state directory of a run that has stopped.
+
+        Nothing more of this unit is kept (within the periods that are still open): a unit that
+        began anew could contribute twice what the promise allows. What was published stays.
+        Returns in how many groups the unit was: an exact number, for the operator alone.
+        """
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns of every release and their types; fixed before the first one is published.
+
+        Types of keys that are not declared follow from the source's first schema: of a live source
+        that has none yet they are text until it has.
+        """
+
+    @property
+    def live(self) -> bool:
+        """Is there a source that goes by the clock?"""
+        return self.source is not None and not self.source.bounded
+
+    @property
+    def next_trigger(self) -> int | None:
+        """When the next one is, in microseconds since 1970; None if it has no time."""
+        schedule, step = self.query.schedule, self.steps_done
+        over = schedule.steps is not None and step >= schedule.steps
+        return None if over else schedule.time_of(step)
+
+    @property
+    def arrivals(self) -> Arrivals | None:
+        """What its live source has; queries over one source have the same."""
+        return self.source.shared if isinstance(self.source, LiveView) else None
+
+    def leave(self) -> None:
+        """It reads no more: what it has not read is not held for it."""
+        if isinstance(self.source, LiveView):
+            self.source.close()
+
+    def operator_facts(self) -> dict[str, Any]:
+        """What became of the rows, and how far behind it is: for the operator alone."""
+        facts: dict[str, Any] = dict(self.operator.counts())
+        if self.live:
+            due, source = self.next_trigger, self.source
+            late = 0.0 if due is None else max(0, self.clock.now() - due) / 1e6
+            facts |= {
+                "rows_waiting": source.waiting if isinstance(source, LiveView) else 0,
+                "lag_seconds": round(late, 6),
+                "release_delay_seconds": self.operator.lag_seconds,
+                "worst_release_delay_seconds": self.operator.worst_lag_seconds,
+            }
+        return facts
+
+    def _close_ends(self) -> None:
+        """Close what it reads and writes."""
+        for end in (self.source, self.history, self.sink):
+            if end is not None:
+                end.close()
+
+    def __repr__(self) -> str:
+        steps = self.query.schedule.steps
+        total = "no end" if steps is None else str(steps)
+        return f"<Run {self.query.name!r}: {self.steps_done} of {total} triggers published>"
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class QueryRun(Run):
+    """A running GROUP BY; an engine adds how rows come in and how a step is worked out."""
+
+    query: Query
     plan: NoisePlan = field(init=False)
     engine: ClassVar[str] = "embedded"
+    _storage: RunStorage = field(init=False)
+    _reader: RowReader = field(init=False)
+    _windows: OpenWindows = field(init=False)
+    _spend: QuerySpend | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         kept = None if self.folder is None else read_about(self.folder, kind=KIND)
@@ -162,93 +240,107 @@ class QueryRun(IteratedRun):
                 f"there, not in {self.engine!r}; or use a new state directory (a new run, charged "
                 "anew)"
             )
-        start = self.clock.now() if kept is None else kept["notes"]["now"]
-        self._now = start
         if self.live and self.query.time_column is None:
             raise InvalidParameter(
                 "a live source needs a query with time= and windows (in SQL: FROM TUMBLE(...), or "
                 "time_column); without a time it would never be published; standard input is live "
                 "too: rows that are complete belong in a file"
             )
-        refuse_shared_noise(self.options.run_id, self.folder, self.ledger)
-        refuse_endless_files(query_is_live=self.query.live, source_is_live=self.live)
-        self.plan = plan_query(self.query.starting(start))
+        self._begin(kept)
+        self.plan = plan_query(self.query)
+        self.query = self.plan.query
 
     @property
-    @abstractmethod
-    def live(self) -> bool:
-        """Is there a source that goes by the clock?"""
-
-    @property
-    @abstractmethod
-    def steps_done(self) -> int:
-        """How many triggers have been published."""
+    def schema(self) -> pa.Schema:
+        """The columns of every release and their types, as they are known by now."""
+        return release_schema(self.plan, known_types(self.query, self.folder, self._schemas()))
 
     @abstractmethod
     def _schemas(self) -> list[Types | None]:
         """What the sources declare, as far as they do by now."""
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of every release and their types, as they are known by now."""
-        types = known_types(self.plan.query, self.folder, self._schemas())
-        return release_schema(self.plan, types)
+    def _releases(self) -> Generator[pa.Table, None, None]:
+        """Open everything, publish step by step; a run that is refused at first leaves nothing."""
+        with ExitStack() as undo:
+            self._open_storage()
+            undo.callback(self._close)
+            directory = self._storage.directory
+            try:
+                if self._storage.ledger.terms(self.dataset) is not None:
+                    self._admit()  # refuse early what will not fit
+                self._open(undo)
+                yield from self._publish_steps()
+            except (BudgetExceeded, LedgerError, InvalidInput, InvalidParameter):
+                if directory is not None and not self.steps_done:
+                    self._withdraw(directory)
+                raise
+
+    @abstractmethod
+    def _open(self, undo: ExitStack) -> None:
+        """Open what the engine needs, as it was left; `undo` closes it."""
+
+    @abstractmethod
+    def _publish_steps(self) -> Iterator[pa.Table]:
+        """Every step from where the run stands."""
+
+    def _withdraw(self, directory: RunDirectory) -> None:
+        """Take back what this start has made, if nothing was drawn."""
+        directory.withdraw()
+
+    def _open_storage(self) -> None:
+        given: dict[str, Any] = {
+            "buckets": self._default_buckets(),
+            "given_secret": self.secret,
+            "given_ledger": self.ledger,
+            "run_id": self.options.run_id,
+        }
+        if self.folder is None:
+            self._storage = RunStorage.in_memory(**given)
+        else:
+            given |= {"facts": self._facts(), "dataset": self.dataset, "notes": self._notes()}
+            self._storage = open_directory(self.folder, **given)
+        self._reader = self._storage.reader(self.query)
+        self._windows = OpenWindows(self.query.schedule.last_step, self._erase)
+        if self._storage.directory is not None:
+            self._windows.add(*self._storage.directory.keys.open_windows())
+
+    def _facts(self) -> dict[str, str]:
+        """What fixes the releases besides the data."""
+        facts = self.query.facts()
+        facts["noise"] = canonical(tuple(noise_versions()))
+        facts["counters"] = canonical(self.plan.matrices)
+        return facts
 
     def _notes(self) -> dict[str, Any]:
         """What the state directory remembers of how the run began."""
         return {"now": self._now, "engine": self.engine}
 
-    def _buckets(self) -> int:
+    def _default_buckets(self) -> int:
         return self.options.buckets or len(os.sched_getaffinity(0))
 
-    def _storage(self) -> RunStorage:
-        if self.folder is None:
-            ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
-            run = mint_run_id() if self.options.run_id is None else self.options.run_id
-            secret = Secret.of(self.secret)
-            tests = None if self.options.run_id is None else secret
-            keys = MemoryWindowKeys(derived_for_tests=tests)
-            return RunStorage(run=run, secret=secret, ledger=ledger, keys=keys)
-        directory = open_directory(
-            self.folder,
-            facts=self._facts_of_query(),
-            dataset=self.dataset,
-            buckets=self._buckets(),
-            given_secret=self.secret,
-            given_ledger=self.ledger,
-            notes=self._notes(),
-            run_id=self.options.run_id,
-        )
-        return RunStorage(
-            run=directory.run,
-            secret=directory.secret,
-            ledger=directory.ledger,
-            keys=directory.keys,
-            directory=directory,
-        )
-
-    def _facts_of_query(self) -> dict[str, str]:
-        """What fixes the releases besides the data."""
-        facts = self.plan.query.facts()
-        facts["noise"] = canonical(tuple(noise_versions()))
-        facts["counters"] = canonical(self.plan.matrices)
-        return facts
-
-    def _admit(self, storage: RunStorage) -> None:
+    def _admit(self) -> None:
         """Open the book if there is none; refuse early what will not fit."""
-        terms, name = self.plan.terms(), self.plan.query.name
-        storage.ledger.admit(self.dataset, terms, f"query {name!r}")
+        self._storage.ledger.admit(self.dataset, self.plan.terms(), f"query {self.query.name!r}")
 
-    def _pay(self, storage: RunStorage, fix_schema: Callable[[], Any]) -> QuerySpend:
+    def _charge(self) -> QuerySpend:
+        """Charge the run, after its first rows: a source that cannot be read costs nothing."""
+        if self._spend is None:
+            fence(self.sink, self.query.name, self._storage.run_tag)
+            self._reader.settle_types()
+            release_schema(self.plan, self._reader.types)  # what cannot be published is refused
+            self._spend = self._pay()
+        return self._spend
+
+    def _pay(self) -> QuerySpend:
         """Open the book if there is none, register the run, and charge it."""
-        fix_schema()
-        self._admit(storage)
-        facts = canonical(("query", sorted(self._facts_of_query().items()), self.dataset))
+        self._admit()
+        storage = self._storage
+        facts = canonical(("query", sorted(self._facts().items()), self.dataset))
         fingerprint = storage.secret.fingerprint(storage.run, facts)
         storage.ledger.register(self.dataset, storage.run.hex(), fingerprint)
         spend = QuerySpend(
             run=storage.run,
-            query=self.plan.query.name,
+            query=self.query.name,
             ledger=storage.ledger,
             dataset=self.dataset,
             keys=storage.keys,
@@ -256,23 +348,13 @@ class QueryRun(IteratedRun):
         self.plan.pay(spend, hashlib.sha256(fingerprint.encode()).hexdigest())
         return spend
 
-    def _close(self, storage: RunStorage) -> None:
-        if storage.directory is not None:
-            storage.directory.close()
-        elif not isinstance(self.ledger, Ledger):
-            storage.ledger.close()
+    def _erase(self, window: int) -> None:
+        """Forget a window's key; a run that has not drawn yet may have one to forget, too."""
+        (self._spend or self._storage.keys).erase(window)
 
-
-def run_tag(run: bytes) -> str:
-    """Names a run in its tables, so that a sink can tell runs apart."""
-    return hashlib.sha256(b"run mark" + run).hexdigest()[:16]
-
-
-def known_types(query: Query, folder: Path | None, schemas: list[Types | None]) -> Types:
-    """The types of unit and keys: those that a run has fixed, or would fix if it began now."""
-    kept = {} if folder is None else kept_types(folder)
-    now = types_of(query, schemas[0]) if schemas else types_before_rows(query)
-    return now | kept
+    def _close(self) -> None:
+        self._storage.close()
+        self._close_ends()
 
 
 class Engine(Protocol):

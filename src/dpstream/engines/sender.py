@@ -20,15 +20,15 @@ from dpstream.records import Sink, TwoPhaseSink
 Sent = Future[list[pa.Table]]
 
 _AT_ONCE = 3  # tables that are prepared at the same time; most of it is waiting for the disk
-MOST_ON_THE_WAY = 6
+MOST_PENDING = 6
 """Steps whose tables are not durable yet, before the engine waits."""
 
 
 class Sender:
-    """Sends the tables of one query to its sink; those of `on_the_way` steps may be under way."""
+    """Sends the tables of one query to its sink; those of `pending` steps may be under way."""
 
-    def __init__(self, sink: Sink | None, query: str, on_the_way: int = MOST_ON_THE_WAY) -> None:
-        self._sink, self._query, self._most = sink, query, on_the_way
+    def __init__(self, sink: Sink | None, query: str, pending: int = MOST_PENDING) -> None:
+        self._sink, self._query, self._most = sink, query, pending
         self._two_phase = sink if isinstance(sink, TwoPhaseSink) else None
         self._preparing = ThreadPoolExecutor(1 if self._two_phase is None else _AT_ONCE)
         self._publishing = ThreadPoolExecutor(1)
@@ -38,8 +38,7 @@ class Sender:
 
     def send(self, publications: Sequence[Publication]) -> Sent:
         """Begin to send a step's tables; the answer is there when the sink has them for good."""
-        tables, done = [p.table for p in publications], Sent()
-        begun = []
+        tables, done, begun = [p.table for p in publications], Sent(), []
         if self._sink is not None:
             begun = [self._preparing.submit(self._write, p) for p in publications]
         self._waiting.append((begun, tables, done))
@@ -49,11 +48,11 @@ class Sender:
 
     def arrived(self, *, all_of_them: bool) -> list[list[pa.Table]]:
         """Steps whose tables are durable and were not asked for before; waits where it must."""
-        found: list[list[pa.Table]] = []
+        steps: list[list[pa.Table]] = []
         most = 0 if all_of_them else self._most
         while self._sent and (len(self._sent) > most or self._sent[0].done()):
-            found.append(self._sent.popleft().result())
-        return found
+            steps.append(self._sent.popleft().result())
+        return steps
 
     def close(self) -> None:
         """Stop the threads."""
@@ -76,7 +75,7 @@ class Sender:
     def _publish(self) -> None:
         """Make visible what is prepared, as far as it is in order."""
         batch: list[tuple[list[Future[Any]], list[pa.Table], Sent]] = []
-        while self._waiting and (not batch or all(map(_went_well, self._waiting[0][0]))):
+        while self._waiting and (not batch or all(map(_is_ready, self._waiting[0][0]))):
             batch.append(self._waiting.popleft())
         if not batch:
             return  # an earlier call has taken it along
@@ -87,7 +86,7 @@ class Sender:
             if self._two_phase is not None:
                 self._two_phase.publish(prepared)
         except BaseException as error:
-            self._failure = _explained(error)
+            self._failure = explain_sink_error(error)
             for _, _, done in batch:
                 done.set_exception(self._failure)
             return
@@ -95,14 +94,16 @@ class Sender:
             done.set_result(tables)
 
 
-def _went_well(future: Future[Any]) -> bool:
+def _is_ready(future: Future[Any]) -> bool:
     return future.done() and future.exception() is None
 
 
-def _explained(error: BaseException) -> BaseException:
+def explain_sink_error(error: BaseException) -> BaseException:
+    """A failed write in words; a server that is away says enough itself."""
     if not isinstance(error, OSError) or isinstance(error, ServerUnreachable):
         return error
-    words = f"the sink cannot be written: {error}; mend that and run again: nothing is lost"
-    explained = StateError(words)
+    explained = StateError(
+        f"the sink cannot be written: {error}; mend that and run again: nothing is lost"
+    )
     explained.__cause__ = error
     return explained

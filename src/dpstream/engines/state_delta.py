@@ -1,6 +1,6 @@
-"""A query's state in parts, one per window and one per period: whole, or what is new.
+"""A query's state by window and by period: all of it, or what is new since the last time.
 
-A part is made of plain arrays, so it is a copy that a thread can write while the query goes on.
+What is extracted is plain arrays, so it is a copy that a thread can write while the query goes on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.counting.keyed_noise import KeyedNoise
-from dpstream.group_by.bounding import UnitBucket, pair_table, unit_table
+from dpstream.group_by.bounding import pair_table, unit_table
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.groups import GroupBucket
 from dpstream.group_by.hash_tables import HashTable
@@ -21,7 +21,11 @@ Owner = tuple[str, int]
 """("window", number) or ("period", number)."""
 Watermarks = dict[str, Any]
 """How much of an owner's tables a snapshot has: rows in use."""
+STAGES = ("units", "groups")
+"""What has state: bounding, by unit, and all that comes after it, by group."""
 _UNSEEN = (0, 0, 0)  # rows of a group bucket's table, active groups, rows of its members
+_GROWTH = 2  # files that hold this many times what there is are written anew
+_SMALL = 1 << 20  # bytes; waste below is left alone
 
 
 def owners(flow: Flow) -> list[Owner]:
@@ -34,102 +38,80 @@ def owners(flow: Flow) -> list[Owner]:
 
 
 def extract(
-    flow: Flow, owner: Owner, watermarks: Watermarks | None
+    flow: Flow, owner: Owner, since: Watermarks | None, stages: Sequence[str] = STAGES
 ) -> tuple[dict[str, Any], Watermarks]:
-    """What is new since `watermarks` (None: everything), and the watermarks to go on from."""
-    part, new = extract_units(flow, owner, watermarks)
-    if owner[0] == "window":
-        groups, more = extract_groups(flow, owner[1], watermarks)
-        part, new = part | groups, new | more
-    return part, new
+    """What is new since `since` (None: everything), and the watermarks to go on from."""
+    delta: dict[str, Any] = {}
+    if "units" in stages:
+        for name, tables in _unit_tables(flow, owner).items():
+            known = [0] * len(tables) if since is None else since[name]
+            delta[name] = flow.workers.each(HashTable.delta, tables, known)
+    if "groups" in stages and owner[0] == "window":
+        buckets = _group_buckets(flow, owner[1])
+        seen = [_UNSEEN] * len(buckets) if since is None else since["groups"]
+        delta["groups"] = [
+            _group(bucket, *rows) for bucket, rows in zip(buckets, seen, strict=True)
+        ]
+    return delta, _watermarks(flow, owner, stages)
 
 
-def extract_units(
-    flow: Flow, owner: Owner, watermarks: Watermarks | None
-) -> tuple[dict[str, Any], Watermarks]:
-    """The units' share of it."""
-    kind, number = owner
-    tables = [_table_of(bucket, kind, number) for bucket in flow.state.units]
-    since = [0] * len(tables) if watermarks is None else watermarks["tables"]
-    part: dict[str, Any] = {
-        "tables": flow.workers.each(HashTable.delta, tables, since),
-    }
-    new: Watermarks = {"tables": [table.used for table in tables]}
-    if kind == "period" and flow.query.totals:
-        offered = [bucket.offered.setdefault(number, HashTable(1)) for bucket in flow.state.units]
-        first = [0] * len(offered) if watermarks is None else watermarks["offered"]
-        part["offered"] = flow.workers.each(HashTable.delta, offered, first)
-        new["offered"] = [table.used for table in offered]
-    return part, new
+def restore(
+    flow: Flow, owner: Owner, delta: dict[str, Any], stages: Sequence[str] = STAGES
+) -> Watermarks:
+    """Take in what was extracted, after all that was extracted before it."""
+    if "units" in stages:
+        for name, tables in _unit_tables(flow, owner).items():
+            for table, rows in zip(tables, delta[name], strict=True):
+                table.apply(rows)
+    if "groups" in stages and owner[0] == "window":
+        flow.state.windows.setdefault(
+            owner[1], [GroupBucket(flow.query.measures) for _ in range(flow.buckets)]
+        )
+        for bucket, group in zip(_group_buckets(flow, owner[1]), delta["groups"], strict=True):
+            _restore_group(bucket, group)
+    return _watermarks(flow, owner, stages)
 
 
-def extract_groups(
-    flow: Flow, window: int, watermarks: Watermarks | None
-) -> tuple[dict[str, Any], Watermarks]:
-    """The groups' share of it."""
-    buckets = _buckets(flow, window)
-    known = [_UNSEEN] * len(buckets) if watermarks is None else watermarks["groups"]
-    groups = [_group(bucket, *seen) for bucket, seen in zip(buckets, known, strict=True)]
-    return {"groups": groups}, {"groups": [_seen(bucket) for bucket in buckets]}
+def is_wasteful(flow: Flow, current: Sequence[Owner], stored: int) -> bool:
+    """Do files of `stored` bytes hold far more than there is of these owners?"""
+    return stored > _GROWTH * sum(_size_of(flow, owner) for owner in current) + _SMALL
 
 
-def _buckets(flow: Flow, window: int) -> list[GroupBucket]:
-    """The groups of a window, and its totals if they are counted."""
-    return [*flow.groups(window), *([flow.totals(window).bucket] if flow.query.totals else [])]
-
-
-def _seen(bucket: GroupBucket) -> tuple[int, int, int]:
-    members = 0 if bucket.members is None else bucket.members.used
-    return bucket.table.used, len(bucket.active), members
-
-
-def size_of(flow: Flow, owner: Owner) -> int:
-    """About how many bytes the whole of an owner's state takes."""
-    kind, number = owner
-    tables = [_table_of(bucket, kind, number) for bucket in flow.state.units]
-    groups = flow.state.windows.get(number, []) if kind == "window" else []
-    rows = sum(table.stored for table in [*tables, *(bucket.table for bucket in groups)])
+def _size_of(flow: Flow, owner: Owner) -> int:
+    """About how many bytes all of an owner's state takes."""
+    groups = flow.state.windows.get(owner[1], []) if owner[0] == "window" else []
+    tables = [*_unit_tables(flow, owner)["tables"], *(bucket.table for bucket in groups)]
+    rows = sum(table.stored for table in tables)
     return rows + sum(bucket.bytes - bucket.table.bytes for bucket in groups)
 
 
-def restore(flow: Flow, owner: Owner, part: dict[str, Any]) -> Watermarks:
-    """Take a part in, after those before it."""
-    watermarks = restore_units(flow, owner, part)
-    if owner[0] == "window":
-        watermarks |= restore_groups(flow, owner[1], part)
-    return watermarks
+def _watermarks(flow: Flow, owner: Owner, stages: Sequence[str]) -> Watermarks:
+    marks: Watermarks = {}
+    if "units" in stages:
+        for name, tables in _unit_tables(flow, owner).items():
+            marks[name] = [table.used for table in tables]
+    if "groups" in stages and owner[0] == "window":
+        marks["groups"] = [
+            (b.table.used, len(b.active), 0 if b.members is None else b.members.used)
+            for b in _group_buckets(flow, owner[1])
+        ]
+    return marks
 
 
-def restore_units(flow: Flow, owner: Owner, part: dict[str, Any]) -> Watermarks:
-    """Take the units' share in."""
-    kind, number = owner
-    tables = [_table_of(bucket, kind, number) for bucket in flow.state.units]
-    for table, delta in zip(tables, part["tables"], strict=True):
-        table.apply(delta)
-    watermarks: Watermarks = {"tables": [table.used for table in tables]}
-    if kind == "period" and flow.query.totals:
-        offered = [bucket.offered.setdefault(number, HashTable(1)) for bucket in flow.state.units]
-        for table, delta in zip(offered, part["offered"], strict=True):
-            table.apply(delta)
-        watermarks["offered"] = [table.used for table in offered]
-    return watermarks
+def _unit_tables(flow: Flow, owner: Owner) -> dict[str, list[HashTable]]:
+    """An owner's table in each bucket of units; and where totals are counted, rows offered."""
+    (kind, number), units = owner, flow.state.units
+    if kind == "window":
+        return {"tables": [b.windows.setdefault(number, pair_table(b.bounds)) for b in units]}
+    tables = {"tables": [b.periods.setdefault(number, unit_table()) for b in units]}
+    if flow.query.totals:
+        tables["offered"] = [b.offered.setdefault(number, HashTable(1)) for b in units]
+    return tables
 
 
-def restore_groups(flow: Flow, window: int, part: dict[str, Any]) -> Watermarks:
-    """Take the groups' share in."""
-    flow.state.windows.setdefault(
-        window, [GroupBucket(flow.query.measures) for _ in range(flow.buckets)]
-    )
-    buckets = _buckets(flow, window)
-    for bucket, group in zip(buckets, part["groups"], strict=True):
-        _restore_group(bucket, group)
-    return {"groups": [_seen(bucket) for bucket in buckets]}
-
-
-def _table_of(bucket: UnitBucket, kind: str, number: int) -> HashTable:
-    if kind == "period":
-        return bucket.periods.setdefault(number, unit_table())
-    return bucket.windows.setdefault(number, pair_table(bucket.bounds))
+def _group_buckets(flow: Flow, window: int) -> list[GroupBucket]:
+    """The groups of a window, and its totals if they are counted."""
+    return [*flow.groups(window), *([flow.totals(window).bucket] if flow.query.totals else [])]
 
 
 def _group(bucket: GroupBucket, rows: int, active: int, members: int) -> dict[str, Any]:
@@ -161,7 +143,7 @@ def _restore_group(bucket: GroupBucket, part: dict[str, Any]) -> None:
         bucket.active, bucket.keys = np.zeros(0, np.int64), []
     bucket.active = np.concatenate([bucket.active, part["active"]])
     if len(part["active"]):
-        bucket.keys.append(_from_bytes(part["keys"]))
+        bucket.keys.append(pa.ipc.open_stream(pa.py_buffer(part["keys"].tobytes())).read_all())
     bucket.joined = part["joined"]
     if part["noise"] is not None:
         joined = bucket.round if bucket.in_rounds else np.arange(bucket.joined)
@@ -178,7 +160,7 @@ def _restore_group(bucket: GroupBucket, part: dict[str, Any]) -> None:
 
 
 def _to_bytes(tables: Sequence[pa.Table], first: int, count: int) -> Any:
-    """Key columns as an Arrow stream."""
+    """Key columns as an Arrow stream; none are no bytes."""
     if not count:
         return np.zeros(0, np.uint8)
     keys = pa.concat_tables(tables).slice(first, count).combine_chunks()
@@ -186,7 +168,3 @@ def _to_bytes(tables: Sequence[pa.Table], first: int, count: int) -> Any:
     with pa.ipc.new_stream(sink, keys.schema) as writer:
         writer.write_table(keys)
     return np.frombuffer(sink.getvalue(), np.uint8)
-
-
-def _from_bytes(stored: Any) -> pa.Table:
-    return pa.ipc.open_stream(pa.py_buffer(stored.tobytes())).read_all()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.engines.clock import SystemClock
-from dpstream.engines.embedded.embedded_engine import keep_freed_memory
+from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.engines.query_run import EngineOptions
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.durable_files import make_directory

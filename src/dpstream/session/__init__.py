@@ -1,8 +1,10 @@
-"""Queries, sources and sinks, brought together into runs."""
+"""Queries, sources and sinks brought together into runs, by calls and by pipeline files."""
 
+from dpstream.engines.chunks import OperatorCounts
+from dpstream.engines.query_run import Run
 from dpstream.session.budget import refuse_early
 from dpstream.session.feeds import Feed
-from dpstream.session.runs import OperatorCounts, Run, Runs
+from dpstream.session.runs import Runs
 from dpstream.session.start import run, run_all
 
 __all__ = ["Feed", "OperatorCounts", "Run", "Runs", "refuse_early", "run", "run_all"]

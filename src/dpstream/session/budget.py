@@ -8,7 +8,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpstream.engines.embedded.series_run import agree
+from dpstream.engines.embedded.series_run import refuse_other_steps
+from dpstream.engines.query_run import AnyQuery
 from dpstream.errors import BudgetExceeded
 from dpstream.privacy.amounts import show
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
@@ -21,7 +22,7 @@ from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 
-AnyQuery = Query | SeriesQuery
+__all__ = ["AnyQuery", "refuse_early"]
 
 
 def refuse_early(
@@ -79,11 +80,10 @@ def _short_of(query: Query, asked: Fraction, book: dict[str, Any], problem: str)
     terms, left = Terms.from_json(book["terms"]), Fraction(book["left"])
     if asked <= left:  # there is room for its noise: the problem says for what there is none
         return problem.partition(": ")[2]
-    whole = shown(terms, terms.total)
     return (
         f"it asks for epsilon = {show(query.epsilon)}, delta = {show(query.delta)}, and of the "
-        f"book's {whole} only {shown(terms, left).partition(' = ')[2]} is left; lower its epsilon, "
-        "or agree on a larger book"
+        f"book's {shown(terms, terms.total)} only {shown(terms, left).partition(' = ')[2]} is "
+        "left; lower its epsilon, or agree on a larger book"
     )
 
 
@@ -107,7 +107,7 @@ def _refuse_series(
     for query in queries:
         terms = query.mechanism.terms()
         if query.rows.start is not None:
-            agree(ledger, dataset, query.terms())
+            refuse_other_steps(ledger, dataset, query.terms())
         if terms.measure != book.measure or terms.width is None or book.width is None:
             continue  # refused in its own words when the run begins
         asked = terms.total * math.ceil(Fraction(book.width, terms.width))

@@ -17,10 +17,9 @@ from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import PUSHED, PushedSource, WriteAhead, pushed_folder
 from dpstream.engines.clock import Clock
 from dpstream.engines.embedded.arrivals import Arrivals, LiveView
-from dpstream.engines.query_run import EngineOptions
+from dpstream.engines.query_run import AnyQuery, EngineOptions
 from dpstream.errors import InvalidParameter
 from dpstream.records import Frame, Source
-from dpstream.session.budget import AnyQuery
 
 Place: TypeAlias = str | os.PathLike[str]
 SourceSpec: TypeAlias = Source | Frame | pa.Table | pa.RecordBatch | Place | Sequence[Place]
@@ -62,19 +61,19 @@ def views_by_query(
     options: EngineOptions,
 ) -> dict[str, tuple[Any, Any]]:
     """Each query's view of what its feed reads once for all."""
-    found: dict[str, tuple[Any, Any]] = {}
+    by_query: dict[str, tuple[Any, Any]] = {}
     for feed in dict.fromkeys(feeds.values()):
         readers = [query for query in queries if feeds[query.name] is feed]
         columns = [query.source_columns for query in readers]
-        source = opened_source(feed.source, feed.live, folder, feed.name, feed.options)
+        source = open_feed(feed.source, feed.live, folder, feed.name, feed.options)
         assert source is not None
         views: list[Any] = list(_views(source, columns, clock, feed.buffer or options.buffer))
         before: list[Any] = [None] * len(readers)
         if feed.history is not None:
             before = list(SharedSource(open_source(feed.history), columns).views())
         pairs = zip(readers, views, before, strict=True)
-        found |= {query.name: (view, earlier) for query, view, earlier in pairs}
-    return found
+        by_query |= {query.name: (view, earlier) for query, view, earlier in pairs}
+    return by_query
 
 
 def _views(
@@ -87,14 +86,14 @@ def _views(
     return Arrivals(source, clock, list(together), views=len(columns), buffer=buffer).views
 
 
-def followed(source: Source | None, clock: Clock, options: EngineOptions) -> Source | None:
+def follow_source(source: Source | None, clock: Clock, options: EngineOptions) -> Source | None:
     """The source for one query: a live one is read while the query is busy, too."""
     if source is None or source.bounded or isinstance(source, LiveView):
         return source
     return Arrivals(source, clock, buffer=options.buffer).views[0]
 
 
-def opened_source(
+def open_feed(
     source: Any,
     live: bool,
     folder: Path | None,
@@ -114,17 +113,17 @@ def opened_source(
             "name older ones as history, or leave live out"
         )
     growing = live and _is_path(source)
-    found = GrowingDirectory(Path(source)) if growing else open_source(source, options=options)
-    if not found.replayable and folder is not None:
+    opened = GrowingDirectory(Path(source)) if growing else open_source(source, options=options)
+    if not opened.replayable and folder is not None:
         place = f"arrived-{safe_name(name)}" if name else "arrived"
-        return WriteAhead(found, folder / place)
-    return found
+        return WriteAhead(opened, folder / place)
+    return opened
 
 
-def absolute(source: Any) -> Any:
+def absolute_paths(source: Any) -> Any:
     """Paths as other processes see them, which work in other folders."""
     if isinstance(source, list | tuple):
-        return [absolute(each) for each in source]
+        return [absolute_paths(each) for each in source]
     return str(Path(source).absolute()) if _is_path(source) else source
 
 

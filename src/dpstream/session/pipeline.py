@@ -1,4 +1,8 @@
-"""Pipeline files: sources, books, state, sinks and named queries, in TOML."""
+"""Pipeline files: sources, books, state, sinks and named queries, in TOML.
+
+A file is read and checked table by table, its queries are compiled, and its paths, which are
+relative to it, are seen from the current directory. Errors name file, table and key.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,7 @@ from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
 
 __all__ = ["ENGINES", "Pipeline", "load_pipeline"]
 
-# The tables of a pipeline file: known ones, with known keys of the right types.
-
+ENGINES = ("embedded", "spark")
 _TEXT: tuple[type, ...] = (str,)
 _TEXTS: tuple[type, ...] = (str, list)
 _NUMBER: tuple[type, ...] = (int, float, str)
@@ -67,259 +70,6 @@ _IN_WORDS = {
 }
 
 Table = dict[str, Any]
-
-
-def read_tables(path: Path) -> dict[str, Any]:
-    """The file's tables; `source` and `budget` by name, under "" if there is one for all."""
-    try:
-        with path.open("rb") as file:
-            tables = tomllib.load(file)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise InvalidInput(f"{path} is not TOML: {problem}") from None
-    for name in tables:
-        if name not in _KEYS:
-            raise InvalidInput(f"{path} has an unknown table [{name}]; {nearest(name, _KEYS)}")
-    for name in _KEYS:
-        if name not in tables and name not in _OPTIONAL:
-            wanted = ", ".join(_REQUIRED[name])
-            raise InvalidInput(f"{path} has no table {heading(name)}; add it, with {wanted}")
-    found: dict[str, Any] = {}
-    for name, table in tables.items():
-        if name in _SEVERAL:
-            found[name] = _named(path, name, table)
-            continue
-        entries = table if name == "query" else [table]
-        if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
-            raise InvalidInput(f"{path}: {name} must be a table; write {heading(name)} above it")
-        for number, entry in enumerate(entries, 1):
-            which = f" number {number}" if name == "query" else ""
-            _check(f"{path}, {heading(name)}{which}", name, entry)
-        found[name] = table
-    return found
-
-
-def _named(path: Path, name: str, table: Any) -> dict[str, Table]:
-    """One table for all, or one for each name."""
-    if not isinstance(table, dict):
-        raise InvalidInput(f"{path}: {name} must be a table; write {heading(name)} above it")
-    inner = {
-        key: value
-        for key, value in table.items()
-        if isinstance(value, dict) and not (key in _INNER and "path" in table)
-    }
-    if inner and len(inner) < len(table):
-        key = next(key for key in table if key not in inner)
-        raise InvalidInput(
-            f"{path}, [{name}] has {key} beside [{name}.{next(iter(inner))}]; move it into one of "
-            "the named tables"
-        )
-    if not inner:
-        _check(f"{path}, [{name}]", name, table)
-        return {"": table}
-    for key, value in inner.items():
-        entry = {"dataset": key} | value if name == "budget" else value
-        _check(f"{path}, [{name}.{key}]", name, entry)
-        inner[key] = entry
-    return inner
-
-
-def _check(where: str, name: str, table: Mapping[str, Any]) -> None:
-    known = _KEYS[name]
-    for key, value in table.items():
-        if key not in known:
-            raise InvalidInput(f"{where} has an unknown key {key!r}; {nearest(key, known)}")
-        fits = isinstance(value, known[key]) and (bool in known[key] or not isinstance(value, bool))
-        if isinstance(value, dict):
-            for inner, given in value.items():
-                if not isinstance(given, str | int | float):
-                    raise InvalidInput(
-                        f"{where}: {key}.{inner} must be text, a number, true or false; got "
-                        f"{given!r:.80}"
-                    )
-        if isinstance(value, list):
-            fits = fits and bool(value) and all(isinstance(each, str) for each in value)
-        if not fits or value == "":
-            wanted = " or ".join(_IN_WORDS[kind] for kind in known[key] if kind in _IN_WORDS)
-            wanted = "a number" if known[key] == _NUMBER else wanted
-            raise InvalidInput(f"{where}: {key} must be {wanted}; got {value!r:.80}")
-    for key in _REQUIRED[name]:
-        if key not in table:
-            raise InvalidInput(f"{where} has no {key}; add it")
-
-
-def heading(name: str) -> str:
-    """How a table is written in the file."""
-    return "[[query]]" if name == "query" else f"[{name}]"
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The most similar name there is, as advice."""
-    names = [*known]
-    found = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {found[0]!r}?" if found else f"known are {', '.join(names)}"
-
-
-# Paths in a pipeline file are relative to it: here they are seen from the current directory.
-
-
-def listed(value: str | list[str]) -> list[str]:
-    """One value or several, as several."""
-    return [value] if isinstance(value, str) else value
-
-
-def resolve_paths(base: Path, value: str | list[str]) -> str | list[str]:
-    """One path or several."""
-    if isinstance(value, str):
-        return resolve_path(base, value)
-    return [resolve_path(base, each) for each in value]
-
-
-def resolve_path(base: Path, text: str) -> str:
-    """A path of the file, seen from the current directory; "-" is standard input or output.
-
-    A URI stays as it is.
-    """
-    slash = "/" if text.endswith("/") else ""  # an "out.db/" is a directory
-    return text if text == "-" or is_uri(text) else f"{base / text}{slash}"
-
-
-def resolve_sink(base: Path, text: str) -> str:
-    """A sink, which may have its kind before its path."""
-    kind, colon, rest = text.partition(":")
-    paths = (*ENCODERS, "delta")
-    return (
-        f"{kind}:{resolve_path(base, rest)}"
-        if colon and kind in paths
-        else resolve_path(base, text)
-    )
-
-
-def resolve_options(base: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A server's options; the files that they name are placed like all others."""
-    return {
-        name: resolve_path(base, value) if name.endswith("_file") else value
-        for name, value in options.items()
-    }
-
-
-# The books of a pipeline: what each dataset promises, and the queries that it pays for.
-
-
-@dataclass(frozen=True, kw_only=True)
-class PipelineBook:
-    """A dataset's book: epsilon (and delta) for all queries on it."""
-
-    where: str
-    dataset: str
-    epsilon: Fraction
-    delta: Fraction | None
-    ledger: Path
-    queries: tuple[AnyQuery, ...]
-
-    def terms(self) -> Terms:
-        """The terms of the book; every query must protect the same rows."""
-        first = self.queries[0]
-        wanted = self._terms_of(first)
-        for query in self.queries[1:]:
-            other = self._terms_of(query)
-            if other != wanted:
-                raise InvalidParameter(
-                    f"{self.where}: queries that share a book must protect the same unit: "
-                    f"{first.name!r} protects {_protects(wanted)}, {query.name!r} protects "
-                    f"{_protects(other)}; make them agree, or use two pipelines"
-                )
-        return wanted
-
-    def _terms_of(self, query: AnyQuery) -> Terms:
-        if isinstance(query, Query):
-            if self.delta is None:
-                raise InvalidParameter(
-                    f"{self.where} has no delta, which {query.name!r} needs; add delta = 1e-8"
-                )
-            return query.promise(epsilon=self.epsilon, delta=self.delta)
-        if query.rows.start is None:
-            raise InvalidParameter(
-                f"{self.where}: {query.name!r} has no start, and its book counts steps from there; "
-                "add start = TIMESTAMP '...' to its OPTIONS"
-            )
-        terms = query.terms()
-        return replace(terms, total=self._total(query.name, terms))
-
-    def _total(self, name: str, terms: Terms) -> Fraction:
-        """What the book may spend, as its queries count it."""
-        if terms.measure == "epsilon":
-            return self.epsilon
-        if self.delta is None:
-            raise InvalidParameter(
-                f"{self.where} has no delta, which {name!r} needs; add delta = 1e-8"
-            )
-        convert = {"rho": rho_for, "mu_squared": mu_squared_for}[terms.measure]
-        return on_grid(convert(epsilon=self.epsilon, delta=self.delta))
-
-
-def _protects(terms: Terms) -> str:
-    if terms.unit == "user":
-        return f"{terms.change} (period {terms.period}, time zone {terms.time_zone})"
-    window = "" if terms.window is None else f" within {terms.window} steps"
-    return f"{terms.unit} {terms.change}{window} ({terms.clock})"
-
-
-def books_of(
-    path: Path,
-    tables: Mapping[str, Any],
-    queries: Sequence[AnyQuery],
-    of_query: Mapping[str, str],
-    folder: Path,
-) -> tuple[PipelineBook, ...]:
-    """One book for all, or one for each source."""
-    budgets, sources, found = tables["budget"], tables["source"], []
-    if "" not in budgets and set(budgets) != set(sources):
-        other = sorted(set(budgets) ^ set(sources))[0]
-        raise InvalidInput(
-            f"{path}: with [budget.NAME] every source has its own; {other or 'the source'!r} has "
-            "only one of [source.NAME] and [budget.NAME]"
-        )
-    if "" not in budgets:
-        _refuse_one_place_twice(path, sources)
-    for name, table in budgets.items():
-        where = f"{path}, [budget{'.' if name else ''}{name}]"
-        mine = tuple(query for query in queries if not name or of_query[query.name] == name)
-        if not mine:
-            continue  # a source that no query reads yet
-        ledger = Path(resolve_path(path.parent, table["ledger"])) if "ledger" in table else None
-        found.append(
-            PipelineBook(
-                where=where,
-                dataset=table["dataset"],
-                epsilon=positive(table["epsilon"], f"{where}: epsilon"),
-                delta=positive(table["delta"], f"{where}: delta") if "delta" in table else None,
-                ledger=ledger or folder / "ledger",
-                queries=mine,
-            )
-        )
-    names = [(book.ledger, book.dataset) for book in found]
-    if len(set(names)) < len(names):
-        raise InvalidInput(f"{path}: two budgets name one dataset; use one [budget] for both")
-    return tuple(found)
-
-
-def _refuse_one_place_twice(path: Path, sources: Mapping[str, Any]) -> None:
-    """Two books for the same rows would promise each of them what their sum spends."""
-    seen: dict[str, str] = {}
-    for name, table in sources.items():
-        if table["path"] == PUSHED:  # each source has rows of its own
-            continue
-        for place in {resolve_path(path.parent, each) for each in listed(table["path"])}:
-            if seen.setdefault(place, name) != name:
-                raise InvalidInput(
-                    f"{path}: [source.{seen[place]}] and [source.{name}] read the same rows, which "
-                    "two books would promise their budgets each; use one [budget] for both"
-                )
-
-
-# A pipeline file, read and compiled: errors name file, table and key.
-
-ENGINES = ("embedded", "spark")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,26 +115,27 @@ class Pipeline:
 def load_pipeline(path: str | Path) -> Pipeline:
     """Read a pipeline file and compile its queries."""
     path = Path(path)
-    tables, base = read_tables(path), path.parent
+    tables, base = _read_tables(path), path.parent
     state = tables["state"]
-    compiled = _compiled(path, tables["query"])
+    compiled = _compile(path, tables["query"])
     of_query = {one.query.name: _source_of(path, one, compiled, tables) for one in compiled}
     compiled = [
-        _typed(path, of_query[one.query.name], one, compiled, tables["source"]) for one in compiled
+        _declare_types(path, of_query[one.query.name], one, compiled, tables["source"])
+        for one in compiled
     ]
     feeds = {name: _feed(base, name, table) for name, table in tables["source"].items()}
-    folder = Path(resolve_path(base, state["path"]))
-    secret = Path(resolve_path(base, state["secret"])) if "secret" in state else beside(folder)
-    sinks = listed(tables.get("sink", {}).get("to", []))
+    folder = Path(_resolve(base, state["path"]))
+    secret = Path(_resolve(base, state["secret"])) if "secret" in state else beside(folder)
+    sinks = _listed(tables.get("sink", {}).get("to", []))
     queries = tuple(one.query for one in compiled)
     return Pipeline(
         path=path,
         queries=queries,
         feeds={query.name: feeds[of_query[query.name]] for query in queries},
-        books=books_of(path, tables, queries, of_query, folder),
+        books=_books(path, tables, queries, of_query, folder),
         state=folder,
         secret=secret,
-        sinks=tuple(resolve_sink(base, each) for each in sinks),
+        sinks=tuple(_resolve_sink(base, each) for each in sinks),
         engine=_engine(path, tables.get("engine", {"name": "embedded"}), feeds),
         texts={one.query.name: one.text for one in compiled},
         pushed=_pushed(compiled, of_query, feeds, folder),
@@ -405,21 +156,21 @@ def _engine(path: Path, table: Mapping[str, Any], feeds: Mapping[str, Feed]) -> 
     return table
 
 
-def _compiled(path: Path, tables: Sequence[Mapping[str, Any]]) -> list[Compiled]:
-    found: dict[str, Compiled] = {}
+def _compile(path: Path, tables: Sequence[Mapping[str, Any]]) -> list[Compiled]:
+    queries: dict[str, Compiled] = {}
     for table in tables:
         name = table["name"]
         where = f"{path}, [[query]] {name!r}"
-        if name in found:
+        if name in queries:
             raise InvalidInput(f"{where}: two queries have this name; rename one")
         if ("sql" in table) == ("file" in table):
             raise InvalidInput(f"{where} needs sql or file, and not both")
         text = table["sql"] if "sql" in table else _text(where, path.parent / table["file"])
         try:
-            found[name] = compile_sql(text, name)
+            queries[name] = compile_sql(text, name)
         except InvalidParameter as problem:
             raise InvalidParameter(f"{where}: {problem}") from None
-    return list(found.values())
+    return list(queries.values())
 
 
 def _source_of(
@@ -431,7 +182,7 @@ def _source_of(
         if one.table not in known:
             raise InvalidInput(
                 f"{path}, [[query]] {one.query.name!r} reads {one.table!r}, and there is no "
-                f"[source.{one.table}]; {nearest(one.table, known)}"
+                f"[source.{one.table}]; {_nearest(one.table, known)}"
             )
         return one.table
     if len({each.table for each in others}) > 1:
@@ -443,7 +194,7 @@ def _source_of(
     return ""
 
 
-def _typed(
+def _declare_types(
     path: Path, name: str, one: Compiled, others: Sequence[Compiled], sources: Mapping[str, Any]
 ) -> Compiled:
     """The query with the types of its columns that its source declares; its own go before."""
@@ -469,23 +220,23 @@ def _typed(
 
 
 def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
-    history, path = table.get("history"), table["path"]
-    options, pushed = resolve_options(base, table.get("options", {})), path == PUSHED
-    by_clock = pushed or (is_uri(path) and not _ends(path, options))
-    return Feed(
-        source=PUSHED if pushed else resolve_paths(base, path),
-        live=table.get("live", False) or by_clock,
-        options=options,
-        history=None if history is None else resolve_paths(base, history),
-        name=name,
-        buffer=_bytes(table.get("buffer_mib")),
-    )
-
-
-def _bytes(mib: int | None) -> int | None:
+    path, history, mib = table["path"], table.get("history"), table.get("buffer_mib")
+    options = {
+        option: _resolve(base, value) if option.endswith("_file") else value
+        for option, value in table.get("options", {}).items()
+    }
     if mib is not None and mib < 1:
         raise InvalidInput(f"buffer_mib must be at least 1; got {mib}")
-    return None if mib is None else mib << 20
+    pushed = path == PUSHED
+    endless = is_uri(path) and "until" not in options and "until" not in ServerOptions(path).names
+    return Feed(
+        source=PUSHED if pushed else _resolve_all(base, path),
+        live=table.get("live", False) or pushed or endless,
+        options=options,
+        history=None if history is None else _resolve_all(base, history),
+        name=name,
+        buffer=None if mib is None else mib << 20,
+    )
 
 
 def _pushed(
@@ -495,20 +246,15 @@ def _pushed(
     folder: Path,
 ) -> dict[str, PushedTable]:
     """What may be handed in: a source without a name has that of the table that is read."""
-    found: dict[str, PushedTable] = {}
+    pushed: dict[str, PushedTable] = {}
     for name, feed in feeds.items():
         readers = [one for one in compiled if of_query[one.query.name] == name]
         if feed.source == PUSHED and readers:
             columns = [column for one in readers for column in one.query.source_columns]
-            found[name or readers[0].table] = PushedTable(
+            pushed[name or readers[0].table] = PushedTable(
                 folder=pushed_folder(folder, name), columns=tuple(dict.fromkeys(columns))
             )
-    return found
-
-
-def _ends(uri: str, options: Mapping[str, Any]) -> bool:
-    """Is a server's source bounded?"""
-    return "until" in options or "until" in ServerOptions(uri).names
+    return pushed
 
 
 def _text(where: str, path: Path) -> str:
@@ -517,3 +263,229 @@ def _text(where: str, path: Path) -> str:
     except (OSError, UnicodeDecodeError) as problem:
         reason = getattr(problem, "strerror", None) or "it is not UTF-8 text"
         raise InvalidInput(f"{where}: file {path} cannot be read: {reason}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineBook:
+    """A dataset's book: epsilon (and delta) for all queries on it."""
+
+    where: str
+    dataset: str
+    epsilon: Fraction
+    delta: Fraction | None
+    ledger: Path
+    queries: tuple[AnyQuery, ...]
+
+    def terms(self) -> Terms:
+        """The terms of the book; every query must protect the same rows."""
+        first = self.queries[0]
+        wanted = self._terms_of(first)
+        for query in self.queries[1:]:
+            other = self._terms_of(query)
+            if other != wanted:
+                raise InvalidParameter(
+                    f"{self.where}: queries that share a book must protect the same unit: "
+                    f"{first.name!r} protects {_protects(wanted)}, {query.name!r} protects "
+                    f"{_protects(other)}; make them agree, or use two pipelines"
+                )
+        return wanted
+
+    def _terms_of(self, query: AnyQuery) -> Terms:
+        if isinstance(query, Query):
+            return query.promise(epsilon=self.epsilon, delta=self._delta_for(query))
+        if query.rows.start is None:
+            raise InvalidParameter(
+                f"{self.where}: {query.name!r} has no start, and its book counts steps from there; "
+                "add start = TIMESTAMP '...' to its OPTIONS"
+            )
+        terms = query.terms()
+        if terms.measure == "epsilon":
+            return replace(terms, total=self.epsilon)
+        convert = {"rho": rho_for, "mu_squared": mu_squared_for}[terms.measure]
+        total = convert(epsilon=self.epsilon, delta=self._delta_for(query))
+        return replace(terms, total=on_grid(total))
+
+    def _delta_for(self, query: AnyQuery) -> Fraction:
+        if self.delta is None:
+            raise InvalidParameter(
+                f"{self.where} has no delta, which {query.name!r} needs; add delta = 1e-8"
+            )
+        return self.delta
+
+
+def _protects(terms: Terms) -> str:
+    if terms.unit == "user":
+        return f"{terms.change} (period {terms.period}, time zone {terms.time_zone})"
+    window = "" if terms.window is None else f" within {terms.window} steps"
+    return f"{terms.unit} {terms.change}{window} ({terms.clock})"
+
+
+def _books(
+    path: Path,
+    tables: Mapping[str, Any],
+    queries: Sequence[AnyQuery],
+    of_query: Mapping[str, str],
+    folder: Path,
+) -> tuple[PipelineBook, ...]:
+    """One book for all, or one for each source."""
+    budgets, sources, books = tables["budget"], tables["source"], []
+    if "" not in budgets and set(budgets) != set(sources):
+        other = sorted(set(budgets) ^ set(sources))[0]
+        raise InvalidInput(
+            f"{path}: with [budget.NAME] every source has its own; {other or 'the source'!r} has "
+            "only one of [source.NAME] and [budget.NAME]"
+        )
+    if "" not in budgets:
+        _refuse_one_place_twice(path, sources)
+    for name, table in budgets.items():
+        where = f"{path}, [budget{'.' if name else ''}{name}]"
+        mine = tuple(query for query in queries if not name or of_query[query.name] == name)
+        if not mine:
+            continue  # a source that no query reads yet
+        ledger = Path(_resolve(path.parent, table["ledger"])) if "ledger" in table else None
+        books.append(
+            PipelineBook(
+                where=where,
+                dataset=table["dataset"],
+                epsilon=positive(table["epsilon"], f"{where}: epsilon"),
+                delta=positive(table["delta"], f"{where}: delta") if "delta" in table else None,
+                ledger=ledger or folder / "ledger",
+                queries=mine,
+            )
+        )
+    names = [(book.ledger, book.dataset) for book in books]
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"{path}: two budgets name one dataset; use one [budget] for both")
+    return tuple(books)
+
+
+def _refuse_one_place_twice(path: Path, sources: Mapping[str, Any]) -> None:
+    """Two books for the same rows would promise each of them what their sum spends."""
+    seen: dict[str, str] = {}
+    for name, table in sources.items():
+        if table["path"] == PUSHED:  # each source has rows of its own
+            continue
+        for place in {_resolve(path.parent, each) for each in _listed(table["path"])}:
+            if seen.setdefault(place, name) != name:
+                raise InvalidInput(
+                    f"{path}: [source.{seen[place]}] and [source.{name}] read the same rows, which "
+                    "two books would promise their budgets each; use one [budget] for both"
+                )
+
+
+def _read_tables(path: Path) -> dict[str, Any]:
+    """The file's tables; `source` and `budget` by name, under "" if there is one for all."""
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise InvalidInput(f"{path} is not TOML: {problem}") from None
+    for name in tables:
+        if name not in _KEYS:
+            raise InvalidInput(f"{path} has an unknown table [{name}]; {_nearest(name, _KEYS)}")
+    for name in _KEYS:
+        if name not in tables and name not in _OPTIONAL:
+            wanted = ", ".join(_REQUIRED[name])
+            raise InvalidInput(f"{path} has no table {_heading(name)}; add it, with {wanted}")
+    checked: dict[str, Any] = {}
+    for name, table in tables.items():
+        if name in _SEVERAL:
+            checked[name] = _named(path, name, table)
+            continue
+        entries = table if name == "query" else [table]
+        if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+            raise InvalidInput(f"{path}: {name} must be a table; write {_heading(name)} above it")
+        for number, entry in enumerate(entries, 1):
+            which = f" number {number}" if name == "query" else ""
+            _check(f"{path}, {_heading(name)}{which}", name, entry)
+        checked[name] = table
+    return checked
+
+
+def _named(path: Path, name: str, table: Any) -> dict[str, Table]:
+    """One table for all, or one for each name."""
+    if not isinstance(table, dict):
+        raise InvalidInput(f"{path}: {name} must be a table; write {_heading(name)} above it")
+    inner = {
+        key: value
+        for key, value in table.items()
+        if isinstance(value, dict) and not (key in _INNER and "path" in table)
+    }
+    if inner and len(inner) < len(table):
+        key = next(key for key in table if key not in inner)
+        raise InvalidInput(
+            f"{path}, [{name}] has {key} beside [{name}.{next(iter(inner))}]; move it into one of "
+            "the named tables"
+        )
+    if not inner:
+        _check(f"{path}, [{name}]", name, table)
+        return {"": table}
+    for key, value in inner.items():
+        entry = {"dataset": key} | value if name == "budget" else value
+        _check(f"{path}, [{name}.{key}]", name, entry)
+        inner[key] = entry
+    return inner
+
+
+def _check(where: str, name: str, table: Mapping[str, Any]) -> None:
+    known = _KEYS[name]
+    for key, value in table.items():
+        if key not in known:
+            raise InvalidInput(f"{where} has an unknown key {key!r}; {_nearest(key, known)}")
+        fits = isinstance(value, known[key]) and (bool in known[key] or not isinstance(value, bool))
+        if isinstance(value, dict):
+            for inner, given in value.items():
+                if not isinstance(given, str | int | float):
+                    raise InvalidInput(
+                        f"{where}: {key}.{inner} must be text, a number, true or false; got "
+                        f"{given!r:.80}"
+                    )
+        if isinstance(value, list):
+            fits = fits and bool(value) and all(isinstance(each, str) for each in value)
+        if not fits or value == "":
+            wanted = " or ".join(_IN_WORDS[kind] for kind in known[key] if kind in _IN_WORDS)
+            wanted = "a number" if known[key] == _NUMBER else wanted
+            raise InvalidInput(f"{where}: {key} must be {wanted}; got {value!r:.80}")
+    for key in _REQUIRED[name]:
+        if key not in table:
+            raise InvalidInput(f"{where} has no {key}; add it")
+
+
+def _heading(name: str) -> str:
+    """How a table is written in the file."""
+    return "[[query]]" if name == "query" else f"[{name}]"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """The most similar name there is, as advice."""
+    names = [*known]
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+
+
+def _resolve(base: Path, text: str) -> str:
+    """A path of the file, seen from the current directory; "-" is standard input or output.
+
+    A URI stays as it is.
+    """
+    slash = "/" if text.endswith("/") else ""  # an "out.db/" is a directory
+    return text if text == "-" or is_uri(text) else f"{base / text}{slash}"
+
+
+def _resolve_all(base: Path, value: str | list[str]) -> str | list[str]:
+    """One path or several."""
+    if isinstance(value, str):
+        return _resolve(base, value)
+    return [_resolve(base, each) for each in value]
+
+
+def _resolve_sink(base: Path, text: str) -> str:
+    """A sink, which may have its kind before its path."""
+    kind, colon, path = text.partition(":")
+    if colon and kind in (*ENCODERS, "delta"):
+        return f"{kind}:{_resolve(base, path)}"
+    return _resolve(base, text)
+
+
+def _listed(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value

@@ -1,352 +1,25 @@
-"""Running queries as values: iterate for releases, stop, close, see how far they are."""
+"""Several queries side by side: one iteration over the releases of all of them."""
 
 from __future__ import annotations
 
-import html
 import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from threading import Condition, Event, Thread
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from dpstream.connectors.storage import DeadLetters
-from dpstream.engines.embedded.arrivals import Arrivals, LiveView
-from dpstream.engines.embedded.series_run import SeriesRun
-from dpstream.engines.query_run import QueryRun
-from dpstream.errors import InvalidParameter
-from dpstream.optional import optional
+from dpstream.engines.collected import Releases
+from dpstream.engines.embedded.arrivals import Arrivals
+from dpstream.engines.query_run import Run
 from dpstream.query.schedule import Schedule
 from dpstream.query.windows import instant
-from dpstream.records import Rejected
-from dpstream.session.budget import AnyQuery
-
-# Releases that were kept: one table, frames, a chart, and a view in a notebook.
-
-_ROWS = 20  # that a notebook shows
-_OF_RELEASE = ("window_start", "window_end", "trigger_time", "release_index")
-
-
-class Releases(Sequence[pa.Table]):
-    """The releases of one query, in the order in which they were published.
-
-    >>> one = pa.table({"page": ["a", "b"], "n": [5.0, 7.0], "n_stddev": [1.0, 1.0]})
-    >>> Releases([one, one]).table.num_rows
-    4
-    """
-
-    def __init__(self, tables: Sequence[pa.Table]) -> None:
-        self.tables = list(tables)
-
-    def __getitem__(self, index: Any) -> Any:
-        found = self.tables[index]
-        return Releases(found) if isinstance(index, slice) else found
-
-    def __len__(self) -> int:
-        return len(self.tables)
-
-    def __iter__(self) -> Iterator[pa.Table]:
-        return iter(self.tables)
-
-    @property
-    def table(self) -> pa.Table:
-        """All of them in one table."""
-        if not self.tables:
-            return pa.table({})
-        return pa.concat_tables([table.replace_schema_metadata(None) for table in self.tables])
-
-    @property
-    def last(self) -> pa.Table:
-        """The newest release of every window, in one table."""
-        newest = {
-            (about["window"] if about else number): table
-            for number, (about, table) in enumerate((_about(t), t) for t in self.tables)
-        }
-        return Releases(list(newest.values())).table
-
-    def to_pandas(self) -> Any:
-        """A pandas DataFrame of `table`."""
-        optional("pandas", extra="frames")
-        return self.table.to_pandas()
-
-    def to_polars(self) -> Any:
-        """A Polars DataFrame of `table`."""
-        return optional("polars", extra="frames").from_arrow(self.table)
-
-    def plot(self, column: str | None = None, path: str | None = None, *, most: int = 8) -> Any:
-        """A chart of one aggregate, ± two standard deviations; saved if `path` is given.
-
-        Over time a line for each group, of the `most` largest ones; without times a bar for each.
-        """
-        pyplot = optional("matplotlib.pyplot", extra="plot")
-        column = self._aggregate(column)
-        figure, axes = pyplot.subplots(figsize=(9, 4), layout="constrained")
-        lines = self._lines(column)
-        largest = sorted(lines, key=lambda key: -lines[key][1][-1])[:most]
-        for key in largest:
-            x, y, spread = lines[key]
-            label = ", ".join(map(str, key)) or column
-            if x[0] is None or len(self.tables) == 1:
-                axes.bar([label], [y[-1]], yerr=[2 * spread[-1]], capsize=3, color="C0")
-                continue
-            low = [a - 2 * b for a, b in zip(y, spread, strict=True)]
-            high = [a + 2 * b for a, b in zip(y, spread, strict=True)]
-            axes.fill_between(x, low, high, alpha=0.2, step="post")
-            axes.step(x, y, where="post", linewidth=1.2, label=label)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend()
-        axes.set_ylabel(f"{column} (± 2 stddev of noise)")
-        if path is not None:
-            figure.savefig(path, dpi=150)
-            pyplot.close(figure)
-        return figure
-
-    def _aggregate(self, column: str | None) -> str:
-        names: list[str] = self.table.column_names
-        known = [name for name in names if f"{name}_stddev" in names]
-        if column is None and known:
-            return known[0]
-        numeric = column in names and _is_number(self.table.schema.field(column).type)
-        if column is None or not numeric:
-            raise InvalidParameter(
-                f"there is no published number {column!r} to draw; there are {', '.join(known)}"
-            )
-        return column
-
-    def _lines(self, column: str) -> dict[tuple[Any, ...], tuple[list[Any], list[Any], list[Any]]]:
-        """By group: times, values and their standard deviations."""
-        table = self.table
-        numbers = {n for n in table.column_names if _is_number(table.schema.field(n).type)}
-        spreads = {f"{n}_stddev" for n in table.column_names}
-        figures = {n for n in table.column_names if f"{n}_stddev" in table.column_names}
-        keys = [
-            n
-            for n in table.column_names
-            if n not in {*_OF_RELEASE, *figures, *spreads, "held"}
-            and (n not in numbers or not pa.types.is_floating(table.schema.field(n).type))
-        ]
-        found: dict[tuple[Any, ...], tuple[list[Any], list[Any], list[Any]]] = {}
-        for row in table.to_pylist():
-            x, y, spread = found.setdefault(tuple(row[n] for n in keys), ([], [], []))
-            if row[column] is None:
-                continue
-            x.append(row.get("trigger_time"))
-            y.append(row[column])
-            value = row.get(f"{column}_stddev")
-            spread.append(0.0 if value is None or value != value else value)
-        return {key: line for key, line in found.items() if line[0]}
-
-    def __repr__(self) -> str:
-        names = self.tables[-1].column_names if self.tables else []
-        return f"<Releases: {len(self)}, of {', '.join(names)}>"
-
-    def _repr_html_(self) -> str:
-        """The newest release of every window, as notebooks show it."""
-        shown = self.last
-        names = [n for n in shown.column_names if not n.endswith("_stddev")]
-        names = [n for n in names if n not in ("trigger_time", "release_index")]
-        head = "".join(f"<th>{html.escape(n)}</th>" for n in names)
-        body = []
-        for row in shown.slice(0, _ROWS).to_pylist():
-            cells = (_cell(row[n], row.get(f"{n}_stddev")) for n in names)
-            body.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-        more = shown.num_rows - _ROWS
-        note = f"<p>... and {more:,} more rows</p>" if more > 0 else ""
-        count = f"<p>{len(self)} releases; the newest of every window, ± 2 stddev of noise</p>"
-        return f"{count}<table><tr>{head}</tr>{''.join(body)}</table>{note}"
-
-
-def _about(table: pa.Table) -> dict[str, Any] | None:
-    stored = (table.schema.metadata or {}).get(b"dpstream")
-    found: dict[str, Any] | None = None if stored is None else json.loads(stored)
-    return found
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _cell(value: Any, spread: Any) -> str:
-    if isinstance(value, float | int) and spread is not None and spread == spread:
-        return f"{value:,.6g} ± {2 * spread:,.3g}"
-    return "NULL" if value is None else html.escape(str(value))
-
 
 _LOG = logging.getLogger("dpstream.session")
 _PATIENCE = 1_000_000  # microseconds after its trigger before a query without rows is told of
-
-
-@dataclass(kw_only=True)
-class OperatorCounts:
-    """What only the operator may see: rows read and rows set aside. Not private."""
-
-    dead_letters: DeadLetters | None = None
-    read: int = 0
-    rejected_rows: int = 0
-    outside: int = 0
-    late: int = 0
-    other_keys: int = 0
-    latest: list[Rejected] = field(default_factory=list)
-    lag_seconds: float = 0.0
-    """How long after its trigger the last step of a live run was out."""
-    worst_lag_seconds: float = 0.0
-
-    def rejected(self, chunk: str, rows: list[Rejected]) -> None:
-        """Rows that could not be used go to the dead letters, under their chunk's name."""
-        self.rejected_rows += len(rows)
-        self.latest = [*self.latest, *rows][-100:]
-        if self.dead_letters is not None and rows:
-            self.dead_letters.write(chunk, rows)
-
-    def count(self, *, read: int, outside: int, late: int, other_keys: int) -> None:
-        """Add to the counts."""
-        self.read += read
-        self.outside += outside
-        self.late += late
-        self.other_keys += other_keys
-
-    def lagged(self, seconds: float) -> None:
-        """How long after its trigger a step of a live run was out."""
-        self.lag_seconds = seconds
-        self.worst_lag_seconds = max(self.worst_lag_seconds, seconds)
-
-    def counts(self) -> dict[str, int]:
-        """What became of the rows, by name."""
-        return {
-            "read": self.read,
-            "outside": self.outside,
-            "late": self.late,
-            "other_keys": self.other_keys,
-            "rejected": self.rejected_rows,
-        }
-
-
-class Run:
-    """A query that runs: iterate over it for its releases, Arrow tables, as they are published.
-
-    It can be iterated over once, and is closed at the end; leave early with `close`, or use `with`.
-    `collect` runs it to its end and keeps the releases, for frames and plots. Each table's metadata
-    say which window and trigger it belongs to. `operator` holds counts that are not private.
-    """
-
-    def __init__(self, engine: QueryRun | SeriesRun, operator: OperatorCounts) -> None:
-        self._engine, self.operator = engine, operator
-
-    def __iter__(self) -> Iterator[pa.Table]:
-        return iter(self._engine)
-
-    def finish(self) -> Run:
-        """Run to the end; the releases go to the sink."""
-        for _ in self:
-            pass
-        return self
-
-    def collect(self) -> Releases:
-        """Run to the end and keep every release in memory."""
-        return Releases(list(self))
-
-    def stop(self) -> None:
-        """End at the next occasion; a run with the same state directory goes on from there."""
-        self._engine.stop()
-
-    def close(self) -> None:
-        """Leave it where it is; a run with the same state directory goes on from there."""
-        self._engine.close()
-
-    def erase_unit(self, unit: Any) -> int:
-        """Instead of running: erase one unit from the state directory of a run that has stopped.
-
-        Nothing more of this unit is kept (within the periods that are still open): a unit that
-        began anew could contribute twice what the promise allows. What was published stays.
-        Returns in how many groups the unit was: an exact number, for the operator alone.
-        """
-        return self._engine.erase_unit(unit)
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def query(self) -> AnyQuery:
-        """The query as it runs: with its start, and with the grids that were chosen for it."""
-        engine = self._engine
-        return engine.plan.query if isinstance(engine, QueryRun) else engine.query
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of every release and their types; fixed before the first one is published.
-
-        Types of keys that are not declared follow from the source's first schema: of a live source
-        that has none yet they are text until it has.
-        """
-        return self._engine.schema
-
-    @property
-    def steps_done(self) -> int:
-        """How many triggers have been published."""
-        return self._engine.steps_done
-
-    @property
-    def next_trigger(self) -> int | None:
-        """When the next one is, in microseconds since 1970; None if it has no time."""
-        schedule, step = self.query.schedule, self.steps_done
-        return (
-            None
-            if schedule.steps is not None and step >= schedule.steps
-            else schedule.time_of(step)
-        )
-
-    @property
-    def live(self) -> bool:
-        """Does it go by the clock?"""
-        return self._engine.live
-
-    @property
-    def in_real_time(self) -> bool:
-        """Does its clock go on while nobody waits for it?"""
-        return self._engine.clock.real_time
-
-    def now(self) -> int:
-        """The time by its clock."""
-        return self._engine.clock.now()
-
-    @property
-    def arrivals(self) -> Arrivals | None:
-        """What its live source has; queries over one source have the same."""
-        source = self._engine.source
-        return source.shared if isinstance(source, LiveView) else None
-
-    def leave(self) -> None:
-        """It reads no more: what it has not read is not held for it."""
-        source = self._engine.source
-        if isinstance(source, LiveView):
-            source.close()
-
-    def operator_facts(self) -> dict[str, Any]:
-        """What became of the rows, and how far behind it is: for the operator alone."""
-        seen, due = self.operator, self.next_trigger
-        facts: dict[str, Any] = dict(seen.counts())
-        if self.live:
-            late = 0.0 if due is None else max(0, self.now() - due) / 1e6
-            source = self._engine.source
-            facts |= {
-                "rows_waiting": source.waiting if isinstance(source, LiveView) else 0,
-                "lag_seconds": round(late, 6),
-                "release_delay_seconds": seen.lag_seconds,
-                "worst_release_delay_seconds": seen.worst_lag_seconds,
-            }
-        return facts
-
-    def __repr__(self) -> str:
-        steps = self.query.schedule.steps
-        total = "no end" if steps is None else str(steps)
-        return f"<Run {self.query.name!r}: {self.steps_done} of {total} triggers published>"
 
 
 class SharedFeed(Protocol):
@@ -386,10 +59,10 @@ class Runs:
         self._threads: dict[str, Thread] = {}
         self._ready: dict[str, pa.Table] = {}
         self._out: str | None = None  # whose table the caller has
-        shared = {id(one): one for run in runs if (one := run.arrivals) is not None}
-        for one in shared.values():
-            one.hold()
-        self._held: list[SharedFeed] = [*shared.values(), *held]
+        shared = dict.fromkeys(run.arrivals for run in runs if run.arrivals is not None)
+        for arrivals in shared:
+            arrivals.hold()
+        self._held: list[SharedFeed] = [*shared, *held]
 
     @classmethod
     def together(cls, several: Sequence[Runs]) -> Runs:
@@ -405,7 +78,7 @@ class Runs:
 
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
         """Every table; at the end the error of a query that has failed."""
-        if any(run.live and run.in_real_time for run in self.runs.values()):
+        if any(run.live and run.clock.real_time for run in self.runs.values()):
             yield from self._side_by_side()
         else:
             yield from self._in_turn()
@@ -425,23 +98,22 @@ class Runs:
             try:
                 table = next(left[name], None)
             except Exception as problem:
-                self._note(name, problem)
+                self._note_failure(name, problem)
                 table = None
             if table is None:
                 del left[name]
                 continue
             yield name, table
             same[name] += 1
-            times[name], same[name] = _after(self.runs[name].query.schedule, table, same[name])
+            times[name], same[name] = _next_due(self.runs[name].query.schedule, table, same[name])
 
     def _side_by_side(self) -> Iterator[tuple[str, pa.Table]]:
         """Each query in a thread of its own; of the tables that are ready, the earliest first."""
         if not self._threads:
-            for name in self.runs:
-                words = f"dpstream-{name}"
-                self._threads[name] = Thread(
-                    target=self._serve, args=(name,), name=words, daemon=True
-                )
+            self._threads = {
+                name: Thread(target=self._serve, args=(name,), name=f"dpstream-{name}", daemon=True)
+                for name in self.runs
+            }
             for thread in [*self._threads.values()]:
                 thread.start()
         while True:
@@ -452,14 +124,11 @@ class Runs:
                     self._changed.wait()
                 if not self._ready:
                     return
-                name = min(self._ready, key=self._rank)
+                ready = [name for name in self.runs if name in self._ready]
+                name = min(ready, key=lambda name: _trigger_time(self._ready[name]) or 0)
                 table, self._out = self._ready.pop(name), name
             self.warn_starved()
             yield name, table
-
-    def _rank(self, name: str) -> tuple[int, int]:
-        """By trigger, then as the queries are listed."""
-        return _trigger_time(self._ready[name]) or 0, [*self.runs].index(name)
 
     def _serve(self, name: str) -> None:
         """One query's life, with another try where it has failed and may."""
@@ -477,7 +146,7 @@ class Runs:
                             return
                     return
                 except Exception as problem:
-                    self._note(name, problem)
+                    self._note_failure(name, problem)
                     wait = self.retry_delay(problem, tries) if name in self.again else None
                     tries += 1
                 if wait is None or self._leaving.wait(wait):
@@ -496,7 +165,7 @@ class Runs:
                 self._changed.wait()
         return not self._leaving.is_set()
 
-    def _note(self, name: str, problem: Exception) -> None:
+    def _note_failure(self, name: str, problem: Exception) -> None:
         if len(self.runs) > 1:
             _LOG.error("query %r has failed; the others go on: %s", name, problem)
         self.failures[name] = problem
@@ -507,30 +176,28 @@ class Runs:
 
         That is, since this start, and though a trigger of theirs is over. For the operator alone.
         """
-        most: dict[int, int] = {}
+        most: dict[Arrivals, int] = {}
         for run in self.runs.values():
             if run.arrivals is not None:
-                at = id(run.arrivals)
-                most[at] = max(most.get(at, 0), run.operator.read)
-        found = [
-            name
+                most[run.arrivals] = max(most.get(run.arrivals, 0), run.operator.read)
+        starved = {
+            name: most[run.arrivals]
             for name, run in self.runs.items()
             if run.arrivals is not None
             and not run.operator.read
-            and most[id(run.arrivals)]
-            and run.now() >= (self._first_due[name] or math.inf) + _PATIENCE
-        ]
-        for name in found:
-            if name not in self._starved:
-                self._starved.add(name)
-                _LOG.warning(
-                    "query %r has read nothing since this start, while another query over its "
-                    "source has read %d rows (operator only, not private); is its sink slow, or "
-                    "has it failed?",
-                    name,
-                    most[id(self.runs[name].arrivals)],
-                )
-        return found
+            and most[run.arrivals]
+            and run.clock.now() >= (self._first_due[name] or math.inf) + _PATIENCE
+        }
+        for name in [name for name in starved if name not in self._starved]:
+            self._starved.add(name)
+            _LOG.warning(
+                "query %r has read nothing since this start, while another query over its source "
+                "has read %d rows (operator only, not private); is its sink slow, or has it "
+                "failed?",
+                name,
+                starved[name],
+            )
+        return [*starved]
 
     def _release(self) -> None:
         """The sources may be closed."""
@@ -546,10 +213,10 @@ class Runs:
 
     def collect(self) -> dict[str, Releases]:
         """Run all to their ends and keep every release in memory, by query."""
-        found: dict[str, list[pa.Table]] = {name: [] for name in self.runs}
+        tables: dict[str, list[pa.Table]] = {name: [] for name in self.runs}
         for name, table in self:
-            found[name].append(table)
-        return {name: Releases(tables) for name, tables in found.items()}
+            tables[name].append(table)
+        return {name: Releases(listed) for name, listed in tables.items()}
 
     def stop(self) -> None:
         """End all at the next occasion."""
@@ -582,7 +249,7 @@ class Runs:
         return f"<Runs: {', '.join(map(repr, self.runs.values()))}>"
 
 
-def _after(schedule: Schedule, table: pa.Table, same: int) -> tuple[int, int]:
+def _next_due(schedule: Schedule, table: pa.Table, same: int) -> tuple[int, int]:
     """When the table after this one is due, and how many have come at that time.
 
     A run works ahead of its tables, so how far it is does not tell.
@@ -599,5 +266,6 @@ def _after(schedule: Schedule, table: pa.Table, same: int) -> tuple[int, int]:
 
 
 def _trigger_time(table: pa.Table) -> int | None:
-    told = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}")).get("trigger_time")
-    return None if told is None else int(instant(told, "trigger_time"))
+    facts = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}"))
+    time = facts.get("trigger_time")
+    return None if time is None else int(instant(time, "trigger_time"))

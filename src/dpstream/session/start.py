@@ -9,12 +9,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from dpstream.connectors.options import ServerOptions, is_uri
 from dpstream.connectors.registry import SharedSink, open_sink, open_source, shared_sinks
 from dpstream.connectors.storage import DeadLetters, safe_name
+from dpstream.engines.chunks import OperatorCounts
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.embedded.series_run import SeriesRun
-from dpstream.engines.query_run import Engine, EngineOptions
+from dpstream.engines.query_run import AnyQuery, Engine, EngineOptions, QueryRun, Run
 from dpstream.errors import InvalidParameter, StateError
 from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
 from dpstream.privacy.state import Secret
@@ -23,18 +25,18 @@ from dpstream.privacy.state.run_directory import ANEW, keep_book, read_about
 from dpstream.privacy.state.secret import beside
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Sink
-from dpstream.session.budget import AnyQuery, refuse_early
+from dpstream.session.budget import refuse_early
 from dpstream.session.feeds import (
     Feed,
     Place,
     SourceSpec,
+    absolute_paths,
     feeds_by_query,
-    followed,
-    opened_source,
+    follow_source,
+    open_feed,
     views_by_query,
 )
-from dpstream.session.remote_engine import start_on_engine
-from dpstream.session.runs import OperatorCounts, Run, Runs
+from dpstream.session.runs import Runs
 
 SinkSpec: TypeAlias = "Sink | Place | Callable[..., None] | Sequence[SinkSpec]"
 """What `open_sink` takes; on Spark a `SparkSink` or another function of a DataFrame too."""
@@ -101,7 +103,7 @@ def run(
     operator = OperatorCounts(dead_letters=None if place is None else DeadLetters(Path(place)))
     clock, options = clock or SystemClock(), options or EngineOptions()
     parts: dict[str, Any] = {
-        "aside": operator,
+        "operator": operator,
         "folder": folder,
         "secret": secret,
         "ledger": ledger,
@@ -110,15 +112,15 @@ def run(
         "options": options,
     }
     if engine is not None:
-        return Run(start_on_engine(engine, query, source, history, live, sink, parts), operator)
+        return _start_on_engine(engine, query, source, history, live, sink, parts)
     parts |= {
-        "source": followed(opened_source(source, live, folder), clock, options),
+        "source": follow_source(open_feed(source, live, folder), clock, options),
         "sink": open_sink(sink),
         "history": None if history is None else open_source(history),
     }
     if isinstance(query, SeriesQuery):
-        return Run(SeriesRun(query=query, **parts), operator)
-    return Run(LocalRun(query=query, **parts), operator)
+        return SeriesRun(query=query, **parts)
+    return LocalRun(query=query, **parts)
 
 
 def run_all(
@@ -196,6 +198,62 @@ def run_all(
         [begin(query) for query in queries],
         again={query.name: partial(begin, query, again=True) for query in queries},
         held=[one for one in _listed(sink) if isinstance(one, SharedSink)],
+    )
+
+
+def _start_on_engine(
+    engine: Engine,
+    query: AnyQuery,
+    source: Any,
+    history: Any,
+    live: bool,
+    sink: Any,
+    parts: dict[str, Any],
+) -> QueryRun:
+    """A run on another engine, which opens what only it knows; the rest is for the connectors."""
+    if isinstance(query, SeriesQuery):
+        raise InvalidParameter(
+            f"{query.name!r} is a time series ({type(query.mechanism).__name__}), which one "
+            "process publishes step by step; run it on the embedded engine: without engine=, "
+            "without --engine, without [engine] in the pipeline file"
+        )
+    if isinstance(source, Mapping):
+        if query.name not in source and len(source) != 1:
+            raise InvalidParameter(
+                f"source has no entry for the query {query.name!r}; it has {', '.join(source)}"
+            )
+        source = source[query.name] if query.name in source else next(iter(source.values()))
+    sources = []
+    for spec, growing in ((source, live), (history, False)):
+        opened = None if spec is None else engine.source(spec)
+        if opened is None and is_uri(spec):
+            raise _not_by_one_process(ServerOptions(spec))
+        if spec is not None and opened is None:
+            opened = open_feed(absolute_paths(spec), growing, None)
+        sources.append(opened)
+    known = engine.sink(sink)
+    return engine.start(
+        query=query,
+        source=sources[0],
+        history=sources[1],
+        by_clock=live,
+        sink=open_sink(sink) if known is None else known,
+        **parts,
+    )
+
+
+def _not_by_one_process(address: ServerOptions) -> InvalidParameter:
+    """Connectors read a server from one process, with places of their own in it."""
+    advice = "give the engine a stream of its own"
+    if address.scheme == "kafka":
+        advice += (
+            ': source=session.readStream.format("kafka").option("kafka.bootstrap.servers", '
+            f'"{address.servers}").option("subscribe", "{address.path}").load(), with its value '
+            "parsed by from_json (docs/howto/kafka-on-spark.md)"
+        )
+    return InvalidParameter(
+        f"{address.where} is read by one process; {advice}; or use the embedded engine (without "
+        "engine=)"
     )
 
 

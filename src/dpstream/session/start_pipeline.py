@@ -74,18 +74,15 @@ def open_engine(pipeline: Pipeline) -> Engine | None:
 
     Under `spark-submit` the session is the one that was submitted, whatever the file says.
     """
-    told = pipeline.engine
-    if told["name"] != "spark":
+    asked = pipeline.engine
+    if asked["name"] != "spark":
         return None
     from dpstream.engines.spark import SparkEngine, local_session
 
-    session = local_session(told.get("master"))
+    session = local_session(asked.get("master"))
     return SparkEngine(
-        session, buckets=told.get("buckets", 0), state_location=told.get("state_location")
+        session, buckets=asked.get("buckets", 0), state_location=asked.get("state_location")
     )
-
-
-# Where a pipeline's queries run: in this process, or on Spark.
 
 
 def with_engine(pipeline: Pipeline, name: str | None) -> Pipeline:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -27,9 +27,7 @@ from dpstream.audit.ledger_samplers import DATASET
 from dpstream.audit.query_samplers import unit_spellings
 from dpstream.connectors.memory.source import TableSource
 from dpstream.engines.embedded.embedded_engine import LocalRun
-from dpstream.engines.embedded.loop import Loop
 from dpstream.engines.embedded.series_run import SeriesRun, SeriesState
-from dpstream.engines.query_run import RunStorage
 from dpstream.group_by.bounding import FIRST, KEPT, UnitBucket, Verdicts
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.perturb import NoisySums
@@ -256,18 +254,11 @@ class LostWindowKeys(LocalRun):
     True: a run that is begun again k times publishes k noisy copies for one charge.
     """
 
-    def _storage(self) -> RunStorage:
-        storage = super()._storage()
+    def _open_storage(self) -> None:
+        super()._open_storage()
         assert self.folder is not None
-        storage.keys = _FreshWindowKeys(real=storage.keys, start=_count_start(self.folder))
-        return storage
-
-
-class _LoopWithoutInputLog(Loop):
-    """Logs that a step was taken, and not what it has read."""
-
-    def _logged(self, step: int, pieces: list[RowSlice], before: bytes) -> bytes:
-        return super()._logged(step, [], before)
+        keys, start = self._storage.keys, _count_start(self.folder)
+        self._storage.keys = _FreshWindowKeys(real=keys, start=start)
 
 
 class LostInputLog(LocalRun):
@@ -277,11 +268,9 @@ class LostInputLog(LocalRun):
     the data, without noise.
     """
 
-    def _opened(self, storage: RunStorage) -> Loop:
-        made = super()._opened(storage)
-        return _LoopWithoutInputLog(
-            **{one.name: getattr(made, one.name) for one in fields(made) if one.init}
-        )
+    def _log(self, step: int, slices: list[RowSlice], before: bytes) -> bytes:
+        """Log that a step was taken, and not what it has read."""
+        return super()._log(step, [], before)
 
 
 class LostColumnTypes(LocalRun):
@@ -290,11 +279,10 @@ class LostColumnTypes(LocalRun):
     True: bounds begin anew with every type in which the unit's column comes.
     """
 
-    def _flow(self, storage: RunStorage, *, threads: int) -> Flow:
-        flow = super()._flow(storage, threads=threads)
-        flow.reader.types.clear()
-        flow.reader.learned = lambda types: None
-        return flow
+    def _open_storage(self) -> None:
+        super()._open_storage()
+        self._reader.types.clear()
+        self._reader.learned = lambda types: None
 
 
 def _count_start(folder: Path) -> int:

@@ -161,7 +161,6 @@ class SourceTail:
         self.chunks: list[ArrivedChunk | None] = [
             ArrivedChunk(name, None, at, began) for name, at in positions.items()
         ]
-        self.rows = 0
         self.ended = False
         self.failure: BaseException | None = None
         self._gone = 0  # chunks that every query has passed, no longer in the list
@@ -200,7 +199,7 @@ class SourceTail:
         """How many chunks were met."""
         return self._gone + len(self.chunks)
 
-    def chunk(self, number: int) -> ArrivedChunk | None:
+    def _chunk(self, number: int) -> ArrivedChunk | None:
         """One of them; None if its rows are part of a later one."""
         return self.chunks[number - self._gone]
 
@@ -208,15 +207,15 @@ class SourceTail:
         """The first chunk from a number on, if it came before a time, and its number."""
         with self._changed:
             for at in range(max(number, self._gone), self.end()):
-                one = self.chunk(at)
-                if one is not None:
-                    return at, one if one.time < before else None
+                chunk = self._chunk(at)
+                if chunk is not None:
+                    return at, chunk if chunk.time < before else None
         return number, None
 
     def wait(self, number: int, before: int, stop: Event) -> bool:
         """Wait for chunk `number`, if it comes before a time; False: no more will, or stopped."""
         if self._thread is None:
-            return self._turn(number, before, stop)
+            return self._read_while_waiting(number, before, stop)
         with self._changed:
             while not stop.is_set():
                 if self.failure is not None:
@@ -233,30 +232,28 @@ class SourceTail:
         if self._ending is None or not self._ending.ended:
             return False
         if self._thread is None:
-            while self._pass(None):
+            while self._read_all(None):
                 pass
             self.ended = True
         return self.ended and number >= self.end()
 
     def waiting(self, number: int) -> int:
-        """How many rows from a chunk on nobody of a query has read."""
+        """How many rows have come from a chunk on."""
         with self._changed:
-            start = max(number - self._gone, 0)
-            return sum(one.rows for one in self.chunks[start:] if one is not None)
+            later = self.chunks[max(number - self._gone, 0) :]
+            return sum(chunk.rows for chunk in filter(None, later))
 
-    def passed(self) -> None:
+    def drop_passed(self) -> None:
         """Let go of what every query has passed."""
         with self._changed:
             at = [view.number_of(self) for view in self._shared.views if not view.closed]
-            gone = min((one for one in at if one is not None), default=self._gone)
+            gone = min((number for number in at if number is not None), default=self._gone)
             if None in at or gone <= self._gone:
                 return
-            for one in self.chunks[: gone - self._gone]:
-                if one is not None:
-                    self._held -= one.bytes
-                    self._dropped[one.partition] = ArrivedChunk(
-                        one.partition, None, one.end, one.time
-                    )
+            for chunk in filter(None, self.chunks[: gone - self._gone]):
+                self._held -= chunk.bytes
+                name = chunk.partition
+                self._dropped[name] = ArrivedChunk(name, None, chunk.end, chunk.time)
             del self.chunks[: gone - self._gone]
             self._gone = gone
             self._oldest = max(self._oldest, gone)
@@ -268,7 +265,7 @@ class SourceTail:
         Of that, a chunk for each partition; its rows are read from the source.
         """
         with self._changed:
-            return self._gone, sorted(self._dropped.values(), key=lambda one: one.time)
+            return self._gone, sorted(self._dropped.values(), key=lambda chunk: chunk.time)
 
     def stop(self) -> None:
         """End the thread."""
@@ -278,7 +275,7 @@ class SourceTail:
         if self._thread is not None:
             self._thread.join()
 
-    def _turn(self, number: int, before: int, stop: Event) -> bool:
+    def _read_while_waiting(self, number: int, before: int, stop: Event) -> bool:
         """Read, or let time pass, in the thread of a query that waits."""
         while not stop.is_set():
             if number < self.end():
@@ -286,7 +283,7 @@ class SourceTail:
             if self._clock.now() >= before:
                 self.sealed = max(self.sealed, before)
                 return False
-            if not self._pass(before):
+            if not self._read_all(before):
                 self._clock.wait(before, stop)
         return False
 
@@ -296,8 +293,8 @@ class SourceTail:
             while not self._halt.is_set():
                 due, now = self._next_trigger(), self._clock.now()
                 if due is not None and now >= due:
-                    self._close(due, now)
-                elif self._is_full() or not self._pass(due):
+                    self._close_trigger(due, now)
+                elif self._is_full() or not self._read_all(due):
                     self._clock.wait(now + _IDLE if due is None else due, self._halt)
             for view in self._shared.views:
                 view.stop()  # the clock may have been told to, by a signal
@@ -306,9 +303,9 @@ class SourceTail:
                 self.failure = problem
                 self._changed.notify_all()
 
-    def _close(self, due: int, now: int) -> None:
+    def _close_trigger(self, due: int, now: int) -> None:
         """A trigger has come: what is there now and was not met, came before it."""
-        while not self._is_full() and self._pass(None, time=due - 1):
+        while not self._is_full() and self._read_all(None, time=due - 1):
             if self._clock.now() >= now + _CLOSING or self._halt.is_set():
                 break
         with self._changed:
@@ -319,18 +316,18 @@ class SourceTail:
         times = [view.trigger_after(self.sealed) for view in self._shared.views if not view.closed]
         return min((time for time in times if time is not None), default=None)
 
-    def _pass(self, before: int | None, *, time: int | None = None) -> bool:
+    def _read_all(self, before: int | None, *, time: int | None = None) -> bool:
         """One read of each partition, until a time; was there anything?"""
-        found = False
-        for partition in self._in_order():  # in turn: a busy one must not keep the others out
+        any_rows = False
+        for partition in self._partitions_in_order():  # in turn: a busy one keeps no others out
             now = self._clock.now()
             if (before is not None and now >= before) or self._halt.is_set():
                 break
-            found = self._read(partition, now if time is None else time) or found
-        if not found and not self.ended and self._ending is not None and self._ending.ended:
+            any_rows = self._read(partition, now if time is None else time) or any_rows
+        if not any_rows and not self.ended and self._ending is not None and self._ending.ended:
             self.ended = True
             _LOG.warning("the source has ended; its queries end after their next triggers")
-        return found
+        return any_rows
 
     def _read(self, partition: str, time: int) -> bool:
         start = self.positions.get(partition)
@@ -344,13 +341,12 @@ class SourceTail:
             self.positions[partition] = batch.position
             arrived = ArrivedChunk(partition, start, batch.position, time, rows, batch)
             self.chunks.append(arrived)
-            self.rows += rows
             self._held += arrived.bytes
             self._evict()
             self._changed.notify_all()
         return True
 
-    def _in_order(self) -> list[str]:
+    def _partitions_in_order(self) -> list[str]:
         """Partitions that were begun, in the order in which a replay takes them; then new ones."""
         with self._shared.lock:
             listed = self._source.partitions()
@@ -369,36 +365,35 @@ class SourceTail:
             return
         while self._held > self._shared.buffer and self._oldest < self.end() - 1:
             number = max(self._oldest, self._gone)
-            one = self.chunk(number)
-            if one is not None and one.batch is not None:
-                self._held -= one.bytes
-                one.batch, one.parsed = None, ParsedColumns()
-                self._join(number, one)
+            chunk = self._chunk(number)
+            if chunk is not None and chunk.batch is not None:
+                self._held -= chunk.bytes
+                chunk.batch, chunk.parsed = None, ParsedColumns()
+                self._join(number, chunk)
             self._oldest = number + 1
 
-    def _join(self, number: int, one: ArrivedChunk) -> None:
+    def _join(self, number: int, chunk: ArrivedChunk) -> None:
         """Make one of two evicted chunks of a partition, if no trigger is between them."""
-        last = self._evicted.get(one.partition, -1)
-        self._evicted[one.partition] = number
-        before = self.chunk(last) if last >= self._gone else None
+        last = self._evicted.get(chunk.partition, -1)
+        self._evicted[chunk.partition] = number
+        before = self._chunk(last) if last >= self._gone else None
         if before is None:
             return
         between = [view.trigger_after(before.time) for view in self._shared.views]
-        if all(time is None or time > one.time for time in between):
-            one.rows += before.rows
+        if all(time is None or time > chunk.time for time in between):
+            chunk.rows += before.rows
             self.chunks[last - self._gone] = None
 
     def _time_at(self, number: int) -> int:
         """When the chunk of a number came, or the one that its rows are part of."""
-        later = (one for one in self.chunks[max(number - self._gone, 0) :] if one is not None)
-        return next(later).time
+        return next(filter(None, self.chunks[max(number - self._gone, 0) :])).time
 
 
 class LiveView:
     """What one query sees of a live source, and how far it is.
 
     Of the source's abilities it has those that are asked of a view: `commit` (for this query),
-    `partitions_end` and `inferred`. `Tail` asks the source itself for its end and start offsets.
+    `partitions_end` and `inferred`. `SourceTail` asks the source itself for its end and offsets.
     """
 
     bounded = False
@@ -427,7 +422,7 @@ class LiveView:
             return self.shared.source.partitions()
 
     def columns(self, partition: str) -> dict[str, pa.DataType] | None:
-        """Those of the source."""
+        """As the source declares them."""
         with self.shared.lock:
             return self.shared.source.columns(partition)
 
@@ -444,11 +439,11 @@ class LiveView:
         self.next, self.missed = self.tail.begin()
         return self.tail
 
-    def took(self, number: int) -> None:
+    def advance(self, number: int) -> None:
         """All chunks before this one were taken."""
         self.next = number
         if self.tail is not None:
-            self.tail.passed()
+            self.tail.drop_passed()
 
     def number_of(self, tail: SourceTail) -> int | None:
         """How far the query is in what a reader has met; None: not known yet."""
@@ -489,7 +484,7 @@ class LiveView:
         if not self.closed:
             self.closed = True
             if self.tail is not None:
-                self.tail.passed()
+                self.tail.drop_passed()
             self.shared.close_unused()
 
 
@@ -501,12 +496,9 @@ def finish_reading(source: Source | None) -> None:
 
 def _trigger_after(schedule: Schedule, time: int) -> int | None:
     step = int(schedule.step_of(np.array([time], np.int64))[0])
-    if schedule.steps is not None and step >= schedule.steps:
-        return None
-    found = schedule.time_of(step)
-    while found is not None and found <= time:
+    while schedule.steps is None or step < schedule.steps:
+        trigger = schedule.time_of(step)
+        if trigger is None or trigger > time:
+            return trigger
         step += 1
-        if schedule.steps is not None and step >= schedule.steps:
-            return None
-        found = schedule.time_of(step)
-    return found
+    return None

@@ -7,28 +7,38 @@ A segment is durable before the manifest that names it; a manifest is durable be
 goes. If the newest manifest or one of its segments is damaged, the one before it serves: the steps
 in between are replayed. A window's segments hold its noise, and who is in its groups, so they are
 overwritten, with the window's key, once no manifest needs them.
+
+`erase_unit` takes one unit out of the newest snapshot. The tables hold a unit as a keyed hash with
+two counters, and a keyed hash for each group that it is in. The latter go. The former stays, marked
+as full: a unit that could begin anew would contribute twice what the promise allows. Sums have
+taken the unit in long ago, and leave the process with noise only; nothing of them is taken back.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dpstream.engines.state_delta import Owner, Watermarks, extract, owners, restore, size_of
-from dpstream.errors import StateError
+import numpy as np
+import pyarrow as pa
+
+from dpstream.engines.state_delta import Owner, Watermarks, extract, is_wasteful, owners, restore
+from dpstream.errors import InvalidInput, StateError
 from dpstream.group_by.flow import Flow
-from dpstream.privacy.state import read_packed, write_packed
+from dpstream.group_by.hash_tables import HashTable
+from dpstream.privacy.state import chain_digest, read_packed, write_packed
 from dpstream.privacy.state.durable_files import erase, make_directory
+from dpstream.privacy.state.run_directory import RunDirectory
+from dpstream.records import Integers, Words
+from dpstream.rows.column_values import in_type
+from dpstream.rows.row_batch import id_pairs
 
 _MANIFEST = re.compile(r"manifest-(\d+)\.dps")
-_GROWTH = 2  # segments that hold this many times what there is are written anew
-_SMALL = 1 << 20  # bytes; waste below is left alone
 _AT_ONCE = 4  # files that are removed
-
 
 Stored = tuple[str, int, bytes]
 """A segment that a manifest names: file, size, checksum."""
@@ -48,7 +58,7 @@ class Snapshots:
         self._chains: dict[Owner, list[Stored]] = {}
         self._watermarks: dict[Owner, Watermarks] = {}
         self._number = max(self._manifests(), default=0)
-        self._whole: list[int] = []  # manifests that can be used, the newest last
+        self._usable: list[int] = []  # manifests that can be used, the newest last
         self._writer = ThreadPoolExecutor(1)
         self._pending: Future[None] | None = None
 
@@ -60,7 +70,7 @@ class Snapshots:
         parts = []
         for owner in current:
             stored = sum(size for _, size, _ in self._chains.get(owner, []))
-            wasteful = stored > _GROWTH * size_of(flow, owner) + _SMALL
+            wasteful = is_wasteful(flow, [owner], stored)
             watermarks = None if wasteful else self._watermarks.get(owner)
             part, self._watermarks[owner] = extract(flow, owner, watermarks)
             parts.append((owner, part, watermarks is None))
@@ -80,13 +90,13 @@ class Snapshots:
             pending.result()
 
     def load(self, flow: Flow) -> dict[str, Any] | None:
-        """Restore the newest whole snapshot; None if there is none."""
+        """Restore the newest snapshot that is not damaged; None if there is none."""
         numbers = sorted(self._manifests(), reverse=True)
         for at, number in enumerate(numbers):
             try:
-                found = self._load(flow, number)
-                self._whole = numbers[at:][::-1]
-                return found
+                facts = self._load(flow, number)
+                self._usable = numbers[at:][::-1]
+                return facts
             except StateError as error:  # it stays until there is a newer one: it may be restored
                 flow.reset()
                 self._chains, self._watermarks = {}, {}
@@ -101,8 +111,8 @@ class Snapshots:
     def finish(self, *, overwrite: bool = False) -> None:
         """Only the last snapshot stays: the query is over, or nobody may go back beyond it."""
         self.wait()
-        if self._whole:
-            self._whole = self._whole[-1:]
+        if self._usable:
+            self._usable = self._usable[-1:]
             self._clean(overwrite=overwrite, last=True)
 
     def close(self) -> None:
@@ -121,7 +131,7 @@ class Snapshots:
         chains = [(*owner, chain) for owner, chain in self._chains.items()]
         manifest = {"facts": facts, "chains": chains}
         write_packed(self._folder / f"manifest-{number}.dps", manifest, kind="manifest")
-        self._whole = [*self._whole, number][-2:]
+        self._usable = [*self._usable, number][-2:]
         self._clean()
 
     def _load(self, flow: Flow, number: int) -> dict[str, Any]:
@@ -144,7 +154,7 @@ class Snapshots:
         facts: list[dict[str, Any]] = []
         for number in self._manifests():
             path = self._folder / f"manifest-{number}.dps"
-            if number in self._whole:
+            if number in self._usable:
                 manifest = read_packed(path, kind="manifest")
                 kept |= {name for *_, chain in manifest["chains"] for name, *_ in chain}
                 facts.append(manifest["facts"])
@@ -152,8 +162,7 @@ class Snapshots:
                 path.unlink()
         old = [p for p in (self._folder / "segments").iterdir() if p.name not in kept]
         with ThreadPoolExecutor(_AT_ONCE) as pool:  # most of it is waiting for the disk
-            for _ in pool.map(lambda path: _remove(path, overwrite=overwrite), old):
-                pass
+            list(pool.map(lambda path: _remove(path, overwrite=overwrite), old))
         if len(facts) > 1 or last:  # the only snapshot may turn out to be damaged
             self._settled(min(facts, key=lambda known: known["step"]))
 
@@ -165,3 +174,86 @@ class Snapshots:
 def _remove(path: Path, *, overwrite: bool) -> None:
     """What is about a window is always overwritten."""
     erase(path) if overwrite or path.name.startswith("window") else path.unlink()
+
+
+def erase_unit(flow: Flow, directory: RunDirectory, unit: Any, *, digest_key: bytes) -> int:
+    """Erase a unit from the newest snapshot; returns in how many (period, group) places it was.
+
+    The run must have stopped in good order: steps that a restart takes again would lack the unit,
+    and the same noise would meet other sums.
+    """
+    snapshots = Snapshots(directory.folder, settled=lambda facts: None)
+    try:
+        facts = snapshots.load(flow)
+        if facts is None:
+            raise StateError(
+                f"{directory.folder} holds no snapshot yet; let the run publish and stop first"
+            )
+        if directory.log.last >= facts["step"]:
+            raise StateError(
+                f"the run in {directory.folder} was killed after its last snapshot (step "
+                f"{facts['step']} of {directory.log.last + 1} is saved); start it, stop it with "
+                "Ctrl-C, and try again"
+            )
+        before = [*facts.get("before_erasures", []), facts["chain"]]
+        directory.refuse_undone_erasure(facts["step"], before)
+        directory.begin()  # a copy must not go on with the unit
+        ids = list(_ids_of_unit(flow, unit))
+        places = sum(_erase(flow, unit_id) for unit_id in ids)
+        # What follows depends on this: a replay without it must not pass for the same input.
+        content = b"forgot" + b"".join(unit_id.tobytes() for unit_id in ids)
+        chain = chain_digest(digest_key, facts["chain"], content)
+        snapshots.save_whole(flow, facts | {"chain": chain, "before_erasures": before})
+        snapshots.finish(overwrite=True)
+        about, run = directory.about, directory.run.hex()
+        directory.ledger.note_erasure(about["dataset"], run, facts["step"], chain.hex())
+    finally:
+        snapshots.close()
+    return places
+
+
+def _ids_of_unit(flow: Flow, unit: Any) -> Iterator[Words]:
+    """The unit's ids, one per period that has state."""
+    name = flow.query.privacy_unit_column
+    kind = flow.reader.types.get(name)
+    if kind is None:
+        raise StateError("this run has read nothing yet; there is nothing to erase")
+    try:
+        value, lost = in_type(pa.array([unit]), kind, name)
+    except (InvalidInput, pa.ArrowException, OverflowError):
+        value, lost = pa.nulls(1, kind), np.ones(1, bool)
+    if lost.any():
+        raise InvalidInput(f"the unit must fit the type of column {name!r}, {kind}; got {unit!r}")
+    for period in sorted(flow.state.periods):
+        yield flow.reader.ids.units(value, np.array([period]))
+
+
+def _erase(flow: Flow, unit_id: Words) -> int:
+    """Empty the places of one unit, and mark it as full."""
+    bounds, most, emptied = flow.query.bounds, flow.query.debias_rows or 0, 0
+    for bucket in flow.state.units:
+        for units in bucket.periods.values():
+            units.numbers[_rows_of(units, unit_id)] = (bounds.rows, bounds.groups)
+        for offered in bucket.offered.values():
+            offered.numbers[_rows_of(offered, unit_id)] = most
+    for window, buckets in flow.state.windows.items():
+        groups = np.concatenate([b.table.ids[: b.table.used] for b in buckets])
+        places = unit_id ^ groups[:, ::-1]  # as bounding names a unit in a group
+        tables = [b.windows[window] for b in flow.state.units if window in b.windows]
+        emptied += sum(_empty(table, places) for table in tables)
+        for group in buckets:
+            if group.members is not None:
+                _empty(group.members, places)
+    return emptied
+
+
+def _rows_of(table: HashTable, wanted: Words) -> Integers:
+    """The rows of ids that are there."""
+    return np.flatnonzero(np.isin(id_pairs(table.ids[: table.used]), id_pairs(wanted)))
+
+
+def _empty(table: HashTable, places: Words) -> int:
+    """Overwrite rows with zeros; the index forgets them when it is next built."""
+    rows = _rows_of(table, places)
+    table.words[rows] = 0
+    return len(rows)

@@ -3,14 +3,23 @@
 They lie on a path that every machine of the cluster sees. A local or mounted path is written
 durably (fsync, atomic rename); another address (`s3://`, `hdfs://`, `gs://`) through Arrow's file
 systems, whose files appear whole when they are closed.
+
+Waiting rows are in one file per unit bucket and batch, sorted by step. The driver knows the digest
+of every file's bytes: rows that a task reads are those that were logged, or the task fails before
+any noise is drawn.
+
+A bucket's state is a chain of files: one that is whole, then what each job added. A job reads a
+chain that is fixed before it begins, and each try of a task writes one more file under a name of
+its own. So a task that is done twice begins from the same state, and what one try writes another
+cannot spoil: the driver adds the file of the try whose output was accepted.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, field
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -24,12 +33,10 @@ from dpstream.engines.spark.packets import Shape, numbers
 from dpstream.engines.state_delta import (
     Owner,
     Watermarks,
-    extract_groups,
-    extract_units,
+    extract,
+    is_wasteful,
     owners,
-    restore_groups,
-    restore_units,
-    size_of,
+    restore,
 )
 from dpstream.errors import NoiseReuse, StateError
 from dpstream.group_by.flow import Flow
@@ -61,8 +68,8 @@ class SharedFiles:
         place = f"{root}/{name}"
         system.create_dir(place.rpartition("/")[0], recursive=True)
         with system.open_output_stream(place) as stream:
-            for piece in content:
-                stream.write(piece)
+            for part in content:
+                stream.write(part)
 
     def read(self, name: str) -> pa.Buffer:
         """All of a file; one that is gone is an error, never empty."""
@@ -105,8 +112,8 @@ class SharedFiles:
     def names(self, folder: str) -> list[str]:
         """What is in a folder."""
         system, root = _system(self.location)
-        asked = fs.FileSelector(f"{root}/{folder}", allow_not_found=True)
-        return [f"{folder}/{found.base_name}" for found in system.get_file_info(asked)]
+        selector = fs.FileSelector(f"{root}/{folder}", allow_not_found=True)
+        return [f"{folder}/{file.base_name}" for file in system.get_file_info(selector)]
 
 
 @lru_cache(maxsize=8)
@@ -117,18 +124,10 @@ def _system(location: str) -> tuple[Any, str]:
     return system, root.rstrip("/")
 
 
-# A bucket's state as a chain of files: one that is whole, then what each job added.
-#
-# A job reads a chain that is fixed before it begins, and each try of a task writes one more file
-# under a name of its own. So a task that is done twice begins from the same state, and what one try
-# writes another cannot spoil: the driver adds the file of the try whose output was accepted.
-
 Stored = tuple[str, int, str]
 """A file, its size, and the checksum of its content."""
 Chain = Sequence[Stored]
 """Files, the oldest first."""
-_GROWTH = 2  # a chain that holds this many times what there is is written anew
-_SMALL = 1 << 20  # bytes; waste below is left alone
 _LONGEST = 32  # files
 
 
@@ -138,18 +137,15 @@ def load_segments(
     """Take a chain in; answers how much of each part it has."""
     watermarks: dict[Owner, Watermarks] = {}
     for name, _, checksum in chain:
-        content = files.read(name).to_pybytes()
-        of = bytes.fromhex(checksum)
-        segment = unpack(content, kind="segment", origin=name, checksum=of)
+        content, expected = files.read(name).to_pybytes(), bytes.fromhex(checksum)
+        segment = unpack(content, kind="segment", origin=name, checksum=expected)
         living = {(kind, number) for kind, number in segment["owners"]}
-        for owner in [owner for owner in watermarks if owner not in living]:
-            del watermarks[owner]
-            _drop(flow, owner)
-        for kind, number, part in segment["parts"]:
-            if stage == "units":
-                watermarks[kind, number] = restore_units(flow, (kind, number), part)
-            else:
-                watermarks[kind, number] = restore_groups(flow, number, part)
+        for kind, number in [owner for owner in watermarks if owner not in living]:
+            del watermarks[kind, number]
+            evict = flow.evict if kind == "window" else flow.state.evict_period
+            evict(number)
+        for kind, number, delta in segment["parts"]:
+            watermarks[kind, number] = restore(flow, (kind, number), delta, [stage])
     return watermarks
 
 
@@ -164,41 +160,22 @@ def save(
     """Write what is new since the chain; (the file, whether it holds everything)."""
     current = [owner for owner in owners(flow) if stage == "units" or owner[0] == "window"]
     stored = sum(size for _, size, _ in chain)
-    needed = sum(size_of(flow, owner) for owner in current)
-    whole = not chain or len(chain) >= _LONGEST or stored > _GROWTH * needed + _SMALL
+    whole = not chain or len(chain) >= _LONGEST or is_wasteful(flow, current, stored)
     whole = whole or any(owner not in current for owner in watermarks)  # what is over must not stay
     parts = []
     for owner in current:
-        known = None if whole else watermarks.get(owner)
-        if stage == "units":
-            part, _ = extract_units(flow, owner, known)
-        else:
-            part, _ = extract_groups(flow, owner[1], known)
-        parts.append([*owner, part])
+        delta, _ = extract(flow, owner, None if whole else watermarks.get(owner), [stage])
+        parts.append([*owner, delta])
     packed = pack({"owners": [list(o) for o in current], "parts": parts}, kind="segment")
     files.write(name, packed)
     return (name, len(packed), checksum_of(packed).hex()), whole
 
 
-def _drop(flow: Flow, owner: Owner) -> None:
-    kind, number = owner
-    drop: dict[str, Callable[[int], None]] = {
-        "window": flow.evict,
-        "period": flow.state.evict_period,
-    }
-    drop[kind](number)
-
-
-# Rows that wait for their step: one file per unit bucket and batch, sorted by step.
-#
-# The driver knows the digest of every file's bytes: rows that a task reads are those that were
-# logged, or the task fails before any noise is drawn.
-
 StepDigests = dict[int, tuple[int, int]]
 """By step: the multiset digest of its rows."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Waiting:
     """A file of waiting rows, as the driver knows it."""
 
@@ -209,42 +186,32 @@ class Waiting:
     digest: str
     """Of its bytes."""
 
-    def to_json(self) -> list[Any]:
-        """Plain values."""
-        return [self.bucket, self.name, self.first, self.last, self.digest]
-
-    @classmethod
-    def from_json(cls, kept: Sequence[Any]) -> Waiting:
-        """As it was."""
-        bucket, name, first, last, digest = kept
-        return cls(bucket=bucket, name=name, first=first, last=last, digest=digest)
-
 
 def step_digests(rows: Rows) -> StepDigests:
     """The digest of every step's rows."""
-    found: StepDigests = {}
+    digests: StepDigests = {}
     for step, runs in groupby(rows.runs, key=lambda run: run[0]):
         listed = list(runs)
-        found[step] = multiset_digest(rows.digests[listed[0][3] : listed[-1][4]])
-    return found
+        digests[step] = multiset_digest(rows.digests[listed[0][3] : listed[-1][4]])
+    return digests
 
 
-def added(parts: Iterable[StepDigests]) -> StepDigests:
+def add_digests(parts: Iterable[StepDigests]) -> StepDigests:
     """The digests of all parts together."""
-    found: StepDigests = {}
+    total: StepDigests = {}
     for part in parts:
         for step, digest in part.items():
-            found[step] = combine(found.get(step, (0, 0)), digest)
-    return found
+            total[step] = combine(total.get(step, (0, 0)), digest)
+    return total
 
 
-def as_text(digests: StepDigests) -> str:
-    """On its way to the driver."""
+def digests_to_text(digests: StepDigests) -> str:
+    """On their way to the driver."""
     return json.dumps([[step, *digests[step]] for step in sorted(digests)])
 
 
-def from_text(text: str) -> StepDigests:
-    """As it was."""
+def digests_from_text(text: str) -> StepDigests:
+    """As they were."""
     return {step: (digest, count) for step, digest, count in json.loads(text)}
 
 
@@ -259,10 +226,7 @@ def keep(
         writer.write_table(kept, max_chunksize=max(len(kept), 1))
     body = sink.getvalue()
     files.write(name, body)
-    about = Waiting(
-        bucket=bucket, name=name, first=min(digests), last=max(digests), digest=_digest(body)
-    )
-    return about, digests
+    return Waiting(bucket, name, min(digests), max(digests), _digest(body)), digests
 
 
 def load_waiting(files: SharedFiles, shape: Shape, about: Waiting, first: int, end: int) -> Rows:
@@ -286,21 +250,20 @@ def _digest(body: pa.Buffer) -> str:
     return hashlib.blake2b(body, digest_size=16).hexdigest()
 
 
-# How far a run is: what the driver makes durable between two jobs.
-#
-# The newest copy says which step is next, which rows wait, and which files hold each bucket's
-# state. Files that it does not name are leftovers of a job that did not come to its end.
-#
-# There is one copy, replaced atomically and durably, with a checksum. An older one would not do:
-# the stream's own checkpoint has gone on, rows that were published are removed, and the noise of
-# windows that are over is erased with their keys, at once.
-
 _KIND = "spark progress"
 
 
 @dataclass(kw_only=True)
 class DriverProgress:
-    """Between two jobs."""
+    """How far a run is: what the driver makes durable between two jobs.
+
+    It says which step is next, which rows wait, and which files hold each bucket's state. Files
+    that it does not name are leftovers of a job that did not come to its end.
+
+    There is one copy, replaced atomically and durably, with a checksum. An older one would not do:
+    the stream's own checkpoint has gone on, rows that were published are removed, and the noise of
+    windows that are over is erased with their keys, at once.
+    """
 
     run: str
     """The tag of the run that it belongs to."""
@@ -339,7 +302,7 @@ class DriverProgress:
                 f"{path} belongs to another run; restore the run's own, or use a new state "
                 "directory (a new run, charged anew)"
             )
-        kept["waiting"] = [Waiting.from_json(one) for one in kept["waiting"]]
+        kept["waiting"] = [Waiting(*file) for file in kept["waiting"]]
         for name in ("digests", "batch_digests"):
             kept[name] = {step: (int(digest), count) for step, digest, count in kept[name]}
         return cls(**kept)
@@ -347,7 +310,7 @@ class DriverProgress:
     def save(self, path: Path) -> None:
         """Make it the newest one, durably."""
         kept: dict[str, Any] = dict(self.__dict__)
-        kept["waiting"] = [one.to_json() for one in self.waiting]
+        kept["waiting"] = [list(astuple(file)) for file in self.waiting]
         for name in ("digests", "batch_digests"):
             # numbers of 128 bits, as text
             kept[name] = [
@@ -355,12 +318,21 @@ class DriverProgress:
             ]
         write_packed(path, kept, kind=_KIND)
 
-    def extend(self, stage: str, bucket: int, segment: Stored, *, whole: bool) -> None:
-        """Add a file to a bucket's chain, or put it in place of the chain."""
-        chains = self.units if stage == "units" else self.groups
-        chains[bucket] = [segment] if whole else [*chains.get(bucket, []), segment]
+    def advance(
+        self, end: int, chain: bytes, saved: Iterable[dict[str, Any]], *, finished: bool
+    ) -> None:
+        """The steps up to `end` are published; `saved` names the files of the new state."""
+        for note in saved:
+            chains, bucket = getattr(self, note["stage"]), note["bucket"]
+            before = [] if note["whole"] else chains.get(bucket, [])
+            chains[bucket] = [*before, tuple(note["segment"])]
+        self.waiting = [file for file in self.waiting if file.last >= end]
+        if finished:  # nothing of the query's state is needed any more
+            self.waiting, self.units, self.groups = [], {}, {}
+        self.digests = {step: digest for step, digest in self.digests.items() if step >= end}
+        self.step, self.chain = end, chain
 
     def names(self) -> set[str]:
         """Every file that is needed."""
         chains = [*self.units.values(), *self.groups.values()]
-        return {one.name for one in self.waiting} | {name for chain in chains for name, *_ in chain}
+        return {file.name for file in self.waiting} | {n for chain in chains for n, *_ in chain}

@@ -13,25 +13,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from dpstream.engines.spark import task_releases, task_rows
+from dpstream.engines.spark import tasks
 from dpstream.engines.spark.bucket_files import (
     DriverProgress,
     SharedFiles,
     StepDigests,
     Waiting,
-    added,
-    from_text,
+    add_digests,
+    digests_from_text,
 )
-from dpstream.engines.spark.packets import IN_SPARK, Shape, ids, numbers, opened
-from dpstream.engines.spark.task_releases import PublishTask, ShippedPlan
-from dpstream.engines.spark.task_rows import ReadTask
-from dpstream.engines.spark.tasks import Keys, Task, is_passing, opening, packer, translate_error
+from dpstream.engines.spark.packets import IN_SPARK, Shape, ids, numbers, unpack_packets
+from dpstream.engines.spark.tasks import Keys, PublishTask, ReadTask, ShippedPlan, Task
 from dpstream.errors import StateError
 from dpstream.group_by.flow import Publication
 from dpstream.group_by.release_table import ReleaseTables
 from dpstream.privacy.query_spend import WindowKeyGrant
 from dpstream.query.noise_plan import NoisePlan
-from dpstream.records import Integers, Rejected, Source
+from dpstream.records import Integers, Source
 from dpstream.rows.row_batch import RowKeys
 
 if TYPE_CHECKING:
@@ -51,8 +49,8 @@ class IntakeResult:
 
     waiting: list[Waiting]
     digests: StepDigests
-    told: list[dict[str, Any]]
-    """Per chunk: rows that were rejected, and counts of those set aside."""
+    chunks: list[dict[str, Any]]
+    """Of each chunk: rows that were rejected, and counts of those that were not used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +58,7 @@ class Jobs:
     """Runs the jobs of one query on a session."""
 
     session: SparkSession
-    """As `as_planned` makes it."""
+    """As `plain_session` makes it."""
     plan: NoisePlan
     types: dict[str, pa.DataType]
     buckets: int
@@ -80,7 +78,7 @@ class Jobs:
         write: bool = True,
     ) -> IntakeResult:
         """Read rows and write them where their steps will find them; or only tell digests."""
-        opener, sealed = Keys(rows=self.row_keys).halves()
+        opener, sealed = Keys(rows=self.row_keys).seal()
         task = ReadTask(
             **self._common(job, opener, self.plan),
             where=where,
@@ -93,19 +91,19 @@ class Jobs:
             source.close()  # open files do not travel
         with self._shipped(task, sealed) as does:
             if frame is None:
-                tasks = min(len(partitions), _TASKS * self.session.sparkContext.defaultParallelism)
-                rows = self.session.range(0, len(partitions), 1, max(tasks, 1))
-                read = rows.mapInArrow(does(task_rows.read_source), IN_SPARK)
+                most = _TASKS * self.session.sparkContext.defaultParallelism
+                rows = self.session.range(0, len(partitions), 1, max(min(len(partitions), most), 1))
+                read = rows.mapInArrow(does(tasks.read_source), IN_SPARK)
             else:
-                read = frame.mapInArrow(does(task_rows.read_frame), IN_SPARK)
-            work = task_rows.keep_rows if write else task_rows.digest_rows
+                read = frame.mapInArrow(does(tasks.read_frame), IN_SPARK)
+            work = tasks.keep_rows if write else tasks.digest_rows
             placed = read.repartitionById(self.buckets, "bucket")
-            heard, _ = _collected(placed.mapInArrow(does(work), IN_SPARK))
-        told = [json.loads(text) for text in heard]
+            notes, _ = _collect(placed.mapInArrow(does(work), IN_SPARK))
+        digests = (digests_from_text(note["digests"]) for note in notes if "digests" in note)
         return IntakeResult(
-            waiting=[Waiting.from_json(one["file"]) for one in told if "file" in one],
-            digests=added(from_text(one["digests"]) for one in told if "digests" in one),
-            told=[one for one in told if "chunk" in one],
+            waiting=[Waiting(*note["file"]) for note in notes if "file" in note],
+            digests=add_digests(digests),
+            chunks=[note for note in notes if "chunk" in note],
         )
 
     def publish(
@@ -113,9 +111,9 @@ class Jobs:
     ) -> tuple[list[Publication], list[dict[str, Any]]]:
         """The tables of the steps up to `end`, and the files that hold the new state."""
         first, schedule = progress.step, self.plan.query.schedule
-        due = [(step, one) for step in range(first, end) for one in schedule.due(step)]
-        plan = ShippedPlan.of(self.plan, (one for _, one in due))
-        opener, sealed = Keys(rows=self.row_keys, lent=lent).halves()
+        due = [(step, release) for step in range(first, end) for release in schedule.due(step)]
+        plan = ShippedPlan.of(self.plan, (release for _, release in due))
+        opener, sealed = Keys(rows=self.row_keys, lent=lent).seal()
         task = PublishTask(
             **self._common(job, opener, plan),
             first=first,
@@ -126,12 +124,11 @@ class Jobs:
         )
         with self._shipped(task, sealed) as does:
             buckets = self.session.range(0, self.buckets, 1, self.buckets)
-            kept = buckets.mapInArrow(does(task_releases.bound), IN_SPARK)
+            kept = buckets.mapInArrow(does(tasks.bound), IN_SPARK)
             placed = kept.repartitionById(self.buckets, "bucket")
-            told, table = _collected(placed.mapInArrow(does(task_releases.publish), IN_SPARK))
-        heard = [json.loads(text) for text in told]
-        saved = [one for one in heard if "stage" in one]
-        places = {(one["stage"], one["bucket"]) for one in saved}
+            notes, table = _collect(placed.mapInArrow(does(tasks.publish), IN_SPARK))
+        saved = [note for note in notes if "stage" in note]
+        places = {(note["stage"], note["bucket"]) for note in saved}
         if not len(saved) == len(places) == 2 * self.buckets:
             raise StateError(
                 f"{2 * self.buckets} buckets were to be saved, and {len(saved)} were; nothing was "
@@ -139,17 +136,17 @@ class Jobs:
             )
         shares = {
             (step, window): (float.fromhex(share), float.fromhex(spread))
-            for step, window, share, spread in (one["share"] for one in heard if "share" in one)
+            for step, window, share, spread in (n["share"] for n in notes if "share" in n)
         }
-        found = {(s, w): (sums, keys) for s, w, sums, keys in _noisy(task.shape, table)}
-        making = ReleaseTables(plan=self.plan, types=self.types, run_tag=self.run_tag)
+        noisy = {(s, w): (sums, keys) for s, w, sums, keys in _noisy(task.shape, table)}
+        tables = ReleaseTables(plan=self.plan, types=self.types, run_tag=self.run_tag)
         nothing = (np.zeros((0, task.shape.measures), np.int64), None)
         publications = []
-        for step, one in due:
-            sums, shown = found.get((step, one.window), nothing)
-            share = shares.get((step, one.window), (1.0, 0.0))
-            made = making.made(step, one, sums, shown, share)
-            publications.append(Publication(due=one, table=made))
+        for step, release in due:
+            sums, keys = noisy.get((step, release.window), nothing)
+            share = shares.get((step, release.window), (1.0, 0.0))
+            table = tables.made(step, release, sums, keys, share)
+            publications.append(Publication(due=release, table=table))
         return publications, saved
 
     def _common(self, job: str, opener: bytes, plan: NoisePlan) -> dict[str, Any]:
@@ -165,9 +162,9 @@ class Jobs:
     @contextmanager
     def _shipped(self, task: Task, sealed: bytes) -> Iterator[Callable[[Any], Any]]:
         """Makes functions for Spark; what they share is gone from all machines afterwards."""
-        shared = self.session.sparkContext.broadcast(packer().dumps(task))
+        shared = self.session.sparkContext.broadcast(tasks.serializer().dumps(task))
         try:
-            yield lambda work: partial(opening, work, shared, sealed)
+            yield lambda work: partial(tasks.run_task, work, shared, sealed)
         finally:
             shared.destroy()
 
@@ -189,16 +186,16 @@ def _noisy(shape: Shape, table: pa.Table | None) -> Iterator[Noisy]:
 ADAPTIVE = "spark.sql.adaptive.enabled"
 
 
-def as_planned(session: SparkSession) -> SparkSession:
+def plain_session(session: SparkSession) -> SparkSession:
     """A session beside the caller's own, whose jobs run as they are written.
 
     Adaptive execution would make a job of every stage, to look at its sizes before the next one:
     ours are fixed, and it may not change them.
     """
-    made = session.newSession()
-    made.conf.set(ADAPTIVE, "false")
+    beside = session.newSession()
+    beside.conf.set(ADAPTIVE, "false")
     type(session)(session.sparkContext, session._jsparkSession)  # RDD.toDF is the caller's again
-    return made
+    return beside
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:
@@ -208,23 +205,18 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
     return to_arrow_schema(frame.schema, timezone="UTC")  # instants, whatever the session shows
 
 
-def rejected(told: dict[str, Any]) -> list[Rejected]:
-    """Rows that could not be used."""
-    return [Rejected(**one) for one in told["rejected"]]
-
-
-def _collected(frame: DataFrame) -> tuple[list[str], pa.Table | None]:
+def _collect(frame: DataFrame) -> tuple[list[dict[str, Any]], pa.Table | None]:
     """Run it: all notes, and the rows of all packets; an error of ours comes out as itself."""
     for left in reversed(range(_TRIES)):
         try:
-            told, rows = opened(frame.toArrow().to_batches())
-            return [text for texts in told.values() for text in texts], rows.get(0)
+            notes, rows = unpack_packets(frame.toArrow().to_batches())
+            return [json.loads(text) for texts in notes.values() for text in texts], rows.get(0)
         except Exception as problem:
-            if left and is_passing(problem):
+            if left and tasks.is_passing(problem):
                 _LOG.warning("an executor was lost; the job runs again, with the same result")
                 continue
-            known = translate_error(problem)
-            if known is None:
+            meaning = tasks.translate_error(problem)
+            if meaning is None:
                 raise
-            raise known from None
+            raise meaning from None
     raise AssertionError("the last try returns or raises")

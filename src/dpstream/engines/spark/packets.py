@@ -87,14 +87,16 @@ class Shape:
         """The key columns under their names."""
         if not self.keys:
             return pa.table({"": pa.nulls(len(table))})
-        return pa.table({name: whole(table[f"k{n}"]) for n, name in enumerate(self.keys)})
+        return pa.table({name: one_array(table[f"k{n}"]) for n, name in enumerate(self.keys)})
 
 
 def as_table(columns: dict[str, Any]) -> pa.Table:
     """Arrays of NumPy and Arrow as one table."""
     return pa.table(
         {
-            name: pa.array(np.ascontiguousarray(one)) if isinstance(one, np.ndarray) else whole(one)
+            name: pa.array(np.ascontiguousarray(one))
+            if isinstance(one, np.ndarray)
+            else one_array(one)
             for name, one in columns.items()
         }
     )
@@ -118,11 +120,11 @@ def notes(bucket: int, texts: Sequence[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*arrays, pa.nulls(size, pa.binary())], schema=PACKETS)
 
 
-def opened(
+def unpack_packets(
     batches: Iterable[pa.RecordBatch],
 ) -> tuple[dict[int, list[str]], dict[int, pa.Table]]:
     """By bucket: its notes, and the rows of all its packets together."""
-    told: dict[int, list[str]] = {}
+    texts: dict[int, list[str]] = {}
     held: dict[int, list[pa.Table]] = {}
     for batch in batches:
         columns = (batch.column(name).to_pylist() for name in ("bucket", "note"))
@@ -131,9 +133,9 @@ def opened(
                 body = batch.column("rows")[place].as_buffer()
                 held.setdefault(bucket, []).append(pa.ipc.open_stream(body).read_all())
             else:
-                told.setdefault(bucket, []).append(note)
+                texts.setdefault(bucket, []).append(note)
     joined = {bucket: pa.concat_tables(parts).combine_chunks() for bucket, parts in held.items()}
-    return told, joined
+    return texts, joined
 
 
 def to_bytes(table: pa.Table) -> pa.Buffer:
@@ -148,32 +150,31 @@ def by_number(table: pa.Table, column: str) -> Iterator[tuple[int, pa.Table]]:
     """The rows of each number in a column, in their order."""
     if not len(table):
         return
-    found = numbers(table, column)
-    if (found[0] == found).all():
-        yield int(found[0]), table
+    values = numbers(table, column)
+    if (values[0] == values).all():
+        yield int(values[0]), table
         return
-    order = np.argsort(found, kind="stable")
+    order = np.argsort(values, kind="stable")
     in_order = table.take(pa.array(order))
-    edges = np.flatnonzero(np.diff(found[order])) + 1
+    edges = np.flatnonzero(np.diff(values[order])) + 1
     for first, end in zip([0, *edges], [*edges, len(order)], strict=True):
-        yield int(found[order[first]]), in_order.slice(first, end - first)
+        yield int(values[order[first]]), in_order.slice(first, end - first)
 
 
 def numbers(table: pa.Table, name: str) -> Integers:
     """A column of whole numbers without nulls."""
-    found: Integers = whole(table[name]).to_numpy(zero_copy_only=False)
-    return found
+    values: Integers = one_array(table[name]).to_numpy(zero_copy_only=False)
+    return values
 
 
 def ids(table: pa.Table, name: str) -> Words:
     """A column of 128-bit ids."""
-    array = whole(table[name])
+    array = one_array(table[name])
     raw = array.buffers()[1]
     if raw is None:
         return np.zeros((0, 2), np.uint64)
     first = array.offset * 16
-    found: Words = np.frombuffer(raw, np.uint64, 2 * len(array), first).reshape(-1, 2)
-    return found
+    return np.frombuffer(raw, np.uint64, 2 * len(array), first).reshape(-1, 2)
 
 
 def packed_ids(words: Words) -> pa.Array:
@@ -182,7 +183,7 @@ def packed_ids(words: Words) -> pa.Array:
     return pa.Array.from_buffers(_ID, len(words), [None, raw])
 
 
-def whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     """One array, without copies where it is one already."""
     if not isinstance(column, pa.ChunkedArray):
         return column

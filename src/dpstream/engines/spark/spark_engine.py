@@ -1,4 +1,4 @@
-"""SparkEngine: hand it to `dps.run(..., engine=...)`."""
+"""`SparkEngine`, to hand to `dps.run(..., engine=...)`, and the sinks that only Spark has."""
 
 from __future__ import annotations
 
@@ -23,9 +23,66 @@ if TYPE_CHECKING:
 
     from dpstream.engines.spark.driver import SparkRun
 
-# Releases as DataFrames: to any format that Spark writes, or to a function of yours.
-
 _OF_FILES = ("parquet", "orc", "json", "csv", "avro", "text", "xml")
+
+
+@dataclass(frozen=True)
+class SparkEngine:
+    """Runs queries on a Spark session (4.1 or newer), which stays the caller's own.
+
+    `buckets`: hash buckets of units and of groups (default: twice the cores of the cluster); fixed
+    when a run begins. `state_location`: where driver and executors share files: a path that is
+    mounted everywhere, or an address such as `s3://bucket/folder`; default: in the run's state
+    directory. `steps_at_once`: triggers of a bounded input that one job publishes. `batch_every`:
+    how often a live stream is asked for rows.
+    """
+
+    session: SparkSession
+    buckets: int = 0
+    state_location: str | None = None
+    steps_at_once: int = 32
+    batch_every: str = "1 second"
+
+    def __post_init__(self) -> None:
+        require_pyspark()
+        if not hasattr(self.session, "_jsparkSession"):
+            raise InvalidParameter(
+                "the Spark engine needs a classic session (SparkSession.builder.getOrCreate() in "
+                "the driver's process): Spark Connect has no broadcasts, by which keys travel; got "
+                f"{type(self.session).__module__}.{type(self.session).__name__}"
+            )
+
+    def start(self, **facts: Any) -> SparkRun:
+        """A run; `dps.run` calls this."""
+        from dpstream.engines.spark.driver import SparkRun
+
+        return SparkRun(
+            session=self.session,
+            buckets=self.buckets,
+            state_location=self.state_location,
+            steps_at_once=self.steps_at_once,
+            batch_every=self.batch_every,
+            **facts,
+        )
+
+    def source(self, spec: Any) -> Any:
+        """DataFrames are Spark's own; a pipe has only one end, and it is not on an executor."""
+        from pyspark.sql import DataFrame
+
+        if isinstance(spec, DataFrame):
+            return spec
+        if isinstance(spec, str) and spec == "-":
+            raise InvalidParameter(
+                "standard input cannot be read by executors; write it to files, or use the "
+                "embedded engine"
+            )
+        return None
+
+    def sink(self, spec: Any) -> Any:
+        """A function of a DataFrame and its release, such as a `SparkSink`, is Spark's own."""
+        if not callable(spec) or isinstance(spec, Sink):
+            return None
+        return FrameSink(session=self.session, function=spec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,65 +146,6 @@ class FrameSink:
         """Nothing is held open."""
 
 
-@dataclass(frozen=True)
-class SparkEngine:
-    """Runs queries on a Spark session (4.1 or newer), which stays the caller's own.
-
-    `buckets`: hash buckets of units and of groups (default: twice the cores of the cluster); fixed
-    when a run begins. `state_location`: where driver and executors share files: a path that is
-    mounted everywhere, or an address such as `s3://bucket/folder`; default: in the run's state
-    directory. `steps_at_once`: triggers of a bounded input that one job publishes. `batch_every`:
-    how often a live stream is asked for rows.
-    """
-
-    session: SparkSession
-    buckets: int = 0
-    state_location: str | None = None
-    steps_at_once: int = 32
-    batch_every: str = "1 second"
-
-    def __post_init__(self) -> None:
-        require_pyspark()
-        if not hasattr(self.session, "_jsparkSession"):
-            raise InvalidParameter(
-                "the Spark engine needs a classic session (SparkSession.builder.getOrCreate() in "
-                "the driver's process): Spark Connect has no broadcasts, by which keys travel; got "
-                f"{type(self.session).__module__}.{type(self.session).__name__}"
-            )
-
-    def start(self, **facts: Any) -> SparkRun:
-        """A run; `dps.run` calls this."""
-        from dpstream.engines.spark.driver import SparkOptions, SparkRun
-
-        spark = SparkOptions(
-            buckets=self.buckets,
-            state_location=self.state_location,
-            steps_at_once=self.steps_at_once,
-            batch_every=self.batch_every,
-        )
-        return SparkRun(session=self.session, spark=spark, **facts)
-
-    def source(self, spec: Any) -> Any:
-        """DataFrames are Spark's own; a pipe has only one end, and it is not on an executor."""
-        from pyspark.sql import DataFrame
-
-        if isinstance(spec, DataFrame):
-            return spec
-        if isinstance(spec, str) and spec == "-":
-            raise InvalidParameter(
-                "standard input cannot be read by executors; write it to files, or use the "
-                "embedded engine"
-            )
-        return None
-
-    def sink(self, spec: Any) -> Any:
-        """A function of a DataFrame and its release, such as a `SparkSink`, is Spark's own."""
-        if not callable(spec) or isinstance(spec, Sink):
-            return None
-
-        return FrameSink(session=self.session, function=spec)
-
-
 def require_pyspark() -> None:
     """Refuse with words when PySpark, or a Java for it, is missing."""
     try:
@@ -167,8 +165,7 @@ def require_pyspark() -> None:
 def require_java() -> None:
     """Refuse with words when there is no Java."""
     home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java") if home is None else shutil.which(str(Path(home) / "bin" / "java"))
-    if found is None:
+    if shutil.which("java" if home is None else str(Path(home) / "bin" / "java")) is None:
         place = "on PATH" if home is None else f"in JAVA_HOME={home}"
         raise MissingDependency(
             f"Spark needs Java 17 or 21, and there is no java {place}; install one, such as "
@@ -199,5 +196,5 @@ def ship_code(session: SparkSession) -> None:
     """Send this dpstream to executors that have not installed it; they need its dependencies."""
     package = Path(__file__).parents[2]
     folder = tempfile.mkdtemp(prefix="dpstream-code-")
-    made = shutil.make_archive(f"{folder}/dpstream", "zip", package.parent, package.name)
-    session.sparkContext.addPyFile(made)
+    archive = shutil.make_archive(f"{folder}/dpstream", "zip", package.parent, package.name)
+    session.sparkContext.addPyFile(archive)

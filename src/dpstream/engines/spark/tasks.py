@@ -1,4 +1,12 @@
-"""What all tasks have in common: what they are told, their keys, and names for what they write."""
+"""What executors do: take rows in, bound contributions, latch keys, add noise.
+
+A first job reads rows, hashes them, divides them by bucket of the unit, and writes them where they
+wait. A second one publishes steps: stage 1 by bucket of units, stage 2 by bucket of groups. The
+stages themselves are the embedded engine's (`group_by/flow.py`), on the state of one bucket.
+
+Spark wraps whatever a task raises into pages of two languages' stacks. An error of ours travels
+through them as one line of JSON, and comes out with its type and its message.
+"""
 
 from __future__ import annotations
 
@@ -6,88 +14,43 @@ import gc
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from importlib import import_module
 from typing import Any, Final
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 
 from dpstream import errors
-from dpstream.engines.spark.bucket_files import SharedFiles
-from dpstream.engines.spark.packets import Shape
+from dpstream.engines.spark import bucket_files
+from dpstream.engines.spark.bucket_files import Chain, SharedFiles, Waiting
+from dpstream.engines.spark.packets import (
+    Shape,
+    by_number,
+    ids,
+    notes,
+    numbers,
+    packed_ids,
+    packets,
+    unpack_packets,
+)
 from dpstream.errors import DpstreamError, MissingDependency, StateError
 from dpstream.group_by.flow import Flow
+from dpstream.group_by.groups import sum_groups
 from dpstream.group_by.hash_tables import in_buckets
+from dpstream.group_by.perturb import NoisySums
 from dpstream.privacy.query_spend import WindowKeyGrant
 from dpstream.privacy.state.secret import seal, unseal
-from dpstream.query.noise_plan import NoisePlan
-from dpstream.records import Words
-from dpstream.rows.row_batch import RowKeys
+from dpstream.query.noise_plan import NoisePlan, WindowPlan
+from dpstream.query.schedule import DueRelease
+from dpstream.records import Rejected, Source, Words
+from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, in_order, slices_by_window
 from dpstream.rows.row_reader import RowReader
 
-# Errors of tasks: what an executor raises on purpose reaches the caller as itself.
-#
-# Spark wraps whatever a task raises into pages of two languages' stacks. An error of ours travels
-# through them as one line of JSON, and comes out with its type and its message.
-
 _LOG: Final = logging.getLogger("dpstream.spark")
-_TOLD: Final = re.compile(r'TaskFailed: (\["\w+", ".*"\])\s*$', re.MULTILINE)
-_OUTRUN: Final = "shuffle map stage with indeterminate output was failed and retried"
-_MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
-
-
-class TaskFailed(Exception):
-    """An error of ours on its way to the driver."""
-
-    @classmethod
-    def of(cls, problem: DpstreamError) -> TaskFailed:
-        """In one line, whatever its message is."""
-        return cls(json.dumps([type(problem).__name__, str(problem)]))
-
-
-def is_passing(problem: Exception) -> bool:
-    """Did a job fail only because an executor was lost at a bad moment, so that it may run again?
-
-    Spark repeats the tasks of a lost executor, but not once tasks behind them have come to their
-    end: it cannot know that ours give the same rows in any order and at any time.
-    """
-    return _OUTRUN in str(problem)
-
-
-def translate_error(problem: Exception) -> DpstreamError | None:
-    """What a failed job means; None: nothing that we know of.
-
-    What Spark had to say is in the log `dpstream.spark`, for those who look for it.
-    """
-    found = _meaning(str(problem))
-    if found is not None:
-        _LOG.debug("a job failed on Spark", exc_info=problem)
-    return found
-
-
-def _meaning(text: str) -> DpstreamError | None:
-    told = _TOLD.search(text)
-    if told is not None:
-        name, message = json.loads(told[1])
-        kind = getattr(errors, name, StateError)
-        found: DpstreamError = kind(message)
-        return found
-    missing = _MISSING.search(text)
-    if missing is not None:
-        how = "install it there, or call ship_code(session) before"
-        if missing[1].partition(".")[0] != "dpstream":
-            how = "install dpstream's dependencies there"
-        return MissingDependency(f"executors have no module {missing[1]!r}; {how}")
-    if "spark.driver.maxResultSize" in text:
-        return StateError(
-            "the releases of one job exceed what the driver takes; nothing of this job was "
-            "published; raise spark.driver.maxResultSize (and spark.driver.memory), or lower "
-            "steps_at_once"
-        )
-    return None
-
+_ROWS = 1 << 16  # rows that are read at a time
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -103,12 +66,12 @@ class Keys:
     rows: RowKeys
     lent: WindowKeyGrant | None = None
 
-    def halves(self) -> tuple[bytes, bytes]:
+    def seal(self) -> tuple[bytes, bytes]:
         """(what opens them, the sealed keys)."""
         return seal([asdict(self.rows), None if self.lent is None else asdict(self.lent)])
 
     @classmethod
-    def joined(cls, opener: bytes, sealed: bytes) -> Keys:
+    def unseal(cls, opener: bytes, sealed: bytes) -> Keys:
         """As they were."""
         rows, lent = unseal(opener, sealed)
         return cls(rows=RowKeys(**rows), lent=None if lent is None else WindowKeyGrant(**lent))
@@ -144,62 +107,363 @@ class Task:
         share = (bucket, self.buckets)
         return Flow(self.plan, self.reader(), buckets=1, threads=1, share=share)
 
+    def divide(self, table: pa.Table, words: Words) -> Iterator[tuple[int, pa.Table]]:
+        """A table's rows by the bucket of an id."""
+        places = in_buckets(words, self.buckets)
+        sorted_table = table.take(pa.array(np.concatenate(places)))
+        first = 0
+        for bucket, mine in enumerate(places):
+            yield bucket, sorted_table.slice(first, len(mine))
+            first += len(mine)
 
-def opening(
+
+@dataclass(frozen=True, kw_only=True)
+class ReadTask(Task):
+    """Rows of a frame (`schema` says what it declares) or of the partitions of a source."""
+
+    where: str
+    arrived: int | None
+    schema: pa.Schema | None = None
+    source: Source | None = None
+    partitions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishTask(Task):
+    """Steps `first` to `end` - 1, from waiting rows and chains of state to noisy sums."""
+
+    first: int
+    end: int
+    waiting: Sequence[Waiting]
+    units: Mapping[int, Chain]
+    groups: Mapping[int, Chain]
+
+
+@dataclass(frozen=True)
+class ShippedPlan(NoisePlan):
+    """A plan as the driver made it: no executor computes noise parameters of its own."""
+
+    windows: dict[int, WindowPlan]
+    of_totals: dict[int, WindowPlan]
+
+    @classmethod
+    def of(cls, plan: NoisePlan, due: Iterable[DueRelease]) -> ShippedPlan:
+        """For a job that publishes these; its rows may enter windows that are due later."""
+        of_due = {release.releases for release in due}
+        lengths = of_due | set(plan.query.schedule.lengths)
+        totals = of_due if plan.query.totals else set()
+        return cls(
+            query=plan.query,
+            windows={length: plan.window(length) for length in lengths},
+            of_totals={length: plan.totals(length) for length in totals},
+        )
+
+    def window(self, releases: int) -> WindowPlan:
+        """The noise of a window with so many releases."""
+        return self.windows[releases]
+
+    def totals(self, releases: int) -> WindowPlan:  # type: ignore[override]
+        """The noise of a window's totals."""
+        return self.of_totals[releases]
+
+
+def run_task(
     work: Callable[[Any, Batches], Batches], shared: Any, sealed: bytes, batches: Batches
 ) -> Batches:
     """Do a task: all that is public comes as a broadcast, the sealed keys with the function."""
     try:
-        task = packer().loads(shared.value)
-        yield from work(replace(task, keys=Keys.joined(task.opener, sealed)), batches)
+        task = serializer().loads(shared.value)
+        yield from work(replace(task, keys=Keys.unseal(task.opener, sealed)), batches)
     except DpstreamError as problem:
         raise TaskFailed.of(problem) from None
-    settle(work.__name__)
+    _freeze_garbage(work.__name__)
 
 
-_SETTLED: set[str] = set()
+_FROZEN: set[str] = set()
 
 
-def settle(work: str) -> None:
+def _freeze_garbage(work: str) -> None:
     """Take what the first task of a kind has loaded out of the garbage collector's sight.
 
     A worker of Spark's collects garbage after every task. With all that Numba and Arrow keep loaded
     this takes 0.1 s of processor time, more than most tasks; what stays for good need not be
     looked at again.
     """
-    if work not in _SETTLED and context() is not None:
-        _SETTLED.add(work)
+    if work not in _FROZEN and _context() is not None:
+        _FROZEN.add(work)
         gc.collect()
         gc.freeze()
 
 
-def packer() -> Any:
+def serializer() -> Any:
     """Spark's own way to send objects: a query may hold functions that were made of its SQL."""
     return import_module("pyspark.serializers").CloudPickleSerializer()
 
 
-def divided(task: Task, table: pa.Table, words: Words) -> Iterator[tuple[int, pa.Table]]:
-    """A table's rows by the bucket of an id."""
-    places = in_buckets(words, task.buckets)
-    in_order = table.take(pa.array(np.concatenate(places)))
-    first = 0
-    for bucket, mine in enumerate(places):
-        yield bucket, in_order.slice(first, len(mine))
-        first += len(mine)
+def _context() -> Any:
+    """Spark's own description of the task."""
+    from pyspark import TaskContext
+
+    return TaskContext.get()
 
 
-def attempt() -> int:
+def _attempt() -> int:
     """Different for every try of every task: the driver learns the name that was accepted.
 
     A copy of a task that is still at work when another was accepted, and its input is removed,
     writes where nobody looks.
     """
-    task = context()
+    task = _context()
     return 0 if task is None else int(task.taskAttemptId())  # None: not in a task of Spark's
 
 
-def context() -> Any:
-    """Spark's own description of the task."""
-    from pyspark import TaskContext
+def read_frame(task: ReadTask, batches: Batches) -> Batches:
+    """Rows of a frame's partition, hashed, on their way to their units' buckets."""
+    where, reader = f"{task.where}, partition {_context().partitionId()}", task.reader()
+    assert task.schema is not None
+    for number, table in enumerate(_gather(batches, task.schema)):
+        rows, unused = reader.read(table, f"{where}, piece {number}", arrived=task.arrived)
+        yield from _send_rows(task, rows, f"{where} {number}", unused, [], len(table))
 
-    return TaskContext.get()
+
+def _gather(batches: Batches, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Batches together, in the types that the frame declares."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += len(batch)
+        if size >= _ROWS:
+            yield pa.Table.from_batches(held).cast(schema)
+            held, size = [], 0
+    if size:
+        yield pa.Table.from_batches(held).cast(schema)
+
+
+def read_source(task: ReadTask, batches: Batches) -> Batches:
+    """Rows of a source's partitions, named by number, hashed, on their way."""
+    source, reader = task.source, task.reader()
+    assert source is not None
+    columns = task.plan.query.source_columns
+    for partition in [task.partitions[n] for b in batches for n in b["id"].to_pylist()]:
+        position, done = None, False
+        while not done:
+            chunk = source.read(partition, position, columns=columns)
+            where = partition if position is None else f"{partition} from {position}"
+            rows, unused = reader.read(chunk.table, where, arrived=task.arrived)
+            size, name = len(chunk.table) + len(chunk.rejected), f"{partition} {position}"
+            yield from _send_rows(task, rows, name, unused, chunk.rejected, size)
+            position, done = chunk.position, chunk.done
+    source.close()
+
+
+def _send_rows(
+    task: ReadTask,
+    rows: Rows,
+    chunk: str,
+    unused: RejectedRows,
+    rejected: list[Rejected],
+    size: int,
+) -> Batches:
+    yield from packets(task.divide(task.shape.packed(rows), rows.units))
+    note = {
+        "chunk": chunk,
+        "rejected": [asdict(row) for row in [*rejected, *unused.rejected]],
+        "counts": {
+            "read": size,
+            "outside": unused.outside,
+            "late": unused.late,
+            "other_keys": unused.other_keys,
+        },
+    }
+    yield notes(crc32(chunk.encode()) % task.buckets, [json.dumps(note)])
+
+
+def keep_rows(task: ReadTask, batches: Batches) -> Batches:
+    """Write the rows of each unit bucket; say what was written, and pass notes on."""
+    received, rows = unpack_packets(batches)
+    passed = [text for texts in received.values() for text in texts]
+    for bucket, table in rows.items():
+        name = f"rows/{task.job}-{bucket}-{_attempt()}.arrow"
+        file, digests = bucket_files.keep(task.files, task.shape, bucket, name, table)
+        digests_text = bucket_files.digests_to_text(digests)
+        passed.append(json.dumps({"file": astuple(file), "digests": digests_text}))
+    if passed:
+        yield notes(0, passed)
+
+
+def digest_rows(task: ReadTask, batches: Batches) -> Batches:
+    """Only say what would be written: for rows that were written before."""
+    for table in unpack_packets(batches)[1].values():
+        digests = bucket_files.step_digests(in_order(task.shape.rows(table)))
+        yield notes(0, [json.dumps({"digests": bucket_files.digests_to_text(digests)})])
+
+
+def bound(task: PublishTask, batches: Batches) -> Batches:
+    """Stage 1, by bucket of units: keep what fits the bounds, send it to its groups' buckets."""
+    for bucket in [int(n) for b in batches for n in b["id"].to_pylist()]:
+        yield from _bound(task, bucket)
+
+
+def _bound(task: PublishTask, bucket: int) -> Batches:
+    flow, shape = task.flow(bucket), task.shape
+    chain = task.units.get(bucket, ())
+    watermarks = bucket_files.load_segments(task.files, flow, "units", chain)
+    mine = [w for w in task.waiting if w.bucket == bucket]
+    parts = [bucket_files.load_waiting(task.files, shape, w, task.first, task.end) for w in mine]
+    totals: list[dict[str, Any]] = []
+    kept_rows: list[pa.Table] = []
+    for step in range(task.first, task.end):
+        slices = [(rows, a, b) for rows in parts for at, _, _, a, b in rows.runs if at == step]
+        for window, period, rows in slices_by_window(slices):
+            verdicts = flow.bound(window, period, rows)
+            if flow.query.totals:
+                kept = int(np.count_nonzero(verdicts))
+                counts = {"offered": flow.offered(period, rows), "kept": kept}
+                totals.append({"total": [step, window], **counts})
+            if verdicts.any():
+                kept_rows.append(_kept(task, rows, verdicts))
+        for due in flow.query.schedule.due(step):
+            if due.release == due.releases:
+                flow.evict(due.window)
+        flow.evict_periods(step + 1)
+    yield notes(bucket, [_save(task, flow, "units", bucket, chain, watermarks)])
+    if totals:
+        yield notes(0, [json.dumps(total) for total in totals])
+    if kept_rows:
+        table = pa.concat_tables(kept_rows).combine_chunks()
+        yield from packets(task.divide(table, ids(table, "group")))
+
+
+def _kept(task: PublishTask, rows: Rows, verdicts: Any) -> pa.Table:
+    """What is kept of a step and window: a row for each group, however many it has here.
+
+    So a key that half of the rows have costs its bucket no more than others. Where keys are found
+    in rounds the rows themselves go on.
+    """
+    query, shape = task.plan.query, task.shape
+    if not query.in_rounds:
+        groups, sums, first = sum_groups(query.measures, rows.groups, verdicts, rows.values)
+        of = {"step": rows.steps[first], "window": rows.windows[first]}
+        return shape.of_groups(groups, sums, rows.keys.take(pa.array(first)), **of)
+    table = shape.packed(
+        rows,
+        unit=packed_ids(rows.units) if query.rounds_of_units else None,
+        digest=None,
+        period=None,
+        verdict=verdicts,
+    )
+    return table.take(pa.array(np.flatnonzero(verdicts)))
+
+
+def _save(
+    task: PublishTask, flow: Flow, stage: str, bucket: int, chain: Chain, watermarks: Any
+) -> str:
+    """Write the new state of a bucket; a note for the driver."""
+    name = f"state/{task.job}-{stage}-{bucket}-{_attempt()}.dps"
+    stored, whole = bucket_files.save(task.files, flow, stage, name, chain, watermarks)
+    return json.dumps({"stage": stage, "bucket": bucket, "segment": stored, "whole": whole})
+
+
+def publish(task: PublishTask, batches: Batches) -> Batches:
+    """Stage 2, by bucket of groups: add up, latch keys, draw noise; what is shown goes out."""
+    received, rows = unpack_packets(batches)
+    if not rows.keys() <= received.keys():  # every bucket of units sends a note to its namesake
+        raise StateError("the rows of a bucket came without its notes: the shuffle was divided")
+    for bucket, texts in received.items():
+        yield from _publish(task, bucket, rows.get(bucket), texts)
+
+
+def _publish(task: PublishTask, bucket: int, table: pa.Table | None, texts: list[str]) -> Batches:
+    flow = task.flow(bucket)
+    assert task.keys is not None
+    assert task.keys.lent is not None
+    streams = task.keys.lent.doors()
+    chain = task.groups.get(bucket, ())
+    watermarks = bucket_files.load_segments(task.files, flow, "groups", chain)
+    received = [json.loads(text) for text in texts]
+    by_step = {} if table is None else dict(by_number(table, "step"))
+    for step in range(task.first, task.end):
+        for window, mine in by_number(by_step[step], "window") if step in by_step else ():
+            add(task, flow, window, mine)
+        for note in (note for note in received if note.get("total", [None])[0] == step):
+            flow.totals(note["total"][1]).add(offered=note["offered"], kept=note["kept"])
+        for due in flow.query.schedule.due(step):
+            (noisy,) = flow.perturb(due, streams)
+            if len(noisy.ids):
+                yield from packets([(0, _shown(flow, task.shape, step, due, noisy))])
+            if flow.query.totals and bucket == 0:
+                share = [number.hex() for number in flow.kept_share(due, streams)]
+                yield notes(0, [json.dumps({"share": [step, due.window, *share]})])
+            if due.release == due.releases:
+                flow.evict(due.window)
+    passed = [text for text, note in zip(texts, received, strict=True) if "stage" in note]
+    yield notes(0, [*passed, _save(task, flow, "groups", bucket, chain, watermarks)])
+
+
+def add(task: PublishTask, flow: Flow, window: int, table: pa.Table) -> None:
+    """Take in what `_kept` has sent of a step and window."""
+    shape = task.shape
+    if flow.query.in_rounds:
+        verdicts = numbers(table, "verdict").astype(np.uint8)
+        flow.aggregate(window, shape.rows(table), verdicts)
+    else:
+        flow.add_sums(window, ids(table, "group"), shape.sums(table), shape.keys_of(table))
+
+
+def _shown(flow: Flow, shape: Shape, step: int, due: DueRelease, noisy: NoisySums) -> pa.Table:
+    (bucket,) = flow.groups(due.window)
+    keys, size = bucket.key_columns(noisy.groups), len(noisy.ids)
+    of = {"step": np.full(size, step, np.int64), "window": np.full(size, due.window, np.int64)}
+    return shape.of_groups(noisy.ids, noisy.sums, keys, **of, since=noisy.since)
+
+
+_FAILED: Final = re.compile(r'TaskFailed: (\["\w+", ".*"\])\s*$', re.MULTILINE)
+_OUTRUN: Final = "shuffle map stage with indeterminate output was failed and retried"
+_MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+
+
+class TaskFailed(Exception):
+    """An error of ours on its way to the driver."""
+
+    @classmethod
+    def of(cls, problem: DpstreamError) -> TaskFailed:
+        """In one line, whatever its message is."""
+        return cls(json.dumps([type(problem).__name__, str(problem)]))
+
+
+def is_passing(problem: Exception) -> bool:
+    """Did a job fail only because an executor was lost at a bad moment, so that it may run again?
+
+    Spark repeats the tasks of a lost executor, but not once tasks behind them have come to their
+    end: it cannot know that ours give the same rows in any order and at any time.
+    """
+    return _OUTRUN in str(problem)
+
+
+def translate_error(problem: Exception) -> DpstreamError | None:
+    """What a failed job means; None: nothing that we know of.
+
+    What Spark had to say is in the log `dpstream.spark`, for those who look for it.
+    """
+    text = str(problem)
+    failed, missing = _FAILED.search(text), _MISSING.search(text)
+    meaning: DpstreamError
+    if failed is not None:
+        name, message = json.loads(failed[1])
+        meaning = getattr(errors, name, StateError)(message)
+    elif missing is not None:
+        how = "install it there, or call ship_code(session) before"
+        if missing[1].partition(".")[0] != "dpstream":
+            how = "install dpstream's dependencies there"
+        meaning = MissingDependency(f"executors have no module {missing[1]!r}; {how}")
+    elif "spark.driver.maxResultSize" in text:
+        meaning = StateError(
+            "the releases of one job exceed what the driver takes; nothing of this job was "
+            "published; raise spark.driver.maxResultSize (and spark.driver.memory), or lower "
+            "steps_at_once"
+        )
+    else:
+        return None
+    _LOG.debug("a job failed on Spark", exc_info=problem)
+    return meaning
