@@ -107,6 +107,27 @@ def test_what_does_not_exist_is_found():
     ]  # fmt: skip
 
 
+IDENTIFIER = re.compile(r"_?[a-z]+(?:_[a-z]{3,})+|(?:[A-Z][a-z]+){2,}")
+
+
+@cache
+def words():
+    """Every word of the code and its tests."""
+    files = [path for top in (PACKAGE, ROOT / "tests") for path in top.rglob("*.py")]
+    return set(re.findall(r"\w+", "".join(path.read_text("utf-8") for path in files)))
+
+
+@pytest.mark.parametrize(
+    "page", [one for one in PAGES if "soundness" in one.as_posix()], ids=lambda path: path.stem
+)
+def test_what_a_proof_names_is_in_the_code(page):
+    """Functions, classes and parameters: a proof is about code that can be found."""
+    codes = CODE.findall(page.read_text("utf-8"))
+
+    names = {name for name in codes if IDENTIFIER.fullmatch(name)}
+    assert sorted(names - words()) == []
+
+
 def part(heading):
     """The text of a section of the architecture page."""
     text = ARCHITECTURE.read_text("utf-8")
