@@ -2,11 +2,16 @@
 
 import ast
 import re
+import sys
+import threading
 import tomllib
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+import dpstream as dps
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "dpstream"
@@ -160,3 +165,69 @@ def test_the_numbers_of_formats_are_those_of_the_code():
     assert len(rows) > 9
     for path, text in (place for place in places if len(place) == 2):
         assert text in (PACKAGE / path).read_text("utf-8"), path
+
+
+CLICKS = "user,page,at\n" + "".join(f"u{n % 50},/{n % 3},{60 * n}\n" for n in range(400))
+QUERY = """
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 6, delta = 1e-6, privacy_unit_column = user,
+       privacy_unit_period = INTERVAL '1' DAY, max_groups_contributed = 3, time_unit = 's',
+       start = TIMESTAMP '1970-01-01', end = TIMESTAMP '1970-01-02')
+       page, window_start, COUNT(*) AS n
+FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' DAY) GROUP BY page, window_start
+EMIT EVERY INTERVAL '3' HOUR"""
+
+
+@contextmanager
+def walked():
+    """The files of the package whose functions are called meanwhile, in all threads."""
+    files = set()
+    root = f"{PACKAGE}/"
+
+    def note(frame, event, _):
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(root):
+            files.add(name.removeprefix(root))
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield files
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def drawn_way(heading):
+    """The files of a way, in its order."""
+    return re.findall(r"^\| \d+ \| `(.+?)`", part(heading), re.MULTILINE)
+
+
+def test_a_row_goes_the_way_that_is_drawn(tmp_path):
+    """Every file of the table is passed between a CSV file and a file of releases."""
+    (tmp_path / "clicks.csv").write_text(CLICKS)
+    run = dps.run(
+        dps.sql(QUERY),
+        source=str(tmp_path / "clicks.csv"),
+        sink=str(tmp_path / "out"),
+        state=tmp_path / "state",
+        ledger=tmp_path / "book",
+    )
+    with walked() as files:
+        releases = len(list(run))
+
+    way = drawn_way("The way of a row")
+    assert releases == 8
+    assert len(way) > 12
+    assert [file for file in way if file not in files] == []
+
+
+def test_a_step_goes_the_way_that_is_drawn():
+    """Every file of the table is passed in a step that publishes."""
+    runner = dps.Runner(dps.mechanisms.BudgetDistribution(epsilon=1, window=3), secret=bytes(32))
+    with walked() as files:
+        [release] = runner.step([500, 20])
+
+    way = drawn_way("The way of a step")
+    assert release.paid
+    assert len(way) > 7
+    assert [file for file in way if file not in files] == []
