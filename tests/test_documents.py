@@ -64,24 +64,24 @@ def exists(dotted):
     return not parts or (module.is_file() and parts[0] in names_of(module))
 
 
-def is_there(path):
-    """Does a file or folder exist, seen from the root or from the package?"""
+def is_there(path, folder):
+    """Does a file or folder exist, seen from the root, the package or the page's folder?"""
     pattern = re.sub(r"<\w+>", "*", path.removeprefix("dpstream/")).rstrip("/") or "*"
     if "/" not in path:
         pattern, tops = f"**/{path}", (PACKAGE, ROOT / "tests", ROOT / "benchmarks")
     else:
-        tops = (ROOT, PACKAGE)
+        tops = (ROOT, PACKAGE, folder)
     return any(True for top in tops for _ in top.glob(pattern))
 
 
-def missing(text):
-    """What a page names and what is not there."""
+def missing(text, folder=ROOT):
+    """What a page in `folder` names and what is not there."""
     codes = [code for code in CODE.findall(text) if code not in WRITTEN_BY_THE_READER]
     for code in codes:
         if FILE.fullmatch(code) and (
             code.endswith(".py") or code.split("/")[0] in (*THERE, *ROOMS)
         ):
-            if not is_there(code):
+            if not is_there(code, folder):
                 yield code
         elif re.fullmatch(rf"(?:{'|'.join(ROOMS)})(?:\.[a-z_]\w*)+", code) and not exists(
             f"dpstream.{code}"
@@ -96,7 +96,7 @@ def missing(text):
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_what_a_page_names_exists(page):
     """A file that was moved, or a module that was merged, leaves its name in no page."""
-    assert sorted(set(missing(page.read_text("utf-8")))) == []
+    assert sorted(set(missing(page.read_text("utf-8"), page.parent))) == []
 
 
 def test_what_does_not_exist_is_found():
