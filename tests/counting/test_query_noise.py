@@ -9,7 +9,6 @@ import pytest
 
 from dpstream.counting.binary_tree import Honaker
 from dpstream.counting.buffered import BufferedLinearToeplitz
-from dpstream.counting.factorisation import noise_paths
 from dpstream.counting.float_error import (
     calibrate_query,
     float_error,
@@ -27,6 +26,7 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.sensitivity import group_by_change, units_change
 from dpstream.privacy.state import MemoryWindowKeys
+from tests.counting.matrices import noise_paths
 
 HALVES = [Fraction(1, 2)] * 2
 COLUMNS = [

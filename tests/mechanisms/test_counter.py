@@ -9,12 +9,12 @@ from scipy.stats import chi2, ks_2samp
 
 import dpstream as dps
 from dpstream.counting.buffered import BufferedLinearToeplitz
-from dpstream.counting.factorisation import noise_paths
 from dpstream.counting.float_error import calibrate, float_error, path_error
 from dpstream.errors import InvalidInput, InvalidParameter, NoiseReuse
 from dpstream.mechanisms.counter import KeyedCounting
 from dpstream.privacy.accounting.accountant import delta_of
 from dpstream.privacy.accounting.privacy_events import Composed, Gaussian
+from tests.counting.matrices import dense, noise_paths
 
 SECRET, RUN, FALSE_ALARM = bytes(32), bytes(16), 1e-6
 BUDGET = {"epsilon": 1, "delta": 1e-9}
@@ -63,7 +63,7 @@ def late_errors(join, steps, keys, off=1.0):
     path = [counter.add([3] * keys, keys=names).values[-keys:]]
     path += [counter.add({}).values[-keys:] for _ in range(steps - join)]
     mechanism = counter._counting.mechanism
-    decoder = mechanism.process.dense()[0][join - 1 :]
+    decoder = dense(mechanism.process)[0][join - 1 :]
     sigma = float(mechanism.calibrated[1])
     claimed = decoder @ decoder.T * sigma**2 + np.eye(steps - join + 1) / 12
     return (np.array(path) - 3) * off, claimed

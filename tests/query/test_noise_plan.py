@@ -14,6 +14,7 @@ from dpstream.query.aggregates import Avg, Count, CountUnits, Sum
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
 from dpstream.query.windows import Tumble
+from tests.counting.matrices import dense, row_norms
 
 ALL = (
     Count("n"),
@@ -93,7 +94,7 @@ def test_the_shares_add_up_and_the_whole_keeps_the_promise():
     )
     for releases in plan.query.schedule.lengths:
         window = plan.window(releases)
-        _, encoder = window.process.dense()
+        _, encoder = dense(window.process)
         norm_ = np.linalg.norm(encoder, axis=0).max()
         used = sum(
             (float(s) * norm_ / sigma) ** 2
@@ -109,7 +110,7 @@ def test_thresholds_leave_the_tail_to_a_units_own_keys(early):
     query = query_of(every="6 hours", pre_threshold=early, selection_share=Fraction(1, 4))
     plan = plan_query(query)
     window = plan.window(8)
-    ideal = window.sigmas[0] * window.process.error()
+    ideal = window.sigmas[0] * row_norms(window.process)
     z = norm.isf(2.5e-7 / 3 * np.array([*[1 / 14] * 7, 1 / 2]))  # half of it for the last
 
     assert plan.tail == query.delta / 4
@@ -152,7 +153,7 @@ def test_deviations_include_rounding():
     window = plan_query(query_of(aggregates=ALL, every="6 hours")).window(8)
     assert window.stddevs.shape == (3, 8)
     for sigma, found in zip(window.sigmas, window.stddevs, strict=True):
-        assert found == pytest.approx(np.sqrt((sigma * window.process.error()) ** 2 + 1 / 12))
+        assert found == pytest.approx(np.sqrt((sigma * row_norms(window.process)) ** 2 + 1 / 12))
 
 
 def test_each_window_has_the_noise_of_its_own_releases():

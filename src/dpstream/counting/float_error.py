@@ -20,9 +20,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpstream.counting import linear_recurrences
 from dpstream.counting.binary_tree import Honaker
-from dpstream.counting.buffered import UNIT, BufferedLinearToeplitz
+from dpstream.counting.buffered import UNIT, BufferedLinearToeplitz, gram, spans
 from dpstream.counting.last_twice import LastTwice
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.accounting.accountant import delta_of
@@ -83,9 +82,8 @@ def _modes_error(process: BufferedLinearToeplitz) -> float:
     with the mode. A late start errs by some units in the last place of each mode.
     """
     steps, decays = process.steps, process.mode_decays
-    spread = NORMAL_LARGEST * np.sqrt(np.diag(linear_recurrences.gram(decays, steps)))
-    spans = linear_recurrences.spans(decays, steps)
-    streamed = (2 * UNIT * spread + NORMAL_PRECISION) * spans
+    spread = NORMAL_LARGEST * np.sqrt(np.diag(gram(decays, steps)))
+    streamed = (2 * UNIT * spread + NORMAL_PRECISION) * spans(decays, steps)
     joined = (process.width * (2 + math.log2(steps + 1)) * 64) * UNIT * spread
     joined = joined + NORMAL_PRECISION * process.width * spread
     weighing = (process.width + 2) * UNIT * spread
@@ -125,7 +123,7 @@ def weight_error(process: Process) -> Fraction:
         return Fraction(0)
     if isinstance(process, LastTwice):
         return weight_error(process.process)
-    total = float(process.weights @ linear_recurrences.spans(process.mode_decays, process.steps))
+    total = float(process.weights @ spans(process.mode_decays, process.steps))
     return round_up(_ROOM * 16 * process.buffers * UNIT * total)
 
 

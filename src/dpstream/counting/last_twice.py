@@ -85,12 +85,6 @@ class LastTwice:
         first, other = self.weights
         return known if step < self.steps else math.hypot(first * known, other)
 
-    def error(self) -> Reals:
-        """All row norms."""
-        rows = self.process.error()
-        rows[-1] = self.row_norm(self.steps)
-        return rows
-
     def advance(self, state: Reals, step: int, z: Reals) -> Reals:
         """The process; at the last step, less of it, and more of the newest normals."""
         noise = self.process.advance(state, step, z)
@@ -114,29 +108,9 @@ class LastTwice:
         newest = self.weights[0] + self._other_row
         return kept * step, np.vstack([fresh * step, newest])
 
-    def covariance(self, step: int) -> Reals:
-        """Of the state; at the last step, of the weighed one."""
-        if step < self.steps:
-            return self.process.covariance(step)
-        root = self.jump(0, step)[1]
-        return root.T @ root
-
     @cached_property
     def _other_row(self) -> Reals:
         """How the other measurement enters the state: in its first column."""
         row = np.zeros(self.width)
         row[0] = self._newest / self.process.weights[0]
         return row
-
-    def encode(self, changes: Reals) -> Reals:
-        """The process's measurements, then the total's."""
-        total = self.gain * float(np.sum(changes))
-        return np.append(self.process.encode(changes), total)
-
-    def dense(self) -> tuple[Reals, Reals]:
-        """(B, C) with one more column and row."""
-        decoder, encoder = self.process.dense()
-        first, other = self.weights
-        decoder = np.hstack([decoder, np.zeros((self.steps, 1))])
-        decoder[-1] = np.append(first * decoder[-1, :-1], other)
-        return decoder, np.vstack([encoder, np.full(self.steps, self.gain)])

@@ -19,7 +19,7 @@ class SubtreeCoder(NodeCoder):
 
     def encode(self, state: NodeCode, step: int, x: Integers) -> tuple[NodeCode, Integers]:
         """Nodes x bins: each holds the one before and its finished left sibling."""
-        top = self.stack.level(step)
+        top = self.tree.level(step)
         state, _ = super().encode(before := state, step, x)
         nodes = x + np.concatenate(
             [np.zeros_like(before.sums[:1]), before.sums[:top].cumsum(axis=0)]
@@ -29,8 +29,8 @@ class SubtreeCoder(NodeCoder):
     def decode(self, state: NodeCode, step: int, noisy: Integers) -> tuple[NodeCode, Reals]:
         """Average each node with the sum of its two children."""
         estimate = noisy[0].astype(np.float64)
-        for level in range(1, self.stack.level(step) + 1):
-            own = self.stack.variance(level)
+        for level in range(1, self.tree.level(step) + 1):
+            own = self.tree.variance(level)
             children = state.estimates[level - 1] + estimate
             estimate = own * noisy[level] + (1 - own) * children
         return super().decode(state, step, estimate)
@@ -54,10 +54,14 @@ class HonakerCounter(CounterMechanism, identity="honaker"):
     """
 
     @cached_property
-    def process(self) -> Honaker:
-        """The scheme's matrices."""
+    def tree(self) -> Honaker:
+        """Which nodes make up a running sum, and how they are averaged."""
         return Honaker(steps=self.steps)
+
+    def row_norm(self, step: int) -> float:
+        """The root of the summed variances of the nodes."""
+        return self.tree.row_norm(step)
 
     def coder(self, bits: int) -> SubtreeCoder:
         """Nodes are integers; they need no finer grid."""
-        return SubtreeCoder(stack=self.process, squared_norm=self.process.width)
+        return SubtreeCoder(tree=self.tree)

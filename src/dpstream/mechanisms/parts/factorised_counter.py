@@ -11,11 +11,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
-from dpstream.counting.factorisation import NoiseProcess
+from dpstream.counting.coders import Coder
+from dpstream.counting.factorisation import check_whole
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.mechanisms.base import Spender, check_counts, refuse_nan, whole
 from dpstream.privacy.accounting.calibration import rho_for
@@ -25,8 +26,6 @@ from dpstream.privacy.sensitivity import encoded_change, gaussian_stddev, range_
 from dpstream.privacy.state.identity import Identified
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
-
-# What the counters' mechanisms have in common before any matrix: budget, bounds, checks.
 
 _LARGEST = 1 << 53
 _OFF_GRID = 1e-6
@@ -145,29 +144,6 @@ FINEST = 24
 _WIDEST = 40  # the noise scale stays below 2^40 grid steps
 
 
-class Coder(Protocol):
-    """Encoder and decoder of one scheme, in integers. Steps count from 1; states are values."""
-
-    @property
-    def bits(self) -> int:
-        """C x is measured in units of 2^-bits."""
-
-    def begin(self, bins: int) -> Any:
-        """The state before step 1."""
-
-    def encode(self, state: Any, step: int, x: Integers) -> tuple[Any, Integers]:
-        """The values measured at `step`: rows of C x, times 2^bits."""
-
-    def decode(self, state: Any, step: int, noisy: Integers) -> tuple[Any, Reals]:
-        """The running sums in grid steps of the input, from noisy values alone."""
-
-    def norm(self) -> Fraction:
-        """Not below the norm of any column of C."""
-
-    def slack(self) -> Fraction:
-        """What rounding C x to integers can add to the norm of its change, in grid steps."""
-
-
 @storable("counter state")
 @dataclass(frozen=True, kw_only=True)
 class CounterState:
@@ -188,11 +164,12 @@ class CounterMechanism(CountingParameters, ABC, identity=None, keys="steps"):
     """A counter for a known number of `steps`: running sums of every bin, each with its noise."""
 
     steps: int
+    most_steps: ClassVar[int] = 2**40
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", whole(self.steps, "steps", at_least=1))
+        check_whole("steps", self.steps, 1, self.most_steps)
         super().__post_init__()
-        _ = self.process  # refuses what the scheme cannot do
 
     def check(self, block: Reals) -> Integers:
         """As many steps as the counter was made for, at most; then as every counter."""
@@ -203,10 +180,9 @@ class CounterMechanism(CountingParameters, ABC, identity=None, keys="steps"):
             )
         return super().check(block)
 
-    @property
     @abstractmethod
-    def process(self) -> NoiseProcess:
-        """The scheme's matrices."""
+    def row_norm(self, step: int) -> float:
+        """L2 norm of row `step` of B: the noise's standard deviation for sigma = 1."""
 
     @abstractmethod
     def coder(self, bits: int) -> Coder:
@@ -225,7 +201,7 @@ class CounterMechanism(CountingParameters, ABC, identity=None, keys="steps"):
         """Standard deviation of the noise in step `step` (from 1), in units of the values."""
         scale = float(Fraction(self.quantum) / 2**self._coder.bits)
         noise = gaussian_stddev(self._measured_change, self.budget)
-        return self.process.row_norm(step) * noise * scale
+        return self.row_norm(step) * noise * scale
 
     def start(self) -> CounterState:
         """Nothing measured yet."""
