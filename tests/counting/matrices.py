@@ -56,10 +56,15 @@ def _(scheme: ToeplitzCounter) -> tuple[Reals, Reals]:
 
 @dense.register
 def _(scheme: BufferedLinearToeplitz) -> tuple[Reals, Reals]:
-    factors = (1 - scheme.mode_decays)[None, :] ** np.arange(scheme.steps)[:, None]
-    decoder = factors @ decoder_weights(np.array(scheme.decays))
+    decoder = decoder_coefficients(scheme, scheme.steps)
     encoder = encoder_coefficients(scheme, scheme.steps)
     return np.tril(toeplitz(decoder)), np.tril(toeplitz(encoder))
+
+
+def decoder_coefficients(scheme: BufferedLinearToeplitz, count: int) -> Reals:
+    """The first `count` entries of B's first column."""
+    factors = (1 - scheme.mode_decays)[None, :] ** np.arange(count)[:, None]
+    return factors @ decoder_weights(np.array(scheme.decays))
 
 
 def encoder_coefficients(scheme: BufferedLinearToeplitz, count: int) -> Reals:

@@ -26,7 +26,7 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.sensitivity import group_by_change, units_change
 from dpstream.privacy.state import MemoryWindowKeys
-from tests.counting.matrices import noise_paths
+from tests.counting.matrices import dense, noise_paths
 
 HALVES = [Fraction(1, 2)] * 2
 COLUMNS = [
@@ -95,7 +95,7 @@ def test_all_of_it_together_keeps_the_promise(steps, epsilon, delta):
 def test_sigma_pays_for_the_shift_of_its_column(steps):
     """Sum over columns of (sensitivity * column norm / sigma)^2 is mu^2, and not above."""
     process, found = BufferedLinearToeplitz(steps=steps), noise_for(steps)
-    _, encoder = process.dense()
+    _, encoder = dense(process)
     norm = np.linalg.norm(encoder, axis=0).max()
     spent = sum(
         (float(s) * norm / float(q)) ** 2 for s, q in zip(COLUMNS, found.sigmas, strict=True)
@@ -183,7 +183,7 @@ def test_whoever_joins_late_has_the_noise_of_one_begun_at_step_one():
         joining = ids if step == 3 else ids[:0]
         noise, path = advance_noise(process, noise, joining, step, sigma, draw)
         paths.append(path)
-    decoder, _ = process.dense()
+    decoder, _ = dense(process)
     expected = (decoder @ decoder.T)[2:, 2:] * sigma**2
     found = np.cov(np.stack(paths[2:]))
     largest = 5.4 * expected.max() * np.sqrt(2 / keys)

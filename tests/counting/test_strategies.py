@@ -67,7 +67,9 @@ def test_norms_are_those_of_the_dense_matrices(name: str, steps: int) -> None:
     process = PROCESSES[name](steps=steps)
     decoder, encoder = dense(process)
 
-    np.testing.assert_allclose(row_norms(process), np.linalg.norm(decoder, axis=1), rtol=1e-11)
+    rows = np.linalg.norm(decoder, axis=1)
+    np.testing.assert_allclose(process.error(), rows, rtol=1e-11)
+    np.testing.assert_allclose(row_norms(process), rows, rtol=1e-11)
     columns = np.linalg.norm(encoder, axis=0)
     assert process.column_norm() == pytest.approx(columns.max(), rel=1e-12)
     assert columns[0] == pytest.approx(columns.max(), rel=1e-12)  # worst case: the first step

@@ -14,7 +14,7 @@ from dpstream.errors import InvalidInput, InvalidParameter, NoiseReuse
 from dpstream.mechanisms.counter import KeyedCounting
 from dpstream.privacy.accounting.accountant import delta_of
 from dpstream.privacy.accounting.privacy_events import Composed, Gaussian
-from tests.counting.matrices import dense, noise_paths
+from tests.counting.matrices import decoder_coefficients, dense, noise_paths
 
 SECRET, RUN, FALSE_ALARM = bytes(32), bytes(16), 1e-6
 BUDGET = {"epsilon": 1, "delta": 1e-9}
@@ -149,7 +149,7 @@ def test_streamed_noise_is_within_its_bound(steps):
     """Against sums in extended precision, on ordinary normals."""
     process = BufferedLinearToeplitz(steps=steps)
     z = np.random.default_rng(0).normal(size=(steps, 4))
-    powers = process.decoder_coefficients(steps)[::-1].astype(np.longdouble)
+    powers = decoder_coefficients(process, steps)[::-1].astype(np.longdouble)
     truth = powers @ z.astype(np.longdouble)
     error = np.abs(noise_paths(process, z)[-1] - truth).max()
 

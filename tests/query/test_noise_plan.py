@@ -14,7 +14,7 @@ from dpstream.query.aggregates import Avg, Count, CountUnits, Sum
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
 from dpstream.query.windows import Tumble
-from tests.counting.matrices import dense, row_norms
+from tests.counting.matrices import dense
 
 ALL = (
     Count("n"),
@@ -110,7 +110,7 @@ def test_thresholds_leave_the_tail_to_a_units_own_keys(early):
     query = query_of(every="6 hours", pre_threshold=early, selection_share=Fraction(1, 4))
     plan = plan_query(query)
     window = plan.window(8)
-    ideal = window.sigmas[0] * row_norms(window.process)
+    ideal = window.sigmas[0] * window.process.error()
     z = norm.isf(2.5e-7 / 3 * np.array([*[1 / 14] * 7, 1 / 2]))  # half of it for the last
 
     assert plan.tail == query.delta / 4
@@ -153,7 +153,7 @@ def test_deviations_include_rounding():
     window = plan_query(query_of(aggregates=ALL, every="6 hours")).window(8)
     assert window.stddevs.shape == (3, 8)
     for sigma, found in zip(window.sigmas, window.stddevs, strict=True):
-        assert found == pytest.approx(np.sqrt((sigma * row_norms(window.process)) ** 2 + 1 / 12))
+        assert found == pytest.approx(np.sqrt((sigma * window.process.error()) ** 2 + 1 / 12))
 
 
 def test_each_window_has_the_noise_of_its_own_releases():

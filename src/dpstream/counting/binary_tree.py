@@ -105,6 +105,14 @@ class Honaker(Tree):
         """Every step lies in at most one node per level, step 1 in exactly one of each."""
         return math.sqrt(self.width)
 
+    def error(self) -> Reals:
+        """All row norms: sums of node variances over the set bits of t."""
+        t = np.arange(1, self.steps + 1)
+        total = np.zeros(self.steps)
+        for level in range(self.width):
+            total += self.variance(level) * (t >> level & 1)
+        return np.sqrt(total)
+
     def advance(self, state: Reals, step: int, z: Reals) -> Reals:
         """Close the one node that ends at `step`."""
         check_whole("step", step, 1, self.steps)

@@ -238,6 +238,19 @@ class BufferedLinearToeplitz:
         check_whole("step", step, 1, self.steps)
         return math.sqrt(self.weights @ gram(self.mode_decays, step) @ self.weights)
 
+    def error(self) -> Reals:
+        """All row norms, sqrt(weights @ gram(mode_decays, t) @ weights) for every t at once."""
+        counts = np.arange(1, self.steps + 1, dtype=np.float64)
+        decays, weights, total = self.mode_decays, self.weights, np.zeros(self.steps)
+        with np.errstate(divide="ignore"):
+            logs = np.log1p(-decays)
+        for j in range(len(decays)):
+            for k in range(j + 1):
+                weight = weights[j] * weights[k] * (1 if j == k else 2)
+                gap = decays[j] + decays[k] * (1 - decays[j])
+                total += weight * (-np.expm1(counts * (logs[j] + logs[k])) / gap if gap else counts)
+        return np.sqrt(total)
+
     def advance(self, state: Reals, step: int, z: Reals) -> Reals:
         """Decay the buffers, add the new normals, weigh."""
         check_whole("step", step, 1, self.steps)

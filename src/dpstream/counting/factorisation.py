@@ -44,6 +44,9 @@ class NoiseProcess(Protocol):
     def row_norm(self, step: int) -> float:
         """L2 norm of row `step` of B: the noise's standard deviation for sigma = 1."""
 
+    def error(self) -> Reals:
+        """L2 norms of all rows of B, `[steps]`."""
+
     def column_norm(self) -> float:
         """Largest L2 norm of a column of C: the sensitivity of a unit impulse, at any step."""
 

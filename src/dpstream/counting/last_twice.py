@@ -85,6 +85,12 @@ class LastTwice:
         first, other = self.weights
         return known if step < self.steps else math.hypot(first * known, other)
 
+    def error(self) -> Reals:
+        """All row norms."""
+        rows = self.process.error()
+        rows[-1] = self.row_norm(self.steps)
+        return rows
+
     def advance(self, state: Reals, step: int, z: Reals) -> Reals:
         """The process; at the last step, less of it, and more of the newest normals."""
         noise = self.process.advance(state, step, z)

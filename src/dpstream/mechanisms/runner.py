@@ -312,7 +312,7 @@ class Runner:
             return digests[step - first].hex() if 0 <= step - first < len(digests) else ""
 
         self._spend.new_batch()
-        ahead = first + len(block) - 1 if self.mechanism.steady else -1
+        ahead = first + len(block) - 1 if self.mechanism.constant_charges else -1
         logged: RunDirectory | None = None
         for offset, row in enumerate(block):
             step = first + offset

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from dpstream.mechanisms.base import SeriesMechanism, Spender
+from dpstream.mechanisms.parts.batches import checked_delay, releases
 from dpstream.mechanisms.parts.block_filter import Beliefs, expected_errors, lengths
-from dpstream.mechanisms.parts.held_back import checked_delay, releases
 from dpstream.privacy.ledger.charges import Cells
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.held_back import (
+from dpstream.mechanisms.parts.batches import (
     BatchMechanism,
     OpenBatch,
     Payment,

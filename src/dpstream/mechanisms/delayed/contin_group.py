@@ -10,9 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.grouped_batches import GroupedMechanism
+from dpstream.mechanisms.parts.batches import GroupedMechanism, OpenBatch
 from dpstream.mechanisms.parts.grouping import GRID, Grouping, TimeGroups
-from dpstream.mechanisms.parts.held_back import OpenBatch
 from dpstream.records import Integers
 
 
@@ -38,7 +37,7 @@ class ContinGroup(GroupedMechanism, identity="contin_group"):
     ([1, 1], 7)
     """
 
-    steady: ClassVar[bool] = True
+    constant_charges: ClassVar[bool] = True
 
     @cached_property
     def grouping(self) -> Grouping:

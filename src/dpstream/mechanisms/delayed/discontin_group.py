@@ -12,8 +12,7 @@ import numpy as np
 
 from dpstream.compiled import njit
 from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.grouped_batches import GroupedMechanism
-from dpstream.mechanisms.parts.held_back import OpenBatch
+from dpstream.mechanisms.parts.batches import GroupedMechanism, OpenBatch
 from dpstream.privacy.sensitivity import deviation_grid, grouping_change
 from dpstream.records import Integers
 
@@ -95,7 +94,7 @@ class DiscontinGroup(GroupedMechanism, identity="discontin_group"):
     [10.0, 90.0, 10.0, 90.0]
     """
 
-    steady: ClassVar[bool] = True
+    constant_charges: ClassVar[bool] = True
     least_delay: ClassVar[int] = 2
     why_least: ClassVar[str] = "a single value has no other to be grouped with; use naive"
 

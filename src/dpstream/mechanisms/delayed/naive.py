@@ -30,7 +30,7 @@ class Naive(SeriesMechanism, identity="naive"):
     ((3, 1), 141.4)
     """
 
-    steady: ClassVar[bool] = True
+    constant_charges: ClassVar[bool] = True
 
     @cached_property
     def noise(self) -> float:

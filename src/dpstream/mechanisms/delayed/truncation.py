@@ -12,15 +12,15 @@ import numpy as np
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import find, name_of
 from dpstream.mechanisms.base import SeriesMechanism, Spender, whole
-from dpstream.mechanisms.parts.grouped_batches import GroupedMechanism
-from dpstream.mechanisms.parts.held_back import (
+from dpstream.mechanisms.parts.batches import (
     BatchMechanism,
-    History,
+    GroupedMechanism,
     Payment,
     SharedMechanism,
     checked_delay,
     releases,
 )
+from dpstream.mechanisms.parts.grouping import History
 from dpstream.privacy.amounts import Amount, on_grid, positive
 from dpstream.privacy.ledger.charges import Cells, Paid
 from dpstream.privacy.sensitivity import truncation_change

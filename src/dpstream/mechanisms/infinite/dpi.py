@@ -147,7 +147,7 @@ class Dpi(Identified, identity="dpi", keys=_KEYS):
     rate: Amount = 10**8
     half_life: int | None = None
     seed: int = 0
-    steady: ClassVar[bool] = False
+    constant_charges: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "overfitting_bound", "decay_rate", "rate"):

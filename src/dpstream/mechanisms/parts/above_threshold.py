@@ -83,7 +83,7 @@ class AboveThreshold:
         """Half of e2: nu ~ Lap(2 Delta / e2)."""
         return _shares(self.epsilon)[1]
 
-    def exceeded(self, distance: int, threshold: Fraction, spend: Spender) -> bool:
+    def exceeds(self, distance: int, threshold: Fraction, spend: Spender) -> bool:
         """One test; a "yes" ends the run with this step."""
         noisy = spend.laplace(
             np.array([distance]),
@@ -99,8 +99,6 @@ class AboveThreshold:
         return True
 
 
-# A record with some fields changed, several times a step.
-
 _T = TypeVar("_T")
 
 
@@ -108,7 +106,7 @@ def with_changes(record: _T, **fields: Any) -> _T:
     """`dataclasses.replace`, in half of the time, for records without cached properties.
 
     >>> from dpstream.mechanisms.w_event.fast import Pid
-    >>> changed(Pid(), interval=3.0)
+    >>> with_changes(Pid(), interval=3.0)
     Pid(interval=3.0, errors=())
     """
     return type(record)(**(record.__dict__ | fields))

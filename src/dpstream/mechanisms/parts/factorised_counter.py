@@ -18,12 +18,18 @@ import numpy as np
 from dpstream.counting.coders import Coder
 from dpstream.counting.factorisation import check_whole
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.mechanisms.base import Spender, check_counts, refuse_nan, whole
+from dpstream.mechanisms.base import (
+    MechanismBase,
+    Spender,
+    check_counts,
+    clamp_to_grid,
+    refuse_nan,
+    whole,
+)
 from dpstream.privacy.accounting.calibration import rho_for
 from dpstream.privacy.amounts import Amount, exact, on_grid, positive
 from dpstream.privacy.ledger.charges import Cover, Terms
 from dpstream.privacy.sensitivity import encoded_change, gaussian_stddev, range_change
-from dpstream.privacy.state.identity import Identified
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 
@@ -33,7 +39,7 @@ _OFF_GRID = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class CountingParameters(
-    Identified, identity=None, keys="rho epsilon delta sensitivity lo hi quantum"
+    MechanismBase, identity=None, keys="rho epsilon delta sensitivity lo hi quantum"
 ):
     """Budget and bounds of a running count or sum, at event level.
 
@@ -50,7 +56,7 @@ class CountingParameters(
     lo: Amount | None = None
     hi: Amount | None = None
     quantum: Amount = 1
-    steady: ClassVar[bool] = True
+    constant_charges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("rho", "epsilon", "delta", "sensitivity", "quantum"):
@@ -112,14 +118,8 @@ class CountingParameters(
         """Counts, sums on the grid, or numbers clamped to the public range."""
         quantum = float(Fraction(self.quantum))
         if self.lo is not None and self.hi is not None:
-            refuse_nan(block)
-            ends = (
-                Fraction(self.lo) / Fraction(self.quantum),
-                Fraction(self.hi) / Fraction(self.quantum),
-            )
-            clipped = np.clip(block, float(Fraction(self.lo)), float(Fraction(self.hi)))
-            grid = np.rint(clipped / quantum).astype(np.int64)
-            return np.clip(grid, int(ends[0]), int(ends[1]))
+            ends = Fraction(self.lo), Fraction(self.hi)
+            return clamp_to_grid(block, *ends, Fraction(self.quantum))
         if self.sensitivity == 1 and self.quantum == 1:
             return check_counts(block)
         refuse_nan(block)
@@ -132,10 +132,6 @@ class CountingParameters(
                 f"bin {column} is {block[row, column]:g}; round it, or use a finer quantum"
             )
         return np.rint(scaled).astype(np.int64)
-
-    def finish(self, state: Any, spend: Any) -> tuple[Any, list[Release]]:
-        """Nothing is held back."""
-        return state, []
 
 
 FINEST = 24

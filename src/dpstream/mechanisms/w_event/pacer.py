@@ -34,7 +34,6 @@ from dpstream.mechanisms.w_event.pacer_models import (
     models,
 )
 from dpstream.privacy.amounts import Amount, exact, on_grid
-from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 
@@ -114,9 +113,7 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
         shares = self._affordable(state, spend.step) if spend.step >= state.due else 0
         if shares:
             budget, scale = self._budget(shares)
-            z = spend.laplace(
-                x, sensitivity=histogram_change(), epsilon=budget, purpose="publish"
-            ).astype(np.float64)
+            z = self.perturb(x, budget, spend).astype(np.float64)
             state, release = self._published(state, z, shares, scale, spend.step)
             return state, [release]
         assert state.held is not None

@@ -6,20 +6,19 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import numpy as np
 
-from dpstream.mechanisms.base import HistogramMechanism, Spender
+from dpstream.mechanisms.base import HistogramMechanism, Spender, check_choice
 from dpstream.mechanisms.parts.grouping import (
     GRID,
     Grouping,
+    History,
     Smoother,
     TimeGroups,
-    check_smoother,
     smooth,
 )
-from dpstream.mechanisms.parts.held_back import History
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
@@ -44,9 +43,9 @@ class PegasusW(HistogramMechanism, identity="pegasus_w", keys="smoother"):
 
     Each bin groups its own counts, at most `window` of them, while their deviation is below
     theta = 5 / eps_g (eps_g the share of one step). What is published is the group's `smoother`:
-    its "median" or "average" so far, or the noisy count shrunk towards the average
-    ("james_stein"). Values are not clamped. When to use it: many bins that rest for long at
-    levels of their own and jump by more than window / epsilon.
+    its "median" or "mean" so far, or the noisy count shrunk towards the mean ("james_stein").
+    Values are not clamped. When to use it: many bins that rest for long at levels of their own and
+    jump by more than window / epsilon.
 
     Guarantee: w-event epsilon-DP, w = `window`: a count costs its step's eps_p for its noise and
         eps_g for all tests that ever read it, since it takes part in one run of them only.
@@ -62,11 +61,11 @@ class PegasusW(HistogramMechanism, identity="pegasus_w", keys="smoother"):
     """
 
     smoother: Smoother = "median"
-    steady: ClassVar[bool] = True
+    constant_charges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_smoother(self.smoother)
+        check_choice(self.smoother, "smoother", get_args(Smoother))
 
     @cached_property
     def share(self) -> Fraction:
@@ -95,10 +94,7 @@ class PegasusW(HistogramMechanism, identity="pegasus_w", keys="smoother"):
         if state is None:
             noisy = History.of(bins=len(x), longest=self.window, dtype=np.float64)
             state = PegasusWState(groups=self.grouping.start(len(x)), noisy=noisy)
-        perturbed = spend.laplace(
-            x, sensitivity=histogram_change(), epsilon=self.share, purpose="publish"
-        )
-        noisy = state.noisy.append(perturbed)
+        noisy = state.noisy.append(self.perturb(x, self.share, spend))
         groups, size = self.grouping.grow(state.groups, x, self.theta, spend)
         values = smooth(noisy, size, self.smoother)
         release = Release(step=spend.step, values=values, paid=True)

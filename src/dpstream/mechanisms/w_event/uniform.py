@@ -7,9 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import ClassVar
 
-import numpy as np
-
-from dpstream.mechanisms.base import HistogramMechanism, Spender
+from dpstream.mechanisms.base import HistogramMechanism, Spender, release_or_hold
 from dpstream.privacy.sensitivity import histogram_change, laplace_stddev
 from dpstream.records import Integers, Release
 
@@ -30,7 +28,7 @@ class Uniform(HistogramMechanism, identity="uniform"):
     ([True, True, True], (3, 1))
     """
 
-    steady: ClassVar[bool] = True
+    constant_charges: ClassVar[bool] = True
 
     @cached_property
     def share(self) -> Fraction:
@@ -42,8 +40,6 @@ class Uniform(HistogramMechanism, identity="uniform"):
 
     def step(self, state: None, x: Integers, spend: Spender) -> tuple[None, list[Release]]:
         """Noise on every count, at once."""
-        sensitivity = histogram_change()
-        noisy = spend.laplace(x, sensitivity=sensitivity, epsilon=self.share, purpose="publish")
-        stddev = np.full(x.shape, laplace_stddev(sensitivity, self.share))
-        values = noisy.astype(np.float64)
-        return None, [Release(step=spend.step, values=values, paid=True, stddev=stddev)]
+        noisy = self.perturb(x, self.share, spend)
+        stddev = laplace_stddev(histogram_change(), self.share)
+        return None, [release_or_hold(spend.step, noisy, paid=True, stddev=stddev)]
