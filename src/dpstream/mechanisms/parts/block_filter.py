@@ -2,6 +2,11 @@
 
 Guarantee: post-processing; it reads noisy sums and public numbers.
 
+Many simple models are weighed. Model g says: level_t wanders around the middle of the range [0, 1]
+with steps of variance drift_g, pulled back just so much that it fills the range in the long run
+(variance 1/12, that of a uniform number); x_t = level_t + N(0, white_g). Of a block of b steps the
+mean is seen, with noise of scale 1 / (epsilon b).
+
 Forward, every model updates a Gaussian belief about the level by the exact Laplace noise
 (`laplace_filter`), and is weighed by how well it predicted. Backward, over the blocks that are not
 yet published, each model's beliefs are smoothed (Rauch, Tung, Striebel, "Maximum Likelihood
@@ -14,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,15 +27,6 @@ from dpstream.compiled import njit
 from dpstream.mechanisms.parts.laplace_filter import laplace_update
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
-
-# Many simple models of a series in [0, 1], and how well each block length would serve them.
-#
-# Guarantee: public numbers only.
-#
-# Model g says: level_t wanders around the middle of the range with steps of variance drift_g,
-# pulled back just so much that it fills the range in the long run (variance 1/12, that of a uniform
-# number); x_t = level_t + N(0, white_g). Of a block of b steps the mean is seen, with noise of
-# scale 1 / (epsilon b).
 
 SPREAD = 1.0 / 12.0
 """Variance of a uniform number in [0, 1]: what is known before anything is seen."""
@@ -40,8 +36,7 @@ _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # blocks that a de
 _SETTLED = 60  # rounds after which a filter's variance no longer moves
 
 
-@lru_cache(maxsize=1)
-def models() -> tuple[Reals, Reals, Reals]:
+def _models() -> tuple[Reals, Reals, Reals]:
     """Variances of drift and white noise of every model, and its weight before it is tried."""
     drift_sd, white_sd = 10.0 ** np.arange(-4.0, -0.4, 0.5), np.array([0.0, 0.03, 0.1, 0.25])
     prior = np.exp(-0.5 * ((np.log10(drift_sd) - _CENTRE) / _WIDTH) ** 2)
@@ -50,11 +45,13 @@ def models() -> tuple[Reals, Reals, Reals]:
     return drift, white, weight
 
 
+MODELS = _models()
+
+
 @lru_cache(maxsize=64)
 def kept_of_all(steps: float) -> Reals:
     """How much every model keeps of a level's distance from the middle after some steps."""
-    drift, _, _ = models()
-    return np.array([kept(float(one), steps) for one in drift])
+    return np.array([kept(float(drift), steps) for drift in MODELS[0]])
 
 
 def lengths(delay: int) -> Integers:
@@ -66,8 +63,7 @@ def lengths(delay: int) -> Integers:
 @lru_cache(maxsize=64)
 def expected_errors(delay: int, epsilon: float) -> Reals:
     """Standard deviation of a published value, lengths x models, once a filter has settled."""
-    drift, white, _ = models()
-    out: Reals = _errors(lengths(delay), delay, epsilon, drift, white)
+    out: Reals = _errors(lengths(delay), delay, epsilon, *MODELS[:2])
     return out
 
 
@@ -102,35 +98,25 @@ def _errors(length: Integers, delay: int, epsilon: float, drift: Reals, white: R
     return out
 
 
-# Compiled loops of `block_filter`: one block forward, and back over all that are kept.
-#
-# Guarantee: post-processing; they read noisy sums and public numbers.
-#
-# Models are the inner loop, so that a processor takes several of them at a time; sums over models
-# are made in their order, whatever it does.
-
 _TINY = 1e-4  # weights below this are left out
 _RETURN = 0.01  # weight that goes back to the prior with every block: a series may change
+
+Rows = tuple[Reals, Reals, Reals, Reals, Reals]
+"""Of every block: its middle, length and noisy means, and the beliefs before and after it."""
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def forward(
-    now: int,
-    seen: Reals,
-    scale: float,
-    steps: float,
-    phi: Reals,
-    weight: Reals,
-    prior: Reals,
-    white: Reals,
-    new: Reals,
-    before: Reals,
-    after: Reals,
+    now: int, rows: Rows, scale: float, steps: float, phi: Reals, weight: Reals, new: Reals
 ) -> None:
     """New weights (bins x models), and beliefs before and after block `now`, from the one before.
 
     `scale` is that of the noise in the mean of a block of `steps`; `phi` is empty for the first.
+    Models are the inner loop, so that a processor takes several of them at a time; sums over models
+    are made in their order, whatever it does.
     """
+    _, _, seen, before, after = rows
+    _, white, prior = MODELS
     bins, size = weight.shape
     log = np.empty(size)
     for j in range(bins):
@@ -160,24 +146,13 @@ def forward(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def look_back(
-    count: int,
-    middle: Reals,
-    length: Reals,
-    seen: Reals,
-    before: Reals,
-    after: Reals,
-    weight: Reals,
-    drift: Reals,
-    white: Reals,
-    epsilon: float,
-    first: int,
-    out: Reals,
-    deviation: Reals,
+    count: int, rows: Rows, weight: Reals, epsilon: float, first: int, out: Reals, deviation: Reals
 ) -> None:
     """From step `first` on, steps x bins: values in [0, 1], and of the first ones their deviation.
 
     The last `count` blocks are in use.
     """
+    middle, length, _, _, _ = rows
     last = len(middle) - 1
     oldest = last + 1 - count
     while oldest < last and middle[oldest] + length[oldest] / 2 < first:
@@ -190,28 +165,13 @@ def look_back(
     oldest = max(oldest - 1, last + 1 - count)  # levels are interpolated from the one before on
     told = np.empty((3, last + 1 - oldest))
     for j in range(out.shape[1]):
-        _backward(
-            j, oldest, until, middle, length, seen, before, after, weight, drift, white, epsilon,
-            told,
-        )  # fmt: skip
+        _backward(j, oldest, until, rows, weight, epsilon, told)
         _values(j, first, middle[oldest:], length[oldest:], told, out, deviation)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _backward(
-    j: int,
-    oldest: int,
-    until: int,
-    middle: Reals,
-    length: Reals,
-    seen: Reals,
-    before: Reals,
-    after: Reals,
-    weight: Reals,
-    drift: Reals,
-    white: Reals,
-    epsilon: float,
-    told: Reals,
+    j: int, oldest: int, until: int, rows: Rows, weight: Reals, epsilon: float, told: Reals
 ) -> None:
     """Of bin j: the level in the middle of each block, what is added in it, the variance.
 
@@ -219,6 +179,8 @@ def _backward(
     noise that the block's mean does not show, and of what the models disagree about. It is told of
     the blocks before `until`.
     """
+    middle, length, seen, before, after = rows
+    drift, white, _ = MODELS
     last, size = len(middle) - 1, weight.shape[1]
     mean, spread, phi, share = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
     u = np.empty(size)
@@ -300,31 +262,22 @@ def _values(
 _NO_BLOCK_BEFORE = np.zeros(0)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Room:
+class _Room(NamedTuple):
     """The blocks of `Beliefs` and room for more: as in `History`, rows are written once.
 
     Beliefs see rows up to some end. The first to learn from them owns the next row, and whoever
     comes later (or finds the room full) takes a copy.
     """
 
-    middle: Reals
-    length: Reals
-    seen: Reals
-    before: Reals
-    after: Reals
+    rows: Rows
     written: list[int]  # rows that are taken, shared by all who see them
 
     @classmethod
-    def of(cls, beliefs: Beliefs) -> Self:
+    def of(cls, rows: Rows) -> _Room:
         """A copy, with room for as many blocks again."""
-        slots = len(beliefs.middle)
-        rows = {}
-        for name in ("middle", "length", "seen", "before", "after"):
-            kept = getattr(beliefs, name)
-            rows[name] = np.empty((2 * slots, *kept.shape[1:]))
-            rows[name][:slots] = kept
-        return cls(**rows, written=[slots])
+        slots = len(rows[0])
+        middle, length, seen, before, after = (np.concatenate([row, row]) for row in rows)
+        return cls((middle, length, seen, before, after), [slots])
 
 
 @storable("block beliefs")
@@ -346,7 +299,7 @@ class Beliefs:
     @classmethod
     def none(cls, bins: int, delay: int) -> Beliefs:
         """Before the first block."""
-        _, _, prior = models()
+        prior = MODELS[2]
         slots, shape = delay + 2, (delay + 2, bins, len(prior), 2)
         return cls(
             weight=np.tile(prior, (bins, 1)),
@@ -358,46 +311,38 @@ class Beliefs:
             after=np.zeros(shape),
         )
 
+    @property
+    def rows(self) -> Rows:
+        """What is kept of each block."""
+        return self.middle, self.length, self.seen, self.before, self.after
+
     @cached_property
     def _room(self) -> tuple[_Room, int]:
         """Where the blocks are, and their end there; those that `learn` made share theirs."""
-        return _Room.of(self), len(self.middle)
+        return _Room.of(self.rows), len(self.middle)
 
     def learn(self, mean: Reals, *, first: int, steps: int, scale: float) -> Beliefs:
         """With one block more: noisy means of `steps` steps from `first` on."""
-        _, white, prior = models()
         (room, end), slots = self._room, len(self.middle)
-        if room.written[0] != end or end == len(room.middle):
-            room, end = _Room.of(self), slots
-        middle = first + (steps - 1) / 2
+        if room.written[0] != end or end == len(room.rows[0]):
+            room, end = _Room.of(self.rows), slots
+        middle, length, seen, before, after = room.rows
         room.written[0] = end + 1
-        room.middle[end], room.length[end], room.seen[end] = middle, steps, mean
+        middle[end], length[end], seen[end] = first + (steps - 1) / 2, steps, mean
         phi = _NO_BLOCK_BEFORE
         if self.count:
-            phi = kept_of_all(middle - float(room.middle[end - 1]))
+            phi = kept_of_all(float(middle[end]) - float(middle[end - 1]))
         weight = np.empty_like(self.weight)
-        forward(
-            end,
-            room.seen,
-            scale,
-            float(steps),
-            phi,
-            self.weight,
-            prior,
-            white,
-            weight,
-            room.before,
-            room.after,
-        )
-        rows = slice(end + 1 - slots, end + 1)
+        forward(end, room.rows, scale, float(steps), phi, self.weight, weight)
+        kept = slice(end + 1 - slots, end + 1)
         learnt = Beliefs(
             weight=weight,
             count=min(self.count + 1, slots),
-            middle=room.middle[rows],
-            length=room.length[rows],
-            seen=room.seen[rows],
-            before=room.before[rows],
-            after=room.after[rows],
+            middle=middle[kept],
+            length=length[kept],
+            seen=seen[kept],
+            before=before[kept],
+            after=after[kept],
         )
         learnt.__dict__["_room"] = room, end + 1
         return learnt
@@ -409,23 +354,8 @@ class Beliefs:
 
         `deviations` of them are told, of the first steps; by default all.
         """
-        drift, white, _ = models()
         steps, bins = last + 1 - first, self.seen.shape[1]
         out = np.empty((steps, bins))
         deviation = np.empty((steps if deviations is None else deviations, bins))
-        look_back(
-            self.count,
-            self.middle,
-            self.length,
-            self.seen,
-            self.before,
-            self.after,
-            self.weight,
-            drift,
-            white,
-            epsilon,
-            first,
-            out,
-            deviation,
-        )
+        look_back(self.count, self.rows, self.weight, epsilon, first, out, deviation)
         return out, deviation
