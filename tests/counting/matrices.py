@@ -13,9 +13,13 @@ import numpy as np
 from scipy.linalg import toeplitz
 
 from dpstream.counting.binary_tree import Honaker, Tree
-from dpstream.counting.buffered import BufferedLinearToeplitz, decoder_weights, encoder_weights
+from dpstream.counting.buffered import (
+    BufferedLinearToeplitz,
+    LastTwice,
+    decoder_weights,
+    encoder_weights,
+)
 from dpstream.counting.factorisation import NoiseProcess
-from dpstream.counting.last_twice import LastTwice
 from dpstream.mechanisms.counters.naive_counter import NaiveCounter
 from dpstream.mechanisms.counters.smooth_binary import SmoothBinary
 from dpstream.mechanisms.counters.toeplitz import ToeplitzCounter, root_coefficients

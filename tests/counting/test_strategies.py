@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpstream.counting.binary_tree import Honaker
-from dpstream.counting.buffered import BufferedLinearToeplitz
+from dpstream.counting.buffered import BufferedLinearToeplitz, LastTwice
 from dpstream.counting.factorisation import NoiseProcess, late_normals, late_start
-from dpstream.counting.last_twice import LastTwice
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import find
 from tests.counting.matrices import dense, noise_paths, row_norms

@@ -21,8 +21,7 @@ from fractions import Fraction
 import numpy as np
 
 from dpstream.counting.binary_tree import Honaker
-from dpstream.counting.buffered import UNIT, BufferedLinearToeplitz, gram, spans
-from dpstream.counting.last_twice import LastTwice
+from dpstream.counting.buffered import UNIT, BufferedLinearToeplitz, LastTwice, gram, spans
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.accounting.accountant import delta_of
 from dpstream.privacy.accounting.calibration import mu_squared_for, round_up

@@ -213,6 +213,10 @@ class MechanismBase(Identified, identity=None):
 
     constant_charges: ClassVar[bool] = False
 
+    def start(self) -> Any:
+        """Nothing yet: the first step tells the number of bins."""
+        return None
+
     def finish(self, state: Any, spend: Spender) -> tuple[Any, list[Release]]:
         """Nothing is held back."""
         return state, []

@@ -17,8 +17,6 @@ from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
 from dpstream.privacy.state import Secret
 from dpstream.records import Integers, Reals, Release
 
-# A released series, as people want to use it.
-
 RESERVED = frozenset({"step", "time", "paid", "held"})
 """Columns that a released table adds to the bins and their `<bin>_stddev`."""
 
@@ -254,9 +252,6 @@ def _columns(data: Any) -> dict[str, np.ndarray[Any, Any]] | None:
             table = {"time": index.to_numpy(), **table}
         return table
     return None
-
-
-# From rows with users to counts per step, at most so many rows of each user in a step.
 
 
 def bounded_counts(

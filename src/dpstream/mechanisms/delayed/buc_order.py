@@ -25,14 +25,6 @@ from dpstream.privacy.sensitivity import bucket_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
 
-# Where values usually are, learnt from randomised bucket numbers, and what one of them then says.
-#
-# Guarantee: post-processing; it reads bucket numbers that randomised response has made public.
-#
-# A number said is right with odds `odds` = e^eps_g to 1 against each other bucket. With prior
-# weights pi, bucket k is the true one behind the answer a with probability pi_k / d (k != a), or
-# odds pi_a / d (k = a), where d = 1 + (odds - 1) pi_a.
-
 _KEPT = 0.998  # of the answers so far, per batch: old ones fade
 _ROUNDS = 2
 
@@ -40,7 +32,13 @@ _ROUNDS = 2
 @storable("bucket prior")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BucketPrior:
-    """Answers so far, and the weights they lead to: bins x buckets."""
+    """Where values usually are: answers so far, and the weights they lead to, bins x buckets.
+
+    A number said is right with odds `odds` = e^eps_g to 1 against each other bucket. With prior
+    weights pi, bucket k is the true one behind the answer a with probability pi_k / d (k != a), or
+    odds pi_a / d (k = a), where d = 1 + (odds - 1) pi_a.
+    Guarantee: post-processing; it reads bucket numbers that randomised response has made public.
+    """
 
     answers: Reals
     weight: Reals

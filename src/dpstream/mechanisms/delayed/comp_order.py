@@ -209,10 +209,6 @@ class CompOrder(DelayedMechanism, identity="comp_order"):
         """Logs of the chances of answers."""
         return log_chances(self.scales[1])
 
-    def start(self) -> ComparedState | None:
-        """The number of bins is not known yet."""
-        return None
-
     def step(
         self, state: ComparedState | None, x: Integers, spend: Spender
     ) -> tuple[Any, list[Release]]:
@@ -225,7 +221,7 @@ class CompOrder(DelayedMechanism, identity="comp_order"):
         count = min(state.paid, self.delay) if state.run == paid.run else 0
         answers = np.zeros((len(x), self.delay), np.int8)
         if count:
-            before = state.exact.block[:, state.exact.end - count : state.exact.end][:, ::-1]
+            before = state.exact.last(count)[:, ::-1]
             told = spend.laplace(
                 (x[:, None] - before).ravel(),
                 sensitivity=self.sensitivity,
@@ -285,8 +281,7 @@ class CompOrder(DelayedMechanism, identity="comp_order"):
         if self.shrink:
             values, spread = state.beliefs.look_back(oldest, newest, epsilon, deviations=ready)
         else:
-            values = state.noisy.block[:, state.noisy.end - state.waiting : state.noisy.end].T
-            values = spread = np.ascontiguousarray(values)
+            values = spread = np.ascontiguousarray(state.noisy.last(state.waiting).T)
         out, published = [], state.published
         for row in range(ready):
             placed = np.empty(values.shape[1])

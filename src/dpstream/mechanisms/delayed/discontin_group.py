@@ -16,12 +16,6 @@ from dpstream.mechanisms.parts.batches import GroupedMechanism, OpenBatch
 from dpstream.privacy.sensitivity import deviation_grid, grouping_change
 from dpstream.records import Integers
 
-# Groups whose values need not follow each other.
-#
-# Guarantee: none by itself; deviations are exact, and are to be tested with noise.
-#
-# A group is known by the place of its first value in the batch.
-
 
 @njit(cache=True, nogil=True)
 def deviations(
@@ -30,7 +24,8 @@ def deviations(
     """Each bin's newest value against every group of its bin that began at `first` or later.
 
     floor(grid n dev / (n - 1)) of the n values together, n, and the group (bin x steps + place);
-    bin by bin, the groups in the order of their first values. Steps x bins come in.
+    bin by bin, the groups in the order of their first values, by whose place in the batch they are
+    known. Steps x bins come in. Deviations are exact, and are to be tested with noise.
     """
     steps, bins = block.shape
     tested, size = np.empty(bins * steps, np.int64), np.empty(bins * steps, np.int64)

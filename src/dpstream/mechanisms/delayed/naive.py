@@ -37,9 +37,6 @@ class Naive(SeriesMechanism, identity="naive"):
         """Standard deviation, in grid steps."""
         return laplace_stddev(self.change, self.budget)
 
-    def start(self) -> None:
-        """No memory is needed."""
-
     def step(self, state: None, x: Integers, spend: Spender) -> tuple[None, list[Release]]:
         """Noise on every value, at once."""
         noisy = spend.laplace(x, sensitivity=self.change, epsilon=self.budget, purpose="publish")

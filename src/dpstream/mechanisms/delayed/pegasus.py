@@ -65,10 +65,6 @@ class PegasusGroups(SharedMechanism, ABC, identity=None, keys="threshold smoothe
             theta = Fraction(self.threshold) / self.range[2]
         return np.array([math.ceil(GRID * theta)])
 
-    def start(self) -> Any:
-        """The number of bins is not known yet."""
-        return None
-
     def perturb(self, x: Integers, spend: Spender) -> Integers:
         """Noise on every value, with eps_p."""
         return spend.laplace(x, sensitivity=self.change, epsilon=self.for_values, purpose="publish")

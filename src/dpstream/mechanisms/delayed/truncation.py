@@ -27,16 +27,6 @@ from dpstream.privacy.sensitivity import truncation_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release
 
-# Score bounds at which values may be truncated: less noise against more bias.
-#
-# Guarantee: one value moves every score by at most `truncation_change`; everything else is public.
-#
-# Truncating at tau saves, for each of m values, `saved` (hi - tau) of error from noise, and costs
-# max(v - tau, 0) for a value v. Of each value (v - lo)/2 is added to all scores alike, which
-# changes no difference between them and halves what one value can move: by half of the range, up or
-# down, instead of by the whole range one way. The exponential mechanism then chooses as well as if
-# it were told that all scores move one way.
-
 
 def candidates(lo: int, hi: int, count: int) -> Integers:
     """Equally spaced bounds above `lo` up to `hi`, on the grid, without repetition."""
@@ -45,6 +35,14 @@ def candidates(lo: int, hi: int, count: int) -> Integers:
 
 def scores(values: Integers, bounds: Integers, lo: int, hi: int, saved: Fraction) -> Integers:
     """Twice the score of every bound, in grid steps; the more the better.
+
+    Truncating at tau saves, for each of m values, `saved` (hi - tau) of error from noise, and costs
+    max(v - tau, 0) for a value v. Of each value (v - lo)/2 is added to all scores alike, which
+    changes no difference between them and halves what one value can move: by half of the range, up
+    or down, instead of by the whole range one way. The exponential mechanism then chooses as well
+    as if it were told that all scores move one way.
+
+    Guarantee: one value moves every score by at most `truncation_change`.
 
     >>> scores(np.array([2, 3, 10]), np.array([5, 10]), 0, 10, Fraction(0)).tolist()
     [5, 15]
@@ -214,10 +212,6 @@ class SensitivityTruncation(
         """The mechanism inside, for values truncated at `bound`; `choosing` leaves it less."""
         return _inside(self, bound, choosing)
 
-    def start(self) -> TruncationState | None:
-        """The number of bins is not known yet."""
-        return None
-
     def step(
         self, state: TruncationState | None, x: Integers, spend: Spender
     ) -> tuple[Any, list[Release]]:
@@ -256,7 +250,7 @@ class SensitivityTruncation(
 
     def _block(self, state: TruncationState) -> Integers:
         """The exact values of this batch, steps x bins."""
-        return state.values.block[:, state.values.end - state.count : state.values.end].T
+        return state.values.last(state.count).T
 
     def _next(self, state: TruncationState, bound: int, inside: Any) -> TruncationState:
         return TruncationState(

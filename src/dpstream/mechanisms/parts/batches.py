@@ -211,6 +211,11 @@ class OpenBatch:
     count: int
     groups: Any = None
 
+    def append(self, x: Integers, label: Integers, groups: Any) -> OpenBatch:
+        """With one step's values more."""
+        values, labels = self.values.append(x), self.labels.append(label)
+        return OpenBatch(values=values, labels=labels, count=self.count + 1, groups=groups)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoother"):
@@ -234,10 +239,6 @@ class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoothe
             raise InvalidParameter(
                 f"smoother={self.smoother!r} needs publish='pp': a noisy sum has a mean only"
             )
-
-    def start(self) -> OpenBatch | None:
-        """The number of bins is not known yet."""
-        return None
 
     def step(
         self, state: OpenBatch | None, x: Integers, spend: Spender
@@ -270,9 +271,7 @@ class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoothe
 
     def contents(self, held: OpenBatch) -> tuple[Integers, Integers]:
         """Values and labels of the open batch, steps x bins."""
-        newest = slice(held.values.end - held.count, held.values.end)
-        labels = slice(held.labels.end - held.count, held.labels.end)
-        return held.values.block[:, newest].T, held.labels.block[:, labels].T
+        return held.values.last(held.count).T, held.labels.last(held.count).T
 
     def no_groups(self, bins: int) -> Any:
         """What the groups of the first batch need."""
@@ -284,12 +283,7 @@ class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoothe
 
     def take(self, held: OpenBatch, x: Integers, spend: Spender) -> OpenBatch:
         """One value more, with its label (0: not labelled yet)."""
-        return OpenBatch(
-            values=held.values.append(x),
-            labels=held.labels.append(np.zeros_like(x)),
-            count=held.count + 1,
-            groups=held.groups,
-        )
+        return held.append(x, np.zeros_like(x), held.groups)
 
     def labelled(self, block: Integers, labels: Integers, cells: Cells, spend: Spender) -> Integers:
         """The labels, public from here on."""
@@ -351,12 +345,7 @@ class GroupedMechanism(BatchMechanism, identity=None, keys="threshold"):
         label, groups = np.full_like(x, held.count if self.budget >= _SHARP else 0), held.groups
         if self.tests:
             label, groups = self.join(held, x, spend)
-        return OpenBatch(
-            values=held.values.append(x),
-            labels=held.labels.append(label),
-            count=held.count + 1,
-            groups=groups,
-        )
+        return held.append(x, label, groups)
 
     @abstractmethod
     def join(self, held: OpenBatch, x: Integers, spend: Spender) -> tuple[Integers, Any]:

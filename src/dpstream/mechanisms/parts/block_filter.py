@@ -8,7 +8,7 @@ with steps of variance drift_g, pulled back just so much that it fills the range
 mean is seen, with noise of scale 1 / (epsilon b).
 
 Forward, every model updates a Gaussian belief about the level by the exact Laplace noise
-(`laplace_filter`), and is weighed by how well it predicted. Backward, over the blocks that are not
+(`laplace_update`), and is weighed by how well it predicted. Backward, over the blocks that are not
 yet published, each model's beliefs are smoothed (Rauch, Tung, Striebel, "Maximum Likelihood
 Estimates of Linear Dynamic Systems", 1965). Between the middles of blocks levels are interpolated;
 to a block's values its own mean is added as far as white noise may have moved it.
@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpstream.compiled import njit
-from dpstream.mechanisms.parts.laplace_filter import laplace_update
+from dpstream.compiled import compiled, njit
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
 
@@ -98,11 +97,87 @@ def _errors(length: Integers, delay: int, epsilon: float, drift: Reals, white: R
     return out
 
 
+_SQRT2, _SQRT_PI = math.sqrt(2.0), math.sqrt(math.pi)
+_PHI_0 = 1.0 / (_SQRT2 * _SQRT_PI)  # density of a unit Gaussian at its middle
+NEGLIGIBLE = 30.0  # sd / scale from which the noise is a correction, and h^2 / 2 would overflow
 _TINY = 1e-4  # weights below this are left out
 _RETURN = 0.01  # weight that goes back to the prior with every block: a series may change
 
 Rows = tuple[Reals, Reals, Reals, Reals, Reals]
 """Of every block: its middle, length and noisy means, and the beliefs before and after it."""
+
+
+@compiled
+def erfcx(x: float) -> float:
+    """exp(x^2) erfc(x) for x >= 0, without overflow."""
+    if x < 20.0:
+        return math.exp(x * x) * math.erfc(x)
+    return (1.0 - 0.5 / (x * x) + 0.75 / (x * x * x * x)) / (x * _SQRT_PI)
+
+
+@compiled
+def half(e: float, sd: float, h: float) -> tuple[float, float, float]:
+    """The half below z: log mass, shift of its mean, its variance."""
+    a = e / sd - h
+    if a < 0:
+        c = erfcx(-a / _SQRT2)
+        log_mass = -0.5 * (e / sd) ** 2 + math.log(0.5 * c)
+        hazard = math.sqrt(2.0 / math.pi) / c
+    else:
+        below = 0.5 * math.erfc(-a / _SQRT2)
+        log_mass = 0.5 * h * h - e * h / sd + math.log(below)
+        hazard = math.exp(-0.5 * a * a) / (_SQRT2 * _SQRT_PI * below)
+    # variance of a unit Gaussian cut off at a; far out the difference loses its digits
+    if a > -15.0:
+        unit = 1.0 - a * hazard - hazard * hazard
+    else:
+        unit = (1.0 - (6.0 - 50.0 / (a * a)) / (a * a)) / (a * a)
+    return log_mass, sd * (h - hazard), max(unit, 1e-9) * sd * sd
+
+
+@compiled
+def laplace_update(
+    mean: float, variance: float, z: float, scale: float
+) -> tuple[float, float, float]:
+    """Log density of z, then mean and variance of x given z: the exact update of a belief.
+
+    Before: x ~ N(mean, variance). Seen: z = x + Laplace(scale). The density of x given z is a
+    Gaussian cut in two at z, each half tilted by exp(-+x / scale): its mass, mean and variance are
+    in closed form. With sd = sqrt(variance), h = sd / scale and e = z - mean, the half x < z is a
+    Gaussian of mean `mean + sd h`, cut off above at a = e / sd - h standard deviations, with mass
+    exp(h^2 / 2 - e h / sd) Phi(a); the other half is its mirror image.
+
+    >>> log_density, mean, variance = laplace_update(100.0, 25.0, 130.0, 10.0)
+    >>> round(mean, 3), round(variance, 3)  # the pull is at most variance / scale
+    (102.5, 25.0)
+    """
+    sd = math.sqrt(variance)
+    h, e = sd / scale, z - mean
+    if h > NEGLIGIBLE:
+        return gaussian_update(mean, variance, z, 2.0 * scale * scale)
+    log_low, low, low_variance = half(e, sd, h)
+    log_high, high, high_variance = half(-e, sd, h)
+    high = -high
+    top = max(log_low, log_high)
+    p_low = 1.0 if log_low == top else math.exp(log_low - top)
+    p_high = 1.0 if log_high == top else math.exp(log_high - top)
+    total = p_low + p_high
+    p_low, p_high = p_low / total, p_high / total
+    shift = p_low * low + p_high * high
+    spread = p_low * (low_variance + (low - shift) ** 2)
+    spread += p_high * (high_variance + (high - shift) ** 2)
+    return top + math.log(total) - math.log(2.0 * scale), mean + shift, spread
+
+
+@compiled
+def gaussian_update(
+    mean: float, variance: float, z: float, noise: float
+) -> tuple[float, float, float]:
+    """The same for Gaussian noise of variance `noise`."""
+    total = variance + noise
+    e = z - mean
+    log_density = -0.5 * e * e / total - 0.5 * math.log(2.0 * math.pi * total)
+    return log_density, mean + variance / total * e, variance * noise / total
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -26,14 +26,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from dpstream.compiled import njit
-from dpstream.mechanisms.base import Spender
-from dpstream.privacy.sensitivity import deviation_change
+from dpstream.mechanisms.base import HistogramMechanism, Spender
+from dpstream.privacy.amounts import on_grid
+from dpstream.privacy.sensitivity import deviation_change, histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
 
@@ -73,6 +74,10 @@ class History:
         """Nothing yet. Room for twice `longest`, so that a copy is made every `longest` steps."""
         block = np.zeros((bins, 2 * longest), dtype)
         return cls(block=block, end=0, written=np.zeros(1, np.int64))
+
+    def last(self, count: int) -> npt.NDArray[Any]:
+        """The newest `count` steps, bins x steps."""
+        return self.block[:, self.end - count : self.end]
 
     def append(self, column: npt.NDArray[Any]) -> History:
         """One step more."""
@@ -218,6 +223,24 @@ def _settle(
         if after[j] == longest:
             after[j] = 0
     return size, after, rho
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedHistogram(HistogramMechanism, identity=None):
+    """4/5 of epsilon / window for the counts of each step, 1/5 for their groups in time."""
+
+    constant_charges: ClassVar[bool] = True
+
+    @cached_property
+    def share(self) -> Fraction:
+        """eps_p, what the noisy counts of one step may spend."""
+        return on_grid(self.budget / self.window - self.grouping.epsilon)
+
+    @cached_property
+    def grouping(self) -> Grouping:
+        """How groups grow, with eps_g per step; they hold at most `window` counts of one bin."""
+        epsilon = on_grid(self.budget / (5 * self.window))
+        return Grouping(epsilon=epsilon, change=histogram_change(), longest=self.window)
 
 
 def smooth(noisy: History, size: Integers, smoother: Smoother) -> Reals:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
 from dpstream.compiled import njit
-from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
-from dpstream.mechanisms.parts.grouping import GRID, Grouping, History, TimeGroups, smooth
-from dpstream.privacy.amounts import on_grid
-from dpstream.privacy.sensitivity import histogram_change
+from dpstream.mechanisms.base import Spender, whole
+from dpstream.mechanisms.parts.grouping import (
+    GRID,
+    GroupedHistogram,
+    History,
+    TimeGroups,
+    smooth,
+)
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 
@@ -35,7 +37,7 @@ class AdaPubState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaPub(HistogramMechanism, identity="adapub", keys="pivots"):
+class AdaPub(GroupedHistogram, identity="adapub", keys="pivots"):
     """Share noise between bins whose last releases are alike; smooth each bin's counts in time.
 
     4/5 of epsilon / window is for the counts of a step, 1/5 for the groups in time. Bins are put to
@@ -61,26 +63,10 @@ class AdaPub(HistogramMechanism, identity="adapub", keys="pivots"):
     """
 
     pivots: int = 20
-    constant_charges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "pivots", whole(self.pivots, "pivots", at_least=1))
-
-    @cached_property
-    def share(self) -> Fraction:
-        """eps_p, what the noisy sums of one step may spend."""
-        return on_grid(self.budget / self.window - self.grouping.epsilon)
-
-    @cached_property
-    def grouping(self) -> Grouping:
-        """How groups grow in time, with eps_c per step."""
-        epsilon = on_grid(self.budget / (5 * self.window))
-        return Grouping(epsilon=epsilon, change=histogram_change(), longest=self.window)
-
-    def start(self) -> AdaPubState | None:
-        """The number of bins is not known yet."""
-        return None
 
     def step(
         self, state: AdaPubState | None, x: Integers, spend: Spender

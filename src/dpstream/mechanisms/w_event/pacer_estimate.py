@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 
 from dpstream.compiled import njit
-from dpstream.mechanisms.parts.vector_math import exp
+from dpstream.mechanisms.w_event.pacer_math import exp
 from dpstream.mechanisms.w_event.pacer_models import Bank, Models
 from dpstream.records import Integers, Reals
 

@@ -20,8 +20,7 @@ from functools import lru_cache
 import numpy as np
 
 from dpstream.compiled import njit
-from dpstream.mechanisms.parts.laplace_filter import NEGLIGIBLE, updates
-from dpstream.mechanisms.parts.vector_math import exp, log, sum_of
+from dpstream.mechanisms.w_event.pacer_math import NEGLIGIBLE, exp, log, sum_of, updates
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Reals
 

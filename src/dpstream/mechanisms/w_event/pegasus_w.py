@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
-from typing import ClassVar, get_args
+from typing import get_args
 
 import numpy as np
 
-from dpstream.mechanisms.base import HistogramMechanism, Spender, check_choice
+from dpstream.mechanisms.base import Spender, check_choice
 from dpstream.mechanisms.parts.grouping import (
     GRID,
-    Grouping,
+    GroupedHistogram,
     History,
     Smoother,
     TimeGroups,
     smooth,
 )
-from dpstream.privacy.amounts import on_grid
-from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release
 
@@ -38,7 +35,7 @@ class PegasusWState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PegasusW(HistogramMechanism, identity="pegasus_w", keys="smoother"):
+class PegasusW(GroupedHistogram, identity="pegasus_w", keys="smoother"):
     """PeGaSuS with epsilon / window for every step: 4/5 for the count, 1/5 for its group.
 
     Each bin groups its own counts, at most `window` of them, while their deviation is below
@@ -61,31 +58,15 @@ class PegasusW(HistogramMechanism, identity="pegasus_w", keys="smoother"):
     """
 
     smoother: Smoother = "median"
-    constant_charges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self.smoother, "smoother", get_args(Smoother))
 
     @cached_property
-    def share(self) -> Fraction:
-        """eps_p, what the noisy counts of one step may spend."""
-        return on_grid(self.budget / self.window - self.grouping.epsilon)
-
-    @cached_property
-    def grouping(self) -> Grouping:
-        """How groups grow, with eps_g per step."""
-        epsilon = on_grid(self.budget / (5 * self.window))
-        return Grouping(epsilon=epsilon, change=histogram_change(), longest=self.window)
-
-    @cached_property
     def theta(self) -> Integers:
         """The threshold of every deviation, on its grid."""
         return np.array([math.ceil(GRID * THRESHOLD / self.grouping.epsilon)])
-
-    def start(self) -> PegasusWState | None:
-        """The number of bins is not known yet."""
-        return None
 
     def step(
         self, state: PegasusWState | None, x: Integers, spend: Spender

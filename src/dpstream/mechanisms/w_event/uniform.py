@@ -35,9 +35,6 @@ class Uniform(HistogramMechanism, identity="uniform"):
         """What one step may spend."""
         return self.budget / self.window
 
-    def start(self) -> None:
-        """No memory is needed."""
-
     def step(self, state: None, x: Integers, spend: Spender) -> tuple[None, list[Release]]:
         """Noise on every count, at once."""
         noisy = self.perturb(x, self.share, spend)
