@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpstream.counting.binary_tree import Honaker
@@ -17,6 +17,7 @@ from dpstream.counting.factorisation import NoiseProcess, late_normals, late_sta
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import find
 from tests.counting.matrices import dense, noise_paths, row_norms
+from tests.support.long import some_examples
 
 PROCESSES: dict[str, Callable[..., Any]] = {
     "honaker": Honaker,
@@ -133,7 +134,7 @@ def test_kernel_equals_dense_multiplication_over_keys(name: str) -> None:
 
 
 @every_process
-@settings(derandomize=True, max_examples=40, deadline=None)
+@some_examples(40, of=4)
 @given(data=st.data())
 def test_jump_equals_single_steps(name: str, data: st.DataObject) -> None:
     """Transition and increment covariance of s -> t equal the product of single steps."""

@@ -40,14 +40,20 @@ def test_full_budget_is_used_once_an_epoch_is_over() -> None:
 
 
 def test_within_a_factor_two_of_the_best_fixed_counter() -> None:
-    """At the ends of epochs and at powers of two up to 2^20, the largest error so far."""
+    """The largest error so far up to 2^20 steps: at powers of two, around ends of epochs, between.
+
+    Within an epoch errors grow, so none is larger than those that are looked at.
+    """
     counter, steps = SHAPES[0], 2**20
     fixed = np.cumsum(root_coefficients(steps) ** 2)  # column norm * row norm for T = t
-    ends = np.cumsum(8 ** np.arange(1, 7))
-    looked = sorted({*(2**k for k in range(21)), *ends, *(ends - 1), *(ends + 1), *range(1, 5000)})
+    powers, ends = 2 ** np.arange(21), np.cumsum(8 ** np.arange(1, 7))
+    between = np.geomspace(1, steps, 2000).astype(np.int64)
+    looked = np.unique(np.concatenate([powers, ends, ends - 1, ends + 1, between, range(1, 600)]))
     so_far = np.maximum.accumulate([counter.stddev(int(t)) for t in looked])
+    ratios = so_far / fixed[looked - 1]
 
-    assert (so_far / fixed[np.array(looked) - 1]).max() < 1.75
+    assert ratios[np.isin(looked, powers)].max() < 1.65
+    assert ratios.max() < 1.75
 
 
 def test_budget_is_constant_without_end() -> None:
