@@ -35,12 +35,12 @@ COLUMNS = [
 ]
 
 
-def noise_for(steps, epsilon=1, delta=1e-6, *, tail=None, **more):
+def noise_for(steps, epsilon=1, delta=1e-6, *, delta_slack=None, **more):
     amounts = {"epsilon": Fraction(epsilon), "delta": Fraction(delta)}
-    tail = amounts["delta"] / 2 if tail is None else tail
+    slack = amounts["delta"] / 2 if delta_slack is None else delta_slack
     columns = {"sensitivities": COLUMNS, "shares": HALVES, "influence": [32, 32]}
     return calibrate_query(
-        BufferedLinearToeplitz(steps=steps), **amounts, tail=tail, **columns | more
+        BufferedLinearToeplitz(steps=steps), **amounts, delta_slack=slack, **columns | more
     )
 
 
@@ -154,9 +154,9 @@ def test_a_query_fits_the_book_it_opens():
         (100_000, {}),
         (100, {"sensitivities": [COLUMNS[0], Fraction(10**12)]}),  # more noise than floats hold
         (100, {"epsilon": 40}),  # lost mass times e^40
-        (100, {"tail": Fraction(1e-6)}),
-        (100, {"tail": Fraction(2e-6)}),
-        (100, {"delta": Fraction(0), "tail": Fraction(0)}),
+        (100, {"delta_slack": Fraction(1e-6)}),
+        (100, {"delta_slack": Fraction(2e-6)}),
+        (100, {"delta": Fraction(0), "delta_slack": Fraction(0)}),
         (100, {"shares": [Fraction(1, 2), Fraction(2, 3)]}),
         (100, {"shares": [Fraction(1), Fraction(0)]}),
         (100, {"influence": [0, 32]}),
@@ -250,7 +250,7 @@ def test_a_tree_costs_a_query_little_float_error():
         Honaker(steps=1000),
         epsilon=Fraction(1),
         delta=Fraction(1e-6),
-        tail=Fraction(5e-7),
+        delta_slack=Fraction(5e-7),
         **columns,
     )
     assert 0 < found.error.xi < Fraction(1, 200)

@@ -84,11 +84,13 @@ def root(decays: Reals, count: int) -> Reals:
     done = 0
     for bit in bin(count)[2:] if count else "":
         if done:
-            factor = np.linalg.qr(np.vstack([factor, factor * powers(decays, done)]), mode="r")
+            twice = np.vstack([factor, factor * powers(decays, done)])
+            factor = np.asarray(np.linalg.qr(twice, mode="r"))
             done *= 2
         if bit == "1":
             ones = np.ones((1, len(decays)))
-            factor = np.linalg.qr(np.vstack([ones, factor * powers(decays, 1)]), mode="r")
+            more = np.vstack([ones, factor * powers(decays, 1)])
+            factor = np.asarray(np.linalg.qr(more, mode="r"))
             done += 1
     return factor
 

@@ -41,7 +41,7 @@ Process = BufferedLinearToeplitz | LastTwice | Honaker
 
 
 def path_error(process: Process) -> float:
-    """Bound on |streamed - ideal| noise at any step, for sigma = 1, outside a mass of `tail`."""
+    """Bound on |streamed - ideal| noise at any step, for sigma = 1, outside a mass of tau."""
     if isinstance(process, Honaker):
         return _tree_error(process)
     if isinstance(process, LastTwice):
@@ -217,15 +217,15 @@ def calibrate_query(
     influence: Sequence[int],
     epsilon: Fraction,
     delta: Fraction,
-    tail: Fraction,
+    delta_slack: Fraction,
 ) -> QueryCalibration:
     """The largest mu^2 with which a continual GROUP BY keeps (epsilon, delta).
 
     One unit reaches at most so many processes of each column (`influence`), over all windows;
     `sensitivities` are upper bounds on what it changes in each column, in grid steps; `shares`, of
-    sum 1, say how mu^2 is divided among the columns; `tail` is the part of delta that selecting
-    keys takes. `others` are the processes of windows of other lengths; sigmas are those of
-    `process`.
+    sum 1, say how mu^2 is divided among the columns; `delta_slack` is the part of delta that
+    selecting keys takes. `others` are the processes of windows of other lengths; sigmas are those
+    of `process`.
     """
     if not 0 < sum(shares) <= 1 or min(shares) <= 0 or min(influence) < 1:
         raise InvalidParameter(
@@ -236,11 +236,11 @@ def calibrate_query(
     spare = FloatError(xi=Fraction(0), tau=Fraction(0))
     for _ in range(3):
         lost = round_up(most * 1.001) * spare.tau
-        room = (delta * (1 - Fraction(1, 10**9)) - lost) * (1 - spare.xi) - tail
+        room = (delta * (1 - Fraction(1, 10**9)) - lost) * (1 - spare.xi) - delta_slack
         if room <= 0:
             raise InvalidParameter(
-                f"selecting keys takes {float(tail):g} of delta={float(delta):g}, and floats "
-                f"{float(lost):.2g}: nothing is left for noise; raise delta"
+                f"selecting keys takes {float(delta_slack):g} of delta={float(delta):g}, and "
+                f"floats {float(lost):.2g}: nothing is left for noise; raise delta"
             )
         mu_squared = on_grid(mu_squared_for(epsilon=epsilon - 2 * spare.xi, delta=room))
         if mu_squared <= 0:
@@ -256,7 +256,9 @@ def calibrate_query(
             mu_squares=mu_squares,
             influence=influence,
         )
-        event = Composed(events=(Gaussian(mu_squared=mu_squared), DeltaSlack(delta=tail), error))
+        event = Composed(
+            events=(Gaussian(mu_squared=mu_squared), DeltaSlack(delta=delta_slack), error)
+        )
         if delta_of(event, epsilon=epsilon) <= delta:
             sigmas = tuple(
                 query_sigma(process, sensitivity=sensitivity, mu_squared=share)

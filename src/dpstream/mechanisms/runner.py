@@ -297,7 +297,7 @@ class Runner:
         return checked
 
     def _connect(self) -> None:
-        """(Re)open the door to noise for this run."""
+        """Open, or open again, the one way to noise for this run."""
         fingerprint = self.fingerprint()
         self._ledger.register(self.dataset, self.run_id.hex(), fingerprint)
         self._digest_key = self._secret.key("input digest", self.run_id)
@@ -371,7 +371,7 @@ class Runner:
     def _pay_again(self, item: Any) -> Any:
         """What another run has paid for and this one would draw under, it pays in full.
 
-        (Values paid for one by one cannot be: the door refuses draws under another run's `Paid`,
+        (Values paid for one by one cannot be: `Spend` refuses draws under another run's `Paid`,
         and mechanisms that keep one begin afresh.)
         """
         return self._spend.adopt(item) if isinstance(item, Interval | Cover) else item

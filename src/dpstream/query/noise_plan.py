@@ -105,7 +105,7 @@ class NoisePlan:
             influence=[self._reached(column) for column in self.columns],
             epsilon=query.epsilon,
             delta=query.delta,
-            tail=self.tail,
+            delta_slack=self.tail,
         )
 
     @property

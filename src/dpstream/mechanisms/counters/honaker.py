@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
-from dpstream.counting.binary_tree import Honaker
+from dpstream.counting.binary_tree import Honaker, Tree
 from dpstream.counting.coders import NodeCode, NodeCoder
-from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
+from dpstream.mechanisms.parts.factorised_counter import TreeMechanism
 from dpstream.records import Integers, Reals
 
 
@@ -37,7 +37,7 @@ class SubtreeCoder(NodeCoder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HonakerCounter(CounterMechanism, identity="honaker"):
+class HonakerCounter(TreeMechanism, identity="honaker"):
     """Running sums from a binary tree in which every node is averaged with its subtree.
 
     Guarantee: event-level rho-zCDP: one event moves one node per level by `sensitivity`,
@@ -53,15 +53,8 @@ class HonakerCounter(CounterMechanism, identity="honaker"):
     ((3, 1), 4.147)
     """
 
-    @cached_property
-    def tree(self) -> Honaker:
-        """Which nodes make up a running sum, and how they are averaged."""
-        return Honaker(steps=self.steps)
-
-    def row_norm(self, step: int) -> float:
-        """The root of the summed variances of the nodes."""
-        return self.tree.row_norm(step)
+    tree_type: ClassVar[type[Tree]] = Honaker
 
     def coder(self, bits: int) -> SubtreeCoder:
-        """Nodes are integers; they need no finer grid."""
+        """Every node is measured."""
         return SubtreeCoder(tree=self.tree)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from dpstream.counting.binary_tree import Tree
-from dpstream.counting.coders import NodeCoder
-from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
+from dpstream.mechanisms.parts.factorised_counter import TreeMechanism
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class SmoothBinary(Tree):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothBinaryCounter(CounterMechanism, identity="smooth_binary"):
+class SmoothBinaryCounter(TreeMechanism, identity="smooth_binary"):
     """Running sums from a binary tree whose every step costs and reads equally many nodes.
 
     Guarantee: event-level rho-zCDP: one event moves at most height - ones nodes by `sensitivity`.
@@ -90,15 +90,4 @@ class SmoothBinaryCounter(CounterMechanism, identity="smooth_binary"):
     ((3, 1), 3.464)
     """
 
-    @cached_property
-    def tree(self) -> SmoothBinary:
-        """Which nodes make up a running sum."""
-        return SmoothBinary(steps=self.steps)
-
-    def row_norm(self, step: int) -> float:
-        """The root of the number of ones that are not trailing."""
-        return self.tree.row_norm(step)
-
-    def coder(self, bits: int) -> NodeCoder:
-        """Nodes are integers; they need no finer grid."""
-        return NodeCoder(tree=self.tree)
+    tree_type: ClassVar[type[Tree]] = SmoothBinary

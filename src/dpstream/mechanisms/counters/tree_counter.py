@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
-from dpstream.counting.binary_tree import Tree
-from dpstream.counting.coders import NodeCoder
-from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
+from dpstream.mechanisms.parts.factorised_counter import TreeMechanism
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreeCounter(CounterMechanism, identity="tree"):
+class TreeCounter(TreeMechanism, identity="tree"):
     """Running sums from a binary tree of noisy partial sums.
 
     Guarantee: event-level rho-zCDP: one event moves at most one node per level by `sensitivity`,
@@ -25,16 +22,3 @@ class TreeCounter(CounterMechanism, identity="tree"):
     >>> series.values.shape, float(series.stddev[2, 0])
     ((3, 1), 2.828427...)
     """
-
-    @cached_property
-    def tree(self) -> Tree:
-        """Which nodes make up a running sum."""
-        return Tree(steps=self.steps)
-
-    def row_norm(self, step: int) -> float:
-        """The root of the number of ones in the step."""
-        return self.tree.row_norm(step)
-
-    def coder(self, bits: int) -> NodeCoder:
-        """Nodes are integers; they need no finer grid."""
-        return NodeCoder(tree=self.tree)

@@ -14,7 +14,7 @@ from dpstream.counting.buffered import MOST_STEPS, BufferedLinearToeplitz, param
 from dpstream.counting.coders import BufferedCoder
 from dpstream.counting.factorisation import check_whole
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.base import Spender
+from dpstream.mechanisms.base import Spender, release_or_hold
 from dpstream.mechanisms.parts.factorised_counter import CounterState, CountingParameters, grid_bits
 from dpstream.privacy.sensitivity import encoded_change, gaussian_stddev
 from dpstream.privacy.state.serial import storable
@@ -150,10 +150,6 @@ class UnboundedCounter(
             )
             inner, open_sums = coder.decode(inner, offset, noisy)
             code, sums = replace(code, code=inner), code.closed + open_sums
-        release = Release(
-            step=spend.step,
-            values=sums * float(Fraction(self.quantum)),
-            paid=True,
-            stddev=np.full(len(x), self.stddev(spend.step + 1)),
-        )
+        values, stddev = sums * float(Fraction(self.quantum)), self.stddev(spend.step + 1)
+        release = release_or_hold(spend.step, values, paid=True, stddev=stddev)
         return CounterState(cover=cover, code=code), [release]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpstream.mechanisms.base import SeriesMechanism, Spender
-from dpstream.mechanisms.parts.batches import checked_delay, releases
+from dpstream.mechanisms.parts.batches import check_delay, releases
 from dpstream.mechanisms.parts.block_filter import Beliefs, expected_errors, lengths
 from dpstream.privacy.ledger.charges import Cells
 from dpstream.privacy.state.serial import storable
@@ -58,7 +58,7 @@ class BlockSmoother(SeriesMechanism, identity="block_smoother", keys="delay"):
     def __post_init__(self) -> None:
         super().__post_init__()
         why = "BlockSmoother: a block has at least one step"
-        object.__setattr__(self, "delay", checked_delay(self.delay, 1, why))
+        object.__setattr__(self, "delay", check_delay(self.delay, 1, why))
 
     def step(
         self, state: BlockState | None, x: Integers, spend: Spender

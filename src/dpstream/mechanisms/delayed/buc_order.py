@@ -161,12 +161,12 @@ class BucOrder(BatchMechanism, identity="buc_order", keys="bucket"):
         """Nothing is known of where values are."""
         return BucketPrior.flat(bins, self.buckets)
 
-    def carried(self, held: OpenBatch, labels: Integers) -> BucketPrior:
+    def next_groups(self, held: OpenBatch, labels: Integers) -> BucketPrior:
         """What the answers of this batch add to that."""
         prior: BucketPrior = held.groups
         return prior.learn(labels, odds_of(float(self.for_groups))) if self.buckets > 1 else prior
 
-    def labelled(self, block: Integers, labels: Integers, cells: Cells, spend: Spender) -> Integers:
+    def label(self, block: Integers, labels: Integers, cells: Cells, spend: Spender) -> Integers:
         """The bucket that each value says it is in."""
         if self.buckets == 1:
             return labels

@@ -71,7 +71,7 @@ class DiscontinGroup(GroupedMechanism, identity="discontin_group"):
     """Every value of a batch may join any group before it, the largest whose test says so.
 
     `threshold`: in the units of the data. Without one no tests are made, for they cost more than
-    they tell (see `parts/grouped.py`): a batch is one group, or, from epsilon = 8 on, every value
+    they tell (see `GroupedMechanism`): a batch is one group, or, from epsilon = 8 on, every value
     is published alone. When to use it: for plain means of batches; or with a threshold, to compare.
 
     Guarantee: event-level epsilon-DP: a value takes part in at most `delay` - 1 tests, its own and

@@ -123,7 +123,7 @@ class Pegasus(PegasusGroups, identity="pegasus", keys="longest"):
         noisy = state.noisy.append(self.perturb(x, spend))
         groups, size = self.grouping.grow(state.groups, x, self.theta, spend)
         smoothed = smooth(noisy, size, self.smoother)
-        values = self.settled(smoothed, self.value_scale / np.sqrt(size))
+        values = self.shrink_and_scale(smoothed, self.value_scale / np.sqrt(size))
         state = PegasusState(groups=groups, noisy=noisy)
         return state, [Release(step=spend.step, values=values, paid=True)]
 
@@ -213,7 +213,7 @@ class PegasusDelay(PegasusGroups, DelayedMechanism, identity="pegasus_delay"):
                 median,
                 shrunk,
             )
-            values = self.settled(smoothed, self.value_scale / np.sqrt(size))
+            values = self.shrink_and_scale(smoothed, self.value_scale / np.sqrt(size))
             out.append(Release(step=newest - waiting + 1, values=values, paid=True))
         return replace(state, waiting=min(state.waiting, keep)), out
 

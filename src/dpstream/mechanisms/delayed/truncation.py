@@ -17,7 +17,7 @@ from dpstream.mechanisms.parts.batches import (
     GroupedMechanism,
     Payment,
     SharedMechanism,
-    checked_delay,
+    check_delay,
     releases,
 )
 from dpstream.mechanisms.parts.grouping import History
@@ -56,10 +56,10 @@ def scores(values: Integers, bounds: Integers, lo: int, hi: int, saved: Fraction
     return total
 
 
-def kept_back(labels: Integers, every: int) -> Integers:
+def unsampled_mask(labels: Integers, every: int) -> Integers:
     """0 for every `every`-th value of each group, in the order of the steps; 1 for the others.
 
-    >>> kept_back(np.array([[0], [0], [7], [0], [7], [0]]), 2)[:, 0].tolist()
+    >>> unsampled_mask(np.array([[0], [0], [7], [0], [7], [0]]), 2)[:, 0].tolist()
     [1, 0, 1, 1, 0, 0]
     """
     keep = np.ones_like(labels)
@@ -140,7 +140,7 @@ class SensitivityTruncation(
     def __post_init__(self) -> None:
         super().__post_init__()
         why = "SensitivityTruncation: a bound is chosen from a batch of values"
-        object.__setattr__(self, "delay", checked_delay(self.delay, 1, why))
+        object.__setattr__(self, "delay", check_delay(self.delay, 1, why))
         object.__setattr__(self, "options", pairs_of(self.options))
         for name, least in (("every", 1), ("candidates", 2), ("sampled", 0)):
             object.__setattr__(self, name, whole(getattr(self, name), name, at_least=least))
@@ -223,7 +223,7 @@ class SensitivityTruncation(
         low = np.minimum(x, state.bound)
         if self.batched:
             inside = self.at(state.bound)
-            held = state.inside or inside.opened(len(x), inside.no_groups(len(x)))
+            held = state.inside or inside.open_batch(len(x), inside.no_groups(len(x)))
             state = replace(state, inside=inside.take(held, low, spend))
             return self._close(state, spend) if state.count == self.delay else (state, [])
         now = self.at(state.bound, choosing=self._chooses(state))
@@ -281,7 +281,7 @@ class SensitivityTruncation(
         block, (_, labels) = self._block(state), inside.contents(held)
         bound, epsilon, keep, paid = state.bound, inside.for_values, None, None
         if self._chooses(state) and self.sampled:
-            labels = inside.labelled(np.minimum(block, bound), labels, cells, spend)
+            labels = inside.label(np.minimum(block, bound), labels, cells, spend)
             paid = spend.pay(
                 block,
                 sensitivity=self.change,
@@ -289,7 +289,7 @@ class SensitivityTruncation(
                 purpose="values",
                 cells=cells,
             )
-            keep = kept_back(labels, self.sampled)
+            keep = unsampled_mask(labels, self.sampled)
             bound = self._choose(block[keep == 0], cells, epsilon, spend, paid)
         elif self._chooses(state):
             bound = self._choose(block.ravel(), cells, self.for_bound, spend)
@@ -301,15 +301,15 @@ class SensitivityTruncation(
         speaker = inside if keep is not None and inside.labels_read_range else after
         low = np.minimum(block, bound)
         if keep is None:
-            labels = after.labelled(low, labels, cells, spend)
+            labels = after.label(low, labels, cells, spend)
         if speaker is after:
             held = replace(held, groups=groups)
-        learnt = speaker.carried(held, labels)
+        learnt = speaker.next_groups(held, labels)
         payment = Payment(epsilon=epsilon, cells=cells, keep=keep, paid=paid)
         values = speaker.answer(low, labels, learnt, payment, spend)
         if speaker is after:
             groups = learnt
-        state = self._next(state, bound, after.opened(block.shape[1], groups))
+        state = self._next(state, bound, after.open_batch(block.shape[1], groups))
         return state, releases(cells.first, values)
 
     def _choose(

@@ -252,10 +252,17 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
 
     def _plan(self, change: Fraction) -> tuple[BudgetSeries, allocations.Allocation]:
         """The series of budgets and who gets which, for scores that move by `change`."""
-        return _plan(
-            *(self.series, Fraction(self.epsilon), change / SCORE, Fraction(self.decay_rate)),
-            *(self.allocation, Fraction(self.rate), self.seed),
-        )
+        if change not in self._plans:
+            total, decay = Fraction(self.epsilon), Fraction(self.decay_rate)
+            terms = budget_series(self.series, total=total, change=change / SCORE, decay=decay)
+            rate = Fraction(self.rate)
+            rule = allocations.allocation(self.allocation, series=terms, rate=rate, seed=self.seed)
+            self._plans[change] = terms, rule
+        return self._plans[change]
+
+    @cached_property
+    def _plans(self) -> dict[Fraction, tuple[BudgetSeries, allocations.Allocation]]:
+        return {}
 
     def terms(self) -> Terms:
         """All rows of a user, for ever."""
@@ -329,17 +336,3 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
         if self.half_life is None or slot % self.half_life:
             return state
         return replace(state, synopses=state.synopses.halve(), queries=state.queries.halve())
-
-
-@lru_cache(maxsize=64)
-def _plan(
-    name: str,
-    total: Fraction,
-    change: Fraction,
-    decay: Fraction,
-    rule: str,
-    rate: Fraction,
-    seed: int,
-) -> tuple[BudgetSeries, allocations.Allocation]:
-    terms = budget_series(name, total=total, change=change, decay=decay)
-    return terms, allocations.allocation(rule, series=terms, rate=rate, seed=seed)

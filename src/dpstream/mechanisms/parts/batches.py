@@ -168,7 +168,7 @@ class SharedMechanism(SeriesMechanism, identity=None, keys="group_share shrink")
         """eps_p, for publishing."""
         return self.budget - self.for_groups
 
-    def settled(self, values: Reals, scale: npt.ArrayLike) -> Reals:
+    def shrink_and_scale(self, values: Reals, scale: npt.ArrayLike) -> Reals:
         """What is published for noisy numbers in grid steps, with noise of that scale."""
         lo, hi, quantum = self._bounds
         if self.shrink:
@@ -198,7 +198,7 @@ class DelayedMechanism(SharedMechanism, identity=None, keys="delay"):
     def __post_init__(self) -> None:
         super().__post_init__()
         why = f"{type(self).__name__}: {self.why_least}"
-        object.__setattr__(self, "delay", checked_delay(self.delay, self.least_delay, why))
+        object.__setattr__(self, "delay", check_delay(self.delay, self.least_delay, why))
 
 
 @storable("held values")
@@ -244,7 +244,7 @@ class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoothe
         self, state: OpenBatch | None, x: Integers, spend: Spender
     ) -> tuple[Any, list[Release]]:
         """Take a value in; at the end of a batch publish it."""
-        held = self.take(state or self.opened(len(x), self.no_groups(len(x))), x, spend)
+        held = self.take(state or self.open_batch(len(x), self.no_groups(len(x))), x, spend)
         return self.close(held, spend) if held.count == self.delay else (held, [])
 
     def finish(self, state: OpenBatch | None, spend: Spender) -> tuple[Any, list[Release]]:
@@ -253,7 +253,7 @@ class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoothe
             return state, []
         return self.close(state, spend)
 
-    def opened(self, bins: int, groups: Any = None) -> OpenBatch:
+    def open_batch(self, bins: int, groups: Any = None) -> OpenBatch:
         """An empty batch."""
         values = History.of(bins=bins, longest=self.delay, dtype=np.int64)
         labels = History.of(bins=bins, longest=self.delay, dtype=np.int64)
@@ -263,11 +263,11 @@ class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoothe
         """Label what is not labelled yet, publish, and open the next batch."""
         block, labels = self.contents(held)
         cells = Cells(first=spend.step - held.count + 1, last=spend.step)
-        labels = self.labelled(block, labels, cells, spend)
-        groups = self.carried(held, labels)
+        labels = self.label(block, labels, cells, spend)
+        groups = self.next_groups(held, labels)
         payment = Payment(epsilon=self.for_values, cells=cells)
         values = self.answer(block, labels, groups, payment, spend)
-        return self.opened(block.shape[1], groups), releases(cells.first, values)
+        return self.open_batch(block.shape[1], groups), releases(cells.first, values)
 
     def contents(self, held: OpenBatch) -> tuple[Integers, Integers]:
         """Values and labels of the open batch, steps x bins."""
@@ -277,7 +277,7 @@ class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoothe
         """What the groups of the first batch need."""
         return None
 
-    def carried(self, held: OpenBatch, labels: Integers) -> Any:
+    def next_groups(self, held: OpenBatch, labels: Integers) -> Any:
         """What the groups of the next batch need."""
         return self.no_groups(labels.shape[1])
 
@@ -285,7 +285,7 @@ class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoothe
         """One value more, with its label (0: not labelled yet)."""
         return held.append(x, np.zeros_like(x), held.groups)
 
-    def labelled(self, block: Integers, labels: Integers, cells: Cells, spend: Spender) -> Integers:
+    def label(self, block: Integers, labels: Integers, cells: Cells, spend: Spender) -> Integers:
         """The labels, public from here on."""
         return labels
 
@@ -369,7 +369,7 @@ class GroupedMechanism(BatchMechanism, identity=None, keys="threshold"):
             sensitivity=self.change,
             payment=payment,
         )
-        return self.settled(values, scale)
+        return self.shrink_and_scale(values, scale)
 
 
 def releases(first: int, values: Reals, stddev: Reals | None = None) -> list[Release]:
@@ -381,7 +381,7 @@ def releases(first: int, values: Reals, stddev: Reals | None = None) -> list[Rel
     ]
 
 
-def checked_delay(delay: Any, least: int, why: str) -> int:
+def check_delay(delay: Any, least: int, why: str) -> int:
     """A delay that can be; another is refused with the reason."""
     steps = whole(delay, "delay", at_least=0)
     if not least <= steps <= LONGEST:

@@ -48,9 +48,9 @@ MODELS = _models()
 
 
 @lru_cache(maxsize=64)
-def kept_of_all(steps: float) -> Reals:
+def retentions(steps: float) -> Reals:
     """How much every model keeps of a level's distance from the middle after some steps."""
-    return np.array([kept(float(drift), steps) for drift in MODELS[0]])
+    return np.array([retention(float(drift), steps) for drift in MODELS[0]])
 
 
 def lengths(delay: int) -> Integers:
@@ -67,7 +67,7 @@ def expected_errors(delay: int, epsilon: float) -> Reals:
 
 
 @njit(cache=True, nogil=True)
-def kept(drift: float, steps: float) -> float:
+def retention(drift: float, steps: float) -> float:
     """How much of a level's distance from the middle is left after some steps."""
     return float(max(1.0 - drift / SPREAD, 0.0) ** (0.5 * steps))
 
@@ -80,7 +80,7 @@ def _errors(length: Integers, delay: int, epsilon: float, drift: Reals, white: R
         ahead = delay // b - 1  # blocks that are seen before the first of them is published
         noise = 2.0 / (epsilon * b) ** 2
         for g in range(len(drift)):
-            phi, seen = kept(drift[g], b), noise + white[g] / b
+            phi, seen = retention(drift[g], b), noise + white[g] / b
             after = SPREAD
             for _ in range(_SETTLED):
                 before = phi * phi * after + (1.0 - phi * phi) * SPREAD
@@ -270,7 +270,7 @@ def _backward(
             if middle[k + 1] - middle[k] != gap:
                 gap = middle[k + 1] - middle[k]
                 for g in range(size):
-                    phi[g] = kept(drift[g], gap)
+                    phi[g] = retention(drift[g], gap)
             for g in range(size):
                 gain = phi[g] * after[k, j, g, 1] / before[k + 1, j, g, 1]
                 mean[g] = after[k, j, g, 0] + gain * (mean[g] - before[k + 1, j, g, 0])
@@ -406,7 +406,7 @@ class Beliefs:
         middle[end], length[end], seen[end] = first + (steps - 1) / 2, steps, mean
         phi = _NO_BLOCK_BEFORE
         if self.count:
-            phi = kept_of_all(float(middle[end]) - float(middle[end - 1]))
+            phi = retentions(float(middle[end]) - float(middle[end - 1]))
         weight = np.empty_like(self.weight)
         forward(end, room.rows, scale, float(steps), phi, self.weight, weight)
         kept = slice(end + 1 - slots, end + 1)

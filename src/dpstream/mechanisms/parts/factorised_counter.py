@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dpstream.counting.coders import Coder
+from dpstream.counting.binary_tree import Tree
+from dpstream.counting.coders import Coder, NodeCoder
 from dpstream.counting.factorisation import check_whole
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.mechanisms.base import (
@@ -24,6 +25,7 @@ from dpstream.mechanisms.base import (
     check_counts,
     clamp_to_grid,
     refuse_nan,
+    release_or_hold,
     whole,
 )
 from dpstream.privacy.accounting.calibration import rho_for
@@ -226,10 +228,26 @@ class CounterMechanism(CountingParameters, ABC, identity=None, keys="steps"):
             cover=cover,
         )
         code, sums = self._coder.decode(code, step, noisy)
-        release = Release(
-            step=spend.step,
-            values=sums * float(Fraction(self.quantum)),
-            paid=True,
-            stddev=np.full(len(x), self.stddev(step)),
-        )
+        values, stddev = sums * float(Fraction(self.quantum)), self.stddev(step)
+        release = release_or_hold(spend.step, values, paid=True, stddev=stddev)
         return replace(state, cover=cover, code=code), [release]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeMechanism(CounterMechanism, identity=None):
+    """A counter that measures the nodes of a tree, which are integers."""
+
+    tree_type: ClassVar[type[Tree]] = Tree
+
+    @cached_property
+    def tree(self) -> Tree:
+        """Which nodes make up a running sum."""
+        return self.tree_type(steps=self.steps)
+
+    def row_norm(self, step: int) -> float:
+        """The root of the summed variances of the nodes."""
+        return self.tree.row_norm(step)
+
+    def coder(self, bits: int) -> NodeCoder:
+        """Nodes need no finer grid."""
+        return NodeCoder(tree=self.tree)

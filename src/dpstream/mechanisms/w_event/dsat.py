@@ -125,6 +125,7 @@ class Dsat(HistogramMechanism, identity="dsat", keys="change adaptive"):
             run = AboveThreshold.open(spend, epsilon=self.run_budget, sensitivity=unit)
             state = with_changes(state, run=run)
         assert state.run is not None
+        assert state.values is not None
         threshold = self._threshold(state.values, state.factor)
         if not state.run.exceeds(distance(state.values, x), threshold, spend):
             return state, False
