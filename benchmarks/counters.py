@@ -86,7 +86,7 @@ def fixed(name: str, steps: int, quick: bool) -> list[Row]:
 def claimed(mechanism: Any, steps: int) -> Reals:
     """Standard deviations of all steps in closed form."""
     if mechanism.identity == "toeplitz":  # summed anew for every step otherwise
-        return np.sqrt(np.cumsum(root_coefficients(steps) ** 2)) * mechanism.stddev(1)
+        return np.sqrt(np.cumsum(root_coefficients(steps) ** 2)) * float(mechanism.stddev(1))
     return np.array([mechanism.stddev(step) for step in range(1, steps + 1)])
 
 
@@ -176,6 +176,7 @@ def sampled_epochs(mechanism: UnboundedCounter, powers: list[int]) -> dict[int, 
     streams, rng, seen = 256, np.random.default_rng(0), {}
     closed = np.zeros(streams)
     inside, total = mechanism.shares
+    coder: Any  # which decodes integers in the mechanism, floats here
     for step in range(1, powers[-1] + 1):
         _, offset, length = mechanism.epoch(step)
         coder, moved = mechanism.inner(length)

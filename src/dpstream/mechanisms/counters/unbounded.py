@@ -150,6 +150,6 @@ class UnboundedCounter(
             )
             inner, open_sums = coder.decode(inner, offset, noisy)
             code, sums = replace(code, code=inner), code.closed + open_sums
-        values, stddev = sums * float(Fraction(self.quantum)), self.stddev(spend.step + 1)
-        release = release_or_hold(spend.step, values, paid=True, stddev=stddev)
+        sums, stddev = sums * float(Fraction(self.quantum)), self.stddev(spend.step + 1)
+        release = release_or_hold(spend.step, sums, paid=True, stddev=stddev)
         return CounterState(cover=cover, code=code), [release]

@@ -98,7 +98,6 @@ def _errors(length: Integers, delay: int, epsilon: float, drift: Reals, white: R
 
 
 _SQRT2, _SQRT_PI = math.sqrt(2.0), math.sqrt(math.pi)
-_PHI_0 = 1.0 / (_SQRT2 * _SQRT_PI)  # density of a unit Gaussian at its middle
 NEGLIGIBLE = 30.0  # sd / scale from which the noise is a correction, and h^2 / 2 would overflow
 _TINY = 1e-4  # weights below this are left out
 _RETURN = 0.01  # weight that goes back to the prior with every block: a series may change

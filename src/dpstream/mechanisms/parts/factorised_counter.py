@@ -228,8 +228,8 @@ class CounterMechanism(CountingParameters, ABC, identity=None, keys="steps"):
             cover=cover,
         )
         code, sums = self._coder.decode(code, step, noisy)
-        values, stddev = sums * float(Fraction(self.quantum)), self.stddev(step)
-        release = release_or_hold(spend.step, values, paid=True, stddev=stddev)
+        sums, stddev = sums * float(Fraction(self.quantum)), self.stddev(step)
+        release = release_or_hold(spend.step, sums, paid=True, stddev=stddev)
         return replace(state, cover=cover, code=code), [release]
 
 
