@@ -88,7 +88,7 @@ def test_it_smooths_what_rests():
 def test_parameters_are_checked():
     """Smoothers by name; a window of one step works, each value being its own group."""
     with pytest.raises(InvalidParameter, match="smoother must be one of"):
-        PegasusW(epsilon=1, window=5, smoother="mean")
+        PegasusW(epsilon=1, window=5, smoother="average")
     found, _ = values(PegasusW(epsilon=1, window=1), [4, 9, 2])
 
     assert found == [4, 9, 2]
