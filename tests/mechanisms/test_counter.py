@@ -27,7 +27,7 @@ def keyed(steps=12, **more):
 def test_a_known_end_makes_the_error_smaller():
     """With steps the noise is that of the counter for T, without that of the unbounded one."""
     known, unknown = dps.Counter(steps=1000, **BUDGET), dps.Counter(**BUDGET)
-    stddevs = [c._counting.runner.mechanism.stddev(1000) for c in (known, unknown)]
+    stddevs = [c._counting.mechanism.stddev(1000) for c in (known, unknown)]
 
     assert 1 < stddevs[1] / stddevs[0] < 2
     assert known.add(12).stddev[0] < stddevs[0]
