@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from dpstream.bounds_proposal.unit_facts import Facts
+from dpstream.bounds_proposal.unit_facts import UnitFacts
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.query.aggregates import Count
 from dpstream.query.noise_plan import plan_query
@@ -75,7 +75,7 @@ class Histograms:
     stddev: float
 
 
-def exact(facts: Facts) -> Histograms:
+def exact_histograms(facts: UnitFacts) -> Histograms:
     """Counts as they are."""
     found = {
         fact: np.bincount(bins, minlength=BINS[fact]).astype(np.float64)
@@ -84,14 +84,14 @@ def exact(facts: Facts) -> Histograms:
     return Histograms(bins=found, stddev=0.0)
 
 
-def _binned(facts: Facts) -> dict[str, Integers]:
+def _binned(facts: UnitFacts) -> dict[str, Integers]:
     found = {"groups": count_bins(facts.groups), "rows": count_bins(facts.rows)}
     if facts.values is not None:
         found["value"] = value_bins(facts.values)
     return found
 
 
-def question(reading: Query, *, facts: int, epsilon: Any, delta: Any) -> Query:
+def histogram_query(reading: Query, *, facts: int, epsilon: Any, delta: Any) -> Query:
     """The query whose answer is all histograms; it protects what `reading` protects."""
     names = list(BINS)[:facts]
     return replace(
@@ -112,7 +112,9 @@ def question(reading: Query, *, facts: int, epsilon: Any, delta: Any) -> Query:
     )
 
 
-def noisy(facts: Facts, asked: Query, *, ledger: Ledger | Any, dataset: str) -> Histograms:
+def noisy_histograms(
+    facts: UnitFacts, asked: Query, *, ledger: Ledger | Any, dataset: str
+) -> Histograms:
     """Charge the question to the dataset's book, then draw."""
     (table,) = run(asked, source=_rows(facts, asked), ledger=ledger, dataset=dataset)
     found = {fact: np.zeros(BINS[fact]) for fact in _binned(facts)}
@@ -123,7 +125,7 @@ def noisy(facts: Facts, asked: Query, *, ledger: Ledger | Any, dataset: str) -> 
     return Histograms(bins=found, stddev=float(plan.stddevs[0, -1]))
 
 
-def _rows(facts: Facts, asked: Query) -> pa.Table:
+def _rows(facts: UnitFacts, asked: Query) -> pa.Table:
     """One row per unit and fact. A unit goes by its keyed id: a function of itself alone."""
     ids = np.ascontiguousarray(facts.units, "<u8").tobytes()
     units = pa.FixedSizeBinaryArray.from_buffers(
@@ -137,7 +139,7 @@ def _rows(facts: Facts, asked: Query) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def _times(facts: Facts, asked: Query) -> pa.Array | None:
+def _times(facts: UnitFacts, asked: Query) -> pa.Array | None:
     """A moment of each unit's period, within the public range, as the time column has them."""
     if asked.time is None:
         return None

@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpstream.bounds_proposal import trade_off
-from dpstream.bounds_proposal.histograms import SIZES, Histograms, exact, noisy, question
+from dpstream.bounds_proposal.histograms import (
+    SIZES,
+    Histograms,
+    exact_histograms,
+    histogram_query,
+    noisy_histograms,
+)
 from dpstream.bounds_proposal.proposal import Choice, Proposal
-from dpstream.bounds_proposal.unit_facts import collect, value_sums
+from dpstream.bounds_proposal.unit_facts import collect_unit_facts, value_sums
 from dpstream.connectors.registry import open_source
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.ledger.ledger import Ledger
@@ -94,9 +100,9 @@ def bounds(
     wanted = 2 if value is None else 3
     asked = None
     if not public:
-        asked = question(reading, facts=wanted, epsilon=epsilon, delta=delta)
+        asked = histogram_query(reading, facts=wanted, epsilon=epsilon, delta=delta)
         plan_query(asked)  # refuses what no noise can keep, before a row is read
-    found, _ = collect(
+    found, _ = collect_unit_facts(
         open_source(source),
         reading,
         secret=Secret.of(None),
@@ -105,9 +111,9 @@ def bounds(
         progress=progress or (lambda done, total: None),
     )
     if asked is None:
-        histograms = exact(found)
+        histograms = exact_histograms(found)
     else:
-        histograms = noisy(found, asked, ledger=ledger, dataset=dataset)
+        histograms = noisy_histograms(found, asked, ledger=ledger, dataset=dataset)
     target = _Target(query_epsilon, query_delta, triggers, bool(keys))
     chosen = _proposed(histograms, target, group_size)
     return Proposal(

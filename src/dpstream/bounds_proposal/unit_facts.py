@@ -40,7 +40,7 @@ def value_sums(column: str) -> tuple[Sum, Sum]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Facts:
+class UnitFacts:
     """One entry per unit; `values` is None if no value column was asked for."""
 
     units: Words
@@ -86,14 +86,14 @@ class _Tables:
         words[at[better], 3] = least[better]
         words[at[better], 4] = values[firsts[better]].view(np.uint64)
 
-    def facts(self) -> Facts:
+    def facts(self) -> UnitFacts:
         """What each unit comes to."""
         units, pairs = self._units.used, self._pairs.used
         of, rows = self._pairs.numbers[:pairs, 1], self._pairs.numbers[:pairs, 0]
         order = np.lexsort((self._pairs.words[:pairs, 0], of))  # a pair's id is a keyed hash
         firsts = order[np.r_[True, np.diff(of[order]) > 0]] if pairs else order
         values = self._units.words[:units, 4].copy().view(np.float64) if self._valued else None
-        return Facts(
+        return UnitFacts(
             units=self._units.ids[:units].copy(),
             periods=self._units.numbers[:units, 0].copy(),
             groups=np.bincount(of, minlength=units).astype(np.int64),
@@ -125,7 +125,7 @@ class _RejectCounter:
         pass
 
 
-def collect(
+def collect_unit_facts(
     source: Source,
     query: Query,
     *,
@@ -133,7 +133,7 @@ def collect(
     run: bytes,
     share: float,
     progress: Callable[[int, int], None],
-) -> tuple[Facts, dict[str, Any]]:
+) -> tuple[UnitFacts, dict[str, Any]]:
     """The facts of all units of a bounded source; and, for the operator alone, what was read."""
     check_columns(source, query)
     aside = _RejectCounter()

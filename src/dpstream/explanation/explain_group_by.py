@@ -9,7 +9,7 @@ from dpstream.explanation.plan_facts import (
     Explanation,
     Stage,
     computed_columns,
-    told_schema,
+    schema_facts,
 )
 from dpstream.group_by.release_table import release_schema
 from dpstream.privacy.amounts import show
@@ -25,7 +25,7 @@ _GROUP_BYTES, _NOISE_BYTES = 16, 40
 _LOOKED_AT = 48  # windows; cumulating ones differ in how often they are published
 
 
-def explain_users(query: Query) -> Explanation:
+def explain_group_by(query: Query) -> Explanation:
     """Explain a query; one that runs live is taken to begin with its first window."""
     plan = plan_query(query.starting(0))
     query = plan.query
@@ -52,7 +52,7 @@ def explain_users(query: Query) -> Explanation:
         columns=[*_columns(plan, releases), *computed_columns(query.finish)],
         keys=_keys(query, window.thresholds, window.pre_threshold),
         memory=_memory(query),
-        schema=told_schema(release_schema(plan, types_before_rows(query)), query),
+        schema=schema_facts(release_schema(plan, types_before_rows(query)), query),
         not_protected=_not_protected(query),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpstream.explanation.explain_group_by import explain_users
+from dpstream.explanation.explain_group_by import explain_group_by
 from dpstream.explanation.explain_series import explain_series
 from dpstream.explanation.plan_facts import Explanation
 from dpstream.query.query import Query
@@ -13,4 +13,4 @@ __all__ = ["Explanation", "explain"]
 
 def explain(query: Query | SeriesQuery) -> Explanation:
     """Explain a query; one that runs live is taken to begin with its first window."""
-    return explain_series(query) if isinstance(query, SeriesQuery) else explain_users(query)
+    return explain_series(query) if isinstance(query, SeriesQuery) else explain_group_by(query)

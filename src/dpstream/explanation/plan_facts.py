@@ -147,7 +147,7 @@ class Explanation:
         return f"{as_svg(self.stages)}<pre>{escaped}</pre>"
 
 
-def told_schema(schema: pa.Schema, query: Query) -> list[dict[str, str]]:
+def schema_facts(schema: pa.Schema, query: Query) -> list[dict[str, str]]:
     """Columns and types of a query's releases; types of keys may be those of the source."""
     read = query.source_columns
     told = []

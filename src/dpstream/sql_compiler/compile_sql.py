@@ -13,25 +13,25 @@ from dpstream.errors import InvalidParameter
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.query.windows import Cumulate, Hop, Tumble
-from dpstream.sql_compiler.draft import Draft, called
+from dpstream.sql_compiler.draft import Draft, call_name
 from dpstream.sql_compiler.post_process import Finisher
 from dpstream.sql_compiler.privacy_clause import OPTIONS, WrongKind, interval, node_of
-from dpstream.sql_compiler.relation import inline_tables
-from dpstream.sql_compiler.row_expressions import Builder, bounded_aggregates
+from dpstream.sql_compiler.relation import inline_subqueries
+from dpstream.sql_compiler.row_expressions import QueryBuilder, require_bounded_aggregates
 from dpstream.sql_compiler.select import (
     name_aggregates,
     name_keys,
-    unit_stays_hidden,
-    windows_are_grouped,
+    refuse_unit_as_key,
+    require_grouped_windows,
 )
 from dpstream.sql_compiler.series_options import (
-    one_count,
+    require_one_count,
+    require_tumbling_windows,
     rows_of_series,
     series_query,
-    steps_are_windows,
 )
 from dpstream.sql_compiler.statement import parse
-from dpstream.sql_compiler.validate import CHECKS, times_are_columns, unit_is_a_column
+from dpstream.sql_compiler.validate import CHECKS, require_time_columns, require_unit_column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +90,12 @@ _WINDOWS = {
 }
 
 
-def window_and_time(draft: Draft) -> None:
+def read_window_and_emit(draft: Draft) -> None:
     """The sizes and the time column of TUMBLE, HOP or CUMULATE, and the triggers of EMIT."""
     window, parameters = draft.relation.window, draft.parameters
     if window is not None:
         time, sizes = window.args.get("time"), window.expressions
-        if isinstance(time, exp.Anonymous) and called(time) == "DESCRIPTOR":
+        if isinstance(time, exp.Anonymous) and call_name(time) == "DESCRIPTOR":
             time = time.expressions[0] if len(time.expressions) == 1 else None
         kind = window.args["kind"]
         made = _WINDOWS[kind]
@@ -136,7 +136,7 @@ def _length(draft: Draft, kind: str, size: exp.Expr) -> Any:
     return length
 
 
-def bounded_groups(draft: Draft) -> None:
+def require_group_bound(draft: Draft) -> None:
     """How many groups a unit may reach has no default, unless there is only one."""
     if draft.series or "max_groups_contributed" in draft.parameters:
         return
@@ -149,7 +149,7 @@ def bounded_groups(draft: Draft) -> None:
     draft.parameters["max_groups_contributed"] = 1
 
 
-def endless_windows_need_a_period(draft: Draft) -> None:
+def require_unit_period(draft: Draft) -> None:
     """Over endless windows one budget per unit needs saying for how long a unit is one."""
     parameters = draft.parameters
     endless = "time" in parameters and parameters.get("end") is None and not draft.series
@@ -164,25 +164,25 @@ def endless_windows_need_a_period(draft: Draft) -> None:
 
 RULES: tuple[Callable[[Draft], None], ...] = (
     *CHECKS,
-    inline_tables,
-    steps_are_windows,
-    window_and_time,
-    unit_is_a_column,
-    times_are_columns,
+    inline_subqueries,
+    require_tumbling_windows,
+    read_window_and_emit,
+    require_unit_column,
+    require_time_columns,
     name_keys,
-    unit_stays_hidden,
+    refuse_unit_as_key,
     name_aggregates,
-    windows_are_grouped,
-    bounded_aggregates,
-    one_count,
-    bounded_groups,
-    endless_windows_need_a_period,
+    require_grouped_windows,
+    require_bounded_aggregates,
+    require_one_count,
+    require_group_bound,
+    require_unit_period,
 )
 """Checks and rewrites, in order; each is a function of the draft."""
 
 
 def _query(draft: Draft) -> Query | SeriesQuery:
-    builder = Builder(draft)
+    builder = QueryBuilder(draft)
     for name, node in draft.keys.items():
         builder.key(name, node)
     aggregates = {name: builder.aggregate(name, call) for name, call in draft.aggregates.items()}

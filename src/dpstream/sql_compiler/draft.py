@@ -13,7 +13,7 @@ from dpstream.query.aggregates import Avg, Stddev, Sum, Variance
 from dpstream.sql_compiler.dialect import PrivacyClause, WindowTable
 from dpstream.sql_compiler.statement import Statement
 
-BOUNDED: dict[str, type[Sum]] = {
+BOUNDED_AGGREGATES: dict[str, type[Sum]] = {
     "SUM": Sum,
     "AVG": Avg,
     "VARIANCE": Variance,
@@ -22,9 +22,9 @@ BOUNDED: dict[str, type[Sum]] = {
     "STDDEV_POP": Stddev,
 }
 """Aggregates of values, each clamped to bounds; a new one is a class and a line here."""
-AGGREGATES = ("COUNT", "COUNTIF", *BOUNDED)
+AGGREGATES = ("COUNT", "COUNTIF", *BOUNDED_AGGREGATES)
 WINDOW_COLUMNS = ("window_start", "window_end")
-SHOWN_ALWAYS = ("trigger_time", "release_index")
+RELEASE_COLUMNS = ("trigger_time", "release_index")
 
 
 @dataclass(kw_only=True)
@@ -84,16 +84,16 @@ class Draft:
         return self.statement.refusal(node, reason, fix)
 
 
-def called(node: exp.Expr) -> str:
+def call_name(node: exp.Expr) -> str:
     """The name of a call in capitals; empty if it is none."""
     return node.name.upper() if isinstance(node, exp.Anonymous) else ""
 
 
-def calls(node: exp.Expr, names: tuple[str, ...] | frozenset[str]) -> Iterator[exp.Expr]:
+def find_calls(node: exp.Expr, names: tuple[str, ...] | frozenset[str]) -> Iterator[exp.Expr]:
     """Every call of these functions within a node."""
-    return (each for each in node.find_all(exp.Anonymous) if called(each) in names)
+    return (each for each in node.find_all(exp.Anonymous) if call_name(each) in names)
 
 
-def parts(node: exp.Expr) -> set[str]:
+def present_args(node: exp.Expr) -> set[str]:
     """Which clauses a SELECT has."""
     return {name for name, value in node.args.items() if value}

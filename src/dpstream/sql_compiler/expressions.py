@@ -22,16 +22,16 @@ from dpstream.sql_compiler.functions import (
     UNITS,
     Function,
     arithmetic,
-    choose,
+    concatenate,
     divide,
-    element,
-    joined,
-    part_of,
+    extract_part,
+    if_else,
+    list_item,
     remainder,
-    truncated,
+    truncate_time,
 )
-from dpstream.sql_compiler.sql_values import Value, as_bool, as_text, convert, kind, together
-from dpstream.sql_compiler.statement import Statement, close
+from dpstream.sql_compiler.sql_values import Value, as_bool, as_text, convert, kind, unify_kinds
+from dpstream.sql_compiler.statement import Statement, closest_word
 
 # From parsed expressions to functions of Arrow columns: one builder per kind of expression.
 
@@ -73,7 +73,7 @@ class Compiler:
     def constant(self, node: exp.Expr, wanted: type) -> Any:
         """A constant argument, as Python has it."""
         try:
-            value = literal(node)
+            value = literal_value(node)
         except ValueError:
             value = None
         whole = isinstance(value, int) and not isinstance(value, bool)
@@ -86,12 +86,12 @@ class Compiler:
         return value
 
 
-def literal(node: exp.Expr) -> Any:
+def literal_value(node: exp.Expr) -> Any:
     """The Python value of a constant; ValueError if it is none."""
     if isinstance(node, exp.Paren):
-        return literal(node.this)
+        return literal_value(node.this)
     if isinstance(node, exp.Neg):
-        return -literal(node.this)
+        return -literal_value(node.this)
     if isinstance(node, exp.Null):
         return None
     if isinstance(node, exp.Boolean):
@@ -105,9 +105,9 @@ def literal(node: exp.Expr) -> Any:
     raise ValueError
 
 
-def nearest(name: str, known: Any) -> str:
+def suggestion(name: str, known: Any) -> str:
     """The most similar name there is, as advice."""
-    found = close(name, known, least=0.6)
+    found = closest_word(name, known, least=0.6)
     return f"did you mean {found}?" if found else f"known are {', '.join(known)}"
 
 
@@ -147,7 +147,7 @@ def extract(compiler: Compiler, node: exp.Expr) -> Compute:
     part, inner = node.name.upper(), compiler.compile(node.args["expression"])
     if part not in PARTS:
         raise _unknown(compiler, node, f"EXTRACT knows no {part}", part, PARTS)
-    return lambda columns: part_of(compiler.zone, inner(columns), part)
+    return lambda columns: extract_part(compiler.zone, inner(columns), part)
 
 
 def item_of_list(compiler: Compiler, node: exp.Expr) -> Compute:
@@ -164,7 +164,7 @@ def item_of_list(compiler: Compiler, node: exp.Expr) -> Compute:
     if at < 0:
         raise compiler.statement.refusal(node, "there is no such item", "count from the beginning")
     lists = build_call(compiler, node.this, whole=False)
-    return lambda columns: element(compiler.zone, lists(columns), at)
+    return lambda columns: list_item(compiler.zone, lists(columns), at)
 
 
 def build_call(compiler: Compiler, node: exp.Expr, *, whole: bool = True) -> Compute:
@@ -178,7 +178,7 @@ def build_call(compiler: Compiler, node: exp.Expr, *, whole: bool = True) -> Com
             raise compiler.statement.refusal(
                 node, "SPLIT gives a list", "take an item: SPLIT(x, ',')[OFFSET(0)]"
             )
-        known = [*AGGREGATES, *known_functions()]
+        known = [*AGGREGATES, *function_names()]
         raise _unknown(compiler, node, f"there is no function {name}", name, known)
     arguments = node.expressions
     if not function.least <= len(arguments) <= function.most:
@@ -225,16 +225,16 @@ def _truncation(compiler: Compiler, node: exp.Expr) -> Compute:
         reason = f"{node.name.upper()} takes a time and one of {', '.join(UNITS)}"
         raise _unknown(compiler, node, reason, unit, UNITS)
     inner = compiler.compile(arguments[0])
-    return lambda columns: truncated(compiler.zone, inner(columns), unit)
+    return lambda columns: truncate_time(compiler.zone, inner(columns), unit)
 
 
-def known_functions() -> list[str]:
+def function_names() -> list[str]:
     """Every name that an expression may call."""
     return sorted([*FUNCTIONS, *TRUNCATIONS, "CAST", "SAFE_CAST", "EXTRACT"])
 
 
 def _unknown(compiler: Compiler, node: exp.Expr, reason: str, name: str, known: Any) -> Exception:
-    return compiler.statement.refusal(node, reason, nearest(name, known))
+    return compiler.statement.refusal(node, reason, suggestion(name, known))
 
 
 _COMPARISONS: dict[type, str] = {
@@ -251,7 +251,7 @@ _ARITHMETIC: dict[type, str] = {exp.Add: "add", exp.Sub: "subtract", exp.Mul: "m
 
 
 def _constant(compiler: Compiler, node: exp.Expr) -> Compute:
-    value = literal(node)
+    value = literal_value(node)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 63:
         value = float(value)
     made = pa.scalar(value)
@@ -296,7 +296,7 @@ def _remainder(compiler: Compiler, node: exp.Expr) -> Compute:
 
 def _join(compiler: Compiler, node: exp.Expr) -> Compute:
     left, right = _pair(compiler, node)
-    return lambda columns: joined(left(columns), right(columns))
+    return lambda columns: concatenate(left(columns), right(columns))
 
 
 def _comparison(compiler: Compiler, node: exp.Expr) -> Compute:
@@ -310,7 +310,7 @@ def _comparison(compiler: Compiler, node: exp.Expr) -> Compute:
 
 
 def _compared(compare: Callable[..., Value], left: Value, right: Value, zone: str) -> Value:
-    left, right = together([left, right], zone)
+    left, right = unify_kinds([left, right], zone)
     if kind(left) == "null":
         return pc.cast(left, pa.bool_())
     return compare(left, right)
@@ -337,14 +337,14 @@ def _in_list(compiler: Compiler, node: exp.Expr) -> Compute:
         )
     value = compiler.compile(node.this)
     try:
-        listed = [pa.scalar(literal(item)) for item in node.expressions]
+        listed = [pa.scalar(literal_value(item)) for item in node.expressions]
     except ValueError:
         raise compiler.statement.refusal(
             node, "IN takes a list of constants", "use = and OR for anything else"
         ) from None
 
     def compute(columns: Columns) -> Value:
-        it, *rest = together([value(columns), *listed], compiler.zone)
+        it, *rest = unify_kinds([value(columns), *listed], compiler.zone)
         known = [item for item in rest if item.is_valid]
         if kind(it) == "null" or not known:
             return pa.scalar(None, pa.bool_())
@@ -407,9 +407,9 @@ def _case(compiler: Compiler, node: exp.Expr) -> Compute:
     answers.append(compiler.compile(exp.Null() if default is None else default))
 
     def compute(columns: Columns) -> Value:
-        *values, chosen = together([answer(columns) for answer in answers], compiler.zone)
+        *values, chosen = unify_kinds([answer(columns) for answer in answers], compiler.zone)
         for test, value in zip(reversed(tests), reversed(values), strict=True):
-            chosen = choose(compiler.zone, test(columns), value, chosen)
+            chosen = if_else(compiler.zone, test(columns), value, chosen)
         return chosen
 
     return compute

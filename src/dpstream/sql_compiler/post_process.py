@@ -13,10 +13,10 @@ from sqlglot import exp
 from dpstream.query.aggregates import Aggregate, Measure
 from dpstream.records import Reals
 from dpstream.sql_compiler.dialect import canonical
-from dpstream.sql_compiler.draft import AGGREGATES, SHOWN_ALWAYS, WINDOW_COLUMNS, called
-from dpstream.sql_compiler.expressions import literal
-from dpstream.sql_compiler.row_expressions import Builder, Expression, computed
-from dpstream.sql_compiler.sql_values import as_bool, usual
+from dpstream.sql_compiler.draft import AGGREGATES, RELEASE_COLUMNS, WINDOW_COLUMNS, call_name
+from dpstream.sql_compiler.expressions import literal_value
+from dpstream.sql_compiler.row_expressions import Expression, QueryBuilder, computed
+from dpstream.sql_compiler.sql_values import as_bool, source_column
 
 # What a query does after the private part: columns, rows, their order, of noisy values.
 
@@ -149,7 +149,9 @@ class PostProcessing:
         return order  # type: ignore[return-value]
 
     def _computed(self, expression: Expression, release: pa.Table) -> pa.Array:
-        columns = {name: usual(release[name], name, self.zone) for name in expression.columns}
+        columns = {
+            name: source_column(release[name], name, self.zone) for name in expression.columns
+        }
         return computed(expression, columns, len(release))
 
 
@@ -161,7 +163,7 @@ class PostProcessing:
 Factors = dict[str, float]
 
 
-def error_bar_of(
+def error_bar(
     node: exp.Expr,
     aggregates: Mapping[str, Aggregate],
     compiled: Callable[[exp.Expr], Expression],
@@ -234,7 +236,7 @@ def _scaled(factors: Factors | None, by: float) -> Factors | None:
 
 def _number(node: exp.Expr) -> float | None:
     try:
-        value = literal(node)
+        value = literal_value(node)
     except (ValueError, TypeError):
         return None
     plain = isinstance(value, int | float) and not isinstance(value, bool)
@@ -255,7 +257,7 @@ def _independent(factors: Factors, aggregates: Mapping[str, Aggregate]) -> bool:
 class Finisher:
     """Makes a query's post-processing out of its draft."""
 
-    def __init__(self, builder: Builder, aggregates: Mapping[str, Aggregate]) -> None:
+    def __init__(self, builder: QueryBuilder, aggregates: Mapping[str, Aggregate]) -> None:
         self.builder, self.draft, self._aggregates = builder, builder.draft, aggregates
 
     def finish(self) -> PostProcessing | None:
@@ -284,7 +286,7 @@ class Finisher:
 
     def _made(self, name: str, node: exp.Expr) -> ComputedColumn:
         shared = self.draft.parameters.get("debias") is not None  # one noisy factor for all
-        spread = error_bar_of(node, self._aggregates, self.builder.expression, shared=shared)
+        spread = error_bar(node, self._aggregates, self.builder.expression, shared=shared)
         return ComputedColumn(name=name, value=self.builder.expression(node), spread=spread)
 
     def _shown(self, made: tuple[ComputedColumn, ...]) -> tuple[str, ...] | None:
@@ -308,14 +310,14 @@ class Finisher:
             natural.append("held")
         if found == natural:
             return None
-        return (*found, *SHOWN_ALWAYS)
+        return (*found, *RELEASE_COLUMNS)
 
     def _published(self, node: exp.Expr) -> Expression:
         """An expression of what is published: names of keys, aggregates and windows."""
         draft = self.draft
         names = [name for each in draft.aggregates for name in (each, f"{each}_stddev")]
         names = [name for name in names if name.removesuffix("_stddev") not in draft.hidden]
-        names += [*draft.computed, *draft.keys, *SHOWN_ALWAYS]
+        names += [*draft.computed, *draft.keys, *RELEASE_COLUMNS]
         if "time" in draft.parameters:
             names += WINDOW_COLUMNS
         if isinstance(node, exp.Literal) and not node.is_string:
@@ -325,7 +327,7 @@ class Finisher:
 
         def replaced(part: exp.Expr) -> exp.Expr:
             text = canonical(part)
-            if called(part) in AGGREGATES:
+            if call_name(part) in AGGREGATES:
                 if text not in written:
                     raise draft.refusal(
                         part, f"{text} is not among the columns of SELECT", "select it too"

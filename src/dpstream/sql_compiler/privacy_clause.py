@@ -13,7 +13,7 @@ from sqlglot import exp
 from dpstream.errors import InvalidParameter
 from dpstream.query.windows import duration
 from dpstream.sql_compiler.dialect import canonical
-from dpstream.sql_compiler.expressions import literal, nearest
+from dpstream.sql_compiler.expressions import literal_value, suggestion
 from dpstream.sql_compiler.statement import Statement
 
 # Values of options, as SQL writes them and as Python gives them; anything else is `NotThat`.
@@ -35,7 +35,7 @@ def number(node: exp.Expr) -> Any:
 
 def _plain(node: exp.Expr) -> Any:
     try:
-        return literal(node)
+        return literal_value(node)
     except (ValueError, TypeError):
         raise WrongKind("a constant") from None
 
@@ -252,7 +252,7 @@ def read_options(statement: Statement, clause: exp.Expr) -> dict[str, Any]:
         if not isinstance(node, exp.EQ) or not isinstance(node.this, exp.Column):
             raise statement.refusal(node, "an option is name = value", f"write {_ITS_COLUMN}")
         name = node.this.name.lower()
-        option = known(statement, node.this, name)
+        option = find_option(statement, node.this, name)
         if option.parameter in found:
             raise statement.refusal(node, f"{name} is given twice", "give it once")
         try:
@@ -268,7 +268,7 @@ def read_overrides(statement: Statement, overrides: dict[str, Any]) -> dict[str,
     """Parameters of a query, from options that were given as Python values."""
     found: dict[str, Any] = {}
     for name, value in overrides.items():
-        option = known(statement, None, name)
+        option = find_option(statement, None, name)
         try:
             found[option.parameter] = option.given(value)
         except WrongKind as wanted:
@@ -276,11 +276,11 @@ def read_overrides(statement: Statement, overrides: dict[str, Any]) -> dict[str,
     return found
 
 
-def known(statement: Statement, node: exp.Expr | None, name: str) -> Option:
+def find_option(statement: Statement, node: exp.Expr | None, name: str) -> Option:
     """The option of a name, or a refusal with the nearest one."""
     if name in OPTIONS:
         return OPTIONS[name]
-    fix = _LATER.get(name) or nearest(name, OPTIONS)
+    fix = _LATER.get(name) or suggestion(name, OPTIONS)
     raise statement.refusal(node, f"there is no option {name}", fix)
 
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from sqlglot import exp
 
 from dpstream.sql_compiler.dialect import WINDOWS, WindowTable, canonical
-from dpstream.sql_compiler.draft import AGGREGATES, Draft, Relation, calls, parts
-from dpstream.sql_compiler.statement import close
+from dpstream.sql_compiler.draft import AGGREGATES, Draft, Relation, find_calls, present_args
+from dpstream.sql_compiler.statement import closest_word
 
 _ATOMS = (exp.Column, exp.Literal, exp.Anonymous, exp.Paren, exp.Cast, exp.Null, exp.Boolean)
 _MIXES = "inside FROM it would mix the rows of several units before they are bounded"
 
 
-def inline_tables(draft: Draft) -> None:
+def inline_subqueries(draft: Draft) -> None:
     """Find the one table behind FROM, its filters and the expressions of its columns."""
     select = draft.select
     source = select.args.get("from_")
@@ -38,16 +38,16 @@ def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Rela
     if isinstance(node, exp.Table) and isinstance(node.this, WindowTable):
         found = _windowed(draft, node.this, tables)
     elif isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
-        if parts(node) - {"this", "alias"}:
+        if present_args(node) - {"this", "alias"}:
             raise draft.refusal(
                 node, f"{canonical(node)} is more than a table's name", "name a table: FROM clicks"
             )
         found = _copy(tables.get(node.name) or Relation(table=node.name))
         found.names = {node.name}
-    elif isinstance(node, exp.Subquery) and not parts(node) - {"this", "alias"}:
+    elif isinstance(node, exp.Subquery) and not present_args(node) - {"this", "alias"}:
         found = _inner(draft, node.this, tables)
     else:
-        meant = close(node.this.name if isinstance(node, exp.Table) else "", WINDOWS)
+        meant = closest_word(node.this.name if isinstance(node, exp.Table) else "", WINDOWS)
         raise draft.refusal(
             node,
             f"{canonical(node)} is no table",
@@ -108,7 +108,7 @@ def _inner(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Relat
 
 
 def _refuse_mixing(draft: Draft, select: exp.Select) -> None:
-    for name in parts(select) - {"expressions", "from_", "where"}:
+    for name in present_args(select) - {"expressions", "from_", "where"}:
         value = select.args[name]
         node = value[0] if isinstance(value, list) else value
         words = {"hint": "WITH DIFFERENTIAL_PRIVACY", "from_": "FROM", "with_": "WITH"}
@@ -118,7 +118,7 @@ def _refuse_mixing(draft: Draft, select: exp.Select) -> None:
             f"{shown} is refused: {_MIXES}",
             "keep only columns and WHERE there, and aggregate outside",
         )
-    for call in calls(select, AGGREGATES):
+    for call in find_calls(select, AGGREGATES):
         raise draft.refusal(
             call, f"an aggregate is refused: {_MIXES}", "aggregate in the outer SELECT alone"
         )
@@ -129,9 +129,11 @@ def _projected(
 ) -> tuple[dict[str, exp.Expr], bool]:
     """The columns that are named, and whether all others come along (*)."""
     found: dict[str, exp.Expr] = {}
-    every = any(isinstance(node, exp.Star) and not parts(node) for node in select.expressions)
+    every = any(
+        isinstance(node, exp.Star) and not present_args(node) for node in select.expressions
+    )
     for node in select.expressions:
-        if isinstance(node, exp.Star) and not parts(node):
+        if isinstance(node, exp.Star) and not present_args(node):
             continue
         plain = node.this if isinstance(node, exp.Alias) else node
         name = node.alias_or_name if isinstance(node, exp.Alias | exp.Column) else ""
@@ -152,7 +154,7 @@ def substitute(draft: Draft, node: exp.Expr, relation: Relation) -> exp.Expr:
         if not isinstance(part, exp.Column):
             return part
         qualifier = part.args.get("table")
-        if parts(part) - {"this", "table"} or not isinstance(part.this, exp.Identifier):
+        if present_args(part) - {"this", "table"} or not isinstance(part.this, exp.Identifier):
             raise draft.refusal(part, f"{canonical(part)} is no column", "name a column")
         if qualifier is not None and qualifier.name not in relation.names:
             names = ", ".join(sorted(relation.names)) or "no table"

@@ -13,10 +13,10 @@ from sqlglot import exp
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.query.aggregates import Aggregate, Count, CountUnits, Sum
 from dpstream.sql_compiler.dialect import canonical
-from dpstream.sql_compiler.draft import BOUNDED, Draft, called, parts
-from dpstream.sql_compiler.expressions import Compute, compiler, literal
+from dpstream.sql_compiler.draft import BOUNDED_AGGREGATES, Draft, call_name, present_args
+from dpstream.sql_compiler.expressions import Compute, compiler, literal_value
 from dpstream.sql_compiler.relation import substitute
-from dpstream.sql_compiler.sql_values import KINDS, as_bool, usual
+from dpstream.sql_compiler.sql_values import KINDS, as_bool, source_column
 
 # What a query does before the private part, row by row.
 
@@ -70,7 +70,7 @@ class RowPreparation:
         return pa.table({name: table[name] for name in self.kept} | made)
 
     def _computed(self, expression: Expression, table: pa.Table) -> pa.Array:
-        columns = {name: usual(table[name], name, self.zone) for name in expression.columns}
+        columns = {name: source_column(table[name], name, self.zone) for name in expression.columns}
         return computed(expression, columns, len(table))
 
 
@@ -103,34 +103,34 @@ def computed(expression: Expression, columns: dict[str, pa.Array], size: int) ->
 _BOUNDS = "contribution_bounds_per_row"
 
 
-def bounded_aggregates(draft: Draft) -> None:
+def require_bounded_aggregates(draft: Draft) -> None:
     """Every aggregate is one whose change by one unit is known."""
     for call in draft.aggregates.values():
         arguments = [each for each in call.expressions if not isinstance(each, exp.Kwarg)]
         if len(arguments) != 1:
             raise draft.refusal(
-                call, f"{called(call)} takes one column", f"write {called(call)}(column)"
+                call, f"{call_name(call)} takes one column", f"write {call_name(call)}(column)"
             )
         named = named_arguments(call)
-        known = {_BOUNDS, "quantum"} if called(call) in BOUNDED else set()
+        known = {_BOUNDS, "quantum"} if call_name(call) in BOUNDED_AGGREGATES else set()
         for name in named:
             if name not in known:
                 raise draft.refusal(
                     call,
-                    f"{called(call)} has no argument {name}",
+                    f"{call_name(call)} has no argument {name}",
                     f"known are {', '.join(sorted(known))}" if known else "leave it out",
                 )
         if isinstance(arguments[0], exp.Distinct):
             _counts_units(draft, call, arguments[0])
-        elif called(call) in BOUNDED and not _pair(named.get(_BOUNDS)):
+        elif call_name(call) in BOUNDED_AGGREGATES and not _pair(named.get(_BOUNDS)):
             raise draft.refusal(
                 call,
-                f"{called(call)} has no bounds: one row could change it by any amount",
-                f"write {called(call)}({canonical(arguments[0])}, {_BOUNDS} => (0, 600)), with "
+                f"{call_name(call)} has no bounds: one row could change it by any amount",
+                f"write {call_name(call)}({canonical(arguments[0])}, {_BOUNDS} => (0, 600)), with "
                 "bounds that do not come from the data",
             )
-        elif isinstance(arguments[0], exp.Star) and called(call) != "COUNT":
-            raise draft.refusal(call, f"{called(call)}(*) has no meaning", "name a column")
+        elif isinstance(arguments[0], exp.Star) and call_name(call) != "COUNT":
+            raise draft.refusal(call, f"{call_name(call)}(*) has no meaning", "name a column")
 
 
 def _pair(node: exp.Expr | None) -> bool:
@@ -141,9 +141,9 @@ def _counts_units(draft: Draft, call: exp.Expr, distinct: exp.Expr) -> None:
     column = distinct.expressions[0] if len(distinct.expressions) == 1 else None
     found = None
     if (
-        called(call) == "COUNT"
+        call_name(call) == "COUNT"
         and isinstance(column, exp.Column)
-        and not parts(distinct) - {"expressions"}
+        and not present_args(distinct) - {"expressions"}
     ):
         found = substitute(draft, column, draft.relation)
     if not isinstance(found, exp.Column) or found.name != draft.parameters["unit"]:
@@ -164,7 +164,7 @@ def named_arguments(call: exp.Expr) -> dict[str, exp.Expr]:
     }
 
 
-class Builder:
+class QueryBuilder:
     """The parts of a query that are made of expressions."""
 
     def __init__(self, draft: Draft) -> None:
@@ -212,9 +212,9 @@ class Builder:
         if isinstance(argument, exp.Distinct):
             return CountUnits(name)
         node = substitute(self.draft, argument, self.draft.relation)
-        if called(call) in ("COUNT", "COUNTIF"):
+        if call_name(call) in ("COUNT", "COUNTIF"):
             test = node
-            if called(call) == "COUNT":
+            if call_name(call) == "COUNT":
                 test = exp.Not(this=exp.Is(this=exp.Paren(this=node), expression=exp.Null()))
             ones = exp.Case(
                 ifs=[exp.If(this=test, true=exp.Literal.number(1))], default=exp.Literal.number(0)
@@ -223,7 +223,7 @@ class Builder:
         named = named_arguments(call)
         lo, hi = (self._number(each) for each in named["contribution_bounds_per_row"].expressions)
         quantum = self._number(named["quantum"]) if "quantum" in named else None
-        kind = BOUNDED[called(call)]
+        kind = BOUNDED_AGGREGATES[call_name(call)]
         try:
             return kind(name, column=self.value(node), lo=lo, hi=hi, quantum=quantum)
         except InvalidParameter as error:
@@ -231,7 +231,7 @@ class Builder:
 
     def _number(self, node: exp.Expr) -> Fraction:
         try:
-            return Fraction(str(literal(node)))
+            return Fraction(str(literal_value(node)))
         except (ValueError, TypeError):
             raise self.draft.refusal(node, "a bound is a number", "write (0, 600)") from None
 

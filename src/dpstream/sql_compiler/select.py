@@ -7,11 +7,11 @@ from sqlglot import exp
 from dpstream.sql_compiler.dialect import canonical
 from dpstream.sql_compiler.draft import (
     AGGREGATES,
-    SHOWN_ALWAYS,
+    RELEASE_COLUMNS,
     WINDOW_COLUMNS,
     Draft,
-    called,
-    calls,
+    call_name,
+    find_calls,
 )
 from dpstream.sql_compiler.relation import substitute
 
@@ -26,7 +26,7 @@ def name_keys(draft: Draft) -> None:
             draft.windowed = True
             continue
         plain = item.this if isinstance(item, exp.Alias) else item
-        for call in calls(plain, AGGREGATES):
+        for call in find_calls(plain, AGGREGATES):
             raise draft.refusal(
                 call, "an aggregate cannot be a key", "group by columns and expressions of rows"
             )
@@ -86,7 +86,7 @@ def is_window_column(draft: Draft, node: exp.Expr) -> bool:
     return True
 
 
-def unit_stays_hidden(draft: Draft) -> None:
+def refuse_unit_as_key(draft: Draft) -> None:
     """Nothing made of the unit is a key: each group would be one unit."""
     unit = draft.parameters["unit"]
     for item in draft.select.expressions:
@@ -106,7 +106,7 @@ def unit_stays_hidden(draft: Draft) -> None:
                 )
 
 
-def windows_are_grouped(draft: Draft) -> None:
+def require_grouped_windows(draft: Draft) -> None:
     """With TUMBLE each window is a group of its own."""
     if draft.relation.window is not None and not draft.windowed:
         raise draft.refusal(
@@ -129,7 +129,7 @@ def name_aggregates(draft: Draft) -> None:
             if not draft.windowed:
                 raise _raw(draft, item)
             _output(draft, item, plain.name)
-        elif called(plain) in AGGREGATES:
+        elif call_name(plain) in AGGREGATES:
             name = item.alias if isinstance(item, exp.Alias) else _default_name(draft, plain)
             if name in draft.keys:
                 raise draft.refusal(item, f"two columns are named {name}", "name one with AS")
@@ -163,7 +163,7 @@ def _computed_name(draft: Draft, item: exp.Expr) -> str:
     if isinstance(plain, exp.Column):
         raise _raw(draft, item)
     if not isinstance(item, exp.Alias):
-        for column in [] if any(calls(plain, AGGREGATES)) else plain.find_all(exp.Column):
+        for column in [] if any(find_calls(plain, AGGREGATES)) else plain.find_all(exp.Column):
             if not _is_key(draft, column):
                 raise _raw(draft, item)
         raise draft.refusal(
@@ -171,7 +171,7 @@ def _computed_name(draft: Draft, item: exp.Expr) -> str:
         )
     name = str(item.alias)
     taken = {f"{each}_stddev" for each in [*draft.outputs, *draft.aggregates]}
-    if name in {*draft.keys, *WINDOW_COLUMNS, *SHOWN_ALWAYS, "held"} | taken:
+    if name in {*draft.keys, *WINDOW_COLUMNS, *RELEASE_COLUMNS, "held"} | taken:
         raise draft.refusal(item, f"two columns are named {name}", "name one with another AS")
     return name
 
@@ -185,13 +185,13 @@ def _of_published(draft: Draft, node: exp.Expr, keys: dict[str, str]) -> exp.Exp
     """An expression in terms of published columns: keys, windows and (noisy) aggregates."""
 
     def replaced(part: exp.Expr) -> exp.Expr:
-        if called(part) in AGGREGATES:
+        if call_name(part) in AGGREGATES:
             return exp.column(_aggregate_named(draft, part), quoted=True)
         if isinstance(part, exp.Identifier | exp.Literal):
             return part
         if draft.windowed and isinstance(part, exp.Column) and part.name in WINDOW_COLUMNS:
             return exp.column(part.name, quoted=True)
-        if part.find(exp.Anonymous, exp.Column) and not any(calls(part, AGGREGATES)):
+        if part.find(exp.Anonymous, exp.Column) and not any(find_calls(part, AGGREGATES)):
             name = keys.get(canonical(substitute(draft, part, draft.relation)))
             if name is not None:
                 return exp.column(name, quoted=True)
@@ -233,5 +233,5 @@ def _default_name(draft: Draft, call: exp.Expr) -> str:
     if isinstance(argument, exp.Distinct):
         return "units"
     if isinstance(argument, exp.Column):
-        return f"{called(call).lower()}_{argument.name}"
+        return f"{call_name(call).lower()}_{argument.name}"
     raise draft.refusal(call, "the aggregate has no name", f"write {canonical(call)} AS name")

@@ -14,8 +14,8 @@ from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechan
 from dpstream.mechanisms.parts.factorised_counter import CountingParameters
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
-from dpstream.sql_compiler.draft import Draft, called
-from dpstream.sql_compiler.expressions import nearest
+from dpstream.sql_compiler.draft import Draft, call_name
+from dpstream.sql_compiler.expressions import suggestion
 from dpstream.sql_compiler.privacy_clause import OPTIONS, node_of
 
 _UNITS = ("user", "event", "w_event")
@@ -38,7 +38,7 @@ _DEFAULT = "pacer"  # the w-event mechanism that is nowhere far from the best
 _ITSELF = ("epsilon", "window")  # given as options of their own
 
 
-def which_unit(draft: Draft) -> None:
+def choose_privacy_unit(draft: Draft) -> None:
     """Users, or events through a time-series mechanism: options of one do not go with the other."""
     given, clause = draft.parameters, draft.clause
     unit = given.pop("privacy_unit", None)
@@ -104,7 +104,7 @@ def _fits(mechanism: type[Mechanism], unit: str) -> bool:
     return issubclass(mechanism, SeriesMechanism | CountingParameters)
 
 
-def steps_are_windows(draft: Draft) -> None:
+def require_tumbling_windows(draft: Draft) -> None:
     """Each window is one step: there must be windows, side by side, published once."""
     if not draft.series:
         return
@@ -130,16 +130,16 @@ def steps_are_windows(draft: Draft) -> None:
         )
 
 
-def one_count(draft: Draft) -> None:
+def require_one_count(draft: Draft) -> None:
     """The mechanism fills one histogram: rows per public group, a unit in one bin at most."""
     if not draft.series:
         return
     for call in draft.aggregates.values():
         argument = call.expressions[0]
-        if called(call) != "COUNT" or not isinstance(argument, exp.Star | exp.Distinct):
+        if call_name(call) != "COUNT" or not isinstance(argument, exp.Star | exp.Distinct):
             raise draft.refusal(
                 call,
-                f"{called(call)} cannot be published through a time-series mechanism: it fills a "
+                f"{call_name(call)} cannot be published through a time-series mechanism: it fills a "
                 "histogram with one row per unit and window",
                 "use COUNT(*), and filter in WHERE",
             )
@@ -186,7 +186,7 @@ def _built(
     clause = draft.clause
     place = node_of(clause, "mechanism") or clause
     if name not in REGISTRY:
-        raise draft.refusal(place, f"there is no mechanism {name!r}", nearest(name, REGISTRY))
+        raise draft.refusal(place, f"there is no mechanism {name!r}", suggestion(name, REGISTRY))
     cls: Any = find(name)
     if not _fits(cls, unit):
         raise draft.refusal(
@@ -222,7 +222,7 @@ def _parameters(
             raise draft.refusal(
                 option or place,
                 f"{name} has no parameter {key!r} here",
-                nearest(key, known) if known else "leave it out",
+                suggestion(key, known) if known else "leave it out",
             )
         values[key] = value
     if "steps" in fields and "steps" not in values and rows.schedule.steps is not None:

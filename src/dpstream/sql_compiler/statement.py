@@ -61,7 +61,7 @@ class Statement:
         return refusal(self.text, span, reason, fix)
 
 
-def close(word: str, known: Iterable[str], *, least: float = 0.75) -> str | None:
+def closest_word(word: str, known: Iterable[str], *, least: float = 0.75) -> str | None:
     """The known word that another is a slip of the hand away from, if there is one.
 
     >>> close("gropu", ["FROM", "GROUP"]), close("page", ["FROM", "GROUP"])
@@ -183,7 +183,7 @@ def _misspelt(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidP
     at = next((n for n, token in enumerate(tokens) if end and token.end + 1 >= end), None)
     beside = () if at is None else (at, at - 1, at + 1)
     for token in (tokens[n] for n in beside if n in range(len(tokens))):
-        meant = close(token.text, _WORDS)
+        meant = closest_word(token.text, _WORDS)
         if meant and not token.text.upper().startswith(meant):  # "orders" may be meant
             reason = f"this cannot be read as SQL: {token.text} is not expected here"
             return refusal(text, (token.start, token.end + 1), reason, f"did you mean {meant}?")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from sqlglot import exp
 
 from dpstream.sql_compiler.dialect import Emit, PrivacyClause, WindowTable, canonical
-from dpstream.sql_compiler.draft import AGGREGATES, Draft, called, calls, parts
-from dpstream.sql_compiler.expressions import known_functions
+from dpstream.sql_compiler.draft import AGGREGATES, Draft, call_name, find_calls, present_args
+from dpstream.sql_compiler.expressions import function_names
 from dpstream.sql_compiler.privacy_clause import node_of, read_options, read_overrides
-from dpstream.sql_compiler.series_options import which_unit
-from dpstream.sql_compiler.statement import close
+from dpstream.sql_compiler.series_options import choose_privacy_unit
+from dpstream.sql_compiler.statement import closest_word
 
 # Clauses that a private query may have, and those that would mix the rows of units.
 
@@ -39,7 +39,7 @@ _CLAUSES = {
 }
 
 
-def one_select(draft: Draft) -> None:
+def require_one_select(draft: Draft) -> None:
     """The statement is one SELECT."""
     tree = draft.statement.tree
     if not isinstance(tree, exp.Select):
@@ -52,7 +52,7 @@ def one_select(draft: Draft) -> None:
         )
 
 
-def private(draft: Draft) -> None:
+def require_privacy_clause(draft: Draft) -> None:
     """It has the privacy clause."""
     if not isinstance(draft.select.args.get("hint"), PrivacyClause):
         first = draft.select.expressions[0] if draft.select.expressions else None
@@ -64,28 +64,30 @@ def private(draft: Draft) -> None:
         )
 
 
-def known_clauses(draft: Draft) -> None:
+def refuse_unknown_clauses(draft: Draft) -> None:
     """It has no clause that would mix units, or that is not understood."""
-    for name in sorted(parts(draft.select) - _ALLOWED):
+    for name in sorted(present_args(draft.select) - _ALLOWED):
         value = draft.select.args[name]
         node = value[0] if isinstance(value, list) else value
         shown = name.rstrip("_").upper()
         reason, fix = _CLAUSES.get(name, (f"{shown} is not known here", "leave it out"))
         raise draft.refusal(node if isinstance(node, exp.Expr) else draft.select, reason, fix)
     group = draft.select.args.get("group")
-    if group is not None and (parts(group) - {"expressions"} or group.find(exp.Rollup, exp.Cube)):
+    if group is not None and (
+        present_args(group) - {"expressions"} or group.find(exp.Rollup, exp.Cube)
+    ):
         raise draft.refusal(
             group, "only plain columns can be grouped by", "run a query for each set of keys"
         )
 
 
-def no_joins_inside(draft: Draft) -> None:
+def refuse_joins(draft: Draft) -> None:
     """No joins anywhere, tables separated by commas included."""
     for node in draft.select.find_all(exp.Join, exp.Lateral, exp.Unnest):
         raise draft.refusal(node, *_CLAUSES["joins"])
 
 
-def no_window_functions(draft: Draft) -> None:
+def refuse_window_functions(draft: Draft) -> None:
     """OVER compares rows of several units."""
     for node in draft.select.find_all(exp.Window):
         raise draft.refusal(
@@ -95,7 +97,7 @@ def no_window_functions(draft: Draft) -> None:
         )
 
 
-def no_subqueries(draft: Draft) -> None:
+def refuse_subqueries_in_expressions(draft: Draft) -> None:
     """A subquery stands in FROM or nowhere."""
     for node in draft.select.find_all(exp.Select, exp.SetOperation, exp.Exists):
         if node is draft.select or isinstance(node.parent, exp.CTE):
@@ -111,7 +113,7 @@ def no_subqueries(draft: Draft) -> None:
             )
 
 
-def no_star(draft: Draft) -> None:
+def refuse_select_star(draft: Draft) -> None:
     """SELECT * would publish rows."""
     for node in draft.select.expressions:
         if isinstance(node, exp.Star) or isinstance(node.this, exp.Star):
@@ -120,13 +122,13 @@ def no_star(draft: Draft) -> None:
             )
 
 
-def public_triggers(draft: Draft) -> None:
+def refuse_data_dependent_triggers(draft: Draft) -> None:
     """When tables are published depends on the clock and on nothing in the data."""
     emit = draft.select.args.get("emit")
     if isinstance(emit, Emit) and emit.args.get("other"):
         ways = "use EMIT EVERY INTERVAL '15' MINUTE, or EMIT ON WINDOW CLOSE"
         word = draft.statement.word_after(emit)
-        if word != "EVERY" and close(word, ["EVERY"]):
+        if word != "EVERY" and closest_word(word, ["EVERY"]):
             raise draft.refusal(emit, f"EMIT {word} is not known", "did you mean EMIT EVERY?")
         raise draft.refusal(
             emit,
@@ -135,7 +137,7 @@ def public_triggers(draft: Draft) -> None:
         )
 
 
-def known_window(draft: Draft) -> None:
+def refuse_session_windows(draft: Draft) -> None:
     """Sessions are understood and refused."""
     for window in draft.select.find_all(WindowTable):
         kind = window.args["kind"]
@@ -147,17 +149,21 @@ def known_window(draft: Draft) -> None:
             )
 
 
-def nothing_left_over(draft: Draft) -> None:
+def require_plain_order_and_limit(draft: Draft) -> None:
     """LIMIT and OFFSET are plain numbers; the order is plain."""
     order = draft.select.args.get("order")
     for term in [] if order is None else order.expressions:
-        if not isinstance(term, exp.Ordered) or parts(term) - {"this", "desc", "nulls_first"}:
+        if not isinstance(term, exp.Ordered) or present_args(term) - {
+            "this",
+            "desc",
+            "nulls_first",
+        }:
             raise draft.refusal(term, "ORDER BY takes columns", "write ORDER BY n DESC NULLS LAST")
     for name in ("limit", "offset"):
         node = draft.select.args.get(name)
         value = None if node is None else node.args.get("expression")
         plain = isinstance(value, exp.Literal) and not value.is_string and value.name.isdigit()
-        if node is not None and (not plain or parts(node) - {"expression"}):
+        if node is not None and (not plain or present_args(node) - {"expression"}):
             raise draft.refusal(
                 node, f"{name.upper()} takes a whole number", f"write {name.upper()} 10"
             )
@@ -245,7 +251,7 @@ _NOT_YET = frozenset(
 )
 
 
-def deterministic(draft: Draft) -> None:
+def refuse_nondeterminism(draft: Draft) -> None:
     """The same row gives the same result, today and in a replay."""
     for node in draft.select.find_all(exp.Anonymous, exp.Column):
         name = node.name.upper()
@@ -265,23 +271,23 @@ def deterministic(draft: Draft) -> None:
             )
 
 
-def known_aggregates(draft: Draft) -> None:
+def refuse_unbounded_aggregates(draft: Draft) -> None:
     """Only aggregates whose change by one unit is bounded."""
-    for call in calls(draft.select, _ONE_ROW):
+    for call in find_calls(draft.select, _ONE_ROW):
         raise draft.refusal(
             call,
-            f"{called(call)} can show the value of a single row",
+            f"{call_name(call)} can show the value of a single row",
             "use COUNT, SUM or AVG with bounds",
         )
-    for call in calls(draft.select, _NOT_YET):
+    for call in find_calls(draft.select, _NOT_YET):
         raise draft.refusal(
             call,
-            f"{called(call)} is not offered",
+            f"{call_name(call)} is not offered",
             f"use one of {', '.join(AGGREGATES)}; variances are those of all rows",
         )
     for call in draft.select.find_all(exp.Anonymous):
-        name = called(call)
-        meant = None if name in {*AGGREGATES, *known_functions()} else close(name, AGGREGATES)
+        name = call_name(call)
+        meant = None if name in {*AGGREGATES, *function_names()} else closest_word(name, AGGREGATES)
         if meant:
             raise draft.refusal(call, f"there is no function {name}", f"did you mean {meant}?")
     for node in draft.select.find_all(exp.Filter):
@@ -290,31 +296,31 @@ def known_aggregates(draft: Draft) -> None:
         )
 
 
-def aggregates_in_place(draft: Draft) -> None:
+def refuse_misplaced_aggregates(draft: Draft) -> None:
     """Aggregates stand in SELECT, HAVING and ORDER BY, and not within each other."""
     for name in ("where", "group"):
         clause = draft.select.args.get(name)
-        for call in calls(clause, AGGREGATES) if clause is not None else ():
+        for call in find_calls(clause, AGGREGATES) if clause is not None else ():
             raise draft.refusal(
                 call,
                 f"an aggregate in {'WHERE' if name == 'where' else 'GROUP BY'} decides by exact "
                 "numbers about rows",
                 "use HAVING, which sees the noisy numbers",
             )
-    for call in calls(draft.select, AGGREGATES):
+    for call in find_calls(draft.select, AGGREGATES):
         for inside in call.expressions:
-            for nested in calls(inside, AGGREGATES):
+            for nested in find_calls(inside, AGGREGATES):
                 raise draft.refusal(nested, "an aggregate of an aggregate", "use one of them")
 
 
-def options(draft: Draft) -> None:
+def read_parameters(draft: Draft) -> None:
     """Every option is known and readable; what was given to the call goes before the text."""
     found = read_options(draft.statement, draft.clause)
     found |= read_overrides(draft.statement, draft.overrides)
     draft.parameters = found
 
 
-def what_is_protected(draft: Draft) -> None:
+def require_unit_and_budget(draft: Draft) -> None:
     """Unit, epsilon and delta have no defaults."""
     wanted = {
         "unit": ("which column names the protected unit", "privacy_unit_column = user_id"),
@@ -330,12 +336,12 @@ def what_is_protected(draft: Draft) -> None:
             )
 
 
-def unit_is_a_column(draft: Draft) -> None:
+def require_unit_column(draft: Draft) -> None:
     """The unit is a column of the source: anything made of it could split one person in many."""
     _plain(draft, "unit", "the privacy unit", "one person could become many units")
 
 
-def times_are_columns(draft: Draft) -> None:
+def require_time_columns(draft: Draft) -> None:
     """Event time and arrival are columns of the source: periods and budget are counted by them."""
     for parameter in ("time", "arrival"):
         if parameter in draft.parameters:
@@ -366,21 +372,21 @@ def _plain(draft: Draft, parameter: str, what: str, why: str) -> None:
 
 
 CHECKS: tuple[Callable[[Draft], None], ...] = (
-    one_select,
-    known_clauses,
-    private,
-    no_joins_inside,
-    no_window_functions,
-    no_subqueries,
-    deterministic,
-    known_aggregates,
-    aggregates_in_place,
-    no_star,
-    known_window,
-    public_triggers,
-    nothing_left_over,
-    options,
-    which_unit,
-    what_is_protected,
+    require_one_select,
+    refuse_unknown_clauses,
+    require_privacy_clause,
+    refuse_joins,
+    refuse_window_functions,
+    refuse_subqueries_in_expressions,
+    refuse_nondeterminism,
+    refuse_unbounded_aggregates,
+    refuse_misplaced_aggregates,
+    refuse_select_star,
+    refuse_session_windows,
+    refuse_data_dependent_triggers,
+    require_plain_order_and_limit,
+    read_parameters,
+    choose_privacy_unit,
+    require_unit_and_budget,
 )
 """Of the statement as it is written."""
