@@ -18,7 +18,11 @@ from dpstream.bounds_proposal.histograms import (
     noisy_histograms,
     value_bins,
 )
-from dpstream.bounds_proposal.trade_off import counts, size_distribution, values
+from dpstream.bounds_proposal.propose import (
+    count_distribution,
+    size_distribution,
+    value_distribution,
+)
 from dpstream.bounds_proposal.unit_facts import collect_unit_facts, value_sums
 from dpstream.cli import main
 from dpstream.connectors.registry import open_source
@@ -203,7 +207,7 @@ def test_empty_bins_of_large_sizes_do_not_drown_the_rest():
     rng = np.random.default_rng(3)
     bins = rng.normal(0, 10, len(COUNTS))
     bins[1] += 5000
-    assert counts(bins, 10.0).kept(2) == pytest.approx(1.0, abs=0.05)
+    assert count_distribution(bins, 10.0).kept(2) == pytest.approx(1.0, abs=0.05)
     believed = np.maximum(bins, 0)
     assert (believed * np.minimum(COUNTS, 2)).sum() < 0.5 * (believed * COUNTS).sum()
 
@@ -212,7 +216,8 @@ def test_signs_of_values_are_found():
     """Clamps of a column that is never negative begin at 0."""
     bins = np.zeros(BINS["value"])
     bins[len(SIZES) + 5] = 100
-    assert (values(bins, 1.0).negative, values(bins, 1.0).positive) == (False, True)
+    values = value_distribution(bins, 1.0)
+    assert (values.negative, values.positive) == (False, True)
     assert size_distribution(np.zeros(4), np.arange(1, 5), 1.0).total == 0
 
 

@@ -104,10 +104,3 @@ def test_comments_spaces_and_case_of_words_change_nothing():
 
     facts = [compile_sql(text.format(PRIVATE)).query.facts() for text in (one, two)]
     assert facts[0] == facts[1]
-
-
-def test_the_package_and_the_function_share_their_name():
-    """However it is imported, dps.sql can be called."""
-    import dpstream.sql_compiler as package
-
-    assert package(ACCEPTED[1][0]) == dps.sql(ACCEPTED[1][0])

@@ -1,4 +1,4 @@
-"""A query on its way from SQL to a plan: what the rules have found so far."""
+"""A query on its way from SQL to `Query`: what the rules know of it so far."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Relation:
 
 @dataclass(kw_only=True)
 class Draft:
-    """A statement and what its rules made of it; each rule reads and adds."""
+    """A statement and what the rules know of it; each rule reads it and adds to it."""
 
     statement: Statement
     overrides: dict[str, Any]
@@ -75,9 +75,9 @@ class Draft:
     @property
     def clause(self) -> PrivacyClause:
         """The privacy clause."""
-        found = self.select.args["hint"]
-        assert isinstance(found, PrivacyClause)
-        return found
+        clause = self.select.args["hint"]
+        assert isinstance(clause, PrivacyClause)
+        return clause
 
     def refusal(self, node: exp.Expr | None, reason: str, fix: str) -> InvalidParameter:
         """What is wrong, where, and what to do."""
@@ -95,5 +95,13 @@ def find_calls(node: exp.Expr, names: tuple[str, ...] | frozenset[str]) -> Itera
 
 
 def present_args(node: exp.Expr) -> set[str]:
-    """Which clauses a SELECT has."""
+    """The arguments of a node that are there, such as the clauses of a SELECT."""
     return {name for name, value in node.args.items() if value}
+
+
+def other_clauses(select: exp.Expr, allowed: set[str]) -> Iterator[tuple[str, exp.Expr]]:
+    """The name in capitals and the node of each clause that is not among the allowed ones."""
+    for name in sorted(present_args(select) - allowed):
+        value = select.args[name]
+        node = value[0] if isinstance(value, list) else value
+        yield name.rstrip("_").upper(), node if isinstance(node, exp.Expr) else select

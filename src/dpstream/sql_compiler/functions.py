@@ -1,6 +1,7 @@
-"""What each SQL function computes, as `pyarrow.compute` calls: one table of names.
+"""What each SQL operator and function computes, as `pyarrow.compute` calls.
 
-Every function looks at one row at a time and is NULL where it cannot be computed.
+Every one looks at one row at a time and is NULL where it cannot be computed, never an error. Each
+takes the query's time zone first. `FUNCTIONS` is the table of names.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 
 from dpstream.sql_compiler.sql_values import (
     MOMENT,
+    WIDEST_FLOAT,
     Value,
     as_bool,
     as_date,
@@ -28,18 +30,16 @@ from dpstream.sql_compiler.sql_values import (
     unify_kinds,
 )
 
-# Arithmetic of SQL: NULL where a number cannot be had, never an error.
-
-_WIDE = float(2**63 - 2048)
+_FAR = float(2**62)  # microseconds, far beyond the calendar
 
 
-def arithmetic(name: str, left: Value, right: Value) -> Value:
+def arithmetic(name: str, zone: str, left: Value, right: Value) -> Value:
     """+, -, *: NULL where an int64 would overflow."""
     left, right = as_number(left), as_number(right)
     compute = getattr(pc, name)
     if kind(left) == kind(right) == "int64":
         size = pc.abs(compute(as_float(left), as_float(right)))
-        return only_where(pc.less(size, _WIDE), compute(left, right))
+        return only_where(pc.less(size, WIDEST_FLOAT), compute(left, right))
     return finite(compute(as_float(left), as_float(right)))
 
 
@@ -48,7 +48,15 @@ def finite(value: Value) -> Value:
     return only_where(pc.is_finite(value), value)
 
 
-def divide(left: Value, right: Value) -> Value:
+def compare(name: str, zone: str, left: Value, right: Value) -> Value:
+    """=, <>, <, <=, >, >=: NULL where one side is NULL."""
+    left, right = unify_kinds([left, right], zone)
+    if kind(left) == "null":
+        return pc.cast(left, pa.bool_())
+    return getattr(pc, name)(left, right)
+
+
+def divide(zone: str, left: Value, right: Value) -> Value:
     """Division of floats; NULL by zero."""
     return finite(pc.divide(as_float(left), _nonzero(as_float(right))))
 
@@ -81,18 +89,13 @@ def absolute(zone: str, value: Value) -> Value:
     number = as_number(value)
     if kind(number) == "float64":
         return pc.abs(number)
-    return only_where(pc.less(pc.abs(as_float(number)), _WIDE), pc.abs(number))
+    return only_where(pc.less(pc.abs(as_float(number)), WIDEST_FLOAT), pc.abs(number))
 
 
 def round_number(zone: str, value: Value, digits: int = 0) -> Value:
     """ROUND, half away from zero."""
-    found = pc.round(as_float(value), ndigits=digits, round_mode="half_towards_infinity")
-    return finite(found)
+    return finite(pc.round(as_float(value), ndigits=digits, round_mode="half_towards_infinity"))
 
-
-# Parts and beginnings of times, in the query's time zone.
-
-_FAR = float(2**62)  # microseconds, far beyond the calendar
 
 PARTS = {
     "MICROSECOND": lambda t: pc.add(pc.multiply(pc.millisecond(t), 1000), pc.microsecond(t)),
@@ -112,16 +115,19 @@ PARTS = {
 }
 """Parts of an instant, as EXTRACT knows them."""
 
-
+TRUNCATIONS = ("DATE_TRUNC", "TIMESTAMP_TRUNC", "DATETIME_TRUNC")
 UNITS = ("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "ISOWEEK", "MONTH", "QUARTER", "YEAR")
 """Units that DATE_TRUNC cuts at; weeks begin on Sunday, ISO weeks on Monday."""
 
 
 def extract_part(zone: str, value: Value, part: str) -> Value:
     """EXTRACT, in the query's time zone."""
-    local = pc.cast(as_moment(value, zone), pa.timestamp("us", tz=zone))
-    found = PARTS[part](local)
-    return found if part == "DATE" else pc.cast(found, pa.int64())
+    extracted = PARTS[part](_local(zone, value))
+    return extracted if part == "DATE" else pc.cast(extracted, pa.int64())
+
+
+def _local(zone: str, value: Value) -> Value:
+    return pc.cast(as_moment(value, zone), pa.timestamp("us", tz=zone))
 
 
 def truncate_time(zone: str, value: Value, unit: str) -> Value:
@@ -132,22 +138,18 @@ def truncate_time(zone: str, value: Value, unit: str) -> Value:
     if kind(value) == "date":
         days = pc.floor_temporal(pc.cast(value, pa.timestamp("us")), **options)
         return pc.cast(pc.floor_temporal(days, unit="day"), pa.date32())
-    local = pc.cast(as_moment(value, zone), pa.timestamp("us", tz=zone))
-    return pc.cast(pc.floor_temporal(local, **options), pa.timestamp("us", tz="UTC"))
+    return pc.cast(pc.floor_temporal(_local(zone, value), **options), MOMENT)
 
 
 def from_epoch(factor: int) -> Callable[[str, Value], Value]:
     """An instant from a whole number of units since 1970; NULL beyond the calendar."""
 
     def compute(zone: str, value: Value) -> Value:
-        whole = as_integer(value)
-        near = only_where(pc.less(pc.abs(as_float(whole)), _FAR / factor), whole)
+        number = as_integer(value)
+        near = only_where(pc.less(pc.abs(as_float(number)), _FAR / factor), number)
         return as_moment(pc.cast(pc.multiply(near, factor), MOMENT), zone)
 
     return compute
-
-
-TRUNCATIONS = ("DATE_TRUNC", "TIMESTAMP_TRUNC", "DATETIME_TRUNC")
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class Function:
     constants: Mapping[int, type] = field(default_factory=dict)
 
 
-def concatenate(*values: Value) -> Value:
+def concatenate(zone: str, *values: Value) -> Value:
     """Text after text; NULL if one of them is."""
     return pc.binary_join_element_wise(*map(as_text, values), "", null_handling="emit_null")
 
@@ -189,7 +191,7 @@ def null_if(zone: str, value: Value, other: Value) -> Value:
 def _extreme(pick: Callable[..., Value]) -> Callable[..., Value]:
     def compute(zone: str, *values: Value) -> Value:
         alike = unify_kinds(values, zone)
-        known = reduce(pc.and_, (pc.is_valid(value) for value in alike))
+        known = reduce(pc.and_, map(pc.is_valid, alike))
         return only_where(known, pick(*alike, skip_nulls=True))
 
     return compute
@@ -246,7 +248,7 @@ def _with_pattern(compute: Callable[..., Value], constants: int = 1) -> Function
     return Function(both, 1 + constants, 1 + constants, {1 + at: str for at in range(constants)})
 
 
-def _extracted(text: Value, pattern: str) -> Value:
+def _extract_regex(text: Value, pattern: str) -> Value:
     return pc.struct_field(pc.extract_regex(text, name_group(pattern)), "part")
 
 
@@ -282,7 +284,7 @@ FUNCTIONS: dict[str, Function] = {
     "ABS": Function(absolute),
     "CEIL": _numeric(pc.ceil),
     "COALESCE": Function(coalesce, 1, 64),
-    "CONCAT": Function(lambda zone, *values: concatenate(*values), 1, 64),
+    "CONCAT": Function(concatenate, 1, 64),
     "DATE": Function(lambda zone, value: as_date(value, zone)),
     "DIV": Function(whole_division, 2, 2),
     "ENDS_WITH": _with_pattern(lambda text, end: pc.ends_with(text, pattern=end)),
@@ -306,7 +308,7 @@ FUNCTIONS: dict[str, Function] = {
     "NULLIF": Function(null_if, 2, 2),
     "POW": Function(lambda zone, x, y: finite(pc.power(as_float(x), as_float(y))), 2, 2),
     "REGEXP_CONTAINS": _with_pattern(lambda text, p: pc.match_substring_regex(text, pattern=p)),
-    "REGEXP_EXTRACT": _with_pattern(_extracted),
+    "REGEXP_EXTRACT": _with_pattern(_extract_regex),
     "REGEXP_REPLACE": _with_pattern(
         lambda text, p, new: pc.replace_substring_regex(text, pattern=p, replacement=new), 2
     ),

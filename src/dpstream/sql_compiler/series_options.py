@@ -139,8 +139,8 @@ def require_one_count(draft: Draft) -> None:
         if call_name(call) != "COUNT" or not isinstance(argument, exp.Star | exp.Distinct):
             raise draft.refusal(
                 call,
-                f"{call_name(call)} cannot be published through a time-series mechanism: it fills a "
-                "histogram with one row per unit and window",
+                f"{call_name(call)} cannot be published through a time-series mechanism: it fills "
+                "a histogram with one row per unit and window",
                 "use COUNT(*), and filter in WHERE",
             )
     if len(draft.aggregates) > 1:

@@ -32,7 +32,7 @@ KINDS = {
     "moment": MOMENT,
     "null": pa.null(),
 }
-_WIDE = float(2**63 - 2048)  # floats beyond may lie outside of int64
+WIDEST_FLOAT = float(2**63 - 2048)  # floats beyond may lie outside of int64
 _WHOLE = r"^\s*[+-]?\d{1,18}\s*$"
 _TRUE, _FALSE = ["true", "t", "yes", "1"], ["false", "f", "no", "0"]
 
@@ -67,11 +67,11 @@ def _readable(array: pa.Array) -> pa.Array:
         array.validate(full=True)
     except pa.ArrowInvalid:
         raw = array.cast(pa.binary()).to_pylist()
-        return pa.array([_decoded(item) for item in raw], pa.string())
+        return pa.array([_decode(item) for item in raw], pa.string())
     return array
 
 
-def _decoded(raw: bytes | None) -> str | None:
+def _decode(raw: bytes | None) -> str | None:
     try:
         return None if raw is None else raw.decode()
     except UnicodeDecodeError:
@@ -111,8 +111,8 @@ def as_float(value: pa.Array) -> pa.Array:
     """float64; text that is no finite number is NULL."""
     if kind(value) != "text":
         return pc.cast(as_number(value), pa.float64(), safe=False)
-    found, readable = parse.numbers(value, "an expression")
-    return pa.array(found, pa.float64(), mask=~readable | ~np.isfinite(found))
+    numbers, readable = parse.numbers(value, "an expression")
+    return pa.array(numbers, pa.float64(), mask=~readable | ~np.isfinite(numbers))
 
 
 @also_for_scalars
@@ -126,7 +126,7 @@ def as_integer(value: pa.Array) -> pa.Array:
         exact = pc.cast(pc.utf8_ltrim(direct, "+"), pa.int64())
         return pc.coalesce(exact, as_integer(as_float(value)))
     rounded = pc.round(as_float(value), round_mode="half_towards_infinity")
-    return pc.cast(only_where(pc.less(pc.abs(rounded), _WIDE), rounded), pa.int64())
+    return pc.cast(only_where(pc.less(pc.abs(rounded), WIDEST_FLOAT), rounded), pa.int64())
 
 
 @also_for_scalars
@@ -189,7 +189,7 @@ def convert(value: Value, to: str, zone: str) -> Value:
     return value if to == "null" else table[to](value)
 
 
-_MEETINGS = {
+_COMMON_KINDS = {
     frozenset(("int64", "float64")): "float64",
     frozenset(("text", "int64")): "float64",
     frozenset(("text", "float64")): "float64",
@@ -202,18 +202,21 @@ _MEETINGS = {
 
 def unify_kinds(values: Sequence[Value], zone: str) -> list[Value]:
     """Values of one kind: text gives way to what it meets, numbers to floats, days to instants."""
-    found = "null"
+    common = "null"
     for value in values:
         each = kind(value)
-        if "null" in (found, each) or found == each:
-            found = each if found == "null" else found
-        elif (met := _MEETINGS.get(frozenset((found, each)))) is not None:
-            found = met
-        else:
-            raise InvalidInput(f"a {found} and a {each} cannot meet in one expression; use CAST")
-    if found == "null":
+        if common in ("null", each):
+            common = each
+        elif each != "null":
+            pair = frozenset((common, each))
+            if pair not in _COMMON_KINDS:
+                raise InvalidInput(
+                    f"a {common} and a {each} cannot meet in one expression; use CAST"
+                )
+            common = _COMMON_KINDS[pair]
+    if common == "null":
         return list(values)
     return [
-        pc.cast(value, KINDS[found]) if kind(value) == "null" else convert(value, found, zone)
+        pc.cast(value, KINDS[common]) if kind(value) == "null" else convert(value, common, zone)
         for value in values
     ]

@@ -1,4 +1,4 @@
-"""A statement with the places of its parts, and refusals that point at them."""
+"""SQL text to one parsed statement, with the places of its parts for errors that point at them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from dpstream.errors import InvalidParameter
 from dpstream.sql_compiler.dialect import PrivateSql
 from dpstream.sql_compiler.functions import TRUNCATIONS
 
-_NAMED_CALLS = (exp.Anonymous, exp.Cast, exp.Extract)
+_LONGEST = 100_000  # characters
+_BEGINNINGS = (TokenType.SELECT, TokenType.WITH, TokenType.L_PAREN)
+_SHAPE = (
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (...) columns FROM table [WHERE ...] GROUP BY ... "
+    "[HAVING ...] [ORDER BY ...] [LIMIT n] [EMIT EVERY INTERVAL ...]"
+)
+_WORDS = (
+    *("SELECT", "WITH", "DIFFERENTIAL_PRIVACY", "OPTIONS", "FROM", "WHERE", "GROUP", "HAVING"),
+    *("ORDER", "LIMIT", "OFFSET", "EMIT", "EVERY", "INTERVAL", "BETWEEN"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,21 +114,6 @@ def underline(text: str, start: int, end: int) -> list[str]:
     return found
 
 
-# SQL text to one parsed SELECT.
-
-_LONGEST = 100_000  # characters
-_BEGINNINGS = (TokenType.SELECT, TokenType.WITH, TokenType.L_PAREN)
-_SHAPE = (
-    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (...) columns FROM table [WHERE ...] GROUP BY ... "
-    "[HAVING ...] [ORDER BY ...] [LIMIT n] [EMIT EVERY INTERVAL ...]"
-)
-
-_WORDS = (
-    *("SELECT", "WITH", "DIFFERENTIAL_PRIVACY", "OPTIONS", "FROM", "WHERE", "GROUP", "HAVING"),
-    *("ORDER", "LIMIT", "OFFSET", "EMIT", "EVERY", "INTERVAL", "BETWEEN"),
-)
-
-
 def parse(text: str) -> Statement:
     """Parse one statement; what cannot be read is underlined."""
     if len(text) > _LONGEST:
@@ -127,14 +121,14 @@ def parse(text: str) -> Statement:
     dialect = PrivateSql()
     try:
         tokens = dialect.tokenize(text)
-        _begins_with_select(text, tokens)
+        _require_select(text, tokens)
         trees = [tree for tree in dialect.parser().parse(tokens, text) if tree is not None]
     except TokenError as error:
         raise refusal(
             text, None, f"this is not SQL: {error}", "close every quote and comment"
         ) from None
     except ParseError as error:
-        raise _misspelt(text, tokens, error) or _unreadable(text, error) from None
+        raise _misspelling_error(text, tokens, error) or _parser_error(text, error) from None
     except RecursionError:
         raise refusal(text, None, "the SQL is nested too deeply", "use fewer parentheses") from None
     except InvalidParameter:
@@ -152,7 +146,7 @@ def parse(text: str) -> Statement:
     return Statement(text=text, tree=trees[0], tokens=tokens)
 
 
-def _begins_with_select(text: str, tokens: Sequence[Token]) -> None:
+def _require_select(text: str, tokens: Sequence[Token]) -> None:
     """Other statements, and pipes, are not even parsed."""
     first = tokens[0] if tokens else None
     if first is None or first.token_type not in _BEGINNINGS:
@@ -177,9 +171,9 @@ def _name_units(tree: exp.Expr) -> None:
             last.replace(exp.var(last.name).update_positions(last.this))
 
 
-def _misspelt(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidParameter | None:
+def _misspelling_error(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidParameter | None:
     """A word beside the parser's complaint that is nearly a word of the language."""
-    end = _end(text, error)
+    end = _error_end(text, error)
     at = next((n for n, token in enumerate(tokens) if end and token.end + 1 >= end), None)
     beside = () if at is None else (at, at - 1, at + 1)
     for token in (tokens[n] for n in beside if n in range(len(tokens))):
@@ -190,7 +184,7 @@ def _misspelt(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidP
     return None
 
 
-def _end(text: str, error: ParseError) -> int | None:
+def _error_end(text: str, error: ParseError) -> int | None:
     """Where the token ends that the parser complains about."""
     about = error.errors[0] if error.errors else {}
     line, col = about.get("line"), about.get("col")
@@ -200,7 +194,7 @@ def _end(text: str, error: ParseError) -> int | None:
     return min(before + col, len(text))
 
 
-def _unreadable(text: str, error: ParseError) -> InvalidParameter:
+def _parser_error(text: str, error: ParseError) -> InvalidParameter:
     """The parser's complaint, with its place."""
     about = error.errors[0] if error.errors else {}
     words = str(about.get("description") or error).split(" but got <")[0].rstrip(".")

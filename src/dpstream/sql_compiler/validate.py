@@ -1,41 +1,41 @@
-"""What would break the promise is refused; one check per function, in this order."""
+"""Checks of the statement as it is written; each refuses what would break the guarantee."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from sqlglot import exp
 
 from dpstream.sql_compiler.dialect import Emit, PrivacyClause, WindowTable, canonical
-from dpstream.sql_compiler.draft import AGGREGATES, Draft, call_name, find_calls, present_args
+from dpstream.sql_compiler.draft import (
+    AGGREGATES,
+    Draft,
+    call_name,
+    find_calls,
+    other_clauses,
+    present_args,
+)
 from dpstream.sql_compiler.expressions import function_names
 from dpstream.sql_compiler.privacy_clause import node_of, read_options, read_overrides
-from dpstream.sql_compiler.series_options import choose_privacy_unit
 from dpstream.sql_compiler.statement import closest_word
 
-# Clauses that a private query may have, and those that would mix the rows of units.
-
-_ALLOWED = {"hint", "expressions", "from_", "where", "group", "having", "order", "limit"}
-
-
-_ALLOWED |= {"offset", "emit", "with_"}
-
-
-_CLAUSES = {
-    "joins": (
+_ALLOWED_CLAUSES = {
+    *("hint", "expressions", "with_", "from_", "where", "group", "having"),
+    *("order", "limit", "offset", "emit"),
+}
+_REFUSED_CLAUSES = {
+    "JOINS": (
         "a join lets one unit's rows meet another's, so a unit's part has no bound",
         "join before the stream is read, with public tables only, and read the result",
     ),
-    "distinct": (
+    "DISTINCT": (
         "DISTINCT compares the rows of several units",
         "group by the columns, or use COUNT(DISTINCT unit)",
     ),
-    "laterals": ("LATERAL makes several rows of one", "split rows before they are read"),
-    "qualify": ("QUALIFY ranks rows of several units", "use HAVING on the published values"),
-    "windows": ("a window function looks at other rows", "use TUMBLE for windows of time"),
-    "sample": ("TABLESAMPLE draws rows at random, outside of the ledger", "leave it out"),
-    "pivots": ("PIVOT is not known", "use CASE in the aggregates"),
-    "into": ("INTO is not known", "give the sink to the run"),
+    "LATERALS": ("LATERAL makes several rows of one", "split rows before they are read"),
+    "QUALIFY": ("QUALIFY ranks rows of several units", "use HAVING on the published values"),
+    "WINDOWS": ("a window function looks at other rows", "use TUMBLE for windows of time"),
+    "SAMPLE": ("TABLESAMPLE draws rows at random, outside of the ledger", "leave it out"),
+    "PIVOTS": ("PIVOT is not known", "use CASE in the aggregates"),
+    "INTO": ("INTO is not known", "give the sink to the run"),
 }
 
 
@@ -53,7 +53,7 @@ def require_one_select(draft: Draft) -> None:
 
 
 def require_privacy_clause(draft: Draft) -> None:
-    """It has the privacy clause."""
+    """The statement has the privacy clause."""
     if not isinstance(draft.select.args.get("hint"), PrivacyClause):
         first = draft.select.expressions[0] if draft.select.expressions else None
         raise draft.refusal(
@@ -65,13 +65,10 @@ def require_privacy_clause(draft: Draft) -> None:
 
 
 def refuse_unknown_clauses(draft: Draft) -> None:
-    """It has no clause that would mix units, or that is not understood."""
-    for name in sorted(present_args(draft.select) - _ALLOWED):
-        value = draft.select.args[name]
-        node = value[0] if isinstance(value, list) else value
-        shown = name.rstrip("_").upper()
-        reason, fix = _CLAUSES.get(name, (f"{shown} is not known here", "leave it out"))
-        raise draft.refusal(node if isinstance(node, exp.Expr) else draft.select, reason, fix)
+    """The statement has no clause that would mix units, or that is not understood."""
+    for name, node in other_clauses(draft.select, _ALLOWED_CLAUSES):
+        unknown = (f"{name} is not known here", "leave it out")
+        raise draft.refusal(node, *_REFUSED_CLAUSES.get(name, unknown))
     group = draft.select.args.get("group")
     if group is not None and (
         present_args(group) - {"expressions"} or group.find(exp.Rollup, exp.Cube)
@@ -84,7 +81,7 @@ def refuse_unknown_clauses(draft: Draft) -> None:
 def refuse_joins(draft: Draft) -> None:
     """No joins anywhere, tables separated by commas included."""
     for node in draft.select.find_all(exp.Join, exp.Lateral, exp.Unnest):
-        raise draft.refusal(node, *_CLAUSES["joins"])
+        raise draft.refusal(node, *_REFUSED_CLAUSES["JOINS"])
 
 
 def refuse_window_functions(draft: Draft) -> None:
@@ -126,22 +123,20 @@ def refuse_data_dependent_triggers(draft: Draft) -> None:
     """When tables are published depends on the clock and on nothing in the data."""
     emit = draft.select.args.get("emit")
     if isinstance(emit, Emit) and emit.args.get("other"):
-        ways = "use EMIT EVERY INTERVAL '15' MINUTE, or EMIT ON WINDOW CLOSE"
         word = draft.statement.word_after(emit)
         if word != "EVERY" and closest_word(word, ["EVERY"]):
             raise draft.refusal(emit, f"EMIT {word} is not known", "did you mean EMIT EVERY?")
         raise draft.refusal(
             emit,
             "EMIT must not depend on the data: that and when a table comes would reveal rows",
-            ways,
+            "use EMIT EVERY INTERVAL '15' MINUTE, or EMIT ON WINDOW CLOSE",
         )
 
 
 def refuse_session_windows(draft: Draft) -> None:
-    """Sessions are understood and refused."""
+    """Session windows are understood, and refused."""
     for window in draft.select.find_all(WindowTable):
-        kind = window.args["kind"]
-        if kind == "SESSION":
+        if window.args["kind"] == "SESSION":
             raise draft.refusal(
                 window,
                 "session windows begin and end with the rows of units: their edges are private",
@@ -169,85 +164,32 @@ def require_plain_order_and_limit(draft: Draft) -> None:
             )
 
 
-_NOW_WORDS = frozenset(
-    [
-        "CURRENT_DATE",
-        "CURRENT_DATETIME",
-        "CURRENT_TIME",
-        "CURRENT_TIMESTAMP",
-        "CURRENT_USER",
-        "SESSION_USER",
-        "SYSDATE",
-        "SYSTIMESTAMP",
-        "LOCALTIME",
-        "LOCALTIMESTAMP",
-    ]
+_CLOCK_WORDS = frozenset(
+    (
+        *("CURRENT_DATE", "CURRENT_DATETIME", "CURRENT_TIME", "CURRENT_TIMESTAMP", "CURRENT_USER"),
+        *("SESSION_USER", "SYSDATE", "SYSTIMESTAMP", "LOCALTIME", "LOCALTIMESTAMP"),
+    )
 )
-
-
-_NOW = _NOW_WORDS | {"NOW", "GETDATE", "TODAY", "PROCTIME", "UNIX_TIMESTAMP"}
-
-
-_CHANCE = frozenset(
-    [
-        "RAND",
-        "RANDOM",
-        "RANDN",
-        "UUID",
-        "GEN_RANDOM_UUID",
-        "GENERATE_UUID",
-        "NEWID",
-        "RAND_INTEGER",
-        "SETSEED",
-    ]
+_CLOCK_CALLS = _CLOCK_WORDS | {"NOW", "GETDATE", "TODAY", "PROCTIME", "UNIX_TIMESTAMP"}
+_RANDOM_CALLS = frozenset(
+    (
+        *("RAND", "RANDOM", "RANDN", "RAND_INTEGER", "SETSEED"),
+        *("UUID", "GEN_RANDOM_UUID", "GENERATE_UUID", "NEWID"),
+    )
 )
-
-
-_ONE_ROW = frozenset(
-    [
-        "MIN",
-        "MAX",
-        "ANY_VALUE",
-        "FIRST",
-        "LAST",
-        "FIRST_VALUE",
-        "LAST_VALUE",
-        "ARG_MIN",
-        "ARG_MAX",
-        "MIN_BY",
-        "MAX_BY",
-        "MODE",
-        "ARRAY_AGG",
-        "STRING_AGG",
-        "LISTAGG",
-        "GROUP_CONCAT",
-        "JSON_AGG",
-        "ARRAY_CONCAT_AGG",
-        "APPROX_TOP_COUNT",
-    ]
+_SINGLE_ROW_AGGREGATES = frozenset(
+    (
+        *("MIN", "MAX", "ARG_MIN", "ARG_MAX", "MIN_BY", "MAX_BY", "MODE", "ANY_VALUE"),
+        *("FIRST", "LAST", "FIRST_VALUE", "LAST_VALUE", "APPROX_TOP_COUNT"),
+        *("ARRAY_AGG", "ARRAY_CONCAT_AGG", "STRING_AGG", "LISTAGG", "GROUP_CONCAT", "JSON_AGG"),
+    )
 )
-
-
-_NOT_YET = frozenset(
-    [
-        "VAR_SAMP",
-        "VAR",
-        "STDDEV_SAMP",
-        "MEDIAN",
-        "PERCENTILE_CONT",
-        "QUANTILE",
-        "PERCENTILE_DISC",
-        "APPROX_QUANTILES",
-        "CORR",
-        "COVAR_POP",
-        "COVAR_SAMP",
-        "BIT_AND",
-        "BIT_OR",
-        "LOGICAL_AND",
-        "LOGICAL_OR",
-        "APPROX_COUNT_DISTINCT",
-        "GROUPING",
-    ]
+_UNSUPPORTED_AGGREGATES = frozenset(
+    (
+        *("VAR", "VAR_SAMP", "STDDEV_SAMP", "CORR", "COVAR_POP", "COVAR_SAMP", "MEDIAN"),
+        *("QUANTILE", "PERCENTILE_CONT", "PERCENTILE_DISC", "APPROX_QUANTILES"),
+        *("BIT_AND", "BIT_OR", "LOGICAL_AND", "LOGICAL_OR", "GROUPING", "APPROX_COUNT_DISTINCT"),
+    )
 )
 
 
@@ -256,14 +198,14 @@ def refuse_nondeterminism(draft: Draft) -> None:
     for node in draft.select.find_all(exp.Anonymous, exp.Column):
         name = node.name.upper()
         call = isinstance(node, exp.Anonymous)
-        word = not call and name in _NOW_WORDS and not node.this.args.get("quoted")
-        if word or (call and name in _NOW):
+        word = not call and name in _CLOCK_WORDS and not node.this.args.get("quoted")
+        if word or (call and name in _CLOCK_CALLS):
             raise draft.refusal(
                 node,
                 f"{name} changes with the clock: a replay would publish other numbers",
                 "use the time column, or a constant such as TIMESTAMP '2024-05-01'",
             )
-        if call and name in _CHANCE:
+        if call and name in _RANDOM_CALLS:
             raise draft.refusal(
                 node,
                 f"{name} draws at random: a replay would publish other numbers",
@@ -273,13 +215,13 @@ def refuse_nondeterminism(draft: Draft) -> None:
 
 def refuse_unbounded_aggregates(draft: Draft) -> None:
     """Only aggregates whose change by one unit is bounded."""
-    for call in find_calls(draft.select, _ONE_ROW):
+    for call in find_calls(draft.select, _SINGLE_ROW_AGGREGATES):
         raise draft.refusal(
             call,
             f"{call_name(call)} can show the value of a single row",
             "use COUNT, SUM or AVG with bounds",
         )
-    for call in find_calls(draft.select, _NOT_YET):
+    for call in find_calls(draft.select, _UNSUPPORTED_AGGREGATES):
         raise draft.refusal(
             call,
             f"{call_name(call)} is not offered",
@@ -315,9 +257,8 @@ def refuse_misplaced_aggregates(draft: Draft) -> None:
 
 def read_parameters(draft: Draft) -> None:
     """Every option is known and readable; what was given to the call goes before the text."""
-    found = read_options(draft.statement, draft.clause)
-    found |= read_overrides(draft.statement, draft.overrides)
-    draft.parameters = found
+    draft.parameters = read_options(draft.statement, draft.clause)
+    draft.parameters |= read_overrides(draft.statement, draft.overrides)
 
 
 def require_unit_and_budget(draft: Draft) -> None:
@@ -369,24 +310,3 @@ def _plain(draft: Draft, parameter: str, what: str, why: str) -> None:
             "name the column itself",
         )
     draft.parameters[parameter] = found.name
-
-
-CHECKS: tuple[Callable[[Draft], None], ...] = (
-    require_one_select,
-    refuse_unknown_clauses,
-    require_privacy_clause,
-    refuse_joins,
-    refuse_window_functions,
-    refuse_subqueries_in_expressions,
-    refuse_nondeterminism,
-    refuse_unbounded_aggregates,
-    refuse_misplaced_aggregates,
-    refuse_select_star,
-    refuse_session_windows,
-    refuse_data_dependent_triggers,
-    require_plain_order_and_limit,
-    read_parameters,
-    choose_privacy_unit,
-    require_unit_and_budget,
-)
-"""Of the statement as it is written."""
