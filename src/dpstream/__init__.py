@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from dpstream import errors, mechanisms
     from dpstream.bounds_proposal import bounds
     from dpstream.errors import BudgetExceeded, DpstreamError, NoiseReuse
-    from dpstream.explanation.explain_query import explain
+    from dpstream.explanation import explain
     from dpstream.mechanisms.counter import Counter
     from dpstream.mechanisms.release import Series, release
     from dpstream.mechanisms.runner import Runner
@@ -79,7 +79,7 @@ _HOMES = {
     "Tumble": "dpstream.query.windows",
     "Variance": "dpstream.query.aggregates",
     "bounds": "dpstream.bounds_proposal",
-    "explain": "dpstream.explanation.explain_query",
+    "explain": "dpstream.explanation",
     "release": "dpstream.mechanisms.release",
     "run": "dpstream.session",
     "run_all": "dpstream.session",

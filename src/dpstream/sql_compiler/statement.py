@@ -128,7 +128,7 @@ def parse(text: str) -> Statement:
             text, None, f"this is not SQL: {error}", "close every quote and comment"
         ) from None
     except ParseError as error:
-        raise _misspelling_error(text, tokens, error) or _parser_error(text, error) from None
+        raise _misspelling(text, tokens, error) or _parser_error(text, error) from None
     except RecursionError:
         raise refusal(text, None, "the SQL is nested too deeply", "use fewer parentheses") from None
     except InvalidParameter:
@@ -171,7 +171,7 @@ def _name_units(tree: exp.Expr) -> None:
             last.replace(exp.var(last.name).update_positions(last.this))
 
 
-def _misspelling_error(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidParameter | None:
+def _misspelling(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidParameter | None:
     """A word beside the parser's complaint that is nearly a word of the language."""
     end = _error_end(text, error)
     at = next((n for n, token in enumerate(tokens) if end and token.end + 1 >= end), None)
@@ -202,7 +202,7 @@ def _parser_error(text: str, error: ParseError) -> InvalidParameter:
         words = "something is missing here"
     if words.startswith("Invalid expression"):
         words = "this is not expected here"
-    span, end = None, _end(text, error)
+    span, end = None, _error_end(text, error)
     if end is not None:
         size = max(len(str(about.get("highlight") or "x")), 1)
         span = (max(end - size, 0), end)
