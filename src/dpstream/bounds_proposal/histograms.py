@@ -2,7 +2,8 @@
 
 The noisy ones are a query like any other: one row per unit and fact, grouped by (fact, bin), all
 groups public. So the charge, the order of ledger and noise, and the noise itself are those of
-`dpstream.run`. Proof: `docs/soundness/bounds.md`.
+`dpstream.run`. The bins are public grids that never depend on the data. Proof:
+`docs/soundness/bounds.md`.
 """
 
 from __future__ import annotations
@@ -21,20 +22,18 @@ from dpstream.query.query import Query
 from dpstream.records import Integers, Reals
 from dpstream.session import run
 
-# Public grids: where a unit's count or value may fall. They never depend on the data.
-
 _FINE: Final = 16  # counts up to here have a bin each
 _PER_OCTAVE: Final = 2
 _OCTAVES: Final = 12  # beyond 16; larger counts fall into the last bin
 _DECADES: Final = range(-3, 12)
 
 
-def _counts() -> Integers:
-    wide = _FINE * 2 ** (np.arange(1, _PER_OCTAVE * _OCTAVES + 1) / _PER_OCTAVE)
-    return np.concatenate([np.arange(1, _FINE + 1), np.round(wide).astype(np.int64)])
-
-
-COUNTS: Final[Integers] = _counts()
+COUNTS: Final[Integers] = np.concatenate(
+    [
+        np.arange(1, _FINE + 1),
+        np.round(_FINE * 2 ** (np.arange(1, _PER_OCTAVE * _OCTAVES + 1) / _PER_OCTAVE)),
+    ]
+).astype(np.int64)
 """Upper edges of the bins of counts: 1 to 16, then two per octave up to 65,536."""
 
 SIZES: Final[Reals] = np.array([float(f"{m}e{d}") for d in _DECADES for m in (1, 2, 5)])
@@ -47,8 +46,7 @@ def count_bins(counts: Integers) -> Integers:
     >>> COUNTS[count_bins(np.array([1, 16, 17, 20, 10**9]))].tolist()
     [1, 16, 23, 23, 65536]
     """
-    found: Integers = np.searchsorted(COUNTS, counts)
-    return np.minimum(found, len(COUNTS) - 1)
+    return np.minimum(np.searchsorted(COUNTS, counts), len(COUNTS) - 1)
 
 
 def value_bins(values: Reals) -> Integers:
@@ -59,8 +57,8 @@ def value_bins(values: Reals) -> Integers:
     """
     size = np.minimum(np.searchsorted(SIZES, np.abs(values)), len(SIZES) - 1)
     zero = len(SIZES)
-    found: Integers = np.where(values == 0, zero, zero + np.sign(values) * (size + 1))
-    return found.astype(np.int64)
+    bins = np.where(values == 0, zero, zero + np.sign(values) * (size + 1))
+    return bins.astype(np.int64)
 
 
 BINS: Final = {"groups": len(COUNTS), "rows": len(COUNTS), "value": 2 * len(SIZES) + 1}
@@ -77,18 +75,18 @@ class Histograms:
 
 def exact_histograms(facts: UnitFacts) -> Histograms:
     """Counts as they are."""
-    found = {
+    counts = {
         fact: np.bincount(bins, minlength=BINS[fact]).astype(np.float64)
-        for fact, bins in _binned(facts).items()
+        for fact, bins in _bins_by_fact(facts).items()
     }
-    return Histograms(bins=found, stddev=0.0)
+    return Histograms(bins=counts, stddev=0.0)
 
 
-def _binned(facts: UnitFacts) -> dict[str, Integers]:
-    found = {"groups": count_bins(facts.groups), "rows": count_bins(facts.rows)}
+def _bins_by_fact(facts: UnitFacts) -> dict[str, Integers]:
+    bins = {"groups": count_bins(facts.groups), "rows": count_bins(facts.rows)}
     if facts.values is not None:
-        found["value"] = value_bins(facts.values)
-    return found
+        bins["value"] = value_bins(facts.values)
+    return bins
 
 
 def histogram_query(reading: Query, *, facts: int, epsilon: Any, delta: Any) -> Query:
@@ -117,12 +115,12 @@ def noisy_histograms(
 ) -> Histograms:
     """Charge the question to the dataset's book, then draw."""
     (table,) = run(asked, source=_rows(facts, asked), ledger=ledger, dataset=dataset)
-    found = {fact: np.zeros(BINS[fact]) for fact in _binned(facts)}
-    names, bins = table[_FACT].to_pylist(), table[_BIN].to_pylist()
-    for name, at, units in zip(names, bins, table[_UNITS].to_pylist(), strict=True):
-        found[name][at] = units
+    counts = {fact: np.zeros(BINS[fact]) for fact in _bins_by_fact(facts)}
+    columns = (table[name].to_pylist() for name in (_FACT, _BIN, _UNITS))
+    for fact, number, units in zip(*columns, strict=True):
+        counts[fact][number] = units
     plan = plan_query(asked).window(1)
-    return Histograms(bins=found, stddev=float(plan.stddevs[0, -1]))
+    return Histograms(bins=counts, stddev=float(plan.stddevs[0, -1]))
 
 
 def _rows(facts: UnitFacts, asked: Query) -> pa.Table:
@@ -133,7 +131,7 @@ def _rows(facts: UnitFacts, asked: Query) -> pa.Table:
     ).cast(pa.binary())
     times = _times(facts, asked)
     parts = []
-    for name, bins in _binned(facts).items():
+    for name, bins in _bins_by_fact(facts).items():
         columns = {asked.unit: units, _FACT: pa.array([name] * len(bins)), _BIN: pa.array(bins)}
         parts.append(pa.table(columns if times is None else columns | {str(asked.time): times}))
     return pa.concat_tables(parts)
