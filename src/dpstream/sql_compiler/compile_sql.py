@@ -130,7 +130,7 @@ def remarks(compiled: Compiled) -> list[str]:
     query = compiled.query
     if not isinstance(query, Query) or "max_rows_per_group" in compiled.given:
         return []
-    counted = [repr(one.name) for one in query.aggregates if one.grows]
+    counted = [repr(each.name) for each in query.aggregates if each.grows]
     if not counted:
         return []
     verb = "counts" if len(counted) == 1 else "count"

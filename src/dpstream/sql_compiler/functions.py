@@ -271,8 +271,7 @@ def name_group(pattern: str) -> str:
 
 def list_item(zone: str, lists: Value, at: int) -> Value:
     """An item of a list, counted from 0; NULL beyond its end."""
-    one = pc.list_slice(lists, at, at + 1, return_fixed_size_list=True)
-    return pc.list_element(one, 0)
+    return pc.list_element(pc.list_slice(lists, at, at + 1, return_fixed_size_list=True), 0)
 
 
 def split(zone: str, value: Value, separator: str = ",") -> Value:

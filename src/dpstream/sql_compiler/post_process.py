@@ -196,8 +196,8 @@ def _factors(node: exp.Expr, aggregates: Mapping[str, Aggregate]) -> Factors | N
         names = {**left, **right}
         return {name: left.get(name, 0.0) + sign * right.get(name, 0.0) for name in names}
     if isinstance(node, exp.Mul):
-        for one, other in ((node.this, node.expression), (node.expression, node.this)):
-            factor = _number(one.unnest())
+        for constant, other in ((node.this, node.expression), (node.expression, node.this)):
+            factor = _number(constant.unnest())
             if factor is not None:
                 return _scaled(_factors(other, aggregates), factor)
     if isinstance(node, exp.Div):

@@ -107,7 +107,7 @@ def groups(node: exp.Expr) -> Any:
     ]
 
 
-def parameters(node: exp.Expr) -> dict[str, Any]:
+def mechanism_options(node: exp.Expr) -> dict[str, Any]:
     """(name = value, ...) of a mechanism."""
     values = {}
     for name, given in _assignments(node, "a list of parameters: (lo = 0, hi = 1000)"):
@@ -230,41 +230,41 @@ OPTIONS = {
     "privacy_unit": Option("privacy_unit", text, words),
     "w": Option("w", whole),
     "mechanism": Option("mechanism", text, words),
-    "mechanism_options": Option("mechanism_options", parameters, named),
+    "mechanism_options": Option("mechanism_options", mechanism_options, named),
 }
 """BigQuery's names where it has them; `start` and `end` of event time are public."""
 
 
 def read_options(statement: Statement, clause: exp.Expr) -> dict[str, Any]:
     """Parameters of a query, from its clause."""
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for node in clause.expressions:
         if not isinstance(node, exp.EQ) or not isinstance(node.this, exp.Column):
             fix = "write privacy_unit_column = user_id"
             raise statement.refusal(node, "an option is name = value", fix)
         name = node.this.name.lower()
         option = find_option(statement, node.this, name)
-        if option.parameter in found:
+        if option.parameter in parameters:
             raise statement.refusal(node, f"{name} is given twice", "give it once")
         try:
-            found[option.parameter] = option.given(option.read(node.expression))
+            parameters[option.parameter] = option.given(option.read(node.expression))
         except WrongKind as wanted:
             raise statement.refusal(
                 node.expression, f"{name} cannot be {canonical(node.expression)}", f"give {wanted}"
             ) from None
-    return found
+    return parameters
 
 
 def read_overrides(statement: Statement, overrides: dict[str, Any]) -> dict[str, Any]:
     """Parameters of a query, from options that were given as Python values."""
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for name, value in overrides.items():
         option = find_option(statement, None, name)
         try:
-            found[option.parameter] = option.given(value)
+            parameters[option.parameter] = option.given(value)
         except WrongKind as wanted:
             raise statement.refusal(None, f"{name} cannot be {value!r}", f"give {wanted}") from None
-    return found
+    return parameters
 
 
 def find_option(statement: Statement, node: exp.Expr | None, name: str) -> Option:

@@ -271,14 +271,11 @@ def require_bounded_aggregates(draft: Draft) -> None:
 def _require_unit(draft: Draft, call: exp.Expr, distinct: exp.Expr) -> None:
     """DISTINCT counts the privacy unit, and nothing else."""
     column = distinct.expressions[0] if len(distinct.expressions) == 1 else None
-    found = None
-    if (
-        call_name(call) == "COUNT"
-        and isinstance(column, exp.Column)
-        and not present_args(distinct) - {"expressions"}
-    ):
-        found = substitute(draft, column, draft.relation)
-    if not isinstance(found, exp.Column) or found.name != draft.parameters["unit"]:
+    plain = call_name(call) == "COUNT" and not present_args(distinct) - {"expressions"}
+    counted = None
+    if plain and isinstance(column, exp.Column):
+        counted = substitute(draft, column, draft.relation)
+    if not isinstance(counted, exp.Column) or counted.name != draft.parameters["unit"]:
         raise draft.refusal(
             call,
             "only the privacy unit can be counted DISTINCT: other values are shared by units, and "

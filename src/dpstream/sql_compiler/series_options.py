@@ -152,8 +152,8 @@ def require_one_count(draft: Draft) -> None:
 def rows_of_series(draft: Draft) -> dict[str, Any]:
     """Parameters of the query that reads the rows; delta is not used, it has no noise."""
     of_mechanism = ("privacy_unit", "w", "mechanism", "mechanism_options", "delta")
-    found = {key: value for key, value in draft.parameters.items() if key not in of_mechanism}
-    return found | {"delta": "1/2", "max_groups_contributed": 1}
+    rows = {key: value for key, value in draft.parameters.items() if key not in of_mechanism}
+    return rows | {"delta": "1/2", "max_groups_contributed": 1}
 
 
 def series_query(draft: Draft, rows: Query) -> SeriesQuery:

@@ -61,8 +61,8 @@ class Statement:
     def word_after(self, node: exp.Expr) -> str:
         """The word that follows the one a part begins with, in capitals; empty if none does."""
         span = self.span(node)
-        found = [token.text for token in self.tokens if span and token.start > span[0]]
-        return found[0].upper() if found else ""
+        after = (token.text for token in self.tokens if span and token.start > span[0])
+        return next(after, "").upper()
 
     def refusal(self, node: exp.Expr | None, reason: str, fix: str) -> InvalidParameter:
         """What is wrong, where, and what to do."""
@@ -77,8 +77,8 @@ def closest_word(word: str, known: Iterable[str], *, least: float = 0.75) -> str
     ('GROUP', None)
     """
     spelled = {name.upper(): name for name in known}
-    found = difflib.get_close_matches(word.upper(), spelled, n=1, cutoff=least)
-    return spelled[found[0]] if found else None
+    matches = difflib.get_close_matches(word.upper(), spelled, n=1, cutoff=least)
+    return spelled[matches[0]] if matches else None
 
 
 def refusal(text: str, span: tuple[int, int] | None, reason: str, fix: str) -> InvalidParameter:
@@ -98,20 +98,16 @@ def refusal(text: str, span: tuple[int, int] | None, reason: str, fix: str) -> I
 
 def underline(text: str, start: int, end: int) -> list[str]:
     """The lines that a span touches, each with carets under its part of it."""
-    found, at = [], 0
+    lines, begin = [], 0
     for number, line in enumerate(text.split("\n"), 1):
-        first, last = max(start, at), min(end, at + len(line))
-        at += len(line) + 1
-        if first >= last and not (start == end == first):
-            continue
-        begin = at - len(line) - 1
-        shown = line.replace("\t", " ")
-        label = f"  line {number}: "
-        inside = shown[first - begin : last - begin]
-        skipped = len(inside) - len(inside.lstrip())
-        marks = "^" * max(len(inside.strip()), 1)
-        found += [label + shown, " " * (len(label) + first - begin + skipped) + marks]
-    return found
+        first, last = max(start, begin), min(end, begin + len(line))
+        if first < last or start == end == first:
+            shown, label = line.replace("\t", " "), f"  line {number}: "
+            inside = shown[first - begin : last - begin]
+            indent = len(label) + first - begin + len(inside) - len(inside.lstrip())
+            lines += [label + shown, " " * indent + "^" * max(len(inside.strip()), 1)]
+        begin += len(line) + 1
+    return lines
 
 
 def parse(text: str) -> Statement:

@@ -279,34 +279,35 @@ def require_unit_and_budget(draft: Draft) -> None:
 
 def require_unit_column(draft: Draft) -> None:
     """The unit is a column of the source: anything made of it could split one person in many."""
-    _plain(draft, "unit", "the privacy unit", "one person could become many units")
+    _require_column(draft, "unit", "the privacy unit", "one person could become many units")
 
 
 def require_time_columns(draft: Draft) -> None:
     """Event time and arrival are columns of the source: periods and budget are counted by them."""
     for parameter in ("time", "arrival"):
         if parameter in draft.parameters:
-            _plain(draft, parameter, "the time", "periods would be cut at other times")
+            _require_column(draft, parameter, "the time", "periods would be cut at other times")
 
 
-def _plain(draft: Draft, parameter: str, what: str, why: str) -> None:
+def _require_column(draft: Draft, parameter: str, what: str, why: str) -> None:
+    """The parameter names a column of the source: no expression, no other table's column."""
     relation, name = draft.relation, draft.parameters[parameter]
     node = node_of(draft.clause, parameter) or draft.relation.window
     if not isinstance(name, str):
         raise draft.refusal(node, f"{what} must be a column's name; got {name!r}", "name a column")
-    found = relation.columns.get(name)
-    if found is None and relation.open:
+    expression = relation.columns.get(name)
+    if expression is None and relation.open:
         return
-    if found is None:
+    if expression is None:
         raise draft.refusal(
             node,
             f"{name} is not among the columns of the subquery: {', '.join(relation.columns)}",
             "select it there",
         )
-    if not isinstance(found, exp.Column):
+    if not isinstance(expression, exp.Column):
         raise draft.refusal(
-            found,
-            f"{what} must be a column of the source; {name} is {canonical(found)}: {why}",
+            expression,
+            f"{what} must be a column of the source; {name} is {canonical(expression)}: {why}",
             "name the column itself",
         )
-    draft.parameters[parameter] = found.name
+    draft.parameters[parameter] = expression.name
