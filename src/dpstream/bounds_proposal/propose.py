@@ -48,7 +48,7 @@ _SURE: Final = 3.0  # standard deviations above which a bin is taken to have uni
 def bounds(
     source: Any,
     *,
-    unit: str,
+    privacy_unit_column: str,
     keys: Sequence[str] = (),
     value: str | None = None,
     public: bool = False,
@@ -61,12 +61,12 @@ def bounds(
     sample: float = 1.0,
     ledger: Ledger | str | Path | None = None,
     dataset: str = "stream",
-    time: str | None = None,
+    time_column: str | None = None,
     time_unit: str | None = None,
     time_origin: Any = 0,
     time_zone: str = "UTC",
     window: Any = None,
-    period: Any = "forever",
+    privacy_unit_period: Any = "forever",
     start: Any = None,
     end: Any = None,
     progress: Callable[[int, int], None] | None = None,
@@ -82,7 +82,7 @@ def bounds(
     >>> import pyarrow as pa
     >>> rows = range(6000)
     >>> clicks = pa.table({"user": [n % 500 for n in rows], "page": [n % 7 for n in rows]})
-    >>> found = bounds(clicks, unit="user", keys=["page"], public=True)
+    >>> found = bounds(clicks, privacy_unit_column="user", keys=["page"], public=True)
     >>> found.max_groups_contributed, found.max_rows_per_group
     (7, 2)
     """
@@ -95,17 +95,17 @@ def bounds(
         raise InvalidParameter(f"sample must be above 0 and at most 1; got {sample}")
     reading = Query(
         name="bounds",
-        unit=unit,
+        privacy_unit_column=privacy_unit_column,
         keys=keys,
         aggregates=(Count("count"), *(value_sums(value) if value is not None else ())),
         epsilon=1,
         delta=delta,
-        time=time,
+        time_column=time_column,
         time_unit=time_unit,
         time_origin=Micros(0) if time_origin == 0 else time_origin,
         time_zone=time_zone,
         window=Tumble(window) if isinstance(window, str) else window,
-        period=period,
+        privacy_unit_period=privacy_unit_period,
         start=start,
         end=end,
         max_groups_contributed=1,
@@ -129,7 +129,7 @@ def bounds(
         histograms = noisy_histograms(facts, asked, ledger=ledger, dataset=dataset)
     target = _TargetQuery(query_epsilon, query_delta, triggers, bool(keys))
     return Proposal(
-        unit=unit,
+        privacy_unit_column=privacy_unit_column,
         keys=tuple(reading.keys),
         value=value,
         epsilon=None if public else float(epsilon),
@@ -146,11 +146,11 @@ class _TargetQuery:
 
     def __init__(self, epsilon: float, delta: float, triggers: int, keyed: bool) -> None:
         self._query = Query(
-            unit="unit",
+            privacy_unit_column="unit",
             keys=("key",) if keyed else (),
             epsilon=epsilon,
             delta=delta,
-            time="time",
+            time_column="time",
             start=Micros(0),
             end=Micros(DAY * triggers),
             every=Micros(DAY),

@@ -13,7 +13,7 @@ from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler import from_clause, select, series_options, validate
 from dpstream.sql_compiler.draft import Draft
 from dpstream.sql_compiler.post_process import Finisher
-from dpstream.sql_compiler.privacy_clause import OPTIONS, node_of
+from dpstream.sql_compiler.privacy_clause import OPTIONS, node_of, parameter_of
 from dpstream.sql_compiler.row_expressions import QueryBuilder
 from dpstream.sql_compiler.series_options import rows_of_series, series_query
 from dpstream.sql_compiler.statement import parse
@@ -109,9 +109,9 @@ def _query(draft: Draft) -> Query | SeriesQuery:
 def _underline_option(draft: Draft, error: InvalidParameter) -> InvalidParameter:
     """The same error, with the option underlined that gave the parameter."""
     message = str(error)
-    for option in OPTIONS.values():
-        node = node_of(draft.clause, option.parameter)
-        if node is not None and re.match(rf"(the )?{option.parameter}\b", message):
+    for parameter in map(parameter_of, OPTIONS):
+        node = node_of(draft.clause, parameter)
+        if node is not None and re.match(rf"(the )?{parameter}\b", message):
             return draft.refusal(node, message, "change the option")
     return draft.refusal(draft.clause, message, "change the options")
 
@@ -135,7 +135,8 @@ def remarks(compiled: Compiled) -> list[str]:
         return []
     verb = "counts" if len(counted) == 1 else "count"
     remark = (
-        f"{query.name}: {' and '.join(counted)} {verb} one row of each {query.unit!r} and group; "
-        "for up to 3 add max_rows_per_group = 3 to OPTIONS (more noise), or = 1 if it is meant"
+        f"{query.name}: {' and '.join(counted)} {verb} one row of each "
+        f"{query.privacy_unit_column!r} and group; for up to 3 add max_rows_per_group = 3 to "
+        "OPTIONS (more noise), or = 1 if it is meant"
     )
     return [remark]

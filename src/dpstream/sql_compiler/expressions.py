@@ -164,7 +164,7 @@ def _call(compiler: Compiler, node: exp.Expr) -> Compute:
             node, "SPLIT gives a list", "take an item: SPLIT(x, ',')[OFFSET(0)]"
         )
     if name not in FUNCTIONS:
-        known = [*AGGREGATES, *function_names()]
+        known = [*AGGREGATES, *known_functions()]
         raise _unknown(compiler, node, f"there is no function {name}", name, known)
     return _function(compiler, node)
 
@@ -213,7 +213,7 @@ def _truncation(compiler: Compiler, node: exp.Expr) -> Compute:
     return lambda columns: truncate_time(compiler.zone, inner(columns), unit)
 
 
-def function_names() -> list[str]:
+def known_functions() -> list[str]:
     """Every name that an expression may call."""
     return sorted([*FUNCTIONS, *TRUNCATIONS, "CAST", "SAFE_CAST", "EXTRACT"])
 

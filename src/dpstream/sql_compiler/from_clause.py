@@ -200,7 +200,7 @@ def read_window(draft: Draft) -> None:
         raise draft.refusal(
             window, f"{kind} takes a table, the time column and {takes}", _example(kind)
         )
-    if draft.parameters.setdefault("time", time.name) != time.name:
+    if draft.parameters.setdefault("time_column", time.name) != time.name:
         raise draft.refusal(window, "two time columns are named", "leave time_column out")
     lengths = [_window_length(draft, kind, size) for size in sizes]
     try:
@@ -224,7 +224,7 @@ def read_emit(draft: Draft) -> None:
     emit = draft.select.args.get("emit")
     if emit is None:
         return
-    if "time" not in draft.parameters:
+    if "time_column" not in draft.parameters:
         raise draft.refusal(
             emit,
             "EMIT needs event times",
@@ -241,8 +241,8 @@ def read_emit(draft: Draft) -> None:
 def require_unit_period(draft: Draft) -> None:
     """Over endless windows the query says for how long a user is one unit."""
     parameters = draft.parameters
-    endless = "time" in parameters and parameters.get("end") is None and not draft.series
-    if endless and "period" not in parameters:
+    endless = "time_column" in parameters and parameters.get("end") is None and not draft.series
+    if endless and "privacy_unit_period" not in parameters:
         raise draft.refusal(
             draft.relation.window or draft.clause,
             "the windows have no end, and it is not said for how long a user is one unit",

@@ -271,7 +271,7 @@ class Finisher:
     def _shown(self, columns: tuple[ComputedColumn, ...]) -> tuple[str, ...] | None:
         """The columns in SELECT's order, with their error bars; None if the engine has it so."""
         draft = self.draft
-        windows = list(WINDOW_COLUMNS) if "time" in draft.parameters else []
+        windows = list(WINDOW_COLUMNS) if "time_column" in draft.parameters else []
         intervals = [] if draft.parameters.get("confidence") is None else ["_low", "_high"]
         suffixes = {each.name: ["_stddev"] for each in columns if each.error_bar is not None}
         suffixes |= {name: ["_stddev", *intervals] for name in self._aggregates}
@@ -295,7 +295,7 @@ class Finisher:
         names = [name for each in draft.aggregates for name in (each, f"{each}_stddev")]
         names = [name for name in names if name.removesuffix("_stddev") not in draft.hidden]
         names += [*draft.computed, *draft.keys, *RELEASE_COLUMNS]
-        if "time" in draft.parameters:
+        if "time_column" in draft.parameters:
             names += WINDOW_COLUMNS
         if isinstance(node, exp.Literal) and not node.is_string:
             at = selected_position(draft, node)

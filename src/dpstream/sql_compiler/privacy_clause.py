@@ -192,45 +192,48 @@ _OTHER_DIALECTS = {
 
 @dataclass(frozen=True)
 class Option:
-    """The query's parameter, the reader of a value in SQL, and what becomes of a Python value."""
+    """The reader of a value in SQL, what becomes of a Python value, the parameter it sets.
 
-    parameter: str
+    An option has the name of its parameter of `Query`, unless `sets` names another one.
+    """
+
     read: Callable[[Any], Any]
     given: Callable[[Any], Any] = lambda value: value
+    sets: str = ""
 
 
 OPTIONS = {
-    "epsilon": Option("epsilon", number),
-    "delta": Option("delta", number),
-    "privacy_unit_column": Option("unit", column),
-    "privacy_unit_period": Option("period", period),
-    "max_groups_contributed": Option("max_groups_contributed", whole),
-    "max_rows_per_group": Option("max_rows_per_group", whole),
-    "max_rows_contributed": Option("max_rows_contributed", whole),
-    "column_types": Option("column_types", types, named),
-    "max_key_bytes": Option("max_key_bytes", whole),
-    "public_groups": Option("public_keys", groups),
-    "strategy": Option("strategy", text, one_of("latched", "sqlp")),
-    "weights": Option("weights", weights, named),
-    "confidence": Option("confidence", lambda node: float(number(node))),
-    "debias": Option("debias", text, one_of("global")),
-    "debias_rows": Option("debias_rows", whole),
-    "min_change": Option("min_change", lambda node: float(number(node))),
-    "nonnegative": Option("nonnegative", flag),
-    "pre_threshold": Option("pre_threshold", whole),
-    "min_privacy_units_per_group": Option("pre_threshold", whole, one_less),
-    "time_column": Option("time", column),
-    "time_unit": Option("time_unit", text),
-    "time_origin": Option("time_origin", instant),
-    "time_zone": Option("time_zone", text),
-    "arrival_column": Option("arrival", column),
-    "allowed_lateness": Option("allowed_lateness", interval),
-    "start": Option("start", instant),
-    "end": Option("end", instant),
-    "privacy_unit": Option("privacy_unit", text, words),
-    "w": Option("w", whole),
-    "mechanism": Option("mechanism", text, words),
-    "mechanism_options": Option("mechanism_options", mechanism_options, named),
+    "epsilon": Option(number),
+    "delta": Option(number),
+    "privacy_unit_column": Option(column),
+    "privacy_unit_period": Option(period),
+    "max_groups_contributed": Option(whole),
+    "max_rows_per_group": Option(whole),
+    "max_rows_contributed": Option(whole),
+    "column_types": Option(types, named),
+    "max_key_bytes": Option(whole),
+    "public_groups": Option(groups),
+    "strategy": Option(text, one_of("latched", "sqlp")),
+    "weights": Option(weights, named),
+    "confidence": Option(lambda node: float(number(node))),
+    "debias": Option(text, one_of("global")),
+    "debias_rows": Option(whole),
+    "min_change": Option(lambda node: float(number(node))),
+    "nonnegative": Option(flag),
+    "pre_threshold": Option(whole),
+    "min_privacy_units_per_group": Option(whole, one_less, sets="pre_threshold"),
+    "time_column": Option(column),
+    "time_unit": Option(text),
+    "time_origin": Option(instant),
+    "time_zone": Option(text),
+    "arrival_column": Option(column),
+    "allowed_lateness": Option(interval),
+    "start": Option(instant),
+    "end": Option(instant),
+    "privacy_unit": Option(text, words),
+    "w": Option(whole),
+    "mechanism": Option(text, words),
+    "mechanism_options": Option(mechanism_options, named),
 }
 """BigQuery's names where it has them; `start` and `end` of event time are public."""
 
@@ -244,10 +247,10 @@ def read_options(statement: Statement, clause: exp.Expr) -> dict[str, Any]:
             raise statement.refusal(node, "an option is name = value", fix)
         name = node.this.name.lower()
         option = find_option(statement, node.this, name)
-        if option.parameter in parameters:
+        if parameter_of(name) in parameters:
             raise statement.refusal(node, f"{name} is given twice", "give it once")
         try:
-            parameters[option.parameter] = option.given(option.read(node.expression))
+            parameters[parameter_of(name)] = option.given(option.read(node.expression))
         except WrongKind as wanted:
             raise statement.refusal(
                 node.expression, f"{name} cannot be {canonical(node.expression)}", f"give {wanted}"
@@ -261,7 +264,7 @@ def read_overrides(statement: Statement, overrides: dict[str, Any]) -> dict[str,
     for name, value in overrides.items():
         option = find_option(statement, None, name)
         try:
-            parameters[option.parameter] = option.given(value)
+            parameters[parameter_of(name)] = option.given(value)
         except WrongKind as wanted:
             raise statement.refusal(None, f"{name} cannot be {value!r}", f"give {wanted}") from None
     return parameters
@@ -275,11 +278,16 @@ def find_option(statement: Statement, node: exp.Expr | None, name: str) -> Optio
     raise statement.refusal(node, f"there is no option {name}", fix)
 
 
+def parameter_of(option: str) -> str:
+    """The parameter of `Query` that an option sets."""
+    return OPTIONS[option].sets or option
+
+
 def node_of(clause: exp.Expr, parameter: str) -> exp.Expr | None:
     """The option of the clause that gives a parameter."""
     options: list[exp.Expr] = clause.expressions
     for node in options:
         name = node.this.name.lower() if isinstance(node, exp.EQ) else ""
-        if name in OPTIONS and OPTIONS[name].parameter == parameter:
+        if name in OPTIONS and parameter_of(name) == parameter:
             return node
     return None

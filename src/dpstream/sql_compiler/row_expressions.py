@@ -106,8 +106,8 @@ class QueryBuilder:
         self.draft, parameters = draft, draft.parameters
         self.zone = str(parameters.get("time_zone", "UTC"))
         self._compiler = Compiler(statement=draft.statement, zone=self.zone)
-        names = (parameters.get(name) for name in ("unit", "time", "arrival"))
-        self._passed: list[str] = [name for name in names if name is not None]
+        passed = ("privacy_unit_column", "time_column", "arrival_column")
+        self._passed: list[str] = [parameters[name] for name in passed if name in parameters]
         self._computed: dict[str, Expression] = {}
 
     def expression(self, node: exp.Expr) -> Expression:
@@ -154,13 +154,14 @@ class QueryBuilder:
             ones = exp.Case(
                 ifs=[exp.If(this=test, true=exp.Literal.number(1))], default=exp.Literal.number(0)
             )
-            return Sum(name, column=self.value(ones), lo=0, hi=1, quantum=1)
+            return Sum(name, column=self.value(ones), contribution_bounds_per_row=(0, 1), quantum=1)
         named = named_arguments(call)
         lo, hi = (self._number(each) for each in named[BOUNDS].expressions)
         quantum = self._number(named["quantum"]) if "quantum" in named else None
         kind = BOUNDED_AGGREGATES[call_name(call)]
         try:
-            return kind(name, column=self.value(node), lo=lo, hi=hi, quantum=quantum)
+            column = self.value(node)
+            return kind(name, column=column, contribution_bounds_per_row=(lo, hi), quantum=quantum)
         except InvalidParameter as error:
             raise self.draft.refusal(call, str(error), "change the bounds") from None
 

@@ -96,7 +96,7 @@ def _is_window_column(draft: Draft, node: exp.Expr) -> bool:
 
 def refuse_unit_as_key(draft: Draft) -> None:
     """Nothing made of the unit is a key: each group would be one unit."""
-    unit = draft.parameters["unit"]
+    unit = draft.parameters["privacy_unit_column"]
     for item in draft.select.expressions:
         if isinstance(item, exp.Column) and item.name == unit and unit not in draft.keys:
             raise draft.refusal(
@@ -275,12 +275,13 @@ def _require_unit(draft: Draft, call: exp.Expr, distinct: exp.Expr) -> None:
     counted = None
     if plain and isinstance(column, exp.Column):
         counted = substitute(draft, column, draft.relation)
-    if not isinstance(counted, exp.Column) or counted.name != draft.parameters["unit"]:
+    unit = draft.parameters["privacy_unit_column"]
+    if not isinstance(counted, exp.Column) or counted.name != unit:
         raise draft.refusal(
             call,
             "only the privacy unit can be counted DISTINCT: other values are shared by units, and "
             "the change by one unit is not known",
-            f"write COUNT(DISTINCT {draft.parameters['unit']}), or group by the column",
+            f"write COUNT(DISTINCT {unit}), or group by the column",
         )
 
 

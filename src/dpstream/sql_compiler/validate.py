@@ -13,7 +13,7 @@ from dpstream.sql_compiler.draft import (
     other_clauses,
     present_args,
 )
-from dpstream.sql_compiler.expressions import function_names
+from dpstream.sql_compiler.expressions import known_functions
 from dpstream.sql_compiler.privacy_clause import node_of, read_options, read_overrides
 from dpstream.sql_compiler.statement import closest_word
 
@@ -229,7 +229,9 @@ def refuse_unbounded_aggregates(draft: Draft) -> None:
         )
     for call in draft.select.find_all(exp.Anonymous):
         name = call_name(call)
-        meant = None if name in {*AGGREGATES, *function_names()} else closest_word(name, AGGREGATES)
+        meant = (
+            None if name in {*AGGREGATES, *known_functions()} else closest_word(name, AGGREGATES)
+        )
         if meant:
             raise draft.refusal(call, f"there is no function {name}", f"did you mean {meant}?")
     for node in draft.select.find_all(exp.Filter):
@@ -264,27 +266,29 @@ def read_parameters(draft: Draft) -> None:
 def require_unit_and_budget(draft: Draft) -> None:
     """Unit, epsilon and delta have no defaults."""
     wanted = {
-        "unit": ("which column names the protected unit", "privacy_unit_column = user_id"),
-        "epsilon": ("how much may be learned about a unit", "epsilon = 1"),
+        "privacy_unit_column": ("which column names the protected unit", "user_id"),
+        "epsilon": ("how much may be learned about a unit", "1"),
     }
     if not draft.series:
-        wanted["delta"] = ("with which chance more may be learned", "delta = 1e-9")
-    for parameter, (meaning, fix) in wanted.items():
-        if parameter not in draft.parameters:
-            option = fix.split(" = ")[0]
+        wanted["delta"] = ("with which chance more may be learned", "1e-9")
+    for option, (meaning, example) in wanted.items():
+        if option not in draft.parameters:
             raise draft.refusal(
-                draft.clause, f"{option} is missing: {meaning}", f"add {fix} to OPTIONS"
+                draft.clause,
+                f"{option} is missing: {meaning}",
+                f"add {option} = {example} to OPTIONS",
             )
 
 
 def require_unit_column(draft: Draft) -> None:
     """The unit is a column of the source: anything made of it could split one person in many."""
-    _require_column(draft, "unit", "the privacy unit", "one person could become many units")
+    why = "one person could become many units"
+    _require_column(draft, "privacy_unit_column", "the privacy unit", why)
 
 
 def require_time_columns(draft: Draft) -> None:
     """Event time and arrival are columns of the source: periods and budget are counted by them."""
-    for parameter in ("time", "arrival"):
+    for parameter in ("time_column", "arrival_column"):
         if parameter in draft.parameters:
             _require_column(draft, parameter, "the time", "periods would be cut at other times")
 
