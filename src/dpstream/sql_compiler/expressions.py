@@ -69,8 +69,8 @@ class Compiler:
             value = literal_value(node)
         except ValueError:
             value = None
-        fits = type(value) is wanted and (wanted is str or abs(value) < _INTEGERS)
-        if not fits:
+        small = type(value) is int and abs(value) < _INTEGERS
+        if not (small if wanted is int else isinstance(value, str)):
             words = "a whole number" if wanted is int else "text in quotes"
             raise self.statement.refusal(
                 node, f"{canonical(node)} must be a constant here: {words}", f"write {words}"

@@ -145,11 +145,10 @@ def name_aggregates(draft: Draft) -> None:
             _output(draft, item, key or _computed_name(draft, item, keys))
             computed += [] if key else [item]
     for item in computed:
-        if {f"{item.alias}_stddev", item.alias.removesuffix("_stddev")} & {*draft.outputs} - {
-            item.alias
-        }:
+        alike = {f"{item.alias}_stddev", item.alias.removesuffix("_stddev")} - {item.alias}
+        if alike & {*draft.outputs}:
             raise draft.refusal(item, f"{item.alias} would be taken for an error bar", "rename it")
-        draft.computed[item.alias] = _of_published(draft, item.this, keys)
+        draft.computed[item.alias] = _published_expression(draft, item.this, keys)
     if not draft.aggregates:
         raise draft.refusal(
             draft.clause, "nothing is aggregated", "add COUNT(*), or another aggregate"
@@ -181,12 +180,12 @@ def _computed_name(draft: Draft, item: exp.Expr, keys: dict[str, str]) -> str:
     return name
 
 
-def _of_published(draft: Draft, node: exp.Expr, keys: dict[str, str]) -> exp.Expr:
+def _published_expression(draft: Draft, node: exp.Expr, keys: dict[str, str]) -> exp.Expr:
     """An expression in terms of published columns: keys, windows and (noisy) aggregates."""
 
     def publish(part: exp.Expr) -> exp.Expr:
         if call_name(part) in AGGREGATES:
-            return exp.column(_aggregate_named(draft, part), quoted=True)
+            return exp.column(_aggregate_name(draft, part), quoted=True)
         if isinstance(part, exp.Identifier | exp.Literal):
             return part
         if draft.windowed and isinstance(part, exp.Column) and part.name in WINDOW_COLUMNS:
@@ -202,7 +201,7 @@ def _of_published(draft: Draft, node: exp.Expr, keys: dict[str, str]) -> exp.Exp
     return node.transform(publish)
 
 
-def _aggregate_named(draft: Draft, call: exp.Expr) -> str:
+def _aggregate_name(draft: Draft, call: exp.Expr) -> str:
     """The name under which an aggregate is published; one that is not shown has one too."""
     text = canonical(call)
     for name, known in draft.aggregates.items():
