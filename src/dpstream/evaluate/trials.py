@@ -100,10 +100,10 @@ def trials(
     ([0.5, 0.5, 0.5], [])
     """
     results, total = Trials(mechanism=mechanism), positive(epsilon, "epsilon")
-    build = build or find(mechanism)
+    construct: Build = build or find(mechanism)
     for run in range(runs):
         try:
-            built = build(epsilon=total, window=window)
+            built = construct(epsilon=total, window=window)
             score = _run(built, mechanism, block, fixed_noise(fixed, run), bounded=bounded)
             results.scores.append(score)
         except BudgetExceeded as refusal:
