@@ -73,7 +73,7 @@ class Statement:
 def closest_word(word: str, known: Iterable[str], *, least: float = 0.75) -> str | None:
     """The known word that another is a slip of the hand away from, if there is one.
 
-    >>> close("gropu", ["FROM", "GROUP"]), close("page", ["FROM", "GROUP"])
+    >>> closest_word("gropu", ["FROM", "GROUP"]), closest_word("page", ["FROM", "GROUP"])
     ('GROUP', None)
     """
     spelled = {name.upper(): name for name in known}
