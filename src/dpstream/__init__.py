@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dpstream.engines.query_run import EngineOptions
     from dpstream.engines.spark import SparkEngine, SparkSink, local_session
     from dpstream.errors import BudgetExceeded, DpstreamError, NoiseReuse
-    from dpstream.explanation.explain_query import explain
+    from dpstream.explanation import explain
     from dpstream.mechanisms.counter import Counter
     from dpstream.mechanisms.release import Series, bounded_counts, release
     from dpstream.mechanisms.runner import Runner
@@ -99,7 +99,7 @@ _HOMES = {
     "Variance": "dpstream.query.aggregates",
     "bounded_counts": "dpstream.mechanisms.release",
     "bounds": "dpstream.bounds_proposal",
-    "explain": "dpstream.explanation.explain_query",
+    "explain": "dpstream.explanation",
     "local_session": "dpstream.engines.spark",
     "promise": "dpstream.privacy.accounting.promises",
     "release": "dpstream.mechanisms.release",

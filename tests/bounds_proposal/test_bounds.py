@@ -13,13 +13,17 @@ from dpstream.bounds_proposal.histograms import (
     COUNTS,
     SIZES,
     count_bins,
-    exact,
-    noisy,
-    question,
+    exact_histograms,
+    histogram_query,
+    noisy_histograms,
     value_bins,
 )
-from dpstream.bounds_proposal.trade_off import counts, size_distribution, values
-from dpstream.bounds_proposal.unit_facts import collect, value_sums
+from dpstream.bounds_proposal.propose import (
+    count_distribution,
+    size_distribution,
+    value_distribution,
+)
+from dpstream.bounds_proposal.unit_facts import collect_unit_facts, value_sums
 from dpstream.cli import main
 from dpstream.connectors.registry import open_source
 from dpstream.errors import BudgetExceeded, InvalidParameter
@@ -54,7 +58,9 @@ def reading(**options):
 def facts_of(table, query=None, share=1.0):
     source = open_source(table)
     query = reading() if query is None else query
-    return collect(source, query, secret=SECRET, run=RUN, share=share, progress=lambda *_: None)[0]
+    return collect_unit_facts(
+        source, query, secret=SECRET, run=RUN, share=share, progress=lambda *_: None
+    )[0]
 
 
 def test_facts_are_those_of_the_rows():
@@ -83,7 +89,7 @@ def test_facts_do_not_depend_on_chunks_or_order(tmp_path):
     pa_csv.write_csv(
         table.take(np.random.default_rng(1).permutation(len(table))), tmp_path / "a.csv"
     )
-    mixed = collect(
+    mixed = collect_unit_facts(
         open_source(table.take(np.random.default_rng(2).permutation(len(table)))),
         reading(),
         secret=SECRET,
@@ -91,8 +97,8 @@ def test_facts_do_not_depend_on_chunks_or_order(tmp_path):
         share=1.0,
         progress=lambda *_: None,
     )[0]
-    for name, bins in exact(whole).bins.items():
-        assert (bins == exact(mixed).bins[name]).all()
+    for name, bins in exact_histograms(whole).bins.items():
+        assert (bins == exact_histograms(mixed).bins[name]).all()
     assert len(facts_of(str(tmp_path / "a.csv")).units) == len(whole.units)
 
 
@@ -101,7 +107,7 @@ def test_a_unit_moves_one_bin_of_each_fact(gone):
     """What the noise is scaled to: with or without a unit, one bin per fact differs, by one."""
     table = orders()
     without = table.filter(pa.compute.not_equal(table["user"], gone))
-    more, less = exact(facts_of(table)).bins, exact(facts_of(without)).bins
+    more, less = exact_histograms(facts_of(table)).bins, exact_histograms(facts_of(without)).bins
     for name in BINS:
         assert sorted(more[name] - less[name])[-1] == 1
         assert np.abs(more[name] - less[name]).sum() == 1
@@ -110,11 +116,11 @@ def test_a_unit_moves_one_bin_of_each_fact(gone):
 def test_noise_is_as_declared_and_not_a_fifth_off():
     """False alarms below 10^-7 on either side; 20% more or less noise fails."""
     facts = facts_of(orders())
-    asked = question(reading(), facts=3, epsilon=1, delta=1e-9)
-    truth = exact(facts).bins
+    asked = histogram_query(reading(), facts=3, epsilon=1, delta=1e-9)
+    truth = exact_histograms(facts).bins
     errors = []
     for _ in range(8):
-        found = noisy(facts, asked, ledger=None, dataset="stream")
+        found = noisy_histograms(facts, asked, ledger=None, dataset="stream")
         errors += [found.bins[name] - truth[name] for name in BINS]
     squares = float((np.concatenate(errors) ** 2).sum())
     freedom = sum(map(len, errors))
@@ -130,7 +136,7 @@ def test_noise_is_as_declared_and_not_a_fifth_off():
 
 def test_noise_fits_three_facts():
     """Sensitivity sqrt(3) over mu; one fact more or less would be another noise."""
-    asked = question(reading(), facts=3, epsilon=1, delta=1e-9)
+    asked = histogram_query(reading(), facts=3, epsilon=1, delta=1e-9)
     plan = plan_query(asked)
     mu = math.sqrt(plan.calibrated.mu_squared)
     assert plan.window(1).sigmas[0] == pytest.approx(math.sqrt(3) / mu, rel=1e-6)
@@ -176,8 +182,8 @@ def test_periods_make_other_units():
     found = facts_of(table, daily)
     pairs = {(row["user"], row["at"] // 86_400) for row in table.to_pylist()}
     assert len(found.units) == len(pairs)
-    asked = question(daily, facts=3, epsilon=1, delta=1e-9)
-    answer = noisy(found, asked, ledger=None, dataset="stream")
+    asked = histogram_query(daily, facts=3, epsilon=1, delta=1e-9)
+    answer = noisy_histograms(found, asked, ledger=None, dataset="stream")
     assert answer.bins["groups"].sum() == pytest.approx(len(pairs), abs=6 * answer.stddev * 7)
 
 
@@ -210,7 +216,7 @@ def test_empty_bins_of_large_sizes_do_not_drown_the_rest():
     rng = np.random.default_rng(3)
     bins = rng.normal(0, 10, len(COUNTS))
     bins[1] += 5000
-    assert counts(bins, 10.0).kept(2) == pytest.approx(1.0, abs=0.05)
+    assert count_distribution(bins, 10.0).kept(2) == pytest.approx(1.0, abs=0.05)
     believed = np.maximum(bins, 0)
     assert (believed * np.minimum(COUNTS, 2)).sum() < 0.5 * (believed * COUNTS).sum()
 
@@ -219,7 +225,8 @@ def test_signs_of_values_are_found():
     """Clamps of a column that is never negative begin at 0."""
     bins = np.zeros(BINS["value"])
     bins[len(SIZES) + 5] = 100
-    assert (values(bins, 1.0).negative, values(bins, 1.0).positive) == (False, True)
+    values = value_distribution(bins, 1.0)
+    assert (values.negative, values.positive) == (False, True)
     assert size_distribution(np.zeros(4), np.arange(1, 5), 1.0).total == 0
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 import dpstream as dps
-from dpstream.explanation.explain_query import explain
+from dpstream.explanation import explain
 from dpstream.query.noise_plan import plan_query
 from tests.sql_compiler.test_accepted import ACCEPTED, compiled
 

@@ -11,7 +11,7 @@ from sqlglot import exp
 
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.sql_compiler.dialect import canonical
-from dpstream.sql_compiler.expressions import compiler
+from dpstream.sql_compiler.expressions import Compiler
 from dpstream.sql_compiler.row_expressions import Expression, RowPreparation
 from dpstream.sql_compiler.statement import parse
 from tests.support.long import some_examples
@@ -31,7 +31,7 @@ KINDS = {
 def compiled(text, zone="UTC"):
     statement = parse(f"SELECT {text}")
     node = statement.tree.expressions[0]
-    compute = compiler(statement, zone).compile(node)
+    compute = Compiler(statement=statement, zone=zone).compile(node)
     names = dict.fromkeys(column.name for column in node.find_all(exp.Column))
     return Expression(text=canonical(node), columns=tuple(names), compute=compute)
 
@@ -39,7 +39,7 @@ def compiled(text, zone="UTC"):
 def ours(text, table, zone="UTC"):
     names = tuple(table.column_names)
     made = (("x", compiled(text, zone)),)
-    prepared = RowPreparation(columns=names, kept=(), made=made, where=None, zone=zone)
+    prepared = RowPreparation(columns=names, passed=(), computed=made, where=None, zone=zone)
     return prepared(table)["x"].to_pylist()
 
 
@@ -293,7 +293,6 @@ def test_one_bad_row_leaves_the_others_alone():
 
 def test_rows_that_break_a_kernel_are_found_by_halves():
     """Whatever Arrow raises for one row costs that row alone."""
-    from dpstream.sql_compiler.row_expressions import computed
 
     def fussy(columns):
         if "boom" in columns["s"].to_pylist():
@@ -301,9 +300,9 @@ def test_rows_that_break_a_kernel_are_found_by_halves():
         return columns["s"]
 
     expression = Expression(text="fussy", columns=("s",), compute=fussy)
-    column = pa.array(["a", "boom", "b", "c", "boom"])
+    table = pa.table({"s": ["a", "boom", "b", "c", "boom"]})
 
-    assert computed(expression, {"s": column}, 5).to_pylist() == ["a", None, "b", "c", None]
+    assert expression.evaluate(table, "UTC").to_pylist() == ["a", None, "b", "c", None]
 
 
 def test_types_do_not_depend_on_rows():
@@ -311,7 +310,9 @@ def test_types_do_not_depend_on_rows():
     full = table_of([{"i": 1, "f": 2.0, "s": "12", "t": dt.datetime(2020, 1, 1), "b": True}])
     for text in ("i + f", "s * 2", "SPLIT(s, '/')[OFFSET(1)]", "CASE WHEN b THEN i END", "NULL"):
         made = (("x", compiled(text)),)
-        prepare = RowPreparation(columns=tuple(KINDS), kept=(), made=made, where=None, zone="UTC")
+        prepare = RowPreparation(
+            columns=tuple(KINDS), passed=(), computed=made, where=None, zone="UTC"
+        )
         assert prepare(full).schema == prepare(full.slice(0, 0)).schema
 
 

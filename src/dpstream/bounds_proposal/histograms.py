@@ -2,7 +2,8 @@
 
 The noisy ones are a query like any other: one row per unit and fact, grouped by (fact, bin), all
 groups public. So the charge, the order of ledger and noise, and the noise itself are those of
-`dpstream.run`. Proof: `docs/soundness/bounds.md`.
+`dpstream.run`. The bins are public grids that never depend on the data. Proof:
+`docs/soundness/bounds.md`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from dpstream.bounds_proposal.unit_facts import Facts
+from dpstream.bounds_proposal.unit_facts import UnitFacts
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.query.aggregates import Count
 from dpstream.query.noise_plan import plan_query
@@ -21,20 +22,18 @@ from dpstream.query.query import Query
 from dpstream.records import Integers, Reals
 from dpstream.session import run
 
-# Public grids: where a unit's count or value may fall. They never depend on the data.
-
 _FINE: Final = 16  # counts up to here have a bin each
 _PER_OCTAVE: Final = 2
 _OCTAVES: Final = 12  # beyond 16; larger counts fall into the last bin
 _DECADES: Final = range(-3, 12)
 
 
-def _counts() -> Integers:
-    wide = _FINE * 2 ** (np.arange(1, _PER_OCTAVE * _OCTAVES + 1) / _PER_OCTAVE)
-    return np.concatenate([np.arange(1, _FINE + 1), np.round(wide).astype(np.int64)])
-
-
-COUNTS: Final[Integers] = _counts()
+COUNTS: Final[Integers] = np.concatenate(
+    [
+        np.arange(1, _FINE + 1),
+        np.round(_FINE * 2 ** (np.arange(1, _PER_OCTAVE * _OCTAVES + 1) / _PER_OCTAVE)),
+    ]
+).astype(np.int64)
 """Upper edges of the bins of counts: 1 to 16, then two per octave up to 65,536."""
 
 SIZES: Final[Reals] = np.array([float(f"{m}e{d}") for d in _DECADES for m in (1, 2, 5)])
@@ -47,8 +46,7 @@ def count_bins(counts: Integers) -> Integers:
     >>> COUNTS[count_bins(np.array([1, 16, 17, 20, 10**9]))].tolist()
     [1, 16, 23, 23, 65536]
     """
-    found: Integers = np.searchsorted(COUNTS, counts)
-    return np.minimum(found, len(COUNTS) - 1)
+    return np.minimum(np.searchsorted(COUNTS, counts), len(COUNTS) - 1)
 
 
 def value_bins(values: Reals) -> Integers:
@@ -59,8 +57,8 @@ def value_bins(values: Reals) -> Integers:
     """
     size = np.minimum(np.searchsorted(SIZES, np.abs(values)), len(SIZES) - 1)
     zero = len(SIZES)
-    found: Integers = np.where(values == 0, zero, zero + np.sign(values) * (size + 1))
-    return found.astype(np.int64)
+    bins = np.where(values == 0, zero, zero + np.sign(values) * (size + 1))
+    return bins.astype(np.int64)
 
 
 BINS: Final = {"groups": len(COUNTS), "rows": len(COUNTS), "value": 2 * len(SIZES) + 1}
@@ -75,23 +73,23 @@ class Histograms:
     stddev: float
 
 
-def exact(facts: Facts) -> Histograms:
+def exact_histograms(facts: UnitFacts) -> Histograms:
     """Counts as they are."""
-    found = {
+    counts = {
         fact: np.bincount(bins, minlength=BINS[fact]).astype(np.float64)
-        for fact, bins in _binned(facts).items()
+        for fact, bins in _bins_by_fact(facts).items()
     }
-    return Histograms(bins=found, stddev=0.0)
+    return Histograms(bins=counts, stddev=0.0)
 
 
-def _binned(facts: Facts) -> dict[str, Integers]:
-    found = {"groups": count_bins(facts.groups), "rows": count_bins(facts.rows)}
+def _bins_by_fact(facts: UnitFacts) -> dict[str, Integers]:
+    bins = {"groups": count_bins(facts.groups), "rows": count_bins(facts.rows)}
     if facts.values is not None:
-        found["value"] = value_bins(facts.values)
-    return found
+        bins["value"] = value_bins(facts.values)
+    return bins
 
 
-def question(reading: Query, *, facts: int, epsilon: Any, delta: Any) -> Query:
+def histogram_query(reading: Query, *, facts: int, epsilon: Any, delta: Any) -> Query:
     """The query whose answer is all histograms; it protects what `reading` protects."""
     names = list(BINS)[:facts]
     return replace(
@@ -112,18 +110,20 @@ def question(reading: Query, *, facts: int, epsilon: Any, delta: Any) -> Query:
     )
 
 
-def noisy(facts: Facts, asked: Query, *, ledger: Ledger | Any, dataset: str) -> Histograms:
+def noisy_histograms(
+    facts: UnitFacts, asked: Query, *, ledger: Ledger | Any, dataset: str
+) -> Histograms:
     """Charge the question to the dataset's book, then draw."""
     (table,) = run(asked, source=_rows(facts, asked), ledger=ledger, dataset=dataset)
-    found = {fact: np.zeros(BINS[fact]) for fact in _binned(facts)}
-    names, bins = table[_FACT].to_pylist(), table[_BIN].to_pylist()
-    for name, at, units in zip(names, bins, table[_UNITS].to_pylist(), strict=True):
-        found[name][at] = units
+    counts = {fact: np.zeros(BINS[fact]) for fact in _bins_by_fact(facts)}
+    columns = (table[name].to_pylist() for name in (_FACT, _BIN, _UNITS))
+    for fact, number, units in zip(*columns, strict=True):
+        counts[fact][number] = units
     plan = plan_query(asked).window(1)
-    return Histograms(bins=found, stddev=float(plan.stddevs[0, -1]))
+    return Histograms(bins=counts, stddev=float(plan.stddevs[0, -1]))
 
 
-def _rows(facts: Facts, asked: Query) -> pa.Table:
+def _rows(facts: UnitFacts, asked: Query) -> pa.Table:
     """One row per unit and fact. A unit goes by its keyed id: a function of itself alone."""
     ids = np.ascontiguousarray(facts.units, "<u8").tobytes()
     units = pa.FixedSizeBinaryArray.from_buffers(
@@ -131,19 +131,19 @@ def _rows(facts: Facts, asked: Query) -> pa.Table:
     ).cast(pa.binary())
     times = _times(facts, asked)
     parts = []
-    for name, bins in _binned(facts).items():
+    for name, bins in _bins_by_fact(facts).items():
         columns = {
             asked.privacy_unit_column: units,
             _FACT: pa.array([name] * len(bins)),
             _BIN: pa.array(bins),
         }
-        parts.append(
-            pa.table(columns if times is None else columns | {str(asked.time_column): times})
-        )
+        if times is not None:
+            columns[str(asked.time_column)] = times
+        parts.append(pa.table(columns))
     return pa.concat_tables(parts)
 
 
-def _times(facts: Facts, asked: Query) -> pa.Array | None:
+def _times(facts: UnitFacts, asked: Query) -> pa.Array | None:
     """A moment of each unit's period, within the public range, as the time column has them."""
     if asked.time_column is None:
         return None

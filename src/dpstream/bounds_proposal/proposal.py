@@ -62,8 +62,8 @@ class Proposal:
 
     def to_json(self) -> dict[str, Any]:
         """All of it, and the snippets."""
-        found = asdict(self)
-        return found | {"private": self.private, "sql": self.sql(), "python": self.python()}
+        more = {"private": self.private, "sql": self.sql(), "python": self.python()}
+        return asdict(self) | more
 
     def sql(self) -> str:
         """The OPTIONS clause, and the SUM that goes with it."""

@@ -1,17 +1,34 @@
-"""`dpstream.bounds`: read a source once, pay or be told that it is public, propose bounds."""
+"""`dpstream.bounds`: read a source once, pay or be told that it is public, propose bounds.
+
+What follows the histograms is post-processing: it reads them and public numbers alone. Bounds leave
+out a share of a group's rows (bias), and noise grows with them. For a group of a given size the
+error of its count, relative to that size, is
+
+    sqrt(left out^2 + (noise / size)^2)
+
+and the bounds with the least error are proposed.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from dpstream.bounds_proposal import trade_off
-from dpstream.bounds_proposal.histograms import SIZES, Histograms, exact, noisy, question
+import numpy as np
+
+from dpstream.bounds_proposal.histograms import (
+    COUNTS,
+    SIZES,
+    Histograms,
+    exact_histograms,
+    histogram_query,
+    noisy_histograms,
+)
 from dpstream.bounds_proposal.proposal import Choice, Proposal
-from dpstream.bounds_proposal.unit_facts import collect, value_sums
+from dpstream.bounds_proposal.unit_facts import collect_unit_facts, value_sums
 from dpstream.connectors.registry import open_source
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.amounts import Amount
@@ -21,11 +38,13 @@ from dpstream.query.aggregates import Count
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.windows import DAY, Duration, Instant, Micros, Tumble
+from dpstream.records import Integers, Reals
 from dpstream.session.feeds import SourceSpec
 
-_SHARES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
-_TIMES: Final = 10.0  # thresholds that make the size of a group to choose bounds for
-_USUAL: Final = 0.99  # the quantile that bounds are first taken at
+_QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
+_FIRST_QUANTILE: Final = 0.99  # where bounds are first taken at
+_GROUP_SIZE: Final = 10.0  # of a group to choose bounds for, in thresholds
+_SURE: Final = 3.0  # standard deviations above which a bin is taken to have units in it
 
 
 def bounds(
@@ -96,9 +115,9 @@ def bounds(
     wanted = 2 if value is None else 3
     asked = None
     if not public:
-        asked = question(reading, facts=wanted, epsilon=epsilon, delta=delta)
+        asked = histogram_query(reading, facts=wanted, epsilon=epsilon, delta=delta)
         plan_query(asked)  # refuses what no noise can keep, before a row is read
-    found, _ = collect(
+    facts, _ = collect_unit_facts(
         open_source(source),
         reading,
         secret=Secret.of(None),
@@ -107,11 +126,10 @@ def bounds(
         progress=progress or (lambda done, total: None),
     )
     if asked is None:
-        histograms = exact(found)
+        histograms = exact_histograms(facts)
     else:
-        histograms = noisy(found, asked, ledger=ledger, dataset=dataset)
-    target = _Target(query_epsilon, query_delta, triggers, bool(keys))
-    chosen = _proposed(histograms, target, group_size)
+        histograms = noisy_histograms(facts, asked, ledger=ledger, dataset=dataset)
+    target = _TargetQuery(query_epsilon, query_delta, triggers, bool(keys))
     return Proposal(
         privacy_unit_column=privacy_unit_column,
         keys=tuple(reading.keys),
@@ -121,11 +139,11 @@ def bounds(
         query_epsilon=query_epsilon,
         query_delta=query_delta,
         triggers=triggers,
-        **chosen,
+        **_choose_bounds(histograms, target, group_size),
     )
 
 
-class _Target:
+class _TargetQuery:
     """The query that bounds are for, as far as its noise goes."""
 
     def __init__(self, epsilon: float, delta: float, triggers: int, keyed: bool) -> None:
@@ -154,81 +172,156 @@ class _Target:
         return float(window.stddevs[-1, -1]), int(window.thresholds[-1]), window.pre_threshold
 
 
-def _proposed(found: Histograms, target: _Target, group_size: float | None) -> dict[str, Any]:
+def _choose_bounds(
+    histograms: Histograms, target: _TargetQuery, group_size: float | None
+) -> dict[str, Any]:
     """The bounds of least error, and the trade-off around them."""
-    groups = trade_off.counts(found.bins["groups"], found.stddev)
-    rows = trade_off.counts(found.bins["rows"], found.stddev)
-    usual = max(math.ceil(groups.quantile(_USUAL)), 1)
-    size = group_size or _TIMES * max(target.noise(usual)[1], 1)
-    curve = [_choice(groups, target, size, count) for count in trade_off.candidates(groups)]
-    count, many = _least_error(curve, rows, size)
-    noise, _, early = target.noise(count, many)
-    left = 1 - groups.kept(count) * rows.kept(many)
-    lo, hi = _clamps(found, noise, size)
+    groups, rows = (
+        count_distribution(histograms.bins[fact], histograms.stddev) for fact in ("groups", "rows")
+    )
+    usual = max(math.ceil(groups.quantile(_FIRST_QUANTILE)), 1)
+    size = group_size or _GROUP_SIZE * max(target.noise(usual)[1], 1)
+    choices = [_choice(groups, target, size, count) for count in groups.candidates()]
+    max_groups, max_rows = _least_error(choices, rows, size)
+    noise, _, pre_threshold = target.noise(max_groups, max_rows)
+    left_out = 1 - groups.kept(max_groups) * rows.kept(max_rows)
+    lo, hi = _clamps(histograms, noise, size)
     return {
         "group_size": size,
-        "max_groups_contributed": count,
-        "max_rows_per_group": many,
-        "max_rows_contributed": count * many,
+        "max_groups_contributed": max_groups,
+        "max_rows_per_group": max_rows,
+        "max_rows_contributed": max_groups * max_rows,
         "lo": lo,
         "hi": hi,
-        "pre_threshold": early,
-        "left_out": left,
+        "pre_threshold": pre_threshold,
+        "left_out": left_out,
         "noise": noise,
-        "error": trade_off.error(left, noise, size),
+        "error": math.hypot(left_out, noise / size),
         "units": groups.total,
-        "stddev": found.stddev,
+        "stddev": histograms.stddev,
         "quantiles": {
-            name: {f"{share:g}": each.quantile(share) for share in _SHARES}
-            for name, each in (("groups", groups), ("rows", rows))
+            name: {f"{share:g}": sizes.quantile(share) for share in _QUANTILES}
+            for name, sizes in (("groups", groups), ("rows", rows))
         },
-        "trade_off": tuple(curve),
+        "trade_off": tuple(choices),
     }
 
 
-def _choice(groups: trade_off.SizeDistribution, target: _Target, size: float, count: int) -> Choice:
-    """What keeping so many groups of each unit leaves out, and the noise it costs."""
+def _choice(groups: SizeDistribution, target: _TargetQuery, size: float, count: int) -> Choice:
+    """What keeping `count` groups of each unit leaves out, and the noise it costs."""
     noise, threshold, _ = target.noise(count)
-    left = 1 - groups.kept(count)
+    left_out = 1 - groups.kept(count)
     return Choice(
         groups=count,
-        left_out=left,
+        left_out=left_out,
         noise=noise,
         threshold=threshold,
-        error=trade_off.error(left, noise, size),
+        error=math.hypot(left_out, noise / size),
     )
 
 
-def _least_error(
-    curve: list[Choice], rows: trade_off.SizeDistribution, size: float
-) -> tuple[int, int]:
-    """Groups of each unit and rows in each: the pair with the least error."""
-    pairs = [(one, many) for one in curve for many in trade_off.candidates(rows, 64)]
-    errors = [
-        trade_off.error(
-            1 - (1 - one.left_out) * rows.kept(many),
-            # More than one row per group takes a column of its own: half of the budget each.
-            one.noise * many * (1 if many == 1 else math.sqrt(2)),
-            size,
-        )
-        for one, many in pairs
-    ]
-    groups, many = trade_off.best([(one.groups, many) for one, many in pairs], errors)
-    return groups, many
+def _least_error(choices: list[Choice], rows: SizeDistribution, size: float) -> tuple[int, int]:
+    """Groups of each unit and rows in each: the pair of least error, the smaller one if equal."""
+
+    def error(choice: Choice, count: int) -> float:
+        # More than one row per group takes a column of its own: half of the budget each.
+        noise = choice.noise * count * (1 if count == 1 else math.sqrt(2))
+        return math.hypot(1 - (1 - choice.left_out) * rows.kept(count), noise / size)
+
+    pairs = [(choice, count) for choice in choices for count in rows.candidates(64)]
+    return min((error(*pair), pair[0].groups, pair[1]) for pair in pairs)[1:]
 
 
-def _clamps(found: Histograms, noise: float, size: float) -> tuple[float | None, float | None]:
+def _clamps(histograms: Histograms, noise: float, size: float) -> tuple[float | None, float | None]:
     """Clamps of least error for a SUM beside the COUNT: as large as the noise they cost allows."""
-    if "value" not in found.bins:
+    if "value" not in histograms.bins:
         return None, None
-    sides = trade_off.values(found.bins["value"], found.stddev)
-    known = sides.sizes
-    mean = float(known.units @ known.sizes) / known.total if known.total else 1.0
-    reach = [float(edge) for edge in SIZES]
-    errors = [
-        trade_off.error(1 - known.kept(edge), noise * math.sqrt(2) * edge / mean, size)
-        for edge in reach
-    ]
-    edge = min(zip(errors, reach, strict=True))[1]
-    positive = sides.positive or not sides.negative
-    return (-edge if sides.negative else 0.0), (edge if positive else 0.0)
+    values = value_distribution(histograms.bins["value"], histograms.stddev)
+    sizes = values.sizes
+    mean = float(sizes.units @ sizes.sizes) / sizes.total if sizes.total else 1.0
+
+    def error(edge: float) -> float:
+        return math.hypot(1 - sizes.kept(edge), noise * math.sqrt(2) * edge / mean / size)
+
+    edge = min(map(float, SIZES), key=error)
+    positive = values.positive or not values.negative
+    return (-edge if values.negative else 0.0), (edge if positive else 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeDistribution:
+    """How many units have each size, in increasing order of sizes."""
+
+    sizes: Reals
+    units: Reals
+
+    @property
+    def total(self) -> float:
+        """The number of units."""
+        return float(self.units.sum())
+
+    def kept(self, most: float) -> float:
+        """The share of all sizes together that a bound of `most` each leaves."""
+        total = float(self.units @ self.sizes)
+        return float(self.units @ np.minimum(self.sizes, most)) / total if total else 1.0
+
+    def quantile(self, share: float) -> float:
+        """The least size that at least this share of the units does not exceed."""
+        if not self.total:
+            return float(self.sizes[0])
+        place = int(np.searchsorted(np.cumsum(self.units), share * self.total * (1 - 1e-12)))
+        return float(self.sizes[min(place, len(self.sizes) - 1)])
+
+    def candidates(self, most: int = 4096) -> list[int]:
+        """Bounds of the grid worth comparing: up to the largest size that units have."""
+        largest = float(self.sizes[self.units > 0].max(initial=1.0))
+        grid = [int(count) for count in COUNTS if count <= most]
+        return [count for count in grid if count <= 1.2 * largest] or grid[:1]
+
+
+def size_distribution(bins: Reals, sizes: Reals | Integers, stddev: float) -> SizeDistribution:
+    """A histogram without the noise of its empty bins.
+
+    From the largest size down, bins are pooled until a pool has more than three standard
+    deviations of its noise: noise of a few units in bins of thousands would drown everything else.
+    A pool counts at the size where it ends.
+
+    >>> noisy, sizes = np.array([90.0, -2.0, 30.0, 3.0]), np.array([1, 2, 3, 4])
+    >>> size_distribution(noisy, sizes, 3.0).units.tolist()
+    [88.0, 0.0, 33.0, 0.0]
+    """
+    units, pool, pooled = np.zeros(len(bins)), 0.0, 0
+    for place in range(len(bins) - 1, -1, -1):
+        pool += float(bins[place])
+        pooled += 1
+        if pool > _SURE * stddev * math.sqrt(pooled) and pool > 0:
+            units[place], pool, pooled = pool, 0.0, 0
+    return SizeDistribution(sizes=np.asarray(sizes, np.float64), units=units)
+
+
+def count_distribution(bins: Reals, stddev: float) -> SizeDistribution:
+    """The distribution of counts; a bin stands for the middle of what it holds."""
+    below = np.concatenate([[0], COUNTS[:-1]])
+    return size_distribution(bins, (below + 1 + COUNTS) / 2, stddev)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueDistribution:
+    """Sizes of values, and whether enough units have negative and positive ones."""
+
+    sizes: SizeDistribution
+    negative: bool
+    positive: bool
+
+
+def value_distribution(bins: Reals, stddev: float) -> ValueDistribution:
+    """The distribution of values: sizes of both signs together, zeros left out."""
+    zero = len(SIZES)
+    below, above = bins[:zero][::-1], bins[zero + 1 :]
+    sure = _SURE * stddev * math.sqrt(zero)
+    middles = np.concatenate([[SIZES[0]], np.sqrt(SIZES[1:] * SIZES[:-1])])
+    return ValueDistribution(
+        sizes=size_distribution(below + above, middles, stddev * math.sqrt(2)),
+        negative=bool(below.sum() > sure),
+        positive=bool(above.sum() > sure),
+    )

@@ -28,7 +28,7 @@ from dpstream.rows.row_batch import Rows
 from dpstream.rows.row_ids import row_digests
 from dpstream.rows.row_reader import RowReader
 
-_PARTS: Final = 1 << 16  # a share of the units is taken by 16 bits of their ids
+_ID_BITS: Final = 16  # a share of the units is sampled by so many bits of their ids
 
 
 def value_sums(column: str) -> tuple[Sum, Sum]:
@@ -45,7 +45,7 @@ def value_sums(column: str) -> tuple[Sum, Sum]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Facts:
+class UnitFacts:
     """One entry per unit; `values` is None if no value column was asked for."""
 
     units: Words
@@ -60,26 +60,26 @@ class _Tables:
 
     def __init__(self, key: bytes, share: float, valued: bool) -> None:
         self._key, self._valued = key, valued
-        self._below = round(share * _PARTS)
+        self._below = round(share * 2**_ID_BITS)
         self._units = HashTable(3)  # period, digest of the row picked, its value's bits
         self._pairs = HashTable(2)  # rows, the unit's place
 
     def add(self, rows: Rows) -> None:
-        """Take in a chunk."""
-        taken = (rows.units[:, 1] >> np.uint64(48)).astype(np.int64) < self._below
-        units, groups, windows = rows.units[taken], rows.groups[taken], rows.windows[taken]
+        """Add the rows of a chunk."""
+        sampled = (rows.units[:, 1] >> np.uint64(64 - _ID_BITS)).astype(np.int64) < self._below
+        units, groups, windows = rows.units[sampled], rows.groups[sampled], rows.windows[sampled]
         if not len(units):
             return
         known = self._units.used
         places = self._units.rows(units)
         numbers = self._units.numbers
         numbers[known : self._units.used, 1] = np.int64(-1)  # the largest word: any row beats it
-        numbers[places, 0] = rows.periods[taken]
+        numbers[places, 0] = rows.periods[sampled]
         pairs = self._pairs.rows(row_digests([units, groups, windows], self._key))
         np.add.at(self._pairs.numbers[:, 0], pairs, 1)
         self._pairs.numbers[pairs, 1] = places
         if self._valued:
-            self._pick(places, rows.digests[taken, 0], _values(rows.values[taken]))
+            self._pick(places, rows.digests[sampled, 0], _values(rows.values[sampled]))
 
     def _pick(self, places: Integers, digests: Words, values: Reals) -> None:
         """The row with the least digest so far stands for its unit."""
@@ -91,14 +91,14 @@ class _Tables:
         words[at[better], 3] = least[better]
         words[at[better], 4] = values[firsts[better]].view(np.uint64)
 
-    def facts(self) -> Facts:
-        """What each unit comes to."""
+    def facts(self) -> UnitFacts:
+        """The facts of each unit."""
         units, pairs = self._units.used, self._pairs.used
         of, rows = self._pairs.numbers[:pairs, 1], self._pairs.numbers[:pairs, 0]
         order = np.lexsort((self._pairs.words[:pairs, 0], of))  # a pair's id is a keyed hash
         firsts = order[np.r_[True, np.diff(of[order]) > 0]] if pairs else order
         values = self._units.words[:units, 4].copy().view(np.float64) if self._valued else None
-        return Facts(
+        return UnitFacts(
             units=self._units.ids[:units].copy(),
             periods=self._units.numbers[:units, 0].copy(),
             groups=np.bincount(of, minlength=units).astype(np.int64),
@@ -108,12 +108,12 @@ class _Tables:
 
 
 def _values(grids: Integers) -> Reals:
-    """Back from the two grids."""
+    """The values that two grids hold between them."""
     fine, coarse = grids[:, 0] / 1000.0, grids[:, 1] * 1000.0
     return np.where(np.abs(coarse) >= 10**6, coarse, fine)
 
 
-def collect(
+def collect_unit_facts(
     source: Source,
     query: Query,
     *,
@@ -121,7 +121,7 @@ def collect(
     run: bytes,
     share: float,
     progress: Callable[[int, int], None],
-) -> tuple[Facts, dict[str, Any]]:
+) -> tuple[UnitFacts, dict[str, Any]]:
     """The facts of all units of a bounded source; and, for the operator alone, what was read."""
     check_columns(source, query)
     operator = OperatorCounts()

@@ -11,7 +11,7 @@ import typer
 from dpstream.cli.output import AsJson, print_json
 from dpstream.cli.sql_command import Settings, compile_text
 from dpstream.errors import InvalidParameter
-from dpstream.explanation.explain_query import explain as explain_query
+from dpstream.explanation import explain as explain_query
 from dpstream.session.budget import AnyQuery
 from dpstream.session.pipeline import load_pipeline
 

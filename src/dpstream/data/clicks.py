@@ -20,7 +20,7 @@ def clicks(rows: int = 60_000, users: int = 12_000) -> pa.Table:
     ['user', 'page', 'at', 'seconds']
     """
     numbers = np.arange(rows, dtype=np.uint64)
-    user = _mixed(numbers, 1) % np.uint64(users)
+    user = _mix(numbers, 1) % np.uint64(users)
     likely = np.cumsum(0.6 ** np.arange(len(PAGES)))
     page = np.searchsorted(likely / likely[-1], _uniform(numbers, 2)).astype(np.int64)
     at = (np.sort(_uniform(numbers, 3)) * 86_400).astype(np.int64)
@@ -37,13 +37,12 @@ def clicks(rows: int = 60_000, users: int = 12_000) -> pa.Table:
 
 
 def _uniform(numbers: Words, stream: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return (_mixed(numbers, stream) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (_mix(numbers, stream) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _mixed(numbers: Words, stream: int) -> Words:
+def _mix(numbers: Words, stream: int) -> Words:
     """Well-spread words from a counter: the mixing of Steele, Lea, Flood's SplitMix, 2014."""
     word = (numbers + np.uint64(stream << 40)) * np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Words = word ^ (word >> np.uint64(31))
-    return mixed
+    return np.asarray(word ^ (word >> np.uint64(31)), np.uint64)

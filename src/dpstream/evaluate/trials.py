@@ -1,6 +1,6 @@
 """Run a w-event mechanism over a stream several times, and score what it releases.
 
-Every run has a book of its own that promises exactly the epsilon and window asked for, whatever the
+Every run has a book of its own with exactly the epsilon and window asked for, whatever the
 mechanism says of itself: a mechanism that would spend more is refused, and scored as refused.
 """
 
@@ -61,8 +61,10 @@ class Trials:
         """Mean over the runs and its standard error; NaN if any run was refused."""
         if self.refusals:
             return metrics.mean_and_error([])
-        kept = (getattr(score, figure) for score in self.scores)
-        return metrics.mean_and_error([float(np.mean(one)) for one in kept if one is not None])
+        figures = (getattr(score, figure) for score in self.scores)
+        return metrics.mean_and_error(
+            [float(np.mean(each)) for each in figures if each is not None]
+        )
 
     def by_step(self) -> Reals:
         """Absolute error at each step, mean over the runs."""
@@ -97,17 +99,16 @@ def trials(
     >>> [score.paid for score in one.scores], one.refusals
     ([0.5, 0.5, 0.5], [])
     """
-    found, asked = Trials(mechanism=mechanism), positive(epsilon, "epsilon")
-    chosen: Build = build or find(mechanism)
+    results, total = Trials(mechanism=mechanism), positive(epsilon, "epsilon")
+    construct: Build = build or find(mechanism)
     for run in range(runs):
         try:
-            made = chosen(epsilon=asked, window=window)
-            score = _run(made, mechanism, block, fixed_noise(fixed, run), bounded=bounded)
+            built = construct(epsilon=total, window=window)
+            score = _run(built, mechanism, block, fixed_noise(fixed, run), bounded=bounded)
+            results.scores.append(score)
         except BudgetExceeded as refusal:
-            found.refusals.append(str(refusal))
-        else:
-            found.scores.append(score)
-    return found
+            results.refusals.append(str(refusal))
+    return results
 
 
 def zeros(block: Integers) -> Trials:
@@ -121,18 +122,13 @@ def zeros(block: Integers) -> Trials:
 
 
 def _run(
-    mechanism: Any,
-    name: str,
-    block: Integers,
-    noise: dict[str, Any],
-    *,
-    bounded: bool,
+    mechanism: Any, name: str, block: Integers, noise: dict[str, Any], *, bounded: bool
 ) -> Score:
     ledger, epsilon = Ledger(), Fraction(mechanism.epsilon)
     total = epsilon if bounded else epsilon * _NO_LIMIT
     ledger.open(_DATASET, Terms(unit="w_event", total=total, window=mechanism.window))
     runner = Runner(mechanism, ledger=ledger, dataset=_DATASET, name=name, **noise)
-    seconds, paid, parts, kept = 0.0, 0, [], []
+    seconds, paid, errors, released = 0.0, 0, [], []
     for chunk in _chunks(block):
         began = time.perf_counter()
         releases = [release for batch in runner.feed(chunk) for release in batch]
@@ -141,7 +137,7 @@ def _run(
             raise InvalidParameter(f"{name} must release every step at once; it has a delay")
         values = np.array([release.values for release in releases])
         paid += sum(release.paid for release in releases)
-        parts.append(
+        errors.append(
             (
                 metrics.relative_errors(values, chunk),
                 metrics.relative_errors(np.maximum(values, 0), chunk),
@@ -149,14 +145,14 @@ def _run(
             )
         )
         if block.shape[1] == 1:
-            kept.append(values)
-    relative, clamped, absolute = (np.concatenate(part) for part in zip(*parts, strict=True))
+            released.append(values)
+    relative, clamped, absolute = (np.concatenate(each) for each in zip(*errors, strict=True))
     (book,) = ledger.report()
     return Score(
         relative=relative,
         clamped=clamped,
         absolute=absolute,
-        range_error=metrics.range_error(np.concatenate(kept), block) if kept else None,
+        range_error=metrics.range_error(np.concatenate(released), block) if released else None,
         paid=paid / len(block),
         spent=float(Fraction(book["spent"]) / epsilon),
         seconds=seconds,

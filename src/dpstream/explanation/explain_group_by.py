@@ -9,13 +9,14 @@ from dpstream.explanation.plan_facts import (
     Explanation,
     Stage,
     computed_columns,
-    told_schema,
+    lateness,
+    schema_facts,
 )
 from dpstream.group_by.release_table import release_schema
 from dpstream.privacy.amounts import show
 from dpstream.query.aggregates import Measure
 from dpstream.query.noise_plan import NoisePlan, plan_query
-from dpstream.query.query import Bounds, Query
+from dpstream.query.query import Query
 from dpstream.query.windows import Tumble, in_words, iso
 from dpstream.rows.column_values import types_before_rows
 
@@ -25,7 +26,7 @@ _GROUP_BYTES, _NOISE_BYTES = 16, 40
 _LOOKED_AT = 48  # windows; cumulating ones differ in how often they are published
 
 
-def explain_users(query: Query) -> Explanation:
+def explain_group_by(query: Query) -> Explanation:
     """Explain a query; one that runs live is taken to begin with its first window."""
     plan = plan_query(query.starting(0))
     query = plan.query
@@ -52,7 +53,7 @@ def explain_users(query: Query) -> Explanation:
         columns=[*_columns(plan, releases), *computed_columns(query.finish)],
         keys=_keys(query, window.thresholds, window.pre_threshold),
         memory=_memory(query),
-        schema=told_schema(release_schema(plan, types_before_rows(query)), query),
+        schema=schema_facts(release_schema(plan, types_before_rows(query)), query),
         not_protected=_not_protected(query),
     )
 
@@ -60,37 +61,33 @@ def explain_users(query: Query) -> Explanation:
 def _stages(query: Query, releases: int) -> list[Stage]:
     read = f"read {', '.join(query.source_columns)}"
     bounds = query.bounds
-    found = [("source", read)]
+    stages = [("source", read)]
     if query.prepare is not None:
-        found.append(("prepare", query.prepare.text))
+        stages.append(("prepare", query.prepare.text))
     if query.time_column is not None:
-        size = "one window" if query.window is None else _windows(query.window)
-        late = (
-            f", rows up to {in_words(query.allowed_lateness)} late"
-            if query.allowed_lateness
-            else ""
+        size = "one window" if query.window is None else _window_words(query.window)
+        stages.append(
+            ("window", f"{size} by {query.time_column} in {query.time_zone}{lateness(query)}")
         )
-        found.append(("window", f"{size} by {query.time_column} in {query.time_zone}{late}"))
     most = f"{bounds.rows} rows, in at most {bounds.groups} groups, {bounds.rows_per_group} in each"
-    found.append(("bound", f"keep of each unit at most {most}"))
+    stages.append(("bound", f"keep of each unit at most {most}"))
     by = ", ".join(query.keys) or "nothing (one group)"
-    found.append(("aggregate", f"{', '.join(a.name for a in query.aggregates)} by {by}"))
+    stages.append(("aggregate", f"{', '.join(a.name for a in query.aggregates)} by {by}"))
     if query.in_rounds:
         does = "publish a key when enough units have come to it since the last time"
-        found.append(("select", does))
+        stages.append(("select", does))
     elif query.public_groups is None:
-        found.append(
-            ("latch", "show a key from the trigger on at which enough units are behind it")
-        )
+        does = "show a key from the trigger on at which enough units are behind it"
+        stages.append(("latch", does))
     times = "once" if releases == 1 else f"{releases} times"
-    found.append(("perturb", f"add noise; publish each window {times}"))
+    stages.append(("perturb", f"add noise; publish each window {times}"))
     if query.finish is not None:
-        found.append(("finish", f"{query.finish!r} (of noisy values: costs nothing)"))
+        stages.append(("finish", f"{query.finish!r} (of noisy values: costs nothing)"))
     noisy = ("latch", "select", "perturb", "finish")
-    return [Stage(stage, does, noisy=stage in noisy) for stage, does in found]
+    return [Stage(name, does, noisy=name in noisy) for name, does in stages]
 
 
-def _windows(window: Tumble) -> str:
+def _window_words(window: Tumble) -> str:
     size, cell = in_words(window.size), in_words(window.cell)
     if window.kind == "hop":
         return f"windows of {size}, one every {cell} (a row counts in {window.cells} of them),"
@@ -130,31 +127,30 @@ def measure_name(measure: Measure) -> str:
 
 
 def _measures(plan: NoisePlan) -> list[dict[str, Any]]:
-    bounds, found = plan.query.bounds, []
-    total = plan.calibrated.mu_squared
+    measures, total = [], plan.calibrated.mu_squared
     for measure, change, share in zip(plan.columns, plan.sensitivities, plan.shares, strict=True):
         value = float(change * measure.quantum)
-        how = _derived(measure, bounds, plan.query.debias_rows or 0, value)
-        found.append(
+        measures.append(
             {
                 "measure": measure_name(measure),
                 "sensitivity": value,
                 "quantum": float(measure.quantum),
-                "derivation": how,
+                "derivation": _derivation(measure, plan.query, value),
                 "share": f"{float(share / total):.0%}",
             }
         )
-    return found
+    return measures
 
 
-def _derived(measure: Measure, bounds: Bounds, debias_rows: int, value: float) -> str:
-    """How a sensitivity comes about."""
+def _derivation(measure: Measure, query: Query, value: float) -> str:
+    """How the sensitivity of a measure is computed, in words."""
+    bounds = query.bounds
     if measure.kind == "units":
         return f"1 in each of {bounds.groups} groups: sqrt({bounds.groups}) = {value:.4g}"
     if measure.kind == "round":
         return f"1 in each round, {bounds.rows} of them: sqrt({bounds.rows}) = {value:.4g}"
     if measure.kind in ("offered", "kept"):
-        rows = debias_rows if measure.kind == "offered" else bounds.rows
+        rows = (query.debias_rows or 0) if measure.kind == "offered" else bounds.rows
         return f"{rows} rows, all in one window: sqrt({rows**2}) = {value:.4g}"
     largest = float(measure.largest * measure.quantum)
     rows, each = bounds.rows, bounds.rows_per_group
@@ -172,18 +168,17 @@ def _derived(measure: Measure, bounds: Bounds, debias_rows: int, value: float) -
 def _columns(plan: NoisePlan, releases: int) -> list[dict[str, Any]]:
     """Noise of each published column; an average's depends on how many rows are behind it."""
     query, window = plan.query, plan.window(releases)
-    found: list[dict[str, Any]] = []
-    at = {measure: number for number, measure in enumerate(query.measures)}
+    columns: list[dict[str, Any]] = []
     for aggregate in query.aggregates:
         if aggregate.error_bar == "with_release":
             note = "each release says its own error bar, which depends on what it is made of"
-            found.append({"column": aggregate.name, "first": None, "last": None, "note": note})
+            columns.append({"column": aggregate.name, "first": None, "last": None, "note": note})
             continue
         measure = aggregate.measures(query.one_row)[0]
-        spread = window.stddevs[at[measure]] * float(measure.quantum)
+        spread = window.stddevs[query.measures.index(measure)] * float(measure.quantum)
         per_row = aggregate.error_bar == "per_row"
         note = " (divided by the number of rows of the group)" if per_row else ""
-        found.append(
+        columns.append(
             {
                 "column": aggregate.name,
                 "first": float(spread[0]),
@@ -192,7 +187,7 @@ def _columns(plan: NoisePlan, releases: int) -> list[dict[str, Any]]:
                 "note": note,
             }
         )
-    return found
+    return columns
 
 
 def _keys(query: Query, thresholds: Any, pre: int) -> dict[str, Any]:
@@ -209,7 +204,7 @@ def _keys(query: Query, thresholds: Any, pre: int) -> dict[str, Any]:
         stays = "as many again since then for each further release"
     words = (
         f"a key needs about {last} units to appear by the end of its window"
-        f"{_hardest(thresholds, least, most)}; {stays}; keys with {pre} "
+        f"{_threshold_range(thresholds, least, most)}; {stays}; keys with {pre} "
         f"{'unit' if pre == 1 else 'units'} or fewer are never looked at"
     )
     return {
@@ -223,8 +218,8 @@ def _keys(query: Query, thresholds: Any, pre: int) -> dict[str, Any]:
     }
 
 
-def _hardest(thresholds: Any, least: int, most: int) -> str:
-    """The release at which a key needs the fewest units to be seen, and that with the most."""
+def _threshold_range(thresholds: Any, least: int, most: int) -> str:
+    """The releases at which a key needs the fewest and the most units to be seen."""
     if least == most:
         return " (the same at each release)" if len(thresholds) > 1 else ""
     easy, hard = (list(thresholds).index(each) + 1 for each in (least, most))
@@ -273,10 +268,10 @@ def _memory(query: Query) -> dict[str, Any]:
 
 
 def _not_protected(query: Query) -> list[str]:
-    found = list(NOT_PROTECTED)
+    facts = list(NOT_PROTECTED)
     if query.privacy_unit_period != "forever":
         period = in_words(query.privacy_unit_period)
-        found.insert(0, f"what a user does in several periods of {period} together")
+        facts.insert(0, f"what a user does in several periods of {period} together")
     if query.public_groups is not None and query.keys:
-        found.insert(0, "which groups exist: they were listed as public")
-    return found
+        facts.insert(0, "which groups exist: they were listed as public")
+    return facts

@@ -11,7 +11,7 @@ from dpstream.explanation.plan_facts import (
     Explanation,
     Stage,
     computed_columns,
-    told_schema,
+    schema_facts,
 )
 from dpstream.group_by.release_table import series_schema
 from dpstream.mechanisms import name_of
@@ -65,7 +65,7 @@ def explain_series(query: SeriesQuery) -> Explanation:
             "words": f"about {_SEEN_BYTES} bytes per unit of a window that is not published yet, "
             f"and the mechanism's state: {bins} bin{'s' * (bins != 1)}",
         },
-        schema=told_schema(series_schema(query, types_before_rows(rows)), rows),
+        schema=schema_facts(series_schema(query, types_before_rows(rows)), rows),
         not_protected=_not_protected(query),
     )
 

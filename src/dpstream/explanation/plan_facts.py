@@ -1,4 +1,7 @@
-"""What a query will do and cost, as facts by topic: for people, for scripts, for notebooks."""
+"""The explanation of a query: facts by topic, and its plan as a drawing.
+
+In a drawing what stays exact stands above the line, and what is noisy below it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.query.query import Finish, Query
-
-# A plan as a drawing: what stays exact stands above the line, what is noisy below it.
+from dpstream.query.windows import in_words
 
 _LINE = "above: exact, never leaves; below: noisy, may be published"
 _WIDTH, _HEIGHT, _GAP = 460, 18, 26  # pixels: a box, a line of text in it, the way to the next
@@ -143,14 +145,19 @@ class Explanation:
     def _repr_html_(self) -> str:
         """The drawn plan, and the rest as text."""
         rest = self.text().partition("\n\n")[2]
-        escaped = rest.replace("&", "&amp;").replace("<", "&lt;")
-        return f"{as_svg(self.stages)}<pre>{escaped}</pre>"
+        return f"{as_svg(self.stages)}<pre>{html.escape(rest, quote=False)}</pre>"
 
 
-def told_schema(schema: pa.Schema, query: Query) -> list[dict[str, str]]:
-    """Columns and types of a query's releases; types of keys may be those of the source."""
+def lateness(query: Query) -> str:
+    """How late rows may be, in words; empty if they may not."""
+    allowed = query.allowed_lateness
+    return f", rows up to {in_words(allowed)} late" if allowed else ""
+
+
+def schema_facts(schema: pa.Schema, query: Query) -> list[dict[str, str]]:
+    """Names and types of the columns of a query's releases; types of keys may be the source's."""
     read = query.source_columns
-    told = []
+    facts = []
     for name, kind in zip(schema.names, schema.types, strict=True):
         note = ""
         if name in query.keys and name in query.declared:
@@ -159,13 +166,13 @@ def told_schema(schema: pa.Schema, query: Query) -> list[dict[str, str]]:
             note = " (or as the source's first schema says; declare it in column_types)"
         elif name in query.keys and set(read) - query.declared.keys():
             note = " (computed; it may depend on the types of the source's columns)"
-        told.append({"name": name, "type": str(kind), "note": note})
-    return told
+        facts.append({"name": name, "type": str(kind), "note": note})
+    return facts
 
 
 def computed_columns(finish: Finish | None) -> list[dict[str, Any]]:
-    """What is said of columns that SELECT computes from noisy ones."""
-    found = []
+    """The noise of columns that SELECT computes from noisy ones."""
+    columns = []
     for name, has_bar in ({} if finish is None else finish.computed).items():
         note = "computed from noisy columns; its error bar follows from theirs"
         if not has_bar:
@@ -173,8 +180,8 @@ def computed_columns(finish: Finish | None) -> list[dict[str, Any]]:
                 "computed from noisy columns, without an error bar: only sums and quotients of "
                 "aggregates that share no noise have one"
             )
-        found.append({"column": name, "first": None, "last": None, "note": note})
-    return found
+        columns.append({"column": name, "first": None, "last": None, "note": note})
+    return columns
 
 
 def _noise(column: dict[str, Any]) -> str:

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from dpstream.connectors.storage import safe_name
 from dpstream.errors import InvalidParameter
+from dpstream.explanation import explain
 from dpstream.explanation.explain_group_by import measure_name
-from dpstream.explanation.explain_query import explain
 from dpstream.group_by.release_table import release_schema, series_schema
 from dpstream.mechanisms import name_of
 from dpstream.privacy.ledger.charges import Terms

@@ -1,37 +1,60 @@
-"""SQL to a query: checks and rewrites, one after the other, and then the query itself."""
+"""SQL to a query: an ordered tuple of rules checks and completes a draft, then it is built."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-from sqlglot import exp
+from typing import Any
 
 from dpstream.errors import InvalidParameter
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
-from dpstream.query.windows import Cumulate, Hop, Tumble
-from dpstream.sql_compiler.draft import Draft, called
+from dpstream.sql_compiler import from_clause, select, series_options, validate
+from dpstream.sql_compiler.draft import Draft
 from dpstream.sql_compiler.post_process import Finisher
-from dpstream.sql_compiler.privacy_clause import OPTIONS, WrongKind, interval, node_of, parameter_of
-from dpstream.sql_compiler.relation import inline_tables
-from dpstream.sql_compiler.row_expressions import Builder, bounded_aggregates
-from dpstream.sql_compiler.select import (
-    name_aggregates,
-    name_keys,
-    unit_stays_hidden,
-    windows_are_grouped,
-)
-from dpstream.sql_compiler.series_options import (
-    one_count,
-    rows_of_series,
-    series_query,
-    steps_are_windows,
-)
+from dpstream.sql_compiler.privacy_clause import OPTIONS, node_of, parameter_of
+from dpstream.sql_compiler.row_expressions import QueryBuilder
+from dpstream.sql_compiler.series_options import rows_of_series, series_query
 from dpstream.sql_compiler.statement import parse
-from dpstream.sql_compiler.validate import CHECKS, times_are_columns, unit_is_a_column
+
+RULES: tuple[Callable[[Draft], None], ...] = (
+    # The statement as it is written.
+    validate.require_one_select,
+    validate.refuse_unknown_clauses,
+    validate.require_privacy_clause,
+    validate.refuse_joins,
+    validate.refuse_window_functions,
+    validate.refuse_subqueries_in_expressions,
+    validate.refuse_nondeterminism,
+    validate.refuse_unbounded_aggregates,
+    validate.refuse_misplaced_aggregates,
+    validate.refuse_select_star,
+    validate.refuse_session_windows,
+    validate.refuse_data_dependent_triggers,
+    validate.require_plain_order_and_limit,
+    # OPTIONS: the parameters of the query.
+    validate.read_parameters,
+    series_options.choose_privacy_unit,
+    validate.require_unit_and_budget,
+    # FROM and EMIT: the table, its windows, its triggers.
+    from_clause.inline_subqueries,
+    series_options.require_tumbling_windows,
+    from_clause.read_window,
+    from_clause.read_emit,
+    validate.require_unit_column,
+    validate.require_time_columns,
+    # GROUP BY and SELECT: keys and aggregates.
+    select.name_keys,
+    select.refuse_unit_as_key,
+    select.name_aggregates,
+    select.require_grouped_windows,
+    select.require_bounded_aggregates,
+    series_options.require_one_count,
+    select.require_group_bound,
+    from_clause.require_unit_period,
+)
+"""One rule is one function: it reads the draft, and adds to it or refuses the statement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,127 +85,9 @@ def compile_sql(text: str, name: str | None = None, **overrides: Any) -> Compile
     return Compiled(query=_query(draft), table=draft.relation.table, text=text, given=given)
 
 
-class _Window(NamedTuple):
-    """What a window function takes after its table and time, and what it makes of it."""
-
-    lengths: int
-    takes: str
-    example: str
-    make: Callable[..., Tumble]
-
-
-_WINDOWS = {
-    "TUMBLE": _Window(
-        1, "a size", "write TUMBLE(clicks, DESCRIPTOR(ts), INTERVAL '1' DAY)", Tumble
-    ),
-    "HOP": _Window(
-        2,
-        "a slide and a size",
-        "write HOP(clicks, DESCRIPTOR(ts), INTERVAL '1' HOUR, INTERVAL '1' DAY)",
-        lambda slide, size: Hop(size, slide=slide),
-    ),
-    "CUMULATE": _Window(
-        2,
-        "a step and a size",
-        "write CUMULATE(clicks, DESCRIPTOR(ts), INTERVAL '1' HOUR, INTERVAL '1' DAY)",
-        lambda step, size: Cumulate(size, step=step),
-    ),
-}
-
-
-def window_and_time(draft: Draft) -> None:
-    """The sizes and the time column of TUMBLE, HOP or CUMULATE, and the triggers of EMIT."""
-    window, parameters = draft.relation.window, draft.parameters
-    if window is not None:
-        time, sizes = window.args.get("time"), window.expressions
-        if isinstance(time, exp.Anonymous) and called(time) == "DESCRIPTOR":
-            time = time.expressions[0] if len(time.expressions) == 1 else None
-        kind = window.args["kind"]
-        made = _WINDOWS[kind]
-        if not isinstance(time, exp.Column) or len(sizes) != made.lengths:
-            raise draft.refusal(
-                window, f"{kind} takes a table, the time column and {made.takes}", made.example
-            )
-        if parameters.setdefault("time_column", time.name) != time.name:
-            raise draft.refusal(window, "two time columns are named", "leave time_column out")
-        lengths = [_length(draft, kind, size) for size in sizes]
-        try:
-            parameters["window"] = made.make(*lengths)
-        except InvalidParameter as error:
-            raise draft.refusal(window, str(error), made.example) from None
-    emit = draft.select.args.get("emit")
-    if emit is not None and "time_column" not in parameters:
-        raise draft.refusal(
-            emit,
-            "EMIT needs event times",
-            "write FROM TUMBLE(...), or add time_column, start and end to OPTIONS",
-        )
-    every = None if emit is None else emit.args.get("every")
-    if every is not None:
-        try:
-            parameters["every"] = interval(every)
-        except WrongKind as wanted:
-            raise draft.refusal(every, "EMIT EVERY cannot use this interval", f"{wanted}") from None
-
-
-def _length(draft: Draft, kind: str, size: exp.Expr) -> Any:
-    """One length of a window function, which is longer than nothing."""
-    try:
-        length = interval(size)
-    except WrongKind as wanted:
-        raise draft.refusal(size, f"{kind} cannot use this interval", f"write {wanted}") from None
-    if not length:
-        raise draft.refusal(size, f"{kind} needs an interval longer than 0", "make it longer")
-    return length
-
-
-def bounded_groups(draft: Draft) -> None:
-    """How many groups a unit may reach has no default, unless there is only one."""
-    if draft.series or "max_groups_contributed" in draft.parameters:
-        return
-    if draft.keys or draft.windowed:
-        raise draft.refusal(
-            draft.clause,
-            "max_groups_contributed is missing: in how many groups (key and window) a unit counts",
-            "add max_groups_contributed = 8 to OPTIONS; the noise grows with its square root",
-        )
-    draft.parameters["max_groups_contributed"] = 1
-
-
-def endless_windows_need_a_period(draft: Draft) -> None:
-    """Over endless windows one budget per unit needs saying for how long a unit is one."""
-    parameters = draft.parameters
-    endless = "time_column" in parameters and parameters.get("end") is None and not draft.series
-    if endless and "privacy_unit_period" not in parameters:
-        raise draft.refusal(
-            draft.relation.window or draft.clause,
-            "the windows have no end, and it is not said for how long a user is one unit",
-            "add privacy_unit_period = INTERVAL '1' DAY (bounds and budget renew daily), or "
-            "'forever' (they hold for all time), or start and end",
-        )
-
-
-RULES: tuple[Callable[[Draft], None], ...] = (
-    *CHECKS,
-    inline_tables,
-    steps_are_windows,
-    window_and_time,
-    unit_is_a_column,
-    times_are_columns,
-    name_keys,
-    unit_stays_hidden,
-    name_aggregates,
-    windows_are_grouped,
-    bounded_aggregates,
-    one_count,
-    bounded_groups,
-    endless_windows_need_a_period,
-)
-"""Checks and rewrites, in order; each is a function of the draft."""
-
-
 def _query(draft: Draft) -> Query | SeriesQuery:
-    builder = Builder(draft)
+    """Build the query of a draft that passed all rules."""
+    builder = QueryBuilder(draft)
     for name, node in draft.keys.items():
         builder.key(name, node)
     aggregates = {name: builder.aggregate(name, call) for name, call in draft.aggregates.items()}
@@ -197,12 +102,12 @@ def _query(draft: Draft) -> Query | SeriesQuery:
     try:
         query = Query(**parts, **parameters)
     except InvalidParameter as error:
-        raise _pointed(draft, error) from None
+        raise _underline_option(draft, error) from None
     return series_query(draft, query) if draft.series else query
 
 
-def _pointed(draft: Draft, error: InvalidParameter) -> InvalidParameter:
-    """A complaint about a parameter, under the option that gave it."""
+def _underline_option(draft: Draft, error: InvalidParameter) -> InvalidParameter:
+    """The same error, with the option underlined that gave the parameter."""
     message = str(error)
     for parameter in map(parameter_of, OPTIONS):
         node = node_of(draft.clause, parameter)
@@ -211,13 +116,9 @@ def _pointed(draft: Draft, error: InvalidParameter) -> InvalidParameter:
     return draft.refusal(draft.clause, message, "change the options")
 
 
-# What somebody who wrote a query may not expect of it, said before it runs.
-
-
 def remarks(compiled: Compiled) -> list[str]:
-    """A sentence each; none for a query that says what it means.
+    """What the author of a query may not expect of it, a sentence each.
 
-    >>> from dpstream.sql_compiler.compile_sql import compile_sql
     >>> text = '''SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-9,
     ...   privacy_unit_column = user, max_groups_contributed = 4) page, COUNT(*) AS clicks
     ...   FROM log GROUP BY page'''
@@ -229,13 +130,13 @@ def remarks(compiled: Compiled) -> list[str]:
     query = compiled.query
     if not isinstance(query, Query) or "max_rows_per_group" in compiled.given:
         return []
-    counted = [repr(one.name) for one in query.aggregates if one.grows]
+    counted = [repr(each.name) for each in query.aggregates if each.grows]
     if not counted:
         return []
     verb = "counts" if len(counted) == 1 else "count"
-    told = (
+    remark = (
         f"{query.name}: {' and '.join(counted)} {verb} one row of each "
         f"{query.privacy_unit_column!r} and group; for up to 3 add max_rows_per_group = 3 to "
         "OPTIONS (more noise), or = 1 if it is meant"
     )
-    return [told]
+    return [remark]

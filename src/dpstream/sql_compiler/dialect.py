@@ -42,14 +42,14 @@ class Emit(exp.Expression):
     arg_types: ClassVar[dict[str, bool]] = {"every": False, "other": False}
 
 
-def _placed(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _with_position(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A parser of a call that notes where the call's name stands."""
 
-    def placed(self: Any) -> Any:
+    def parse_call(self: Any) -> Any:
         name = self._tokens[self._index - 2]  # before the parenthesis
         return parse(self).update_positions(name)
 
-    return placed
+    return parse_call
 
 
 class PrivateSql(Dialect):
@@ -75,8 +75,8 @@ class PrivateSql(Dialect):
         FUNCTIONS: ClassVar[dict[str, Callable[..., Any]]] = {}
         NO_PAREN_FUNCTIONS: ClassVar[dict[Any, Any]] = {}
         FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
-            **{name: _placed(parser.Parser.FUNCTION_PARSERS[name]) for name in _CALLS},
-            **{name: _placed(lambda self: self._parse_window_table()) for name in WINDOWS},
+            **{name: _with_position(parser.Parser.FUNCTION_PARSERS[name]) for name in _CALLS},
+            **{name: _with_position(lambda self: self._parse_window_table()) for name in WINDOWS},
         }
         QUERY_MODIFIER_PARSERS: ClassVar[dict[TokenType, Callable[..., Any]]] = {
             **parser.Parser.QUERY_MODIFIER_PARSERS,

@@ -1,4 +1,4 @@
-"""A query on its way from SQL to a plan: what the rules have found so far."""
+"""A query on its way from SQL to `Query`: what the rules know of it so far."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpstream.query.aggregates import Avg, Stddev, Sum, Variance
 from dpstream.sql_compiler.dialect import PrivacyClause, WindowTable
 from dpstream.sql_compiler.statement import Statement
 
-BOUNDED: dict[str, type[Sum]] = {
+BOUNDED_AGGREGATES: dict[str, type[Sum]] = {
     "SUM": Sum,
     "AVG": Avg,
     "VARIANCE": Variance,
@@ -22,9 +22,9 @@ BOUNDED: dict[str, type[Sum]] = {
     "STDDEV_POP": Stddev,
 }
 """Aggregates of values, each clamped to bounds; a new one is a class and a line here."""
-AGGREGATES = ("COUNT", "COUNTIF", *BOUNDED)
+AGGREGATES = ("COUNT", "COUNTIF", *BOUNDED_AGGREGATES)
 WINDOW_COLUMNS = ("window_start", "window_end")
-SHOWN_ALWAYS = ("trigger_time", "release_index")
+RELEASE_COLUMNS = ("trigger_time", "release_index")
 
 
 @dataclass(kw_only=True)
@@ -44,7 +44,7 @@ class Relation:
 
 @dataclass(kw_only=True)
 class Draft:
-    """A statement and what its rules made of it; each rule reads and adds."""
+    """A statement and what the rules know of it; each rule reads it and adds to it."""
 
     statement: Statement
     overrides: dict[str, Any]
@@ -75,25 +75,33 @@ class Draft:
     @property
     def clause(self) -> PrivacyClause:
         """The privacy clause."""
-        found = self.select.args["hint"]
-        assert isinstance(found, PrivacyClause)
-        return found
+        clause = self.select.args["hint"]
+        assert isinstance(clause, PrivacyClause)
+        return clause
 
     def refusal(self, node: exp.Expr | None, reason: str, fix: str) -> InvalidParameter:
         """What is wrong, where, and what to do."""
         return self.statement.refusal(node, reason, fix)
 
 
-def called(node: exp.Expr) -> str:
+def call_name(node: exp.Expr) -> str:
     """The name of a call in capitals; empty if it is none."""
     return node.name.upper() if isinstance(node, exp.Anonymous) else ""
 
 
-def calls(node: exp.Expr, names: tuple[str, ...] | frozenset[str]) -> Iterator[exp.Expr]:
+def find_calls(node: exp.Expr, names: tuple[str, ...] | frozenset[str]) -> Iterator[exp.Expr]:
     """Every call of these functions within a node."""
-    return (each for each in node.find_all(exp.Anonymous) if called(each) in names)
+    return (each for each in node.find_all(exp.Anonymous) if call_name(each) in names)
 
 
-def parts(node: exp.Expr) -> set[str]:
-    """Which clauses a SELECT has."""
+def present_args(node: exp.Expr) -> set[str]:
+    """The arguments of a node that are there, such as the clauses of a SELECT."""
     return {name for name, value in node.args.items() if value}
+
+
+def other_clauses(select: exp.Expr, allowed: set[str]) -> Iterator[tuple[str, exp.Expr]]:
+    """The name in capitals and the node of each clause that is not among the allowed ones."""
+    for name in sorted(present_args(select) - allowed):
+        value = select.args[name]
+        node = value[0] if isinstance(value, list) else value
+        yield name.rstrip("_").upper(), node if isinstance(node, exp.Expr) else select

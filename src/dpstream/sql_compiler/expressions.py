@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -14,26 +15,24 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from dpstream.sql_compiler.dialect import canonical
-from dpstream.sql_compiler.draft import AGGREGATES
+from dpstream.sql_compiler.draft import AGGREGATES, call_name, present_args
 from dpstream.sql_compiler.functions import (
     FUNCTIONS,
     PARTS,
     TRUNCATIONS,
     UNITS,
-    Function,
     arithmetic,
-    choose,
+    compare,
+    concatenate,
     divide,
-    element,
-    joined,
-    part_of,
+    extract_part,
+    if_else,
+    list_item,
     remainder,
-    truncated,
+    truncate_time,
 )
-from dpstream.sql_compiler.sql_values import Value, as_bool, as_text, convert, kind, together
-from dpstream.sql_compiler.statement import Statement, close
-
-# From parsed expressions to functions of Arrow columns: one builder per kind of expression.
+from dpstream.sql_compiler.sql_values import Value, as_bool, as_text, convert, kind, unify_kinds
+from dpstream.sql_compiler.statement import Statement, closest_word
 
 Columns: TypeAlias = Mapping[str, Value]
 Compute: TypeAlias = Callable[[Columns], Value]
@@ -43,22 +42,16 @@ _INTEGERS = 1 << 31  # positions and lengths in a constant
 
 @dataclass(frozen=True, kw_only=True)
 class Compiler:
-    """Compiles expressions of one statement; times are in `zone`.
-
-    `builders`: by kind of expression, and with the parts that it may have.
-    """
+    """Compiles expressions of one statement; times are in `zone`."""
 
     statement: Statement
     zone: str
-    builders: Mapping[type, tuple[Build, tuple[str, ...]]]
 
     def compile(self, node: exp.Expr) -> Compute:
         """The function of the columns that an expression stands for."""
-        if type(node) in self.builders:
-            build, parts = self.builders[type(node)]
-            given = {name for name, value in node.args.items() if value}
-            if given <= {"this", "expression", "expressions", *parts}:
-                return build(self, node)
+        build, more = BUILDERS.get(type(node), (None, ()))
+        if build and present_args(node) <= {"this", "expression", "expressions", *more}:
+            return build(self, node)
         raise self.statement.refusal(
             node,
             f"{canonical(node)} cannot be used in an expression",
@@ -73,12 +66,11 @@ class Compiler:
     def constant(self, node: exp.Expr, wanted: type) -> Any:
         """A constant argument, as Python has it."""
         try:
-            value = literal(node)
+            value = literal_value(node)
         except ValueError:
             value = None
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        fits = (whole and abs(value) < _INTEGERS) if wanted is int else isinstance(value, str)
-        if not fits:
+        small = type(value) is int and abs(value) < _INTEGERS
+        if not (small if wanted is int else isinstance(value, str)):
             words = "a whole number" if wanted is int else "text in quotes"
             raise self.statement.refusal(
                 node, f"{canonical(node)} must be a constant here: {words}", f"write {words}"
@@ -86,12 +78,12 @@ class Compiler:
         return value
 
 
-def literal(node: exp.Expr) -> Any:
+def literal_value(node: exp.Expr) -> Any:
     """The Python value of a constant; ValueError if it is none."""
     if isinstance(node, exp.Paren):
-        return literal(node.this)
+        return literal_value(node.this)
     if isinstance(node, exp.Neg):
-        return -literal(node.this)
+        return -literal_value(node.this)
     if isinstance(node, exp.Null):
         return None
     if isinstance(node, exp.Boolean):
@@ -105,13 +97,11 @@ def literal(node: exp.Expr) -> Any:
     raise ValueError
 
 
-def nearest(name: str, known: Any) -> str:
+def suggestion(name: str, known: Any) -> str:
     """The most similar name there is, as advice."""
-    found = close(name, known, least=0.6)
-    return f"did you mean {found}?" if found else f"known are {', '.join(known)}"
+    meant = closest_word(name, known, least=0.6)
+    return f"did you mean {meant}?" if meant else f"known are {', '.join(known)}"
 
-
-# Calls: functions, CAST, EXTRACT, DATE_TRUNC, items of SPLIT.
 
 _TYPES = {
     exp.DType.BOOLEAN: "bool",
@@ -122,12 +112,10 @@ _TYPES = {
     exp.DType.DATE: "date",
     **dict.fromkeys((exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.DATETIME), "moment"),
 }
-
-
 _USER_TYPES = {"INT64": "int64", "FLOAT64": "float64", "STRING": "text", "BOOL": "bool"}
 
 
-def cast(compiler: Compiler, node: exp.Expr) -> Compute:
+def _cast(compiler: Compiler, node: exp.Expr) -> Compute:
     """CAST and SAFE_CAST: both give NULL where a value does not fit."""
     inner, to = compiler.compile(node.this), node.args["to"]
     name = _TYPES.get(to.this)
@@ -142,77 +130,74 @@ def cast(compiler: Compiler, node: exp.Expr) -> Compute:
     return lambda columns: convert(inner(columns), name, compiler.zone)
 
 
-def extract(compiler: Compiler, node: exp.Expr) -> Compute:
+def _extract(compiler: Compiler, node: exp.Expr) -> Compute:
     """EXTRACT(part FROM time)."""
     part, inner = node.name.upper(), compiler.compile(node.args["expression"])
     if part not in PARTS:
         raise _unknown(compiler, node, f"EXTRACT knows no {part}", part, PARTS)
-    return lambda columns: part_of(compiler.zone, inner(columns), part)
+    return lambda columns: extract_part(compiler.zone, inner(columns), part)
 
 
-def item_of_list(compiler: Compiler, node: exp.Expr) -> Compute:
+def _list_item(compiler: Compiler, node: exp.Expr) -> Compute:
     """SPLIT(x, ',')[OFFSET(0)]: the only lists there are."""
-    place = node.expressions[0] if len(node.expressions) == 1 else None
-    words = place.name.upper() if isinstance(place, exp.Anonymous) else ""
-    origin = {"OFFSET": 0, "SAFE_OFFSET": 0, "ORDINAL": 1, "SAFE_ORDINAL": 1}.get(words)
-    called = node.this.name.upper() if isinstance(node.this, exp.Anonymous) else ""
-    if origin is None or called != "SPLIT" or place is None or len(place.expressions) != 1:
+    place = node.expressions[0] if len(node.expressions) == 1 else exp.Null()
+    origins = {"OFFSET": 0, "SAFE_OFFSET": 0, "ORDINAL": 1, "SAFE_ORDINAL": 1}
+    origin = origins.get(call_name(place))
+    if origin is None or call_name(node.this) != "SPLIT" or len(place.expressions) != 1:
         raise compiler.statement.refusal(
             node, "items are taken from SPLIT alone", "write SPLIT(x, ',')[OFFSET(0)]"
         )
     at = compiler.constant(place.expressions[0], int) - origin
     if at < 0:
         raise compiler.statement.refusal(node, "there is no such item", "count from the beginning")
-    lists = build_call(compiler, node.this, whole=False)
-    return lambda columns: element(compiler.zone, lists(columns), at)
+    lists = _function(compiler, node.this)
+    return lambda columns: list_item(compiler.zone, lists(columns), at)
 
 
-def build_call(compiler: Compiler, node: exp.Expr, *, whole: bool = True) -> Compute:
-    """A function of the table, with as many arguments as it takes."""
-    name = node.name.upper()
+def _call(compiler: Compiler, node: exp.Expr) -> Compute:
+    """A function that gives a value."""
+    name = call_name(node)
     if name in TRUNCATIONS:
         return _truncation(compiler, node)
-    function = FUNCTIONS.get(name)
-    if function is None or (whole and name == "SPLIT"):
-        if function is not None:
-            raise compiler.statement.refusal(
-                node, "SPLIT gives a list", "take an item: SPLIT(x, ',')[OFFSET(0)]"
-            )
+    if name == "SPLIT":
+        raise compiler.statement.refusal(
+            node, "SPLIT gives a list", "take an item: SPLIT(x, ',')[OFFSET(0)]"
+        )
+    if name not in FUNCTIONS:
         known = [*AGGREGATES, *known_functions()]
         raise _unknown(compiler, node, f"there is no function {name}", name, known)
-    arguments = node.expressions
+    return _function(compiler, node)
+
+
+def _function(compiler: Compiler, node: exp.Expr) -> Compute:
+    """A function of the table, with as many arguments as it takes."""
+    name, arguments = call_name(node), node.expressions
+    function = FUNCTIONS[name]
     if not function.least <= len(arguments) <= function.most:
         some = f"{function.least} to {function.most}"
         wanted = some if function.most > function.least else str(function.least)
         raise compiler.statement.refusal(
             node, f"{name} takes {wanted} arguments, not {len(arguments)}", "give that many"
         )
-    made = [
+    inputs = [
         compiler.constant(each, function.constants[at])
         if at in function.constants
         else compiler.compile(each)
         for at, each in enumerate(arguments)
     ]
-    _tried(compiler, node, function, made)
 
-    def compute(columns: Columns) -> Value:
-        ready = [item(columns) if callable(item) else item for item in made]
-        return function.compute(compiler.zone, *ready)
+    def apply(evaluate: Callable[[Compute], Value]) -> Value:
+        values = (evaluate(each) if callable(each) else each for each in inputs)
+        return function.compute(compiler.zone, *values)
 
-    return compute
-
-
-def _tried(compiler: Compiler, node: exp.Expr, function: Function, made: list[Any]) -> None:
-    """Refuse constants that Arrow cannot use, such as a broken pattern, before any row."""
-    if not function.constants:
-        return
-    ready = [pa.array(["x"]) if callable(item) else item for item in made]
-    try:
-        function.compute(compiler.zone, *ready)
-    except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
-        raise compiler.statement.refusal(
-            node, f"{node.name.upper()} cannot use its constants: {error}", "correct them"
-        ) from None
+    if function.constants:  # refuse those that Arrow cannot use, such as a broken pattern
+        try:
+            apply(lambda _: pa.array(["x"]))
+        except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
+            raise compiler.statement.refusal(
+                node, f"{name} cannot use its constants: {error}", "correct them"
+            ) from None
+    return lambda columns: apply(lambda argument: argument(columns))
 
 
 def _truncation(compiler: Compiler, node: exp.Expr) -> Compute:
@@ -225,7 +210,7 @@ def _truncation(compiler: Compiler, node: exp.Expr) -> Compute:
         reason = f"{node.name.upper()} takes a time and one of {', '.join(UNITS)}"
         raise _unknown(compiler, node, reason, unit, UNITS)
     inner = compiler.compile(arguments[0])
-    return lambda columns: truncated(compiler.zone, inner(columns), unit)
+    return lambda columns: truncate_time(compiler.zone, inner(columns), unit)
 
 
 def known_functions() -> list[str]:
@@ -234,28 +219,15 @@ def known_functions() -> list[str]:
 
 
 def _unknown(compiler: Compiler, node: exp.Expr, reason: str, name: str, known: Any) -> Exception:
-    return compiler.statement.refusal(node, reason, nearest(name, known))
-
-
-_COMPARISONS: dict[type, str] = {
-    exp.EQ: "equal",
-    exp.NEQ: "not_equal",
-    exp.LT: "less",
-    exp.LTE: "less_equal",
-    exp.GT: "greater",
-    exp.GTE: "greater_equal",
-}
-
-
-_ARITHMETIC: dict[type, str] = {exp.Add: "add", exp.Sub: "subtract", exp.Mul: "multiply"}
+    return compiler.statement.refusal(node, reason, suggestion(name, known))
 
 
 def _constant(compiler: Compiler, node: exp.Expr) -> Compute:
-    value = literal(node)
+    value = literal_value(node)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 63:
         value = float(value)
-    made = pa.scalar(value)
-    return lambda columns: made
+    scalar = pa.scalar(value)
+    return lambda columns: scalar
 
 
 def _column(compiler: Compiler, node: exp.Expr) -> Compute:
@@ -263,57 +235,21 @@ def _column(compiler: Compiler, node: exp.Expr) -> Compute:
     return lambda columns: columns[name]
 
 
-def _paren(compiler: Compiler, node: exp.Expr) -> Compute:
-    return compiler.compile(node.this)
-
-
 def _negative(compiler: Compiler, node: exp.Expr) -> Compute:
     if isinstance(node.this, exp.Literal) and not node.this.is_string:
         return _constant(compiler, node)
     inner = compiler.compile(node.this)
-    return lambda columns: arithmetic("subtract", pa.scalar(0), inner(columns))
+    return lambda columns: arithmetic("subtract", compiler.zone, pa.scalar(0), inner(columns))
 
 
-def _pair(compiler: Compiler, node: exp.Expr) -> tuple[Compute, Compute]:
-    return compiler.compile(node.this), compiler.compile(node.args["expression"])
+def _binary(compute: Callable[..., Value]) -> Build:
+    """The builder of an operator of two values: `compute(zone, left, right)`."""
 
+    def build(compiler: Compiler, node: exp.Expr) -> Compute:
+        left, right = compiler.compile(node.this), compiler.compile(node.args["expression"])
+        return lambda columns: compute(compiler.zone, left(columns), right(columns))
 
-def _arithmetic(compiler: Compiler, node: exp.Expr) -> Compute:
-    left, right = _pair(compiler, node)
-    name = _ARITHMETIC[type(node)]
-    return lambda columns: arithmetic(name, left(columns), right(columns))
-
-
-def _divide(compiler: Compiler, node: exp.Expr) -> Compute:
-    left, right = _pair(compiler, node)
-    return lambda columns: divide(left(columns), right(columns))
-
-
-def _remainder(compiler: Compiler, node: exp.Expr) -> Compute:
-    left, right = _pair(compiler, node)
-    return lambda columns: remainder(compiler.zone, left(columns), right(columns))
-
-
-def _join(compiler: Compiler, node: exp.Expr) -> Compute:
-    left, right = _pair(compiler, node)
-    return lambda columns: joined(left(columns), right(columns))
-
-
-def _comparison(compiler: Compiler, node: exp.Expr) -> Compute:
-    left, right = _pair(compiler, node)
-    compare = getattr(pc, _COMPARISONS[type(node)])
-
-    def compute(columns: Columns) -> Value:
-        return _compared(compare, left(columns), right(columns), compiler.zone)
-
-    return compute
-
-
-def _compared(compare: Callable[..., Value], left: Value, right: Value, zone: str) -> Value:
-    left, right = together([left, right], zone)
-    if kind(left) == "null":
-        return pc.cast(left, pa.bool_())
-    return compare(left, right)
+    return build
 
 
 def _between(compiler: Compiler, node: exp.Expr) -> Compute:
@@ -321,8 +257,8 @@ def _between(compiler: Compiler, node: exp.Expr) -> Compute:
 
     def compute(columns: Columns) -> Value:
         it = value(columns)
-        above = _compared(pc.greater_equal, it, low(columns), compiler.zone)
-        below = _compared(pc.less_equal, it, high(columns), compiler.zone)
+        above = compare("greater_equal", compiler.zone, it, low(columns))
+        below = compare("less_equal", compiler.zone, it, high(columns))
         return pc.and_kleene(above, below)
 
     return compute
@@ -337,23 +273,23 @@ def _in_list(compiler: Compiler, node: exp.Expr) -> Compute:
         )
     value = compiler.compile(node.this)
     try:
-        listed = [pa.scalar(literal(item)) for item in node.expressions]
+        listed = [pa.scalar(literal_value(item)) for item in node.expressions]
     except ValueError:
         raise compiler.statement.refusal(
             node, "IN takes a list of constants", "use = and OR for anything else"
         ) from None
 
     def compute(columns: Columns) -> Value:
-        it, *rest = together([value(columns), *listed], compiler.zone)
+        it, *rest = unify_kinds([value(columns), *listed], compiler.zone)
         known = [item for item in rest if item.is_valid]
         if kind(it) == "null" or not known:
             return pa.scalar(None, pa.bool_())
         wanted = pa.array([item.as_py() for item in known], it.type)
-        found = pc.is_in(it, value_set=wanted)
+        is_listed = pc.is_in(it, value_set=wanted)
         unsure = pc.is_null(it)
         if len(known) < len(rest):  # NULL in the list may be equal to anything
-            unsure = pc.or_(unsure, pc.invert(found))
-        return pc.if_else(unsure, pa.scalar(None, pa.bool_()), found)
+            unsure = pc.or_(unsure, pc.invert(is_listed))
+        return pc.if_else(unsure, pa.scalar(None, pa.bool_()), is_listed)
 
     return compute
 
@@ -370,15 +306,6 @@ def _is(compiler: Compiler, node: exp.Expr) -> Compute:
     )
 
 
-def _logic(name: str) -> Callable[[Compiler, exp.Expr], Compute]:
-    def build(compiler: Compiler, node: exp.Expr) -> Compute:
-        left, right = compiler.logical(node.this), compiler.logical(node.args["expression"])
-        combine = getattr(pc, name)
-        return lambda columns: combine(left(columns), right(columns))
-
-    return build
-
-
 def _not(compiler: Compiler, node: exp.Expr) -> Compute:
     inner = compiler.logical(node.this)
     return lambda columns: pc.invert(inner(columns))
@@ -390,8 +317,8 @@ def _like(compiler: Compiler, node: exp.Expr) -> Compute:
     ignore, negated = isinstance(node, exp.ILike), bool(node.args.get("negate"))
 
     def compute(columns: Columns) -> Value:
-        found = pc.match_like(as_text(value(columns)), pattern, ignore_case=ignore)
-        return pc.invert(found) if negated else found
+        matches = pc.match_like(as_text(value(columns)), pattern, ignore_case=ignore)
+        return pc.invert(matches) if negated else matches
 
     return compute
 
@@ -407,9 +334,9 @@ def _case(compiler: Compiler, node: exp.Expr) -> Compute:
     answers.append(compiler.compile(exp.Null() if default is None else default))
 
     def compute(columns: Columns) -> Value:
-        *values, chosen = together([answer(columns) for answer in answers], compiler.zone)
+        *values, chosen = unify_kinds([answer(columns) for answer in answers], compiler.zone)
         for test, value in zip(reversed(tests), reversed(values), strict=True):
-            chosen = choose(compiler.zone, test(columns), value, chosen)
+            chosen = if_else(compiler.zone, test(columns), value, chosen)
         return chosen
 
     return compute
@@ -420,43 +347,42 @@ def _if(compiler: Compiler, node: exp.Expr) -> Compute:
 
 
 _PLAIN: dict[type, Build] = {
-    exp.Literal: _constant,
     exp.RawString: _constant,
     exp.Boolean: _constant,
     exp.Null: _constant,
     exp.Column: _column,
-    exp.Paren: _paren,
+    exp.Paren: lambda compiler, node: compiler.compile(node.this),
     exp.Neg: _negative,
-    **dict.fromkeys(_ARITHMETIC, _arithmetic),
-    exp.Mod: _remainder,
-    **dict.fromkeys(_COMPARISONS, _comparison),
+    exp.Add: _binary(partial(arithmetic, "add")),
+    exp.Sub: _binary(partial(arithmetic, "subtract")),
+    exp.Mul: _binary(partial(arithmetic, "multiply")),
+    exp.Mod: _binary(remainder),
+    exp.EQ: _binary(partial(compare, "equal")),
+    exp.NEQ: _binary(partial(compare, "not_equal")),
+    exp.LT: _binary(partial(compare, "less")),
+    exp.LTE: _binary(partial(compare, "less_equal")),
+    exp.GT: _binary(partial(compare, "greater")),
+    exp.GTE: _binary(partial(compare, "greater_equal")),
     exp.Is: _is,
-    exp.And: _logic("and_kleene"),
-    exp.Or: _logic("or_kleene"),
+    exp.And: _binary(lambda zone, left, right: pc.and_kleene(as_bool(left), as_bool(right))),
+    exp.Or: _binary(lambda zone, left, right: pc.or_kleene(as_bool(left), as_bool(right))),
     exp.Not: _not,
-    exp.Extract: extract,
-    exp.Anonymous: build_call,
+    exp.Extract: _extract,
+    exp.Anonymous: _call,
 }
-
-
 BUILDERS: dict[type, tuple[Build, tuple[str, ...]]] = {
     **{type_: (build, ()) for type_, build in _PLAIN.items()},
     exp.Literal: (_constant, ("is_string",)),
-    exp.Div: (_divide, ("typed", "safe")),
-    exp.DPipe: (_join, ("safe",)),
+    exp.Div: (_binary(divide), ("typed", "safe")),
+    exp.DPipe: (_binary(concatenate), ("safe",)),
     exp.Between: (_between, ("low", "high")),
     exp.In: (_in_list, ("query", "unnest", "field")),
     exp.Like: (_like, ("negate",)),
     exp.ILike: (_like, ("negate",)),
     exp.Case: (_case, ("ifs", "default")),
     exp.If: (_if, ("true", "false")),
-    exp.Cast: (cast, ("to", "safe", "format")),
-    exp.TryCast: (cast, ("to", "safe", "format")),
-    exp.Bracket: (item_of_list, ("offset", "safe")),
+    exp.Cast: (_cast, ("to", "safe", "format")),
+    exp.TryCast: (_cast, ("to", "safe", "format")),
+    exp.Bracket: (_list_item, ("offset", "safe")),
 }
-"""What may stand in an expression, and with which parts; anything else is refused."""
-
-
-def compiler(statement: Statement, zone: str) -> Compiler:
-    """A compiler of one statement's expressions; times are in `zone`."""
-    return Compiler(statement=statement, zone=zone, builders=BUILDERS)
+"""What may stand in an expression, and with which arguments; anything else is refused."""

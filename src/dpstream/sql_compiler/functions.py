@@ -1,6 +1,7 @@
-"""What each SQL function computes, as `pyarrow.compute` calls: one table of names.
+"""What each SQL operator and function computes, as `pyarrow.compute` calls.
 
-Every function looks at one row at a time and is NULL where it cannot be computed.
+Every one looks at one row at a time and is NULL where it cannot be computed, never an error. Each
+takes the query's time zone first. `FUNCTIONS` is the table of names.
 """
 
 from __future__ import annotations
@@ -15,32 +16,31 @@ import pyarrow.compute as pc
 
 from dpstream.sql_compiler.sql_values import (
     MOMENT,
+    WIDEST_FLOAT,
     Value,
     as_bool,
     as_date,
+    as_float,
+    as_integer,
     as_moment,
     as_number,
-    as_real,
     as_text,
-    as_whole,
     kind,
     only_where,
-    together,
+    unify_kinds,
 )
 
-# Arithmetic of SQL: NULL where a number cannot be had, never an error.
-
-_WIDE = float(2**63 - 2048)
+_FAR = float(2**62)  # microseconds, far beyond the calendar
 
 
-def arithmetic(name: str, left: Value, right: Value) -> Value:
+def arithmetic(name: str, zone: str, left: Value, right: Value) -> Value:
     """+, -, *: NULL where an int64 would overflow."""
     left, right = as_number(left), as_number(right)
     compute = getattr(pc, name)
     if kind(left) == kind(right) == "int64":
-        size = pc.abs(compute(as_real(left), as_real(right)))
-        return only_where(pc.less(size, _WIDE), compute(left, right))
-    return finite(compute(as_real(left), as_real(right)))
+        size = pc.abs(compute(as_float(left), as_float(right)))
+        return only_where(pc.less(size, WIDEST_FLOAT), compute(left, right))
+    return finite(compute(as_float(left), as_float(right)))
 
 
 def finite(value: Value) -> Value:
@@ -48,9 +48,17 @@ def finite(value: Value) -> Value:
     return only_where(pc.is_finite(value), value)
 
 
-def divide(left: Value, right: Value) -> Value:
+def compare(name: str, zone: str, left: Value, right: Value) -> Value:
+    """=, <>, <, <=, >, >=: NULL where one side is NULL."""
+    left, right = unify_kinds([left, right], zone)
+    if kind(left) == "null":
+        return pc.cast(left, pa.bool_())
+    return getattr(pc, name)(left, right)
+
+
+def divide(zone: str, left: Value, right: Value) -> Value:
     """Division of floats; NULL by zero."""
-    return finite(pc.divide(as_real(left), _nonzero(as_real(right))))
+    return finite(pc.divide(as_float(left), _nonzero(as_float(right))))
 
 
 def remainder(zone: str, left: Value, right: Value) -> Value:
@@ -58,13 +66,13 @@ def remainder(zone: str, left: Value, right: Value) -> Value:
     left, right = as_number(left), _nonzero(as_number(right))
     if kind(left) == kind(right) == "int64":
         return pc.subtract(left, pc.multiply(right, _quotient(left, right)))
-    left, right = as_real(left), as_real(right)
+    left, right = as_float(left), as_float(right)
     return finite(pc.subtract(left, pc.multiply(right, pc.trunc(pc.divide(left, right)))))
 
 
 def whole_division(zone: str, left: Value, right: Value) -> Value:
     """The whole part of a quotient."""
-    return _quotient(as_whole(left), _nonzero(as_whole(right)))
+    return _quotient(as_integer(left), _nonzero(as_integer(right)))
 
 
 def _quotient(left: Value, right: Value) -> Value:
@@ -81,18 +89,13 @@ def absolute(zone: str, value: Value) -> Value:
     number = as_number(value)
     if kind(number) == "float64":
         return pc.abs(number)
-    return only_where(pc.less(pc.abs(as_real(number)), _WIDE), pc.abs(number))
+    return only_where(pc.less(pc.abs(as_float(number)), WIDEST_FLOAT), pc.abs(number))
 
 
-def rounded(zone: str, value: Value, digits: int = 0) -> Value:
+def round_number(zone: str, value: Value, digits: int = 0) -> Value:
     """ROUND, half away from zero."""
-    found = pc.round(as_real(value), ndigits=digits, round_mode="half_towards_infinity")
-    return finite(found)
+    return finite(pc.round(as_float(value), ndigits=digits, round_mode="half_towards_infinity"))
 
-
-# Parts and beginnings of times, in the query's time zone.
-
-_FAR = float(2**62)  # microseconds, far beyond the calendar
 
 PARTS = {
     "MICROSECOND": lambda t: pc.add(pc.multiply(pc.millisecond(t), 1000), pc.microsecond(t)),
@@ -112,19 +115,22 @@ PARTS = {
 }
 """Parts of an instant, as EXTRACT knows them."""
 
-
+TRUNCATIONS = ("DATE_TRUNC", "TIMESTAMP_TRUNC", "DATETIME_TRUNC")
 UNITS = ("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "ISOWEEK", "MONTH", "QUARTER", "YEAR")
 """Units that DATE_TRUNC cuts at; weeks begin on Sunday, ISO weeks on Monday."""
 
 
-def part_of(zone: str, value: Value, part: str) -> Value:
+def extract_part(zone: str, value: Value, part: str) -> Value:
     """EXTRACT, in the query's time zone."""
-    local = pc.cast(as_moment(value, zone), pa.timestamp("us", tz=zone))
-    found = PARTS[part](local)
-    return found if part == "DATE" else pc.cast(found, pa.int64())
+    extracted = PARTS[part](_local(zone, value))
+    return extracted if part == "DATE" else pc.cast(extracted, pa.int64())
 
 
-def truncated(zone: str, value: Value, unit: str) -> Value:
+def _local(zone: str, value: Value) -> Value:
+    return pc.cast(as_moment(value, zone), pa.timestamp("us", tz=zone))
+
+
+def truncate_time(zone: str, value: Value, unit: str) -> Value:
     """The beginning of the second, day, month, ... in the query's time zone."""
     options: dict[str, Any] = {"unit": unit.lower().removeprefix("iso")}
     if unit in ("WEEK", "ISOWEEK"):
@@ -132,22 +138,18 @@ def truncated(zone: str, value: Value, unit: str) -> Value:
     if kind(value) == "date":
         days = pc.floor_temporal(pc.cast(value, pa.timestamp("us")), **options)
         return pc.cast(pc.floor_temporal(days, unit="day"), pa.date32())
-    local = pc.cast(as_moment(value, zone), pa.timestamp("us", tz=zone))
-    return pc.cast(pc.floor_temporal(local, **options), pa.timestamp("us", tz="UTC"))
+    return pc.cast(pc.floor_temporal(_local(zone, value), **options), MOMENT)
 
 
 def from_epoch(factor: int) -> Callable[[str, Value], Value]:
     """An instant from a whole number of units since 1970; NULL beyond the calendar."""
 
     def compute(zone: str, value: Value) -> Value:
-        whole = as_whole(value)
-        near = only_where(pc.less(pc.abs(as_real(whole)), _FAR / factor), whole)
+        number = as_integer(value)
+        near = only_where(pc.less(pc.abs(as_float(number)), _FAR / factor), number)
         return as_moment(pc.cast(pc.multiply(near, factor), MOMENT), zone)
 
     return compute
-
-
-TRUNCATIONS = ("DATE_TRUNC", "TIMESTAMP_TRUNC", "DATETIME_TRUNC")
 
 
 @dataclass(frozen=True)
@@ -163,33 +165,33 @@ class Function:
     constants: Mapping[int, type] = field(default_factory=dict)
 
 
-def joined(*values: Value) -> Value:
+def concatenate(zone: str, *values: Value) -> Value:
     """Text after text; NULL if one of them is."""
     return pc.binary_join_element_wise(*map(as_text, values), "", null_handling="emit_null")
 
 
-def choose(zone: str, condition: Value, yes: Value, no: Value) -> Value:
+def if_else(zone: str, condition: Value, yes: Value, no: Value) -> Value:
     """IF; a condition that is NULL does not hold."""
-    yes, no = together([yes, no], zone)
+    yes, no = unify_kinds([yes, no], zone)
     return pc.if_else(pc.fill_null(as_bool(condition), False), yes, no)
 
 
-def first_known(zone: str, *values: Value) -> Value:
+def coalesce(zone: str, *values: Value) -> Value:
     """COALESCE."""
-    return pc.coalesce(*together(values, zone))
+    return pc.coalesce(*unify_kinds(values, zone))
 
 
 def null_if(zone: str, value: Value, other: Value) -> Value:
     """NULL where both are equal."""
-    left, right = together([value, other], zone)
+    left, right = unify_kinds([value, other], zone)
     same = pc.fill_null(pc.equal(left, right), False)
     return pc.if_else(same, pa.scalar(None, value.type), value)
 
 
 def _extreme(pick: Callable[..., Value]) -> Callable[..., Value]:
     def compute(zone: str, *values: Value) -> Value:
-        alike = together(values, zone)
-        known = reduce(pc.and_, (pc.is_valid(value) for value in alike))
+        alike = unify_kinds(values, zone)
+        known = reduce(pc.and_, map(pc.is_valid, alike))
         return only_where(known, pick(*alike, skip_nulls=True))
 
     return compute
@@ -200,7 +202,7 @@ def _text(compute: Callable[[Value], Value]) -> Function:
 
 
 def _real(compute: Callable[[Value], Value]) -> Function:
-    return Function(lambda zone, value: finite(compute(as_real(value))))
+    return Function(lambda zone, value: finite(compute(as_float(value))))
 
 
 def _numeric(compute: Callable[[Value], Value]) -> Function:
@@ -246,11 +248,11 @@ def _with_pattern(compute: Callable[..., Value], constants: int = 1) -> Function
     return Function(both, 1 + constants, 1 + constants, {1 + at: str for at in range(constants)})
 
 
-def _extracted(text: Value, pattern: str) -> Value:
-    return pc.struct_field(pc.extract_regex(text, one_group(pattern)), "part")
+def _extract_regex(text: Value, pattern: str) -> Value:
+    return pc.struct_field(pc.extract_regex(text, name_group(pattern)), "part")
 
 
-def one_group(pattern: str) -> str:
+def name_group(pattern: str) -> str:
     """The pattern with its one group named, or all of it as the group."""
     at, inside = 0, False
     while at < len(pattern):
@@ -267,10 +269,9 @@ def one_group(pattern: str) -> str:
     return f"(?P<part>{pattern})"
 
 
-def element(zone: str, lists: Value, at: int) -> Value:
+def list_item(zone: str, lists: Value, at: int) -> Value:
     """An item of a list, counted from 0; NULL beyond its end."""
-    one = pc.list_slice(lists, at, at + 1, return_fixed_size_list=True)
-    return pc.list_element(one, 0)
+    return pc.list_element(pc.list_slice(lists, at, at + 1, return_fixed_size_list=True), 0)
 
 
 def split(zone: str, value: Value, separator: str = ",") -> Value:
@@ -281,15 +282,15 @@ def split(zone: str, value: Value, separator: str = ",") -> Value:
 FUNCTIONS: dict[str, Function] = {
     "ABS": Function(absolute),
     "CEIL": _numeric(pc.ceil),
-    "COALESCE": Function(first_known, 1, 64),
-    "CONCAT": Function(lambda zone, *values: joined(*values), 1, 64),
+    "COALESCE": Function(coalesce, 1, 64),
+    "CONCAT": Function(concatenate, 1, 64),
     "DATE": Function(lambda zone, value: as_date(value, zone)),
     "DIV": Function(whole_division, 2, 2),
     "ENDS_WITH": _with_pattern(lambda text, end: pc.ends_with(text, pattern=end)),
     "EXP": _real(pc.exp),
     "FLOOR": _numeric(pc.floor),
     "GREATEST": Function(_extreme(pc.max_element_wise), 1, 64),
-    "IF": Function(choose, 3, 3),
+    "IF": Function(if_else, 3, 3),
     "LEAST": Function(_extreme(pc.min_element_wise), 1, 64),
     "LEFT": Function(
         lambda zone, value, count: pc.utf8_slice_codeunits(as_text(value), 0, max(count, 0)),
@@ -304,9 +305,9 @@ FUNCTIONS: dict[str, Function] = {
     "LTRIM": _trim(pc.utf8_ltrim_whitespace, pc.utf8_ltrim),
     "MOD": Function(remainder, 2, 2),
     "NULLIF": Function(null_if, 2, 2),
-    "POW": Function(lambda zone, x, y: finite(pc.power(as_real(x), as_real(y))), 2, 2),
+    "POW": Function(lambda zone, x, y: finite(pc.power(as_float(x), as_float(y))), 2, 2),
     "REGEXP_CONTAINS": _with_pattern(lambda text, p: pc.match_substring_regex(text, pattern=p)),
-    "REGEXP_EXTRACT": _with_pattern(_extracted),
+    "REGEXP_EXTRACT": _with_pattern(_extract_regex),
     "REGEXP_REPLACE": _with_pattern(
         lambda text, p, new: pc.replace_substring_regex(text, pattern=p, replacement=new), 2
     ),
@@ -315,7 +316,7 @@ FUNCTIONS: dict[str, Function] = {
     ),
     "REVERSE": _text(pc.utf8_reverse),
     "RIGHT": Function(_right, 2, 2, {1: int}),
-    "ROUND": Function(rounded, 1, 2, {1: int}),
+    "ROUND": Function(round_number, 1, 2, {1: int}),
     "RTRIM": _trim(pc.utf8_rtrim_whitespace, pc.utf8_rtrim),
     "SIGN": Function(lambda zone, value: pc.cast(pc.sign(as_number(value)), pa.int64())),
     "SPLIT": Function(split, 1, 2, {1: str}),

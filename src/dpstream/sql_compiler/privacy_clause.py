@@ -1,4 +1,8 @@
-"""The options of the privacy clause: which parameter of a query each one is."""
+"""The options of the privacy clause: which parameter of a query each one is.
+
+An option has a reader of its value in SQL, and one of the value that Python gives; both raise
+`WrongKind` for a value that the option does not take.
+"""
 
 from __future__ import annotations
 
@@ -13,39 +17,46 @@ from sqlglot import exp
 from dpstream.errors import InvalidParameter
 from dpstream.query.windows import duration
 from dpstream.sql_compiler.dialect import canonical
-from dpstream.sql_compiler.expressions import literal, nearest
+from dpstream.sql_compiler.expressions import literal_value, suggestion
 from dpstream.sql_compiler.statement import Statement
-
-# Values of options, as SQL writes them and as Python gives them; anything else is `NotThat`.
 
 
 class WrongKind(ValueError):
     """A value is not of the kind that an option takes; says which."""
 
 
-def number(node: exp.Expr) -> Any:
-    """A number, or one divided by another: 1/2."""
-    if isinstance(node, exp.Div):
-        return number(node.this) / number(node.expression)
-    value = _plain(node)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise WrongKind("a number")
-    return Fraction(node.name) if isinstance(node, exp.Literal) else Fraction(repr(value))
-
-
-def _plain(node: exp.Expr) -> Any:
+def _constant(node: exp.Expr) -> Any:
     try:
-        return literal(node)
+        return literal_value(node)
     except (ValueError, TypeError):
         raise WrongKind("a constant") from None
 
 
-def whole(node: exp.Expr) -> int:
-    """A whole number."""
-    value = _plain(node)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise WrongKind("a whole number")
-    return value
+def _constant_of(kind: type, words: str) -> Callable[[exp.Expr], Any]:
+    """A reader of constants of one Python type."""
+
+    def read(node: exp.Expr) -> Any:
+        value = _constant(node)
+        if type(value) is not kind:
+            raise WrongKind(words)
+        return value
+
+    return read
+
+
+whole = _constant_of(int, "a whole number")
+text = _constant_of(str, "text in quotes")
+flag = _constant_of(bool, "TRUE or FALSE")
+
+
+def number(node: exp.Expr) -> Any:
+    """A number, or one divided by another: 1/2."""
+    if isinstance(node, exp.Div):
+        return number(node.this) / number(node.expression)
+    value = _constant(node)
+    if type(value) not in (int, float):
+        raise WrongKind("a number")
+    return Fraction(node.name) if isinstance(node, exp.Literal) else Fraction(repr(value))
 
 
 def column(node: exp.Expr) -> str:
@@ -53,22 +64,6 @@ def column(node: exp.Expr) -> str:
     if isinstance(node, exp.Column) and not node.args.get("table"):
         return node.name
     raise WrongKind("a column's name, without quotes")
-
-
-def text(node: exp.Expr) -> str:
-    """Text in quotes."""
-    value = _plain(node)
-    if not isinstance(value, str):
-        raise WrongKind("text in quotes")
-    return value
-
-
-def flag(node: exp.Expr) -> bool:
-    """TRUE or FALSE."""
-    value = _plain(node)
-    if not isinstance(value, bool):
-        raise WrongKind("TRUE or FALSE")
-    return value
 
 
 def interval(node: Any) -> Any:
@@ -102,48 +97,44 @@ def instant(node: exp.Expr) -> str:
 
 def groups(node: exp.Expr) -> Any:
     """A list of keys: single ones, or a tuple for each group."""
-    wrapped = isinstance(node, exp.Tuple | exp.Array | exp.Paren)
-    if not wrapped:
+    if not isinstance(node, exp.Tuple | exp.Array | exp.Paren):
         raise WrongKind("a list: ('a', 'b'), or (('a', 1), ('b', 2)) for two keys")
     items = [node.this] if isinstance(node, exp.Paren) else node.expressions
-    found = []
-    for item in items:
-        several = isinstance(item, exp.Tuple | exp.Array)
-        found.append(tuple(map(_plain, item.expressions)) if several else (_plain(item),))
-    return found
+    several = (exp.Tuple, exp.Array)
+    return [
+        tuple(map(_constant, item.expressions if isinstance(item, several) else [item]))
+        for item in items
+    ]
 
 
-def parameters(node: exp.Expr) -> dict[str, Any]:
+def mechanism_options(node: exp.Expr) -> dict[str, Any]:
     """(name = value, ...) of a mechanism."""
-    found = {}
-    for name, given in _assigned(node, "a list of parameters: (lo = 0, hi = 1000)"):
-        value = _plain(given)
-        found[name.lower()] = Fraction(str(value)) if _is_real(value) else value
-    return found
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, float) and math.isfinite(value)
+    values = {}
+    for name, given in _assignments(node, "a list of parameters: (lo = 0, hi = 1000)"):
+        value = _constant(given)
+        finite = isinstance(value, float) and math.isfinite(value)
+        values[name.lower()] = Fraction(str(value)) if finite else value
+    return values
 
 
 def weights(node: exp.Expr) -> dict[str, Any]:
     """(clicks = 2, selection = 1/2): parts of the budget, by the names that are published."""
     expected = "a list of columns and numbers: (clicks = 2, seconds = 1)"
-    return {name: number(given) for name, given in _assigned(node, expected)}
+    return {name: number(given) for name, given in _assignments(node, expected)}
 
 
 def types(node: exp.Expr) -> dict[str, Any]:
     """(user_id = INT64, day = DATE): types of the source's columns, with quotes or without."""
     expected = "a list of columns and types: (user_id = INT64, day = DATE)"
-    found = {}
-    for name, given in _assigned(node, expected):
+    names = {}
+    for name, given in _assignments(node, expected):
         if not isinstance(given, exp.Column | exp.Literal | exp.DataType) or not given.name:
             raise WrongKind(expected)
-        found[name] = given.name
-    return found
+        names[name] = given.name
+    return names
 
 
-def _assigned(node: exp.Expr, expected: str) -> Iterator[tuple[str, exp.Expr]]:
+def _assignments(node: exp.Expr, expected: str) -> Iterator[tuple[str, exp.Expr]]:
     """Name and value of each `name = value` in a list, or of a single one."""
     items = node.expressions if isinstance(node, exp.Tuple) else [getattr(node, "this", node)]
     for item in items:
@@ -156,16 +147,16 @@ def named(value: Any) -> dict[str, Any]:
     """Names and values: a dict, or texts such as "lo=0" from the command line."""
     if isinstance(value, dict):
         return value
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for item in value if isinstance(value, tuple | list) else (value,):
         name, equals, rest = str(item).partition("=")
         if not isinstance(item, str) or not equals or not name:
             raise WrongKind("names and values: {'lo': 0, 'hi': 1000}, or lo=0,hi=1000")
         try:
-            found[name] = Fraction(rest)
+            values[name] = Fraction(rest)
         except (ValueError, ZeroDivisionError):
-            found[name] = rest
-    return found
+            values[name] = rest
+    return values
 
 
 def words(value: Any) -> str:
@@ -187,17 +178,16 @@ def one_of(*known: str) -> Callable[[Any], str]:
 
 
 def one_less(units: Any) -> Any:
-    """The number in "more than so many" for the one in "at least so many"."""
-    if isinstance(units, bool) or not isinstance(units, int):
+    """A threshold "more than n" for the number in "at least n + 1"."""
+    if type(units) is not int:
         raise WrongKind("a whole number")
     return units - 1
 
 
-_LATER = {
+_OTHER_DIALECTS = {
     "group_selection_strategy": "leave it out; list public groups with public_groups = ('a', 'b')",
     "watermark": "use allowed_lateness: a watermark taken from the data depends on other rows",
 }
-_ITS_COLUMN = "privacy_unit_column = user_id"
 
 
 @dataclass(frozen=True)
@@ -243,47 +233,48 @@ OPTIONS = {
     "privacy_unit": Option(text, words),
     "w": Option(whole),
     "mechanism": Option(text, words),
-    "mechanism_options": Option(parameters, named),
+    "mechanism_options": Option(mechanism_options, named),
 }
 """BigQuery's names where it has them; `start` and `end` of event time are public."""
 
 
 def read_options(statement: Statement, clause: exp.Expr) -> dict[str, Any]:
     """Parameters of a query, from its clause."""
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for node in clause.expressions:
         if not isinstance(node, exp.EQ) or not isinstance(node.this, exp.Column):
-            raise statement.refusal(node, "an option is name = value", f"write {_ITS_COLUMN}")
+            fix = "write privacy_unit_column = user_id"
+            raise statement.refusal(node, "an option is name = value", fix)
         name = node.this.name.lower()
-        option = known(statement, node.this, name)
-        if parameter_of(name) in found:
+        option = find_option(statement, node.this, name)
+        if parameter_of(name) in parameters:
             raise statement.refusal(node, f"{name} is given twice", "give it once")
         try:
-            found[parameter_of(name)] = option.given(option.read(node.expression))
+            parameters[parameter_of(name)] = option.given(option.read(node.expression))
         except WrongKind as wanted:
             raise statement.refusal(
                 node.expression, f"{name} cannot be {canonical(node.expression)}", f"give {wanted}"
             ) from None
-    return found
+    return parameters
 
 
 def read_overrides(statement: Statement, overrides: dict[str, Any]) -> dict[str, Any]:
     """Parameters of a query, from options that were given as Python values."""
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for name, value in overrides.items():
-        option = known(statement, None, name)
+        option = find_option(statement, None, name)
         try:
-            found[parameter_of(name)] = option.given(value)
+            parameters[parameter_of(name)] = option.given(value)
         except WrongKind as wanted:
             raise statement.refusal(None, f"{name} cannot be {value!r}", f"give {wanted}") from None
-    return found
+    return parameters
 
 
-def known(statement: Statement, node: exp.Expr | None, name: str) -> Option:
+def find_option(statement: Statement, node: exp.Expr | None, name: str) -> Option:
     """The option of a name, or a refusal with the nearest one."""
     if name in OPTIONS:
         return OPTIONS[name]
-    fix = _LATER.get(name) or nearest(name, OPTIONS)
+    fix = _OTHER_DIALECTS.get(name) or suggestion(name, OPTIONS)
     raise statement.refusal(node, f"there is no option {name}", fix)
 
 
@@ -293,9 +284,9 @@ def parameter_of(option: str) -> str:
 
 
 def node_of(clause: exp.Expr, parameter: str) -> exp.Expr | None:
-    """Where a parameter was given."""
-    given: list[exp.Expr] = clause.expressions
-    for node in given:
+    """The option of the clause that gives a parameter."""
+    options: list[exp.Expr] = clause.expressions
+    for node in options:
         name = node.this.name.lower() if isinstance(node, exp.EQ) else ""
         if name in OPTIONS and parameter_of(name) == parameter:
             return node

@@ -1,4 +1,7 @@
-"""GROUP BY: which columns are keys, and what they are called."""
+"""GROUP BY and SELECT: which columns are keys, aggregates, or computed from them.
+
+Every aggregate is one whose change by one unit is bounded.
+"""
 
 from __future__ import annotations
 
@@ -7,52 +10,62 @@ from sqlglot import exp
 from dpstream.sql_compiler.dialect import canonical
 from dpstream.sql_compiler.draft import (
     AGGREGATES,
-    SHOWN_ALWAYS,
+    BOUNDED_AGGREGATES,
+    RELEASE_COLUMNS,
     WINDOW_COLUMNS,
     Draft,
-    called,
-    calls,
+    call_name,
+    find_calls,
+    present_args,
 )
-from dpstream.sql_compiler.relation import substitute
+from dpstream.sql_compiler.from_clause import substitute
+
+BOUNDS = "contribution_bounds_per_row"
+"""The argument of an aggregate that clamps its values."""
 
 
 def name_keys(draft: Draft) -> None:
-    """The keys, under their aliases; GROUP BY takes columns, expressions, aliases and numbers."""
+    """Name the keys by their aliases; GROUP BY takes columns, expressions, aliases and numbers."""
     group = draft.select.args.get("group")
-    listed = [] if group is None else group.expressions
-    for node in listed:
-        item = _selected(draft, node)
-        if is_window_column(draft, item):
+    for node in [] if group is None else group.expressions:
+        item = _selected_item(draft, node)
+        if _is_window_column(draft, item):
             draft.windowed = True
             continue
-        plain = item.this if isinstance(item, exp.Alias) else item
-        for call in calls(plain, AGGREGATES):
+        plain = item.unalias()
+        for call in find_calls(plain, AGGREGATES):
             raise draft.refusal(
                 call, "an aggregate cannot be a key", "group by columns and expressions of rows"
             )
         if isinstance(plain, exp.Literal | exp.Null | exp.Boolean):
             raise draft.refusal(node, "a constant is no key", "group by columns")
         expression = substitute(draft, plain, draft.relation)
-        name = _alias_of(draft, plain) or _own_name(plain)
+        name = _alias_of(draft, plain) or (
+            plain.name if isinstance(plain, exp.Column) else canonical(plain)
+        )
         if name in draft.keys:
             raise draft.refusal(node, f"the key {name} is listed twice", "list it once")
         draft.keys[name] = expression
 
 
-def _selected(draft: Draft, node: exp.Expr) -> exp.Expr:
-    """What an alias or a number in GROUP BY stands for."""
-    chosen = draft.select.expressions
+def _selected_item(draft: Draft, node: exp.Expr) -> exp.Expr:
+    """The item of SELECT that an alias or a number in GROUP BY stands for."""
     if isinstance(node, exp.Literal) and not node.is_string:
-        at = int(node.name) if node.name.isdigit() else 0
-        if not 1 <= at <= len(chosen):
-            raise draft.refusal(node, f"there is no column {node.name}", "count from 1")
-        found: exp.Expr = chosen[at - 1]
-        return found
+        selected: exp.Expr = draft.select.expressions[selected_position(draft, node)]
+        return selected
     if isinstance(node, exp.Column) and not node.args.get("table"):
-        for item in chosen:
+        for item in draft.select.expressions:
             if isinstance(item, exp.Alias) and item.alias == node.name:
                 return item
     return node
+
+
+def selected_position(draft: Draft, node: exp.Expr) -> int:
+    """The index of the column of SELECT that a number stands for, which counts from 1."""
+    number = int(node.name) if node.name.isdigit() else 0
+    if not 1 <= number <= len(draft.select.expressions):
+        raise draft.refusal(node, f"there is no column {node.name}", "count from 1")
+    return number - 1
 
 
 def _alias_of(draft: Draft, plain: exp.Expr) -> str:
@@ -63,15 +76,10 @@ def _alias_of(draft: Draft, plain: exp.Expr) -> str:
     return ""
 
 
-def _own_name(plain: exp.Expr) -> str:
-    return plain.name if isinstance(plain, exp.Column) else canonical(plain)
-
-
-def is_window_column(draft: Draft, node: exp.Expr) -> bool:
+def _is_window_column(draft: Draft, node: exp.Expr) -> bool:
     """Is this window_start or window_end, of a query that has windows?"""
-    plain = node.this if isinstance(node, exp.Alias) else node
-    named = isinstance(plain, exp.Column) and plain.name in WINDOW_COLUMNS
-    if not named:
+    plain = node.unalias()
+    if not isinstance(plain, exp.Column) or plain.name not in WINDOW_COLUMNS:
         return False
     if draft.relation.window is None:
         raise draft.refusal(
@@ -86,7 +94,7 @@ def is_window_column(draft: Draft, node: exp.Expr) -> bool:
     return True
 
 
-def unit_stays_hidden(draft: Draft) -> None:
+def refuse_unit_as_key(draft: Draft) -> None:
     """Nothing made of the unit is a key: each group would be one unit."""
     unit = draft.parameters["privacy_unit_column"]
     for item in draft.select.expressions:
@@ -106,7 +114,7 @@ def unit_stays_hidden(draft: Draft) -> None:
                 )
 
 
-def windows_are_grouped(draft: Draft) -> None:
+def require_grouped_windows(draft: Draft) -> None:
     """With TUMBLE each window is a group of its own."""
     if draft.relation.window is not None and not draft.windowed:
         raise draft.refusal(
@@ -116,35 +124,31 @@ def windows_are_grouped(draft: Draft) -> None:
         )
 
 
-# SELECT: which columns are aggregates, which are computed from them, and what they are called.
-
-
 def name_aggregates(draft: Draft) -> None:
-    """The aggregates, under their aliases; any other column is a key, or made of both."""
+    """Name the aggregates by their aliases; any other column is a key, or computed from both."""
     keys = {canonical(expression): name for name, expression in draft.keys.items()}
-    later: list[exp.Expr] = []
+    computed: list[exp.Expr] = []
     for item in draft.select.expressions:
-        plain = item.this if isinstance(item, exp.Alias) else item
-        if is_window_column(draft, item):
+        plain = item.unalias()
+        if _is_window_column(draft, item):
             if not draft.windowed:
-                raise _raw(draft, item)
+                raise _raw_column(draft, item)
             _output(draft, item, plain.name)
-        elif called(plain) in AGGREGATES:
+        elif call_name(plain) in AGGREGATES:
             name = item.alias if isinstance(item, exp.Alias) else _default_name(draft, plain)
             if name in draft.keys:
                 raise draft.refusal(item, f"two columns are named {name}", "name one with AS")
             _output(draft, item, name)
             draft.aggregates[name] = plain
         else:
-            found = keys.get(canonical(substitute(draft, plain, draft.relation)))
-            _output(draft, item, found or _computed_name(draft, item))
-            later += [] if found else [item]
-    for item in later:
-        if {f"{item.alias}_stddev", item.alias.removesuffix("_stddev")} & {*draft.outputs} - {
-            item.alias
-        }:
+            key = keys.get(canonical(substitute(draft, plain, draft.relation)))
+            _output(draft, item, key or _computed_name(draft, item, keys))
+            computed += [] if key else [item]
+    for item in computed:
+        alike = {f"{item.alias}_stddev", item.alias.removesuffix("_stddev")} - {item.alias}
+        if alike & {*draft.outputs}:
             raise draft.refusal(item, f"{item.alias} would be taken for an error bar", "rename it")
-        draft.computed[item.alias] = _of_published(draft, item.this, keys)
+        draft.computed[item.alias] = _published_expression(draft, item.this, keys)
     if not draft.aggregates:
         raise draft.refusal(
             draft.clause, "nothing is aggregated", "add COUNT(*), or another aggregate"
@@ -157,52 +161,47 @@ def _output(draft: Draft, item: exp.Expr, name: str) -> None:
     draft.outputs.append(name)
 
 
-def _computed_name(draft: Draft, item: exp.Expr) -> str:
-    """Of a column that is neither a key nor an aggregate, but may be made of them."""
-    plain = item.this if isinstance(item, exp.Alias) else item
+def _computed_name(draft: Draft, item: exp.Expr, keys: dict[str, str]) -> str:
+    """The name of a column that is neither a key nor an aggregate, but may be made of them."""
+    plain = item.unalias()
     if isinstance(plain, exp.Column):
-        raise _raw(draft, item)
+        raise _raw_column(draft, item)
     if not isinstance(item, exp.Alias):
-        for column in [] if any(calls(plain, AGGREGATES)) else plain.find_all(exp.Column):
-            if not _is_key(draft, column):
-                raise _raw(draft, item)
+        for column in [] if any(find_calls(plain, AGGREGATES)) else plain.find_all(exp.Column):
+            if canonical(substitute(draft, column, draft.relation)) not in keys:
+                raise _raw_column(draft, item)
         raise draft.refusal(
             item, "a computed column needs a name", f"write {canonical(plain)} AS x"
         )
     name = str(item.alias)
     taken = {f"{each}_stddev" for each in [*draft.outputs, *draft.aggregates]}
-    if name in {*draft.keys, *WINDOW_COLUMNS, *SHOWN_ALWAYS, "held"} | taken:
+    if name in {*draft.keys, *WINDOW_COLUMNS, *RELEASE_COLUMNS, "held"} | taken:
         raise draft.refusal(item, f"two columns are named {name}", "name one with another AS")
     return name
 
 
-def _is_key(draft: Draft, part: exp.Expr) -> bool:
-    texts = {canonical(expression) for expression in draft.keys.values()}
-    return canonical(substitute(draft, part, draft.relation)) in texts
-
-
-def _of_published(draft: Draft, node: exp.Expr, keys: dict[str, str]) -> exp.Expr:
+def _published_expression(draft: Draft, node: exp.Expr, keys: dict[str, str]) -> exp.Expr:
     """An expression in terms of published columns: keys, windows and (noisy) aggregates."""
 
-    def replaced(part: exp.Expr) -> exp.Expr:
-        if called(part) in AGGREGATES:
-            return exp.column(_aggregate_named(draft, part), quoted=True)
+    def publish(part: exp.Expr) -> exp.Expr:
+        if call_name(part) in AGGREGATES:
+            return exp.column(_aggregate_name(draft, part), quoted=True)
         if isinstance(part, exp.Identifier | exp.Literal):
             return part
         if draft.windowed and isinstance(part, exp.Column) and part.name in WINDOW_COLUMNS:
             return exp.column(part.name, quoted=True)
-        if part.find(exp.Anonymous, exp.Column) and not any(calls(part, AGGREGATES)):
+        if part.find(exp.Anonymous, exp.Column) and not any(find_calls(part, AGGREGATES)):
             name = keys.get(canonical(substitute(draft, part, draft.relation)))
             if name is not None:
                 return exp.column(name, quoted=True)
         if isinstance(part, exp.Column):
-            raise _raw(draft, part)
+            raise _raw_column(draft, part)
         return part
 
-    return node.transform(replaced)
+    return node.transform(publish)
 
 
-def _aggregate_named(draft: Draft, call: exp.Expr) -> str:
+def _aggregate_name(draft: Draft, call: exp.Expr) -> str:
     """The name under which an aggregate is published; one that is not shown has one too."""
     text = canonical(call)
     for name, known in draft.aggregates.items():
@@ -216,8 +215,8 @@ def _aggregate_named(draft: Draft, call: exp.Expr) -> str:
     return name
 
 
-def _raw(draft: Draft, item: exp.Expr) -> Exception:
-    shown = canonical(item.this if isinstance(item, exp.Alias) else item)
+def _raw_column(draft: Draft, item: exp.Expr) -> Exception:
+    shown = canonical(item.unalias())
     return draft.refusal(
         item,
         f"{shown} is neither grouped by nor aggregated: it would publish values of rows",
@@ -233,5 +232,75 @@ def _default_name(draft: Draft, call: exp.Expr) -> str:
     if isinstance(argument, exp.Distinct):
         return "units"
     if isinstance(argument, exp.Column):
-        return f"{called(call).lower()}_{argument.name}"
+        return f"{call_name(call).lower()}_{argument.name}"
     raise draft.refusal(call, "the aggregate has no name", f"write {canonical(call)} AS name")
+
+
+def require_bounded_aggregates(draft: Draft) -> None:
+    """Every aggregate is one whose change by one unit is known."""
+    for call in draft.aggregates.values():
+        function = call_name(call)
+        arguments = [each for each in call.expressions if not isinstance(each, exp.Kwarg)]
+        if len(arguments) != 1:
+            raise draft.refusal(call, f"{function} takes one column", f"write {function}(column)")
+        (argument,), named = arguments, named_arguments(call)
+        known = {BOUNDS, "quantum"} if function in BOUNDED_AGGREGATES else set()
+        for name in named:
+            if name not in known:
+                raise draft.refusal(
+                    call,
+                    f"{function} has no argument {name}",
+                    f"known are {', '.join(sorted(known))}" if known else "leave it out",
+                )
+        bounds = named.get(BOUNDS)
+        bounded = isinstance(bounds, exp.Tuple) and len(bounds.expressions) == 2
+        if isinstance(argument, exp.Distinct):
+            _require_unit(draft, call, argument)
+        elif function in BOUNDED_AGGREGATES and not bounded:
+            raise draft.refusal(
+                call,
+                f"{function} has no bounds: one row could change it by any amount",
+                f"write {function}({canonical(argument)}, {BOUNDS} => (0, 600)), with "
+                "bounds that do not come from the data",
+            )
+        elif isinstance(argument, exp.Star) and function != "COUNT":
+            raise draft.refusal(call, f"{function}(*) has no meaning", "name a column")
+
+
+def _require_unit(draft: Draft, call: exp.Expr, distinct: exp.Expr) -> None:
+    """DISTINCT counts the privacy unit, and nothing else."""
+    column = distinct.expressions[0] if len(distinct.expressions) == 1 else None
+    plain = call_name(call) == "COUNT" and not present_args(distinct) - {"expressions"}
+    counted = None
+    if plain and isinstance(column, exp.Column):
+        counted = substitute(draft, column, draft.relation)
+    unit = draft.parameters["privacy_unit_column"]
+    if not isinstance(counted, exp.Column) or counted.name != unit:
+        raise draft.refusal(
+            call,
+            "only the privacy unit can be counted DISTINCT: other values are shared by units, and "
+            "the change by one unit is not known",
+            f"write COUNT(DISTINCT {unit}), or group by the column",
+        )
+
+
+def named_arguments(call: exp.Expr) -> dict[str, exp.Expr]:
+    """Name => value arguments of a call."""
+    return {
+        each.this.name.lower(): each.expression
+        for each in call.expressions
+        if isinstance(each, exp.Kwarg)
+    }
+
+
+def require_group_bound(draft: Draft) -> None:
+    """How many groups a unit may reach has no default, unless there is only one."""
+    if draft.series or "max_groups_contributed" in draft.parameters:
+        return
+    if draft.keys or draft.windowed:
+        raise draft.refusal(
+            draft.clause,
+            "max_groups_contributed is missing: in how many groups (key and window) a unit counts",
+            "add max_groups_contributed = 8 to OPTIONS; the noise grows with its square root",
+        )
+    draft.parameters["max_groups_contributed"] = 1

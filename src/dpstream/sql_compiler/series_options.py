@@ -1,4 +1,4 @@
-"""Time-series mechanisms in SQL: one count per public group and window, each window one step."""
+"""Time-series mechanisms in SQL: one count per public group and window; a window is one step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechan
 from dpstream.mechanisms.parts.factorised_counter import CountingParameters
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
-from dpstream.sql_compiler.draft import Draft, called
-from dpstream.sql_compiler.expressions import nearest
+from dpstream.sql_compiler.draft import Draft, call_name
+from dpstream.sql_compiler.expressions import suggestion
 from dpstream.sql_compiler.privacy_clause import node_of
 
-_UNITS = ("user", "event", "w_event")
-_OF_SERIES = ("w", "mechanism", "mechanism_options")
-_OF_USERS = (
+_PRIVACY_UNITS = ("user", "event", "w_event")
+_SERIES_OPTIONS = ("w", "mechanism", "mechanism_options")
+_USER_OPTIONS = (
     "max_groups_contributed",
     "max_rows_per_group",
     "max_rows_contributed",
@@ -34,12 +34,11 @@ _OF_USERS = (
     "debias",
     "debias_rows",
 )
-_DEFAULT = "pacer"  # the w-event mechanism that is nowhere far from the best
-_ITSELF = ("epsilon", "window")  # given as options of their own
+_DEFAULT_MECHANISM = "pacer"  # the w-event mechanism that is nowhere far from the best
 
 
-def which_unit(draft: Draft) -> None:
-    """Users, or events through a time-series mechanism: options of one do not go with the other."""
+def choose_privacy_unit(draft: Draft) -> None:
+    """Protect users, or events through a time-series mechanism; each has options of its own."""
     given, clause = draft.parameters, draft.clause
     unit = given.pop("privacy_unit", None)
     if unit is None and "mechanism" in given:
@@ -48,14 +47,14 @@ def which_unit(draft: Draft) -> None:
             "a mechanism publishes events, and it is not said which are protected together",
             "add privacy_unit = 'w_event' and w = 24 to OPTIONS, or privacy_unit = 'event'",
         )
-    if unit is not None and unit not in _UNITS:
+    if unit is not None and unit not in _PRIVACY_UNITS:
         raise draft.refusal(
             node_of(clause, "privacy_unit"),
             f"privacy_unit cannot be {unit!r}",
             "use 'user' (the default), 'event' or 'w_event'",
         )
     draft.series = unit in ("event", "w_event")
-    for name in _OF_USERS if draft.series else _OF_SERIES:
+    for name in _USER_OPTIONS if draft.series else _SERIES_OPTIONS:
         if name in given:
             raise draft.refusal(node_of(clause, name), *_misplaced(name, series=draft.series))
     if not draft.series:
@@ -72,39 +71,31 @@ def which_unit(draft: Draft) -> None:
         raise draft.refusal(
             node_of(clause, "privacy_unit"),
             "mechanism is missing",
-            f"add mechanism = '...' to OPTIONS: {', '.join(_fitting('event'))}",
+            f"add mechanism = '...' to OPTIONS: {', '.join(_mechanisms_for('event'))}",
         )
     given["privacy_unit"] = unit
-    given.setdefault("mechanism", _DEFAULT)
+    given.setdefault("mechanism", _DEFAULT_MECHANISM)
 
 
 def _misplaced(name: str, *, series: bool) -> tuple[str, str]:
+    """Why an option does not go with the privacy unit, and what to do."""
     if not series:
         return f"{name} goes with time-series mechanisms", "add privacy_unit = 'w_event'"
     if name == "privacy_unit_period":
-        return (
-            f"{name} goes with users: here a window, or w of them, is what is protected together",
-            "leave it out",
-        )
-    return (
-        f"{name} goes with users: here at most one row of a unit enters each window",
-        "leave it out",
-    )
+        why = "here a window, or w of them, is what is protected together"
+    else:
+        why = "here at most one row of a unit enters each window"
+    return f"{name} goes with users: {why}", "leave it out"
 
 
-def _fitting(unit: str) -> list[str]:
-    """Mechanisms that protect this unit: events within a window, or single events."""
-    return [name for name in REGISTRY if _fits(find(name), unit)]
+def _mechanisms_for(unit: str) -> list[str]:
+    """The mechanisms that protect this unit: events within w windows, or single events."""
+    kinds = (HistogramMechanism,) if unit == "w_event" else (SeriesMechanism, CountingParameters)
+    return [name for name in REGISTRY if issubclass(find(name), kinds)]
 
 
-def _fits(mechanism: type[Mechanism], unit: str) -> bool:
-    if unit == "w_event":
-        return issubclass(mechanism, HistogramMechanism)
-    return issubclass(mechanism, SeriesMechanism | CountingParameters)
-
-
-def steps_are_windows(draft: Draft) -> None:
-    """Each window is one step: there must be windows, side by side, published once."""
+def require_tumbling_windows(draft: Draft) -> None:
+    """A mechanism has windows side by side, each published once: they are its steps."""
     if not draft.series:
         return
     window, emit = draft.relation.window, draft.select.args.get("emit")
@@ -129,17 +120,17 @@ def steps_are_windows(draft: Draft) -> None:
         )
 
 
-def one_count(draft: Draft) -> None:
-    """The mechanism fills one histogram: rows per public group, a unit in one bin at most."""
+def require_one_count(draft: Draft) -> None:
+    """A mechanism fills one histogram: rows per public group, a unit in one bin at most."""
     if not draft.series:
         return
     for call in draft.aggregates.values():
         argument = call.expressions[0]
-        if called(call) != "COUNT" or not isinstance(argument, exp.Star | exp.Distinct):
+        if call_name(call) != "COUNT" or not isinstance(argument, exp.Star | exp.Distinct):
             raise draft.refusal(
                 call,
-                f"{called(call)} cannot be published through a time-series mechanism: it fills a "
-                "histogram with one row per unit and window",
+                f"{call_name(call)} cannot be published through a time-series mechanism: it fills "
+                "a histogram with one row per unit and window",
                 "use COUNT(*), and filter in WHERE",
             )
     if len(draft.aggregates) > 1:
@@ -160,68 +151,55 @@ def one_count(draft: Draft) -> None:
 def rows_of_series(draft: Draft) -> dict[str, Any]:
     """Parameters of the query that reads the rows; delta is not used, it has no noise."""
     of_mechanism = ("privacy_unit", "w", "mechanism", "mechanism_options", "delta")
-    found = {key: value for key, value in draft.parameters.items() if key not in of_mechanism}
-    return found | {"delta": "1/2", "max_groups_contributed": 1}
+    rows = {key: value for key, value in draft.parameters.items() if key not in of_mechanism}
+    return rows | {"delta": "1/2", "max_groups_contributed": 1}
 
 
 def series_query(draft: Draft, rows: Query) -> SeriesQuery:
-    """The query; the mechanism is made with the options that it knows."""
-    given = draft.parameters
-    own = {"epsilon": given["epsilon"], "window": given.get("w")}
-    more = dict(given.get("mechanism_options", {}))
-    if "delta" in given:
-        more = {"delta": given["delta"]} | more
-    mechanism = _built(draft, given["privacy_unit"], given["mechanism"], own, more, rows)
+    """Build the query; the mechanism takes the options that it knows."""
+    name = draft.parameters["mechanism"]
+    node = node_of(draft.clause, "mechanism") or draft.clause
+    options = node_of(draft.clause, "mechanism_options") or node
+    parameters = _mechanism_parameters(draft, node, rows)
+    try:
+        mechanism: Mechanism = find(name)(**parameters)
+    except InvalidParameter as error:
+        raise draft.refusal(node, str(error), "change its parameters") from None
+    except (TypeError, ValueError, ArithmeticError) as error:  # a text where a number belongs
+        raise draft.refusal(
+            options, f"{name} cannot use its parameters: {error}", "change them"
+        ) from None
     try:
         return SeriesQuery(mechanism=mechanism, rows=rows)
     except DpstreamError as error:
-        node = node_of(draft.clause, "mechanism_options") or node_of(draft.clause, "mechanism")
-        raise draft.refusal(node or draft.clause, str(error), "change its parameters") from None
+        raise draft.refusal(options, str(error), "change its parameters") from None
 
 
-def _built(
-    draft: Draft, unit: str, name: str, own: dict[str, Any], more: dict[str, Any], rows: Query
-) -> Mechanism:
-    clause = draft.clause
-    place = node_of(clause, "mechanism") or clause
+def _mechanism_parameters(draft: Draft, node: exp.Expr, rows: Query) -> dict[str, Any]:
+    """What the mechanism is built with: nothing that it does not know, all that it needs."""
+    given = draft.parameters
+    name, unit = given["mechanism"], given["privacy_unit"]
     if name not in REGISTRY:
-        raise draft.refusal(place, f"there is no mechanism {name!r}", nearest(name, REGISTRY))
-    cls: Any = find(name)
-    if not _fits(cls, unit):
+        raise draft.refusal(node, f"there is no mechanism {name!r}", suggestion(name, REGISTRY))
+    if name not in _mechanisms_for(unit):
         raise draft.refusal(
-            place,
+            node,
             f"{name} does not protect privacy_unit = {unit!r}",
-            f"those that do: {', '.join(_fitting(unit))}",
+            f"those that do: {', '.join(_mechanisms_for(unit))}",
         )
-    values = _parameters(draft, cls, name, own, more, rows)
-    try:
-        made: Mechanism = cls(**values)
-    except InvalidParameter as error:
-        raise draft.refusal(place, str(error), "change its parameters") from None
-    except (TypeError, ValueError, ArithmeticError) as error:  # a text where a number belongs
-        option = node_of(clause, "mechanism_options") or place
-        raise draft.refusal(
-            option, f"{name} cannot use its parameters: {error}", "change them"
-        ) from None
-    return made
-
-
-def _parameters(
-    draft: Draft, cls: Any, name: str, own: dict[str, Any], more: dict[str, Any], rows: Query
-) -> dict[str, Any]:
-    """What the mechanism is made with: nothing that it does not know, all that it needs."""
-    clause = draft.clause
-    place = node_of(clause, "mechanism") or clause
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    mechanism: Any = find(name)
+    fields = {field.name: field for field in dataclasses.fields(mechanism) if field.init}
+    own = {"epsilon": given["epsilon"], "window": given.get("w")}
     values = {key: value for key, value in own.items() if key in fields and value is not None}
-    for key, value in more.items():
-        if key not in fields or key in _ITSELF:
-            option = node_of(clause, "delta" if key == "delta" else "mechanism_options")
-            known = [each for each in fields if each not in _ITSELF]
+    delta = {"delta": given["delta"]} if "delta" in given else {}
+    for key, value in {**delta, **given.get("mechanism_options", {})}.items():
+        if key not in fields or key in own:
+            option = node_of(draft.clause, "delta" if key == "delta" else "mechanism_options")
+            known = [each for each in fields if each not in own]
             raise draft.refusal(
-                option or place,
+                option or node,
                 f"{name} has no parameter {key!r} here",
-                nearest(key, known) if known else "leave it out",
+                suggestion(key, known) if known else "leave it out",
             )
         values[key] = value
     if "steps" in fields and "steps" not in values and rows.schedule.steps is not None:
@@ -233,7 +211,7 @@ def _parameters(
     ]
     if missing:
         raise draft.refusal(
-            place,
+            node,
             f"{name} needs {' and '.join(missing)}",
             f"add mechanism_options = ({', '.join(f'{key} = ...' for key in missing)})",
         )

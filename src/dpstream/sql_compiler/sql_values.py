@@ -32,7 +32,7 @@ KINDS = {
     "moment": MOMENT,
     "null": pa.null(),
 }
-_WIDE = float(2**63 - 2048)  # floats beyond may lie outside of int64
+WIDEST_FLOAT = float(2**63 - 2048)  # floats beyond may lie outside of int64
 _WHOLE = r"^\s*[+-]?\d{1,18}\s*$"
 _TRUE, _FALSE = ["true", "t", "yes", "1"], ["false", "f", "no", "0"]
 
@@ -42,7 +42,7 @@ def kind(value: Value) -> str:
     return next(name for name, type_ in KINDS.items() if value.type.equals(type_))
 
 
-def usual(column: Any, name: str, zone: str) -> pa.Array:
+def source_column(column: Any, name: str, zone: str) -> pa.Array:
     """A column of a source as one of the kinds; text that is not UTF-8 is NULL."""
     array = parse.whole_column(column)
     type_ = array.type
@@ -67,18 +67,18 @@ def _readable(array: pa.Array) -> pa.Array:
         array.validate(full=True)
     except pa.ArrowInvalid:
         raw = array.cast(pa.binary()).to_pylist()
-        return pa.array([_decoded(item) for item in raw], pa.string())
+        return pa.array([_decode(item) for item in raw], pa.string())
     return array
 
 
-def _decoded(raw: bytes | None) -> str | None:
+def _decode(raw: bytes | None) -> str | None:
     try:
         return None if raw is None else raw.decode()
     except UnicodeDecodeError:
         return None
 
 
-def lifted(convert: Callable[..., pa.Array]) -> Callable[..., Value]:
+def also_for_scalars(convert: Callable[..., pa.Array]) -> Callable[..., Value]:
     """A conversion of arrays, for constants too."""
 
     def both(value: Value, *rest: Any) -> Value:
@@ -89,12 +89,12 @@ def lifted(convert: Callable[..., pa.Array]) -> Callable[..., Value]:
     return both
 
 
-def refuse_kind(value: Value, wanted: str) -> InvalidInput:
+def wrong_kind(value: Value, wanted: str) -> InvalidInput:
     """An error about a kind: it is the same for every row, so it comes before the first one."""
     return InvalidInput(f"a {kind(value)} was found where {wanted} is needed; use CAST or CASE")
 
 
-@lifted
+@also_for_scalars
 def as_number(value: pa.Array) -> pa.Array:
     """int64 or float64; text is read as float64, true is 1."""
     if kind(value) in ("int64", "float64"):
@@ -102,21 +102,21 @@ def as_number(value: pa.Array) -> pa.Array:
     if kind(value) in ("bool", "null"):
         return pc.cast(value, pa.int64())
     if kind(value) != "text":
-        raise refuse_kind(value, "a number")
-    return as_real(value)
+        raise wrong_kind(value, "a number")
+    return as_float(value)
 
 
-@lifted
-def as_real(value: pa.Array) -> pa.Array:
+@also_for_scalars
+def as_float(value: pa.Array) -> pa.Array:
     """float64; text that is no finite number is NULL."""
     if kind(value) != "text":
         return pc.cast(as_number(value), pa.float64(), safe=False)
-    found, readable = parse.numbers(value, "an expression")
-    return pa.array(found, pa.float64(), mask=~readable | ~np.isfinite(found))
+    numbers, readable = parse.numbers(value, "an expression")
+    return pa.array(numbers, pa.float64(), mask=~readable | ~np.isfinite(numbers))
 
 
-@lifted
-def as_whole(value: pa.Array) -> pa.Array:
+@also_for_scalars
+def as_integer(value: pa.Array) -> pa.Array:
     """int64; a float is rounded, half away from zero; what does not fit is NULL."""
     if kind(value) in ("int64", "bool", "null"):
         return pc.cast(value, pa.int64())
@@ -124,12 +124,12 @@ def as_whole(value: pa.Array) -> pa.Array:
         trimmed = pc.utf8_trim_whitespace(value)
         direct = only_where(pc.match_substring_regex(trimmed, _WHOLE), trimmed)
         exact = pc.cast(pc.utf8_ltrim(direct, "+"), pa.int64())
-        return pc.coalesce(exact, as_whole(as_real(value)))
-    rounded = pc.round(as_real(value), round_mode="half_towards_infinity")
-    return pc.cast(only_where(pc.less(pc.abs(rounded), _WIDE), rounded), pa.int64())
+        return pc.coalesce(exact, as_integer(as_float(value)))
+    rounded = pc.round(as_float(value), round_mode="half_towards_infinity")
+    return pc.cast(only_where(pc.less(pc.abs(rounded), WIDEST_FLOAT), rounded), pa.int64())
 
 
-@lifted
+@also_for_scalars
 def as_text(value: pa.Array) -> pa.Array:
     """Text as SQL prints it."""
     if kind(value) == "moment":
@@ -137,7 +137,7 @@ def as_text(value: pa.Array) -> pa.Array:
     return pc.cast(value, pa.string())
 
 
-@lifted
+@also_for_scalars
 def as_bool(value: pa.Array) -> pa.Array:
     """True or false; text says so in words, a number is true unless it is 0."""
     if kind(value) == "text":
@@ -149,13 +149,13 @@ def as_bool(value: pa.Array) -> pa.Array:
     return pc.not_equal(as_number(value), 0)
 
 
-@lifted
+@also_for_scalars
 def as_moment(value: pa.Array, zone: str) -> pa.Array:
     """An instant; text and dates without an offset are in the query's time zone."""
     if value.type.equals(MOMENT) or pa.types.is_null(value.type):
         return _in_calendar(pc.cast(value, MOMENT))
     if not (parse.is_text(value.type) or pa.types.is_temporal(value.type)):
-        raise refuse_kind(value, "a time")
+        raise wrong_kind(value, "a time")
     micros, readable = parse.times(value, "an expression", zone=zone, unit=None, origin=0)
     return _in_calendar(pa.array(micros, pa.int64(), mask=~readable).cast(MOMENT))
 
@@ -167,7 +167,7 @@ def _in_calendar(moments: pa.Array) -> pa.Array:
     return moments if known.all() else only_where(pa.array(known), moments)
 
 
-@lifted
+@also_for_scalars
 def as_date(value: pa.Array, zone: str) -> pa.Array:
     """The day of an instant in the query's time zone."""
     if kind(value) in ("date", "null"):
@@ -185,11 +185,11 @@ def convert(value: Value, to: str, zone: str) -> Value:
     """A value as another kind."""
     if to in ("moment", "date"):
         return (as_moment if to == "moment" else as_date)(value, zone)
-    table = {"bool": as_bool, "int64": as_whole, "float64": as_real, "text": as_text}
+    table = {"bool": as_bool, "int64": as_integer, "float64": as_float, "text": as_text}
     return value if to == "null" else table[to](value)
 
 
-_MEETINGS = {
+_COMMON_KINDS = {
     frozenset(("int64", "float64")): "float64",
     frozenset(("text", "int64")): "float64",
     frozenset(("text", "float64")): "float64",
@@ -200,20 +200,23 @@ _MEETINGS = {
 }
 
 
-def together(values: Sequence[Value], zone: str) -> list[Value]:
+def unify_kinds(values: Sequence[Value], zone: str) -> list[Value]:
     """Values of one kind: text gives way to what it meets, numbers to floats, days to instants."""
-    found = "null"
+    common = "null"
     for value in values:
         each = kind(value)
-        if "null" in (found, each) or found == each:
-            found = each if found == "null" else found
-        elif (met := _MEETINGS.get(frozenset((found, each)))) is not None:
-            found = met
-        else:
-            raise InvalidInput(f"a {found} and a {each} cannot meet in one expression; use CAST")
-    if found == "null":
+        if common in ("null", each):
+            common = each
+        elif each != "null":
+            pair = frozenset((common, each))
+            if pair not in _COMMON_KINDS:
+                raise InvalidInput(
+                    f"a {common} and a {each} cannot meet in one expression; use CAST"
+                )
+            common = _COMMON_KINDS[pair]
+    if common == "null":
         return list(values)
     return [
-        pc.cast(value, KINDS[found]) if kind(value) == "null" else convert(value, found, zone)
+        pc.cast(value, KINDS[common]) if kind(value) == "null" else convert(value, common, zone)
         for value in values
     ]

@@ -1,4 +1,4 @@
-"""A statement with the places of its parts, and refusals that point at them."""
+"""SQL text to one parsed statement, with the places of its parts for errors that point at them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from dpstream.errors import InvalidParameter
 from dpstream.sql_compiler.dialect import PrivateSql
 from dpstream.sql_compiler.functions import TRUNCATIONS
 
-_NAMED_CALLS = (exp.Anonymous, exp.Cast, exp.Extract)
+_LONGEST = 100_000  # characters
+_BEGINNINGS = (TokenType.SELECT, TokenType.WITH, TokenType.L_PAREN)
+_SHAPE = (
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (...) columns FROM table [WHERE ...] GROUP BY ... "
+    "[HAVING ...] [ORDER BY ...] [LIMIT n] [EMIT EVERY INTERVAL ...]"
+)
+_WORDS = (
+    *("SELECT", "WITH", "DIFFERENTIAL_PRIVACY", "OPTIONS", "FROM", "WHERE", "GROUP", "HAVING"),
+    *("ORDER", "LIMIT", "OFFSET", "EMIT", "EVERY", "INTERVAL", "BETWEEN"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +61,8 @@ class Statement:
     def word_after(self, node: exp.Expr) -> str:
         """The word that follows the one a part begins with, in capitals; empty if none does."""
         span = self.span(node)
-        found = [token.text for token in self.tokens if span and token.start > span[0]]
-        return found[0].upper() if found else ""
+        after = (token.text for token in self.tokens if span and token.start > span[0])
+        return next(after, "").upper()
 
     def refusal(self, node: exp.Expr | None, reason: str, fix: str) -> InvalidParameter:
         """What is wrong, where, and what to do."""
@@ -61,15 +70,15 @@ class Statement:
         return refusal(self.text, span, reason, fix)
 
 
-def close(word: str, known: Iterable[str], *, least: float = 0.75) -> str | None:
+def closest_word(word: str, known: Iterable[str], *, least: float = 0.75) -> str | None:
     """The known word that another is a slip of the hand away from, if there is one.
 
-    >>> close("gropu", ["FROM", "GROUP"]), close("page", ["FROM", "GROUP"])
+    >>> closest_word("gropu", ["FROM", "GROUP"]), closest_word("page", ["FROM", "GROUP"])
     ('GROUP', None)
     """
     spelled = {name.upper(): name for name in known}
-    found = difflib.get_close_matches(word.upper(), spelled, n=1, cutoff=least)
-    return spelled[found[0]] if found else None
+    matches = difflib.get_close_matches(word.upper(), spelled, n=1, cutoff=least)
+    return spelled[matches[0]] if matches else None
 
 
 def refusal(text: str, span: tuple[int, int] | None, reason: str, fix: str) -> InvalidParameter:
@@ -89,35 +98,16 @@ def refusal(text: str, span: tuple[int, int] | None, reason: str, fix: str) -> I
 
 def underline(text: str, start: int, end: int) -> list[str]:
     """The lines that a span touches, each with carets under its part of it."""
-    found, at = [], 0
+    lines, begin = [], 0
     for number, line in enumerate(text.split("\n"), 1):
-        first, last = max(start, at), min(end, at + len(line))
-        at += len(line) + 1
-        if first >= last and not (start == end == first):
-            continue
-        begin = at - len(line) - 1
-        shown = line.replace("\t", " ")
-        label = f"  line {number}: "
-        inside = shown[first - begin : last - begin]
-        skipped = len(inside) - len(inside.lstrip())
-        marks = "^" * max(len(inside.strip()), 1)
-        found += [label + shown, " " * (len(label) + first - begin + skipped) + marks]
-    return found
-
-
-# SQL text to one parsed SELECT.
-
-_LONGEST = 100_000  # characters
-_BEGINNINGS = (TokenType.SELECT, TokenType.WITH, TokenType.L_PAREN)
-_SHAPE = (
-    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (...) columns FROM table [WHERE ...] GROUP BY ... "
-    "[HAVING ...] [ORDER BY ...] [LIMIT n] [EMIT EVERY INTERVAL ...]"
-)
-
-_WORDS = (
-    *("SELECT", "WITH", "DIFFERENTIAL_PRIVACY", "OPTIONS", "FROM", "WHERE", "GROUP", "HAVING"),
-    *("ORDER", "LIMIT", "OFFSET", "EMIT", "EVERY", "INTERVAL", "BETWEEN"),
-)
+        first, last = max(start, begin), min(end, begin + len(line))
+        if first < last or start == end == first:
+            shown, label = line.replace("\t", " "), f"  line {number}: "
+            inside = shown[first - begin : last - begin]
+            indent = len(label) + first - begin + len(inside) - len(inside.lstrip())
+            lines += [label + shown, " " * indent + "^" * max(len(inside.strip()), 1)]
+        begin += len(line) + 1
+    return lines
 
 
 def parse(text: str) -> Statement:
@@ -127,14 +117,14 @@ def parse(text: str) -> Statement:
     dialect = PrivateSql()
     try:
         tokens = dialect.tokenize(text)
-        _begins_with_select(text, tokens)
+        _require_select(text, tokens)
         trees = [tree for tree in dialect.parser().parse(tokens, text) if tree is not None]
     except TokenError as error:
         raise refusal(
             text, None, f"this is not SQL: {error}", "close every quote and comment"
         ) from None
     except ParseError as error:
-        raise _misspelt(text, tokens, error) or _unreadable(text, error) from None
+        raise _misspelling(text, tokens, error) or _parser_error(text, error) from None
     except RecursionError:
         raise refusal(text, None, "the SQL is nested too deeply", "use fewer parentheses") from None
     except InvalidParameter:
@@ -152,7 +142,7 @@ def parse(text: str) -> Statement:
     return Statement(text=text, tree=trees[0], tokens=tokens)
 
 
-def _begins_with_select(text: str, tokens: Sequence[Token]) -> None:
+def _require_select(text: str, tokens: Sequence[Token]) -> None:
     """Other statements, and pipes, are not even parsed."""
     first = tokens[0] if tokens else None
     if first is None or first.token_type not in _BEGINNINGS:
@@ -177,20 +167,20 @@ def _name_units(tree: exp.Expr) -> None:
             last.replace(exp.var(last.name).update_positions(last.this))
 
 
-def _misspelt(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidParameter | None:
+def _misspelling(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidParameter | None:
     """A word beside the parser's complaint that is nearly a word of the language."""
-    end = _end(text, error)
+    end = _error_end(text, error)
     at = next((n for n, token in enumerate(tokens) if end and token.end + 1 >= end), None)
     beside = () if at is None else (at, at - 1, at + 1)
     for token in (tokens[n] for n in beside if n in range(len(tokens))):
-        meant = close(token.text, _WORDS)
+        meant = closest_word(token.text, _WORDS)
         if meant and not token.text.upper().startswith(meant):  # "orders" may be meant
             reason = f"this cannot be read as SQL: {token.text} is not expected here"
             return refusal(text, (token.start, token.end + 1), reason, f"did you mean {meant}?")
     return None
 
 
-def _end(text: str, error: ParseError) -> int | None:
+def _error_end(text: str, error: ParseError) -> int | None:
     """Where the token ends that the parser complains about."""
     about = error.errors[0] if error.errors else {}
     line, col = about.get("line"), about.get("col")
@@ -200,7 +190,7 @@ def _end(text: str, error: ParseError) -> int | None:
     return min(before + col, len(text))
 
 
-def _unreadable(text: str, error: ParseError) -> InvalidParameter:
+def _parser_error(text: str, error: ParseError) -> InvalidParameter:
     """The parser's complaint, with its place."""
     about = error.errors[0] if error.errors else {}
     words = str(about.get("description") or error).split(" but got <")[0].rstrip(".")
@@ -208,7 +198,7 @@ def _unreadable(text: str, error: ParseError) -> InvalidParameter:
         words = "something is missing here"
     if words.startswith("Invalid expression"):
         words = "this is not expected here"
-    span, end = None, _end(text, error)
+    span, end = None, _error_end(text, error)
     if end is not None:
         size = max(len(str(about.get("highlight") or "x")), 1)
         span = (max(end - size, 0), end)

@@ -1,45 +1,45 @@
-"""What would break the promise is refused; one check per function, in this order."""
+"""Checks of the statement as it is written; each refuses what would break the guarantee."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from sqlglot import exp
 
 from dpstream.sql_compiler.dialect import Emit, PrivacyClause, WindowTable, canonical
-from dpstream.sql_compiler.draft import AGGREGATES, Draft, called, calls, parts
+from dpstream.sql_compiler.draft import (
+    AGGREGATES,
+    Draft,
+    call_name,
+    find_calls,
+    other_clauses,
+    present_args,
+)
 from dpstream.sql_compiler.expressions import known_functions
 from dpstream.sql_compiler.privacy_clause import node_of, read_options, read_overrides
-from dpstream.sql_compiler.series_options import which_unit
-from dpstream.sql_compiler.statement import close
+from dpstream.sql_compiler.statement import closest_word
 
-# Clauses that a private query may have, and those that would mix the rows of units.
-
-_ALLOWED = {"hint", "expressions", "from_", "where", "group", "having", "order", "limit"}
-
-
-_ALLOWED |= {"offset", "emit", "with_"}
-
-
-_CLAUSES = {
-    "joins": (
+_ALLOWED_CLAUSES = {
+    *("hint", "expressions", "with_", "from_", "where", "group", "having"),
+    *("order", "limit", "offset", "emit"),
+}
+_REFUSED_CLAUSES = {
+    "JOINS": (
         "a join lets one unit's rows meet another's, so a unit's part has no bound",
         "join before the stream is read, with public tables only, and read the result",
     ),
-    "distinct": (
+    "DISTINCT": (
         "DISTINCT compares the rows of several units",
         "group by the columns, or use COUNT(DISTINCT unit)",
     ),
-    "laterals": ("LATERAL makes several rows of one", "split rows before they are read"),
-    "qualify": ("QUALIFY ranks rows of several units", "use HAVING on the published values"),
-    "windows": ("a window function looks at other rows", "use TUMBLE for windows of time"),
-    "sample": ("TABLESAMPLE draws rows at random, outside of the ledger", "leave it out"),
-    "pivots": ("PIVOT is not known", "use CASE in the aggregates"),
-    "into": ("INTO is not known", "give the sink to the run"),
+    "LATERALS": ("LATERAL makes several rows of one", "split rows before they are read"),
+    "QUALIFY": ("QUALIFY ranks rows of several units", "use HAVING on the published values"),
+    "WINDOWS": ("a window function looks at other rows", "use TUMBLE for windows of time"),
+    "SAMPLE": ("TABLESAMPLE draws rows at random, outside of the ledger", "leave it out"),
+    "PIVOTS": ("PIVOT is not known", "use CASE in the aggregates"),
+    "INTO": ("INTO is not known", "give the sink to the run"),
 }
 
 
-def one_select(draft: Draft) -> None:
+def require_one_select(draft: Draft) -> None:
     """The statement is one SELECT."""
     tree = draft.statement.tree
     if not isinstance(tree, exp.Select):
@@ -52,8 +52,8 @@ def one_select(draft: Draft) -> None:
         )
 
 
-def private(draft: Draft) -> None:
-    """It has the privacy clause."""
+def require_privacy_clause(draft: Draft) -> None:
+    """The statement has the privacy clause."""
     if not isinstance(draft.select.args.get("hint"), PrivacyClause):
         first = draft.select.expressions[0] if draft.select.expressions else None
         raise draft.refusal(
@@ -64,28 +64,27 @@ def private(draft: Draft) -> None:
         )
 
 
-def known_clauses(draft: Draft) -> None:
-    """It has no clause that would mix units, or that is not understood."""
-    for name in sorted(parts(draft.select) - _ALLOWED):
-        value = draft.select.args[name]
-        node = value[0] if isinstance(value, list) else value
-        shown = name.rstrip("_").upper()
-        reason, fix = _CLAUSES.get(name, (f"{shown} is not known here", "leave it out"))
-        raise draft.refusal(node if isinstance(node, exp.Expr) else draft.select, reason, fix)
+def refuse_unknown_clauses(draft: Draft) -> None:
+    """The statement has no clause that would mix units, or that is not understood."""
+    for name, node in other_clauses(draft.select, _ALLOWED_CLAUSES):
+        unknown = (f"{name} is not known here", "leave it out")
+        raise draft.refusal(node, *_REFUSED_CLAUSES.get(name, unknown))
     group = draft.select.args.get("group")
-    if group is not None and (parts(group) - {"expressions"} or group.find(exp.Rollup, exp.Cube)):
+    if group is not None and (
+        present_args(group) - {"expressions"} or group.find(exp.Rollup, exp.Cube)
+    ):
         raise draft.refusal(
             group, "only plain columns can be grouped by", "run a query for each set of keys"
         )
 
 
-def no_joins_inside(draft: Draft) -> None:
+def refuse_joins(draft: Draft) -> None:
     """No joins anywhere, tables separated by commas included."""
     for node in draft.select.find_all(exp.Join, exp.Lateral, exp.Unnest):
-        raise draft.refusal(node, *_CLAUSES["joins"])
+        raise draft.refusal(node, *_REFUSED_CLAUSES["JOINS"])
 
 
-def no_window_functions(draft: Draft) -> None:
+def refuse_window_functions(draft: Draft) -> None:
     """OVER compares rows of several units."""
     for node in draft.select.find_all(exp.Window):
         raise draft.refusal(
@@ -95,7 +94,7 @@ def no_window_functions(draft: Draft) -> None:
         )
 
 
-def no_subqueries(draft: Draft) -> None:
+def refuse_subqueries_in_expressions(draft: Draft) -> None:
     """A subquery stands in FROM or nowhere."""
     for node in draft.select.find_all(exp.Select, exp.SetOperation, exp.Exists):
         if node is draft.select or isinstance(node.parent, exp.CTE):
@@ -111,7 +110,7 @@ def no_subqueries(draft: Draft) -> None:
             )
 
 
-def no_star(draft: Draft) -> None:
+def refuse_select_star(draft: Draft) -> None:
     """SELECT * would publish rows."""
     for node in draft.select.expressions:
         if isinstance(node, exp.Star) or isinstance(node.this, exp.Star):
@@ -120,26 +119,24 @@ def no_star(draft: Draft) -> None:
             )
 
 
-def public_triggers(draft: Draft) -> None:
+def refuse_data_dependent_triggers(draft: Draft) -> None:
     """When tables are published depends on the clock and on nothing in the data."""
     emit = draft.select.args.get("emit")
     if isinstance(emit, Emit) and emit.args.get("other"):
-        ways = "use EMIT EVERY INTERVAL '15' MINUTE, or EMIT ON WINDOW CLOSE"
         word = draft.statement.word_after(emit)
-        if word != "EVERY" and close(word, ["EVERY"]):
+        if word != "EVERY" and closest_word(word, ["EVERY"]):
             raise draft.refusal(emit, f"EMIT {word} is not known", "did you mean EMIT EVERY?")
         raise draft.refusal(
             emit,
             "EMIT must not depend on the data: that and when a table comes would reveal rows",
-            ways,
+            "use EMIT EVERY INTERVAL '15' MINUTE, or EMIT ON WINDOW CLOSE",
         )
 
 
-def known_window(draft: Draft) -> None:
-    """Sessions are understood and refused."""
+def refuse_session_windows(draft: Draft) -> None:
+    """Session windows are understood, and refused."""
     for window in draft.select.find_all(WindowTable):
-        kind = window.args["kind"]
-        if kind == "SESSION":
+        if window.args["kind"] == "SESSION":
             raise draft.refusal(
                 window,
                 "session windows begin and end with the rows of units: their edges are private",
@@ -147,117 +144,68 @@ def known_window(draft: Draft) -> None:
             )
 
 
-def nothing_left_over(draft: Draft) -> None:
+def require_plain_order_and_limit(draft: Draft) -> None:
     """LIMIT and OFFSET are plain numbers; the order is plain."""
     order = draft.select.args.get("order")
     for term in [] if order is None else order.expressions:
-        if not isinstance(term, exp.Ordered) or parts(term) - {"this", "desc", "nulls_first"}:
+        if not isinstance(term, exp.Ordered) or present_args(term) - {
+            "this",
+            "desc",
+            "nulls_first",
+        }:
             raise draft.refusal(term, "ORDER BY takes columns", "write ORDER BY n DESC NULLS LAST")
     for name in ("limit", "offset"):
         node = draft.select.args.get(name)
         value = None if node is None else node.args.get("expression")
         plain = isinstance(value, exp.Literal) and not value.is_string and value.name.isdigit()
-        if node is not None and (not plain or parts(node) - {"expression"}):
+        if node is not None and (not plain or present_args(node) - {"expression"}):
             raise draft.refusal(
                 node, f"{name.upper()} takes a whole number", f"write {name.upper()} 10"
             )
 
 
-_NOW_WORDS = frozenset(
-    [
-        "CURRENT_DATE",
-        "CURRENT_DATETIME",
-        "CURRENT_TIME",
-        "CURRENT_TIMESTAMP",
-        "CURRENT_USER",
-        "SESSION_USER",
-        "SYSDATE",
-        "SYSTIMESTAMP",
-        "LOCALTIME",
-        "LOCALTIMESTAMP",
-    ]
+_CLOCK_WORDS = frozenset(
+    (
+        *("CURRENT_DATE", "CURRENT_DATETIME", "CURRENT_TIME", "CURRENT_TIMESTAMP", "CURRENT_USER"),
+        *("SESSION_USER", "SYSDATE", "SYSTIMESTAMP", "LOCALTIME", "LOCALTIMESTAMP"),
+    )
+)
+_CLOCK_CALLS = _CLOCK_WORDS | {"NOW", "GETDATE", "TODAY", "PROCTIME", "UNIX_TIMESTAMP"}
+_RANDOM_CALLS = frozenset(
+    (
+        *("RAND", "RANDOM", "RANDN", "RAND_INTEGER", "SETSEED"),
+        *("UUID", "GEN_RANDOM_UUID", "GENERATE_UUID", "NEWID"),
+    )
+)
+_SINGLE_ROW_AGGREGATES = frozenset(
+    (
+        *("MIN", "MAX", "ARG_MIN", "ARG_MAX", "MIN_BY", "MAX_BY", "MODE", "ANY_VALUE"),
+        *("FIRST", "LAST", "FIRST_VALUE", "LAST_VALUE", "APPROX_TOP_COUNT"),
+        *("ARRAY_AGG", "ARRAY_CONCAT_AGG", "STRING_AGG", "LISTAGG", "GROUP_CONCAT", "JSON_AGG"),
+    )
+)
+_UNSUPPORTED_AGGREGATES = frozenset(
+    (
+        *("VAR", "VAR_SAMP", "STDDEV_SAMP", "CORR", "COVAR_POP", "COVAR_SAMP", "MEDIAN"),
+        *("QUANTILE", "PERCENTILE_CONT", "PERCENTILE_DISC", "APPROX_QUANTILES"),
+        *("BIT_AND", "BIT_OR", "LOGICAL_AND", "LOGICAL_OR", "GROUPING", "APPROX_COUNT_DISTINCT"),
+    )
 )
 
 
-_NOW = _NOW_WORDS | {"NOW", "GETDATE", "TODAY", "PROCTIME", "UNIX_TIMESTAMP"}
-
-
-_CHANCE = frozenset(
-    [
-        "RAND",
-        "RANDOM",
-        "RANDN",
-        "UUID",
-        "GEN_RANDOM_UUID",
-        "GENERATE_UUID",
-        "NEWID",
-        "RAND_INTEGER",
-        "SETSEED",
-    ]
-)
-
-
-_ONE_ROW = frozenset(
-    [
-        "MIN",
-        "MAX",
-        "ANY_VALUE",
-        "FIRST",
-        "LAST",
-        "FIRST_VALUE",
-        "LAST_VALUE",
-        "ARG_MIN",
-        "ARG_MAX",
-        "MIN_BY",
-        "MAX_BY",
-        "MODE",
-        "ARRAY_AGG",
-        "STRING_AGG",
-        "LISTAGG",
-        "GROUP_CONCAT",
-        "JSON_AGG",
-        "ARRAY_CONCAT_AGG",
-        "APPROX_TOP_COUNT",
-    ]
-)
-
-
-_NOT_YET = frozenset(
-    [
-        "VAR_SAMP",
-        "VAR",
-        "STDDEV_SAMP",
-        "MEDIAN",
-        "PERCENTILE_CONT",
-        "QUANTILE",
-        "PERCENTILE_DISC",
-        "APPROX_QUANTILES",
-        "CORR",
-        "COVAR_POP",
-        "COVAR_SAMP",
-        "BIT_AND",
-        "BIT_OR",
-        "LOGICAL_AND",
-        "LOGICAL_OR",
-        "APPROX_COUNT_DISTINCT",
-        "GROUPING",
-    ]
-)
-
-
-def deterministic(draft: Draft) -> None:
+def refuse_nondeterminism(draft: Draft) -> None:
     """The same row gives the same result, today and in a replay."""
     for node in draft.select.find_all(exp.Anonymous, exp.Column):
         name = node.name.upper()
         call = isinstance(node, exp.Anonymous)
-        word = not call and name in _NOW_WORDS and not node.this.args.get("quoted")
-        if word or (call and name in _NOW):
+        word = not call and name in _CLOCK_WORDS and not node.this.args.get("quoted")
+        if word or (call and name in _CLOCK_CALLS):
             raise draft.refusal(
                 node,
                 f"{name} changes with the clock: a replay would publish other numbers",
                 "use the time column, or a constant such as TIMESTAMP '2024-05-01'",
             )
-        if call and name in _CHANCE:
+        if call and name in _RANDOM_CALLS:
             raise draft.refusal(
                 node,
                 f"{name} draws at random: a replay would publish other numbers",
@@ -265,23 +213,25 @@ def deterministic(draft: Draft) -> None:
             )
 
 
-def known_aggregates(draft: Draft) -> None:
+def refuse_unbounded_aggregates(draft: Draft) -> None:
     """Only aggregates whose change by one unit is bounded."""
-    for call in calls(draft.select, _ONE_ROW):
+    for call in find_calls(draft.select, _SINGLE_ROW_AGGREGATES):
         raise draft.refusal(
             call,
-            f"{called(call)} can show the value of a single row",
+            f"{call_name(call)} can show the value of a single row",
             "use COUNT, SUM or AVG with bounds",
         )
-    for call in calls(draft.select, _NOT_YET):
+    for call in find_calls(draft.select, _UNSUPPORTED_AGGREGATES):
         raise draft.refusal(
             call,
-            f"{called(call)} is not offered",
+            f"{call_name(call)} is not offered",
             f"use one of {', '.join(AGGREGATES)}; variances are those of all rows",
         )
     for call in draft.select.find_all(exp.Anonymous):
-        name = called(call)
-        meant = None if name in {*AGGREGATES, *known_functions()} else close(name, AGGREGATES)
+        name = call_name(call)
+        meant = (
+            None if name in {*AGGREGATES, *known_functions()} else closest_word(name, AGGREGATES)
+        )
         if meant:
             raise draft.refusal(call, f"there is no function {name}", f"did you mean {meant}?")
     for node in draft.select.find_all(exp.Filter):
@@ -290,31 +240,30 @@ def known_aggregates(draft: Draft) -> None:
         )
 
 
-def aggregates_in_place(draft: Draft) -> None:
+def refuse_misplaced_aggregates(draft: Draft) -> None:
     """Aggregates stand in SELECT, HAVING and ORDER BY, and not within each other."""
     for name in ("where", "group"):
         clause = draft.select.args.get(name)
-        for call in calls(clause, AGGREGATES) if clause is not None else ():
+        for call in find_calls(clause, AGGREGATES) if clause is not None else ():
             raise draft.refusal(
                 call,
                 f"an aggregate in {'WHERE' if name == 'where' else 'GROUP BY'} decides by exact "
                 "numbers about rows",
                 "use HAVING, which sees the noisy numbers",
             )
-    for call in calls(draft.select, AGGREGATES):
+    for call in find_calls(draft.select, AGGREGATES):
         for inside in call.expressions:
-            for nested in calls(inside, AGGREGATES):
+            for nested in find_calls(inside, AGGREGATES):
                 raise draft.refusal(nested, "an aggregate of an aggregate", "use one of them")
 
 
-def options(draft: Draft) -> None:
+def read_parameters(draft: Draft) -> None:
     """Every option is known and readable; what was given to the call goes before the text."""
-    found = read_options(draft.statement, draft.clause)
-    found |= read_overrides(draft.statement, draft.overrides)
-    draft.parameters = found
+    draft.parameters = read_options(draft.statement, draft.clause)
+    draft.parameters |= read_overrides(draft.statement, draft.overrides)
 
 
-def what_is_protected(draft: Draft) -> None:
+def require_unit_and_budget(draft: Draft) -> None:
     """Unit, epsilon and delta have no defaults."""
     wanted = {
         "privacy_unit_column": ("which column names the protected unit", "user_id"),
@@ -331,57 +280,38 @@ def what_is_protected(draft: Draft) -> None:
             )
 
 
-def unit_is_a_column(draft: Draft) -> None:
+def require_unit_column(draft: Draft) -> None:
     """The unit is a column of the source: anything made of it could split one person in many."""
-    _plain(draft, "privacy_unit_column", "the privacy unit", "one person could become many units")
+    why = "one person could become many units"
+    _require_column(draft, "privacy_unit_column", "the privacy unit", why)
 
 
-def times_are_columns(draft: Draft) -> None:
+def require_time_columns(draft: Draft) -> None:
     """Event time and arrival are columns of the source: periods and budget are counted by them."""
     for parameter in ("time_column", "arrival_column"):
         if parameter in draft.parameters:
-            _plain(draft, parameter, "the time", "periods would be cut at other times")
+            _require_column(draft, parameter, "the time", "periods would be cut at other times")
 
 
-def _plain(draft: Draft, parameter: str, what: str, why: str) -> None:
+def _require_column(draft: Draft, parameter: str, what: str, why: str) -> None:
+    """The parameter names a column of the source: no expression, no other table's column."""
     relation, name = draft.relation, draft.parameters[parameter]
     node = node_of(draft.clause, parameter) or draft.relation.window
     if not isinstance(name, str):
         raise draft.refusal(node, f"{what} must be a column's name; got {name!r}", "name a column")
-    found = relation.columns.get(name)
-    if found is None and relation.open:
+    expression = relation.columns.get(name)
+    if expression is None and relation.open:
         return
-    if found is None:
+    if expression is None:
         raise draft.refusal(
             node,
             f"{name} is not among the columns of the subquery: {', '.join(relation.columns)}",
             "select it there",
         )
-    if not isinstance(found, exp.Column):
+    if not isinstance(expression, exp.Column):
         raise draft.refusal(
-            found,
-            f"{what} must be a column of the source; {name} is {canonical(found)}: {why}",
+            expression,
+            f"{what} must be a column of the source; {name} is {canonical(expression)}: {why}",
             "name the column itself",
         )
-    draft.parameters[parameter] = found.name
-
-
-CHECKS: tuple[Callable[[Draft], None], ...] = (
-    one_select,
-    known_clauses,
-    private,
-    no_joins_inside,
-    no_window_functions,
-    no_subqueries,
-    deterministic,
-    known_aggregates,
-    aggregates_in_place,
-    no_star,
-    known_window,
-    public_triggers,
-    nothing_left_over,
-    options,
-    which_unit,
-    what_is_protected,
-)
-"""Of the statement as it is written."""
+    draft.parameters[parameter] = expression.name

@@ -1,0 +1,251 @@
+"""FROM and EMIT: the table behind subqueries, its window function, and when it publishes.
+
+Subqueries and common tables may only project and filter, so they are written into one relation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sqlglot import exp
+
+from dpstream.errors import InvalidParameter
+from dpstream.query.windows import Cumulate, Hop, Tumble
+from dpstream.sql_compiler.dialect import WINDOWS, WindowTable, canonical
+from dpstream.sql_compiler.draft import (
+    AGGREGATES,
+    Draft,
+    Relation,
+    call_name,
+    find_calls,
+    other_clauses,
+    present_args,
+)
+from dpstream.sql_compiler.privacy_clause import WrongKind, interval
+from dpstream.sql_compiler.statement import closest_word
+
+_ATOMS = (exp.Column, exp.Literal, exp.Anonymous, exp.Paren, exp.Cast, exp.Null, exp.Boolean)
+_MIXES = "inside FROM it would mix the rows of several units before they are bounded"
+
+
+def inline_subqueries(draft: Draft) -> None:
+    """Find the one table behind FROM, its filters and the expressions of its columns."""
+    select = draft.select
+    if select.args.get("from_") is None:
+        raise draft.refusal(select.expressions[0], "there is no FROM", "name a table: FROM clicks")
+    tables: dict[str, Relation] = {}
+    with_ = select.args.get("with_")
+    if with_ is not None:
+        if with_.args.get("recursive"):
+            raise draft.refusal(with_, "WITH RECURSIVE mixes rows", "use WITH name AS (SELECT ...)")
+        for common in with_.expressions:
+            tables[common.alias] = _subquery(draft, common.this, tables)
+    draft.relation = _from_and_where(draft, select, tables)
+
+
+def _from_and_where(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Relation:
+    relation = _relation(draft, select.args["from_"].this, tables)
+    where = select.args.get("where")
+    if where is not None:
+        relation.where.append(substitute(draft, where.this, relation))
+    return relation
+
+
+def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Relation:
+    """A table, a window function of one, or a subquery."""
+    if isinstance(node, exp.Table) and isinstance(node.this, WindowTable):
+        relation = _windowed(draft, node.this, tables)
+    elif isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
+        if present_args(node) - {"this", "alias"}:
+            raise draft.refusal(
+                node, f"{canonical(node)} is more than a table's name", "name a table: FROM clicks"
+            )
+        table = tables.get(node.name) or Relation(table=node.name)
+        relation = replace(
+            table, columns=dict(table.columns), where=list(table.where), names={node.name}
+        )
+    elif isinstance(node, exp.Subquery) and not present_args(node) - {"this", "alias"}:
+        relation = _subquery(draft, node.this, tables)
+    else:
+        meant = closest_word(node.this.name if isinstance(node, exp.Table) else "", WINDOWS)
+        raise draft.refusal(
+            node,
+            f"{canonical(node)} is no table",
+            f"did you mean {meant}?"
+            if meant
+            else "name a table, TUMBLE(table, DESCRIPTOR(time), INTERVAL ...), or a subquery",
+        )
+    alias = node.args.get("alias")
+    if alias is not None:
+        if alias.args.get("columns"):
+            raise draft.refusal(alias, "columns cannot be renamed here", "use SELECT x AS y")
+        relation.names = {alias.name}
+    return relation
+
+
+def _windowed(draft: Draft, window: WindowTable, tables: dict[str, Relation]) -> Relation:
+    if not isinstance(window.this, exp.Expr):
+        raise draft.refusal(window, "the window has no table", _example("TUMBLE"))
+    relation = _relation(draft, window.this, tables)
+    if relation.window is not None:
+        raise draft.refusal(window, "a window of windows", "use one window")
+    relation.window = window
+    return relation
+
+
+def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Relation:
+    """A SELECT that projects and filters, as a relation."""
+    if not isinstance(select, exp.Select):
+        raise draft.refusal(
+            select, f"{type(select).__name__.upper()} is refused: {_MIXES}", "read one table"
+        )
+    for name, node in other_clauses(select, {"expressions", "from_", "where"}):
+        shown = "WITH DIFFERENTIAL_PRIVACY" if name == "HINT" else name
+        fix = "keep only columns and WHERE there, and aggregate outside"
+        raise draft.refusal(node, f"{shown} is refused: {_MIXES}", fix)
+    for call in find_calls(select, AGGREGATES):
+        raise draft.refusal(
+            call, f"an aggregate is refused: {_MIXES}", "aggregate in the outer SELECT alone"
+        )
+    if select.args.get("from_") is None:
+        raise draft.refusal(select, "the subquery has no FROM", "name a table: FROM clicks")
+    relation = _from_and_where(draft, select, tables)
+    if relation.window is not None:
+        raise draft.refusal(
+            relation.window,
+            "the window stands inside a subquery",
+            "put it around: TUMBLE((SELECT ...), ...)",
+        )
+    columns: dict[str, exp.Expr] = {}
+    stars = [node for node in select.expressions if _is_star(node)]
+    for node in select.expressions:
+        if _is_star(node):
+            continue
+        expression = node.unalias()
+        name = node.alias_or_name if isinstance(node, exp.Alias | exp.Column) else ""
+        if not name or isinstance(expression, exp.Star) or isinstance(expression.this, exp.Star):
+            raise draft.refusal(
+                node, "a column of a subquery needs a name", "write it as x AS name"
+            )
+        if name in columns:
+            raise draft.refusal(node, f"two columns are named {name}", "rename one of them")
+        columns[name] = substitute(draft, expression, relation)
+    return replace(
+        relation,
+        columns={**relation.columns, **columns} if stars else columns,
+        open=bool(stars) and relation.open,
+        names=set(),
+    )
+
+
+def _is_star(node: exp.Expr) -> bool:
+    """Is it a plain *, which takes all other columns along?"""
+    return isinstance(node, exp.Star) and not present_args(node)
+
+
+def substitute(draft: Draft, node: exp.Expr, relation: Relation) -> exp.Expr:
+    """Write an expression in terms of the source's columns."""
+
+    def replace_column(part: exp.Expr) -> exp.Expr:
+        if not isinstance(part, exp.Column):
+            return part
+        qualifier = part.args.get("table")
+        if present_args(part) - {"this", "table"} or not isinstance(part.this, exp.Identifier):
+            raise draft.refusal(part, f"{canonical(part)} is no column", "name a column")
+        if qualifier is not None and qualifier.name not in relation.names:
+            names = ", ".join(sorted(relation.names)) or "no table"
+            raise draft.refusal(
+                part, f"there is no table {qualifier.name} here, only {names}", "leave it out"
+            )
+        if part.name in relation.columns:
+            expression = relation.columns[part.name].copy()
+            return expression if isinstance(expression, _ATOMS) else exp.Paren(this=expression)
+        if relation.open:
+            return exp.Column(this=part.this.copy())
+        raise draft.refusal(
+            part,
+            f"the subquery has no column {part.name}",
+            f"it has {', '.join(relation.columns)}",
+        )
+
+    return node.transform(replace_column)
+
+
+_WINDOW_LENGTHS: dict[str, tuple[type[Tumble], tuple[str, ...]]] = {
+    "TUMBLE": (Tumble, ("size",)),
+    "HOP": (Hop, ("slide", "size")),
+    "CUMULATE": (Cumulate, ("step", "size")),
+}
+"""What a window function makes, and the lengths it takes after its table and time column."""
+
+
+def _example(kind: str) -> str:
+    names = _WINDOW_LENGTHS[kind][1]
+    lengths = (f"INTERVAL '1' {'DAY' if name == 'size' else 'HOUR'}" for name in names)
+    return f"write {kind}(clicks, DESCRIPTOR(ts), {', '.join(lengths)})"
+
+
+def read_window(draft: Draft) -> None:
+    """Read the lengths and the time column of TUMBLE, HOP or CUMULATE."""
+    window = draft.relation.window
+    if window is None:
+        return
+    time, sizes, kind = window.args.get("time"), window.expressions, window.args["kind"]
+    if isinstance(time, exp.Anonymous) and call_name(time) == "DESCRIPTOR":
+        time = time.expressions[0] if len(time.expressions) == 1 else None
+    window_type, names = _WINDOW_LENGTHS[kind]
+    if not isinstance(time, exp.Column) or len(sizes) != len(names):
+        takes = " and ".join(f"a {name}" for name in names)
+        raise draft.refusal(
+            window, f"{kind} takes a table, the time column and {takes}", _example(kind)
+        )
+    if draft.parameters.setdefault("time_column", time.name) != time.name:
+        raise draft.refusal(window, "two time columns are named", "leave time_column out")
+    lengths = [_window_length(draft, kind, size) for size in sizes]
+    try:
+        draft.parameters["window"] = window_type(**dict(zip(names, lengths, strict=True)))
+    except InvalidParameter as error:
+        raise draft.refusal(window, str(error), _example(kind)) from None
+
+
+def _window_length(draft: Draft, kind: str, size: exp.Expr) -> Any:
+    try:
+        length = interval(size)
+    except WrongKind as wanted:
+        raise draft.refusal(size, f"{kind} cannot use this interval", f"write {wanted}") from None
+    if not length:
+        raise draft.refusal(size, f"{kind} needs an interval longer than 0", "make it longer")
+    return length
+
+
+def read_emit(draft: Draft) -> None:
+    """Read how often EMIT publishes each window."""
+    emit = draft.select.args.get("emit")
+    if emit is None:
+        return
+    if "time_column" not in draft.parameters:
+        raise draft.refusal(
+            emit,
+            "EMIT needs event times",
+            "write FROM TUMBLE(...), or add time_column, start and end to OPTIONS",
+        )
+    every = emit.args.get("every")
+    if every is not None:
+        try:
+            draft.parameters["every"] = interval(every)
+        except WrongKind as wanted:
+            raise draft.refusal(every, "EMIT EVERY cannot use this interval", f"{wanted}") from None
+
+
+def require_unit_period(draft: Draft) -> None:
+    """Over endless windows the query says for how long a user is one unit."""
+    parameters = draft.parameters
+    endless = "time_column" in parameters and parameters.get("end") is None and not draft.series
+    if endless and "privacy_unit_period" not in parameters:
+        raise draft.refusal(
+            draft.relation.window or draft.clause,
+            "the windows have no end, and it is not said for how long a user is one unit",
+            "add privacy_unit_period = INTERVAL '1' DAY (bounds and budget renew daily), or "
+            "'forever' (they hold for all time), or start and end",
+        )
