@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from dpstream.connectors.retry import PATIENCE, RetryPolicy
 from dpstream.errors import InvalidParameter, SecretError
 
 
@@ -24,9 +25,9 @@ def is_uri(spec: Any) -> bool:
 
 
 class ServerOptions:
-    """What a user asked of a connector.
+    """The options that a user gave to a connector, each taken once.
 
-    >>> options = Options("kafka://localhost:9092/clicks?format=json", {"patience": 5})
+    >>> options = ServerOptions("kafka://localhost:9092/clicks?format=json", {"patience": 5})
     >>> options.servers, options.path, options.number("patience", 60)
     ('localhost:9092', 'clicks', 5.0)
     >>> options.finish()
@@ -48,7 +49,8 @@ class ServerOptions:
                 "?password_env=NAME"
             )
         self._given = dict(parse_qsl(parts.query, keep_blank_values=True))
-        self._given |= {name: _text(value) for name, value in (more or {}).items()}
+        for name, value in (more or {}).items():
+            self._given[name] = str(value).lower() if isinstance(value, bool) else str(value)
         self._known: list[str] = []
 
     @property
@@ -83,6 +85,20 @@ class ServerOptions:
             )
         return value
 
+    def path_name(self, kind: str, example: str) -> str:
+        """The one name that the URI's path must have: that of a topic or stream."""
+        if not self.path or "/" in self.path:
+            raise InvalidParameter(f"{self.where} must name one {kind}, as in {example}")
+        return self.path
+
+    def starts_latest(self) -> bool:
+        """Does the option `start` ask for new rows only?"""
+        return self.choice("start", ("earliest", "latest"), "earliest") == "latest"
+
+    def retry_policy(self) -> RetryPolicy:
+        """How long the option `patience` lets a server be away."""
+        return RetryPolicy(self.where, seconds=self.number("patience", PATIENCE))
+
     def secret(self, name: str) -> str | None:
         """What the file `<name>_file` or the environment variable `<name>_env` holds."""
         if name in self._given:
@@ -116,7 +132,3 @@ class ServerOptions:
             near = difflib.get_close_matches(name, self._known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self._known)}"
             raise InvalidParameter(f"{self.where} has no option {name!r}; {hint}")
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

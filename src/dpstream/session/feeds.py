@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpstream.connectors.files.source import GrowingDirectory, SharedSource
+from dpstream.connectors.files.source import GrowingDirectory
 from dpstream.connectors.options import is_uri
 from dpstream.connectors.registry import open_source
+from dpstream.connectors.shared import SharedSource
 from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import PUSHED, PushedSource, WriteAhead, pushed_folder
 from dpstream.engines.clock import Clock

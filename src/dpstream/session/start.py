@@ -9,7 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from dpstream.connectors.registry import SharedSink, open_sink, open_source, shared_sinks
+from dpstream.connectors.registry import open_sink, open_source
+from dpstream.connectors.shared import SharedSink, shared_sinks
 from dpstream.connectors.storage import DeadLetters, safe_name
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.embedded.embedded_engine import LocalRun

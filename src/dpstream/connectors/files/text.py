@@ -207,6 +207,11 @@ def strings(block: Bytes, starts: Offsets, stops: Offsets) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(starts), buffers, nulls)
 
 
+def empty_strings(columns: Sequence[str] | None) -> pa.Table:
+    """A table of string columns without rows."""
+    return pa.table({name: pa.array([], pa.string()) for name in columns or ()})
+
+
 def not_utf8(block: bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bool_] | None:
     """Which of the byte ranges are not UTF-8; None if the whole block is."""
     if block.isascii():
