@@ -69,17 +69,17 @@ def topic(kafka):
 
 
 def test_messages_say_what_they_are(kafka, topic):
-    """Rows are JSON with their window and release; the book has an entry with their number."""
+    """Rows are JSON with their window and release; the index has an entry with their number."""
     sink = open_sink(f"kafka://{kafka.address}/{topic}")
     sink.write("a", 4, 2, release("a", 4, 2))
     sink.close()
     rows = tools.committed(kafka, topic)
-    book = tools.committed(kafka, f"{topic}.releases")
+    index = tools.committed(kafka, f"{topic}.releases")
 
     assert json.loads(rows[0][1]) == {"window": 4, "release": 2, "page": "/0", "count": 4020.0}
     told = {"query": b"a", "window": b"4", "trigger": b"2", "run": b"run 1"}
     assert rows[0][2] == {f"dpstream-{name}": value for name, value in told.items()}
-    assert [json.loads(value)["rows"] for _, value, _ in book] == [3]
+    assert [json.loads(value)["rows"] for _, value, _ in index] == [3]
 
 
 def test_the_first_of_two_writers_is_shut_out(kafka, topic):
@@ -99,7 +99,7 @@ def test_the_first_of_two_writers_is_shut_out(kafka, topic):
 
 
 def test_an_open_transaction_of_another_query_hides_nothing(kafka, topic):
-    """The book is read behind it, not only up to it: what stands there must not be sent again."""
+    """The index is read behind it, not only up to it: what stands there must not be sent again."""
     uri = f"kafka://{kafka.address}/{topic}"
     sink = open_sink(uri)
     sink.write("a", 0, 1, release("a", 0, 1))
@@ -125,6 +125,6 @@ def test_an_open_transaction_of_another_query_hides_nothing(kafka, topic):
 
 
 def test_a_topic_that_is_missing(kafka):
-    """A clear error; topics are not made behind the operator's back, but for the book."""
+    """A clear error; topics are not made behind the operator's back, but for the index."""
     with pytest.raises(InvalidInput, match="no topic 'nowhere'; create it"):
         open_sink(f"kafka://{kafka.address}/nowhere").fence("a", "run")

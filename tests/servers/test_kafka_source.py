@@ -83,7 +83,7 @@ def test_gaps_in_the_offsets(kafka, topic):
 
 def test_partitions_that_are_added(kafka, topic, monkeypatch):
     """They are found while the stream runs, and read from their first message."""
-    monkeypatch.setattr("dpstream.connectors.kafka.source._LOOK_EVERY", 0.2)
+    monkeypatch.setattr("dpstream.connectors.kafka.client._LOOK_EVERY", 0.2)
     tools.send(kafka, topic, [{"user": "before"}], partition=0)
     source = opened(kafka, topic, start="latest")
     found = everything(source, 0)

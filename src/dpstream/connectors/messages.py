@@ -7,7 +7,7 @@ in the types they declare. Messages are parsed together where none can reach int
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,11 +37,13 @@ class Decoded:
     origin: Integers
     bad: list[tuple[int, str]]
 
-    def rejected(self, payloads: Sequence[bytes | None], where: Sequence[str]) -> list[Rejected]:
+    def rejected(
+        self, payloads: Sequence[bytes | None], where: Callable[[int], str]
+    ) -> list[Rejected]:
         """What could not be read, with its place and as much of its text as is kept."""
         texts = ((payloads[i] or b"")[: 4 * SHOWN].decode(errors="replace") for i, _ in self.bad)
         return [
-            Rejected(where=where[i], reason=reason, row=text[:SHOWN])
+            Rejected(where=where(i), reason=reason, row=text[:SHOWN])
             for (i, reason), text in zip(self.bad, texts, strict=True)
         ]
 
@@ -230,5 +232,3 @@ def _as_text(name: str, column: pa.ChunkedArray) -> pa.Array:
         ) from None
     numeric = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     return one_number_spelling(text) if numeric else text
-
-

@@ -53,7 +53,7 @@ class RetryPolicy:
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._server, self._seconds, self._now, self._sleep = server, seconds, now, sleep
+        self._server, self.seconds, self._now, self._sleep = server, seconds, now, sleep
         self._since: float | None = None
         self._pause = _SHORTEST
         self._next = 0.0
@@ -64,11 +64,11 @@ class RetryPolicy:
         if self._since is None:
             self._since = now
             _log.warning(
-                "%s: %s; trying again for %g s", self._server, problem, round(self._seconds, 1)
+                "%s: %s; trying again for %g s", self._server, problem, round(self.seconds, 1)
             )
         elif now < self._next:
             return  # the same failure, told again
-        if now - self._since >= self._seconds:
+        if now - self._since >= self.seconds:
             raise ServerUnreachable(
                 f"{self._server}: {problem}, for {now - self._since:.0f} s now; start the server "
                 "and run again, nothing is lost; or allow more with patience= (seconds)"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import RLock
 from typing import Protocol
 
 import pyarrow as pa
@@ -19,7 +17,7 @@ from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.parquet import ParquetFile
 from dpstream.connectors.files.text import TextFile, unreadable
 from dpstream.errors import InvalidInput
-from dpstream.records import Batch, ChunkRanges, InferredTypes, Position, Source
+from dpstream.records import Batch, Position
 
 SUFFIXES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".parquet")
 _MOST_OPEN = 32

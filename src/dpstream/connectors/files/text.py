@@ -134,12 +134,7 @@ class TextFile:
             return []
         line = self._line(offset)
         self._counted = (offset, line)
-        found, seen = [], 0
-        for one in bad:
-            line += block.count(b"\n", seen, one.start)
-            seen = one.start
-            found.append(rejected(f"{self._name}, line {line}", one, block))
-        return found
+        return rejected_rows(self._name, block, bad, line)
 
     def _line(self, offset: int) -> int:
         """The number of the line that begins at `offset`."""
@@ -157,11 +152,18 @@ class TextFile:
         return line
 
 
-def rejected(where: str, bad: UnreadableRange, block: bytes) -> Rejected:
-    """The record of a row that could not be read, with as much of its text as is kept."""
-    raw = block[bad.start : min(bad.stop, bad.start + 4 * SHOWN)]
-    row = raw.decode(errors="replace").rstrip("\r\n")[:SHOWN]
-    return Rejected(where=where, reason=bad.reason, row=row)
+def rejected_rows(
+    name: str, block: bytes, bad: Sequence[UnreadableRange], line: int = 1
+) -> list[Rejected]:
+    """Rows that could not be read of a block that begins with line number `line`."""
+    rows, seen = [], 0
+    for span in bad:
+        line += block.count(b"\n", seen, span.start)
+        seen = span.start
+        text = block[span.start : min(span.stop, span.start + 4 * SHOWN)].decode(errors="replace")
+        row = text.rstrip("\r\n")[:SHOWN]
+        rows.append(Rejected(where=f"{name}, line {line}", reason=span.reason, row=row))
+    return rows
 
 
 def unreadable(path: Path, problem: Exception) -> InvalidInput:
