@@ -29,7 +29,7 @@ class DatabaseSink(ABC):
 
     placeholder = "?"
     """Stands for a parameter in a statement."""
-    errors: type[Exception] = Exception
+    errors: type[Exception]
     """What the database raises."""
 
     def __init__(self, place: str, *, lock: str) -> None:

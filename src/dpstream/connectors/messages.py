@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
-from dpstream.connectors.files.text import SHOWN, Parsed, empty_strings
+from dpstream.connectors.files.text import SHOWN, Parsed, empty_strings, select_columns
 from dpstream.connectors.options import ServerOptions
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.records import Integers, Rejected
@@ -49,19 +48,11 @@ class Decoded:
 
 
 ParsedRun = tuple[pa.Table, Integers, list[tuple[int, str]]]
-"""The rows of some messages, each row's message, and (message, reason) of what is no row."""
+"""The rows of some messages, each row's message, and (message, reason) of what is no row.
 
-
-class Format(Protocol):
-    """How one kind of payload is read."""
-
-    def runs(self, payloads: Sequence[bytes]) -> Iterator[range]:
-        """Messages that may be parsed together."""
-        ...
-
-    def parse(self, payloads: Sequence[bytes], columns: Sequence[str] | None) -> ParsedRun:
-        """The messages of one run; InvalidInput if none of them can be read."""
-        ...
+Each format has `runs`, which messages may be parsed together, and `parse`, which reads one run and
+raises InvalidInput if none of its messages can be read.
+"""
 
 
 def decoder_from(options: ServerOptions) -> Decoder:
@@ -74,7 +65,11 @@ def decoder_from(options: ServerOptions) -> Decoder:
 
 def make_decoder(kind: str, *, header: Sequence[str] | None = None) -> Decoder:
     """A decoder of `json`, `csv` or `arrow`; `header`: the columns of CSV messages without one."""
-    formats: dict[str, Format] = {"json": _Json(), "csv": _Csv(header), "arrow": _Arrow()}
+    formats: dict[str, _Json | _Csv | _Arrow] = {
+        "json": _Json(),
+        "csv": _Csv(header),
+        "arrow": _Arrow(),
+    }
     if kind not in formats:
         raise InvalidParameter(f"format must be one of {', '.join(FORMATS)}; got {kind!r}")
     if header is not None and kind != "csv":
@@ -90,7 +85,7 @@ class Decoder:
     ([{'a': '1'}], [0], [1, 2])
     """
 
-    def __init__(self, kind: Format, *, header: Sequence[str] | None = None) -> None:
+    def __init__(self, kind: _Json | _Csv | _Arrow, *, header: Sequence[str] | None = None) -> None:
         self._kind, self._header, self.max_bytes = kind, header, MAX_BYTES
 
     def decode(
@@ -205,15 +200,9 @@ class _Arrow:
             reason = str(problem).partition("\n")[0]
             raise InvalidInput(f"it is no Arrow stream: {reason}") from None
         names = table.column_names
-        missing = [name for name in columns or () if name not in names]
-        if missing or len(set(names)) < len(names):
-            found = ", ".join(names)
-            raise InvalidInput(
-                f"it has no column {missing[0]!r}; its columns are {found}"
-                if missing
-                else f"its column names must differ; got {found}"
-            )
-        wanted = names if columns is None else [name for name in names if name in columns]
+        wanted = select_columns("it", names, columns)
+        if len(set(names)) < len(names):
+            raise InvalidInput(f"its column names must differ; got {', '.join(names)}")
         texts = {name: _as_text(name, table[name]) for name in wanted}
         return pa.table(texts), np.zeros(len(table), np.int64), []
 

@@ -32,21 +32,21 @@ _LOCKS: dict[str, Lock] = {}
 class DeltaSink:
     """Tables in a folder, or in an object store whose keys the environment holds."""
 
-    def __init__(self, place: str | Path) -> None:
+    def __init__(self, folder: str | Path) -> None:
         self._delta = optional("deltalake", extra="delta", who="a delta: sink")
-        self._local = not is_uri(os.fspath(place))
-        self._place = os.fspath(place).rstrip("/") or "."
+        self._local = not is_uri(os.fspath(folder))
+        self._place = os.fspath(folder).rstrip("/") or "."
         self._tables: dict[str, Any] = {}  # by query
         if self._local:
             open_folder(Path(self._place))
-        whole = str(Path(self._place).resolve()) if self._local else self._place
-        self._lock = _LOCKS.setdefault(whole, Lock())
+        place = str(Path(self._place).resolve()) if self._local else self._place
+        self._lock = _LOCKS.setdefault(place, Lock())
 
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
         """Append the rows in one commit, unless the table has them."""
         run = run_of(table)
         rows = _storable(with_numbers(table, window, trigger))
-        with self._lock, self._explained(query):
+        with self._lock, self._explain_errors(query):
             known = self._known(query)
             self._refuse_another_run(query, run)
             if known is not None and _has(known, window, trigger, self._uri(query)):
@@ -58,7 +58,10 @@ class DeltaSink:
                 name=query if known is None else None,
                 commit_properties=self._delta.CommitProperties(
                     custom_metadata={"query": query, "window": str(window), "run": run},
-                    app_transactions=self._transactions(window, trigger, run),
+                    app_transactions=[
+                        self._delta.Transaction(*_transaction(window, trigger)),
+                        self._delta.Transaction(_of_run(run), 0),
+                    ],
                     max_commit_retries=0,  # another writer may have written this very release
                 ),
             )
@@ -66,7 +69,7 @@ class DeltaSink:
 
     def fence(self, query: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
-        with self._lock, self._explained(query):
+        with self._lock, self._explain_errors(query):
             self._refuse_another_run(query, run)
 
     def close(self) -> None:
@@ -89,10 +92,6 @@ class DeltaSink:
         if known is not None and known.transaction_version(_of_run(run)) is None:
             raise another_run(self._uri(query), query)
 
-    def _transactions(self, window: int, trigger: int, run: str) -> list[Any]:
-        release, of_run = _transaction(window, trigger), (_of_run(run), 0)
-        return [self._delta.Transaction(*one) for one in (release, of_run)]
-
     def _sync(self, query: str) -> None:
         """Make the newest commit and its files durable; an object store does so by itself."""
         if not self._local:
@@ -109,11 +108,11 @@ class DeltaSink:
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
-            for each in (folder / "_delta_log", folder, folder.parent):
-                sync_directory(each)
+            for parent in (folder / "_delta_log", folder, folder.parent):
+                sync_directory(parent)
 
     @contextmanager
-    def _explained(self, query: str) -> Iterator[None]:
+    def _explain_errors(self, query: str) -> Iterator[None]:
         try:
             yield
         except (self._delta.exceptions.DeltaError, OSError, pa.ArrowInvalid) as problem:
@@ -131,10 +130,7 @@ def _of_run(run: str) -> str:
 
 def _transaction(window: int, trigger: int) -> tuple[str, int]:
     """The name and version of a release's transaction; the versions of one name only grow."""
-    return (
-        f"dpstream release {window % _NAMES}",
-        window // _NAMES * _TRIGGERS + trigger,
-    )
+    return f"dpstream release {window % _NAMES}", window // _NAMES * _TRIGGERS + trigger
 
 
 def _has(known: Any, window: int, trigger: int, place: str) -> bool:

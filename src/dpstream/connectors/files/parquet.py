@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.connectors.files.text import unreadable
-from dpstream.errors import InvalidInput, no_column
+from dpstream.connectors.files.text import select_columns, unreadable
+from dpstream.errors import InvalidInput
 from dpstream.records import Batch, Position
 
 ROWS = 1 << 20
@@ -121,10 +121,7 @@ class ParquetFile:
         names = self._schema.names
         if len(set(names)) < len(names):
             raise InvalidInput(f"{self._name}: column names must differ; got {', '.join(names)}")
-        for name in columns or ():
-            if name not in names:
-                raise no_column(self._name, name, names)
-        return names if columns is None else [name for name in names if name in columns]
+        return select_columns(self._name, names, columns)
 
     def _row_group(self, group: int, names: list[str]) -> pa.Table:
         """The row group; a large one is kept until its last slice is read."""

@@ -1,4 +1,4 @@
-"""A fixed list of files as a source: each file is a partition, named by its path as given."""
+"""Files as a source, each a partition: a fixed list of them, or a directory that grows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 
@@ -21,52 +20,27 @@ from dpstream.records import Batch, Position
 
 SUFFIXES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".parquet")
 _MOST_OPEN = 32
-
-
-class Reader(Protocol):
-    """One open file."""
-
-    def columns(self) -> dict[str, pa.DataType] | None:
-        """The types that the file declares."""
-        ...
-
-    def read(
-        self, position: Position, columns: Sequence[str] | None, until: Position = None
-    ) -> Batch:
-        """The chunk from `position` on, up to `until`."""
-        ...
-
-    def close(self) -> None:
-        """Close the file."""
-        ...
+_LOG = logging.getLogger("dpstream.sources")
 
 
 def suffix(path: Path) -> str | None:
     """The known suffix that a file name ends in."""
     name = path.name.lower()
-    return next((one for one in SUFFIXES if name.endswith(one)), None)
-
-
-def open_file(path: Path, name: str) -> Reader:
-    """A reader for the file's format, which its suffix tells."""
-    kind = suffix(path)
-    if kind == ".parquet":
-        return ParquetFile(path, name=name)
-    if kind is None:
-        raise InvalidInput(f"{path} must end in {', '.join(SUFFIXES)}")
-    parser = CsvParser(name) if kind.startswith(".csv") else JsonlParser(name)
-    return TextFile(path, parser, name=name)
+    return next((ending for ending in SUFFIXES if name.endswith(ending)), None)
 
 
 class Files:
-    """Files that are all there. One thread reads at a time; the files read last stay open."""
+    """Files that are all there, named by their paths as given.
+
+    One thread reads at a time; the files read last stay open.
+    """
 
     bounded = True
     replayable = True
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths: dict[str, Path] = {}
-        self._open: OrderedDict[str, Reader] = OrderedDict()
+        self._open: OrderedDict[str, TextFile | ParquetFile] = OrderedDict()
         for path in paths:
             self.add(path)
 
@@ -110,41 +84,38 @@ class Files:
         while self._open:
             self._open.popitem()[1].close()
 
-    def path(self, partition: str) -> Path:
-        """Where the partition's file is."""
+    def _reader(self, partition: str) -> TextFile | ParquetFile:
+        """A reader for the file's format, which its suffix tells."""
         if partition not in self._paths:
             raise InvalidInput(
                 f"the source has no file {partition!r} any more; put it back, or start anew with "
                 "another checkpoint location"
             )
-        return self._paths[partition]
-
-    def _reader(self, partition: str) -> Reader:
         if partition not in self._open:
-            self._open[partition] = open_file(self.path(partition), partition)
+            path, kind = self._paths[partition], str(suffix(self._paths[partition]))
+            if kind == ".parquet":
+                self._open[partition] = ParquetFile(path, name=partition)
+            else:
+                parser = (CsvParser if kind.startswith(".csv") else JsonlParser)(partition)
+                self._open[partition] = TextFile(path, parser, name=partition)
             if len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(partition)
         return self._open[partition]
 
 
-# A directory into which complete files are moved while the stream runs.
-
-_LOG = logging.getLogger("dpstream.sources")
-
-
 class GrowingDirectory:
-    """Each file is a partition, named by its file name; files must not change once they are there.
+    """A directory into which complete files are moved while the stream runs.
 
-    Write a file under a name that is ignored (one that begins with "." or "_", or ends in ".tmp"
-    or ".part") and rename it when it is complete. New files come after those already known, in
-    the order of their names. One that is written to after it was read is not read again: that is
-    said once, in the log `dpstream.sources`.
+    A partition is named by its file name. Files must not change once they are there: write a file
+    under a name that is ignored (one that begins with "." or "_", or ends in ".tmp" or ".part") and
+    rename it when it is complete. New files come after those already known, in the order of their
+    names. One that is written to after it was read is not read again: that is said once, in the
+    log `dpstream.sources`.
     """
 
     bounded = False
     replayable = True
-
     partitions_end = True  # a file is complete when it comes
 
     def __init__(self, folder: Path) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.compiled import compiled
-from dpstream.errors import InvalidInput
+from dpstream.errors import InvalidInput, no_column
 from dpstream.records import Batch, Position, Rejected
 
 BLOCK = 8 << 20
@@ -212,6 +212,14 @@ def strings(block: Bytes, starts: Offsets, stops: Offsets) -> pa.Array:
 def empty_strings(columns: Sequence[str] | None) -> pa.Table:
     """A table of string columns without rows."""
     return pa.table({name: pa.array([], pa.string()) for name in columns or ()})
+
+
+def select_columns(place: str, known: Sequence[str], columns: Sequence[str] | None) -> list[str]:
+    """The columns that are asked for, in the order of those known; None asks for all."""
+    for name in columns or ():
+        if name not in known:
+            raise no_column(place, name, known)
+    return [name for name in known if columns is None or name in columns]
 
 
 def not_utf8(block: bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bool_] | None:

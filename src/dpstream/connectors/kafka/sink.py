@@ -40,7 +40,7 @@ from dpstream.connectors.kafka.client import (
     topic_of,
 )
 from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.retry import RetryPolicy, ServerAway
+from dpstream.connectors.retry import ServerAway
 from dpstream.errors import InvalidInput, StateError
 
 _ASK, _FIRST_ASK = 10.0, 2.0  # seconds that the broker may take
@@ -55,38 +55,21 @@ _FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRO
 _TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
 
 
-def from_options(options: ServerOptions) -> KafkaSink:
-    """The sink of kafka://HOST:PORT/TOPIC?..."""
-    return KafkaSink(
-        topic=topic_of(options),
-        settings=client_settings(options),
-        where=options.where,
-        retry=options.retry_policy(),
-        index_topic=options.text("index_topic"),
-    )
-
-
 class KafkaSink:
-    """Publishes each release once. Readers must set isolation.level=read_committed.
+    """The sink of kafka://HOST:PORT/TOPIC?...: each release once, in one transaction.
 
-    `index_topic`: another name for the topic of entries; it is made if it is not there.
+    Readers must set isolation.level=read_committed. `index_topic`: another name for the topic of
+    entries; it is made if it is not there.
     """
 
-    def __init__(
-        self,
-        *,
-        topic: str,
-        settings: dict[str, Any],
-        where: str,
-        retry: RetryPolicy,
-        index_topic: str | None = None,
-    ) -> None:
-        self._topic, self._where = topic, where
-        self._problems = Problems(where)
-        self._settings = settings | {"error_cb": self._problems}
-        self._retry, self._ask = retry, min(_ASK, max(1.0, retry.seconds))
-        name = index_topic or f"{topic}.releases"
-        self._index = ReleaseTopic(name, topic, self._settings, where)
+    def __init__(self, options: ServerOptions) -> None:
+        self._topic, self._where = topic_of(options), options.where
+        self._problems = Problems(self._where)
+        self._settings = client_settings(options) | {"error_cb": self._problems}
+        self._retry = options.retry_policy()
+        self._ask = min(_ASK, max(1.0, self._retry.seconds))
+        name = options.text("index_topic") or f"{self._topic}.releases"
+        self._index = ReleaseTopic(name, self._topic, self._settings, self._where)
         self._producers: dict[str, Any] = {}
         self._done: dict[str, dict[tuple[int, int], str]] = {}  # by query: releases and their runs
 
@@ -271,3 +254,6 @@ class ReleaseTopic:
                 ) from None
             if code != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
+
+
+from_options = KafkaSink

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 
@@ -26,9 +25,8 @@ from dpstream.connectors.kafka.client import (
     client_settings,
     topic_of,
 )
-from dpstream.connectors.messages import Decoder, decoder_from
+from dpstream.connectors.messages import decoder_from
 from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.retry import RetryPolicy
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from dpstream.records import Batch, Position
 
@@ -37,69 +35,28 @@ _PAUSE = 0.1  # seconds between two tries of a bounded source
 _log = logging.getLogger("dpstream")
 
 
-def from_options(options: ServerOptions) -> KafkaSource:
-    """The source of kafka://HOST:PORT/TOPIC?..."""
-    return KafkaSource(
-        topic=topic_of(options),
-        settings=client_settings(options),
-        decoder=decoder_from(options),
-        where=options.where,
-        latest=options.starts_latest(),
-        retry=options.retry_policy(),
-        timestamp_column=options.text("timestamp_column"),
-        key_column=options.text("key_column"),
-        until=_until(options),
-    )
-
-
-def _until(options: ServerOptions) -> dict[int | None, int] | None:
-    """An offset for every partition, or one for each: "0:500,1:480"."""
-    text = options.text("until")
-    if text is None:
-        return None
-    ends: dict[int | None, int] = {}
-    for word in text.split(","):
-        partition, colon, offset = word.rpartition(":")
-        if not offset.isdecimal() or (colon and not partition.isdecimal()):
-            raise InvalidParameter(
-                f"{options.where}: until must be an offset, or partition:offset with commas "
-                f"between; got {text!r:.80}"
-            )
-        ends[int(partition) if colon else None] = int(offset)
-    return ends
-
-
 class KafkaSource:
-    """Partitions "topic/0", "topic/1", ...; new ones are found while the stream runs.
+    """The source of kafka://HOST:PORT/TOPIC?...: partitions "topic/0", "topic/1", ...
 
-    `latest`: a partition that was there when the run began is read from its end on; one that is
-    added later is always read from its first message. `timestamp_column` and `key_column` add a
-    message's own time and key to its rows, under these names. `until`: the offsets before which
-    the partitions end, by number, or None for all others; such a source is bounded.
+    New partitions are found while the stream runs. `start=latest`: a partition that was there when
+    the run began is read from its end on; one that is added later is always read from its first
+    message. `timestamp_column` and `key_column` add a message's own time and key to its rows,
+    under these names. With `until`, offsets before which the partitions end, it is bounded.
     """
 
     replayable = True
 
-    def __init__(
-        self,
-        *,
-        topic: str,
-        settings: dict[str, Any],
-        decoder: Decoder,
-        where: str,
-        retry: RetryPolicy,
-        latest: bool = False,
-        timestamp_column: str | None = None,
-        key_column: str | None = None,
-        until: dict[int | None, int] | None = None,
-    ) -> None:
-        self.bounded, self._ends = until is not None, until or {}
-        if timestamp_column is not None and timestamp_column == key_column:
-            raise InvalidParameter(f"{where}: timestamp_column and key_column must differ")
-        self._decoder, self._where, self._latest = decoder, where, latest
-        self._extra = {"timestamp": timestamp_column, "key": key_column}
-        self._topic = Topic(topic, settings, where=where, retry=retry)
-        self._begun_with: set[int] | None = None  # partitions that `latest` is said of
+    def __init__(self, options: ServerOptions) -> None:
+        topic, settings = topic_of(options), client_settings(options)
+        self._decoder, self._where = decoder_from(options), options.where
+        self._latest, retry = options.starts_latest(), options.retry_policy()
+        self._extra = {kind: options.text(f"{kind}_column") for kind in ("timestamp", "key")}
+        self._ends = _parse_until(options)  # by partition; None: all others
+        self.bounded = bool(self._ends)
+        if self._extra["key"] is not None and self._extra["key"] == self._extra["timestamp"]:
+            raise InvalidParameter(f"{self._where}: timestamp_column and key_column must differ")
+        self._topic = Topic(topic, settings, where=self._where, retry=retry)
+        self._begun_with: set[int] | None = None  # partitions that `start` is said of
 
     def partitions(self) -> list[str]:
         """Those known; the broker is asked again every few seconds."""
@@ -284,3 +241,20 @@ def _keys(messages: list[Message]) -> pa.Array:
     keys = [message.key for message in messages]
     texts = [key.decode(errors="replace") if isinstance(key, bytes) else key for key in keys]
     return pa.array(texts, pa.string())
+
+
+def _parse_until(options: ServerOptions) -> dict[int | None, int]:
+    """An offset for every partition, or one for each: "0:500,1:480"."""
+    text, ends = options.text("until"), dict[int | None, int]()
+    for word in () if text is None else text.split(","):
+        partition, colon, offset = word.rpartition(":")
+        if not offset.isdecimal() or (colon and not partition.isdecimal()):
+            raise InvalidParameter(
+                f"{options.where}: until must be an offset, or partition:offset with commas "
+                f"between; got {text!r:.80}"
+            )
+        ends[int(partition) if colon else None] = int(offset)
+    return ends
+
+
+from_options = KafkaSource

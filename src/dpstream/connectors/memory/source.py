@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.connectors.files.parquet import plain
-from dpstream.errors import InvalidInput, no_column
+from dpstream.connectors.files.text import select_columns
+from dpstream.errors import InvalidInput
 from dpstream.records import Batch, Position
 
 ROWS = 1 << 18
@@ -59,18 +60,14 @@ class TableSource:
         until: Position = None,
     ) -> Batch:
         """The next rows; a position is a row number."""
-        names = self._table.column_names
-        for name in columns or ():
-            if name not in names:
-                raise no_column("the table", name, names)
+        names = select_columns("the table", self._table.column_names, columns)
         start = 0 if position is None else int(position)
-        wanted = names if columns is None else [name for name in names if name in columns]
         end = self._table.num_rows if until is None else int(until)
         if not 0 <= start <= end <= self._table.num_rows:
             raise InvalidInput(
                 f"the table has {self._table.num_rows} rows, and none from {start} up to {end}"
             )
-        table = self._table.slice(start, min(self._rows, end - start)).select(wanted)
+        table = self._table.slice(start, min(self._rows, end - start)).select(names)
         after = start + table.num_rows
         return Batch(table=table, position=after, done=after >= end)
 

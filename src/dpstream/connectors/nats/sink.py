@@ -19,7 +19,6 @@ import pyarrow as pa
 from dpstream.connectors.encode import ENCODERS, another_run, release_facts, run_of, with_numbers
 from dpstream.connectors.nats.client import Client, stream_info
 from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.retry import RetryPolicy
 from dpstream.connectors.storage import safe_name
 from dpstream.errors import InvalidInput, StateError
 
@@ -30,48 +29,30 @@ _PARTS, _RUN = "Dpstream-Parts", "Dpstream-Run"
 _PART_BYTES = 512 << 10
 
 
-def from_options(options: ServerOptions) -> NatsSink:
-    """The sink that a URI names: nats://host:4222/STREAM."""
-    prefix = options.text("subject") or options.path.lower()
-    size = options.number("part_bytes", _PART_BYTES, least=1)
-    kind = options.choice("format", ("jsonl", "csv", "parquet"), "jsonl")
-    retry, client = options.retry_policy(), Client(options, refusal=_refusal)
-    options.finish()
-    stream = options.path_name("stream", "nats://host:4222/STREAM")
-    sink = NatsSink(client, stream=stream, prefix=prefix, kind=kind, part=int(size), retry=retry)
-    try:
-        sink.prepare_stream()
-    except Exception:
-        client.close()
-        raise
-    return sink
-
-
 class NatsSink:
-    """One message a release, or several of at most `part` bytes; `kind`: jsonl, csv or parquet."""
+    """The sink of nats://host:4222/STREAM?...; the stream is made if it is not there.
 
-    def __init__(
-        self,
-        client: Client,
-        *,
-        stream: str,
-        prefix: str,
-        retry: RetryPolicy,
-        kind: str = "jsonl",
-        part: int = _PART_BYTES,
-    ) -> None:
-        self._client, self._stream, self._prefix = client, stream, prefix
-        self._encode, self._part, self._retry = ENCODERS[kind], part, retry
+    A release is one message, or several of at most `part_bytes`; `format`: jsonl, csv or parquet.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._prefix = options.text("subject") or options.path.lower()
+        self._part = int(options.number("part_bytes", _PART_BYTES, least=1))
+        self._encode = ENCODERS[options.choice("format", ("jsonl", "csv", "parquet"), "jsonl")]
+        self._retry, self._client = options.retry_policy(), Client(options, refusal=_refusal)
+        options.finish()
+        self._stream = options.path_name("stream", "nats://host:4222/STREAM")
         self._runs: dict[str, str] = {}
-
-    def prepare_stream(self) -> None:
-        """Make the stream, unless it is there; it must take what will be published."""
-        subjects = self._client.first_call(self._subjects)
-        if f"{self._prefix}.>" not in subjects and ">" not in subjects:
-            raise InvalidInput(
-                f"the stream {self._stream!r} takes {', '.join(subjects)}; for releases it must "
-                f"take {self._prefix}.> too: add that, or give ?subject=..."
-            )
+        try:
+            subjects = self._client.first_call(self._subjects)
+            if f"{self._prefix}.>" not in subjects and ">" not in subjects:
+                raise InvalidInput(
+                    f"the stream {self._stream!r} takes {', '.join(subjects)}; for releases it "
+                    f"must take {self._prefix}.> too: add that, or give ?subject=..."
+                )
+        except Exception:
+            self._client.close()
+            raise
 
     def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
         """Publish what the stream does not have; waits for a server that is away."""
@@ -170,3 +151,6 @@ def _about(table: pa.Table) -> dict[str, str]:
         for name in names
         if facts.get(name) is not None
     }
+
+
+from_options = NatsSink

@@ -12,38 +12,15 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dpstream.connectors.messages import Decoder, decoder_from
+from dpstream.connectors.messages import decoder_from
 from dpstream.connectors.nats.client import Client, ConsumerDropped, Message, Puller, stream_info
 from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.retry import RetryPolicy, ServerAway
+from dpstream.connectors.retry import ServerAway
 from dpstream.connectors.server_log import ServerLog
 from dpstream.errors import InvalidInput, RowsLost
 from dpstream.records import Batch, Position
 
 _CHUNK = 5000  # messages of one request
-
-
-def from_options(options: ServerOptions) -> NatsSource:
-    """The source that a URI names: nats://host:4222/STREAM."""
-    decoder, latest = decoder_from(options), options.starts_latest()
-    subject, until = options.text("subject", ">"), options.number("until", 0)
-    retry, client = options.retry_policy(), Client(options)
-    options.finish()
-    source = NatsSource(
-        client,
-        stream=options.path_name("stream", "nats://host:4222/STREAM"),
-        subject=subject or ">",
-        decoder=decoder,
-        retry=retry,
-        latest=latest,
-        end=int(until) or None,
-    )
-    try:
-        source.check()
-    except Exception:
-        client.close()
-        raise
-    return source
 
 
 class StreamPosition(NamedTuple):
@@ -56,51 +33,27 @@ class StreamPosition(NamedTuple):
 
 
 class NatsSource(ServerLog[StreamPosition]):
-    """Messages of a stream, and of them those whose subject fits `subject`.
+    """The source of nats://host:4222/STREAM?...: messages whose subject fits `subject`.
 
-    `end`: a sequence number; with it the source is bounded and ends there.
+    With `until`, a sequence number, it is bounded and ends there.
     """
 
     position_kind = "a NATS stream"
 
-    def __init__(
-        self,
-        client: Client,
-        *,
-        stream: str,
-        subject: str,
-        decoder: Decoder,
-        retry: RetryPolicy,
-        latest: bool = False,
-        end: int | None = None,
-    ) -> None:
-        super().__init__(stream, end=end, retry=retry)
-        self._client, self._stream, self._decoder = client, stream, decoder
-        self._subject, self._latest = _subject_pattern(subject), latest
+    def __init__(self, options: ServerOptions) -> None:
+        self._decoder, self._latest = decoder_from(options), options.starts_latest()
+        self._subject = _subject_pattern(options.text("subject") or ">")
+        end = int(options.number("until", 0)) or None
+        retry, self._client = options.retry_policy(), Client(options)
+        options.finish()
+        self._stream = options.path_name("stream", "nats://host:4222/STREAM")
         self._puller: Puller | None = None
-
-    def check(self) -> None:
-        """Refuse a server that does not answer, and a stream that cannot be read.
-
-        Such a stream is not there, ends too early, or drops messages from its middle.
-        """
-        about = self._client.first_call(lambda js: stream_info(js, self._stream))
-        if about is None:
-            raise InvalidInput(
-                f"{self._client.where}: there is no stream {self._stream!r}; create it first"
-            )
-        kind, each = str(about.config.retention), about.config.max_msgs_per_subject or 0
-        if kind.endswith(("interest", "workqueue")) or each > 0:
-            what = f"the last {each} messages of each subject" if each > 0 else f"by {kind}"
-            raise InvalidInput(
-                f"the stream {self._stream!r} keeps messages {what}, so rows would go before they "
-                "are read; use a stream with limits of age or size alone, such as a mirror of it"
-            )
-        if self._end is not None and about.state.last_seq < self._end:
-            raise InvalidInput(
-                f"the stream {self._stream!r} ends at {about.state.last_seq}, before "
-                f"until={self._end}; wait, or name an earlier end"
-            )
+        super().__init__(self._stream, end=end, retry=retry)
+        try:
+            self._refuse_stream()
+        except Exception:
+            self._client.close()
+            raise
 
     def columns(self, partition: str) -> None:
         """Messages declare no types."""
@@ -128,6 +81,26 @@ class NatsSource(ServerLog[StreamPosition]):
             self._puller = None
             raise
         return self._batch(messages, list(after), columns, done=done)
+
+    def _refuse_stream(self) -> None:
+        """Refuse a stream that is not there, ends too early, or drops messages from its middle."""
+        about = self._client.first_call(lambda js: stream_info(js, self._stream))
+        if about is None:
+            raise InvalidInput(
+                f"{self._client.where}: there is no stream {self._stream!r}; create it first"
+            )
+        kind, each = str(about.config.retention), about.config.max_msgs_per_subject or 0
+        if kind.endswith(("interest", "workqueue")) or each > 0:
+            what = f"the last {each} messages of each subject" if each > 0 else f"by {kind}"
+            raise InvalidInput(
+                f"the stream {self._stream!r} keeps messages {what}, so rows would go before they "
+                "are read; use a stream with limits of age or size alone, such as a mirror of it"
+            )
+        if self._end is not None and about.state.last_seq < self._end:
+            raise InvalidInput(
+                f"the stream {self._stream!r} ends at {about.state.last_seq}, before "
+                f"until={self._end}; wait, or name an earlier end"
+            )
 
     async def _fetch(
         self, js: Any, at: StreamPosition | None, goal: StreamPosition | None
@@ -240,3 +213,6 @@ def _subject_pattern(subject: str) -> re.Pattern[str]:
         for word in subject.split(".")
     ]
     return re.compile(r"\.".join(words), re.DOTALL)
+
+
+from_options = NatsSource

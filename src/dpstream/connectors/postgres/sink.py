@@ -15,35 +15,30 @@ from dpstream.connectors.database import DatabaseSink, identifier
 from dpstream.connectors.encode import csv
 from dpstream.connectors.options import ServerOptions
 from dpstream.connectors.postgres.client import connect_function, raise_away
-from dpstream.connectors.retry import RetryPolicy, ServerAway, unreachable
+from dpstream.connectors.retry import ServerAway, unreachable
 from dpstream.errors import InvalidInput
 
 _LONGEST_NAME = 63  # PostgreSQL cuts longer names without a word
 _LOCK = 1_685_091_444  # "dpst": one of this number and a schema is held by who writes there
 
 
-def from_options(options: ServerOptions) -> PostgresSink:
-    """The sink that a URI names."""
-    schema = options.text("schema", "public") or "public"
-    retry, connect = options.retry_policy(), connect_function(options)
-    options.finish()
-    return PostgresSink(options.where, connect, schema=schema, retry=retry)
-
-
 class PostgresSink(DatabaseSink):
-    """A commit that was not answered is looked up in the index before anything is sent again."""
+    """The sink of postgres://user@host:5432/database?schema=...
+
+    A commit that was not answered is looked up in the index before anything is sent again.
+    """
 
     placeholder, errors = "%s", psycopg.Error
 
-    def __init__(
-        self, where: str, connect: Callable[[], Any], *, schema: str, retry: RetryPolicy
-    ) -> None:
-        self._connect, self._schema, self._retry = connect, schema, retry
-        place = f"the schema {schema} of {where}"
+    def __init__(self, options: ServerOptions) -> None:
+        self._schema = options.text("schema") or "public"
+        self._retry, self._connect = options.retry_policy(), connect_function(options)
+        options.finish()
+        place = f"the schema {self._schema} of {options.where}"
         try:
             super().__init__(place, lock=place)
         except ServerAway as problem:
-            raise unreachable(where, problem) from problem
+            raise unreachable(options.where, problem) from problem
 
     def connect(self) -> Any:
         """Connect, and make the schema; two that start at once may both want to."""
@@ -157,3 +152,6 @@ def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return pc.replace_substring(column, "\0", "\ufffd")
     return column
+
+
+from_options = PostgresSink

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import psycopg
@@ -17,7 +17,7 @@ import pyarrow as pa
 from dpstream.connectors.options import ServerOptions
 from dpstream.connectors.postgres.client import connect_function, one_line, raise_away
 from dpstream.connectors.postgres.table import PostgresTable, find_table
-from dpstream.connectors.retry import RetryPolicy, ServerAway, unreachable
+from dpstream.connectors.retry import ServerAway, unreachable
 from dpstream.connectors.server_log import ServerLog
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from dpstream.records import Batch, Position
@@ -56,34 +56,6 @@ WHERE d.refobjid = %(table)s AND d.refobjsubid = %(column)s
 """
 
 
-def from_options(options: ServerOptions) -> PostgresSource:
-    """The source of postgres://user@host:5432/database?table=clicks&key=id."""
-    table, key = options.text("table"), options.text("key")
-    settle, lag = options.text("settle"), options.number("lag", 0)
-    latest, until = options.starts_latest(), options.text("until")
-    retry, connect = options.retry_policy(), connect_function(options)
-    options.finish()
-    if not table or not key:
-        raise InvalidParameter(f"{options.where} needs ?table=NAME&key=COLUMN")
-    if settle is not None and settle not in SETTLE:
-        raise InvalidParameter(
-            f"{options.where}: settle must be one of {', '.join(SETTLE)}; got {settle!r}"
-        )
-    if until is not None and not until.lstrip("-").isdigit():
-        raise InvalidParameter(f"{options.where}: until must be a key; got {until!r}")
-    return PostgresSource(
-        connect,
-        where=options.where,
-        table=table,
-        key=key,
-        retry=retry,
-        settle=settle,
-        lag=int(lag),
-        latest=latest,
-        end=None if until is None else int(until),
-    )
-
-
 class TablePosition(NamedTuple):
     """A position in a table."""
 
@@ -96,41 +68,42 @@ _START = TablePosition(None, None, 0)
 
 
 class PostgresSource(ServerLog[TablePosition]):
-    """One partition, the table; with `end`, a key, it is bounded and ends there."""
+    """The source of postgres://user@host:5432/database?table=clicks&key=id&...
+
+    One partition, the table. With `until`, a key, it is bounded and ends there.
+    """
 
     position_kind = "a table"
 
-    def __init__(
-        self,
-        connect: Callable[[], Any],
-        *,
-        where: str,
-        table: str,
-        key: str,
-        retry: RetryPolicy,
-        settle: str | None = None,
-        lag: int = 0,
-        latest: bool = False,
-        end: int | None = None,
-        rows: int = _ROWS,
-    ) -> None:
-        self._connect, self._where = connect, where
-        self._lag, self._latest, self._rows = lag, latest, rows
+    def __init__(self, options: ServerOptions) -> None:
+        self._where, self._lag = options.where, int(options.number("lag", 0))
+        table, key, settle = (options.text(name) for name in ("table", "key", "settle"))
+        self._latest, until = options.starts_latest(), options.text("until")
+        retry, self._connect = options.retry_policy(), connect_function(options)
+        options.finish()
+        if not table or not key:
+            raise InvalidParameter(f"{self._where} needs ?table=NAME&key=COLUMN")
+        if settle is not None and settle not in SETTLE:
+            raise InvalidParameter(
+                f"{self._where}: settle must be one of {', '.join(SETTLE)}; got {settle!r}"
+            )
+        if until is not None and not until.lstrip("-").isdigit():
+            raise InvalidParameter(f"{self._where}: until must be a key; got {until!r}")
         self._connection: Any = None
         try:
             with raise_away():
-                self._connection = connect()
-                self._table = find_table(self._connection, table, key, where)
-                self._settle = choose_settle(self._connection, self._table, settle, lag)
+                self._connection = self._connect()
+                self._table = find_table(self._connection, table, key, self._where)
+                self._settle = choose_settle(self._connection, self._table, settle, self._lag)
         except ServerAway as problem:
-            raise unreachable(where, problem) from problem
+            raise unreachable(self._where, problem) from problem
         except psycopg.Error as problem:
             raise self._refusal(problem) from problem
         except InvalidInput:
             self._connection.close()
             raise
-        super().__init__(self._table.name, end=end, retry=retry)
-        self._horizon = Horizon(self._table, self._settle, lag)
+        super().__init__(self._table.name, end=None if until is None else int(until), retry=retry)
+        self._horizon = Horizon(self._table, self._settle, self._lag)
         self._checks = TableChecks(self._table)
 
     def columns(self, partition: str) -> dict[str, pa.DataType]:
@@ -187,8 +160,8 @@ class PostgresSource(ServerLog[TablePosition]):
             # From now on, though there is nothing yet: a position that says so.
             position = list(at) if at != _START or self._latest else None
             return self.no_rows(position, columns, done=True)
-        fetched = self._table.fetch(self._connection, names, at.key, stop, self._rows)
-        last, full = fetched.last, fetched.rows == self._rows
+        fetched = self._table.fetch(self._connection, names, at.key, stop, _ROWS)
+        last, full = fetched.last, fetched.rows == _ROWS
         if not full and (goal is not None or self.bounded):
             last = stop
         after = TablePosition(at.begin, at.key if last is None else last, at.rows + fetched.rows)
@@ -361,3 +334,6 @@ def choose_settle(connection: Any, table: PostgresTable, settle: str | None, lag
             "transaction that inserts its row, or lag=N to stay N keys behind the largest"
         )
     return settle or ("writers" if sequences else "transactions")
+
+
+from_options = PostgresSource

@@ -20,7 +20,7 @@ import pyarrow.csv
 from psycopg.errors import InsufficientPrivilege
 
 from dpstream.connectors.database import identifier
-from dpstream.connectors.files.text import SHOWN
+from dpstream.connectors.files.text import SHOWN, select_columns
 from dpstream.connectors.postgres.client import copy_out
 from dpstream.errors import InvalidInput
 from dpstream.records import Rejected
@@ -135,13 +135,7 @@ class PostgresTable:
 
     def select(self, columns: Sequence[str] | None) -> list[str]:
         """The columns that are asked for, in the table's order."""
-        for name in columns or ():
-            if name not in self.columns:
-                raise InvalidInput(
-                    f"{self.place} has no column {name!r}; its columns are "
-                    f"{', '.join(self.columns)}"
-                )
-        return [name for name in self.columns if columns is None or name in columns]
+        return select_columns(self.place, list(self.columns), columns)
 
     def no_rows(self, names: Sequence[str]) -> pa.Table:
         """An empty table of these columns."""
