@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import ServerSinkSuite
-from dpstream.connectors.testing.sink_suite import release, seen_of
+from dpstream.connectors.testing.sink_suite import release, rows_seen
 from dpstream.errors import InvalidInput, StateError
 from tests.servers import kafka_tools as tools
 
@@ -48,7 +48,7 @@ class TestKafkaSink(ServerSinkSuite):
     def impatient(self):
         return open_sink(f"{self.uri}?patience=0.5")
 
-    def published(self, query):
+    def visible_rows(self, query):
         found = tools.committed(self.kafka, self.topic)
         rows = [json.loads(value) for key, value, _ in found if key == query.encode()]
         return sorted((row["page"], row["count"]) for row in rows)
@@ -57,7 +57,7 @@ class TestKafkaSink(ServerSinkSuite):
         words = [self.uri, query, str(window), str(trigger), str(len(table))]
         done = subprocess.run([sys.executable, "-c", BROKEN_OFF, *words], timeout=60)
         assert done.returncode == -9
-        assert len(table) not in {len(self.published(query)) - n for n in (0, 3)}
+        assert len(table) not in {len(self.visible_rows(query)) - n for n in (0, 3)}
 
     def away(self):
         return self.kafka.away()
@@ -95,7 +95,7 @@ def test_the_first_of_two_writers_is_shut_out(kafka, topic):
     values = [json.loads(value) for _, value, _ in tools.committed(kafka, topic)]
 
     seen = sorted((row["page"], row["count"]) for row in values)
-    assert seen == seen_of(release("a", 0, 1), release("a", 0, 2))
+    assert seen == rows_seen(release("a", 0, 1), release("a", 0, 2))
 
 
 def test_an_open_transaction_of_another_query_hides_nothing(kafka, topic):

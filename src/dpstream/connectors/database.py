@@ -166,7 +166,7 @@ class ReleaseIndex:
             raise InvalidParameter(
                 f"tables named dpstream_... are the sink's own; rename the query {query!r}"
             )
-        columns = {one.name: str(one.type) for one in schema}
+        columns = {field.name: str(field.type) for field in schema}
         if len({name.lower() for name in columns}) < len(columns):
             raise InvalidParameter(
                 f"columns of a database must differ in more than case; got {', '.join(columns)}"

@@ -33,7 +33,7 @@ def parquet(table: pa.Table) -> bytes:
 def csv(table: pa.Table) -> bytes:
     """CSV with a header; times in ISO 8601, bytes in hexadecimal, a null is an empty field."""
     file = io.BytesIO()
-    columns = [_hexadecimal(plain(column)) for column in table.combine_chunks().columns]
+    columns = [_hexadecimal(simple_column(column)) for column in table.combine_chunks().columns]
     options = pyarrow.csv.WriteOptions(quoting_header="needed")
     texts = pa.table(columns, names=table.column_names)
     pyarrow.csv.write_csv(texts, file, write_options=options)
@@ -59,7 +59,7 @@ ENCODERS: dict[str, Callable[[pa.Table], bytes]] = {"parquet": parquet, "csv": c
 
 def _json(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Each value as JSON text."""
-    column = _hexadecimal(plain(column))
+    column = _hexadecimal(simple_column(column))
     kind = column.type
     if pa.types.is_floating(kind):
         finite = pc.fill_null(pc.is_finite(column), False)
@@ -92,7 +92,7 @@ def _hexadecimal(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(texts, pa.string())])
 
 
-def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def simple_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Times as ISO 8601 text, lengths of time as counts of their unit, large strings as strings."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -65,11 +66,7 @@ def decoder_from(options: ServerOptions) -> Decoder:
 
 def make_decoder(kind: str, *, header: Sequence[str] | None = None) -> Decoder:
     """A decoder of `json`, `csv` or `arrow`; `header`: the columns of CSV messages without one."""
-    formats: dict[str, _Json | _Csv | _Arrow] = {
-        "json": _Json(),
-        "csv": _Csv(header),
-        "arrow": _Arrow(),
-    }
+    formats: dict[str, Format] = {"json": _Json(), "csv": _Csv(header), "arrow": _Arrow()}
     if kind not in formats:
         raise InvalidParameter(f"format must be one of {', '.join(FORMATS)}; got {kind!r}")
     if header is not None and kind != "csv":
@@ -85,7 +82,7 @@ class Decoder:
     ([{'a': '1'}], [0], [1, 2])
     """
 
-    def __init__(self, kind: _Json | _Csv | _Arrow, *, header: Sequence[str] | None = None) -> None:
+    def __init__(self, kind: Format, *, header: Sequence[str] | None = None) -> None:
         self._kind, self._header, self.max_bytes = kind, header, MAX_BYTES
 
     def decode(
@@ -205,6 +202,9 @@ class _Arrow:
             raise InvalidInput(f"its column names must differ; got {', '.join(names)}")
         texts = {name: _as_text(name, table[name]) for name in wanted}
         return pa.table(texts), np.zeros(len(table), np.int64), []
+
+
+Format: TypeAlias = _Json | _Csv | _Arrow
 
 
 def _as_text(name: str, column: pa.ChunkedArray) -> pa.Array:

@@ -3,7 +3,7 @@
     kafka://127.0.0.1:9092/clicks?format=json&patience=30
 
 Options are taken one by one; one that nobody took is unknown. A password is never part of them:
-`password_file` or `password_env` says where it is, and nothing here shows what was found there.
+`password_file` or `password_env` says where it is, and nothing here shows what was value there.
 """
 
 from __future__ import annotations
@@ -65,23 +65,23 @@ class ServerOptions:
 
     def choice(self, name: str, among: Sequence[str], default: str) -> str:
         """One of several words."""
-        found = self.text(name, default)
-        if found not in among:
+        value = self.text(name, default)
+        if value not in among:
             raise InvalidParameter(
-                f"{self.where}: {name} must be one of {', '.join(among)}; got {found!r}"
+                f"{self.where}: {name} must be one of {', '.join(among)}; got {value!r}"
             )
-        return str(found)
+        return str(value)
 
     def number(self, name: str, default: float, *, least: float = 0.0) -> float:
         """A number."""
-        found = self.text(name)
+        text = self.text(name)
         try:
-            value = default if found is None else float(found)
+            value = default if text is None else float(text)
         except ValueError:
             value = float("nan")
         if not least <= value < float("inf"):
             raise InvalidParameter(
-                f"{self.where}: {name} must be a number from {least:g} on; got {found!r}"
+                f"{self.where}: {name} must be a number from {least:g} on; got {text!r}"
             )
         return value
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from dpstream.connectors.encode import plain
+from dpstream.connectors.encode import simple_column
 from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.text import rejected_rows
 from dpstream.connectors.write_ahead import Inbox
@@ -101,7 +101,7 @@ class Intake:
 def _as_text(table: pa.Table, name: str, rows: int) -> pa.ChunkedArray | pa.Array:
     if name not in table.column_names:
         return pa.nulls(rows, pa.string())
-    column = plain(table[name])
+    column = simple_column(table[name])
     return column if pa.types.is_string(column.type) else column.cast(pa.string())
 
 

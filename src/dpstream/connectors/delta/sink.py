@@ -49,7 +49,7 @@ class DeltaSink:
         with self._lock, self._explain_errors(query):
             known = self._known(query)
             self._refuse_another_run(query, run)
-            if known is not None and _has(known, window, trigger, self._uri(query)):
+            if known is not None and _has_release(known, window, trigger, self._uri(query)):
                 return
             self._delta.write_deltalake(
                 self._uri(query) if known is None else known,
@@ -60,7 +60,7 @@ class DeltaSink:
                     custom_metadata={"query": query, "window": str(window), "run": run},
                     app_transactions=[
                         self._delta.Transaction(*_transaction(window, trigger)),
-                        self._delta.Transaction(_of_run(run), 0),
+                        self._delta.Transaction(_run_name(run), 0),
                     ],
                     max_commit_retries=0,  # another writer may have written this very release
                 ),
@@ -89,7 +89,7 @@ class DeltaSink:
 
     def _refuse_another_run(self, query: str, run: str) -> None:
         known = self._known(query)
-        if known is not None and known.transaction_version(_of_run(run)) is None:
+        if known is not None and known.transaction_version(_run_name(run)) is None:
             raise another_run(self._uri(query), query)
 
     def _sync(self, query: str) -> None:
@@ -124,7 +124,7 @@ class DeltaSink:
             ) from problem
 
 
-def _of_run(run: str) -> str:
+def _run_name(run: str) -> str:
     return f"dpstream run {run}"
 
 
@@ -133,12 +133,12 @@ def _transaction(window: int, trigger: int) -> tuple[str, int]:
     return f"dpstream release {window % _NAMES}", window // _NAMES * _TRIGGERS + trigger
 
 
-def _has(known: Any, window: int, trigger: int, place: str) -> bool:
+def _has_release(known: Any, window: int, trigger: int, place: str) -> bool:
     name, asked = _transaction(window, trigger)
-    found = known.transaction_version(name)
-    if found is None or found < asked:
+    version = known.transaction_version(name)
+    if version is None or version < asked:
         return False
-    if found // _TRIGGERS != asked // _TRIGGERS:
+    if version // _TRIGGERS != asked // _TRIGGERS:
         raise StateError(
             f"{place} has releases of windows that are more than {_NAMES} after window {window}, "
             "so it cannot tell whether it has this one; use another sink"
@@ -148,7 +148,7 @@ def _has(known: Any, window: int, trigger: int, place: str) -> bool:
 
 def _storable(table: pa.Table) -> pa.Table:
     """Columns of types that Delta has; its times have microseconds, and what is finer goes."""
-    kinds = pa.schema([(one.name, _kind(one.type)) for one in table.schema])
+    kinds = pa.schema([(field.name, _kind(field.type)) for field in table.schema])
     return table.cast(kinds, safe=False).replace_schema_metadata(None)
 
 

@@ -24,7 +24,7 @@ from dpstream.connectors.files.text import (
     UnreadableRange,
     not_utf8,
     select_columns,
-    strings,
+    string_array,
 )
 from dpstream.errors import InvalidInput
 
@@ -72,7 +72,7 @@ class CsvParser:
         used, good, wrong = _scan(data, final, slots, starts, stops, rows, bad)
 
         problems = [self._problem(*line) for line in bad[:wrong].tolist()]
-        arrays = [strings(data, starts[j, :good], stops[j, :good]) for j in range(len(names))]
+        arrays = [string_array(data, starts[j, :good], stops[j, :good]) for j in range(len(names))]
         table = pa.table(arrays, names=names)
         foreign = not_utf8(block, rows[:good, 0], rows[:good, 1])
         if foreign is not None:
@@ -80,7 +80,7 @@ class CsvParser:
             problems += [
                 UnreadableRange(start=a, stop=b, reason="it is not UTF-8 text") for a, b in places
             ]
-            problems.sort(key=lambda one: one.start)
+            problems.sort(key=lambda bad: bad.start)
             table = table.filter(pa.array(~foreign))
         return Parsed(table=table, used=used, bad=problems)
 
@@ -171,7 +171,7 @@ def _scan(
 @njit(cache=True, nogil=True)
 def _field_end(data: Bytes, start: int) -> int:
     """The first comma or line end from `start` on."""
-    at, size = np.uint64(start), np.uint64(len(data))  # unsigned: see cells.py
+    at, size = np.uint64(start), np.uint64(len(data))  # unsigned: see `text._copy`
     while at < size and (
         data[at] > _COMMA or (data[at] != _COMMA and data[at] != _LF and data[at] != _CR)
     ):

@@ -65,8 +65,8 @@ class DirectorySink:
         if run and self._runs.get(query) != run:
             marker = self._marker(query)
             with writing(marker):
-                kept = marker.read_text() if marker.exists() else run
-            if kept != run:
+                known = marker.read_text() if marker.exists() else run
+            if known != run:
                 raise another_run(self._folder, query)
 
     def _marker(self, query: str) -> Path:

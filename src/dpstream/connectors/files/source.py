@@ -132,13 +132,13 @@ class GrowingDirectory:
         try:
             with os.scandir(self._folder) as entries:
                 files = [entry for entry in entries if _is_complete(entry)]
-                found = sorted(entry.name for entry in files)
+                names = sorted(entry.name for entry in files)
                 for entry in files:
                     self._notice(entry)
         except OSError as problem:
             raise unreadable(self._folder, problem) from problem
         known = set(self._known)
-        self._known += [name for name in found if name not in known]
+        self._known += [name for name in names if name not in known]
         return list(self._known)
 
     def columns(self, partition: str) -> dict[str, pa.DataType] | None:
@@ -157,14 +157,14 @@ class GrowingDirectory:
         """One row group or block of the file."""
         self._check(partition)
         end = self._ends.get(partition)
-        if end is not None and end.position == position and _has(end, columns):
+        if end is not None and end.position == position and _has_columns(end, columns):
             return end  # polled again and again: a file that was read is not opened for that
         path = str(self._folder / partition)
         batch = self._files.read(path, position, columns=columns, until=until)
         if batch.done and until is None:
             self._ends[partition] = replace(batch, table=batch.table.slice(0, 0), rejected=[])
             if partition not in self._written:
-                self._written[partition] = _written(os.stat(path))
+                self._written[partition] = _size_and_time(os.stat(path))
         return batch
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class GrowingDirectory:
         before = self._written.get(entry.name)
         if before is None:
             return
-        now = _written(entry.stat())
+        now = _size_and_time(entry.stat())
         if now != before:
             self._written[entry.name] = now
             _LOG.warning(
@@ -207,7 +207,7 @@ class GrowingDirectory:
         self._files.add(path)
 
 
-def _has(batch: Batch, columns: Sequence[str] | None) -> bool:
+def _has_columns(batch: Batch, columns: Sequence[str] | None) -> bool:
     return columns is not None and set(columns) == set(batch.table.column_names)
 
 
@@ -229,8 +229,8 @@ def _check_folder(folder: Path) -> None:
     raise InvalidInput(f"there is no directory {folder}; create it before the stream runs")
 
 
-def _written(found: os.stat_result) -> tuple[int, int]:
-    return found.st_size, found.st_mtime_ns
+def _size_and_time(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_size, stat.st_mtime_ns
 
 
 def _is_complete(entry: os.DirEntry[str]) -> bool:

@@ -21,10 +21,13 @@ from dpstream.compiled import compiled
 from dpstream.errors import InvalidInput, no_column
 from dpstream.records import Batch, Position, Rejected
 
+Bytes = npt.NDArray[np.uint8]
+Offsets = npt.NDArray[np.int32]
 BLOCK = 8 << 20
 LONGEST_LINE = 256 << 20
 SHOWN = 4096
 """A rejected row is kept up to this many characters."""
+_QUOTE, _ONE = np.uint8(34), np.uint64(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,20 +187,12 @@ def _open(path: Path) -> BinaryIO:
         raise unreadable(path, problem) from problem
 
 
-# From byte ranges of a text block to Arrow strings, without a Python object per cell.
-#
-# A scanner fills `starts` and `stops` (columns x rows). A start of -1 is a null; a stop below 0 is
-# ~stop of a cell in which a doubled quote stands for one.
+def string_array(block: Bytes, starts: Offsets, stops: Offsets) -> pa.Array:
+    """The cells of one column, which must be UTF-8, without a Python object per cell.
 
-Bytes = npt.NDArray[np.uint8]
-Offsets = npt.NDArray[np.int32]
-
-_QUOTE = np.uint8(34)
-_ONE = np.uint64(1)
-
-
-def strings(block: Bytes, starts: Offsets, stops: Offsets) -> pa.Array:
-    """The cells of one column; the bytes must be UTF-8."""
+    A cell is `block[start:stop]`. A start of -1 is a null; a stop below 0 is ~stop of a cell in
+    which a doubled quote stands for a single one.
+    """
     offsets = np.empty(len(starts) + 1, dtype=np.int32)
     nulls = _lengths(block, starts, stops, offsets)
     content = np.empty(offsets[-1], dtype=np.uint8)
@@ -276,10 +271,10 @@ def _copy(block: Bytes, starts: Offsets, stops: Offsets, offsets: Offsets, conte
 
 @compiled
 def _invalid(block: Bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bool_]:
-    found = np.zeros(len(starts), dtype=np.bool_)
+    invalid = np.zeros(len(starts), dtype=np.bool_)
     for i in range(len(starts)):
-        found[i] = not _is_utf8(block, starts[i], stops[i])
-    return found
+        invalid[i] = not _is_utf8(block, starts[i], stops[i])
+    return invalid
 
 
 @compiled

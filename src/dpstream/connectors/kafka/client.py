@@ -319,7 +319,7 @@ class Topic:
         self._answered()
         if self.id not in (None, str(about.topic_id)):
             raise another_topic(self.name, str(self.id), str(about.topic_id))
-        numbers = sorted(one.id for one in about.partitions)
+        numbers = sorted(partition.id for partition in about.partitions)
         if self.id is not None and numbers != self.numbers:
             self._tell_consumer()
         self.id, self.numbers = str(about.topic_id), numbers

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.connectors.files.parquet import plain
+from dpstream.connectors.files.parquet import plain_type
 from dpstream.connectors.files.text import select_columns
 from dpstream.errors import InvalidInput
 from dpstream.records import Batch, Position
@@ -40,7 +40,9 @@ class TableSource:
             raise InvalidInput(f"the columns of a table must differ; got {', '.join(names)}")
         self.inferred = _inferred(table.schema)
         """Columns whose types pandas has taken from their values, and what it made of them."""
-        self._table = table.cast(pa.schema([(one.name, plain(one.type)) for one in table.schema]))
+        self._table = table.cast(
+            pa.schema([(field.name, plain_type(field.type)) for field in table.schema])
+        )
         self._rows = rows
 
     def partitions(self) -> list[str]:
@@ -49,7 +51,7 @@ class TableSource:
 
     def columns(self, partition: str) -> dict[str, pa.DataType]:
         """The table's types."""
-        return {one.name: one.type for one in self._table.schema}
+        return {field.name: field.type for field in self._table.schema}
 
     def read(
         self,
@@ -81,13 +83,13 @@ def _inferred(schema: pa.Schema) -> dict[str, str]:
     pandas has floats where an integer is missing, and objects of any kind; Arrow looks at each of
     those to tell a type. Text is safe: another value beside it is an error.
     """
-    told = (schema.pandas_metadata or {}).get("columns", ())
-    objects = {one["field_name"] for one in told if one["numpy_type"] == "object"}
-    found = {}
-    for field in schema if told else ():
-        kind = plain(field.type)
+    columns = (schema.pandas_metadata or {}).get("columns", ())
+    objects = {column["field_name"] for column in columns if column["numpy_type"] == "object"}
+    inferred = {}
+    for field in schema if columns else ():
+        kind = plain_type(field.type)
         if pa.types.is_floating(kind):
-            found[field.name] = "floats (so are integers with a value that is missing)"
+            inferred[field.name] = "floats (so are integers with a value that is missing)"
         elif field.name in objects and kind not in (pa.string(), pa.null(), pa.bool_()):
-            found[field.name] = f"Python objects, which look like {kind}"
-    return found
+            inferred[field.name] = f"Python objects, which look like {kind}"
+    return inferred

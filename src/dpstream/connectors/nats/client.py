@@ -243,7 +243,7 @@ class Puller:
         status = None if self._arrived[-1].reply else self._arrived.pop()
         if status is not None and (status.headers or {}).get("Status") not in _NO_MORE:
             raise ConsumerDropped
-        messages = [_message(one) for one in self._arrived]
+        messages = [_message(each) for each in self._arrived]
         self._arrived = []
         if messages:
             self.next = messages[-1].sequence + 1
@@ -255,6 +255,6 @@ class Puller:
             self._enough.set()
 
 
-def _message(one: Any) -> Message:
-    words = one.reply.split(".")  # $JS.ACK[.domain.account].stream.consumer.delivered.sequence...
-    return Message(int(words[5] if len(words) == 9 else words[7]), one.subject, one.data)
+def _message(raw: Any) -> Message:
+    words = raw.reply.split(".")  # $JS.ACK[.domain.account].stream.consumer.delivered.sequence...
+    return Message(int(words[5] if len(words) == 9 else words[7]), raw.subject, raw.data)

@@ -12,13 +12,7 @@ from threading import Event, Thread
 
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
-from dpstream.connectors.files.text import (
-    BLOCK,
-    LONGEST_LINE,
-    Parser,
-    empty_strings,
-    rejected_rows,
-)
+from dpstream.connectors.files.text import BLOCK, LONGEST_LINE, Parser, empty_strings, rejected_rows
 from dpstream.errors import InvalidInput
 from dpstream.records import Batch, Position
 
