@@ -50,10 +50,11 @@ class KafkaSource:
         topic, settings = topic_of(options), client_settings(options)
         self._decoder, self._where = decoder_from(options), options.where
         self._latest, retry = options.starts_latest(), options.retry_policy()
-        self._extra = {kind: options.text(f"{kind}_column") for kind in ("timestamp", "key")}
+        timestamp_column, key_column = options.text("timestamp_column"), options.text("key_column")
+        self._extra = {"timestamp": timestamp_column, "key": key_column}
         self._ends = _parse_until(options)  # by partition; None: all others
         self.bounded = bool(self._ends)
-        if self._extra["key"] is not None and self._extra["key"] == self._extra["timestamp"]:
+        if timestamp_column is not None and timestamp_column == key_column:
             raise InvalidParameter(f"{self._where}: timestamp_column and key_column must differ")
         self._topic = Topic(topic, settings, where=self._where, retry=retry)
         self._begun_with: set[int] | None = None  # partitions that `start` is said of

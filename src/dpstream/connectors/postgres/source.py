@@ -77,8 +77,9 @@ class PostgresSource(ServerLog[TablePosition]):
 
     def __init__(self, options: ServerOptions) -> None:
         self._where, self._lag = options.where, int(options.number("lag", 0))
-        table, key, settle = (options.text(name) for name in ("table", "key", "settle"))
-        self._latest, until = options.starts_latest(), options.text("until")
+        table, key = options.text("table"), options.text("key")
+        settle, until = options.text("settle"), options.text("until")
+        self._latest = options.starts_latest()
         retry, self._connect = options.retry_policy(), connect_function(options)
         options.finish()
         if not table or not key:
