@@ -53,21 +53,21 @@ class DatabaseSink(ABC):
     def advice(self) -> str:
         """What to do when it cannot be written."""
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Insert the rows, unless the release is in the index."""
         run, table = run_of(table), with_numbers(table, window, trigger)
         with self.explain_errors(), self.transaction():
             index = self._index()
-            index.refuse_another_run(query, run)
-            if not index.has(query, window, trigger):
-                known = index.has_table(query, table.schema, run)
-                self.insert(identifier(query), table, create=not known)
-                index.add(query, window, trigger)
+            index.refuse_another_run(name, run)
+            if not index.has(name, window, trigger):
+                known = index.has_table(name, table.schema, run)
+                self.insert(identifier(name), table, create=not known)
+                index.add(name, window, trigger)
 
-    def fence(self, query: str, run: str) -> None:
+    def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
         with self.explain_errors():
-            self._index().refuse_another_run(query, run)
+            self._index().refuse_another_run(name, run)
 
     def close(self) -> None:
         """Close the connection."""

@@ -79,6 +79,6 @@ class ServerLog(ABC, Generic[P]):
             return None if position is None else self.parse_position(position)
         except (TypeError, ValueError):
             raise InvalidInput(
-                f"{position!r} is no position of {self.position_kind}; the checkpoint belongs to "
+                f"{position!r} is no position of {self.position_kind}; the state belongs to "
                 "another source"
             ) from None

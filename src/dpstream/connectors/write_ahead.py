@@ -84,8 +84,8 @@ class Segments:
             or sha256(stream).digest() != content[len(_MAGIC) : start]
         ):
             raise StateError(
-                f"{path} is damaged; restore it from a copy, or start anew with another checkpoint "
-                "location"
+                f"{path} is damaged; restore it from a copy, or start anew with another state "
+                "directory"
             )
         table = pa.ipc.open_stream(stream).read_all()
         metadata = dict(table.schema.metadata)
@@ -96,7 +96,7 @@ class Segments:
             if missing:
                 raise StateError(
                     f"{path} was kept without the column {missing[0]!r}; go on with the query that "
-                    "the chunk was read for, or start anew with another checkpoint location"
+                    "the chunk was read for, or start anew with another state directory"
                 )
             table = table.select([name for name in table.column_names if name in columns])
         return Batch(table=table, position=number + 1, done=number + 1 == until, rejected=rejected)
@@ -156,13 +156,13 @@ class WriteAhead:
         if until is not None:
             raise RowsLost(
                 f"chunk {number} of {partition!r} was read before and is not in {self._folder} any "
-                "more; restore the folder together with its checkpoint, or start anew with "
-                "another checkpoint location"
+                "more; restore the folder together with its state directory, or start anew with "
+                "another state directory"
             )
         if numbers and number != numbers[-1] + 1:
             raise StateError(
                 f"{self._folder} keeps the chunks {numbers[0]} to {numbers[-1]} of {partition!r}, "
-                f"but chunk {number} is asked for; the folder and the checkpoint do not belong "
+                f"but chunk {number} is asked for; the folder and the state do not belong "
                 "together"
             )
         batch = self._pending.pop(partition, None)
@@ -325,13 +325,13 @@ class PushedSource:
             if kept and number < kept[0]:
                 raise StateError(
                     f"{self._folder} begins at segment {kept[0]}, but segment {number} is asked "
-                    "for; the folder and the checkpoint do not belong together"
+                    "for; the folder and the state do not belong together"
                 )
             if until is not None and number != until:
                 raise RowsLost(
                     f"segment {number} was read before and is not in {self._folder} any more; "
-                    "restore the folder together with its checkpoint, or start anew with another "
-                    "state directory"
+                    "restore the folder together with its state directory, or start anew with "
+                    "another state directory"
                 )
             return Batch(table=empty_strings(columns), position=position, done=True)
         batch = self._segments.read(number, columns, until)

@@ -310,7 +310,7 @@ class Topic:
                     raise no_topic(self._where, self.name) from None
                 raise RowsLost(
                     f"{self._where}: the topic was deleted; make a new one, and start anew with "
-                    "another checkpoint location"
+                    "another state directory"
                 ) from None
             self._problems(error)
             self._problems.raise_refusal()
@@ -338,7 +338,7 @@ class Topic:
             f"{self.name}/{held.number} has to be read from offset {held.at} on, but its offsets "
             f"are {now} now: retention has removed messages that are needed, or the topic was cut "
             "off; keep messages for longer (retention.ms, retention.bytes), and start anew with "
-            "another checkpoint location"
+            "another state directory"
         )
 
     def _answered(self) -> None:
@@ -350,5 +350,5 @@ def another_topic(name: str, was: str, now: str) -> RowsLost:
     """A topic of the same name is not the one whose offsets are known."""
     return RowsLost(
         f"the topic {name} was deleted and made again, or is that of another cluster: its id was "
-        f"{was} and is {now}; start anew with another checkpoint location"
+        f"{was} and is {now}; start anew with another state directory"
     )

@@ -147,7 +147,7 @@ class KafkaSource:
             case _:
                 raise InvalidInput(
                     f"{position!r:.80} is no position in the topic {self._topic.name}; the "
-                    "checkpoint belongs to another source"
+                    "state belongs to another source"
                 )
         if topic != self._topic.id:
             raise another_topic(self._topic.name, topic, str(self._topic.id))
@@ -161,7 +161,7 @@ class KafkaSource:
         if topic != self._topic.name or not known:
             raise InvalidInput(
                 f"the topic {self._topic.name} has no partition {partition!r} but "
-                f"{len(self._topic.numbers)} others; the checkpoint belongs to another source"
+                f"{len(self._topic.numbers)} others; the state belongs to another source"
             )
         return int(number)
 
@@ -174,7 +174,7 @@ class KafkaSource:
             raise RowsLost(
                 f"{partition} was read up to offset {end - 1} before, but that message is gone: "
                 f"{'it was compacted' if beyond >= end else f'the partition ends at {beyond}'}; "
-                "restore the topic, or start anew with another checkpoint location"
+                "restore the topic, or start anew with another state directory"
             )
 
     def _batch(

@@ -54,28 +54,28 @@ class NatsSink:
             self._client.close()
             raise
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Publish what the stream does not have; waits for a server that is away."""
         run, table = run_of(table), with_numbers(table, window, trigger)
-        self.fence(query, run)
-        if self._runs.get(query) != run:
-            self._insist(lambda js: self._publish(js, self._run_subject(query), run.encode(), {}))
-            self.fence(query, run)
-            self._runs[query] = run
-        subject = f"{self._prefix}.{safe_name(query)}.{window}.{trigger}"
+        self.fence(name, run)
+        if self._runs.get(name) != run:
+            self._insist(lambda js: self._publish(js, self._run_subject(name), run.encode(), {}))
+            self.fence(name, run)
+            self._runs[name] = run
+        subject = f"{self._prefix}.{safe_name(name)}.{window}.{trigger}"
         parts = [*self._parts(table)]
         headers = {_PARTS: str(len(parts)), _RUN: run, **_about(table)}
         for number, payload in reversed([*enumerate(parts)]):
             place = f"{subject}.{number}"
             self._insist(partial(self._release, subject=place, data=payload, headers=headers))
 
-    def fence(self, query: str, run: str) -> None:
+    def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
-        if self._runs.get(query) == run:
+        if self._runs.get(name) == run:
             return
-        known = self._insist(lambda js: self._last(js, self._run_subject(query)))
+        known = self._insist(lambda js: self._last(js, self._run_subject(name)))
         if known is not None and (known.data or b"").decode() != run:
-            raise another_run(f"the stream {self._stream}", query)
+            raise another_run(f"the stream {self._stream}", name)
 
     def close(self) -> None:
         """Close the connection."""

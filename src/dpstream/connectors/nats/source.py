@@ -124,7 +124,7 @@ class NatsSource(ServerLog[StreamPosition]):
             raise RowsLost(
                 f"a step has read {goal.messages - at.messages} messages of {self._stream!r} after "
                 f"{at.sequence} up to {goal.sequence}, and {len(messages)} of them are left; "
-                "restore the stream, or start anew with another checkpoint location"
+                "restore the stream, or start anew with another state directory"
             )
         return messages, after, reached >= stop or not messages
 
@@ -150,7 +150,7 @@ class NatsSource(ServerLog[StreamPosition]):
             raise RowsLost(
                 f"the stream {self._stream!r} that was read before is gone"
                 f"{'' if about is None else ', and another one has its name'}; restore it, or "
-                "start anew with another checkpoint location"
+                "start anew with another state directory"
             )
         state = about.state
         if at is None:
@@ -161,7 +161,7 @@ class NatsSource(ServerLog[StreamPosition]):
         if reached > state.last_seq:
             raise RowsLost(
                 f"the stream {self._stream!r} ends at {state.last_seq} now, and was read up to "
-                f"{reached}; restore it, or start anew with another checkpoint location"
+                f"{reached}; restore it, or start anew with another state directory"
             )
         if goal is None and state.first_seq > at.sequence + 1:
             raise self._expired(at.sequence + 1, state.first_seq)
@@ -180,7 +180,7 @@ class NatsSource(ServerLog[StreamPosition]):
         return RowsLost(
             f"the stream {self._stream!r} has dropped the messages {first} to {left - 1} before "
             "they were read: its limits of age or size are too small for how long this was down; "
-            "restore them, or start anew with another checkpoint location"
+            "restore them, or start anew with another state directory"
         )
 
     def _batch(

@@ -228,8 +228,8 @@ class TableChecks:
             raise RowsLost(
                 f"{self._table.place} was read up to {self._table.key} {key}, and that row is gone"
                 f"{f', while the last key is {last}' if last is not None else ''}: rows that were "
-                "not read may be gone too; restore them, or start anew with another checkpoint "
-                "location"
+                "not read may be gone too; restore them, or start anew with another state "
+                "directory"
             )
         self.seen = True
 
@@ -251,7 +251,7 @@ class TableChecks:
         if rows < were:
             return RowsLost(
                 f"a step has read {were} rows of {self._table.place} {span}, and {rows} of them "
-                "are left; restore them, or start anew with another checkpoint location"
+                "are left; restore them, or start anew with another state directory"
             )
         return InvalidInput(
             f"a step has read {were} rows of {self._table.place} {span}, and there are {rows} now: "
