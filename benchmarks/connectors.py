@@ -30,7 +30,6 @@ import pyarrow.parquet as pq
 from benchmarks.connector_kills import PARTITIONS, Aftermath, Storm, storm
 from benchmarks.harness import Findings, Progress, Row, target
 from dpstream.connectors.encode import jsonl
-from dpstream.connectors.nats.client import Client
 from dpstream.connectors.options import ServerOptions
 from dpstream.connectors.registry import open_sink, open_source
 from tests.support.servers import KafkaServer, NatsServer, PostgresServer
@@ -344,6 +343,8 @@ class Nats(System):
 
     def fill(self, rows: pa.Table) -> dict[str, Any]:
         """A stream of JSON, a row a message, and one of Arrow."""
+        from dpstream.connectors.nats.client import Client  # needs the package nats
+
         found = {}
         for stream, (word, kind, messages) in zip("AB", payloads(rows), strict=True):
             client = Client(ServerOptions(self._uri(stream)))

@@ -14,7 +14,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from dpstream.connectors.encode import parquet
-from dpstream.connectors.registry import AllSinks, open_sink
+from dpstream.connectors.registry import open_sink
+from dpstream.connectors.shared import AllSinks
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.query.aggregates import Avg, Count, CountUnits, Sum
 from dpstream.query.query import Query

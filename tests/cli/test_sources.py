@@ -5,7 +5,7 @@ import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
-from dpstream.connectors.registry import PATHS, SINKS, SOURCES
+from dpstream.connectors.registry import SINKS, SOURCES
 
 
 def test_everything_is_listed(run):
@@ -13,7 +13,7 @@ def test_everything_is_listed(run):
     done = run("sources")
 
     assert done.code == 0
-    for known in (SOURCES, SINKS, PATHS["source"], PATHS["sink"]):
+    for known in (SOURCES, SINKS):
         for name, one in known.items():
             assert name in done.out
             assert one.example in done.out
@@ -28,7 +28,7 @@ def test_nothing_is_lost_on_a_narrow_screen(run, monkeypatch):
     done = run("sources")
 
     assert done.code == 0
-    for known in (SOURCES, SINKS, PATHS["source"], PATHS["sink"]):
+    for known in (SOURCES, SINKS):
         for one in known.values():
             assert one.example in done.out
             assert one.about in done.out
@@ -37,7 +37,7 @@ def test_nothing_is_lost_on_a_narrow_screen(run, monkeypatch):
 
 def test_scripts_read_what_is_installed(run, monkeypatch):
     """Packages that are blocked count as absent."""
-    names = {one.package for one in (*SOURCES.values(), *SINKS.values())}
+    names = {one.package for one in (*SOURCES.values(), *SINKS.values())} - {None}
     monkeypatch.setattr(
         "dpstream.connectors.registry.find_spec",
         lambda name: None if name in names else find_spec(name),
@@ -55,7 +55,7 @@ def test_every_extra_that_is_named_exists():
     """What the list tells to install can be installed."""
     project = Path(__file__).resolve().parents[2] / "pyproject.toml"
     extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
-    named = {one.extra for known in (SOURCES, SINKS, PATHS["sink"]) for one in known.values()}
+    named = {one.extra for known in (SOURCES, SINKS) for one in known.values()}
 
     assert named - {None} <= set(extras)
     assert named - {None} <= set(re.findall(r"\w+", extras["connectors"][0]))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpstream.connectors.messages import messages_of
+from dpstream.connectors.messages import make_decoder
 from dpstream.errors import InvalidInput, InvalidParameter
 
 FIELDS = ["user", "page"]
@@ -19,10 +19,10 @@ def place(number):
 
 def formats():
     return {
-        "json": messages_of("json"),
-        "csv": messages_of("csv", header=FIELDS),
-        "headed": messages_of("csv"),
-        "arrow": messages_of("arrow"),
+        "json": make_decoder("json"),
+        "csv": make_decoder("csv", header=FIELDS),
+        "headed": make_decoder("csv"),
+        "arrow": make_decoder("arrow"),
     }
 
 
@@ -35,7 +35,7 @@ def stream(table):
 
 def decoded(kind, messages, columns=FIELDS):
     found = formats()[kind].decode(messages, columns)
-    bad = found.rejected(messages, [place(number) for number in range(len(messages))])
+    bad = found.rejected(messages, place)
     assert len(found.origin) == found.table.num_rows
     return found.table.to_pylist(), [(one.where, one.reason) for one in bad]
 
@@ -133,9 +133,9 @@ def test_every_column_without_a_choice():
 def test_what_cannot_be_is_refused():
     """A format that is not there, a header without csv, a column that the header does not have."""
     with pytest.raises(InvalidParameter, match="one of json, csv, arrow; got 'xml'"):
-        messages_of("xml")
+        make_decoder("xml")
     with pytest.raises(InvalidParameter, match="the format is json"):
-        messages_of("json", header=FIELDS)
+        make_decoder("json", header=FIELDS)
     for message in (b"a,1", b'a,"1"'):
         with pytest.raises(InvalidInput, match="no column 'time'"):
             formats()["csv"].decode([message], ["time"])

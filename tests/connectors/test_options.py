@@ -70,10 +70,10 @@ def test_patience_waits_longer_each_time_and_ends(caplog):
 
     retry = RetryPolicy("x://h", seconds=10, now=lambda: now[0], sleep=sleep)
     for _ in range(4):
-        retry.failed("silence")
+        retry.report_failure("silence")
         retry.wait()
     assert slept == pytest.approx([0.1, 0.2, 0.4, 0.8])
-    retry.well()
+    retry.report_success()
     assert [record.getMessage() for record in caplog.records] == [
         "x://h: silence; trying again for 10 s",
         "x://h: answers again, after 1.5 s",
@@ -82,7 +82,7 @@ def test_patience_waits_longer_each_time_and_ends(caplog):
 
     def go_on():
         while True:
-            retry.failed("silence")
+            retry.report_failure("silence")
             retry.wait()
 
     with pytest.raises(ServerUnreachable, match=r"silence, for 1\d s now"):

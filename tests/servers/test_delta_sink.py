@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from dpstream.connectors.delta.sink import DeltaSink
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import SinkSuite
-from dpstream.connectors.testing.sink_suite import release, seen_of
+from dpstream.connectors.testing.sink_suite import release, rows_seen
 from dpstream.errors import MissingDependency, StateError
 from tests.connectors.test_sinks import RELEASE
 from tests.support.processes import kill_this_process, run_in_new_process
@@ -44,7 +44,7 @@ class TestDeltaSink(SinkSuite):
     def open(self):
         return open_sink(f"delta:{self.place}/")
 
-    def published(self, query):
+    def visible_rows(self, query):
         return rows_of(self.place, query)
 
 
@@ -70,12 +70,12 @@ def test_killed_beside_the_commit(tmp_path, when):
     sink = open_sink(f"delta:{tmp_path}")
     sink.write("a", 0, 1, release("a", 0, 1))
     assert run_in_new_process(break_off, tmp_path, when) == -signal.SIGKILL
-    there = rows_of(tmp_path, "a") == seen_of(release("a", 0, 1), release("a", 0, 2))
+    there = rows_of(tmp_path, "a") == rows_seen(release("a", 0, 1), release("a", 0, 2))
     assert there == (when == "after the commit")
     sink = open_sink(f"delta:{tmp_path}")
     sink.write("a", 0, 2, release("a", 0, 2))
 
-    assert rows_of(tmp_path, "a") == seen_of(release("a", 0, 1), release("a", 0, 2))
+    assert rows_of(tmp_path, "a") == rows_seen(release("a", 0, 1), release("a", 0, 2))
 
 
 def test_two_writers_of_one_release(tmp_path):
@@ -101,7 +101,7 @@ def test_two_writers_of_one_release(tmp_path):
     for one in writers:
         one.join()
 
-    assert rows_of(tmp_path, "a") == seen_of(*(release("a", 0, t) for t in range(8)))
+    assert rows_of(tmp_path, "a") == rows_seen(*(release("a", 0, t) for t in range(8)))
 
 
 def test_marks_do_not_pile_up(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from dpstream.connectors.registry import open_sink, open_source
 from dpstream.connectors.testing.sink_suite import release
-from dpstream.connectors.testing.source_suite import drain, sum_of
+from dpstream.connectors.testing.source_suite import all_rows, drain
 from dpstream.errors import DpstreamError, InvalidParameter, SecretError, ServerUnreachable
 from tests.servers import kafka_tools as tools
 from tests.servers.conftest import PASSWORD
@@ -33,7 +33,7 @@ def count(uri):
     source, found = open_source(uri), {}
     drain(source, found, rows=3)
     source.close()
-    return sum_of(found).total()
+    return all_rows(found).total()
 
 
 def test_every_way_to_give_a_password(kafka, topic, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from dpstream.connectors.kafka.sink import KafkaSink
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import ServerSinkSuite
-from dpstream.connectors.testing.sink_suite import release, seen_of
+from dpstream.connectors.testing.sink_suite import release, rows_seen
 from dpstream.errors import InvalidInput, StateError
 from tests.servers import kafka_tools as tools
 from tests.support.processes import kill_this_process, run_in_new_process
@@ -44,7 +44,7 @@ class TestKafkaSink(ServerSinkSuite):
     def impatient(self):
         return open_sink(f"{self.uri}?patience=0.5")
 
-    def published(self, query):
+    def visible_rows(self, query):
         found = tools.committed(self.kafka, self.topic)
         rows = [json.loads(value) for key, value, _ in found if key == query.encode()]
         return sorted((row["page"], row["count"]) for row in rows)
@@ -52,7 +52,7 @@ class TestKafkaSink(ServerSinkSuite):
     def break_off(self, query, window, trigger, table):
         arguments = (self.uri, query, window, trigger, len(table))
         assert run_in_new_process(break_off, *arguments) == -signal.SIGKILL
-        assert len(table) not in {len(self.published(query)) - n for n in (0, 3)}
+        assert len(table) not in {len(self.visible_rows(query)) - n for n in (0, 3)}
 
     def away(self):
         return self.kafka.away()
@@ -64,17 +64,17 @@ def topic(kafka):
 
 
 def test_messages_say_what_they_are(kafka, topic):
-    """Rows are JSON with their window and release; the book has an entry with their number."""
+    """Rows are JSON with their window and release; the index has an entry with their number."""
     sink = open_sink(f"kafka://{kafka.address}/{topic}")
     sink.write("a", 4, 2, release("a", 4, 2))
     sink.close()
     rows = tools.committed(kafka, topic)
-    book = tools.committed(kafka, f"{topic}.releases")
+    index = tools.committed(kafka, f"{topic}.releases")
 
     assert json.loads(rows[0][1]) == {"window": 4, "release": 2, "page": "/0", "count": 4020.0}
     told = {"query": b"a", "window": b"4", "trigger": b"2", "run": b"run 1"}
     assert rows[0][2] == {f"dpstream-{name}": value for name, value in told.items()}
-    assert [json.loads(value)["rows"] for _, value, _ in book] == [3]
+    assert [json.loads(value)["rows"] for _, value, _ in index] == [3]
 
 
 def test_the_first_of_two_writers_is_shut_out(kafka, topic):
@@ -90,11 +90,11 @@ def test_the_first_of_two_writers_is_shut_out(kafka, topic):
     values = [json.loads(value) for _, value, _ in tools.committed(kafka, topic)]
 
     seen = sorted((row["page"], row["count"]) for row in values)
-    assert seen == seen_of(release("a", 0, 1), release("a", 0, 2))
+    assert seen == rows_seen(release("a", 0, 1), release("a", 0, 2))
 
 
 def test_an_open_transaction_of_another_query_hides_nothing(kafka, topic):
-    """The book is read behind it, not only up to it: what stands there must not be sent again."""
+    """The index is read behind it, not only up to it: what stands there must not be sent again."""
     uri = f"kafka://{kafka.address}/{topic}"
     sink = open_sink(uri)
     sink.write("a", 0, 1, release("a", 0, 1))
@@ -120,6 +120,6 @@ def test_an_open_transaction_of_another_query_hides_nothing(kafka, topic):
 
 
 def test_a_topic_that_is_missing(kafka):
-    """A clear error; topics are not made behind the operator's back, but for the book."""
+    """A clear error; topics are not made behind the operator's back, but for the index."""
     with pytest.raises(InvalidInput, match="no topic 'nowhere'; create it"):
         open_sink(f"kafka://{kafka.address}/nowhere").fence("a", "run")

@@ -10,7 +10,7 @@ import dpstream as dps
 from benchmarks.connector_child import RUN, SECRET
 from dpstream.connectors.registry import open_source
 from dpstream.connectors.testing import ServerSourceSuite
-from dpstream.connectors.testing.source_suite import Read, drain, replayed, sum_of
+from dpstream.connectors.testing.source_suite import Read, all_rows, drain, replay
 from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from tests.servers import kafka_tools as tools
@@ -73,7 +73,7 @@ def test_gaps_in_the_offsets(kafka, topic):
     tools.send(kafka, topic, [{"user": "b"}, {"user": "c"}], commit=True)
     source = opened(kafka, topic)
     read = everything(source, 3)[f"{topic}/0"]
-    again = replayed(source, f"{topic}/0", None, read.positions[-1])
+    again = replay(source, f"{topic}/0", None, read.positions[-1])
     source.close()
 
     assert sorted(json.loads(row)["user"] for row in read.rows()) == ["a", "b", "c"]
@@ -83,7 +83,7 @@ def test_gaps_in_the_offsets(kafka, topic):
 
 def test_partitions_that_are_added(kafka, topic, monkeypatch):
     """They are found while the stream runs, and read from their first message."""
-    monkeypatch.setattr("dpstream.connectors.kafka.source._LOOK_EVERY", 0.2)
+    monkeypatch.setattr("dpstream.connectors.kafka.client._LOOK_EVERY", 0.2)
     tools.send(kafka, topic, [{"user": "before"}], partition=0)
     source = opened(kafka, topic, start="latest")
     found = everything(source, 0)
@@ -94,7 +94,7 @@ def test_partitions_that_are_added(kafka, topic, monkeypatch):
     drain(source, found, rows=3)
     source.close()
 
-    users = sorted(json.loads(row)["user"] for row in sum_of(found))
+    users = sorted(json.loads(row)["user"] for row in all_rows(found))
     assert users == ["new place 1", "new place 2", "old place"]
 
 
@@ -111,13 +111,13 @@ def test_latest_is_where_the_run_began(kafka, topic):
     tools.send(kafka, topic, [{"user": "new"}], partition=1)
     read = found[f"{topic}/0"]
     second = opened(kafka, topic, start="latest")
-    again = replayed(second, f"{topic}/0", None, read.positions[-1])
+    again = replay(second, f"{topic}/0", None, read.positions[-1])
     going_on = {f"{topic}/0": Read(positions=[again.positions[-1]])}
     drain(second, going_on, rows=5)
     second.close()
 
     assert [json.loads(row)["user"] for row in again.rows().elements()] == ["after"] * 2
-    users = sorted(json.loads(row)["user"] for row in sum_of(going_on).elements())
+    users = sorted(json.loads(row)["user"] for row in all_rows(going_on).elements())
     assert users == ["later"] * 4 + ["new"]
 
 
@@ -173,7 +173,7 @@ def test_compaction_that_ate_needed_rows(kafka):
         tools.send(kafka, topic, [{"user": "b"}], key="k")
         source = opened(kafka, topic)
         try:
-            replayed(source, f"{topic}/0", None, read.positions[-1])
+            replay(source, f"{topic}/0", None, read.positions[-1])
         except RowsLost as error:
             words = str(error)
         source.close()

@@ -9,7 +9,7 @@ import pytest
 from dpstream.connectors.nats.sink import NatsSink
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import ServerSinkSuite
-from dpstream.connectors.testing.sink_suite import release, seen_of
+from dpstream.connectors.testing.sink_suite import release, rows_seen
 from dpstream.errors import InvalidInput, ServerUnreachable, StateError
 from tests.connectors.test_sinks import RELEASE, ROWS
 from tests.servers.nats_tools import fresh
@@ -69,7 +69,7 @@ class TestNatsSink(ServerSinkSuite):
     def impatient(self):
         return open_sink(f"{self.uri}&patience=0.5")
 
-    def published(self, query):
+    def visible_rows(self, query):
         return sorted((row["page"], row["count"]) for row in whole(self.stream, query))
 
     def break_off(self, query, window, trigger, table):
@@ -115,7 +115,7 @@ def test_killed_again_and_again(stream):
     sink.close()
 
     found = sorted((row["page"], row["count"]) for row in whole(stream, "a"))
-    assert found == seen_of(*(release("a", 0, t, rows=40) for t in range(30)))
+    assert found == rows_seen(*(release("a", 0, t, rows=40) for t in range(30)))
 
 
 def test_parts_of_another_size_are_not_mixed(stream):

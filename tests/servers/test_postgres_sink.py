@@ -10,7 +10,7 @@ import pytest
 from dpstream.connectors.database import ReleaseIndex
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import ServerSinkSuite
-from dpstream.connectors.testing.sink_suite import release, seen_of
+from dpstream.connectors.testing.sink_suite import release, rows_seen
 from dpstream.errors import InvalidInput, ServerUnreachable, StateError
 from tests.connectors.test_sinks import NOON, RELEASE
 from tests.laws.test_published_keys import every_type_of_key
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.servers
 
 def break_off(uri, query, window, trigger, rows):
     """Write a release; killed when its rows are sent and their transaction is not committed."""
-    ReleaseIndex.mark_done = kill_this_process
+    ReleaseIndex.add = kill_this_process
     open_sink(uri).write(query, window, trigger, release(query, window, trigger, rows=rows))
 
 
@@ -50,7 +50,7 @@ class TestPostgresSink(ServerSinkSuite):
     def impatient(self):
         return open_sink(f"{self.uri}&patience=0.5")
 
-    def published(self, query):
+    def visible_rows(self, query):
         with psycopg.connect(self.postgres.address) as connection:
             found = connection.execute(f'SELECT page, count FROM {self.schema}."{query}"')
             return sorted(found.fetchall())
@@ -184,7 +184,7 @@ def test_killed_again_and_again(postgres, schema):
     sink.close()
 
     found = sorted(row[2:] for row in rows_of(postgres, f"{schema}.a"))
-    assert found == seen_of(*(release("a", 0, t, rows=200) for t in range(30)))
+    assert found == rows_seen(*(release("a", 0, t, rows=200) for t in range(30)))
 
 
 def test_two_writers_of_one_release(postgres, schema):

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpstream.cli.output import AsJson, people, print_json
-from dpstream.connectors.registry import PATHS, SINKS, SOURCES, Connector
+from dpstream.connectors.registry import SINKS, SOURCES, Connector
 
 _ANY = 10_000  # columns, to see how many are wanted
 
@@ -17,8 +17,8 @@ _ANY = 10_000  # columns, to see how many are wanted
 def sources(as_json: AsJson = False) -> None:
     """List sources and sinks, what is installed, and which extra to install."""
     connectors = {
-        "sources": _rows({**PATHS["source"], **SOURCES}),
-        "sinks": _rows({**PATHS["sink"], **SINKS}),
+        "sources": _rows(SOURCES),
+        "sinks": _rows(SINKS),
     }
     if as_json:
         print_json(connectors)

@@ -1,17 +1,18 @@
-"""What the SQL sinks share: one table per query, and a book of the releases that are done.
+"""What the SQL sinks share: one table per query, and an index of the releases that are done.
 
-One release is one transaction: its rows and its entry in the book.
+One release is one transaction: its rows and its entry in the index.
 """
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,61 +21,53 @@ from dpstream.connectors.storage import open_folder
 from dpstream.errors import InvalidParameter, StateError
 
 _LOCKS: dict[str, Lock] = {}
-BOOK = "dpstream_releases"
-QUERIES = "dpstream_queries"
+_RELEASES, _QUERIES = "dpstream_releases", "dpstream_queries"
 
 
-class Connection(Protocol):
-    """As much of a database connection as is needed."""
-
-    def execute(self, sql: str, parameters: Any = ..., /) -> Any:
-        """Run a statement."""
-        ...
-
-
-class DatabaseSink:
+class DatabaseSink(ABC):
     """One table per query; a database says how it connects, creates and inserts."""
 
     placeholder = "?"
     """Stands for a parameter in a statement."""
-    errors: type[Exception] | tuple[type[Exception], ...] = ()
+    errors: type[Exception]
+    """What the database raises."""
 
-    def __init__(self, place: str, *, one: str) -> None:
-        """`place`: as it is shown; `one`: the same for all sinks that write to one database."""
+    def __init__(self, place: str, *, lock: str) -> None:
+        """`place`: as it is shown; `lock`: the same for all sinks that write to one database."""
         self.place = place
-        self._lock = _LOCKS.setdefault(one, Lock())
-        with self.explained():
+        self._lock = _LOCKS.setdefault(lock, Lock())
+        with self.explain_errors():
             self.connection = self.connect()
             with self.transaction():
-                self._books().prepare()
+                self._index().create()
 
+    @abstractmethod
     def connect(self) -> Any:
         """A connection without transactions of its own."""
-        raise AssertionError("a database says how")
 
+    @abstractmethod
     def insert(self, name: str, table: pa.Table, *, create: bool) -> None:
-        """Put the rows into the table `name`, which is to be created first."""
-        raise AssertionError("a database says how")
+        """Put the rows into the table `name`; `create` it first if so told."""
 
+    @abstractmethod
     def advice(self) -> str:
         """What to do when it cannot be written."""
-        raise AssertionError("a database says what")
 
     def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
-        """Insert the rows, unless the release is in the book."""
+        """Insert the rows, unless the release is in the index."""
         run, table = run_of(table), with_numbers(table, window, trigger)
-        with self.explained(), self.transaction():
-            books = self._books()
-            books.refuse_another_run(name, run)
-            if not books.is_done(name, window, trigger):
-                known = books.is_known(name, table.schema, run)
+        with self.explain_errors(), self.transaction():
+            index = self._index()
+            index.refuse_another_run(name, run)
+            if not index.has(name, window, trigger):
+                known = index.has_table(name, table.schema, run)
                 self.insert(identifier(name), table, create=not known)
-                books.mark_done(name, window, trigger)
+                index.add(name, window, trigger)
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
-        with self.explained():
-            self._books().refuse_another_run(name, run)
+        with self.explain_errors():
+            self._index().refuse_another_run(name, run)
 
     def close(self) -> None:
         """Close the connection."""
@@ -88,26 +81,23 @@ class DatabaseSink:
             try:
                 yield
             except BaseException:
-                with suppress(*self._all_errors()):  # it may be rolled back already
+                with suppress(self.errors):  # it may be rolled back already
                     self.connection.execute("ROLLBACK")
                 raise
             self.connection.execute("COMMIT")
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
-        """What the database says, with what to do."""
+    def explain_errors(self) -> Iterator[None]:
+        """Raise what the database says, with what to do."""
         try:
             yield
-        except self._all_errors() as problem:
+        except self.errors as problem:
             raise StateError(
                 f"{self.place} cannot be written: {problem}; {self.advice()}"
             ) from problem
 
-    def _books(self) -> ReleaseIndex:
+    def _index(self) -> ReleaseIndex:
         return ReleaseIndex(self.connection, self.placeholder)
-
-    def _all_errors(self) -> tuple[type[Exception], ...]:
-        return self.errors if isinstance(self.errors, tuple) else (self.errors,)
 
 
 class FileDatabase(DatabaseSink):
@@ -118,10 +108,10 @@ class FileDatabase(DatabaseSink):
     def __init__(self, path: Path) -> None:
         self.path = path
         open_folder(path.parent)
-        super().__init__(str(path), one=str(path.resolve()))
+        super().__init__(str(path), lock=str(path.resolve()))
 
     def advice(self) -> str:
-        """It is the file."""
+        """Look after the file."""
         return (
             f"it must be {self.kind} file that this user may write and that no other process "
             "locks, on a disk with space left"
@@ -132,41 +122,42 @@ class FileDatabase(DatabaseSink):
 class ReleaseIndex:
     """The releases that are done, and the queries: their columns and runs."""
 
-    connection: Connection
+    connection: Any
     placeholder: str
 
-    def prepare(self) -> None:
-        """Create them."""
+    def create(self) -> None:
+        """Create its tables."""
         self.connection.execute(
-            f'CREATE TABLE IF NOT EXISTS {BOOK} (query TEXT NOT NULL, "window" BIGINT NOT NULL, '
-            '"trigger" BIGINT NOT NULL, PRIMARY KEY (query, "window", "trigger"))'
+            f"CREATE TABLE IF NOT EXISTS {_RELEASES} (query TEXT NOT NULL, "
+            '"window" BIGINT NOT NULL, "trigger" BIGINT NOT NULL, '
+            'PRIMARY KEY (query, "window", "trigger"))'
         )
         self.connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {QUERIES} (query TEXT PRIMARY KEY, "
+            f"CREATE TABLE IF NOT EXISTS {_QUERIES} (query TEXT PRIMARY KEY, "
             "columns TEXT NOT NULL, run TEXT NOT NULL)"
         )
 
-    def is_done(self, query: str, window: int, trigger: int) -> bool:
+    def has(self, query: str, window: int, trigger: int) -> bool:
         """Whether the release was written before."""
         columns = ("query", '"window"', '"trigger"')
         where = " AND ".join(f"{column} = {self.placeholder}" for column in columns)
-        found = self.connection.execute(
-            f"SELECT 1 FROM {BOOK} WHERE {where}", (query, window, trigger)
+        row = self.connection.execute(
+            f"SELECT 1 FROM {_RELEASES} WHERE {where}", (query, window, trigger)
         )
-        return found.fetchone() is not None
+        return row.fetchone() is not None
 
-    def mark_done(self, query: str, window: int, trigger: int) -> None:
-        """Note the release, in the transaction that writes its rows."""
-        self._insert(BOOK, (query, window, trigger))
+    def add(self, query: str, window: int, trigger: int) -> None:
+        """Add the release, in the transaction that writes its rows."""
+        self._insert(_RELEASES, (query, window, trigger))
 
     def refuse_another_run(self, query: str, run: str) -> None:
         """The query's releases here must be those of this run."""
-        asked = f"SELECT run FROM {QUERIES} WHERE query = {self.placeholder}"
-        found = self.connection.execute(asked, (query,)).fetchone()
-        if found is not None and found[0] != run:
+        asked = f"SELECT run FROM {_QUERIES} WHERE query = {self.placeholder}"
+        row = self.connection.execute(asked, (query,)).fetchone()
+        if row is not None and row[0] != run:
             raise another_run("the database", query)
 
-    def is_known(self, query: str, schema: pa.Schema, run: str) -> bool:
+    def has_table(self, query: str, schema: pa.Schema, run: str) -> bool:
         """Whether the query's table is there, with these columns; another shape is refused.
 
         SQL takes `Clicks` and `clicks` for one name, so two queries must not differ in case only.
@@ -175,19 +166,19 @@ class ReleaseIndex:
             raise InvalidParameter(
                 f"tables named dpstream_... are the sink's own; rename the query {query!r}"
             )
-        columns = {one.name: str(one.type) for one in schema}
+        columns = {field.name: str(field.type) for field in schema}
         if len({name.lower() for name in columns}) < len(columns):
             raise InvalidParameter(
                 f"columns of a database must differ in more than case; got {', '.join(columns)}"
             )
-        rows = self.connection.execute(f"SELECT query, columns, run FROM {QUERIES}").fetchall()
+        rows = self.connection.execute(f"SELECT query, columns, run FROM {_QUERIES}").fetchall()
         known = {name: json.loads(text) for name, text, _ in rows}
         if query not in known:
             if query.lower() in (name.lower() for name in known):
                 raise InvalidParameter(
                     f"another query of this sink is named like {query!r}; rename it"
                 )
-            self._insert(QUERIES, (query, json.dumps(columns), run))
+            self._insert(_QUERIES, (query, json.dumps(columns), run))
             return False
         if known[query] != columns or list(known[query]) != list(columns):
             raise StateError(
@@ -196,9 +187,9 @@ class ReleaseIndex:
             )
         return True
 
-    def _insert(self, book: str, values: tuple[Any, ...]) -> None:
+    def _insert(self, table: str, values: tuple[Any, ...]) -> None:
         placeholders = ", ".join([self.placeholder] * len(values))
-        self.connection.execute(f"INSERT INTO {book} VALUES ({placeholders})", values)
+        self.connection.execute(f"INSERT INTO {table} VALUES ({placeholders})", values)
 
 
 def identifier(name: str) -> str:

@@ -1,4 +1,7 @@
-"""Releases as bytes. They are a function of the table alone, so a replay writes the same file."""
+"""Releases as bytes, and what they say of themselves.
+
+The bytes are a function of the table alone, so a replay writes the same file.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import io
 import json
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,7 +33,7 @@ def parquet(table: pa.Table) -> bytes:
 def csv(table: pa.Table) -> bytes:
     """CSV with a header; times in ISO 8601, bytes in hexadecimal, a null is an empty field."""
     file = io.BytesIO()
-    columns = [_hexadecimal(plain(column)) for column in table.combine_chunks().columns]
+    columns = [_hexadecimal(simple_column(column)) for column in table.combine_chunks().columns]
     options = pyarrow.csv.WriteOptions(quoting_header="needed")
     texts = pa.table(columns, names=table.column_names)
     pyarrow.csv.write_csv(texts, file, write_options=options)
@@ -55,7 +59,7 @@ ENCODERS: dict[str, Callable[[pa.Table], bytes]] = {"parquet": parquet, "csv": c
 
 def _json(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Each value as JSON text."""
-    column = _hexadecimal(plain(column))
+    column = _hexadecimal(simple_column(column))
     kind = column.type
     if pa.types.is_floating(kind):
         finite = pc.fill_null(pc.is_finite(column), False)
@@ -88,7 +92,7 @@ def _hexadecimal(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(texts, pa.string())])
 
 
-def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def simple_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Times as ISO 8601 text, lengths of time as counts of their unit, large strings as strings."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -107,13 +111,15 @@ def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-# What a release says of itself: its run, and its numbers as columns.
+def release_facts(table: pa.Table) -> dict[str, Any]:
+    """What a release says of itself in its metadata: query, run, window, times and numbers."""
+    facts: dict[str, Any] = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}"))
+    return facts
 
 
 def run_of(table: pa.Table) -> str:
     """The tag of the run that published a release; "" if it does not say."""
-    told = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}"))
-    return str(told.get("run", ""))
+    return str(release_facts(table).get("run", ""))
 
 
 def another_run(place: object, query: str) -> StateError:
@@ -130,8 +136,10 @@ def with_numbers(table: pa.Table, window: int, trigger: int) -> pa.Table:
     it is the trigger's number. A name that the table has itself becomes `window_number` or
     `release_number`.
     """
-    told = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}"))
-    numbers = {"window": window, "release": told.get("release_index") or trigger}
+    numbers = {
+        "window": window,
+        "release": release_facts(table).get("release_index") or trigger,
+    }
     for i, (name, number) in enumerate(numbers.items()):
         if name in table.column_names:
             name = f"{name}_number"

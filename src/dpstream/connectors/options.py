@@ -3,7 +3,7 @@
     kafka://127.0.0.1:9092/clicks?format=json&patience=30
 
 Options are taken one by one; one that nobody took is unknown. A password is never part of them:
-`password_file` or `password_env` says where it is, and nothing here shows what was found there.
+`password_file` or `password_env` says where it is, and nothing here shows what was value there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from dpstream.connectors.retry import PATIENCE, RetryPolicy
 from dpstream.errors import InvalidParameter, SecretError
 
 
@@ -24,7 +25,7 @@ def is_uri(spec: Any) -> bool:
 
 
 class ServerOptions:
-    """What a user asked of a connector.
+    """The options that a user gave to a connector, each taken once.
 
     >>> options = ServerOptions("kafka://localhost:9092/clicks?format=json", {"patience": 5})
     >>> options.servers, options.path, options.number("patience", 60)
@@ -48,7 +49,8 @@ class ServerOptions:
                 "?password_env=NAME"
             )
         self._given = dict(parse_qsl(parts.query, keep_blank_values=True))
-        self._given |= {name: _text(value) for name, value in (more or {}).items()}
+        for name, value in (more or {}).items():
+            self._given[name] = str(value).lower() if isinstance(value, bool) else str(value)
         self._known: list[str] = []
 
     @property
@@ -63,25 +65,39 @@ class ServerOptions:
 
     def choice(self, name: str, among: Sequence[str], default: str) -> str:
         """One of several words."""
-        found = self.text(name, default)
-        if found not in among:
+        value = self.text(name, default)
+        if value not in among:
             raise InvalidParameter(
-                f"{self.where}: {name} must be one of {', '.join(among)}; got {found!r}"
+                f"{self.where}: {name} must be one of {', '.join(among)}; got {value!r}"
             )
-        return str(found)
+        return str(value)
 
     def number(self, name: str, default: float, *, least: float = 0.0) -> float:
         """A number."""
-        found = self.text(name)
+        text = self.text(name)
         try:
-            value = default if found is None else float(found)
+            value = default if text is None else float(text)
         except ValueError:
             value = float("nan")
         if not least <= value < float("inf"):
             raise InvalidParameter(
-                f"{self.where}: {name} must be a number from {least:g} on; got {found!r}"
+                f"{self.where}: {name} must be a number from {least:g} on; got {text!r}"
             )
         return value
+
+    def path_name(self, kind: str, example: str) -> str:
+        """The one name that the URI's path must have: that of a topic or stream."""
+        if not self.path or "/" in self.path:
+            raise InvalidParameter(f"{self.where} must name one {kind}, as in {example}")
+        return self.path
+
+    def starts_latest(self) -> bool:
+        """Does the option `start` ask for new rows only?"""
+        return self.choice("start", ("earliest", "latest"), "earliest") == "latest"
+
+    def retry_policy(self) -> RetryPolicy:
+        """How long the option `patience` lets a server be away."""
+        return RetryPolicy(self.where, seconds=self.number("patience", PATIENCE))
 
     def secret(self, name: str) -> str | None:
         """What the file `<name>_file` or the environment variable `<name>_env` holds."""
@@ -116,7 +132,3 @@ class ServerOptions:
             near = difflib.get_close_matches(name, self._known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self._known)}"
             raise InvalidParameter(f"{self.where} has no option {name!r}; {hint}")
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

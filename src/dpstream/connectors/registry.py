@@ -1,23 +1,21 @@
-"""Which URI is served by which file, and what must be installed for it.
+"""What a source or a sink may be named by, and which connector serves the name.
 
-A connector is one module with a function `from_options(options) -> Source` or `Sink`; it is loaded
-when a URI asks for it.
+A name is a path, a table in memory, "-" for a pipe, or the URI of a server. A server's connector is
+the folder of its scheme, such as `connectors/kafka`: `source.py` and `sink.py` have a function
+`from_options(options)`. They are imported when a URI asks for them, so that their packages are
+needed only then.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from glob import glob, has_magic
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock
 from typing import Any
-
-import pyarrow as pa
 
 from dpstream.connectors.delta.sink import DeltaSink
 from dpstream.connectors.duckdb.sink import DuckdbSink
@@ -28,36 +26,20 @@ from dpstream.connectors.memory.source import TableSource, as_table
 from dpstream.connectors.options import ServerOptions, is_uri
 from dpstream.connectors.pipes.sink import StdoutSink
 from dpstream.connectors.pipes.source import StandardInput
+from dpstream.connectors.shared import AllSinks
 from dpstream.connectors.sqlite.sink import SqliteSink
 from dpstream.errors import InvalidInput, InvalidParameter, MissingDependency
-from dpstream.records import ConcurrentSink, Sink, Source, fence
-
-__all__ = [
-    "AllSinks",
-    "DeltaSink",
-    "DirectorySink",
-    "DuckdbSink",
-    "Files",
-    "GrowingDirectory",
-    "SqliteSink",
-    "StandardInput",
-    "StdoutSink",
-    "TableSource",
-    "open_sink",
-    "open_source",
-    "shared_sinks",
-]
+from dpstream.records import Sink, Source
 
 
 @dataclass(frozen=True, kw_only=True)
 class Connector:
-    """A kind of server."""
+    """A kind of source or sink: how it is named, and what to install for it."""
 
-    module: str
     example: str
     about: str
     package: str | None = None
-    """The Python package that the module imports."""
+    """The Python package that it imports."""
     extra: str | None = None
     """What to install: dpstream[extra]."""
 
@@ -67,124 +49,69 @@ class Connector:
         return self.package is None or find_spec(self.package) is not None
 
 
+_KAFKA = {"package": "confluent_kafka", "extra": "kafka"}
+_NATS = {"package": "nats", "extra": "nats"}
+_POSTGRES = {"package": "psycopg", "extra": "postgres"}
+
 SOURCES = {
+    "files": Connector(
+        example="clicks/*.parquet",
+        about="files of CSV, JSON lines or Parquet; with live, a directory that grows",
+    ),
+    "-": Connector(example="-", about="standard input: CSV or JSON lines"),
     "kafka": Connector(
-        module="dpstream.connectors.kafka.source",
         example="kafka://127.0.0.1:9092/clicks?format=json",
         about="a Kafka topic: JSON, CSV or Arrow messages",
-        package="confluent_kafka",
-        extra="kafka",
+        **_KAFKA,
     ),
     "nats": Connector(
-        module="dpstream.connectors.nats.source",
         example="nats://127.0.0.1:4222/CLICKS?format=json",
         about="a NATS JetStream stream: JSON, CSV or Arrow messages",
-        package="nats",
-        extra="nats",
+        **_NATS,
     ),
     "postgres": Connector(
-        module="dpstream.connectors.postgres.source",
         example="postgres://user@127.0.0.1:5432/database?table=clicks&key=id",
         about="a table of PostgreSQL that grows, by its key",
-        package="psycopg",
-        extra="postgres",
+        **_POSTGRES,
     ),
 }
 SINKS = {
+    "files": Connector(
+        example="out/", about="a file for each release: Parquet, csv:out/ or jsonl:out/"
+    ),
+    "-": Connector(example="-", about="standard output: JSON lines"),
+    "sqlite": Connector(example="out.sqlite", about="an SQLite file, a table for each query"),
+    "duckdb": Connector(
+        example="out.duckdb",
+        about="a DuckDB file, a table for each query",
+        package="duckdb",
+        extra="duckdb",
+    ),
+    "delta": Connector(
+        example="delta:out/",
+        about="Delta Lake, a table for each query",
+        package="deltalake",
+        extra="delta",
+    ),
     "kafka": Connector(
-        module="dpstream.connectors.kafka.sink",
-        example="kafka://127.0.0.1:9092/releases",
-        about="a Kafka topic, by transactions",
-        package="confluent_kafka",
-        extra="kafka",
+        example="kafka://127.0.0.1:9092/releases", about="a Kafka topic, by transactions", **_KAFKA
     ),
     "nats": Connector(
-        module="dpstream.connectors.nats.sink",
         example="nats://127.0.0.1:4222/RELEASES",
         about="a NATS JetStream stream, a subject for each release",
-        package="nats",
-        extra="nats",
+        **_NATS,
     ),
     "postgres": Connector(
-        module="dpstream.connectors.postgres.sink",
         example="postgres://user@127.0.0.1:5432/database?schema=releases",
         about="PostgreSQL, a table for each query",
-        package="psycopg",
-        extra="postgres",
+        **_POSTGRES,
     ),
 }
-
-PATHS = {
-    "source": {
-        "files": Connector(
-            module="dpstream.connectors.files.source",
-            example="clicks/*.parquet",
-            about="files of CSV, JSON lines or Parquet; with live, a directory that grows",
-        ),
-        "-": Connector(
-            module="dpstream.connectors.pipes.source",
-            example="-",
-            about="standard input: CSV or JSON lines",
-        ),
-    },
-    "sink": {
-        "files": Connector(
-            module="dpstream.connectors.files.sink",
-            example="out/",
-            about="a file for each release: Parquet, csv:out/ or jsonl:out/",
-        ),
-        "-": Connector(
-            module="dpstream.connectors.pipes.sink",
-            example="-",
-            about="standard output: JSON lines",
-        ),
-        "sqlite": Connector(
-            module="dpstream.connectors.sqlite.sink",
-            example="out.sqlite",
-            about="an SQLite file, a table for each query",
-        ),
-        "duckdb": Connector(
-            module="dpstream.connectors.duckdb.sink",
-            example="out.duckdb",
-            about="a DuckDB file, a table for each query",
-            package="duckdb",
-            extra="duckdb",
-        ),
-        "delta": Connector(
-            module="dpstream.connectors.delta.sink",
-            example="delta:out/",
-            about="Delta Lake, a table for each query",
-            package="deltalake",
-            extra="delta",
-        ),
-    },
+_DATABASES: dict[str, Callable[[Path], Sink]] = {
+    ".sqlite": SqliteSink,
+    ".db": SqliteSink,
+    ".duckdb": DuckdbSink,
 }
-"""What a path names, rather than a URI; for who asks what there is."""
-
-
-def open_uri(kind: str, uri: str, more: Mapping[str, Any] | None = None) -> Any:
-    """The `kind` ("source" or "sink") that a URI names, with further options."""
-    options = ServerOptions(uri, more)
-    if options.scheme == "postgresql":  # both are usual
-        options.scheme = "postgres"
-    known = SOURCES if kind == "source" else SINKS
-    connector = known.get(options.scheme)
-    if connector is None:
-        schemes = ", ".join(f"{scheme}://" for scheme in known)
-        raise InvalidParameter(
-            f"there is no {kind} {options.scheme}://; there are {schemes}; a path has no scheme"
-        )
-    if not connector.installed:
-        raise MissingDependency(
-            f"{options.where} needs the package {connector.package}: "
-            f"pip install 'dpstream[{connector.extra}]'"
-        )
-    opened = import_module(connector.module).from_options(options)
-    options.finish()
-    return opened
-
-
-# Where rows come from: files of several formats, growing directories, pipes, tables in memory.
 
 
 def open_source(
@@ -197,8 +124,8 @@ def open_source(
     "kafka://127.0.0.1:9092/clicks" names a server; it may have further `options`.
     """
     if is_uri(spec):
-        found: Source = open_uri("source", spec, options)
-        return found
+        source: Source = open_uri("source", spec, options)
+        return source
     if options:
         raise InvalidParameter(f"only a server's URI has options; got {spec!r:.200}")
     if isinstance(spec, Source):
@@ -213,109 +140,12 @@ def open_source(
             return GrowingDirectory(Path(spec))
         return Files(_expand(spec))
     several = isinstance(spec, Sequence) and len(spec) > 0
-    if several and all(isinstance(one, str | os.PathLike) for one in spec):
-        return Files(path for one in spec for path in _expand(one))
+    if several and all(isinstance(path, str | os.PathLike) for path in spec):
+        return Files(path for each in spec for path in _expand(each))
     raise InvalidParameter(
         "a source must be a path, a glob, a directory, a list of them, '-', a URI or a table; got "
         f"{spec!r:.200}"
     )
-
-
-def _expand(spec: str | os.PathLike[str]) -> list[Path]:
-    """The files that a path, directory or glob stands for, sorted by name."""
-    path = Path(spec)
-    if path.is_dir():
-        return _in_directory(path)
-    text = os.fspath(spec)
-    if path.exists() or not has_magic(text):
-        return [path]
-    found = sorted(Path(one) for one in glob(text, recursive=True) if os.path.isfile(one))
-    if not found:
-        raise InvalidInput(f"no file matches {text!r}")
-    return found
-
-
-def _in_directory(folder: Path) -> list[Path]:
-    visible = [path for path in folder.iterdir() if not path.name.startswith((".", "_"))]
-    found = sorted(path for path in visible if path.is_file() and suffix(path))
-    kinds = sorted({str(suffix(path)).removesuffix(".gz") for path in found})
-    if not kinds:
-        raise InvalidInput(f"{folder} has no file that ends in {', '.join(SUFFIXES)}")
-    if len(kinds) > 1:
-        raise InvalidInput(
-            f"{folder} has files of several formats ({', '.join(kinds)}); name one of them with a "
-            f"glob such as {folder / ('*' + kinds[0])}"
-        )
-    return found
-
-
-# Where releases go: directories of files, databases, servers, standard output.
-
-
-_DATABASES: dict[str, Callable[[Path], Sink]] = {
-    ".sqlite": SqliteSink,
-    ".db": SqliteSink,
-    ".duckdb": DuckdbSink,
-}
-
-
-class AllSinks:
-    """Every release goes to each of several sinks, in order; to a `TwoPhaseSink` in one step."""
-
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = list(sinks)
-
-    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
-        """Write to all; after a failure the next run writes again where it is missing."""
-        for sink in self._sinks:
-            sink.write(name, window, trigger, table)
-
-    def fence(self, name: str, run: str) -> None:
-        """Refuse a run whose releases one of them cannot take, before it is paid for."""
-        for sink in self._sinks:
-            fence(sink, name, run)
-
-    def close(self) -> None:
-        """Close all."""
-        for sink in self._sinks:
-            sink.close()
-
-
-class SharedSink:
-    """A sink object that several queries write to, each from a thread of its own, in turn.
-
-    A `ConcurrentSink` is called by several threads at once. It is closed, by `release`, when all
-    queries are over. Releases are written one by one, also to a `TwoPhaseSink`.
-    """
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        at_once = isinstance(sink, ConcurrentSink) and sink.concurrent
-        self._turn = nullcontext() if at_once else Lock()
-
-    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
-        """When no other query writes."""
-        with self._turn:
-            self._sink.write(name, window, trigger, table)
-
-    def fence(self, name: str, run: str) -> None:
-        """Refuse a run whose releases it cannot take, before it is paid for."""
-        with self._turn:
-            fence(self._sink, name, run)
-
-    def close(self) -> None:
-        """Others may still write."""
-
-    def release(self) -> None:
-        """Nobody writes any more."""
-        self._sink.close()
-
-
-def shared_sinks(spec: Any) -> Any:
-    """What several queries write to: each opens what is named, and shares what is an object."""
-    if isinstance(spec, list | tuple):
-        return [shared_sinks(one) for one in spec]
-    return SharedSink(spec) if isinstance(spec, Sink) else spec
 
 
 def open_sink(spec: Any, *, journal: Path | None = None, again: bool = False) -> Sink | None:
@@ -332,20 +162,71 @@ def open_sink(spec: Any, *, journal: Path | None = None, again: bool = False) ->
     if isinstance(spec, str) and spec == "-":
         return StdoutSink(journal=journal)
     if is_uri(spec) and not spec.startswith("delta:"):
-        opened: Sink = open_uri("sink", spec)
-        return opened
+        sink: Sink = open_uri("sink", spec)
+        return sink
     if isinstance(spec, str | os.PathLike):
         return _open_path(os.fspath(spec), again=again)
     if isinstance(spec, Sink):
         return spec
     if isinstance(spec, Sequence):
-        several = (open_sink(one, journal=journal, again=again) for one in spec)
+        several = (open_sink(each, journal=journal, again=again) for each in spec)
         return AllSinks([sink for sink in several if sink is not None])
     raise InvalidParameter(
         "a sink must be a directory, a database file, a URI, '-' or have the methods write and "
-        f"close; got "
-        f"{spec!r:.200}"
+        f"close; got {spec!r:.200}"
     )
+
+
+def open_uri(kind: str, uri: str, more: Mapping[str, Any] | None = None) -> Any:
+    """The `kind` ("source" or "sink") that a server's URI names, with further options."""
+    options = ServerOptions(uri, more)
+    if options.scheme == "postgresql":  # both are usual
+        options.scheme = "postgres"
+    connectors = SOURCES if kind == "source" else SINKS
+    servers = {name: each for name, each in connectors.items() if is_uri(each.example)}
+    connector = servers.get(options.scheme)
+    if connector is None:
+        schemes = ", ".join(f"{scheme}://" for scheme in servers)
+        raise InvalidParameter(
+            f"there is no {kind} {options.scheme}://; there are {schemes}; a path has no scheme"
+        )
+    if not connector.installed:
+        raise MissingDependency(
+            f"{options.where} needs the package {connector.package}: "
+            f"pip install 'dpstream[{connector.extra}]'"
+        )
+    module = import_module(f"dpstream.connectors.{options.scheme}.{kind}")
+    source_or_sink = module.from_options(options)
+    options.finish()
+    return source_or_sink
+
+
+def _expand(spec: str | os.PathLike[str]) -> list[Path]:
+    """The files that a path, directory or glob stands for, sorted by name."""
+    path = Path(spec)
+    if path.is_dir():
+        return _list_directory(path)
+    text = os.fspath(spec)
+    if path.exists() or not has_magic(text):
+        return [path]
+    matches = sorted(Path(name) for name in glob(text, recursive=True) if os.path.isfile(name))
+    if not matches:
+        raise InvalidInput(f"no file matches {text!r}")
+    return matches
+
+
+def _list_directory(folder: Path) -> list[Path]:
+    visible = [path for path in folder.iterdir() if not path.name.startswith((".", "_"))]
+    files = sorted(path for path in visible if path.is_file() and suffix(path))
+    formats = sorted({str(suffix(path)).removesuffix(".gz") for path in files})
+    if not formats:
+        raise InvalidInput(f"{folder} has no file that ends in {', '.join(SUFFIXES)}")
+    if len(formats) > 1:
+        raise InvalidInput(
+            f"{folder} has files of several formats ({', '.join(formats)}); name one of them with "
+            f"a glob such as {folder / ('*' + formats[0])}"
+        )
+    return files
 
 
 def _open_path(text: str, *, again: bool) -> Sink:
@@ -357,10 +238,10 @@ def _open_path(text: str, *, again: bool) -> Sink:
     path = Path(text)
     if path.suffix in _DATABASES and not text.endswith("/"):
         return _DATABASES[path.suffix](path)
-    if path.suffix.removeprefix(".") in ENCODERS and not path.is_dir():
-        suffix = path.suffix.removeprefix(".")
+    kind = path.suffix.removeprefix(".")
+    if kind in ENCODERS and not path.is_dir():
         raise InvalidParameter(
             f"a sink writes one file per release into a directory, not the one file {path}; "
-            f"for {suffix} files write {suffix}:{path.with_suffix('')}/"
+            f"for {kind} files write {kind}:{path.with_suffix('')}/"
         )
     return DirectorySink(path, again=again)

@@ -1,7 +1,11 @@
-"""Make a source that cannot be read twice replayable: keep what it delivers until it is not needed.
+"""Rows on disk as segments: of a source that cannot be read twice, and of those handed in by HTTP.
 
-Each chunk is a segment file, synced before the chunk is handed on: a line of magic, the SHA-256 of
-the rest, then an Arrow stream. The segments hold raw data and are for this user alone.
+A segment file holds one chunk and is synced before the chunk is handed on, or acknowledged: a line
+of magic, the SHA-256 of the rest, then an Arrow stream. Segments are numbered without gaps. They
+hold raw data and are for this user alone.
+
+`WriteAhead` makes a source replayable: it keeps what the source delivers until it is not needed. An
+`Inbox` takes batches in; a `PushedSource`, in this process or another one, reads them.
 """
 
 from __future__ import annotations
@@ -19,14 +23,83 @@ from threading import Lock
 
 import pyarrow as pa
 
+from dpstream.connectors.files.text import empty_strings
 from dpstream.connectors.storage import open_folder, put, put_new, remove, safe_name
 from dpstream.errors import RowsLost, StateError
 from dpstream.privacy.state.durable_files import make_directory, remove_leftovers, writing
 from dpstream.records import Batch, EndingSource, InferredTypes, Position, Rejected, Source
 
+PUSHED = "http:"
+"""The source whose rows are posted to the server."""
 _NAME = b"dpstream-write-ahead-"
 _MAGIC = _NAME + b"1\n"  # with the number of the format
-_REJECTED = b"dpstream.rejected"
+_REJECTED, _REQUEST = b"dpstream.rejected", b"dpstream.request"
+_REQUESTS = "requests.jsonl"
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+_REMEMBERED = 10_000  # requests that are recognised when they come again
+
+
+class Segments:
+    """The segment files of a folder whose names begin with `prefix`."""
+
+    def __init__(self, folder: Path, prefix: str = "") -> None:
+        self._folder, self._prefix = folder, prefix
+
+    def path(self, number: int) -> Path:
+        """Where a segment is, or would be."""
+        return self._folder / f"{self._prefix}{number:012d}.segment"
+
+    def numbers(self) -> list[int]:
+        """The segments on disk, in order."""
+        if not self._folder.is_dir():
+            return []
+        pattern = re.compile(re.escape(self._prefix) + r"(\d{12})\.segment")
+        names = (pattern.fullmatch(path.name) for path in self._folder.iterdir())
+        return sorted(int(name[1]) for name in names if name)
+
+    def write_new(self, number: int, batch: Batch) -> bool:
+        """Write a segment, unless it is there."""
+        rejected = json.dumps([asdict(row) for row in batch.rejected])
+        metadata = {**(batch.table.schema.metadata or {}), _REJECTED: rejected}
+        table = batch.table.replace_schema_metadata(metadata)
+        file = io.BytesIO()
+        with pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table)
+        content = file.getvalue()
+        return put_new(self.path(number), _MAGIC + sha256(content).digest() + content, private=True)
+
+    def read(self, number: int, columns: Sequence[str] | None, until: Position = None) -> Batch:
+        """The chunk of a segment that is there; `done` if it is the last one before `until`."""
+        path = self.path(number)
+        content = path.read_bytes()
+        start = len(_MAGIC) + 32
+        stream = content[start:]
+        if content.startswith(_NAME) and not _MAGIC.startswith(content[: len(_MAGIC)]):
+            raise StateError(
+                f"{path} has another format than this version of dpstream reads; use the version "
+                "that wrote it"
+            )
+        if (
+            not content.startswith(_MAGIC)
+            or sha256(stream).digest() != content[len(_MAGIC) : start]
+        ):
+            raise StateError(
+                f"{path} is damaged; restore it from a copy, or start anew with another state "
+                "directory"
+            )
+        table = pa.ipc.open_stream(stream).read_all()
+        metadata = dict(table.schema.metadata)
+        rejected = [Rejected(**row) for row in json.loads(metadata.pop(_REJECTED))]
+        table = table.replace_schema_metadata(metadata or None)
+        if columns is not None:
+            missing = [name for name in columns if name not in table.column_names]
+            if missing:
+                raise StateError(
+                    f"{path} was kept without the column {missing[0]!r}; go on with the query that "
+                    "the chunk was read for, or start anew with another state directory"
+                )
+            table = table.select([name for name in table.column_names if name in columns])
+        return Batch(table=table, position=number + 1, done=number + 1 == until, rejected=rejected)
 
 
 class WriteAhead:
@@ -48,7 +121,7 @@ class WriteAhead:
         self.inferred = source.inferred if isinstance(source, InferredTypes) else {}
         self._live: dict[str, Position] = {}
         self._pending: dict[str, Batch] = {}  # read from the source, not yet on disk
-        self._kept: dict[str, list[int]] = {}
+        self._numbers: dict[str, list[int]] = {}  # of the segments, which are listed once
         open_folder(folder)
         remove_leftovers(folder)
 
@@ -75,23 +148,22 @@ class WriteAhead:
     ) -> Batch:
         """A kept chunk, or the next one of the source once it is kept."""
         number = 0 if position is None else int(position)
-        path = self._path(partition, number)
+        segments, numbers = self._segments(partition)
         if number == until:
-            empty = pa.table({name: pa.array([], pa.string()) for name in columns or ()})
-            return Batch(table=empty, position=position, done=True)
-        if path.exists():
-            return replace(load_batch(path, columns), position=number + 1, done=number + 1 == until)
-        kept = self._numbers(partition)  # in order
+            return Batch(table=empty_strings(columns), position=position, done=True)
+        if segments.path(number).exists():
+            return segments.read(number, columns, until)
         if until is not None:
             raise RowsLost(
                 f"chunk {number} of {partition!r} was read before and is not in {self._folder} any "
                 "more; restore the folder together with its state directory, or start anew with "
                 "another state directory"
             )
-        if kept and number != kept[-1] + 1:
+        if numbers and number != numbers[-1] + 1:
             raise StateError(
-                f"{self._folder} keeps the chunks {kept[0]} to {kept[-1]} of {partition!r}, but "
-                f"chunk {number} is asked for; the folder and the state do not belong together"
+                f"{self._folder} keeps the chunks {numbers[0]} to {numbers[-1]} of {partition!r}, "
+                f"but chunk {number} is asked for; the folder and the state do not belong "
+                "together"
             )
         batch = self._pending.pop(partition, None)
         if batch is None:
@@ -100,88 +172,33 @@ class WriteAhead:
         if batch.table.num_rows == 0 and not batch.rejected:
             return replace(batch, position=position)
         self._pending[partition] = batch  # a full disk must not lose what a pipe will not repeat
-        if not put_new(path, dump_batch(batch), private=True):
-            raise StateError(f"{path} was written by another process; only one may read the source")
+        if not segments.write_new(number, batch):
+            raise StateError(
+                f"{segments.path(number)} was written by another process; only one may read the "
+                "source"
+            )
         del self._pending[partition]
-        kept.append(number)
+        numbers.append(number)
         return replace(batch, position=number + 1)
 
     def commit(self, positions: Mapping[str, Position]) -> None:
         """Delete the chunks of each partition that come before its position."""
         for partition, position in positions.items():
-            kept = self._numbers(partition)
-            while kept and kept[0] < (position or 0):
-                remove(self._path(partition, kept[0]))
-                kept.pop(0)
+            segments, numbers = self._segments(partition)
+            while numbers and numbers[0] < (position or 0):
+                remove(segments.path(numbers[0]))
+                numbers.pop(0)
 
     def close(self) -> None:
         """Close the wrapped source; the segments stay."""
         self._source.close()
 
-    def _path(self, partition: str, number: int) -> Path:
-        return self._folder / f"{safe_name(partition)}-{number:012d}.segment"
-
-    def _numbers(self, partition: str) -> list[int]:
-        """The segments on disk; the folder is looked through once."""
-        if partition not in self._kept:
-            pattern = re.compile(re.escape(safe_name(partition)) + r"-(\d{12})\.segment")
-            found = (pattern.fullmatch(path.name) for path in self._folder.iterdir())
-            self._kept[partition] = sorted(int(one[1]) for one in found if one)
-        return self._kept[partition]
-
-
-def dump_batch(batch: Batch) -> bytes:
-    """A chunk as the content of a segment."""
-    rejected = json.dumps([asdict(one) for one in batch.rejected])
-    metadata = {**(batch.table.schema.metadata or {}), _REJECTED: rejected}
-    table = batch.table.replace_schema_metadata(metadata)
-    file = io.BytesIO()
-    with pa.ipc.new_stream(file, table.schema) as stream:
-        stream.write_table(table)
-    content = file.getvalue()
-    return _MAGIC + sha256(content).digest() + content
-
-
-def load_batch(path: Path, columns: Sequence[str] | None) -> Batch:
-    """The chunk of a segment; the position is for the caller to set."""
-    whole = path.read_bytes()
-    start = len(_MAGIC) + 32
-    content = whole[start:]
-    if whole.startswith(_NAME) and not _MAGIC.startswith(whole[: len(_MAGIC)]):
-        raise StateError(
-            f"{path} has another format than this version of dpstream reads; use the version that "
-            "wrote it"
-        )
-    if not whole.startswith(_MAGIC) or sha256(content).digest() != whole[len(_MAGIC) : start]:
-        raise StateError(
-            f"{path} is damaged; restore it from a copy, or start anew with another state directory"
-        )
-    table = pa.ipc.open_stream(content).read_all()
-    metadata = dict(table.schema.metadata)
-    rejected = [Rejected(**one) for one in json.loads(metadata.pop(_REJECTED))]
-    table = table.replace_schema_metadata(metadata or None)
-    if columns is not None:
-        missing = [name for name in columns if name not in table.column_names]
-        if missing:
-            raise StateError(
-                f"{path} was kept without the column {missing[0]!r}; go on with the query that the "
-                "chunk was read for, or start anew with another state directory"
-            )
-        table = table.select([name for name in table.column_names if name in columns])
-    return Batch(table=table, position=None, done=False, rejected=rejected)
-
-
-# Rows that somebody hands in: durable before they are acknowledged, read by the run like a source.
-#
-# An `Inbox` writes segments, numbered without gaps; a `PushedSource`, in this process or another
-# one, reads them. Both hold raw data, for this user alone.
-
-PUSHED = "http:"
-"""The source whose rows are posted to the server."""
-_SEGMENT_NAME = re.compile(r"(\d{12})\.segment")
-_REQUESTS = "requests.jsonl"
-_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-_REMEMBERED = 10_000  # requests that are recognised when they come again
+    def _segments(self, partition: str) -> tuple[Segments, list[int]]:
+        """The segments of a partition, and the numbers of those on disk."""
+        segments = Segments(self._folder, f"{safe_name(partition)}-")
+        if partition not in self._numbers:
+            self._numbers[partition] = segments.numbers()
+        return segments, self._numbers[partition]
 
 
 def pushed_folder(state: Path, name: str) -> Path:
@@ -193,11 +210,12 @@ class Inbox:
     """Takes batches in; one process at a time. A request that comes again is not taken twice."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._lock = folder, Lock()
+        self._requests, self._lock = folder / _REQUESTS, Lock()
+        self._segments = Segments(folder)
         make_directory(folder, mode=0o700)
         open_folder(folder)
         remove_leftovers(folder)
-        self._next = max(_numbers(folder), default=-1) + 1
+        self._next = max(self._segments.numbers(), default=-1) + 1
         self._known = self._read_requests()
 
     def put(self, batch: Batch, *, request: str | None = None) -> tuple[int, bool]:
@@ -207,11 +225,10 @@ class Inbox:
             if request_id is not None and request_id in self._known:
                 return self._known[request_id], True
             if request_id is not None:  # in the segment, too: a kill may come before it is noted
-                metadata = {b"dpstream.request": request_id.encode()}
+                metadata = {_REQUEST: request_id.encode()}
                 batch = replace(batch, table=batch.table.replace_schema_metadata(metadata))
-            content = dump_batch(batch)
-            while not put_new(_path(self._folder, self._next), content, private=True):
-                self._find()  # written by a put that failed afterwards, or by another process
+            while not self._segments.write_new(self._next, batch):
+                self._skip_written()  # by a put that failed afterwards, or by another process
                 if request_id is not None and request_id in self._known:
                     return self._known[request_id], True
             number = self._next
@@ -220,29 +237,29 @@ class Inbox:
                 self._note(request_id, number)
             return number, False
 
-    def _find(self) -> None:
-        """Go on after the segments that are there, and know the requests they are of."""
-        for number in _numbers(self._folder):
-            if number >= self._next:
-                told = _request_of(self._folder, number)
-                if told is not None:
-                    self._note(told, number)
-                self._next = number + 1
-
     @property
     def waiting(self) -> int:
         """Bytes that are kept for the run."""
-        found = 0
-        for number in _numbers(self._folder):
+        size = 0
+        for number in self._segments.numbers():
             try:
-                found += _path(self._folder, number).stat().st_size
-            except FileNotFoundError:  # it was forgotten just now
+                size += self._segments.path(number).stat().st_size
+            except FileNotFoundError:  # it was deleted just now
                 continue
-        return found
+        return size
+
+    def _skip_written(self) -> None:
+        """Go on after the segments that are there, and know the requests they are of."""
+        for number in self._segments.numbers():
+            if number >= self._next:
+                request_id = self._request_of(number)
+                if request_id is not None:
+                    self._note(request_id, number)
+                self._next = number + 1
 
     def _note(self, request_id: str, number: int) -> None:
         self._known[request_id] = number
-        path = self._folder / _REQUESTS
+        path = self._requests
         with writing(path), os.fdopen(os.open(path, _APPEND, 0o600), "ab") as file:
             file.write(json.dumps([request_id, number]).encode() + b"\n")
         while len(self._known) > _REMEMBERED:
@@ -250,23 +267,27 @@ class Inbox:
 
     def _read_requests(self) -> OrderedDict[str, int]:
         """The last requests: what was noted, and what the segments say."""
-        found: OrderedDict[str, int] = OrderedDict()
-        path = self._folder / _REQUESTS
+        known: dict[str, int] = {}
+        path = self._requests
         for line in path.read_bytes().splitlines() if path.exists() else ():
             try:
                 request_id, number = json.loads(line)
             except ValueError:  # cut by a kill; its segment is still there
                 continue
-            found[request_id] = number
-        for number in _numbers(self._folder):
-            told = _request_of(self._folder, number)
-            if told is not None:
-                found.setdefault(told, number)
-        kept = OrderedDict(list(found.items())[-_REMEMBERED:])
-        if kept:
-            lines = "".join(json.dumps(one) + "\n" for one in kept.items())
-            put(path, lines.encode())
-        return kept
+            known[request_id] = number
+        for number in self._segments.numbers():
+            request_id = self._request_of(number)
+            if request_id is not None:
+                known.setdefault(request_id, number)
+        last = OrderedDict(list(known.items())[-_REMEMBERED:])
+        if last:
+            put(path, "".join(json.dumps(item) + "\n" for item in last.items()).encode())
+        return last
+
+    def _request_of(self, number: int) -> str | None:
+        """The id of the request that a segment was posted with."""
+        metadata = self._segments.read(number, None).table.schema.metadata or {}
+        return metadata[_REQUEST].decode() if _REQUEST in metadata else None
 
 
 class PushedSource:
@@ -276,7 +297,7 @@ class PushedSource:
     replayable = True
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._segments = folder, Segments(folder)
 
     def partitions(self) -> list[str]:
         """One: rows come in the order in which they were acknowledged."""
@@ -295,12 +316,12 @@ class PushedSource:
     ) -> Batch:
         """The next segment, if it is there and not behind `until`.
 
-        Who begins begins with the oldest that is kept: it is kept while anybody needs it.
+        A run that begins, begins with the oldest that is kept: it is kept while anybody needs it.
         """
-        number = min(_numbers(self._folder), default=0) if position is None else int(position)
-        path = _path(self._folder, number)
-        if number == until or not path.exists():
-            kept = _numbers(self._folder)
+        numbers = self._segments.numbers
+        number = min(numbers(), default=0) if position is None else int(position)
+        if number == until or not self._segments.path(number).exists():
+            kept = numbers()
             if kept and number < kept[0]:
                 raise StateError(
                     f"{self._folder} begins at segment {kept[0]}, but segment {number} is asked "
@@ -312,37 +333,16 @@ class PushedSource:
                     "restore the folder together with its state directory, or start anew with "
                     "another state directory"
                 )
-            names = columns or ()
-            nothing = pa.table({name: pa.array([], pa.string()) for name in names})
-            return Batch(table=nothing, position=position, done=True)
-        batch = load_batch(path, columns)
-        table = batch.table.replace_schema_metadata(None)
-        return replace(batch, table=table, position=number + 1, done=number + 1 == until)
+            return Batch(table=empty_strings(columns), position=position, done=True)
+        batch = self._segments.read(number, columns, until)
+        return replace(batch, table=batch.table.replace_schema_metadata(None))
 
     def commit(self, positions: Mapping[str, Position]) -> None:
         """Delete segments before a position; the newest stays, so that numbers go on after it."""
         before = positions.get("pushed") or 0
-        for number in _numbers(self._folder)[:-1]:
+        for number in self._segments.numbers()[:-1]:
             if number < before:
-                remove(_path(self._folder, number))
+                remove(self._segments.path(number))
 
     def close(self) -> None:
         """Nothing is held open."""
-
-
-def _request_of(folder: Path, number: int) -> str | None:
-    """The id of the request that a segment was posted with."""
-    table = load_batch(_path(folder, number), None).table
-    told = (table.schema.metadata or {}).get(b"dpstream.request")
-    return None if told is None else told.decode()
-
-
-def _path(folder: Path, number: int) -> Path:
-    return folder / f"{number:012d}.segment"
-
-
-def _numbers(folder: Path) -> list[int]:
-    if not folder.is_dir():
-        return []
-    found = (_SEGMENT_NAME.fullmatch(path.name) for path in folder.iterdir())
-    return sorted(int(one[1]) for one in found if one)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from dpstream.connectors.encode import plain
+from dpstream.connectors.encode import simple_column
 from dpstream.connectors.files.jsonl import JsonlParser
-from dpstream.connectors.files.text import rejected
+from dpstream.connectors.files.text import rejected_rows
 from dpstream.connectors.write_ahead import Inbox
 from dpstream.errors import InvalidInput, StateError
 from dpstream.records import Batch
@@ -75,13 +75,8 @@ class Intake:
             parsed = parser.parse(body[head:], final=True, columns=self.pushed.columns)
         except InvalidInput:
             raise Refusal(422, "the body cannot be read as JSON lines") from None
-        bad, line, seen = [], 1, 0
-        block = body[head:]
-        for one in parsed.bad:
-            line += block.count(b"\n", seen, one.start)
-            seen = one.start
-            bad.append(rejected(f"posted to {self.name}, line {line}", one, block))
-        return Batch(table=parsed.table, position=None, done=True, rejected=bad)
+        rejected = rejected_rows(f"posted to {self.name}", body[head:], parsed.bad)
+        return Batch(table=parsed.table, position=None, done=True, rejected=rejected)
 
     def _arrow(self, body: bytes) -> Batch:
         """Columns as text, as JSON lines have them: a run must not meet 5 and "5"."""
@@ -106,7 +101,7 @@ class Intake:
 def _as_text(table: pa.Table, name: str, rows: int) -> pa.ChunkedArray | pa.Array:
     if name not in table.column_names:
         return pa.nulls(rows, pa.string())
-    column = plain(table[name])
+    column = simple_column(table[name])
     return column if pa.types.is_string(column.type) else column.cast(pa.string())
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy.stats import norm
 
-from dpstream.connectors.encode import plain
+from dpstream.connectors.encode import simple_column
 from dpstream.records import Integers, Reals
 from dpstream.serve.endpoints import Given, Refusal
 from dpstream.serve.public_facts import QueryDescription
@@ -274,7 +274,7 @@ def matching_rows(description: QueryDescription, segment: Segment, text: str) ->
         return np.arange(len(segment) if not text else 0)
     matches = np.zeros(len(segment), bool)
     for name in description.keys:
-        column = plain(segment.table[name])
+        column = simple_column(segment.table[name])
         if not pa.types.is_string(column.type):
             column = column.cast(pa.string())
         match = pc.match_substring(column, text, ignore_case=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dpstream.connectors.options import ServerOptions, is_uri
-from dpstream.connectors.registry import SharedSink, open_sink, open_source, shared_sinks
+from dpstream.connectors.registry import open_sink, open_source
+from dpstream.connectors.shared import SharedSink, shared_sinks
 from dpstream.connectors.storage import DeadLetters, safe_name
 from dpstream.engines.chunks import OperatorCounts
 from dpstream.engines.clock import Clock, SystemClock

@@ -32,24 +32,24 @@ _LOCKS: dict[str, Lock] = {}
 class DeltaSink:
     """Tables in a folder, or in an object store whose keys the environment holds."""
 
-    def __init__(self, place: str | Path) -> None:
+    def __init__(self, folder: str | Path) -> None:
         self._delta = optional("deltalake", extra="delta", who="a delta: sink")
-        self._local = not is_uri(os.fspath(place))
-        self._place = os.fspath(place).rstrip("/") or "."
+        self._local = not is_uri(os.fspath(folder))
+        self._place = os.fspath(folder).rstrip("/") or "."
         self._tables: dict[str, Any] = {}  # by query
         if self._local:
             open_folder(Path(self._place))
-        whole = str(Path(self._place).resolve()) if self._local else self._place
-        self._lock = _LOCKS.setdefault(whole, Lock())
+        place = str(Path(self._place).resolve()) if self._local else self._place
+        self._lock = _LOCKS.setdefault(place, Lock())
 
     def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Append the rows in one commit, unless the table has them."""
         run = run_of(table)
         rows = _storable(with_numbers(table, window, trigger))
-        with self._lock, self._explained(name):
+        with self._lock, self._explain_errors(name):
             known = self._known(name)
             self._refuse_another_run(name, run)
-            if known is not None and _has(known, window, trigger, self._uri(name)):
+            if known is not None and _has_release(known, window, trigger, self._uri(name)):
                 return
             self._delta.write_deltalake(
                 self._uri(name) if known is None else known,
@@ -58,7 +58,10 @@ class DeltaSink:
                 name=name if known is None else None,
                 commit_properties=self._delta.CommitProperties(
                     custom_metadata={"query": name, "window": str(window), "run": run},
-                    app_transactions=self._transactions(window, trigger, run),
+                    app_transactions=[
+                        self._delta.Transaction(*_transaction(window, trigger)),
+                        self._delta.Transaction(_run_name(run), 0),
+                    ],
                     max_commit_retries=0,  # another writer may have written this very release
                 ),
             )
@@ -66,7 +69,7 @@ class DeltaSink:
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
-        with self._lock, self._explained(name):
+        with self._lock, self._explain_errors(name):
             self._refuse_another_run(name, run)
 
     def close(self) -> None:
@@ -86,12 +89,8 @@ class DeltaSink:
 
     def _refuse_another_run(self, query: str, run: str) -> None:
         known = self._known(query)
-        if known is not None and known.transaction_version(_of_run(run)) is None:
+        if known is not None and known.transaction_version(_run_name(run)) is None:
             raise another_run(self._uri(query), query)
-
-    def _transactions(self, window: int, trigger: int, run: str) -> list[Any]:
-        release, of_run = _transaction(window, trigger), (_of_run(run), 0)
-        return [self._delta.Transaction(*one) for one in (release, of_run)]
 
     def _sync(self, query: str) -> None:
         """Make the newest commit and its files durable; an object store does so by itself."""
@@ -109,11 +108,11 @@ class DeltaSink:
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
-            for each in (folder / "_delta_log", folder, folder.parent):
-                sync_directory(each)
+            for parent in (folder / "_delta_log", folder, folder.parent):
+                sync_directory(parent)
 
     @contextmanager
-    def _explained(self, query: str) -> Iterator[None]:
+    def _explain_errors(self, query: str) -> Iterator[None]:
         try:
             yield
         except (self._delta.exceptions.DeltaError, OSError, pa.ArrowInvalid) as problem:
@@ -125,24 +124,21 @@ class DeltaSink:
             ) from problem
 
 
-def _of_run(run: str) -> str:
+def _run_name(run: str) -> str:
     return f"dpstream run {run}"
 
 
 def _transaction(window: int, trigger: int) -> tuple[str, int]:
     """The name and version of a release's transaction; the versions of one name only grow."""
-    return (
-        f"dpstream release {window % _NAMES}",
-        window // _NAMES * _TRIGGERS + trigger,
-    )
+    return f"dpstream release {window % _NAMES}", window // _NAMES * _TRIGGERS + trigger
 
 
-def _has(known: Any, window: int, trigger: int, place: str) -> bool:
+def _has_release(known: Any, window: int, trigger: int, place: str) -> bool:
     name, asked = _transaction(window, trigger)
-    found = known.transaction_version(name)
-    if found is None or found < asked:
+    version = known.transaction_version(name)
+    if version is None or version < asked:
         return False
-    if found // _TRIGGERS != asked // _TRIGGERS:
+    if version // _TRIGGERS != asked // _TRIGGERS:
         raise StateError(
             f"{place} has releases of windows that are more than {_NAMES} after window {window}, "
             "so it cannot tell whether it has this one; use another sink"
@@ -152,7 +148,7 @@ def _has(known: Any, window: int, trigger: int, place: str) -> bool:
 
 def _storable(table: pa.Table) -> pa.Table:
     """Columns of types that Delta has; its times have microseconds, and what is finer goes."""
-    kinds = pa.schema([(one.name, _kind(one.type)) for one in table.schema])
+    kinds = pa.schema([(field.name, _kind(field.type)) for field in table.schema])
     return table.cast(kinds, safe=False).replace_schema_metadata(None)
 
 

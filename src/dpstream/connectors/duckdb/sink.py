@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,11 +16,14 @@ class DuckdbSink(FileDatabase):
 
     kind = "a DuckDB"
 
+    def __init__(self, path: Path) -> None:
+        self._duckdb = optional("duckdb", extra="duckdb", who="a .duckdb sink")
+        self.errors = self._duckdb.Error
+        super().__init__(path)
+
     def connect(self) -> Any:
         """Open or make the file."""
-        duckdb = optional("duckdb", extra="duckdb", who="a .duckdb sink")
-        self.errors = duckdb.Error
-        return duckdb.connect(str(self.path))
+        return self._duckdb.connect(str(self.path))
 
     def insert(self, name: str, table: pa.Table, *, create: bool) -> None:
         """DuckDB reads Arrow tables as they are, but for decimals that it has not."""

@@ -23,9 +23,10 @@ from dpstream.connectors.files.text import (
     Parsed,
     UnreadableRange,
     not_utf8,
-    strings,
+    select_columns,
+    string_array,
 )
-from dpstream.errors import InvalidInput, no_column
+from dpstream.errors import InvalidInput
 
 _COMMA, _QUOTE, _LF, _CR = np.uint8(44), np.uint8(34), np.uint8(10), np.uint8(13)
 _LONGEST_QUOTED = 1 << 20
@@ -56,7 +57,9 @@ class CsvParser:
 
     def parse(self, block: bytes, *, final: bool, columns: Sequence[str] | None) -> Parsed:
         """The whole records of the block."""
-        names = self._names(columns)
+        names = list(columns or ())  # a file of no bytes lacks nothing
+        if self._header:
+            names = select_columns(self._name, self._header, columns)
         slots = np.array(
             [names.index(name) if name in names else -1 for name in self._header], dtype=np.int32
         )
@@ -69,7 +72,7 @@ class CsvParser:
         used, good, wrong = _scan(data, final, slots, starts, stops, rows, bad)
 
         problems = [self._problem(*line) for line in bad[:wrong].tolist()]
-        arrays = [strings(data, starts[j, :good], stops[j, :good]) for j in range(len(names))]
+        arrays = [string_array(data, starts[j, :good], stops[j, :good]) for j in range(len(names))]
         table = pa.table(arrays, names=names)
         foreign = not_utf8(block, rows[:good, 0], rows[:good, 1])
         if foreign is not None:
@@ -77,19 +80,9 @@ class CsvParser:
             problems += [
                 UnreadableRange(start=a, stop=b, reason="it is not UTF-8 text") for a, b in places
             ]
-            problems.sort(key=lambda one: one.start)
+            problems.sort(key=lambda bad: bad.start)
             table = table.filter(pa.array(~foreign))
         return Parsed(table=table, used=used, bad=problems)
-
-    def _names(self, columns: Sequence[str] | None) -> list[str]:
-        if columns is None:
-            return self._header
-        if not self._header:
-            return list(columns)  # a file of no bytes lacks nothing
-        for name in columns:
-            if name not in self._header:
-                raise no_column(self._name, name, self._header)
-        return [name for name in self._header if name in columns]
 
     def _problem(self, start: int, stop: int, kind: int, fields: int) -> UnreadableRange:
         reason = f"it has {fields} fields but the header has {len(self._header)}"
@@ -178,7 +171,7 @@ def _scan(
 @njit(cache=True, nogil=True)
 def _field_end(data: Bytes, start: int) -> int:
     """The first comma or line end from `start` on."""
-    at, size = np.uint64(start), np.uint64(len(data))  # unsigned: see cells.py
+    at, size = np.uint64(start), np.uint64(len(data))  # unsigned: see `text._copy`
     while at < size and (
         data[at] > _COMMA or (data[at] != _COMMA and data[at] != _LF and data[at] != _CR)
     ):

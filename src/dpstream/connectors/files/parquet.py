@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.connectors.files.text import unreadable
-from dpstream.errors import InvalidInput, no_column
+from dpstream.connectors.files.text import select_columns, unreadable
+from dpstream.errors import InvalidInput
 from dpstream.records import Batch, Position
 
 ROWS = 1 << 20
@@ -41,7 +41,7 @@ class ParquetFile:
 
     def columns(self) -> dict[str, pa.DataType]:
         """The types; a string column may be delivered as a dictionary of strings."""
-        return {one.name: plain(one.type) for one in self._schema}
+        return {field.name: plain_type(field.type) for field in self._schema}
 
     def read(
         self, position: Position, columns: Sequence[str] | None, until: Position = None
@@ -49,8 +49,8 @@ class ParquetFile:
         """The rest of a row group, or its next slice."""
         names = self._names(columns)
         groups = self._file.num_row_groups
-        group, offset = self._placed(position, [0, 0])
-        last, rest = self._placed(until, [groups, 0])
+        group, offset = self._parse(position, [0, 0])
+        last, rest = self._parse(until, [groups, 0])
         if [group, offset] >= [last, rest]:
             empty = pa.schema([(name, self.columns()[name]) for name in names]).empty_table()
             return Batch(table=empty, position=[group, offset], done=True)
@@ -72,7 +72,7 @@ class ParquetFile:
         kind = self._schema.field(place).type if place >= 0 else None
         if kind is None or not pa.types.is_timestamp(kind):
             return None
-        found: list[tuple[Position, int, int]] = []
+        ranges: list[tuple[Position, int, int]] = []
         for group in range(self._file.num_row_groups):
             about = self._file.metadata.row_group(group)
             statistics = next(
@@ -92,8 +92,8 @@ class ParquetFile:
                 return None
             least, largest = edges.cast(pa.int64()).to_pylist()
             offsets = range(0, max(about.num_rows, 1), self._rows)
-            found += [([group, at] if group or at else None, least, largest) for at in offsets]
-        return found
+            ranges += [([group, at] if group or at else None, least, largest) for at in offsets]
+        return ranges
 
     def close(self) -> None:
         """Close the file."""
@@ -101,7 +101,7 @@ class ParquetFile:
         self._file.close()
         self._bytes.close()
 
-    def _placed(self, position: Position, default: list[int]) -> list[int]:
+    def _parse(self, position: Position, default: list[int]) -> list[int]:
         """A position that the file has."""
         if position is None:
             return default
@@ -121,10 +121,7 @@ class ParquetFile:
         names = self._schema.names
         if len(set(names)) < len(names):
             raise InvalidInput(f"{self._name}: column names must differ; got {', '.join(names)}")
-        for name in columns or ():
-            if name not in names:
-                raise no_column(self._name, name, names)
-        return names if columns is None else [name for name in names if name in columns]
+        return select_columns(self._name, names, columns)
 
     def _row_group(self, group: int, names: list[str]) -> pa.Table:
         """The row group; a large one is kept until its last slice is read."""
@@ -138,14 +135,14 @@ class ParquetFile:
             raise _unreadable(self._path, problem) from problem
         # a name with a dot is taken for a path into a struct as well; `select` is exact
         table = table.select(names)
-        table = table.cast(pa.schema([(one.name, _delivered(one.type)) for one in table.schema]))
-        table = table.unify_dictionaries()
+        fields = [(field.name, _delivered_type(field.type)) for field in table.schema]
+        table = table.cast(pa.schema(fields)).unify_dictionaries()
         if table.num_rows > self._rows:
             self._held = (*wanted, table)
         return table
 
 
-def plain(kind: pa.DataType) -> pa.DataType:
+def plain_type(kind: pa.DataType) -> pa.DataType:
     """Strings of every encoding as plain strings."""
     if pa.types.is_dictionary(kind) and not pa.types.is_nested(kind.value_type):
         kind = kind.value_type
@@ -154,15 +151,15 @@ def plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _delivered(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_dictionary(kind) and plain(kind) == pa.string():
+def _delivered_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind) and plain_type(kind) == pa.string():
         return pa.dictionary(pa.int32(), pa.string())
-    return plain(kind)
+    return plain_type(kind)
 
 
 def _repeated_strings(file: pq.ParquetFile) -> list[str]:
     """String columns that every row group stores as indices into a dictionary."""
-    found = []
+    repeated = []
     groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
     for j in range(len(file.schema)):
         name = file.schema.column(j).path
@@ -170,13 +167,13 @@ def _repeated_strings(file: pq.ParquetFile) -> list[str]:
         chunks = [group.column(j) for group in groups]
         if (
             at >= 0
-            and plain(file.schema_arrow.field(at).type) == pa.string()
+            and plain_type(file.schema_arrow.field(at).type) == pa.string()
             and all(chunk.has_dictionary_page for chunk in chunks)
             and sum(chunk.total_uncompressed_size for chunk in chunks)
             <= _DICTIONARY_BYTES * sum(chunk.num_values for chunk in chunks)
         ):
-            found.append(name)
-    return found
+            repeated.append(name)
+    return repeated
 
 
 def _unreadable(path: Path, problem: Exception) -> InvalidInput:

@@ -65,8 +65,8 @@ class DirectorySink:
         if run and self._runs.get(name) != run:
             marker = self._marker(name)
             with writing(marker):
-                kept = marker.read_text() if marker.exists() else run
-            if kept != run:
+                known = marker.read_text() if marker.exists() else run
+            if known != run:
                 raise another_run(self._folder, name)
 
     def _marker(self, query: str) -> Path:

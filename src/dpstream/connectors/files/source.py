@@ -1,16 +1,13 @@
-"""A fixed list of files as a source: each file is a partition, named by its path as given."""
+"""Files as a source, each a partition: a fixed list of them, or a directory that grows."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import RLock
-from typing import Protocol
 
 import pyarrow as pa
 
@@ -19,56 +16,31 @@ from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.parquet import ParquetFile
 from dpstream.connectors.files.text import TextFile, unreadable
 from dpstream.errors import InvalidInput
-from dpstream.records import Batch, ChunkRanges, InferredTypes, Position, Source
+from dpstream.records import Batch, Position
 
 SUFFIXES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".parquet")
 _MOST_OPEN = 32
-
-
-class Reader(Protocol):
-    """One open file."""
-
-    def columns(self) -> dict[str, pa.DataType] | None:
-        """The types that the file declares."""
-        ...
-
-    def read(
-        self, position: Position, columns: Sequence[str] | None, until: Position = None
-    ) -> Batch:
-        """The chunk from `position` on, up to `until`."""
-        ...
-
-    def close(self) -> None:
-        """Close the file."""
-        ...
+_LOG = logging.getLogger("dpstream.sources")
 
 
 def suffix(path: Path) -> str | None:
     """The known suffix that a file name ends in."""
     name = path.name.lower()
-    return next((one for one in SUFFIXES if name.endswith(one)), None)
-
-
-def open_file(path: Path, name: str) -> Reader:
-    """A reader for the file's format, which its suffix tells."""
-    kind = suffix(path)
-    if kind == ".parquet":
-        return ParquetFile(path, name=name)
-    if kind is None:
-        raise InvalidInput(f"{path} must end in {', '.join(SUFFIXES)}")
-    parser = CsvParser(name) if kind.startswith(".csv") else JsonlParser(name)
-    return TextFile(path, parser, name=name)
+    return next((ending for ending in SUFFIXES if name.endswith(ending)), None)
 
 
 class Files:
-    """Files that are all there. One thread reads at a time; the files read last stay open."""
+    """Files that are all there, named by their paths as given.
+
+    One thread reads at a time; the files read last stay open.
+    """
 
     bounded = True
     replayable = True
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths: dict[str, Path] = {}
-        self._open: OrderedDict[str, Reader] = OrderedDict()
+        self._open: OrderedDict[str, TextFile | ParquetFile] = OrderedDict()
         for path in paths:
             self.add(path)
 
@@ -112,41 +84,38 @@ class Files:
         while self._open:
             self._open.popitem()[1].close()
 
-    def path(self, partition: str) -> Path:
-        """Where the partition's file is."""
+    def _reader(self, partition: str) -> TextFile | ParquetFile:
+        """A reader for the file's format, which its suffix tells."""
         if partition not in self._paths:
             raise InvalidInput(
                 f"the source has no file {partition!r} any more; put it back, or start anew with "
                 "another state directory"
             )
-        return self._paths[partition]
-
-    def _reader(self, partition: str) -> Reader:
         if partition not in self._open:
-            self._open[partition] = open_file(self.path(partition), partition)
+            path, kind = self._paths[partition], str(suffix(self._paths[partition]))
+            if kind == ".parquet":
+                self._open[partition] = ParquetFile(path, name=partition)
+            else:
+                parser = (CsvParser if kind.startswith(".csv") else JsonlParser)(partition)
+                self._open[partition] = TextFile(path, parser, name=partition)
             if len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(partition)
         return self._open[partition]
 
 
-# A directory into which complete files are moved while the stream runs.
-
-_LOG = logging.getLogger("dpstream.sources")
-
-
 class GrowingDirectory:
-    """Each file is a partition, named by its file name; files must not change once they are there.
+    """A directory into which complete files are moved while the stream runs.
 
-    Write a file under a name that is ignored (one that begins with "." or "_", or ends in ".tmp"
-    or ".part") and rename it when it is complete. New files come after those already known, in
-    the order of their names. One that is written to after it was read is not read again: that is
-    said once, in the log `dpstream.sources`.
+    A partition is named by its file name. Files must not change once they are there: write a file
+    under a name that is ignored (one that begins with "." or "_", or ends in ".tmp" or ".part") and
+    rename it when it is complete. New files come after those already known, in the order of their
+    names. One that is written to after it was read is not read again: that is said once, in the
+    log `dpstream.sources`.
     """
 
     bounded = False
     replayable = True
-
     partitions_end = True  # a file is complete when it comes
 
     def __init__(self, folder: Path) -> None:
@@ -163,13 +132,13 @@ class GrowingDirectory:
         try:
             with os.scandir(self._folder) as entries:
                 files = [entry for entry in entries if _is_complete(entry)]
-                found = sorted(entry.name for entry in files)
+                names = sorted(entry.name for entry in files)
                 for entry in files:
                     self._notice(entry)
         except OSError as problem:
             raise unreadable(self._folder, problem) from problem
         known = set(self._known)
-        self._known += [name for name in found if name not in known]
+        self._known += [name for name in names if name not in known]
         return list(self._known)
 
     def columns(self, partition: str) -> dict[str, pa.DataType] | None:
@@ -188,14 +157,14 @@ class GrowingDirectory:
         """One row group or block of the file."""
         self._check(partition)
         end = self._ends.get(partition)
-        if end is not None and end.position == position and _has(end, columns):
+        if end is not None and end.position == position and _has_columns(end, columns):
             return end  # polled again and again: a file that was read is not opened for that
         path = str(self._folder / partition)
         batch = self._files.read(path, position, columns=columns, until=until)
         if batch.done and until is None:
             self._ends[partition] = replace(batch, table=batch.table.slice(0, 0), rejected=[])
             if partition not in self._written:
-                self._written[partition] = _written(os.stat(path))
+                self._written[partition] = _size_and_time(os.stat(path))
         return batch
 
     def close(self) -> None:
@@ -207,7 +176,7 @@ class GrowingDirectory:
         before = self._written.get(entry.name)
         if before is None:
             return
-        now = _written(entry.stat())
+        now = _size_and_time(entry.stat())
         if now != before:
             self._written[entry.name] = now
             _LOG.warning(
@@ -238,7 +207,7 @@ class GrowingDirectory:
         self._files.add(path)
 
 
-def _has(batch: Batch, columns: Sequence[str] | None) -> bool:
+def _has_columns(batch: Batch, columns: Sequence[str] | None) -> bool:
     return columns is not None and set(columns) == set(batch.table.column_names)
 
 
@@ -260,107 +229,10 @@ def _check_folder(folder: Path) -> None:
     raise InvalidInput(f"there is no directory {folder}; create it before the stream runs")
 
 
-def _written(found: os.stat_result) -> tuple[int, int]:
-    return found.st_size, found.st_mtime_ns
+def _size_and_time(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_size, stat.st_mtime_ns
 
 
 def _is_complete(entry: os.DirEntry[str]) -> bool:
     hidden = entry.name.startswith((".", "_")) or entry.name.endswith((".tmp", ".part"))
     return not hidden and suffix(Path(entry.name)) is not None and entry.is_file()
-
-
-# Files for several queries: what one of them has read, the others need not read again.
-#
-# Live sources are shared by `engines.arrivals`.
-
-
-class SharedSource:
-    """Serves queries that go through a source side by side, each at its own pace by its own view.
-
-    `wanted`: the columns of each query. A chunk is read once with all of them and kept while there
-    is room; other projections (a look at the time column) are read as they are asked for.
-
-    Of the source's abilities, the views have those of bounded sources: `chunk_ranges`, `inferred`.
-    """
-
-    def __init__(
-        self, source: Source, wanted: Sequence[Sequence[str]], *, memory: int = 1 << 28
-    ) -> None:
-        self.source = source
-        self.bounded, self.replayable = source.bounded, source.replayable
-        self.inferred = source.inferred if isinstance(source, InferredTypes) else {}
-        self._wanted = [frozenset(columns) for columns in wanted]
-        self._all = list(dict.fromkeys(name for columns in wanted for name in columns))
-        self._memory, self._held = memory, 0
-        self._chunks: OrderedDict[tuple[str, str], Batch] = OrderedDict()
-        self._lock = RLock()
-        self._open = len(wanted)
-
-    def views(self) -> list[View]:
-        """A source for each of the queries, in their order."""
-        return [View(self) for _ in self._wanted]
-
-    def partitions(self) -> list[str]:
-        """Those of the source."""
-        with self._lock:
-            return self.source.partitions()
-
-    def columns(self, partition: str) -> dict[str, pa.DataType] | None:
-        """Those of the source."""
-        with self._lock:
-            return self.source.columns(partition)
-
-    def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
-    ) -> Batch:
-        """A chunk with the columns that are asked for."""
-        with self._lock:
-            if columns is None or frozenset(columns) not in self._wanted:
-                return self.source.read(partition, position, columns=columns, until=until)
-            whole = self._chunk(partition, position, until)
-        return replace(whole, table=whole.table.select(list(columns)))
-
-    def chunk_ranges(self, partition: str, column: str) -> list[tuple[Position, int, int]] | None:
-        """What the source knows of them."""
-        with self._lock:
-            if not isinstance(self.source, ChunkRanges):
-                return None
-            return self.source.chunk_ranges(partition, column)
-
-    def close(self) -> None:
-        """Close the source when the last query has closed it."""
-        with self._lock:
-            self._open -= 1
-            if self._open == 0:
-                self._chunks.clear()
-                self.source.close()
-
-    def _chunk(self, partition: str, position: Position, until: Position) -> Batch:
-        place = (partition, json.dumps([position, until]))
-        if place in self._chunks:
-            self._chunks.move_to_end(place)
-            return self._chunks[place]
-        batch = self.source.read(partition, position, columns=self._all, until=until)
-        if batch.position == position and not batch.done:
-            return batch  # nothing yet
-        self._chunks[place] = batch
-        self._held += int(batch.table.nbytes)
-        while self._held > self._memory and len(self._chunks) > 1:
-            _, gone = self._chunks.popitem(last=False)
-            self._held -= int(gone.table.nbytes)
-        return batch
-
-
-class View:
-    """What one query sees of a shared source."""
-
-    def __init__(self, shared: SharedSource) -> None:
-        self.bounded, self.replayable = shared.bounded, shared.replayable
-        self.partitions, self.columns = shared.partitions, shared.columns
-        self.chunk_ranges, self.inferred = shared.chunk_ranges, shared.inferred
-        self.read, self.close = shared.read, shared.close

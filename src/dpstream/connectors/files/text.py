@@ -18,13 +18,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.compiled import compiled
-from dpstream.errors import InvalidInput
+from dpstream.errors import InvalidInput, no_column
 from dpstream.records import Batch, Position, Rejected
 
+Bytes = npt.NDArray[np.uint8]
+Offsets = npt.NDArray[np.int32]
 BLOCK = 8 << 20
 LONGEST_LINE = 256 << 20
 SHOWN = 4096
 """A rejected row is kept up to this many characters."""
+_QUOTE, _ONE = np.uint8(34), np.uint64(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +137,7 @@ class TextFile:
             return []
         line = self._line(offset)
         self._counted = (offset, line)
-        found, seen = [], 0
-        for one in bad:
-            line += block.count(b"\n", seen, one.start)
-            seen = one.start
-            found.append(rejected(f"{self._name}, line {line}", one, block))
-        return found
+        return rejected_rows(self._name, block, bad, line)
 
     def _line(self, offset: int) -> int:
         """The number of the line that begins at `offset`."""
@@ -157,11 +155,18 @@ class TextFile:
         return line
 
 
-def rejected(where: str, bad: UnreadableRange, block: bytes) -> Rejected:
-    """The record of a row that could not be read, with as much of its text as is kept."""
-    raw = block[bad.start : min(bad.stop, bad.start + 4 * SHOWN)]
-    row = raw.decode(errors="replace").rstrip("\r\n")[:SHOWN]
-    return Rejected(where=where, reason=bad.reason, row=row)
+def rejected_rows(
+    name: str, block: bytes, bad: Sequence[UnreadableRange], line: int = 1
+) -> list[Rejected]:
+    """Rows that could not be read of a block that begins with line number `line`."""
+    rows, seen = [], 0
+    for span in bad:
+        line += block.count(b"\n", seen, span.start)
+        seen = span.start
+        text = block[span.start : min(span.stop, span.start + 4 * SHOWN)].decode(errors="replace")
+        row = text.rstrip("\r\n")[:SHOWN]
+        rows.append(Rejected(where=f"{name}, line {line}", reason=span.reason, row=row))
+    return rows
 
 
 def unreadable(path: Path, problem: Exception) -> InvalidInput:
@@ -182,20 +187,12 @@ def _open(path: Path) -> BinaryIO:
         raise unreadable(path, problem) from problem
 
 
-# From byte ranges of a text block to Arrow strings, without a Python object per cell.
-#
-# A scanner fills `starts` and `stops` (columns x rows). A start of -1 is a null; a stop below 0 is
-# ~stop of a cell in which a doubled quote stands for one.
+def string_array(block: Bytes, starts: Offsets, stops: Offsets) -> pa.Array:
+    """The cells of one column, which must be UTF-8, without a Python object per cell.
 
-Bytes = npt.NDArray[np.uint8]
-Offsets = npt.NDArray[np.int32]
-
-_QUOTE = np.uint8(34)
-_ONE = np.uint64(1)
-
-
-def strings(block: Bytes, starts: Offsets, stops: Offsets) -> pa.Array:
-    """The cells of one column; the bytes must be UTF-8."""
+    A cell is `block[start:stop]`. A start of -1 is a null; a stop below 0 is ~stop of a cell in
+    which a doubled quote stands for a single one.
+    """
     offsets = np.empty(len(starts) + 1, dtype=np.int32)
     nulls = _lengths(block, starts, stops, offsets)
     content = np.empty(offsets[-1], dtype=np.uint8)
@@ -205,6 +202,19 @@ def strings(block: Bytes, starts: Offsets, stops: Offsets) -> pa.Array:
         valid = pa.py_buffer(np.packbits(starts >= 0, bitorder="little"))
     buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(content)]
     return pa.Array.from_buffers(pa.string(), len(starts), buffers, nulls)
+
+
+def empty_strings(columns: Sequence[str] | None) -> pa.Table:
+    """A table of string columns without rows."""
+    return pa.table({name: pa.array([], pa.string()) for name in columns or ()})
+
+
+def select_columns(place: str, known: Sequence[str], columns: Sequence[str] | None) -> list[str]:
+    """The columns that are asked for, in the order of those known; None asks for all."""
+    for name in columns or ():
+        if name not in known:
+            raise no_column(place, name, known)
+    return [name for name in known if columns is None or name in columns]
 
 
 def not_utf8(block: bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bool_] | None:
@@ -261,10 +271,10 @@ def _copy(block: Bytes, starts: Offsets, stops: Offsets, offsets: Offsets, conte
 
 @compiled
 def _invalid(block: Bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bool_]:
-    found = np.zeros(len(starts), dtype=np.bool_)
+    invalid = np.zeros(len(starts), dtype=np.bool_)
     for i in range(len(starts)):
-        found[i] = not _is_utf8(block, starts[i], stops[i])
-    return found
+        invalid[i] = not _is_utf8(block, starts[i], stops[i])
+    return invalid
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""What the Kafka source and sink share: the client's settings, and what its errors mean.
+"""Kafka clients: their settings, what their errors mean, and a topic's messages by partition.
 
 Settings with secrets come from files and the environment and are handed to the client alone. What
 a broker or the client says is not repeated, only the name of its error.
@@ -7,12 +7,18 @@ a broker or the client says is not repeated, only the name of its error.
 from __future__ import annotations
 
 import logging
-from typing import Any
+import time
+from collections import deque
+from concurrent.futures import wait
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaError
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from dpstream.connectors.options import ServerOptions
-from dpstream.errors import InvalidParameter
+from dpstream.connectors.retry import RetryPolicy
+from dpstream.errors import DpstreamError, InvalidInput, InvalidParameter, RowsLost
 
 _log = logging.getLogger("dpstream.kafka")
 _log.addHandler(logging.NullHandler())  # for who wants it; RetryPolicy tells what matters
@@ -21,6 +27,34 @@ _FILES = {
     "ca_file": "ssl.ca.location",
     "cert_file": "ssl.certificate.location",
     "key_file": "ssl.key.location",
+}
+_POLL = 0.1  # seconds that a fetch waits for messages
+_ASK, _FIRST_ASK = 0.5, 3.0  # seconds that a question to the broker may take
+_LOOK_EVERY = 5.0  # seconds between looks for new partitions
+MESSAGES = 50_000
+"""Messages that are taken from the client at once; twice as many may wait for a reader."""
+_SILENT = "no broker answers"
+_OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+_NOT_YET = (  # a partition that is new, or whose leader changes
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+)
+CONSUMER = {
+    "group.id": "dpstream",  # the client wants one; it is not joined
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "isolation.level": "read_committed",
+}
+"""Settings of every consumer: it reads committed messages to the end, and leaves no trace."""
+_SETTINGS = CONSUMER | {
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "fetch.wait.max.ms": 100,
+    "queued.max.messages.kbytes": 16 << 10,
+    "max.poll.interval.ms": 86_400_000,
+    "topic.metadata.refresh.interval.ms": 10_000,
 }
 _REFUSED = {
     KafkaError._AUTHENTICATION: "refuses the user name or password",
@@ -33,7 +67,7 @@ _REFUSED = {
 
 def client_settings(options: ServerOptions) -> dict[str, Any]:
     """The client's settings; `config_file` may hold any, in the form name=value a line."""
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "bootstrap.servers": options.servers,
         "client.id": "dpstream",
         "log.connection.close": False,
@@ -44,46 +78,45 @@ def client_settings(options: ServerOptions) -> dict[str, Any]:
     }
     path = options.text("config_file")
     if path is not None:
-        found |= _properties(options.file(path, "config_file"), f"{options.where}: {path}")
+        settings |= _properties(options.file(path, "config_file"), f"{options.where}: {path}")
     user, password = options.text("username", options.user), options.secret("password")
     if user is not None:
-        found["sasl.username"] = user
+        settings["sasl.username"] = user
     if password is not None:
-        found["sasl.password"] = password
+        settings["sasl.password"] = password
     key_password = options.secret("key_password")
     if key_password is not None:
-        found["ssl.key.password"] = key_password
+        settings["ssl.key.password"] = key_password
     for option, name in _FILES.items():
         value = options.text(option)
         if value is not None:
-            found[name] = value
-    tls = any(name.startswith("ssl.") for name in found)
-    sasl = "sasl.username" in found
+            settings[name] = value
+    tls = any(name.startswith("ssl.") for name in settings)
+    sasl = "sasl.username" in settings
     protocol = ("sasl_" if sasl else "") + ("ssl" if tls else "plaintext")
-    found["security.protocol"] = options.text(
-        "security_protocol", found.get("security.protocol", protocol)
+    settings["security.protocol"] = options.text(
+        "security_protocol", settings.get("security.protocol", protocol)
     )
-    mechanism = options.text("sasl_mechanism", found.get("sasl.mechanism"))
+    mechanism = options.text("sasl_mechanism", settings.get("sasl.mechanism"))
     if sasl or mechanism is not None:
-        found["sasl.mechanism"] = mechanism or "SCRAM-SHA-512"
+        settings["sasl.mechanism"] = mechanism or "SCRAM-SHA-512"
     if not options.servers:
         raise InvalidParameter(f"{options.where} names no broker; write kafka://HOST:PORT/TOPIC")
-    return found
+    return settings
 
 
 def topic_of(options: ServerOptions) -> str:
     """The topic that the URI's path names."""
-    if not options.path or "/" in options.path:
-        raise InvalidParameter(
-            f"{options.where} must name one topic, as in kafka://HOST:PORT/TOPIC"
-        )
-    return options.path
+    return options.path_name("topic", "kafka://HOST:PORT/TOPIC")
 
 
-def create(kind: type, settings: dict[str, Any], where: str) -> Any:
+def no_topic(where: str, topic: str) -> InvalidInput:
+    """The error for a topic that the broker does not have."""
+    return InvalidInput(f"{where}: the broker has no topic {topic!r}; create it first")
+
+
+def create_client(kind: type, settings: dict[str, Any], where: str) -> Any:
     """A client; a setting that it does not take is named, never its value."""
-    from confluent_kafka import KafkaException
-
     try:
         return kind(settings)
     except (KafkaException, ValueError, TypeError) as problem:
@@ -120,11 +153,202 @@ class Problems:
 
 
 def _properties(text: str, where: str) -> dict[str, str]:
-    found = {}
+    properties = {}
     for number, line in enumerate(text.splitlines(), 1):
         name, equals, value = line.partition("=")
         if line.strip() and not line.lstrip().startswith(("#", "!")):
             if not equals:
                 raise InvalidParameter(f"{where}, line {number} must be name=value")
-            found[name.strip()] = value.strip()
-    return found
+            properties[name.strip()] = value.strip()
+    return properties
+
+
+class Message(NamedTuple):
+    """A message of a partition."""
+
+    offset: int
+    value: bytes | None
+    key: Any
+    time: int | None
+    """Milliseconds since 1970."""
+
+
+@dataclass(kw_only=True)
+class PartitionBuffer:
+    """What was fetched of a partition and is not read yet."""
+
+    number: int
+    at: int
+    """Messages from this offset on."""
+    messages: deque[Message] = field(default_factory=deque)
+    end: int | None = None
+    """The partition's end, if everything before it was fetched."""
+    paused: bool = False
+
+
+class Topic:
+    """A topic's id and partitions, and what is fetched of them.
+
+    One consumer fetches all partitions ahead of their readers; what has come is sorted by
+    partition.
+    """
+
+    def __init__(
+        self, name: str, settings: dict[str, Any], *, where: str, retry: RetryPolicy
+    ) -> None:
+        self.name, self._where, self._retry = name, where, retry
+        self.id: str | None = None
+        self.numbers: list[int] = []
+        self._next_look = 0.0
+        self._held: dict[int, PartitionBuffer] = {}
+        self._problems = Problems(where)
+        callback = {"error_cb": self._problems}
+        self._consumer = create_client(Consumer, settings | _SETTINGS | callback, where)
+        self._admin: Any = create_client(AdminClient, settings | callback, where)
+
+    @property
+    def failing(self) -> bool:
+        """Is no broker answering now?"""
+        return self._retry.failing
+
+    def look(self) -> None:
+        """Ask for the topic's partitions, every few seconds; wait for the very first answer."""
+        try:
+            while self.id is None:
+                self._retry.wait()
+                self._look(_FIRST_ASK)
+            if time.monotonic() >= self._next_look and not self._retry.too_early:
+                self._look(_ASK)
+        except DpstreamError:
+            self.close()
+            raise
+
+    def range_of(self, number: int) -> tuple[int, int] | None:
+        """The first offset of a partition and the one that its next message gets."""
+        if self._retry.too_early:
+            return None
+        place = TopicPartition(self.name, number)
+        try:
+            low, high = self._consumer.get_watermark_offsets(place, timeout=_ASK, cached=False)
+        except KafkaException as problem:
+            if problem.args[0].code() not in _NOT_YET:
+                self._retry.report_failure(_SILENT)
+            return None
+        self._answered()
+        return int(low), int(high)
+
+    def fetch(self, number: int, at: int, *, patiently: bool) -> PartitionBuffer:
+        """What is there of a partition from an offset on; `patiently` waits for a broker, too."""
+        held = self._held.get(number)
+        if held is None or held.at != at:
+            place = TopicPartition(self.name, number, at)
+            if held is not None:
+                self._consumer.incremental_unassign([place])
+            self._consumer.incremental_assign([place])
+            held = self._held[number] = PartitionBuffer(number=number, at=at)
+        if not held.messages:
+            self._poll(0.0)
+        if not held.messages and held.end is None and (patiently or not self.failing):
+            self._poll(_POLL)
+        if self._problems.down and not held.messages and not self._retry.too_early:
+            self._look(_ASK)  # does it answer again?
+        return held
+
+    def resume(self, held: PartitionBuffer) -> None:
+        """Fetch more, once the messages of a partition were read."""
+        if held.paused and not held.messages:
+            self._consumer.resume([TopicPartition(self.name, held.number)])
+            held.paused = False
+
+    def close(self) -> None:
+        """Leave the broker; a second time does nothing."""
+        if self._admin is not None:
+            self._consumer.close()
+        self._admin = None
+
+    def _poll(self, wait: float) -> None:
+        """Sort what has come by partition."""
+        first = self._consumer.poll(wait) if wait else None
+        for message in ([] if first is None else [first]) + self._consumer.consume(MESSAGES, 0):
+            error, held = message.error(), self._held.get(message.partition() or 0)
+            if held is None:
+                continue
+            if error is None:
+                kind, stamp = message.timestamp()
+                time_ms = stamp if kind else None
+                offset = message.offset() or 0
+                held.messages.append(Message(offset, message.value(), message.key(), time_ms))
+                held.end = None
+            elif error.code() == KafkaError._PARTITION_EOF:
+                held.end = message.offset()
+            elif error.code() in _OUT_OF_RANGE:
+                raise self._out_of_range(held)
+            else:
+                self._problems(error)
+                continue
+            self._answered()
+        for held in self._held.values():
+            if len(held.messages) > 2 * MESSAGES and not held.paused:
+                self._consumer.pause([TopicPartition(self.name, held.number)])
+                held.paused = True
+        self._problems.raise_refusal()
+
+    def _look(self, seconds: float) -> None:
+        self._next_look = time.monotonic() + _LOOK_EVERY
+        topics = TopicCollection([self.name])
+        asked = self._admin.describe_topics(topics, request_timeout=seconds)[self.name]
+        try:
+            while not asked.done():
+                wait([asked], timeout=_POLL)
+                self._admin.poll(0)  # its callback tells why there is no answer
+                self._problems.raise_refusal()
+            about = asked.result()
+        except KafkaException as problem:
+            error = problem.args[0]
+            if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                if self.id is None:
+                    raise no_topic(self._where, self.name) from None
+                raise RowsLost(
+                    f"{self._where}: the topic was deleted; make a new one, and start anew with "
+                    "another state directory"
+                ) from None
+            self._problems(error)
+            self._problems.raise_refusal()
+            self._retry.report_failure(_SILENT)
+            return
+        self._answered()
+        if self.id not in (None, str(about.topic_id)):
+            raise another_topic(self.name, str(self.id), str(about.topic_id))
+        numbers = sorted(partition.id for partition in about.partitions)
+        if self.id is not None and numbers != self.numbers:
+            self._tell_consumer()
+        self.id, self.numbers = str(about.topic_id), numbers
+
+    def _tell_consumer(self) -> None:
+        """The consumer has a view of the topic of its own, which it seldom looks after."""
+        try:
+            self._consumer.list_topics(self.name, timeout=_ASK)
+        except KafkaException:
+            self._next_look = 0.0
+
+    def _out_of_range(self, held: PartitionBuffer) -> RowsLost:
+        offsets = self.range_of(held.number)
+        now = "others" if offsets is None else f"{offsets[0]} to {offsets[1] - 1}"
+        return RowsLost(
+            f"{self.name}/{held.number} has to be read from offset {held.at} on, but its offsets "
+            f"are {now} now: retention has removed messages that are needed, or the topic was cut "
+            "off; keep messages for longer (retention.ms, retention.bytes), and start anew with "
+            "another state directory"
+        )
+
+    def _answered(self) -> None:
+        self._problems.down = False
+        self._retry.report_success()
+
+
+def another_topic(name: str, was: str, now: str) -> RowsLost:
+    """A topic of the same name is not the one whose offsets are known."""
+    return RowsLost(
+        f"the topic {name} was deleted and made again, or is that of another cluster: its id was "
+        f"{was} and is {now}; start anew with another state directory"
+    )

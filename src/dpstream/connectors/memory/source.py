@@ -7,8 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.connectors.files.parquet import plain
-from dpstream.errors import InvalidInput, no_column
+from dpstream.connectors.files.parquet import plain_type
+from dpstream.connectors.files.text import select_columns
+from dpstream.errors import InvalidInput
 from dpstream.records import Batch, Position
 
 ROWS = 1 << 18
@@ -39,7 +40,9 @@ class TableSource:
             raise InvalidInput(f"the columns of a table must differ; got {', '.join(names)}")
         self.inferred = _inferred(table.schema)
         """Columns whose types pandas has taken from their values, and what it made of them."""
-        self._table = table.cast(pa.schema([(one.name, plain(one.type)) for one in table.schema]))
+        self._table = table.cast(
+            pa.schema([(field.name, plain_type(field.type)) for field in table.schema])
+        )
         self._rows = rows
 
     def partitions(self) -> list[str]:
@@ -48,7 +51,7 @@ class TableSource:
 
     def columns(self, partition: str) -> dict[str, pa.DataType]:
         """The table's types."""
-        return {one.name: one.type for one in self._table.schema}
+        return {field.name: field.type for field in self._table.schema}
 
     def read(
         self,
@@ -59,18 +62,14 @@ class TableSource:
         until: Position = None,
     ) -> Batch:
         """The next rows; a position is a row number."""
-        names = self._table.column_names
-        for name in columns or ():
-            if name not in names:
-                raise no_column("the table", name, names)
+        names = select_columns("the table", self._table.column_names, columns)
         start = 0 if position is None else int(position)
-        wanted = names if columns is None else [name for name in names if name in columns]
         end = self._table.num_rows if until is None else int(until)
         if not 0 <= start <= end <= self._table.num_rows:
             raise InvalidInput(
                 f"the table has {self._table.num_rows} rows, and none from {start} up to {end}"
             )
-        table = self._table.slice(start, min(self._rows, end - start)).select(wanted)
+        table = self._table.slice(start, min(self._rows, end - start)).select(names)
         after = start + table.num_rows
         return Batch(table=table, position=after, done=after >= end)
 
@@ -84,13 +83,13 @@ def _inferred(schema: pa.Schema) -> dict[str, str]:
     pandas has floats where an integer is missing, and objects of any kind; Arrow looks at each of
     those to tell a type. Text is safe: another value beside it is an error.
     """
-    told = (schema.pandas_metadata or {}).get("columns", ())
-    objects = {one["field_name"] for one in told if one["numpy_type"] == "object"}
-    found = {}
-    for field in schema if told else ():
-        kind = plain(field.type)
+    columns = (schema.pandas_metadata or {}).get("columns", ())
+    objects = {column["field_name"] for column in columns if column["numpy_type"] == "object"}
+    inferred = {}
+    for field in schema if columns else ():
+        kind = plain_type(field.type)
         if pa.types.is_floating(kind):
-            found[field.name] = "floats (so are integers with a value that is missing)"
+            inferred[field.name] = "floats (so are integers with a value that is missing)"
         elif field.name in objects and kind not in (pa.string(), pa.null(), pa.bool_()):
-            found[field.name] = f"Python objects, which look like {kind}"
-    return found
+            inferred[field.name] = f"Python objects, which look like {kind}"
+    return inferred

@@ -1,7 +1,8 @@
-"""A connection to NATS JetStream for callers that are not asynchronous.
+"""A connection to NATS JetStream for callers that are not asynchronous, and reading by batches.
 
 The client library lives on an event loop in a thread of its own. A connection that fails is given
-up; the next call makes a new one.
+up; the next call makes a new one. `Puller` takes messages of a stream in batches, about three times
+as fast as the client's own fetch.
 """
 
 from __future__ import annotations
@@ -14,27 +15,46 @@ from importlib.util import find_spec
 from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
+import nats
+import nats.errors
+import nats.js.errors
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
 from dpstream.connectors.options import ServerOptions
-from dpstream.errors import InvalidParameter, MissingDependency
+from dpstream.connectors.retry import ServerAway, unreachable
+from dpstream.errors import DpstreamError, InvalidInput, InvalidParameter, MissingDependency
 
 T = TypeVar("T")
 TIMEOUT = 10.0
 """Seconds that a server may take for one answer."""
 
 
-class Away(Exception):
-    """The server does not answer, and may later."""
-
-
-class Refused(Exception):
-    """The server does not let this user do that."""
+_AWAY = (
+    OSError,  # a TimeoutError is one, and those of the library are such
+    nats.errors.ConnectionClosedError,
+    nats.errors.ConnectionReconnectingError,
+    nats.errors.ConnectionDrainingError,
+    nats.errors.NoServersError,
+    nats.errors.StaleConnectionError,
+    nats.errors.OutboundBufferLimitError,
+    nats.js.errors.ServiceUnavailableError,
+    nats.js.errors.NoStreamResponseError,  # it starts, or has no leader yet
+)
+_CONSUMER_IDLE = 300.0  # seconds after which the server drops a consumer that nobody asks
+_SILENCE = 1.0  # seconds without a message after which a consumer counts as dropped
+_NO_MORE = ("404", "408")  # nothing more is there, which is no error
 
 
 class Client:
-    """Calls of JetStream, one at a time."""
+    """Calls of JetStream, one at a time.
 
-    def __init__(self, options: ServerOptions) -> None:
-        self.where = options.where
+    `refusal` makes the error for a call that the server does not allow.
+    """
+
+    def __init__(
+        self, options: ServerOptions, *, refusal: Callable[[str], DpstreamError] = InvalidInput
+    ) -> None:
+        self.where, self._refusal = options.where, refusal
         self._domain = options.text("domain")
         self._settings = _settings(options)
         self._connection: Any = None
@@ -42,29 +62,24 @@ class Client:
         self._broken = asyncio.Event()
 
     def call(self, work: Callable[[Any], Awaitable[T]], *, seconds: float = TIMEOUT) -> T:
-        """Do something with JetStream; `Away` if it does not answer."""
-        import nats.errors
-        import nats.js.errors
-
+        """Do something with JetStream; `ServerAway` if it does not answer."""
         try:
-            found: T = self._wait(self._do(work), seconds)
-        except (
-            OSError,  # a TimeoutError is one, and those of the library are such
-            nats.errors.ConnectionClosedError,
-            nats.errors.ConnectionReconnectingError,
-            nats.errors.ConnectionDrainingError,
-            nats.errors.NoServersError,
-            nats.errors.StaleConnectionError,
-            nats.errors.OutboundBufferLimitError,
-            nats.js.errors.ServiceUnavailableError,
-            nats.js.errors.NoStreamResponseError,  # it starts, or has no leader yet
-        ) as problem:
+            result: T = self._wait(self._do(work), seconds)
+        except _AWAY as problem:
             self._drop()
             words = str(problem).removeprefix("nats: ") or "no answer in time"
-            raise Away(words) from problem
+            raise ServerAway(words) from problem
         except nats.errors.Error as problem:
-            raise Refused(str(problem).removeprefix("nats: ")) from problem
-        return found
+            words = str(problem).removeprefix("nats: ")
+            raise self._refusal(f"{self.where} refuses: {words}") from problem
+        return result
+
+    def first_call(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """The first call of a source or sink; no second try is made."""
+        try:
+            return self.call(work)
+        except ServerAway as problem:
+            raise unreachable(self.where, problem) from problem
 
     def close(self) -> None:
         """Close the connection and end the thread."""
@@ -74,8 +89,6 @@ class Client:
             self._loop = None
 
     async def _do(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        import nats
-
         if self._connection is None or not self._connection.is_connected:
             self._broken = broken = asyncio.Event()
 
@@ -119,9 +132,11 @@ class Client:
 def _settings(options: ServerOptions) -> dict[str, Any]:
     servers = [host for host in options.servers.split(",") if host] or ["127.0.0.1:4222"]
     creds, nkey = options.text("creds"), options.text("nkey_seed_file")
-    if creds or nkey:
-        _need_nkeys(options.where)
-    found = {
+    if (creds or nkey) and find_spec("nkeys") is None:
+        raise MissingDependency(
+            f"{options.where}: creds and nkey_seed_file need the package nkeys: pip install nkeys"
+        )
+    given = {
         "user": options.user,
         "password": options.secret("password"),
         "token": options.secret("token"),
@@ -130,7 +145,7 @@ def _settings(options: ServerOptions) -> dict[str, Any]:
         "tls": _tls(options),
         "tls_hostname": options.text("tls_hostname"),
     }
-    return {name: value for name, value in found.items() if value is not None} | {
+    return {name: value for name, value in given.items() if value is not None} | {
         "servers": [f"nats://{host}" for host in servers],
         "name": "dpstream",
         "allow_reconnect": False,  # a new connection is made by who knows where to go on
@@ -162,26 +177,20 @@ async def _quiet(_: Exception) -> None:
     """What goes wrong is raised where it matters."""
 
 
-def _need_nkeys(where: str) -> None:
-    if find_spec("nkeys") is None:
-        raise MissingDependency(
-            f"{where}: creds and nkey_seed_file need the package nkeys: pip install nkeys"
-        )
+async def stream_info(js: Any, stream: str) -> Any:
+    """What the server says of a stream; None if it has none."""
+    try:
+        return await js.stream_info(stream)
+    except nats.js.errors.NotFoundError:
+        return None
 
 
-# Messages of a JetStream stream in batches: about three times the client's own fetch.
-
-_IDLE = 300.0  # seconds after which the server drops a consumer that nobody asks
-_PATIENCE = 1.0  # seconds without a message
-_GONE = ("404", "408")  # nothing more is there, which is no error
-
-
-class Ended(Exception):
+class ConsumerDropped(Exception):
     """The server has dropped the consumer, as it does with one that was idle for long."""
 
 
 class Message(NamedTuple):
-    """One message."""
+    """A message of a stream."""
 
     sequence: int
     subject: str
@@ -191,18 +200,16 @@ class Message(NamedTuple):
 class Puller:
     """A consumer without a name and without acknowledgements, at one place of a stream."""
 
-    def __init__(self, api: str, inbox: str, subscription: Any, first: int) -> None:
+    def __init__(self, api: str, inbox: str, first: int) -> None:
         self.next = first
         """The sequence from which the next pull goes on."""
-        self._api, self._inbox, self._subscription = api, inbox, subscription
+        self._api, self._inbox = api, inbox
         self._arrived: list[Any] = []
         self._wanted, self._enough = 0, asyncio.Event()
 
     @classmethod
     async def begin(cls, js: Any, stream: str, first: int) -> Puller:
         """A consumer that begins with the message `first`."""
-        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-
         connection = js._nc  # the client has no public way from JetStream to its connection
         inbox = connection.new_inbox()
         config = ConsumerConfig(
@@ -210,12 +217,12 @@ class Puller:
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=first,
             ack_policy=AckPolicy.NONE,
-            inactive_threshold=_IDLE,
+            inactive_threshold=_CONSUMER_IDLE,
             mem_storage=True,
         )
         about = await js.add_consumer(stream, config)
-        puller = cls(f"{js._prefix}.CONSUMER.MSG.NEXT.{stream}.{about.name}", inbox, None, first)
-        puller._subscription = await connection.subscribe(
+        puller = cls(f"{js._prefix}.CONSUMER.MSG.NEXT.{stream}.{about.name}", inbox, first)
+        await connection.subscribe(
             inbox, cb=puller._arrive, pending_msgs_limit=-1, pending_bytes_limit=-1
         )
         return puller
@@ -229,18 +236,18 @@ class Puller:
         while not self._enough.is_set():
             known = len(self._arrived)
             try:
-                await asyncio.wait_for(self._enough.wait(), _PATIENCE)
+                await asyncio.wait_for(self._enough.wait(), _SILENCE)
             except TimeoutError:
                 if len(self._arrived) == known:  # a server says nothing of a consumer it dropped
-                    raise Ended from None
+                    raise ConsumerDropped from None
         status = None if self._arrived[-1].reply else self._arrived.pop()
-        if status is not None and (status.headers or {}).get("Status") not in _GONE:
-            raise Ended
-        found = [_message(one) for one in self._arrived]
+        if status is not None and (status.headers or {}).get("Status") not in _NO_MORE:
+            raise ConsumerDropped
+        messages = [_message(each) for each in self._arrived]
         self._arrived = []
-        if found:
-            self.next = found[-1].sequence + 1
-        return found
+        if messages:
+            self.next = messages[-1].sequence + 1
+        return messages
 
     async def _arrive(self, message: Any) -> None:
         self._arrived.append(message)
@@ -248,6 +255,6 @@ class Puller:
             self._enough.set()
 
 
-def _message(one: Any) -> Message:
-    words = one.reply.split(".")  # $JS.ACK[.domain.account].stream.consumer.delivered.sequence...
-    return Message(int(words[5] if len(words) == 9 else words[7]), one.subject, one.data)
+def _message(raw: Any) -> Message:
+    words = raw.reply.split(".")  # $JS.ACK[.domain.account].stream.consumer.delivered.sequence...
+    return Message(int(words[5] if len(words) == 9 else words[7]), raw.subject, raw.data)

@@ -70,11 +70,11 @@ def _read_journal(path: Path) -> set[tuple[str, int, int]]:
         return set()
     with writing(path):
         content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            os.truncate(path, len(whole))
+        lines = content[: content.rfind(b"\n") + 1]
+        if len(lines) < len(content):
+            os.truncate(path, len(lines))
     try:
-        return {(str(q), int(w), int(t)) for q, w, t in map(json.loads, whole.splitlines())}
+        return {(str(q), int(w), int(t)) for q, w, t in map(json.loads, lines.splitlines())}
     except (ValueError, TypeError) as problem:
         raise StateError(
             f"{path} is not a journal of releases: {problem}; name another one"

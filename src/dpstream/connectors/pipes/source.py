@@ -10,17 +10,15 @@ from collections.abc import Sequence
 from queue import Empty, Queue
 from threading import Event, Thread
 
-import pyarrow as pa
-
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
-from dpstream.connectors.files.text import BLOCK, LONGEST_LINE, Parser, UnreadableRange, rejected
+from dpstream.connectors.files.text import BLOCK, LONGEST_LINE, Parser, empty_strings, rejected_rows
 from dpstream.errors import InvalidInput
-from dpstream.records import Batch, Position, Rejected
+from dpstream.records import Batch, Position
 
 NAME = "stdin"
-_PIECE = 1 << 16
-_WAITING = 256  # pieces that the thread reads ahead
+_READ_BYTES = 1 << 16
+_READ_AHEAD = 256  # reads that the thread is ahead of its reader
 
 
 class StandardInput:
@@ -36,7 +34,7 @@ class StandardInput:
     def __init__(self, descriptor: int = 0) -> None:
         self.ended = False
         self._descriptor = descriptor
-        self._pieces: Queue[bytes | OSError] = Queue(maxsize=_WAITING)
+        self._queue: Queue[bytes | OSError] = Queue(maxsize=_READ_AHEAD)
         self._closed = Event()
         self._parser: Parser | None = None
         self._rest = b""  # read, but no whole line yet
@@ -44,7 +42,7 @@ class StandardInput:
         self._line = 1
         self._final = False
         # a daemon: a read that waits for a silent pipe must not keep the process alive
-        Thread(target=self._pump, name="dpstream-stdin", daemon=True).start()
+        Thread(target=self._read_ahead, name="dpstream-stdin", daemon=True).start()
 
     def partitions(self) -> list[str]:
         """The input itself."""
@@ -67,8 +65,7 @@ class StandardInput:
                 f"standard input was read up to byte {self._at} and cannot go on from {position}; "
                 "wrap it in WriteAhead to read it again"
             )
-        block = self._rest + self._arrived(BLOCK)
-        batch = self._parse(block, columns)
+        batch = self._parse(self._rest + self._take_arrived(BLOCK), columns)
         if len(self._rest) > LONGEST_LINE:
             raise InvalidInput(
                 f"standard input, byte {self._at}: no line ends within {LONGEST_LINE >> 20} MiB"
@@ -78,12 +75,11 @@ class StandardInput:
     def close(self) -> None:
         """Stop reading ahead; a thread that waits for the pipe ends with its next byte."""
         self._closed.set()
-        while not self._pieces.empty():
-            self._pieces.get_nowait()
+        while not self._queue.empty():
+            self._queue.get_nowait()
 
     def _parse(self, block: bytes, columns: Sequence[str] | None) -> Batch:
-        used, bad = 0, []
-        table = pa.table({name: pa.array([], pa.string()) for name in columns or ()})
+        used, table, rejected = 0, empty_strings(columns), []
         if self._parser is None and block:
             self._parser = JsonlParser(NAME) if _is_json(block) else CsvParser(NAME)
             head = self._parser.head(block, final=self._final)
@@ -92,54 +88,42 @@ class StandardInput:
             else:
                 used = head
         if self._parser is not None:
-            parsed = self._parser.parse(block[used:], final=self._final, columns=columns)
-            bad = [
-                UnreadableRange(start=b.start + used, stop=b.stop + used, reason=b.reason)
-                for b in parsed.bad
-            ]
-            table = parsed.table
+            rows, line = block[used:], self._line + block.count(b"\n", 0, used)
+            parsed = self._parser.parse(rows, final=self._final, columns=columns)
+            table, rejected = parsed.table, rejected_rows(NAME, rows, parsed.bad, line)
             used += parsed.used
-        rejects = self._rejected(block, bad)
         self._line += block.count(b"\n", 0, used)
         self._rest = block[used:]
         self._at += used
         self.ended = self._final
-        done = self._final or self._pieces.empty()
-        return Batch(table=table, position=self._at or None, done=done, rejected=rejects)
+        done = self._final or self._queue.empty()
+        return Batch(table=table, position=self._at or None, done=done, rejected=rejected)
 
-    def _rejected(self, block: bytes, bad: list[UnreadableRange]) -> list[Rejected]:
-        found, line, seen = [], self._line, 0
-        for one in bad:
-            line += block.count(b"\n", seen, one.start)
-            seen = one.start
-            found.append(rejected(f"{NAME}, line {line}", one, block))
-        return found
-
-    def _arrived(self, most: int) -> bytes:
+    def _take_arrived(self, most: int) -> bytes:
         """What the thread has read, up to about `most` bytes."""
-        pieces: list[bytes] = []
-        while sum(map(len, pieces)) < most and not self._final:
+        reads: list[bytes] = []
+        while sum(map(len, reads)) < most and not self._final:
             try:
-                piece = self._pieces.get_nowait()
+                content = self._queue.get_nowait()
             except Empty:
                 break
-            if isinstance(piece, OSError):
-                raise InvalidInput(f"standard input cannot be read: {piece}") from piece
-            pieces.append(piece)
-            self._final = not piece
-        return b"".join(pieces)
+            if isinstance(content, OSError):
+                raise InvalidInput(f"standard input cannot be read: {content}") from content
+            reads.append(content)
+            self._final = not content
+        return b"".join(reads)
 
-    def _pump(self) -> None:
-        """Hand on what comes; an empty piece is the end."""
-        piece: bytes | OSError = b" "
-        while piece and not self._closed.is_set():
+    def _read_ahead(self) -> None:
+        """Hand on what comes; an empty read is the end."""
+        content: bytes | OSError = b" "
+        while content and not self._closed.is_set():
             try:
                 # not sys.stdin.buffer: its lock, held while waiting, would break the exit
-                piece = os.read(self._descriptor, _PIECE)
+                content = os.read(self._descriptor, _READ_BYTES)
             except OSError as problem:
-                piece = problem
-            self._pieces.put(piece)
-            if isinstance(piece, OSError):
+                content = problem
+            self._queue.put(content)
+            if isinstance(content, OSError):
                 return
 
 

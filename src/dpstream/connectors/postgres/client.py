@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import psycopg
+from psycopg import errors, pq
+
 from dpstream.connectors.options import ServerOptions
+from dpstream.connectors.retry import ServerAway
 
 _LIBPQ = (
     "sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "gssencmode",
@@ -18,8 +23,8 @@ _FOR_NOW = ("starting up", "shutting down", "terminating", "too many", "recovery
 _FOR_GOOD = ("no password", "certificate", "SSL", "private key", "invalid")
 
 
-def connector(options: ServerOptions) -> Callable[[], Any]:
-    """What connects, as often as it is called: without transactions of its own, times in UTC.
+def connect_function(options: ServerOptions) -> Callable[[], Any]:
+    """A function that connects: without transactions of its own, times in UTC.
 
     What the options leave out comes from where libpq looks: PGHOST, PGUSER, PGPASSFILE, ...
     """
@@ -36,8 +41,6 @@ def connector(options: ServerOptions) -> Callable[[], Any]:
     given = {name: value for name, value in given.items() if value}
 
     def connect() -> Any:
-        import psycopg
-
         connection = psycopg.connect(**given, application_name="dpstream", autocommit=True)
         for setting in ("TimeZone = 'UTC'", "DateStyle = 'ISO, YMD'", "extra_float_digits = 1"):
             connection.execute(f"SET {setting}")
@@ -48,15 +51,13 @@ def connector(options: ServerOptions) -> Callable[[], Any]:
 
 def copy_out(connection: Any, statement: str) -> bytes:
     """What COPY ... TO STDOUT sends; some twelve times as fast as row by row through a cursor."""
-    from psycopg import errors, pq
-
     channel = connection.pgconn
-    begun = channel.exec_(statement.encode())
-    if begun.status != pq.ExecStatus.COPY_OUT:
-        raise errors.error_from_result(begun)
+    started = channel.exec_(statement.encode())
+    if started.status != pq.ExecStatus.COPY_OUT:
+        raise errors.error_from_result(started)
     content = bytearray()
-    while (piece := channel.get_copy_data(0))[0] > 0:
-        content += piece[1]
+    while (row := channel.get_copy_data(0))[0] > 0:
+        content += row[1]
     problem = None
     while (result := channel.get_result()) is not None:
         if result.status != pq.ExecStatus.COMMAND_OK:
@@ -66,10 +67,24 @@ def copy_out(connection: Any, statement: str) -> bytes:
     return bytes(content)
 
 
-def is_away(problem: Exception) -> bool:
-    """Does the server not answer (and may, later), rather than refuse?"""
-    import psycopg
+@contextmanager
+def raise_away() -> Iterator[None]:
+    """Turn the error of a server that does not answer into `ServerAway`; others pass."""
+    try:
+        yield
+    except psycopg.Error as problem:
+        if _is_away(problem):
+            raise ServerAway(one_line(problem)) from problem
+        raise
 
+
+def one_line(problem: Exception) -> str:
+    """The server's words."""
+    return " ".join(str(problem).split()) or type(problem).__name__
+
+
+def _is_away(problem: Exception) -> bool:
+    """Does the server not answer (and may, later), rather than refuse?"""
     state = getattr(problem, "sqlstate", None)
     kinds = (psycopg.OperationalError, psycopg.InterfaceError)
     broken = type(problem) is psycopg.DatabaseError and state is None  # what no server has said
@@ -81,8 +96,3 @@ def is_away(problem: Exception) -> bool:
     if "FATAL" in words:
         return any(sign in words for sign in _FOR_NOW)
     return not any(sign in words for sign in _FOR_GOOD)
-
-
-def said(problem: Exception) -> str:
-    """The server's words in one line."""
-    return " ".join(str(problem).split()) or type(problem).__name__

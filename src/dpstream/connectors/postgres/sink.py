@@ -6,54 +6,42 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+from psycopg.errors import DuplicateSchema, UniqueViolation
 
 from dpstream.connectors.database import DatabaseSink, identifier
 from dpstream.connectors.encode import csv
 from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.postgres import client
-from dpstream.connectors.retry import SECONDS, RetryPolicy
-from dpstream.errors import InvalidInput, ServerUnreachable
+from dpstream.connectors.postgres.client import connect_function, raise_away
+from dpstream.connectors.retry import ServerAway, unreachable
+from dpstream.errors import InvalidInput
 
 _LONGEST_NAME = 63  # PostgreSQL cuts longer names without a word
 _LOCK = 1_685_091_444  # "dpst": one of this number and a schema is held by who writes there
 
 
-def from_options(options: ServerOptions) -> PostgresSink:
-    """The sink that a URI names."""
-    schema = options.text("schema", "public")
-    patience = options.number("patience", SECONDS)
-    connect = client.connector(options)
-    options.finish()
-    return PostgresSink(options.where, connect, schema=schema or "public", patience=patience)
-
-
 class PostgresSink(DatabaseSink):
-    """A commit that was not answered is looked up in the book before anything is sent again."""
+    """The sink of postgres://user@host:5432/database?schema=...
 
-    placeholder = "%s"
+    A commit that was not answered is looked up in the index before anything is sent again.
+    """
 
-    def __init__(
-        self, where: str, connect: Callable[[], Any], *, schema: str, patience: float
-    ) -> None:
-        import psycopg
+    placeholder, errors = "%s", psycopg.Error
 
-        self._where, self._connect, self._schema = where, connect, schema
-        self._retry = RetryPolicy(where, seconds=patience)
-        self.errors = psycopg.Error
-        place = f"the schema {schema} of {where}"
+    def __init__(self, options: ServerOptions) -> None:
+        self._schema = options.text("schema") or "public"
+        self._retry, self._connect = options.retry_policy(), connect_function(options)
+        options.finish()
+        place = f"the schema {self._schema} of {options.where}"
         try:
-            super().__init__(place, one=place)
-        except _Away as problem:
-            raise ServerUnreachable(
-                f"{where} does not answer: {problem}; start it, or mend the address"
-            ) from problem
+            super().__init__(place, lock=place)
+        except ServerAway as problem:
+            raise unreachable(options.where, problem) from problem
 
     def connect(self) -> Any:
         """Connect, and make the schema; two that start at once may both want to."""
-        from psycopg.errors import DuplicateSchema, UniqueViolation
-
         connection = self._connect()
         schema = _name(self._schema)
         if connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone()[0] is None:
@@ -64,14 +52,14 @@ class PostgresSink(DatabaseSink):
         return connection
 
     def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
-        """Insert the rows, unless the release is in the book; waits for a server that is away."""
+        """Insert the rows, unless the release is in the index; wait for a server that is away."""
         write = super().write
-        self._insisting(lambda: write(name, window, trigger, table))
+        self._insist(lambda: write(name, window, trigger, table))
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
         fence = super().fence
-        self._insisting(lambda: fence(name, run))
+        self._insist(lambda: fence(name, run))
 
     def insert(self, name: str, table: pa.Table, *, create: bool) -> None:
         """All rows in one COPY."""
@@ -88,7 +76,7 @@ class PostgresSink(DatabaseSink):
             copy.write(csv(texts))
 
     def advice(self) -> str:
-        """It is what the server says."""
+        """Do what the server says."""
         return "grant what is missing to the user of the address, or name another schema"
 
     @contextmanager
@@ -101,42 +89,26 @@ class PostgresSink(DatabaseSink):
             yield
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
+    def explain_errors(self) -> Iterator[None]:
         """A server that is away is another thing than one that refuses."""
-        with super().explained():
-            try:
-                yield
-            except self._all_errors() as problem:
-                if client.is_away(problem):
-                    raise _Away(client.said(problem)) from problem
-                raise
+        with super().explain_errors(), raise_away():
+            yield
 
-    def _insisting(self, work: Callable[[], None]) -> None:
+    def _insist(self, work: Callable[[], None]) -> None:
         """Do it; while the server is away, wait and do it again."""
 
-        def once() -> None:
+        def connected_work() -> None:
             if self.connection.closed or self.connection.broken:
-                with self.explained():
+                with self.explain_errors():
                     self.connection = self.connect()
             try:
                 work()
-            except _Away:
-                with suppress(*self._all_errors()):
+            except ServerAway:
+                with suppress(psycopg.Error):
                     self.connection.close()
                 raise
 
-        while True:
-            try:
-                once()
-                break
-            except _Away as problem:
-                self._retry.failed(str(problem))
-                self._retry.wait()
-        self._retry.well()
-
-
-class _Away(Exception):
-    """The server does not answer."""
+        self._retry.insist(connected_work)
 
 
 def _name(name: str) -> str:
@@ -180,3 +152,6 @@ def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return pc.replace_substring(column, "\0", "\ufffd")
     return column
+
+
+from_options = PostgresSink

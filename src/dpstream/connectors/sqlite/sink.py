@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.connectors.database import FileDatabase, identifier
-from dpstream.connectors.encode import plain
+from dpstream.connectors.encode import simple_column
 
 _LARGEST = 2**63 - 1
 
@@ -49,7 +49,7 @@ def _affinity(kind: pa.DataType) -> str:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    column = plain(column)
+    column = simple_column(column)
     values: list[Any] = column.to_pylist()
     simple = pa.types.is_primitive(column.type) or pa.types.is_string(column.type)
     if pa.types.is_uint64(column.type):

@@ -3,7 +3,7 @@
 The suites beside this file ask for more, and fill the source themselves.
 
 >>> import pyarrow as pa
->>> from dpstream.connectors.registry import TableSource
+>>> from dpstream.connectors.memory.source import TableSource
 >>> table = pa.table({"user": ["a", "b", "c"], "page": ["x", "y", "x"]})
 >>> check_source(lambda: TableSource(table, rows=2), columns=["user", "page"])
 3
@@ -34,8 +34,8 @@ def check_source(open_source: Callable[[], Source], *, columns: Sequence[str]) -
         again = open_source()
         assert partition in again.partitions(), f"{partition} has another name the second time"
         for position, chunk in chunks:
-            kept = json.loads(json.dumps(position))
-            _check_same(again, partition, kept, chunk, columns)
+            stored = json.loads(json.dumps(position))
+            _check_same(again, partition, stored, chunk, columns)
         again.close()
         rows += sum(len(chunk.table) for _, chunk in chunks)
     source.close()
@@ -65,14 +65,14 @@ def check_sink(
 
 def _chunks(source: Source, partition: str, columns: Sequence[str]) -> list[tuple[Position, Batch]]:
     """Every chunk with the position that it was read from."""
-    found: list[tuple[Position, Batch]] = []
+    chunks: list[tuple[Position, Batch]] = []
     position: Position = None
     while True:
         batch = source.read(partition, position, columns=columns)
         assert set(batch.table.column_names) == set(columns), "the columns are not those asked for"
-        found.append((position, batch))
+        chunks.append((position, batch))
         if batch.done:
-            return found
+            return chunks
         assert batch.position != position, f"{partition} stands still at {position!r}"
         position = batch.position
 
@@ -91,9 +91,9 @@ def _check_same(
     rows = [row for table in tables for row in table.to_pylist()]
     wanted = chunk.table.select(list(columns)).to_pylist()
     assert rows == wanted, f"reading {partition} again gave other rows"
-    one = source.read(partition, end, columns=columns, until=end)
-    assert len(one.table) == 0, "a read up to its own position must give nothing"
-    assert one.done, "a read up to its own position must be done"
+    empty = source.read(partition, end, columns=columns, until=end)
+    assert len(empty.table) == 0, "a read up to its own position must give nothing"
+    assert empty.done, "a read up to its own position must be done"
 
 
 # A scripted source and a sink that remembers, for tests of whatever lies between them.
@@ -126,7 +126,7 @@ class ListSource:
 
     def __init__(self, script: Sequence[Any], *, bounded: bool = True) -> None:
         self.bounded = bounded
-        self._script = [one if isinstance(one, Abort) else _as_batch(one) for one in script]
+        self._script = [item if isinstance(item, Abort) else _as_batch(item) for item in script]
 
     def partitions(self) -> list[str]:
         """The one partition."""
@@ -134,8 +134,8 @@ class ListSource:
 
     def columns(self, partition: str) -> dict[str, pa.DataType] | None:
         """The types of the first chunk."""
-        first = next((one for one in self._script if isinstance(one, Batch)), None)
-        return None if first is None else {one.name: one.type for one in first.table.schema}
+        first = next((item for item in self._script if isinstance(item, Batch)), None)
+        return None if first is None else {field.name: field.type for field in first.table.schema}
 
     def read(
         self,
@@ -152,7 +152,7 @@ class ListSource:
             chunk = self._script[at]
             at += 1
             if isinstance(chunk, Batch):
-                done = not any(isinstance(one, Batch) for one in self._script[at:end])
+                done = not any(isinstance(item, Batch) for item in self._script[at:end])
                 table = chunk.table if columns is None else chunk.table.select(list(columns))
                 return replace(chunk, table=table, position=at, done=done)
             if not chunk.raised:

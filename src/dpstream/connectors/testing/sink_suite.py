@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.connectors.testing.source_suite import raised
+from dpstream.connectors.testing.source_suite import expect_error
 from dpstream.errors import DpstreamError, ServerUnreachable
 from dpstream.records import FencingSink, Sink
 
@@ -22,14 +22,14 @@ def release(
     query: str, window: int, trigger: int, *, run: str = "run 1", rows: int = 3
 ) -> pa.Table:
     """A release as the engine makes it; its counts tell which one it is."""
-    told = {"query": query, "run": run, "window": window, "release_index": trigger}
+    facts = {"query": query, "run": run, "window": window, "release_index": trigger}
     values = [1000.0 * window + 10 * trigger + n for n in range(rows)]
     pages = pa.array([f"/{n}" for n in range(rows)], pa.string())
     table = pa.table({"page": pages, "count": pa.array(values, pa.float64())})
-    return table.replace_schema_metadata({"dpstream": json.dumps(told)})
+    return table.replace_schema_metadata({"dpstream": json.dumps(facts)})
 
 
-def seen_of(*tables: pa.Table) -> Seen:
+def rows_seen(*tables: pa.Table) -> Seen:
     """The rows that a reader must see."""
     return sorted((r["page"], r["count"]) for table in tables for r in table.to_pylist())
 
@@ -45,7 +45,7 @@ class SinkSuite:
         """A sink, as another process would open it."""
 
     @abstractmethod
-    def published(self, name: str) -> Seen:
+    def visible_rows(self, name: str) -> Seen:
         """`page` and `count` of every row that a reader sees of a query, sorted."""
 
     def test_releases_are_published(self) -> None:
@@ -57,7 +57,7 @@ class SinkSuite:
         sink.close()
         for query in "ab":
             mine = [table for (q, _, _), table in tables.items() if q == query]
-            assert self.published(query) == seen_of(*mine)
+            assert self.visible_rows(query) == rows_seen(*mine)
 
     def test_a_release_is_published_once(self) -> None:
         """By one sink, and by one that starts later; what is there stays as it is."""
@@ -70,7 +70,7 @@ class SinkSuite:
         sink.write("a", 0, 1, other)
         sink.write("a", 0, 2, release("a", 0, 2))
         sink.close()
-        assert self.published("a") == seen_of(first, release("a", 0, 2))
+        assert self.visible_rows("a") == rows_seen(first, release("a", 0, 2))
 
     def test_a_release_without_rows(self) -> None:
         """It is a release like any other."""
@@ -79,7 +79,7 @@ class SinkSuite:
         sink.write("a", 0, 1, release("a", 0, 1))
         sink.write("a", 0, 2, release("a", 0, 2))
         sink.close()
-        assert self.published("a") == seen_of(release("a", 0, 2))
+        assert self.visible_rows("a") == rows_seen(release("a", 0, 2))
 
     def test_another_run_is_refused(self) -> None:
         """Its releases would be taken for those that are there."""
@@ -91,9 +91,9 @@ class SinkSuite:
         sink.fence("a", "run 1")
         other = release("a", 0, 2, run="run 2")
         for refused in (partial(sink.fence, "a", "run 2"), partial(sink.write, "a", 0, 2, other)):
-            assert "another run" in str(raised(DpstreamError, refused))
+            assert "another run" in str(expect_error(DpstreamError, refused))
         sink.close()
-        assert self.published("a") == seen_of(release("a", 0, 1))
+        assert self.visible_rows("a") == rows_seen(release("a", 0, 1))
 
 
 class ServerSinkSuite(SinkSuite):
@@ -117,15 +117,15 @@ class ServerSinkSuite(SinkSuite):
         sink.write("a", 0, 1, release("a", 0, 1))
         sink.close()
         self.break_off("a", 0, 2, release("a", 0, 2, rows=50))
-        assert self.published("a") in (
-            seen_of(release("a", 0, 1)),
-            seen_of(release("a", 0, 1), release("a", 0, 2, rows=50)),
+        assert self.visible_rows("a") in (
+            rows_seen(release("a", 0, 1)),
+            rows_seen(release("a", 0, 1), release("a", 0, 2, rows=50)),
         )
         sink = self.open()
         sink.write("a", 0, 2, release("a", 0, 2, rows=50))
         sink.write("a", 0, 3, release("a", 0, 3))
         sink.close()
-        assert self.published("a") == seen_of(
+        assert self.visible_rows("a") == rows_seen(
             release("a", 0, 1), release("a", 0, 2, rows=50), release("a", 0, 3)
         )
 
@@ -141,17 +141,19 @@ class ServerSinkSuite(SinkSuite):
             sink.write("a", 0, trigger, release("a", 0, trigger))
         back.join()
         sink.close()
-        assert self.published("a") == seen_of(*(release("a", 0, t) for t in (1, 2, 3)))
+        assert self.visible_rows("a") == rows_seen(*(release("a", 0, t) for t in (1, 2, 3)))
 
     def test_patience_ends(self) -> None:
         """A server that stays away is an error that says so; nothing is lost or doubled by it."""
         sink = self.impatient()
         sink.write("a", 0, 1, release("a", 0, 1))
         with self.away():
-            error = raised(ServerUnreachable, lambda: sink.write("a", 0, 2, release("a", 0, 2)))
+            error = expect_error(
+                ServerUnreachable, lambda: sink.write("a", 0, 2, release("a", 0, 2))
+            )
             assert "patience" in str(error)
         sink.close()
         sink = self.open()
         sink.write("a", 0, 2, release("a", 0, 2))
         sink.close()
-        assert self.published("a") == seen_of(release("a", 0, 1), release("a", 0, 2))
+        assert self.visible_rows("a") == rows_seen(release("a", 0, 1), release("a", 0, 2))

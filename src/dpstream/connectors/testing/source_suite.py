@@ -44,12 +44,12 @@ def rows_of(batches: list[Batch]) -> Counter[str]:
     return Counter(json.dumps({k: str(v) for k, v in sorted(row.items())}) for row in rows)
 
 
-def drain(source: Source, found: dict[str, Read], *, rows: int) -> None:
+def drain(source: Source, reads: dict[str, Read], *, rows: int) -> None:
     """Read every partition on to its end, and further until there are so many rows."""
     deadline = time.monotonic() + _DEADLINE
     while True:
         for name in source.partitions():
-            read, done = found.setdefault(name, Read()), False
+            read, done = reads.setdefault(name, Read()), False
             while not done:
                 batch = source.read(name, read.positions[-1])
                 done = batch.done
@@ -57,17 +57,17 @@ def drain(source: Source, found: dict[str, Read], *, rows: int) -> None:
                     read.batches.append(batch)
                     read.positions.append(json.loads(json.dumps(batch.position)))
                 assert time.monotonic() < deadline, f"{name} does not come to an end"
-        if sum_of(found).total() >= rows:
+        if all_rows(reads).total() >= rows:
             return
-        assert time.monotonic() < deadline, f"rows are missing; got {sum_of(found)}"
+        assert time.monotonic() < deadline, f"rows are missing; got {all_rows(reads)}"
 
 
-def sum_of(found: dict[str, Read]) -> Counter[str]:
+def all_rows(reads: dict[str, Read]) -> Counter[str]:
     """The rows of all partitions."""
-    return sum((read.rows() for read in found.values()), Counter())
+    return sum((read.rows() for read in reads.values()), Counter())
 
 
-def replayed(source: Source, name: str, start: Position, until: Position) -> Read:
+def replay(source: Source, name: str, start: Position, until: Position) -> Read:
     """One partition from a position until another, as a recovery reads it."""
     read, deadline = Read(positions=[start]), time.monotonic() + _DEADLINE
     while True:
@@ -100,7 +100,7 @@ class SourceSuite:
     def read_in_rounds(self) -> tuple[dict[str, Read], list[Row]]:
         """Everything, read while it was put there if the source grows."""
         rounds = [_rows(0, 40), _rows(40, 41), _rows(41, 120)]
-        found: dict[str, Read] = {}
+        reads: dict[str, Read] = {}
         if not self.growing:
             for rows in rounds:
                 self.put(rows)
@@ -110,47 +110,47 @@ class SourceSuite:
             if self.growing:
                 self.put(rows)
             seen += len(rows)
-            drain(source, found, rows=seen)
+            drain(source, reads, rows=seen)
         source.close()
-        return found, [row for rows in rounds for row in rows]
+        return reads, [row for rows in rounds for row in rows]
 
     def test_every_row_comes_once(self) -> None:
         """None is lost, none comes twice, and the columns are those asked for."""
-        found, rows = self.read_in_rounds()
-        assert sum_of(found) == Counter(json.dumps(row, sort_keys=True) for row in rows)
+        reads, rows = self.read_in_rounds()
+        assert all_rows(reads) == Counter(json.dumps(row, sort_keys=True) for row in rows)
         source = self.open()
-        for name in found:
-            batch = source.read(name, None, columns=["page"], until=found[name].positions[1])
+        for name in reads:
+            batch = source.read(name, None, columns=["page"], until=reads[name].positions[1])
             assert batch.table.column_names == ["page"]
         source.close()
 
     def test_replay_from_any_position(self) -> None:
         """Another process, from each position until each later one: those rows and no others."""
-        found, _ = self.read_in_rounds()
+        reads, _ = self.read_in_rounds()
         source = self.open()
-        for name, read in found.items():
+        for name, read in reads.items():
             places = [*range(len(read.positions))]
             places = places if len(places) < 12 else [*places[:6], *places[-6:]]
             for i in places:
                 for j in (j for j in places if j > i):
-                    again = replayed(source, name, read.positions[i], read.positions[j])
+                    again = replay(source, name, read.positions[i], read.positions[j])
                     assert again.rows() == read.rows(i, j), (name, i, j)
                     assert again.positions[-1] == read.positions[j]
         source.close()
 
     def test_positions_rise(self) -> None:
         """So that a query that lags can tell how far it is."""
-        found, _ = self.read_in_rounds()
-        for read in found.values():
+        reads, _ = self.read_in_rounds()
+        for read in reads.values():
             for before, after in pairwise(read.positions):
                 assert is_reached(after, before), (before, after)
                 assert before == after or not is_reached(before, after), (before, after)
 
     def test_at_until_nothing_follows(self) -> None:
         """A read that begins where it is to end gives no rows and is done."""
-        found, _ = self.read_in_rounds()
+        reads, _ = self.read_in_rounds()
         source = self.open()
-        for name, read in found.items():
+        for name, read in reads.items():
             for position in read.positions[1:]:
                 batch = source.read(name, position, until=position)
                 assert batch.done
@@ -165,7 +165,7 @@ class SourceSuite:
         source = self.open()
         name = source.partitions()[0]
         for position in self.foreign_positions():
-            raised(InvalidInput, partial(source.read, name, position))
+            expect_error(InvalidInput, partial(source.read, name, position))
         source.close()
 
     @abstractmethod
@@ -196,51 +196,51 @@ class ServerSourceSuite(SourceSuite):
 
     def test_what_has_come_since_is_not_replayed(self) -> None:
         """A replay ends at its position, whatever follows."""
-        found, _ = self.read_in_rounds()
+        reads, _ = self.read_in_rounds()
         self.put(_rows(200, 300))
         source = self.open()
-        for name, read in found.items():
-            again = replayed(source, name, None, read.positions[-1])
+        for name, read in reads.items():
+            again = replay(source, name, None, read.positions[-1])
             assert again.rows() == read.rows()
         source.close()
 
     def test_poison_is_set_aside(self) -> None:
         """With its place and a reason, once, also in a replay; the rows around it come."""
-        found: dict[str, Read] = {}
+        reads: dict[str, Read] = {}
         self.put(_rows(0, 5))
         self.spoil()
         self.put(_rows(5, 10))
         source = self.open()
-        drain(source, found, rows=10)
-        bad = [one for read in found.values() for one in read.rejected()]
+        drain(source, reads, rows=10)
+        bad = [one for read in reads.values() for one in read.rejected()]
         assert len(bad) == 1, bad
         assert bad[0].where
         assert bad[0].reason
-        again = {n: replayed(source, n, None, read.positions[-1]) for n, read in found.items()}
+        again = {n: replay(source, n, None, read.positions[-1]) for n, read in reads.items()}
         assert [one for read in again.values() for one in read.rejected()] == bad
         source.close()
 
     def test_rows_that_are_gone_are_an_error(self) -> None:
         """Those of a replay, and those that were never read."""
-        source, found = self.open(), dict[str, Read]()
+        source, reads = self.open(), dict[str, Read]()
         self.put(_rows(0, 30))
-        drain(source, found, rows=30)
+        drain(source, reads, rows=30)
         source.close()
         self.put(_rows(30, 60))
         self.lose()
-        for name, read in found.items():
+        for name, read in reads.items():
             last = read.positions[-1]
             for start, until in ((None, last), (last, None)):
                 source = self.open()
-                raised(RowsLost, partial(_read_on, source, name, start, until))
+                expect_error(RowsLost, partial(_read_on, source, name, start, until))
                 source.close()
 
     def test_an_idle_read_returns_soon(self) -> None:
         """The engine has a trigger to keep."""
-        found, _ = self.read_in_rounds()
+        reads, _ = self.read_in_rounds()
         source = self.open()
-        for name, read in found.items():
-            replayed(source, name, None, read.positions[-1])
+        for name, read in reads.items():
+            replay(source, name, None, read.positions[-1])
             began = time.monotonic()
             batch = source.read(name, read.positions[-1])
             assert time.monotonic() - began < _SOON
@@ -249,22 +249,22 @@ class ServerSourceSuite(SourceSuite):
 
     def test_a_server_that_goes_away_and_comes_back(self) -> None:
         """Meanwhile there are no rows, and no error; then all of them come, once."""
-        source, found = self.open(), dict[str, Read]()
+        source, reads = self.open(), dict[str, Read]()
         self.put(_rows(0, 30))
-        drain(source, found, rows=30)
+        drain(source, reads, rows=30)
         fresh = self.open()
         fresh.partitions()
         with self.away():
-            for name, read in found.items():
-                idle = _quiet(partial(source.read, name, read.positions[-1]))
+            for name, read in reads.items():
+                idle = _read_until_idle(partial(source.read, name, read.positions[-1]))
                 assert not len(idle.table)
-                replay = fresh.read(name, None, until=read.positions[-1])
-                assert not replay.done or replay.position == read.positions[-1]
+                early = fresh.read(name, None, until=read.positions[-1])
+                assert not early.done or early.position == read.positions[-1]
         self.put(_rows(30, 60))
-        drain(source, found, rows=60)
-        assert sum_of(found) == Counter(json.dumps(r, sort_keys=True) for r in _rows(0, 60))
-        for name, read in found.items():
-            again = replayed(fresh, name, None, read.positions[-1])
+        drain(source, reads, rows=60)
+        assert all_rows(reads) == Counter(json.dumps(r, sort_keys=True) for r in _rows(0, 60))
+        for name, read in reads.items():
+            again = replay(fresh, name, None, read.positions[-1])
             assert again.rows() == read.rows()
         source.close()
         fresh.close()
@@ -275,7 +275,7 @@ class ServerSourceSuite(SourceSuite):
         source = self.impatient()
         names = source.partitions()
         with self.away():
-            error = raised(ServerUnreachable, lambda: _read_on(source, names[0], None, None))
+            error = expect_error(ServerUnreachable, lambda: _read_on(source, names[0], None, None))
             assert "patience" in str(error)
         source.close()
 
@@ -292,7 +292,7 @@ def _read_on(source: Source, name: str, position: Position, until: Position) -> 
     return position
 
 
-def _quiet(read: Callable[[], Batch]) -> Batch:
+def _read_until_idle(read: Callable[[], Batch]) -> Batch:
     """The first read that says that nothing follows."""
     deadline = time.monotonic() + _DEADLINE
     while not (batch := read()).done:
@@ -300,13 +300,13 @@ def _quiet(read: Callable[[], Batch]) -> Batch:
     return batch
 
 
-def raised(kind: type[DpstreamError], work: Callable[[], object]) -> DpstreamError:
+def expect_error(kind: type[DpstreamError], work: Callable[[], object]) -> DpstreamError:
     """The error that some work must end in."""
     try:
-        found = work()
+        result = work()
     except kind as error:
         return error
-    raise AssertionError(f"no {kind.__name__} was raised but there is {found!r:.200}")
+    raise AssertionError(f"no {kind.__name__} was raised but there is {result!r:.200}")
 
 
 def _rows(start: int, stop: int) -> list[Row]:

@@ -1,0 +1,169 @@
+"""One source for several queries, one sink for several queries, several sinks for one query.
+
+Live sources are shared by `engines.embedded.arrivals` instead, which goes by the clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from threading import Lock, RLock
+from typing import Any
+
+import pyarrow as pa
+
+from dpstream.records import (
+    Batch,
+    ChunkRanges,
+    ConcurrentSink,
+    InferredTypes,
+    Position,
+    Sink,
+    Source,
+    fence,
+)
+
+
+class SharedSource:
+    """A bounded source that several queries read side by side, each at its own pace.
+
+    `wanted`: the columns of each query. A chunk is read once with all of them and kept while there
+    is room; other projections (a look at the time column) are read as they are asked for. The
+    source is closed when each query has closed it. Of the source's abilities it has
+    `chunk_ranges` and `inferred`.
+    """
+
+    def __init__(
+        self, source: Source, wanted: Sequence[Sequence[str]], *, memory: int = 1 << 28
+    ) -> None:
+        self._source = source
+        self.bounded, self.replayable = source.bounded, source.replayable
+        self.inferred = source.inferred if isinstance(source, InferredTypes) else {}
+        self._wanted = [frozenset(columns) for columns in wanted]
+        self._all = list(dict.fromkeys(name for columns in wanted for name in columns))
+        self._memory, self._held = memory, 0
+        self._chunks: OrderedDict[tuple[str, str], Batch] = OrderedDict()
+        self._lock = RLock()
+        self._open = len(wanted)
+
+    def views(self) -> list[SharedSource]:
+        """The source as each of the queries sees it, in their order."""
+        return [self] * len(self._wanted)
+
+    def partitions(self) -> list[str]:
+        """Those of the source."""
+        with self._lock:
+            return self._source.partitions()
+
+    def columns(self, partition: str) -> dict[str, pa.DataType] | None:
+        """Those of the source."""
+        with self._lock:
+            return self._source.columns(partition)
+
+    def read(
+        self,
+        partition: str,
+        position: Position,
+        *,
+        columns: Sequence[str] | None = None,
+        until: Position = None,
+    ) -> Batch:
+        """A chunk with the columns that are asked for."""
+        with self._lock:
+            if columns is None or frozenset(columns) not in self._wanted:
+                return self._source.read(partition, position, columns=columns, until=until)
+            chunk = self._chunk(partition, position, until)
+        return replace(chunk, table=chunk.table.select(list(columns)))
+
+    def chunk_ranges(self, partition: str, column: str) -> list[tuple[Position, int, int]] | None:
+        """What the source knows of them."""
+        with self._lock:
+            if not isinstance(self._source, ChunkRanges):
+                return None
+            return self._source.chunk_ranges(partition, column)
+
+    def close(self) -> None:
+        """Close the source when the last query has closed it."""
+        with self._lock:
+            self._open -= 1
+            if self._open == 0:
+                self._chunks.clear()
+                self._source.close()
+
+    def _chunk(self, partition: str, position: Position, until: Position) -> Batch:
+        """A chunk with the columns of all queries, from memory if it is there."""
+        place = (partition, json.dumps([position, until]))
+        if place in self._chunks:
+            self._chunks.move_to_end(place)
+            return self._chunks[place]
+        batch = self._source.read(partition, position, columns=self._all, until=until)
+        if batch.position == position and not batch.done:
+            return batch  # nothing yet
+        self._chunks[place] = batch
+        self._held += int(batch.table.nbytes)
+        while self._held > self._memory and len(self._chunks) > 1:
+            _, evicted = self._chunks.popitem(last=False)
+            self._held -= int(evicted.table.nbytes)
+        return batch
+
+
+class SharedSink:
+    """A sink object that several queries write to, each from a thread of its own, in turn.
+
+    A `ConcurrentSink` is called by several threads at once. It is closed, by `release`, when all
+    queries are over. Releases are written one by one, also to a `TwoPhaseSink`.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        at_once = isinstance(sink, ConcurrentSink) and sink.concurrent
+        self._turn = nullcontext() if at_once else Lock()
+
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Write when no other query writes."""
+        with self._turn:
+            self._sink.write(name, window, trigger, table)
+
+    def fence(self, name: str, run: str) -> None:
+        """Refuse a run whose releases it cannot take, before it is paid for."""
+        with self._turn:
+            fence(self._sink, name, run)
+
+    def close(self) -> None:
+        """Do nothing: other queries may still write."""
+
+    def release(self) -> None:
+        """Close the sink: nobody writes any more."""
+        self._sink.close()
+
+
+def shared_sinks(spec: Any) -> Any:
+    """What several queries write to: each opens what is named, and shares what is an object."""
+    if isinstance(spec, list | tuple):
+        return [shared_sinks(each) for each in spec]
+    return SharedSink(spec) if isinstance(spec, Sink) else spec
+
+
+class AllSinks:
+    """Every release goes to each of several sinks, in order; to a `TwoPhaseSink` in one step."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = list(sinks)
+
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Write to all; after a failure the next run writes again where it is missing."""
+        for sink in self._sinks:
+            sink.write(name, window, trigger, table)
+
+    def fence(self, name: str, run: str) -> None:
+        """Refuse a run whose releases one of them cannot take, before it is paid for."""
+        for sink in self._sinks:
+            fence(sink, name, run)
+
+    def close(self) -> None:
+        """Close all."""
+        for sink in self._sinks:
+            sink.close()
