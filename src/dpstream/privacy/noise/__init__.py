@@ -3,7 +3,6 @@
 Nothing outside `privacy.spend` (and the benchmark of the samplers) may import this package.
 """
 
-from dpstream.privacy.noise.aes_kernels import within
 from dpstream.privacy.noise.exact_samplers import (
     add_laplace,
     bernoulli_exp,
@@ -13,6 +12,7 @@ from dpstream.privacy.noise.exact_samplers import (
     geometric,
     respond,
     uniform,
+    within,
 )
 from dpstream.privacy.noise.keyed_draws import NOISE_VERSION, Address, Draws, Mode, Stream, Words
 from dpstream.privacy.noise.normals import LARGEST, LOST, PRECISION, Reals, normals
