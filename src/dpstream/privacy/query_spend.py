@@ -56,7 +56,7 @@ class QuerySpend:
         self._terms = _users_book(ledger, dataset)
         self._digest: bytes | None = None  # of the plan, once paid for
         self._doors: dict[tuple[int, str, int], NoiseStream] = {}
-        self._lock, self._process = threading.Lock(), this_process()
+        self._lock, self._process = threading.Lock(), this_process.id
         self.step = -1
 
     def pay(self, *, mu_squared: Fraction, tail: Fraction, error: FloatError, digest: str) -> None:
@@ -136,7 +136,7 @@ class QuerySpend:
 
     def refuse_fork(self) -> None:
         """A copy of this process would draw the same noise for other data."""
-        if this_process() != self._process:
+        if this_process.id != self._process:
             raise StateError("this run was started before a fork; start or load it in each process")
 
 
@@ -158,7 +158,7 @@ class RemoteNoiseStreams:
     """Doors to noise that was paid for, and whose input is durable, in another process."""
 
     def __init__(self, lent: WindowKeyGrant) -> None:
-        self._lent, self.step, self._process = lent, lent.step, this_process()
+        self._lent, self.step, self._process = lent, lent.step, this_process.id
         self._made: set[tuple[int, str, int]] = set()
 
     def door(self, *, window: int, column: str, part: int) -> NoiseStream:
@@ -174,7 +174,7 @@ class RemoteNoiseStreams:
 
     def refuse_fork(self) -> None:
         """A copy of this process would draw the same noise for other data."""
-        if this_process() != self._process:
+        if this_process.id != self._process:
             raise StateError("a task's doors to noise do not survive a fork")
 
 

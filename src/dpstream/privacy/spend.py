@@ -17,7 +17,7 @@ from dpstream.errors import InvalidInput, InvalidParameter, StateError
 from dpstream.privacy import noise
 from dpstream.privacy.accounting.curves import pure_rho_above
 from dpstream.privacy.amounts import on_grid, show
-from dpstream.privacy.ledger.book import DigestAt
+from dpstream.privacy.ledger.balance import DigestAt
 from dpstream.privacy.ledger.charges import Cells, Charge, Cover, Interval, Kind, Paid
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.journal import this_process
@@ -42,7 +42,7 @@ class Payments:
         self._paying: dict[str, tuple[Fraction, Fraction, Paid]] = {}  # as asked, as charged
         self._digest_at: DigestAt = lambda step: ""
         self._ahead, self._verified = -1, False
-        self._process = this_process()
+        self._process = this_process.id
 
     def begin(
         self, step: int, digest_at: DigestAt, *, ahead: int = -1, verified: bool = False
@@ -51,7 +51,7 @@ class Payments:
 
         `verified`: a durable log has shown that this step's input is not another one than before.
         """
-        if this_process() != self._process:
+        if this_process.id != self._process:
             raise StateError("this run was started before a fork; start or load it in each process")
         self.step, self._digest_at, self._ahead = step, digest_at, ahead
         self._verified = verified

@@ -18,7 +18,6 @@ from dpstream.privacy.amounts import GRID, exact, on_grid, units
 from dpstream.privacy.ledger.balance import Account
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.ledger.store import LedgerStore
 from tests.laws.cases import worst_loss
 
 
@@ -236,11 +235,11 @@ def test_a_second_process_sees_the_first_ones_charges(tmp_path):
 
 def test_old_steps_are_forgotten_in_memory_and_read_back_when_asked(tmp_path, monkeypatch):
     """Memory stays bounded, and a charge to a step long gone still meets its past."""
-    monkeypatch.setattr("dpstream.privacy.ledger.store._KEEP", 20)
+    monkeypatch.setattr("dpstream.privacy.ledger.ledger._KEEP", 20)
     ledger = opened(w_event(window=3), tmp_path / "ledger")
     for step in range(0, 300, 3):
         ledger.charge("flu", charge(step, "3/4"))
-    book = ledger._shelf.books["flu"]
+    book = ledger._books["flu"]
 
     assert len(book.account._steps) < 60
     assert len(book.charges()) < 60
@@ -370,12 +369,12 @@ def test_amounts_are_exact_decimals_and_shares():
 
 def test_a_long_replay_reads_the_file_back_once(tmp_path, monkeypatch):
     """Replaying far behind the newest step must not re-read the whole file at every charge."""
-    monkeypatch.setattr("dpstream.privacy.ledger.store._KEEP", 20)
+    monkeypatch.setattr("dpstream.privacy.ledger.ledger._KEEP", 20)
     ledger = opened(w_event(window=3), tmp_path / "ledger")
     for step in range(0, 300, 3):
         ledger.charge("flu", charge(step, "3/4"))
-    reads, real = [], LedgerStore.reread
-    monkeypatch.setattr(LedgerStore, "reread", lambda self: reads.append(1) or real(self))
+    reads, real = [], Ledger._read_all
+    monkeypatch.setattr(Ledger, "_read_all", lambda self: reads.append(1) or real(self))
     for step in range(0, 300, 3):
         assert not ledger.charge("flu", charge(step, "3/4"))
 

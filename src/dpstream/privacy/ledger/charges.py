@@ -1,13 +1,19 @@
-"""What a ledger writes down: the terms of a book, and charges with the cells they read."""
+"""What a ledger writes down: a book's terms, charges with the cells they read, facts about runs.
+
+A mechanism's state holds tokens for what its run has paid for and may draw under later: `Interval`,
+`Paid`, `Cover`. Each is tied to the run that paid; a copied state pays again.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
 from dpstream.errors import InvalidParameter, LedgerError
 from dpstream.privacy.amounts import exact, positive, show, units
+from dpstream.privacy.state.journal import Record
 from dpstream.privacy.state.serial import storable
 
 Measure = Literal["epsilon", "rho", "mu_squared"]
@@ -168,7 +174,16 @@ class Charge:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "units", units(self.amount))
-        object.__setattr__(self, "plain", self._is_plain())
+        cells = self.cells
+        plain = (
+            self.kind == "cells"
+            and cells.bins is None
+            and cells.first == cells.last == self.step
+            and self.repeat == 1
+            and self.tail is _ZERO
+            and self.drift is _ZERO
+        )
+        object.__setattr__(self, "plain", plain)
         if self.amount.numerator < 0 or self.repeat < 1 or self.step < 0:
             raise LedgerError(f"a charge needs amount, step >= 0 and repeat >= 1; got {self}")
         if self.tail is _ZERO and self.drift is _ZERO:
@@ -178,16 +193,16 @@ class Charge:
         if (self.tail or self.drift) and (self.repeat, self.kind) != (1, "cells"):
             raise LedgerError(f"tail and drift go with a single charge of kind cells; got {self}")
 
-    def _is_plain(self) -> bool:
-        cells = self.cells
-        return (
-            self.kind == "cells"
-            and cells.bins is None
-            and cells.first == cells.last == self.step
-            and self.repeat == 1
-            and self.tail is _ZERO
-            and self.drift is _ZERO
-        )
+    def at(self, step: int, **changes: Any) -> Charge:
+        """The same charge at another step."""
+        first, last, bins = self.offsets
+        cells = Cells(first=step + first, last=step + last, bins=bins)
+        return dataclasses.replace(self, step=step, cells=cells, **changes)
+
+    @property
+    def offsets(self) -> tuple[int, int, tuple[tuple[int, int], ...] | None]:
+        """Its cells, seen from its step."""
+        return self.cells.first - self.step, self.cells.last - self.step, self.cells.bins
 
     @property
     def last_step(self) -> int:
@@ -201,52 +216,117 @@ class Charge:
 
     def to_json(self) -> dict[str, Any]:
         """As stored; defaults are left out."""
-        record: dict[str, Any] = {
+        optional = {
+            "bins": self.cells.bins,
+            "repeat": self.repeat if self.repeat > 1 else None,
+            "digest": self.digest,
+            "kind": self.kind if self.kind != "cells" else None,
+            "tail": str(self.tail) if self.tail else None,
+            "drift": str(self.drift) if self.drift else None,
+        }
+        return {
             "run": self.run,
             "query": self.query,
             "purpose": self.purpose,
             "step": self.step,
             "amount": str(self.amount),
             "cells": [self.cells.first, self.cells.last],
-        }
-        if self.cells.bins is not None:
-            record["bins"] = [list(pair) for pair in self.cells.bins]
-        if self.repeat > 1:
-            record["repeat"] = self.repeat
-        if self.digest:
-            record["digest"] = self.digest
-        if self.kind != "cells":
-            record["kind"] = self.kind
-        if self.tail:
-            record["tail"] = str(self.tail)
-        if self.drift:
-            record["drift"] = str(self.drift)
-        return record
+        } | {name: value for name, value in optional.items() if value}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Charge:
         """As read."""
         bins = record.get("bins")
         first, last = record["cells"]
-        cells = Cells(first=first, last=last, bins=bins and tuple((a, b) for a, b in bins))
+        others = ("run", "query", "purpose", "step", "repeat", "digest", "kind")
         return cls(
-            run=record["run"],
-            query=record["query"],
-            purpose=record["purpose"],
-            step=record["step"],
+            cells=Cells(first=first, last=last, bins=bins and tuple((a, b) for a, b in bins)),
             amount=Fraction(record["amount"]),
-            cells=cells,
-            repeat=record.get("repeat", 1),
-            digest=record.get("digest", ""),
-            kind=record.get("kind", "cells"),
             tail=Fraction(record.get("tail", 0)),
             drift=Fraction(record.get("drift", 0)),
+            **{name: record[name] for name in others if name in record},
         )
 
 
-# What a run has paid for and may draw under later: kept in a mechanism's state.
-#
-# Each is tied to the run that paid; a copied state pays again.
+RECENT = 256
+"""Newest steps whose digests are held in memory, or the newest batch of them; the file has all."""
+
+
+@dataclass(kw_only=True)
+class KnownRun:
+    """What a ledger knows of a run besides its charges: enough to recognise its state directory.
+
+    A state directory can lose files, or be put back from an older copy. The ledger is the witness:
+    it is told of every start (epoch) and of every step's input before noise is drawn for it, and
+    how many windows have had a key. What does not agree with it is refused (`run_directory.py`).
+    """
+
+    dataset: str = ""
+    fingerprint: str = ""
+    """Of everything that fixes its releases besides the data; "" until it is registered."""
+    epoch: str = ""
+    """Of its newest start; "" if none was kept in a state directory."""
+    reached: int = -1
+    """The newest step whose input is known."""
+    digests: dict[int, str] = field(default_factory=dict)
+    """Of the newest steps, in order."""
+    types: str = ""
+    """Digest of the types of its columns at that step."""
+    minted: int = 0
+    final: int = 0
+    """Windows that have had a key, and those whose keys were erased: from 0 to here, exclusive."""
+    finished: int | None = None
+    """After how many steps a series was finished: none may follow."""
+    erasure: tuple[int, str] | None = None
+    """Before which step a unit was last erased from the state, and the digest chain from there."""
+
+    def apply(self, record: Record) -> None:
+        """Take in a record about this run."""
+        self.dataset = record["dataset"]
+        if "fingerprint" in record:
+            self.fingerprint = record["fingerprint"]
+        elif "epoch" in record:
+            self.epoch = record["epoch"]
+        elif "reached" in record:
+            last, digests = record["reached"], record["digests"]
+            self.digests.update(enumerate(digests, start=last + 1 - len(digests)))
+            self.reached, self.types = max(self.reached, last), record["types"]
+            while len(self.digests) > max(RECENT, len(digests)):
+                del self.digests[next(iter(self.digests))]
+        elif "minted" in record:
+            self.minted = max(self.minted, record["minted"])
+            self.final = max(self.final, record["final"])
+        elif "finished" in record:
+            self.finished = record["finished"]
+        elif "erasure" in record:
+            self.erasure = (record["erasure"], record["digest"])
+
+    def snapshot(self) -> KnownRun:
+        """A copy that does not change."""
+        return dataclasses.replace(self, digests=dict(self.digests))
+
+    def records(self, run: str) -> list[Record]:
+        """Records that, applied to a new one, make this one again."""
+        facts: list[Record] = []
+        if self.fingerprint:
+            facts.append({"fingerprint": self.fingerprint})
+        if self.epoch:
+            facts.append({"epoch": self.epoch})
+        if self.digests:
+            digests = [self.digests[step] for step in sorted(self.digests)]
+            facts.append({"reached": self.reached, "digests": digests, "types": self.types})
+        if self.minted or self.final:
+            facts.append({"minted": self.minted, "final": self.final})
+        if self.finished is not None:
+            facts.append({"finished": self.finished})
+        if self.erasure is not None:
+            facts.append({"erasure": self.erasure[0], "digest": self.erasure[1]})
+        return [{"dataset": self.dataset, "run": run} | fact for fact in facts]
+
+
+def is_about_run(record: Record) -> bool:
+    """Is this a record about a run, not a book, a charge or a settlement?"""
+    return "run" in record and "amount" not in record
 
 
 @storable("interval")

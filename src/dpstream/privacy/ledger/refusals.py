@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from fractions import Fraction
@@ -11,7 +10,7 @@ from typing import Any
 
 from dpstream.errors import BudgetExceeded, LedgerError
 from dpstream.privacy.amounts import GRID, show
-from dpstream.privacy.ledger.book import Book
+from dpstream.privacy.ledger.balance import Book
 from dpstream.privacy.ledger.charges import Charge, Terms
 
 # How much of a book is spent and left, in epsilon, which people know, whatever the book counts.
@@ -195,15 +194,5 @@ def in_words(terms: Terms) -> str:
 
 def _first_refused(book: Book, charge: Charge) -> Charge:
     """The step of a repeated charge to blame: the first that does not fit, or the first of all."""
-    steps = [
-        dataclasses.replace(
-            charge,
-            step=charge.step + offset,
-            repeat=1,
-            cells=dataclasses.replace(
-                charge.cells, first=charge.cells.first + offset, last=charge.cells.last + offset
-            ),
-        )
-        for offset in range(charge.repeat)
-    ]
+    steps = [charge.at(step, repeat=1) for step in range(charge.step, charge.last_step + 1)]
     return next((s for s in steps if book.account.loss_with(s) > book.account.total), charge)

@@ -34,35 +34,29 @@ from dpstream.privacy.state.durable_files import (
     write_hidden,
 )
 
-# Which process this is, without a system call: every step of every run asks.
-#
-# A forked child that went on with its parent's run would draw its parent's noise again.
-
-_number = os.getpid()
-
-
-def this_process() -> int:
-    """The number of this process.
-
-    >>> this_process() == os.getpid()
-    True
-    """
-    return _number
-
-
-def _look_again() -> None:
-    global _number
-    _number = os.getpid()
-
-
-os.register_at_fork(after_in_child=_look_again)
-
-
 Record = dict[str, Any]
 
 FORMAT = 1
 _PAGE = 4096  # a torn write of one slot leaves the other alone
 _NO_TAG = "0" * 16  # before the first record
+
+
+class _Process:
+    """Which process this is, without a system call: every step of every run asks.
+
+    A forked child that went on with its parent's run would draw its parent's noise again.
+    """
+
+    def __init__(self) -> None:
+        self.look()
+        os.register_at_fork(after_in_child=self.look)
+
+    def look(self) -> None:
+        """Ask the system."""
+        self.id = os.getpid()
+
+
+this_process = _Process()
 
 
 class JournalEnd(NamedTuple):
@@ -95,7 +89,7 @@ class Journal:
         self.place = Path(os.path.abspath(self.path))  # the same after a change of directory
         self._fd, made = _opened(self.place)
         self._thread_lock, self._depth = threading.RLock(), 0
-        self._process = this_process()
+        self._process = this_process.id
         self._offset, self._tag = 0, _NO_TAG
         self._head = _Head(Path(os.path.realpath(self.place)), error) if head else None
         if made and self._head is not None:
@@ -134,7 +128,7 @@ class Journal:
 
     def acquire(self, *, wait: bool = True) -> None:
         """Take the file's lock; without `wait`, refuse if another process has it."""
-        if this_process() != self._process:
+        if this_process.id != self._process:
             raise self._error(f"{self.path} was opened before a fork; open it in each process")
         if self._fd < 0:
             raise self._error(f"{self.path} was closed; open it again")

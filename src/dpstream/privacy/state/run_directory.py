@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.errors import StateError
+from dpstream.privacy.ledger.charges import KnownRun
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.ledger.store import KnownRun
 from dpstream.privacy.state import (
     InputLog,
     Secret,
