@@ -23,7 +23,7 @@ from dpstream.engines.query_run import EngineOptions, QueryRun, RunStorage
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError, StateError
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.hash_tables import HashTable
-from dpstream.privacy.state import chain_digest
+from dpstream.privacy.ledger.charges import chain_digest
 from dpstream.privacy.state.durable_files import writing
 from dpstream.privacy.state.run_directory import RunDirectory, read_about
 from dpstream.query.column_types import Types

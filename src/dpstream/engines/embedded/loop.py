@@ -21,8 +21,8 @@ from dpstream.engines.embedded.snapshots import Snapshots
 from dpstream.engines.embedded.step_rows import FileInput, LiveInput
 from dpstream.engines.sender import MOST_ON_THE_WAY, Sender
 from dpstream.group_by.flow import BoundedRows, Flow
+from dpstream.privacy.ledger.charges import chain_digest
 from dpstream.privacy.query_spend import QuerySpend
-from dpstream.privacy.state import chain_digest
 from dpstream.privacy.state.run_directory import RunDirectory
 from dpstream.records import Position, Sink, fence
 from dpstream.rows.row_batch import RowSlice

@@ -37,8 +37,9 @@ from dpstream.errors import (
     StateError,
 )
 from dpstream.group_by.release_table import ReleaseTables
+from dpstream.privacy.ledger.charges import chain_digest
 from dpstream.privacy.query_spend import QuerySpend
-from dpstream.privacy.state import chain_digest, mint_run_id
+from dpstream.privacy.state import mint_run_id
 from dpstream.privacy.state.run_directory import ANEW
 from dpstream.query.column_types import Types
 from dpstream.query.query import Query

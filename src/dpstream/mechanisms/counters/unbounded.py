@@ -14,7 +14,8 @@ from dpstream.counting.coders import BufferedCoder
 from dpstream.counting.growing_epochs import Unbounded, inside_counter
 from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.parts.factorised_counter import CounterState, CountingParameters, grid_bits
-from dpstream.privacy.sensitivity import encoded_change, gaussian_stddev
+from dpstream.privacy.amounts import gaussian_stddev
+from dpstream.privacy.sensitivity import encoded_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 

@@ -19,9 +19,9 @@ from dpstream.counting.factorisation import NoiseProcess
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.mechanisms.base import Spender, check_counts, refuse_nan, whole
 from dpstream.privacy.accounting.calibration import rho_for
-from dpstream.privacy.amounts import Amount, exact, on_grid, positive
+from dpstream.privacy.amounts import Amount, exact, gaussian_stddev, on_grid, positive
 from dpstream.privacy.ledger.charges import Cover, Terms
-from dpstream.privacy.sensitivity import encoded_change, gaussian_stddev, range_change
+from dpstream.privacy.sensitivity import encoded_change, range_change
 from dpstream.privacy.state.identity import Identified
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release

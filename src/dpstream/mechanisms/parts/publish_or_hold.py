@@ -20,7 +20,8 @@ import numpy as np
 
 from dpstream.compiled import njit
 from dpstream.mechanisms.base import Spender
-from dpstream.privacy.sensitivity import histogram_change, laplace_stddev
+from dpstream.privacy.amounts import laplace_stddev
+from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 

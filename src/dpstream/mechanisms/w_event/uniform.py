@@ -10,7 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from dpstream.mechanisms.base import HistogramMechanism, Spender
-from dpstream.privacy.sensitivity import histogram_change, laplace_stddev
+from dpstream.privacy.amounts import laplace_stddev
+from dpstream.privacy.sensitivity import histogram_change
 from dpstream.records import Integers, Release
 
 

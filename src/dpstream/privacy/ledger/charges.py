@@ -7,6 +7,7 @@ A mechanism's state holds tokens for what its run has paid for and may draw unde
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
@@ -21,6 +22,11 @@ Unit = Literal["event", "w_event", "user"]
 Kind = Literal["cells", "open", "close", "cover"]
 
 _ZERO = Fraction(0)
+
+
+def chain_digest(key: bytes, previous: bytes, content: bytes) -> bytes:
+    """Keyed digest of a step's input and of all input before it, which a charge is tied to."""
+    return hashlib.blake2b(previous + content, digest_size=16, key=key).digest()
 
 
 @dataclass(frozen=True, kw_only=True)

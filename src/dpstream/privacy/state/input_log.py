@@ -19,11 +19,6 @@ from dpstream.errors import NoiseReuse, StateError
 from dpstream.privacy.state.journal import Journal, Record
 
 
-def chain_digest(key: bytes, previous: bytes, content: bytes) -> bytes:
-    """Keyed digest of a step's input, chained to everything before it."""
-    return hashlib.blake2b(previous + content, digest_size=16, key=key).digest()
-
-
 def types_digest(types: bytes) -> str:
     """Names the types of columns in the ledger; "" if none are known."""
     return hashlib.sha256(types).hexdigest()[:16] if types else ""
