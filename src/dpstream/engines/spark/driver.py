@@ -479,7 +479,7 @@ class SparkRun(QueryRun):
         schedule = self.plan.query.schedule
         windows = {due.window for step in range(progress.step, end) for due in schedule.due(step)}
         self._windows.add(*windows)
-        lent = self._spend.lend(sorted(windows))
+        lent = self._spend.grant_keys(sorted(windows))
         made, saved = self._jobs.publish(progress, end, lent, job=self._job("steps"))
         self._sender.send(made)
         self._sender.arrived(all_of_them=True)

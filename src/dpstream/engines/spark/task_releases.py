@@ -157,7 +157,7 @@ def _publish(task: PublishTask, bucket: int, table: pa.Table | None, told: list[
     flow, shape = task.flow(bucket), task.shape
     assert task.keys is not None
     assert task.keys.lent is not None
-    doors = task.keys.lent.doors()
+    doors = task.keys.lent.noise_streams()
     chain = task.groups.get(bucket, ())
     watermarks = bucket_files.load_segments(task.files, flow, "groups", chain)
     heard = [json.loads(text) for text in told]
