@@ -22,7 +22,7 @@ import pyarrow as pa
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import InputLog, mint_run_id
 from dpstream.privacy.state.durable_files import remove_leftovers, writing
-from dpstream.privacy.state.input_log import noted_types
+from dpstream.privacy.state.input_log import logged_types
 from dpstream.privacy.state.run_directory import (
     Facts,
     GivenLedger,
@@ -97,7 +97,7 @@ def kept_types(folder: Path) -> dict[str, pa.DataType]:
     """The types that the run of a directory has met, which may be running; none without one."""
     about = read_about(folder)
     path = None if about is None else folder / about["log"]
-    return {} if path is None or not path.exists() else _types(noted_types(path)[-1:])
+    return {} if path is None or not path.exists() else _types(logged_types(path)[-1:])
 
 
 def read_types(log: InputLog) -> dict[str, pa.DataType]:
