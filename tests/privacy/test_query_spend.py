@@ -18,7 +18,12 @@ from dpstream.privacy.state import MemoryWindowKeys, Secret, WindowKeys
 
 SECRET, RUN = Secret(bytes(range(100, 132))), bytes(range(16))
 ERROR = FloatError(xi=Fraction(1, 10**6), tau=Fraction(1, 10**18))
-PRICE = {"mu_squared": Fraction(1, 4), "tail": Fraction(1, 10**10), "error": ERROR, "digest": "aa"}
+PRICE = {
+    "mu_squared": Fraction(1, 4),
+    "delta_slack": Fraction(1, 10**10),
+    "error": ERROR,
+    "digest": "aa",
+}
 IDS = np.arange(40, dtype=np.uint64).reshape(20, 2)
 
 
@@ -63,7 +68,7 @@ def test_a_refused_charge_opens_no_stream():
     """Beyond the book's mu^2, tail or drift nothing can be drawn."""
     for beyond in (
         {"mu_squared": Fraction(2)},
-        {"tail": Fraction(1, 10**9)},
+        {"delta_slack": Fraction(1, 10**9)},
         {"error": FloatError(xi=Fraction(1), tau=Fraction(0))},
         {"error": FloatError(xi=Fraction(0), tau=Fraction(1, 10**11))},  # times e^6
     ):
@@ -99,7 +104,7 @@ def test_a_run_keeps_its_plan():
     spend(ledger=ledger).pay(**PRICE)
     for other, error in (
         ({"mu_squared": Fraction(1, 5)}, LedgerError),
-        ({"tail": Fraction(1, 10**11)}, LedgerError),
+        ({"delta_slack": Fraction(1, 10**11)}, LedgerError),
         ({"digest": "bb"}, NoiseReuse),
         ({"digest": ""}, InvalidParameter),
         ({"mu_squared": Fraction(0)}, InvalidParameter),

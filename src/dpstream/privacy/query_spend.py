@@ -19,7 +19,7 @@ import numpy as np
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy import noise
 from dpstream.privacy.accounting.privacy_events import FloatError
-from dpstream.privacy.accounting.promises import folded
+from dpstream.privacy.accounting.promises import with_lost_mass
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.journal import this_process
@@ -59,11 +59,13 @@ class QuerySpend:
         self._lock, self._process = threading.Lock(), this_process.id
         self.step = -1
 
-    def pay(self, *, mu_squared: Fraction, tail: Fraction, error: FloatError, digest: str) -> None:
+    def pay(
+        self, *, mu_squared: Fraction, delta_slack: Fraction, error: FloatError, digest: str
+    ) -> None:
         """Charge all noise of the query, for ever; made again by the same run it counts once.
 
         `digest` names everything that fixes the releases besides the data: the same run with
-        another one is refused, and would have other noise. `tail` is that of the thresholds;
+        another one is refused, and would have other noise. `delta_slack` is that of the thresholds;
         `error` is float error, whose lost mass is counted at the book's epsilon.
         """
         if not digest:
@@ -78,8 +80,8 @@ class QuerySpend:
             amount=mu_squared,
             cells=Cells(first=0, last=0),
             digest=digest,
-            tail=folded(self._terms, tail=tail, error=error),
-            drift=error.xi,
+            delta_slack=with_lost_mass(self._terms, delta_slack=delta_slack, error=error),
+            rounding_slack=error.xi,
         )
         self._ledger.charge(self._dataset, charge, lambda step: digest)
         self._digest = hashlib.sha256(digest.encode()).digest()

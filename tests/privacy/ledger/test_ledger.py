@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, NoiseReuse
 from dpstream.privacy.accounting.privacy_events import FloatError
-from dpstream.privacy.accounting.promises import delta_of_terms, folded, own_terms, promise
+from dpstream.privacy.accounting.promises import delta_of_terms, own_terms, promise, with_lost_mass
 from dpstream.privacy.amounts import GRID, exact, on_grid, units
 from dpstream.privacy.ledger.balance import Account
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
@@ -394,13 +394,13 @@ def test_a_refused_batch_names_the_first_step_that_does_not_fit():
 
 
 def users(**more):
-    amounts = {"total": 1, "tail": Fraction(1, 10**9), "drift": Fraction(1, 100), "epsilon": 1}
-    return Terms(unit="user", measure="mu_squared", **amounts | more)
+    slacks = {"delta_slack": Fraction(1, 10**9), "rounding_slack": Fraction(1, 100)}
+    return Terms(unit="user", measure="mu_squared", **{"total": 1, "epsilon": 1} | slacks | more)
 
 
 def query(number=0, amount="1/4", tail="1/4000000000", drift="1/400", **more):
-    allowances = {"tail": Fraction(tail), "drift": Fraction(drift)}
-    return charge(0, amount, query=f"query {number}", **allowances | more)
+    slacks = {"delta_slack": Fraction(tail), "rounding_slack": Fraction(drift)}
+    return charge(0, amount, query=f"query {number}", **slacks | more)
 
 
 def test_tails_and_drifts_add_up_over_all_queries():
@@ -499,14 +499,21 @@ def test_old_books_read_as_before():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"tail": 1}, {"tail": -1}, {"drift": -1}, {"epsilon": 0}, {"tail": float("nan")}]
+    "bad",
+    [
+        {"delta_slack": 1},
+        {"delta_slack": -1},
+        {"rounding_slack": -1},
+        {"epsilon": 0},
+        {"delta_slack": float("nan")},
+    ],
 )
 def test_allowances_are_checked(bad):
     """Probabilities and log-ratios only, in books of users only, on single charges only."""
     with pytest.raises(InvalidParameter):
         users(**bad)
     with pytest.raises(InvalidParameter, match="unit 'user'"):
-        Terms(unit="event", total=1, tail="1/10")
+        Terms(unit="event", total=1, delta_slack="1/10")
     for wrong in ({"repeat": 2}, {"kind": "open"}, {"tail": "-1/10"}):
         with pytest.raises(LedgerError):
             query(0, **wrong)
@@ -542,7 +549,7 @@ def test_the_book_of_a_promise_keeps_it(epsilon, delta):
 
     assert 0.97 * delta < delta_of_terms(terms) <= delta
     assert terms.epsilon == exact(epsilon)
-    assert terms.tail > exact(delta) * Fraction(48, 100)
+    assert terms.delta_slack > exact(delta) * Fraction(48, 100)
 
 
 def test_lost_float_mass_counts_with_the_books_epsilon():
@@ -552,17 +559,19 @@ def test_lost_float_mass_counts_with_the_books_epsilon():
     own = own_terms(
         epsilon=Fraction(1),
         mu_squared=Fraction(1, 50),
-        tail=Fraction(1, 10**10),
+        delta_slack=Fraction(1, 10**10),
         error=error,
         period="forever",
         time_zone="UTC",
     )
 
-    assert folded(small, tail=Fraction(1, 10**10), error=error) == own.tail
-    assert float(own.tail) == pytest.approx(1e-10 + (1 + 2.718281828) * 1e-15, rel=1e-12)
-    assert float(folded(large, tail=Fraction(0), error=error)) == pytest.approx(162755.79e-15)
+    assert with_lost_mass(small, delta_slack=Fraction(1, 10**10), error=error) == own.delta_slack
+    assert float(own.delta_slack) == pytest.approx(1e-10 + (1 + 2.718281828) * 1e-15, rel=1e-12)
+    assert float(with_lost_mass(large, delta_slack=Fraction(0), error=error)) == pytest.approx(
+        162755.79e-15
+    )
     with pytest.raises(InvalidParameter, match="names its epsilon"):
-        folded(users(epsilon=None), tail=Fraction(0), error=error)
+        with_lost_mass(users(epsilon=None), delta_slack=Fraction(0), error=error)
 
 
 @given(

@@ -7,7 +7,7 @@ w-event, all steps for a user) and one bin in each, so its loss is at most
         sum over the window's steps of (max over bins of what was charged to that step and bin)
       + sum over the intervals that overlap the window of what each of them costs
 
-Tails and drifts, which books of users alone allow for, are plain sums over all charges.
+Slacks, which books of users alone allow for, are plain sums over all charges.
 `Account` adds this up. A charge to the newest step, the ordinary case, is checked in O(1); one to
 any other step takes a scan of the windows that it touches. `Book` also knows which charges were
 made already: a charge that is made again, by a replay, must be the same and counts once.
@@ -83,7 +83,7 @@ class Account:
         self.kept = self._oldest_kept()  # the oldest step in a window with one to be charged
         self.total = floor_units(terms.total)
         self.peak = 0
-        self.tail, self.drift = Fraction(0), Fraction(0)
+        self.delta_slack, self.rounding_slack = Fraction(0), Fraction(0)
         self._steps: dict[int, StepLoss] = {}
         self._intervals: dict[Key, Span] = {}
         self._live: dict[Key, Span] = {}  # those that a window ending now or later can meet
@@ -113,8 +113,9 @@ class Account:
 
     def add(self, charge: Charge, loss: int | None = None) -> None:
         """Make the charge; `loss` is what `loss_with` said of it."""
-        if charge.tail or charge.drift:
-            self.tail, self.drift = self.tail + charge.tail, self.drift + charge.drift
+        if charge.delta_slack or charge.rounding_slack:
+            self.delta_slack += charge.delta_slack
+            self.rounding_slack += charge.rounding_slack
         if charge.cells.first < self.since:
             loss = self.peak  # read back from before; it was within the total when it was made
         self.peak = max(self.peak, self.loss_with(charge) if loss is None else loss)
@@ -299,8 +300,8 @@ class SpentOn:
     units: int = 0
     first: int = -1
     last: int = -1
-    tail: Fraction = Fraction(0)
-    drift: Fraction = Fraction(0)
+    delta_slack: Fraction = Fraction(0)
+    rounding_slack: Fraction = Fraction(0)
 
     def add(self, charge: Charge) -> None:
         """Count a charge."""
@@ -310,7 +311,8 @@ class SpentOn:
             self.first = charge.step
         self.last = max(self.last, charge.last_step)
         if not charge.plain:
-            self.tail, self.drift = self.tail + charge.tail, self.drift + charge.drift
+            self.delta_slack += charge.delta_slack
+            self.rounding_slack += charge.rounding_slack
 
 
 class Book:
@@ -431,9 +433,10 @@ class SettledCharges:
     def add(self, charge: Charge) -> None:
         """Keep a charge; it lengthens the run of equal ones that it follows."""
         step, digest = charge.step, SettledCharges.DIGEST if charge.digest else ""
-        key = (charge.source, charge.amount, charge.offsets, charge.tail, charge.drift, digest)
+        slack = charge.delta_slack, charge.rounding_slack
+        key = (charge.source, charge.amount, charge.offsets, slack, digest)
         runs = self._runs.setdefault(key, array("q"))
-        single = charge.kind != "cells" or charge.tail or charge.drift
+        single = charge.kind != "cells" or any(slack)
         if runs and not single and runs[-2] + runs[-1] == step:
             runs[-1] += charge.repeat
         else:
@@ -441,7 +444,7 @@ class SettledCharges:
 
     def charges(self) -> Iterator[Charge]:
         """All of them, run by run."""
-        for (source, amount, offsets, tail, drift, digest), runs in self._runs.items():
+        for (source, amount, offsets, slack, digest), runs in self._runs.items():
             first, last, bins = offsets
             run, query, purpose, kind = source
             for step, repeat in zip(runs[::2], runs[1::2], strict=True):
@@ -455,14 +458,14 @@ class SettledCharges:
                     repeat=repeat,
                     digest=digest,
                     kind=kind,
-                    tail=tail,
-                    drift=drift,
+                    delta_slack=slack[0],
+                    rounding_slack=slack[1],
                 )
 
 
 def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> None:
     """A charge made again must be the same charge over the same input."""
-    spent, asked = ((c.amount, c.tail, c.drift, c.offsets) for c in (old, new))
+    spent, asked = ((c.amount, c.delta_slack, c.rounding_slack, c.offsets) for c in (old, new))
     if spent != asked:
         raise LedgerError(
             f"run {new.run[:8]} already charged {_shown(old)} for {new.purpose!r} at step "
@@ -478,9 +481,10 @@ def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> Non
 
 
 def _shown(charge: Charge) -> str:
-    if not (charge.tail or charge.drift):
-        return show(charge.amount)
-    return f"{show(charge.amount)} (tail {show(charge.tail)}, drift {show(charge.drift)})"
+    amount, tail, drift = map(show, (charge.amount, charge.delta_slack, charge.rounding_slack))
+    if not (charge.delta_slack or charge.rounding_slack):
+        return amount
+    return f"{amount} (tail {tail}, drift {drift})"
 
 
 def _part(charge: Charge, first: int, last: int, digest_at: DigestAt) -> Charge:
@@ -495,11 +499,12 @@ def report(name: str, book: Book) -> dict[str, Any]:
     """What was spent, on what, and what is left, ready for JSON."""
     account, terms = book.account, book.terms
     also: dict[str, Any] = {}
-    if terms.tail or terms.drift:
-        also = {
-            "tail": {"spent": str(account.tail), "left": str(terms.tail - account.tail)},
-            "drift": {"spent": str(account.drift), "left": str(terms.drift - account.drift)},
-        }
+    if terms.delta_slack or terms.rounding_slack:
+        for slack, allowed, spent in (
+            ("tail", terms.delta_slack, account.delta_slack),
+            ("drift", terms.rounding_slack, account.rounding_slack),
+        ):
+            also[slack] = {"spent": str(spent), "left": str(allowed - spent)}
     return {
         "dataset": name,
         "promise": terms.describe(),
@@ -515,12 +520,12 @@ def report(name: str, book: Book) -> dict[str, Any]:
                 "run": run,
                 "query": query,
                 "purpose": purpose,
-                "charges": spent.charges,
-                "amount": str(Fraction(spent.units, GRID)),
-                "first_step": spent.first,
-                "last_step": spent.last,
+                "charges": line.charges,
+                "amount": str(Fraction(line.units, GRID)),
+                "first_step": line.first,
+                "last_step": line.last,
             }
-            | ({"tail": str(spent.tail), "drift": str(spent.drift)} if also else {})
-            for (run, query, purpose), spent in sorted(book.spent_on.items(), key=itemgetter(0))
+            | ({"tail": str(line.delta_slack), "drift": str(line.rounding_slack)} if also else {})
+            for (run, query, purpose), line in sorted(book.spent_on.items(), key=itemgetter(0))
         ],
     }

@@ -22,6 +22,7 @@ Unit = Literal["event", "w_event", "user"]
 Kind = Literal["cells", "open", "close", "cover"]
 
 _ZERO = Fraction(0)
+_STORED_AS = {"tail": "delta_slack", "drift": "rounding_slack", "epsilon": "epsilon"}
 
 
 def chain_digest(key: bytes, previous: bytes, content: bytes) -> bytes:
@@ -38,10 +39,11 @@ class Terms:
     charge count, pure-DP epsilon, zCDP rho or GDP mu^2. `clock`: what one step is, in words.
     `change`: how far one event may move the data, in words; a mechanism with another is refused.
 
-    A book of users may also allow for what holds only nearly: `tail`, the probability that all the
-    rest fails (thresholds on keys, float error), and `drift`, the log-ratio (xi) between the laws
-    that are sampled in floats and the ideal ones. Both add up over all charges. `epsilon` is where
-    the promise is read: a lost float mass counts e^epsilon times (`promises.folded`).
+    A book of users may also allow for what holds only nearly: `delta_slack`, the probability that
+    all the rest fails (thresholds on keys, float error), and `rounding_slack`, the log-ratio (xi)
+    between the laws that are sampled in floats and the ideal ones; files and reports call them
+    `tail` and `drift`. Both add up over all charges. `epsilon` is where the promise is read: a lost
+    float mass counts e^epsilon times (`promises.with_lost_mass`).
     """
 
     unit: Unit
@@ -52,24 +54,26 @@ class Terms:
     time_zone: str = "UTC"
     clock: str = "steps"
     change: str = "a count by 1"
-    tail: Fraction = Fraction(0)
-    drift: Fraction = Fraction(0)
+    delta_slack: Fraction = Fraction(0)
+    rounding_slack: Fraction = Fraction(0)
     epsilon: Fraction | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "total", positive(self.total, f"the book's {self.measure}"))
-        object.__setattr__(self, "tail", exact(self.tail, "tail"))
-        object.__setattr__(self, "drift", exact(self.drift, "drift"))
+        for name in ("delta_slack", "rounding_slack"):
+            object.__setattr__(self, name, exact(getattr(self, name), name))
         if self.epsilon is not None:
             object.__setattr__(self, "epsilon", positive(self.epsilon, "epsilon"))
-        if not 0 <= self.tail < 1 or self.drift < 0:
+        if not 0 <= self.delta_slack < 1 or self.rounding_slack < 0:
             raise InvalidParameter(
-                f"a book needs 0 <= tail < 1 and drift >= 0; got {self.tail} and {self.drift}"
+                "a book needs 0 <= delta_slack < 1 and rounding_slack >= 0; got "
+                f"{self.delta_slack} and {self.rounding_slack}"
             )
-        if self.unit != "user" and (self.tail or self.drift or self.epsilon is not None):
+        slack = self.delta_slack or self.rounding_slack
+        if self.unit != "user" and (slack or self.epsilon is not None):
             raise InvalidParameter(
-                f"tail, drift and epsilon go with unit 'user', whose charges all add up; got unit "
-                f"{self.unit!r}"
+                "delta_slack, rounding_slack and epsilon go with unit 'user', whose charges all "
+                f"add up; got unit {self.unit!r}"
             )
         if self.unit not in ("event", "w_event", "user"):
             raise InvalidParameter(f"unit must be event, w_event or user; got {self.unit!r}")
@@ -104,7 +108,7 @@ class Terms:
         }[self.unit]
         also = "".join(
             f", {name} = {show(amount)}"
-            for name, amount in (("tail", self.tail), ("drift", self.drift))
+            for name, amount in (("tail", self.delta_slack), ("drift", self.rounding_slack))
             if amount
         )
         return f"{self.measure} = {show(self.total)}{also} for {what}{self._how()}"
@@ -118,18 +122,17 @@ class Terms:
         return f", each changing {self.change}"
 
     def to_json(self) -> dict[str, Any]:
-        """As stored; tail, drift and epsilon only where they are given."""
+        """As stored; slacks and epsilon only where they are given."""
         record = {**self.__dict__, "total": str(self.total)}
-        for name in ("tail", "drift", "epsilon"):
-            amount = record.pop(name)
-            if amount:
-                record[name] = str(amount)
+        for key, name in _STORED_AS.items():
+            if amount := record.pop(name):
+                record[key] = str(amount)
         return record
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Terms:
         """As read."""
-        return cls(**record)
+        return cls(**{_STORED_AS.get(key, key): value for key, value in record.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,8 +161,8 @@ class Charge:
     `kind`: "cells" costs every cell it read; "open" starts an interval that costs `amount` once to
     every window that it overlaps; "close" ends that interval with this step; "cover" costs every
     window that it overlaps `amount` once, for all noise that one mechanism adds to its cells.
-    `tail` and `drift`: what is spent of the book's, once; lost float mass is in `tail`, with its
-    factor.
+    `delta_slack` and `rounding_slack`: what is spent of the book's, once; lost float mass is in
+    `delta_slack`, with its factor.
     """
 
     run: str
@@ -171,8 +174,8 @@ class Charge:
     repeat: int = 1
     digest: str = ""
     kind: Kind = "cells"
-    tail: Fraction = _ZERO
-    drift: Fraction = _ZERO
+    delta_slack: Fraction = _ZERO
+    rounding_slack: Fraction = _ZERO
     units: int = field(init=False, repr=False, compare=False)
     """The amount in grid steps, rounded up."""
     plain: bool = field(init=False, repr=False, compare=False)
@@ -186,18 +189,18 @@ class Charge:
             and cells.bins is None
             and cells.first == cells.last == self.step
             and self.repeat == 1
-            and self.tail is _ZERO
-            and self.drift is _ZERO
+            and self.delta_slack is _ZERO
+            and self.rounding_slack is _ZERO
         )
         object.__setattr__(self, "plain", plain)
         if self.amount.numerator < 0 or self.repeat < 1 or self.step < 0:
             raise LedgerError(f"a charge needs amount, step >= 0 and repeat >= 1; got {self}")
-        if self.tail is _ZERO and self.drift is _ZERO:
+        if self.delta_slack is _ZERO and self.rounding_slack is _ZERO:
             return
-        if self.tail < 0 or self.drift < 0:
-            raise LedgerError(f"a charge needs tail, drift >= 0; got {self}")
-        if (self.tail or self.drift) and (self.repeat, self.kind) != (1, "cells"):
-            raise LedgerError(f"tail and drift go with a single charge of kind cells; got {self}")
+        if self.delta_slack < 0 or self.rounding_slack < 0:
+            raise LedgerError(f"a charge needs delta_slack, rounding_slack >= 0; got {self}")
+        if (self.delta_slack or self.rounding_slack) and (self.repeat, self.kind) != (1, "cells"):
+            raise LedgerError(f"slack goes with a single charge of kind cells; got {self}")
 
     def at(self, step: int, **changes: Any) -> Charge:
         """The same charge at another step."""
@@ -227,8 +230,8 @@ class Charge:
             "repeat": self.repeat if self.repeat > 1 else None,
             "digest": self.digest,
             "kind": self.kind if self.kind != "cells" else None,
-            "tail": str(self.tail) if self.tail else None,
-            "drift": str(self.drift) if self.drift else None,
+            "tail": str(self.delta_slack) if self.delta_slack else None,
+            "drift": str(self.rounding_slack) if self.rounding_slack else None,
         }
         return {
             "run": self.run,
@@ -248,8 +251,8 @@ class Charge:
         return cls(
             cells=Cells(first=first, last=last, bins=bins and tuple((a, b) for a, b in bins)),
             amount=Fraction(record["amount"]),
-            tail=Fraction(record.get("tail", 0)),
-            drift=Fraction(record.get("drift", 0)),
+            delta_slack=Fraction(record.get("tail", 0)),
+            rounding_slack=Fraction(record.get("drift", 0)),
             **{name: record[name] for name in others if name in record},
         )
 

@@ -38,7 +38,7 @@ def as_epsilon(terms: Terms, amount: Fraction) -> float | None:
     # what it imports is slow to import, and every ledger imports this
     from dpstream.privacy.accounting.curves import gdp_delta, gdp_epsilon
 
-    slack = 2 * terms.drift
+    slack = 2 * terms.rounding_slack
     delta = gdp_delta(mu=math.sqrt(terms.total), epsilon=terms.epsilon - slack)
     if not 0 < delta < 1:
         return None
@@ -129,7 +129,7 @@ def refuse_overspend(dataset: str, book: Book, charge: Charge, path: Path | None
         )
     loss = book.account.loss_with(charge)
     if loss <= book.account.total:
-        if charge.tail or charge.drift:
+        if charge.delta_slack or charge.rounding_slack:
             _refuse_allowance(book_in_words(dataset, path), book, charge)
         return loss
     if charge.repeat > 1:  # name the first step that does not fit by itself
@@ -158,18 +158,13 @@ def refuse_overspend(dataset: str, book: Book, charge: Charge, path: Path | None
 
 
 def _refuse_allowance(which: str, book: Book, charge: Charge) -> None:
-    """Tails and drifts add up over all charges, exactly."""
+    """Slacks add up over all charges, exactly."""
     terms, account = book.terms, book.account
-    for what, allowed, spent, asked, remedy in (
-        ("of delta to find keys", terms.tail, account.tail, charge.tail, "delta"),
-        (
-            "to round noise",
-            terms.drift,
-            account.drift,
-            charge.drift,
-            "the number of triggers",
-        ),
+    for name, what, remedy in (
+        ("delta_slack", "of delta to find keys", "delta"),
+        ("rounding_slack", "to round noise", "the number of triggers"),
     ):
+        allowed, spent, asked = (getattr(each, name) for each in (terms, account, charge))
         if asked and spent + asked > allowed:
             raise BudgetExceeded(
                 f"{which}: {charge.purpose!r} asks for {show(asked)} {what} but only "
