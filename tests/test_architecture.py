@@ -78,7 +78,7 @@ def test_a_row_passes_at_most_60_files(tmp_path: Path, tracer: Tracer) -> None:
         events=[(hour * HOUR + HOUR // 2, partial(arrive, hour)) for hour in (0, 1)]
     )
     query = dps.sql(HOURLY, start="1970-01-01", end="1970-01-02")
-    places = {"sink": tmp_path / "out", "checkpoint_location": tmp_path / "state"}
+    places = {"sink": tmp_path / "out", "state": tmp_path / "state"}
     releases = iter(dps.run(query, source=folder, live=True, clock=clock, **places))
     first = next(releases)
     with switched_on(tracer):

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.recovery_child import watched
 from dpstream.errors import DpstreamError, LedgerError, StateError
-from tests.engines.runs import SHORT, charges, published, start, table, whole, write
+from tests.support.runs import SHORT, charges, published, start, table, whole, write
 
 _TAKES_SPACE = ("pwrite", "fsync", "mkdir", "link", "replace")
 
@@ -76,4 +76,4 @@ def test_a_state_directory_that_cannot_be_made(tmp_path):
     write(tmp_path, table())
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StateError, match="file/state cannot be"):
-        start(tmp_path, SHORT, checkpoint_location=tmp_path / "file" / "state").finish()
+        start(tmp_path, SHORT, state=tmp_path / "file" / "state").finish()

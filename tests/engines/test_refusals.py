@@ -10,18 +10,9 @@ import pytest
 import dpstream as dps
 from dpstream.errors import LedgerError, SecretError, StateError
 from dpstream.query.noise_plan import plan_query
-from tests.engines.runs import (
-    SECRET,
-    break_off,
-    charges,
-    forked,
-    published,
-    query,
-    start,
-    table,
-    whole,
-    write,
-)
+from tests.support.fixed import SECRET
+from tests.support.processes import run_in_fork
+from tests.support.runs import break_off, charges, published, query, start, table, whole, write
 
 
 @pytest.fixture
@@ -50,7 +41,7 @@ def test_one_directory_has_one_owner(tmp_path):
         except StateError as refusal:
             said.write_text(str(refusal))
 
-    assert forked(second) == 0
+    assert run_in_fork(second) == 0
     assert "in use by another process" in said.read_text()
     list(running)
     assert published(tmp_path / "run") == expected
@@ -73,7 +64,7 @@ def test_a_copy_is_refused(place):
     shutil.copytree(place / "state", place / "copy")
     before = published(place)
     with pytest.raises(StateError, match=r"copy|is not the one"):
-        start(place, checkpoint_location=place / "copy").finish()
+        start(place, state=place / "copy").finish()
 
     assert published(place) == before
 
@@ -85,10 +76,10 @@ def test_of_two_copies_with_a_shared_book_one_goes_on(tmp_path):
     book = {"ledger": tmp_path / "book"}
     break_off(tmp_path, 4, **book)
     shutil.copytree(tmp_path / "state", tmp_path / "copy")
-    break_off(tmp_path, 2, checkpoint_location=tmp_path / "copy", **book)
+    break_off(tmp_path, 2, state=tmp_path / "copy", **book)
     with pytest.raises(StateError, match="another copy of it has gone on since"):
         start(tmp_path, **book).finish()
-    start(tmp_path, checkpoint_location=tmp_path / "copy", **book).finish()
+    start(tmp_path, state=tmp_path / "copy", **book).finish()
 
     assert published(tmp_path) == expected
 
@@ -100,11 +91,11 @@ def test_a_copy_that_starts_stops_the_original(tmp_path):
     running = iter(start(tmp_path, **book))
     next(running)
     shutil.copytree(tmp_path / "state", tmp_path / "copy")
-    break_off(tmp_path, 2, checkpoint_location=tmp_path / "copy", sink=None, **book)
+    break_off(tmp_path, 2, state=tmp_path / "copy", sink=None, **book)
     with pytest.raises(StateError, match="was started again by another process"):
         list(running)
 
-    start(tmp_path, checkpoint_location=tmp_path / "copy", **book).finish()
+    start(tmp_path, state=tmp_path / "copy", **book).finish()
     assert published(tmp_path) == whole(tmp_path / "whole")
 
 
@@ -192,7 +183,7 @@ def test_a_ledger_that_was_passed_in_stays_open(tmp_path):
         query(name="again"),
         ledger=book,
         fixed=False,
-        checkpoint_location=tmp_path / "two",
+        state=tmp_path / "two",
     ).finish()
 
     assert charges(tmp_path / "book") == 2
@@ -219,12 +210,12 @@ def test_a_book_without_room_leaves_nothing(tmp_path):
     small = {"fixed": False, "ledger": tmp_path / "book"}
     for state in ("two", "work"):
         with pytest.raises(dps.BudgetExceeded):
-            start(tmp_path, **small, checkpoint_location=tmp_path / state).finish()
+            start(tmp_path, **small, state=tmp_path / state).finish()
         assert files(tmp_path) == before
 
     dps.Ledger(tmp_path / "larger").open("stream", larger(plan_query(query()).terms()))
     large = {"fixed": False, "ledger": tmp_path / "larger"}
-    start(tmp_path, **large, checkpoint_location=tmp_path / "two").finish()
+    start(tmp_path, **large, state=tmp_path / "two").finish()
     assert published(tmp_path)
 
 

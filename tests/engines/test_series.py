@@ -1,8 +1,7 @@
 """Queries through time-series mechanisms: what they count, and that nothing is drawn twice."""
 
 import shutil
-import subprocess
-import sys
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +26,9 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret
 from dpstream.query.series_query import SeriesQuery
 from dpstream.session import OperatorCounts
-from tests.engines.test_live import ScriptedClock
+from tests.support.kill_and_replay import AfterReleases, WhenSeen, kill_and_replay
+from tests.support.live_runs import ScriptedClock
+from tests.support.runs import series
 
 HOURS = 24
 FIXED = {
@@ -120,77 +121,70 @@ def test_all_rows_of_a_unit_in_a_window_change_one_count_by_one():
 @pytest.mark.parametrize("stop", [1, 5, 9, 10, 11, 23])
 def test_a_run_that_was_killed_goes_on_with_the_same_releases(stop, tmp_path):
     """Whatever it had published before; nothing is charged twice."""
-    options = EngineOptions(run_id=bytes(16), snapshot_every=5)
-    settings = {"secret": bytes(32), "options": options}
-    query = dps.sql(text(mechanism="pacer"))
-    whole = list(dps.run(query, source=log(), checkpoint_location=tmp_path / "one", **settings))
-    first = dps.run(query, source=log(), checkpoint_location=tmp_path / "two", **settings)
-    begun = [next(iter(first)) for _ in range(stop)]
-    first.close()
-    rest = list(dps.run(query, source=log(), checkpoint_location=tmp_path / "two", **settings))
+    kind = series(dps.sql(text(mechanism="pacer")), log())
+    whole = kind.unbroken(tmp_path / "whole")
+    after = kill_and_replay(kind, tmp_path / "killed", AfterReleases(stop))
 
-    assert len(whole) == HOURS
-    found = {table["window_start"][0]: table for table in [*begun, *rest]}
-    assert len(begun) + len(rest) >= HOURS
-    for table in whole:
-        assert table.equals(found[table["window_start"][0]])
-    books = [Ledger(tmp_path / name / "ledger").report() for name in ("one", "two")]
-    spent = [[(line["purpose"], line["amount"]) for line in b[0]["spent_on"]] for b in books]
-    assert spent[0] == spent[1]
+    assert len([name for name in whole if str(name).endswith(".parquet")]) == HOURS
+    assert after.statuses == [-signal.SIGKILL]
+    assert after.published == whole
+    assert after.charges == kind.charges(tmp_path / "whole")
 
 
 def test_a_finished_run_publishes_nothing_again(tmp_path):
     """And neither reads nor charges."""
     query = dps.sql(text())
-    assert len(list(dps.run(query, source=log(), checkpoint_location=tmp_path / "s"))) == HOURS
+    assert len(list(dps.run(query, source=log(), state=tmp_path / "s"))) == HOURS
 
-    assert list(dps.run(query, source=log(), checkpoint_location=tmp_path / "s")) == []
+    assert list(dps.run(query, source=log(), state=tmp_path / "s")) == []
 
 
 def test_other_data_under_the_same_noise_are_refused(tmp_path):
     """A replay with a changed row publishes nothing."""
     query = dps.sql(text(mechanism="uniform"))
-    run = dps.run(query, source=log(), checkpoint_location=tmp_path / "s")
+    run = dps.run(query, source=log(), state=tmp_path / "s")
     next(iter(run))
     run.close()
     changed = log().set_column(1, "page", pa.array(["a"] * 3_000))
 
     with pytest.raises(NoiseReuse):
-        list(dps.run(query, source=changed, checkpoint_location=tmp_path / "s"))
+        list(dps.run(query, source=changed, state=tmp_path / "s"))
 
 
 def test_strangers_are_refused(tmp_path):
     """Another query, secret or dataset, a copy, a lost mechanism: nothing is published."""
     query = dps.sql(text())
     place = tmp_path / "s"
-    run = dps.run(query, source=log(), checkpoint_location=place)
+    run = dps.run(query, source=log(), state=place)
     next(iter(run))
     run.close()
     with pytest.raises(StateError, match="belongs to another query"):
-        list(dps.run(dps.sql(text(epsilon=2)), source=log(), checkpoint_location=place))
+        list(dps.run(dps.sql(text(epsilon=2)), source=log(), state=place))
     with pytest.raises(StateError, match="belongs to another query"):
         list(dps.run(dps.sql(text(where="WHERE page <> 'x'")), source=log(),
-                     checkpoint_location=place))  # fmt: skip
+                     state=place))  # fmt: skip
     with pytest.raises(StateError, match="another secret"):
-        list(dps.run(query, source=log(), checkpoint_location=place, secret=bytes(32)))
+        list(dps.run(query, source=log(), state=place, secret=bytes(32)))
     with pytest.raises(StateError, match="belongs to another query"):
-        list(dps.run(query, source=log(), checkpoint_location=place, dataset="other"))
+        list(dps.run(query, source=log(), state=place, dataset="other"))
     shutil.copytree(place, tmp_path / "copy")
     shutil.copy(tmp_path / "s.secret", tmp_path / "copy.secret")
     with pytest.raises(StateError, match="is a copy"):
-        list(dps.run(query, source=log(), checkpoint_location=tmp_path / "copy"))
+        list(dps.run(query, source=log(), state=tmp_path / "copy"))
     (place / "snapshot.dps").unlink()
     with pytest.raises(StateError, match="there is no snapshot"):
-        list(dps.run(query, source=log(), checkpoint_location=place))
+        list(dps.run(query, source=log(), state=place))
 
 
 def test_a_query_over_users_does_not_take_its_directory(tmp_path):
     """Nor the other way round."""
-    list(dps.run(dps.sql(text()), source=log(), checkpoint_location=tmp_path / "s"))
-    users = dps.Query(unit="user_id", epsilon=1, delta=1e-9, max_groups_contributed=1)
+    list(dps.run(dps.sql(text()), source=log(), state=tmp_path / "s"))
+    users = dps.Query(
+        privacy_unit_column="user_id", epsilon=1, delta=1e-9, max_groups_contributed=1
+    )
 
     with pytest.raises(StateError):
-        list(dps.run(users, source=log(), checkpoint_location=tmp_path / "s"))
+        list(dps.run(users, source=log(), state=tmp_path / "s"))
     with pytest.raises(LedgerError, match="protects"):
         list(dps.run(users, source=log(), ledger=tmp_path / "s" / "ledger"))
 
@@ -266,7 +260,7 @@ def test_a_live_directory_is_counted_by_windows_and_lateness(stop, tmp_path):
     query = dps.sql(text(mechanism="uniform", epsilon=2_000, w=1, span=span))
 
     def start():
-        settings = {"live": True, "checkpoint_location": tmp_path / "s", "clock": clock}
+        settings = {"live": True, "state": tmp_path / "s", "clock": clock}
         return dps.run(query, source=folder, **settings, options=EngineOptions(snapshot_every=2))
 
     run, found = start(), []
@@ -287,12 +281,12 @@ def test_what_does_not_fit_a_mechanism_is_refused():
     """The class itself checks, whoever builds the query."""
     good = dps.sql(text())
     for change in (
-        {"window": None, "start": None, "end": None, "time": None},
+        {"window": None, "start": None, "end": None, "time_column": None},
         {"every": "10 minutes"},
-        {"aggregates": [dps.Sum("s", column="x", lo=0, hi=1)]},
-        {"public_keys": None},
+        {"aggregates": [dps.Sum("s", column="x", contribution_bounds_per_row=(0, 1))]},
+        {"public_groups": None},
         {"max_groups_contributed": 2, "max_rows_contributed": 2},
-        {"period": "1 day"},
+        {"privacy_unit_period": "1 day"},
     ):
         with pytest.raises(InvalidParameter):
             SeriesQuery(mechanism=good.mechanism, rows=replace(good.rows, **change))
@@ -317,39 +311,15 @@ def test_every_mechanism_runs_and_charges_all_bins(mechanism, tmp_path):
     assert book.peak("stream") <= 1
 
 
-CHILD = """
-import sys
-import dpstream as dps
-from dpstream.engines.embedded.embedded_engine import Options
-query, source, state, sink = sys.argv[1:]
-options = Options(run_id=bytes(16), snapshot_every=4)
-for table in dps.run(dps.sql(query), source=source, checkpoint_location=state, sink="csv:" + sink,
-                     secret=bytes(32), options=options):
-    print("published", flush=True)
-"""
-
-
 def test_a_process_that_is_killed_publishes_the_same_bytes(tmp_path):
     """SIGKILL after some windows; the sink's files are those of an unbroken run."""
-    source = tmp_path / "log.parquet"
-    pq.write_table(log(), source)
-    arguments = [text(), source, tmp_path / "killed.state", tmp_path / "killed"]
-    with subprocess.Popen(
-        [sys.executable, "-c", CHILD, *map(str, arguments)], stdout=subprocess.PIPE
-    ) as process:
-        for _ in range(6):
-            assert process.stdout.readline() == b"published\n"
-        process.kill()
-    for name in ("killed", "whole"):
-        dps.run(dps.sql(text()), source=source, checkpoint_location=tmp_path / f"{name}.state",
-                sink=f"csv:{tmp_path / name}", **FIXED).finish()  # fmt: skip
+    kind = series(dps.sql(text()), log())
+    expected = kind.unbroken(tmp_path / "whole")
+    kill = WhenSeen(lambda place: len(list((place / "out").glob("*.parquet"))) >= 6)
+    after = kill_and_replay(kind, tmp_path / "killed", kill)
 
-    found = [
-        {path.name: path.read_bytes() for path in (tmp_path / name).glob("*.csv")}
-        for name in ("killed", "whole")
-    ]
-    assert len(found[0]) == HOURS
-    assert found[0] == found[1]
+    assert after.statuses == [-signal.SIGKILL]
+    assert after.published == expected
 
 
 def test_a_delayed_window_is_published_later_and_only_once(tmp_path):
@@ -360,7 +330,7 @@ def test_a_delayed_window_is_published_later_and_only_once(tmp_path):
         privacy_unit_column = user_id, public_groups = ('a', 'b')) {SHAPE}
         GROUP BY page, window_start"""
     )
-    tables = dps.run(query, source=log(), checkpoint_location=tmp_path / "s").collect()
+    tables = dps.run(query, source=log(), state=tmp_path / "s").collect()
 
     windows = [table["window_start"][0].as_py().hour for table in tables]
     late = [table["trigger_time"][0].as_py() - table["window_end"][0].as_py() for table in tables]

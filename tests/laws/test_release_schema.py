@@ -15,9 +15,9 @@ from dpstream.errors import InvalidInput, StateError
 from dpstream.group_by.release_table import ReleaseTables
 from dpstream.query.series_query import SeriesQuery
 from dpstream.rows.column_values import types_of
-from tests.engines.test_live import ScriptedClock
 from tests.laws.queries import HOUR, LATE, OTHERS, busy, query_of
 from tests.sql_compiler.test_accepted import ACCEPTED, compiled
+from tests.support.live_runs import ScriptedClock
 
 SECRET, FIXED = bytes(range(32)), EngineOptions(buckets=2, threads=1, run_id=bytes(16))
 DATE = pa.date32()
@@ -25,11 +25,12 @@ QUERIES = OTHERS | {
     "late": LATE,
     "once": query_of(),
     "thinned": query_of(every="2 hours", min_change=2.0),
-    "public": query_of(every="6 hours", public_keys=["k1", "k2"], nonnegative=True),
-    "total": query_of(every="6 hours", keys=(), public_keys=None),
+    "public": query_of(every="6 hours", public_groups=["k1", "k2"], nonnegative=True),
+    "total": query_of(every="6 hours", keys=(), public_groups=None),
     "debias with bars": query_of(
         every="2 hours", debias="global", confidence=0.9, nonnegative=True,
-        aggregates=(dps.Count("n"), dps.CountUnits("u"), dps.Sum("s", column="x", lo=0, hi=9)),
+        aggregates=(dps.Count("n"), dps.CountUnits("u"),
+                    dps.Sum("s", column="x", contribution_bounds_per_row=(0, 9))),
     ),
 }  # fmt: skip
 
@@ -58,13 +59,13 @@ def some_rows(query):
     rows = query.rows if isinstance(query, SeriesQuery) else query
     rng = np.random.default_rng(1)
     columns = {name: rng.integers(0, 3, 1000) for name in rows.source_columns}
-    columns[rows.unit] = np.arange(1000)
+    columns[rows.privacy_unit_column] = np.arange(1000)
     columns |= {name: ["2024-05-01"] * 1000 for name, k in rows.declared.items() if k == DATE}
     for number, name in enumerate(rows.keys):
-        listed = [row[number] for row in rows.public_keys or ()]
+        listed = [row[number] for row in rows.public_groups or ()]
         if name in columns and any(isinstance(item, str) for item in listed):
             columns[name] = ["a"] * 1000
-    for name in (rows.time, rows.arrival):
+    for name in (rows.time_column, rows.arrival_column):
         if name is not None and rows.time_unit is None:
             first = rows.start or 0
             instants = first + rng.integers(0, min((rows.end or first) - first, 10**9) or 1, 1000)
@@ -85,7 +86,7 @@ def runnable():
     for text, facts in ACCEPTED:
         query = compiled(text, facts).query
         rows = query.rows if isinstance(query, SeriesQuery) else query
-        if rows.time is not None and rows.end is None:
+        if rows.time_column is not None and rows.end is None:
             day = {"start": "2024-05-01", "end": "2024-05-03"}
             try:
                 rows = replace(rows, **day)
@@ -115,7 +116,7 @@ def test_sql_says_the_schema_of_its_releases(query):
 
 def test_counts_that_are_made_up_for_are_reals_in_every_release(tmp_path):
     """Also while the share of rows kept drowns in noise: a database goes on after every restart."""
-    place = {"sink": str(tmp_path / "out.sqlite"), "checkpoint_location": tmp_path / "state"}
+    place = {"sink": str(tmp_path / "out.sqlite"), "state": tmp_path / "state"}
     asked = query_of(
         every="2 hours", debias="global", epsilon=16, max_groups_contributed=1,
         weights={"debias": 10},
@@ -142,11 +143,11 @@ def test_counts_that_are_made_up_for_are_reals_in_every_release(tmp_path):
 
 LIVE = {
     "name": "live",
-    "unit": "user",
+    "privacy_unit_column": "user",
     "keys": ("page",),
     "epsilon": 8,
     "delta": 0.1,
-    "time": "at",
+    "time_column": "at",
     "time_unit": "us",
     "start": "1970-01-01",
     "end": "1970-01-01T06:00",
@@ -184,7 +185,7 @@ def test_a_run_keeps_the_types_it_began_with(tmp_path):
     """A restart finds them in the state, whatever the first file says by then."""
     source = tmp_path / "rows.parquet"
     pq.write_table(busy(), source)
-    place = {"checkpoint_location": tmp_path / "state", "secret": SECRET, "options": FIXED}
+    place = {"state": tmp_path / "state", "secret": SECRET, "options": FIXED}
     asked = query_of(every="6 hours")
     run = iter(dps.run(asked, source=str(source), **place))
     first = next(run)

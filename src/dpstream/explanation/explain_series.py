@@ -29,7 +29,7 @@ def explain_series(query: SeriesQuery) -> Explanation:
     """Explain a query; one that runs live is taken to begin with its first window."""
     query = query.starting(0)
     rows, terms = query.rows, query.mechanism.terms()
-    bins = len(rows.public_keys or ())
+    bins = len(rows.public_groups or ())
     return Explanation(
         stages=_stages(query),
         unit=_unit(query),
@@ -77,8 +77,10 @@ def _stages(query: SeriesQuery) -> list[Stage]:
         found.append(Stage("prepare", rows.prepare.text))
     late = f", rows up to {in_words(rows.allowed_lateness)} late" if rows.allowed_lateness else ""
     size = in_words(query.window.size)
-    found.append(Stage("window", f"windows of {size} by {rows.time} in {rows.time_zone}{late}"))
-    found.append(Stage("bound", f"keep of each {rows.unit} one row in each window"))
+    found.append(
+        Stage("window", f"windows of {size} by {rows.time_column} in {rows.time_zone}{late}")
+    )
+    found.append(Stage("bound", f"keep of each {rows.privacy_unit_column} one row in each window"))
     by = ", ".join(rows.keys) or "nothing (one bin)"
     found.append(Stage("count", f"{query.column} by {by}: each window is one step"))
     name = name_of(query.mechanism)
@@ -96,7 +98,8 @@ def _unit(query: SeriesQuery) -> str:
     return (
         f"Protected are {query.protected}, there or not: that changes the chance of anything that "
         "is published only within the budget. Other rows in their place count as two such changes. "
-        f"What the same {query.rows.unit} does in {beyond} is not protected together with it."
+        f"What the same {query.rows.privacy_unit_column} does in {beyond} is not protected "
+        "together with it."
     )
 
 
@@ -129,7 +132,9 @@ def _keys(query: SeriesQuery, bins: int) -> dict[str, Any]:
 
 def _not_protected(query: SeriesQuery) -> list[str]:
     found = list(NOT_PROTECTED)
-    found.insert(0, f"what one {query.rows.unit} does over more windows than that, together")
+    found.insert(
+        0, f"what one {query.rows.privacy_unit_column} does over more windows than that, together"
+    )
     if query.rows.keys:
         found.insert(1, "which groups exist: they were listed as public")
     return found

@@ -279,7 +279,7 @@ class Flow:
         if window not in self.state.windows:
             measures = self.query.measures
             buckets = [GroupBucket(measures) for _ in range(self.buckets)]
-            if self.query.public_keys is not None:
+            if self.query.public_groups is not None:
                 ids, keys = self._public()
                 for bucket, places in zip(buckets, self._split(ids), strict=True):
                     bucket.open(ids[places], keys.take(pa.array(places)))

@@ -160,7 +160,7 @@ class ReleaseTables:
         )
         columns = answer_columns(query.aggregates, by_measure, reading)
         named: dict[str, Any] = {}
-        if query.time is not None:
+        if query.time_column is not None:
             named |= dict(zip(WINDOW, (instants(edge, size) for edge in span), strict=True))
         named |= {name: keys[name] for name in query.keys}
         named |= {name: pa.array(values) for name, values in columns.items()}

@@ -93,7 +93,7 @@ class NoisePlan:
     def tail(self) -> Fraction:
         """What selecting keys may take from delta; nothing if the keys are public."""
         query = self.query
-        return query.delta * query.selection_share if query.public_keys is None else Fraction(0)
+        return query.delta * query.selection_share if query.public_groups is None else Fraction(0)
 
     @cached_property
     def calibrated(self) -> QueryCalibration:
@@ -172,7 +172,7 @@ class NoisePlan:
         return {}
 
     def _window(self, releases: int) -> WindowPlan:
-        query, public = self.query, self.query.public_keys is not None
+        query, public = self.query, self.query.public_groups is not None
         process, sigmas = self._process(releases), self._sigmas(releases)[: len(query.measures)]
         rows, early = process.error(), 0
         thresholds: Integers = np.zeros(releases, np.int64)

@@ -64,7 +64,7 @@ def check_names(
         raise InvalidParameter(f"name must have 1 to 60 bytes; got {name!r}")
 
 
-def checked_public_keys(
+def checked_public_groups(
     keys: Sequence[str], given: Sequence[Any] | None
 ) -> tuple[tuple[Any, ...], ...] | None:
     """One tuple for each public group; without key columns all rows are one group, known to all."""
@@ -75,12 +75,12 @@ def checked_public_keys(
     rows = tuple(tuple(row) if isinstance(row, tuple | list) else (row,) for row in given)
     if not rows or not keys or any(len(row) != len(keys) for row in rows):
         raise InvalidParameter(
-            f"public_keys must list one value for each of the key columns {list(keys)}; got "
+            f"public_groups must list one value for each of the key columns {list(keys)}; got "
             f"{list(given)[:3]!r}"
         )
     as_text = {tuple(None if item is None else str(item) for item in row) for row in rows}
     if len(as_text) < len(rows):  # in a column of text, 1 and "1" are one key
-        raise InvalidParameter("public_keys must not list a key twice")
+        raise InvalidParameter("public_groups must not list a group twice")
     return rows
 
 
@@ -190,10 +190,12 @@ class Bounds:
 
 _ZERO, _ONE_DAY = Micros(0), Micros(DAY)
 _KEYS = """
-    name unit keys aggregates epsilon delta
-    time time_unit time_origin arrival window strategy every triggers start end allowed_lateness
-    period time_zone max_groups_contributed max_rows_per_group max_rows_contributed
-    public_keys pre_threshold selection_share last_share last_budget weights
+    name unit=privacy_unit_column keys aggregates epsilon delta
+    time=time_column time_unit time_origin arrival=arrival_column
+    window strategy every triggers start end allowed_lateness
+    period=privacy_unit_period time_zone
+    max_groups_contributed max_rows_per_group max_rows_contributed
+    public_keys=public_groups pre_threshold selection_share last_share last_budget weights
     confidence debias debias_rows min_change nonnegative buffers
     column_types max_key_bytes max_ahead prepare finish
 """  # a field that gets another name keeps its key: key=new_name
@@ -204,9 +206,9 @@ _TOTALS_WEIGHT = Fraction(1, 50)  # totals of a window are large beside their no
 class Query(Identified, identity="query", keys=_KEYS):
     """Aggregates per key, for ever, under user-level (epsilon, delta)-DP.
 
-    `unit`: the column that names the protected unit, for ever or within each `period` of event
-    time. `keys`: the columns to group by; which groups exist is itself private, unless
-    `public_keys` lists them. `time`: the column of the event time; without it there is one window,
+    `privacy_unit_column` names the protected unit, for ever or within each `privacy_unit_period` of
+    event time. `keys`: the columns to group by; which groups exist is itself private, unless
+    `public_groups` lists them. `time_column` has the event time; without it there is one window,
     published once. `start` and `end` are public; rows outside are dropped. `every`: publish at
     these intervals; without it each window is published once, when it closes.
 
@@ -231,20 +233,22 @@ class Query(Identified, identity="query", keys=_KEYS):
     A unit contributes at most `max_groups_contributed` groups (over all windows),
     `max_rows_per_group` rows to each and `max_rows_contributed` rows in all.
 
-    >>> Query(unit="user", keys=["url"], epsilon=1, delta=1e-9, max_groups_contributed=8).bounds
+    >>> query = Query(privacy_unit_column="user", keys=["url"], epsilon=1, delta=1e-9,
+    ...               max_groups_contributed=8)
+    >>> query.bounds
     Bounds(rows=8, groups=8, rows_per_group=1)
     """
 
     name: str = "query"
-    unit: str
+    privacy_unit_column: str
     keys: Sequence[str] = ()
     aggregates: Sequence[Aggregate] = (Count(),)
     epsilon: Any
     delta: Any
-    time: str | None = None
+    time_column: str | None = None
     time_unit: str | None = None
     time_origin: Any = _ZERO
-    arrival: str | None = None
+    arrival_column: str | None = None
     window: Tumble | None = None
     strategy: Literal["latched", "sqlp"] = "latched"
     every: Any = None
@@ -252,12 +256,12 @@ class Query(Identified, identity="query", keys=_KEYS):
     start: Any = None
     end: Any = None
     allowed_lateness: Any = _ZERO
-    period: Any = "forever"
+    privacy_unit_period: Any = "forever"
     time_zone: str = "UTC"
     max_groups_contributed: int
     max_rows_per_group: int = 1
     max_rows_contributed: int | None = None
-    public_keys: Sequence[Any] | None = None
+    public_groups: Sequence[Any] | None = None
     pre_threshold: int | None = None
     selection_share: Any = Fraction(1, 2)
     last_share: Any | None = Fraction(1, 2)
@@ -287,7 +291,9 @@ class Query(Identified, identity="query", keys=_KEYS):
             put("last_budget", None)  # its trees measure every step alike
         put("keys", checked_keys(self.keys))
         put("aggregates", tuple(self.aggregates))
-        check_names(self.name, self.unit, self.keys, self.aggregates, self.confidence)
+        check_names(
+            self.name, self.privacy_unit_column, self.keys, self.aggregates, self.confidence
+        )
         time_zone(self.time_zone)
         for name, value in checked_times(self).items():
             put(name, value)
@@ -308,7 +314,7 @@ class Query(Identified, identity="query", keys=_KEYS):
             rows = 4 * self.bounds.rows if self.debias_rows is None else self.debias_rows
             put("debias_rows", whole(rows, "debias_rows", at_least=self.bounds.rows))
         put("weights", checked_weights(self.weights, self.aggregates))
-        put("public_keys", checked_public_keys(self.keys, self.public_keys))
+        put("public_groups", checked_public_groups(self.keys, self.public_groups))
         check_strategy(self.strategy, self.min_change)
         put("column_types", declared_types(self.column_types))
         check_read("column_types", self.declared, self.source_columns)
@@ -329,7 +335,7 @@ class Query(Identified, identity="query", keys=_KEYS):
     @property
     def in_rounds(self) -> bool:
         """Are keys found again and again, each time by the units since the last time?"""
-        return self.strategy == "sqlp" and self.public_keys is None
+        return self.strategy == "sqlp" and self.public_groups is None
 
     @property
     def rounds_of_units(self) -> bool:
@@ -348,7 +354,7 @@ class Query(Identified, identity="query", keys=_KEYS):
         return all_measures(
             self.aggregates,
             one_row=self.one_row,
-            finder=finder if self.public_keys is None else None,
+            finder=finder if self.public_groups is None else None,
         )
 
     @cached_property
@@ -366,7 +372,7 @@ class Query(Identified, identity="query", keys=_KEYS):
         for aggregate in self.aggregates:
             for measure in aggregate.measures(self.one_row):
                 wishes[measure].append(given.get(aggregate.name, Fraction(1)))
-        if self.public_keys is None:
+        if self.public_groups is None:
             finder = wishes[self.measures[0]]
             if "selection" in given or not finder:
                 finder.append(given.get("selection", Fraction(1)))
@@ -386,10 +392,10 @@ class Query(Identified, identity="query", keys=_KEYS):
     @cached_property
     def periods(self) -> Ticks | None:
         """Periods of event time in which a user is one unit; None: for ever."""
-        if self.period == "forever":
+        if self.privacy_unit_period == "forever":
             return None
         origin = instant("1970-01-01", "the first period", self.time_zone)
-        return Ticks(origin=origin, size=self.period, zone=self.time_zone)
+        return Ticks(origin=origin, size=self.privacy_unit_period, zone=self.time_zone)
 
     @property
     def time_unit_micros(self) -> int | None:
@@ -400,7 +406,13 @@ class Query(Identified, identity="query", keys=_KEYS):
     def columns(self) -> list[str]:
         """The columns that are read."""
         values = [m.column for m in self.measures if m.kind == "value"]
-        wanted = [self.unit, *self.keys, self.time, self.arrival, *values]
+        wanted = [
+            self.privacy_unit_column,
+            *self.keys,
+            self.time_column,
+            self.arrival_column,
+            *values,
+        ]
         return list(dict.fromkeys(name for name in wanted if name is not None))
 
     @property
@@ -418,22 +430,27 @@ class Query(Identified, identity="query", keys=_KEYS):
     @property
     def period_in_words(self) -> str:
         """What a unit's bounds and budget renew with."""
-        return "forever" if self.period == "forever" else in_words(self.period)
+        return (
+            "forever"
+            if self.privacy_unit_period == "forever"
+            else in_words(self.privacy_unit_period)
+        )
 
     @property
     def protected(self) -> str:
         """All that one unit may change, in the words of its dataset's book."""
-        if self.period == "forever":
-            return rows_of(self.unit)
-        time = str(self.time)
+        if self.privacy_unit_period == "forever":
+            return rows_of(self.privacy_unit_column)
+        time = str(self.time_column)
         if self.time_unit is not None:  # a number, which counts from somewhere
             time += f" ({self.time_unit} from {iso(self.time_origin)})"
-        return rows_of(self.unit, time=time)
+        return rows_of(self.privacy_unit_column, time=time)
 
     def promise(self, *, epsilon: Any, delta: Any) -> Terms:
         """The terms of a book for this query and others on its dataset.
 
-        >>> query = Query(unit="user", epsilon=1, delta=1e-9, max_groups_contributed=8)
+        >>> query = Query(privacy_unit_column="user", epsilon=1, delta=1e-9,
+        ...               max_groups_contributed=8)
         >>> query.promise(epsilon=6, delta=1e-8).describe()
         "mu_squared = 1.02443, tail = 4.95e-09, drift = 0.01 for all rows with one 'user' (forever)"
         """
@@ -448,11 +465,11 @@ class Query(Identified, identity="query", keys=_KEYS):
     @property
     def live(self) -> bool:
         """Has it no end of its own?"""
-        return self.time is not None and self.end is None
+        return self.time_column is not None and self.end is None
 
     def starting(self, now: int) -> Query:
         """This query with its start fixed: the window or interval that `now` lies in."""
-        if self.time is None or self.start is not None:
+        if self.time_column is None or self.start is not None:
             return self
         assert self.window is not None
         origin = instant("1970-01-01", "the first window", self.time_zone)

@@ -268,8 +268,8 @@ def checked_times(query: Query) -> dict[str, Any]:
     }
     if query.every is not None:
         found["every"] = duration(query.every, "every")
-    if query.period != "forever":
-        found["period"] = duration(query.period, "period")
+    if query.privacy_unit_period != "forever":
+        found["privacy_unit_period"] = duration(query.privacy_unit_period, "privacy_unit_period")
     for name in ("start", "end", "time_origin"):
         if getattr(query, name) is not None:
             found[name] = instant(getattr(query, name), name, query.time_zone)
@@ -289,15 +289,24 @@ def _refuse_contradictions(query: Query) -> None:
         raise InvalidParameter(
             f"time_unit must be one of {', '.join(TIME_UNITS)}; got {query.time_unit!r}"
         )
-    timed = (query.window, query.every, query.triggers, query.start, query.end, query.arrival)
-    if query.time is None and any(item is not None for item in timed):
+    timed = (
+        query.window,
+        query.every,
+        query.triggers,
+        query.start,
+        query.end,
+        query.arrival_column,
+    )
+    if query.time_column is None and any(item is not None for item in timed):
         raise InvalidParameter(
-            "window, every, triggers, start, end and arrival need time=, the column of the "
-            "event time"
+            "window, every, triggers, start, end and arrival_column need time_column, the column "
+            "of the event time"
         )
-    if query.time is None and query.period != "forever":
-        raise InvalidParameter("a period needs time=, the column of the event time")
-    if query.time is not None and query.window is None and query.start is None:
+    if query.time_column is None and query.privacy_unit_period != "forever":
+        raise InvalidParameter(
+            "privacy_unit_period needs time_column, the column of the event time"
+        )
+    if query.time_column is not None and query.window is None and query.start is None:
         raise InvalidParameter(
             "a query with a time column needs its public range: start= and end= (or a window "
             "and a live source); taken from the data it would reveal the first and last row"
@@ -306,7 +315,7 @@ def _refuse_contradictions(query: Query) -> None:
 
 def schedule_of(query: Query) -> Schedule:
     """When what is published, once the times are understood."""
-    if query.time is None or query.start is None:
+    if query.time_column is None or query.start is None:
         return Schedule()
     window, edges = query.window, None
     if window is not None:

@@ -41,8 +41,9 @@ class SeriesQuery:
     its aggregate is one `Count`. Its own epsilon and delta are not used: the mechanism's are.
 
     >>> from dpstream.mechanisms import Uniform
-    >>> rows = Query(unit="user", keys=["page"], public_keys=["a", "b"], time="ts", epsilon=1,
-    ...              delta=0.5, window=Tumble("1 hour"), max_groups_contributed=1)
+    >>> rows = Query(privacy_unit_column="user", keys=["page"], public_groups=["a", "b"],
+    ...              time_column="ts", window=Tumble("1 hour"), epsilon=1, delta=0.5,
+    ...              max_groups_contributed=1)
     >>> SeriesQuery(mechanism=Uniform(epsilon=1, window=24), rows=rows).protected
     "all rows with one 'user' in 24 successive windows of 1 hour"
     """
@@ -62,12 +63,12 @@ class SeriesQuery:
             raise InvalidParameter(
                 f"a time-series mechanism publishes one count; got {rows.aggregates!r}"
             )
-        if rows.public_keys is None:
-            raise InvalidParameter("a time-series mechanism needs public_keys: the bins it fills")
-        if (bounds.rows, bounds.groups) != (1, 1) or rows.period != "forever":
+        if rows.public_groups is None:
+            raise InvalidParameter("a time-series mechanism needs public_groups: the bins it fills")
+        if (bounds.rows, bounds.groups) != (1, 1) or rows.privacy_unit_period != "forever":
             raise InvalidParameter(
                 "at most one row of a unit enters a step: max_groups_contributed must be 1, and "
-                "max_rows_per_group and period left out"
+                "max_rows_per_group and privacy_unit_period left out"
             )
         terms = self.mechanism.terms()
         if terms.unit not in ("event", "w_event"):
@@ -77,7 +78,7 @@ class SeriesQuery:
                 f"a unit changes {_ONE_COUNT}, but {name_of(self.mechanism)} is set for events "
                 f"that change {terms.change}; leave its sensitivity at 1"
             )
-        self.mechanism.check(np.repeat(_SAMPLE, len(rows.public_keys), axis=1))
+        self.mechanism.check(np.repeat(_SAMPLE, len(rows.public_groups), axis=1))
         self._check_length()
 
     def _check_length(self) -> None:
@@ -117,9 +118,9 @@ class SeriesQuery:
         return self.rows.live
 
     @property
-    def time(self) -> str | None:
+    def time_column(self) -> str | None:
         """The column of the event time."""
-        return self.rows.time
+        return self.rows.time_column
 
     @cached_property
     def window(self) -> Tumble:
@@ -134,19 +135,19 @@ class SeriesQuery:
         steps = f"one window of {size}"
         if terms.window is not None and terms.window > 1:
             steps = f"{terms.window} successive windows of {size}"
-        return f"{rows_of(self.rows.unit)} in {steps}"
+        return f"{rows_of(self.rows.privacy_unit_column)} in {steps}"
 
     @property
     def clock(self) -> str:
         """What one step is, in the words of its dataset's book: queries that share it agree."""
         rows = self.rows
-        time = f"{rows.time!r}"
+        time = f"{rows.time_column!r}"
         if rows.time_unit is not None:
             time += f" ({rows.time_unit} from {iso(rows.time_origin)})"
         size = in_words(self.window.size)
         return (
             f"windows of {size} of {time} from {iso(rows.start)} ({rows.time_zone}), "
-            f"one row of each {rows.unit!r}"
+            f"one row of each {rows.privacy_unit_column!r}"
         )
 
     def terms(self) -> Terms:

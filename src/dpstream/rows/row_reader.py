@@ -218,13 +218,13 @@ class RowReader:
         inside = good & (columns["windows"] >= 0)
         late = np.zeros(len(inside), bool)
         overlapping = self.query.schedule.overlapping  # then, some windows of a row may be over
-        if not overlapping and (arrived is not None or self.query.arrival is not None):
+        if not overlapping and (arrived is not None or self.query.arrival_column is not None):
             late = inside & (columns["steps"] > self._last_steps(columns["windows"], inside))
         aside.outside, aside.late = int((good & ~inside).sum()), int(late.sum())
         columns = _filtered(columns, inside & ~late)
         if "groups" not in columns:
             columns["groups"] = self.ids.groups(columns["keys"], len(columns["steps"]))
-        if self.query.public_keys is not None:  # other keys go before anything is bounded
+        if self.query.public_groups is not None:  # other keys go before anything is bounded
             known = np.isin(id_pairs(columns["groups"]), id_pairs(self.public_ids()))
             aside.other_keys = int((~known).sum())
             columns = _filtered(columns, known)
@@ -236,12 +236,12 @@ class RowReader:
         """Every column that matters, parsed; rows that cannot be used are marked."""
         query = self.query
         for name in query.columns:
-            if name == query.unit:
+            if name == query.privacy_unit_column:
                 continue  # only hashed, never shown
             column, bad = once("text", name, make=partial(readable_text, table, name))
             table = table.set_column(table.column_names.index(name), name, column)
             flag(reasons, Reason.NOT_UTF8, bad)
-        units = self._typed(table, query.unit, reasons)
+        units = self._typed(table, query.privacy_unit_column, reasons)
         flag(reasons, Reason.MISSING_UNIT, missing(units))
         moments, arrivals = self._times(table, reasons, once)
         values = self._values(table, reasons, once)
@@ -272,7 +272,11 @@ class RowReader:
         """Ids of units and groups, where other queries may need them too."""
         if not once.shared:
             return {}
-        ids, unit, kinds = self.ids, self.query.unit, [str(kind) for kind in keys.schema.types]
+        ids, unit, kinds = (
+            self.ids,
+            self.query.privacy_unit_column,
+            [str(kind) for kind in keys.schema.types],
+        )
         names = once("names", ids.common, unit, str(units.type), make=partial(ids.names, units))
         of_keys = partial(ids.groups, keys, len(table))
         of = ("groups", ids.common, tuple(keys.column_names), tuple(kinds))
@@ -325,10 +329,10 @@ class RowReader:
     def public_ids(self) -> Words:
         """The ids of the public groups, in the order of the query's list."""
         if self._public is None:
-            ids = self.ids.groups(self.public_table(), len(self.query.public_keys or ()))
+            ids = self.ids.groups(self.public_table(), len(self.query.public_groups or ()))
             if len(np.unique(id_pairs(ids))) < len(ids):
                 raise InvalidInput(
-                    f"public_keys lists one key twice: by value, in the types {self.types}"
+                    f"public_groups lists one group twice: by value, in the types {self.types}"
                 )
             self._public = ids
         return self._public
@@ -339,7 +343,7 @@ class RowReader:
         query = self.query
         columns = {}
         for number, name in enumerate(query.keys):
-            listed = [row[number] for row in query.public_keys or ()]
+            listed = [row[number] for row in query.public_groups or ()]
             columns[name] = listed_keys(listed, self.types[name], name)
         return pa.table(columns or {"": pa.nulls(1)})
 
@@ -349,7 +353,9 @@ class RowReader:
 
     def settle_types(self) -> None:
         """Fix the types that no source has told, before the first release: they stay."""
-        if any(name not in self.types for name in (self.query.unit, *self.query.keys)):
+        if any(
+            name not in self.types for name in (self.query.privacy_unit_column, *self.query.keys)
+        ):
             self._fix(types_before_rows(self.query))
 
     def _fix(self, kinds: Types) -> None:
@@ -382,18 +388,21 @@ class RowReader:
 
     def _times(self, table: pa.Table, reasons: Codes, once: _Once) -> tuple[Integers, Integers]:
         query = self.query
-        if query.time is None:
+        if query.time_column is None:
             zero = np.zeros(len(table), np.int64)
             return zero, zero
         how = (query.time_zone, query.time_unit_micros, query.time_origin)
         moments, readable = once(
-            "time", query.time, *how, make=partial(self._parsed, table, query.time)
+            "time", query.time_column, *how, make=partial(self._parsed, table, query.time_column)
         )
         flag(reasons, Reason.TIME, ~readable)
-        if query.arrival is None:
+        if query.arrival_column is None:
             return moments, moments
         arrivals, readable = once(
-            "time", query.arrival, *how, make=partial(self._parsed, table, query.arrival)
+            "time",
+            query.arrival_column,
+            *how,
+            make=partial(self._parsed, table, query.arrival_column),
         )
         flag(reasons, Reason.ARRIVAL, ~readable)
         return moments, arrivals

@@ -116,7 +116,7 @@ class QueryDescription:
                     for name in self.figures
                 ],
             },
-            "unit": self.rows.unit,
+            "unit": self.rows.privacy_unit_column,
             "unit_period": None if series else self.rows.period_in_words,
             "protected": self.query.protected,
             "epsilon": budget.get("epsilon", budget.get("total")),

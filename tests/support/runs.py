@@ -1,0 +1,172 @@
+"""Small runs on the embedded engine that tests break off, kill and damage."""
+
+import os
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import dpstream as dps
+from benchmarks.recovery_case import CheckingSink
+from dpstream.engines.query_run import EngineOptions
+from tests.support.fixed import RUN, SECRET
+from tests.support.kill_and_replay import AfterReleases, KindOfRun
+
+HOUR = 3600
+
+
+def query(**changes):
+    """10 steps, 2 windows that overlap by an hour of lateness, 2 periods."""
+    asked = {
+        "name": "clicks",
+        "privacy_unit_column": "user",
+        "keys": ("page",),
+        "aggregates": (
+            dps.Count("clicks"),
+            dps.Sum("seconds", column="seconds", contribution_bounds_per_row=(0, 60)),
+            dps.Avg("mean", column="seconds", contribution_bounds_per_row=(0, 60)),
+        ),
+        "epsilon": 8,
+        "delta": 1e-5,
+        "time_column": "at",
+        "time_unit": "s",
+        "arrival_column": "came",
+        "start": "1970-01-01",
+        "end": "1970-01-01T08:00",
+        "window": dps.Tumble("4 hours"),
+        "every": "1 hour",
+        "allowed_lateness": "2 hours",
+        "privacy_unit_period": "4 hours",
+        "max_groups_contributed": 3,
+        "max_rows_per_group": 2,
+    }
+    return dps.Query(**(asked | changes))
+
+
+SHORT = query(
+    aggregates=(dps.Count("clicks"),),
+    end="1970-01-01T04:00",
+    window=dps.Tumble("2 hours"),
+    allowed_lateness="1 hour",
+    privacy_unit_period="2 hours",
+)
+"""5 steps, 2 windows: for what is done a hundred times."""
+
+
+def table(rows=600, seed=1):
+    """Rows in no order; some come too late, some users pass the bounds."""
+    rng = np.random.default_rng(seed)
+    at = rng.integers(0, 8 * HOUR, rows)
+    return pa.table(
+        {
+            "user": [f"user {n}" for n in rng.integers(0, rows // 4, rows)],
+            "page": [f"/{n}" for n in np.minimum(rng.zipf(1.6, rows), 9)],
+            "at": at,
+            "came": at + rng.exponential(HOUR, rows).astype(np.int64),
+            "seconds": rng.integers(0, 70, rows),
+        }
+    )
+
+
+def write(place, rows):
+    """The rows as the source of the runs in `place`."""
+    place.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, place / "rows.parquet", row_group_size=200)
+
+
+def start(place, asked=None, *, every=2, fixed=True, **named):
+    """A run over `place/rows.parquet`, with all that it leaves beside that file."""
+    settings = {
+        "source": place / "rows.parquet",
+        "sink": place / "out",
+        "state": place / "state",
+        "secret": SECRET if fixed else None,
+        "options": options(every, RUN if fixed else None),
+    }
+    return dps.run(asked or query(), **(settings | named))
+
+
+def options(every=2, run_id=RUN):
+    return EngineOptions(buckets=2, threads=2, snapshot_every=every, run_id=run_id)
+
+
+def group_by(asked=None, rows=None, **named):
+    """Runs of a query, each over the rows that lie in its folder."""
+    return KindOfRun(
+        prepare=lambda place: write(place, table() if rows is None else rows),
+        start=lambda place: start(place, asked, **named),
+        published=published,
+        charges=lambda place: charges(place / "state" / "ledger"),
+    )
+
+
+def break_off(place, releases, asked=None, **named):
+    """Leave a run after some releases, without a snapshot of where it was."""
+    assert AfterReleases(releases).strike(group_by(asked, **named), place)
+
+
+def published(place):
+    """Every file of the sink."""
+    return {path.name: path.read_bytes() for path in sorted((place / "out").iterdir())}
+
+
+def whole(place, asked=None, rows=None, **named):
+    """What an unbroken run publishes."""
+    return group_by(asked, rows, **named).unbroken(place)
+
+
+def charges(ledger):
+    return sum("amount" in record for record in dps.Ledger(ledger).history())
+
+
+def series(asked, rows):
+    """Runs of a mechanism over a query's windows; their sink looks at what comes again."""
+    settings = EngineOptions(run_id=RUN, snapshot_every=5)
+    return KindOfRun(
+        start=lambda place: dps.run(
+            asked,
+            source=rows,
+            sink=CheckingSink(place, lambda: None),
+            state=place / "state",
+            secret=SECRET,
+            options=settings,
+        ),
+        published=published,
+        charges=lambda place: spent_on(place / "state" / "ledger"),
+    )
+
+
+def stepped(mechanism, block):
+    """A Runner that is fed row by row, saved after every second step; a file for each release."""
+
+    def start(place):
+        runner = dps.Runner(mechanism, state=place / "state", secret=SECRET, run_id=RUN)
+        with runner:
+            for step in range(runner.steps_done, len(block)):
+                for release in runner.step(block[step]):
+                    keep_release(place / "out", release)
+                    yield release
+                if step % 2:
+                    runner.save()
+
+    return KindOfRun(
+        start=start,
+        published=published,
+        charges=lambda place: spent_on(place / "state" / "ledger"),
+    )
+
+
+def keep_release(folder, release):
+    """Write a Runner's release to a file; one that comes again must have the bytes it had."""
+    folder.mkdir(exist_ok=True)
+    path, content = folder / f"{release.step:04d}", release.values.tobytes()
+    if path.exists():
+        assert path.read_bytes() == content, f"step {release.step} came again with other values"
+    path.with_suffix(".new").write_bytes(content)
+    os.replace(path.with_suffix(".new"), path)
+
+
+def spent_on(ledger):
+    """What a run was charged for, and how much."""
+    (book,) = dps.Ledger(ledger).report()
+    return [(line["purpose"], line["amount"], line["charges"]) for line in book["spent_on"]]
