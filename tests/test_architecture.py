@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from tests.engines.test_live import HOUR, ScriptedClock
+from tests.support.live_runs import HOUR, ScriptedClock
 
 ROOT = Path(dps.__file__).parent
 

@@ -109,8 +109,9 @@ class Repeated:
     count: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 0:
-            raise InvalidParameter(f"count must be an integer, 0 or more; got {self.count!r}")
+        count: object = self.count
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise InvalidParameter(f"count must be an integer, 0 or more; got {count!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

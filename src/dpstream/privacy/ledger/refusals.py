@@ -1,4 +1,7 @@
-"""What a book refuses, and in which words: what was asked, what is left, what to do."""
+"""What a book refuses, and in which words: what was asked, what is left, what to do.
+
+Amounts are shown in epsilon, which people know, whatever the book counts (`as_epsilon`).
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,13 @@ from dpstream.privacy.amounts import GRID, show
 from dpstream.privacy.ledger.balance import Book
 from dpstream.privacy.ledger.charges import Charge, Terms
 
-# How much of a book is spent and left, in epsilon, which people know, whatever the book counts.
-#
-# A book of users counts mu^2, which adds up; epsilons do not. What a part of its mu^2 comes to by
-# itself is the epsilon that this much Gaussian noise keeps at the delta that the whole book has at
-# its own epsilon. So nothing spent is 0, all of it is the book's epsilon, and in between what is
-# spent and what is left are together more than the whole.
-
 
 def as_epsilon(terms: Terms, amount: Fraction) -> float | None:
     """The epsilon of a part of a book by itself; None for a book that names no epsilon.
+
+    A book of users counts mu^2, which adds up; epsilons do not. The epsilon of a part is what that
+    much Gaussian noise keeps at the delta that the complete book has at its own epsilon: nothing is
+    0, all of it is the book's epsilon; in between, what is spent and what is left add up to more.
 
     >>> from dpstream.privacy.accounting.promises import promise
     >>> book = promise(epsilon=4, delta=1e-8)

@@ -1,6 +1,8 @@
 """Exact noise on keyed, addressed AES: the only randomness there is.
 
-Nothing outside `privacy.spend` (and the benchmark of the samplers) may import this package.
+`keyed_draws.py` makes the blocks, `exact_samplers.py` integers of an exact law from them,
+`normals.py` standard normals. Nothing outside `privacy` (and the benchmark of the samplers) may
+import this package.
 """
 
 from dpstream.privacy.noise.exact_samplers import (
