@@ -6,20 +6,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import whole
 from dpstream.privacy.accounting.promises import promise, rows_of
-from dpstream.privacy.amounts import positive
+from dpstream.privacy.amounts import Amount, positive
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.state.identity import Identified, canonical
 from dpstream.query.aggregates import Aggregate, Count, Measure, Sum, all_measures
 from dpstream.query.column_types import Types, declared_types
 from dpstream.query.schedule import TIME_UNITS, Schedule, checked_times, schedule_of
-from dpstream.query.windows import DAY, Micros, Ticks, Tumble, in_words, instant, iso, time_zone
+from dpstream.query.windows import (
+    DAY,
+    Duration,
+    Instant,
+    Micros,
+    Ticks,
+    Tumble,
+    in_words,
+    instant,
+    iso,
+    time_zone,
+)
 
 # Names, keys, weights and answers of a query: understood and checked, each by itself.
 
@@ -80,7 +91,7 @@ def checked_public_groups(
         )
     as_text = {tuple(None if item is None else str(item) for item in row) for row in rows}
     if len(as_text) < len(rows):  # in a column of text, 1 and "1" are one key
-        raise InvalidParameter("public_groups must not list a group twice")
+        raise InvalidParameter("public_groups must not list a key twice")
     return rows
 
 
@@ -241,43 +252,89 @@ class Query(Identified, identity="query", keys=_KEYS):
 
     name: str = "query"
     privacy_unit_column: str
-    keys: Sequence[str] = ()
-    aggregates: Sequence[Aggregate] = (Count(),)
-    epsilon: Any
-    delta: Any
+    keys: tuple[str, ...] = ()
+    aggregates: tuple[Aggregate, ...] = (Count(),)
+    epsilon: Fraction
+    delta: Fraction
     time_column: str | None = None
     time_unit: str | None = None
-    time_origin: Any = _ZERO
+    time_origin: Micros = _ZERO
     arrival_column: str | None = None
     window: Tumble | None = None
     strategy: Literal["latched", "sqlp"] = "latched"
-    every: Any = None
-    triggers: Sequence[Any] | None = None
-    start: Any = None
-    end: Any = None
-    allowed_lateness: Any = _ZERO
-    privacy_unit_period: Any = "forever"
+    every: Micros | None = None
+    triggers: tuple[Micros, ...] | None = None
+    start: Micros | None = None
+    end: Micros | None = None
+    allowed_lateness: Micros = _ZERO
+    privacy_unit_period: Micros | Literal["forever"] = "forever"
     time_zone: str = "UTC"
     max_groups_contributed: int
     max_rows_per_group: int = 1
     max_rows_contributed: int | None = None
-    public_groups: Sequence[Any] | None = None
+    public_groups: tuple[tuple[Any, ...], ...] | None = None
     pre_threshold: int | None = None
-    selection_share: Any = Fraction(1, 2)
-    last_share: Any | None = Fraction(1, 2)
-    last_budget: Any | None = Fraction(1, 4)
-    weights: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
+    selection_share: Fraction = Fraction(1, 2)
+    last_share: Fraction | None = Fraction(1, 2)
+    last_budget: Fraction | None = Fraction(1, 4)
+    weights: tuple[tuple[str, Fraction], ...] = ()
     confidence: float | None = None
     debias: Literal["global"] | None = None
     debias_rows: int | None = None
     min_change: float | None = None
     nonnegative: bool = False
     buffers: int = 4
-    column_types: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
+    column_types: tuple[tuple[str, pa.DataType], ...] = ()
     max_key_bytes: int = 4096
-    max_ahead: Any = _ONE_DAY
+    max_ahead: Micros = _ONE_DAY
     prepare: Prepare | None = None
     finish: Finish | None = None
+
+    if TYPE_CHECKING:  # what may be given; the fields above are what becomes of it
+
+        def __init__(
+            self,
+            *,
+            name: str = "query",
+            privacy_unit_column: str,
+            keys: Iterable[str] = (),
+            aggregates: Iterable[Aggregate] = ...,
+            epsilon: Amount,
+            delta: Amount,
+            time_column: str | None = None,
+            time_unit: str | None = None,
+            time_origin: Instant = ...,
+            arrival_column: str | None = None,
+            window: Tumble | None = None,
+            strategy: Literal["latched", "sqlp"] = "latched",
+            every: Duration | None = None,
+            triggers: Iterable[Instant] | None = None,
+            start: Instant | None = None,
+            end: Instant | None = None,
+            allowed_lateness: Duration = ...,
+            privacy_unit_period: Duration = "forever",
+            time_zone: str = "UTC",
+            max_groups_contributed: int,
+            max_rows_per_group: int = 1,
+            max_rows_contributed: int | None = None,
+            public_groups: Sequence[object] | None = None,
+            pre_threshold: int | None = None,
+            selection_share: Amount = ...,
+            last_share: Amount | None = ...,
+            last_budget: Amount | None = ...,
+            weights: Mapping[str, Amount] | Sequence[tuple[str, Amount]] = (),
+            confidence: float | None = None,
+            debias: Literal["global"] | None = None,
+            debias_rows: int | None = None,
+            min_change: float | None = None,
+            nonnegative: bool = False,
+            buffers: int = 4,
+            column_types: Mapping[str, object] | Sequence[tuple[str, object]] = (),
+            max_key_bytes: int = 4096,
+            max_ahead: Duration = ...,
+            prepare: Prepare | None = None,
+            finish: Finish | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)
@@ -446,7 +503,7 @@ class Query(Identified, identity="query", keys=_KEYS):
             time += f" ({self.time_unit} from {iso(self.time_origin)})"
         return rows_of(self.privacy_unit_column, time=time)
 
-    def promise(self, *, epsilon: Any, delta: Any) -> Terms:
+    def promise(self, *, epsilon: Amount, delta: Amount) -> Terms:
         """The terms of a book for this query and others on its dataset.
 
         >>> query = Query(privacy_unit_column="user", epsilon=1, delta=1e-9,
@@ -457,7 +514,7 @@ class Query(Identified, identity="query", keys=_KEYS):
         return promise(
             epsilon=epsilon,
             delta=delta,
-            period=self.period_in_words,
+            privacy_unit_period=self.period_in_words,
             time_zone=self.time_zone,
             change=self.protected,
         )

@@ -320,7 +320,7 @@ def schedule_of(query: Query) -> Schedule:
     window, edges = query.window, None
     if window is not None:
         edges = Ticks(origin=query.start, size=window.cell, zone=query.time_zone)
-    ticks: Ticks | tuple[int, ...] | None = query.triggers  # type: ignore[assignment]
+    ticks: Ticks | tuple[int, ...] | None = query.triggers
     if query.every is not None:
         ticks = Ticks(origin=query.start, size=query.every, zone=query.time_zone)
     return Schedule(

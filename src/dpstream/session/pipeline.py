@@ -461,7 +461,7 @@ def _typed(
     if not mine:
         return one
     try:
-        rows = replace(rows, column_types=mine | rows.declared)
+        rows = replace(rows, column_types=tuple((mine | rows.declared).items()))
     except InvalidParameter as problem:
         raise InvalidInput(f"{where}: {problem}") from None
     made = replace(query, rows=rows) if isinstance(query, SeriesQuery) else rows
