@@ -26,8 +26,8 @@ from dpstream.mechanisms.counters.unbounded import UnboundedCounter
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.accounting.calibration import gaussian_sigma, mu_squared_for, rho_for
 from dpstream.privacy.accounting.curves import gdp_delta, gdp_epsilon, zcdp_delta, zcdp_epsilon
+from dpstream.privacy.amounts import gaussian_stddev
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.sensitivity import gaussian_stddev
 from dpstream.privacy.spend import Spend
 from dpstream.records import Reals
 

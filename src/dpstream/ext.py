@@ -38,13 +38,11 @@ from dpstream.mechanisms.base import (
     Spender,
     whole,
 )
-from dpstream.privacy.amounts import Amount, exact, positive
+from dpstream.privacy.amounts import Amount, exact, gaussian_stddev, laplace_stddev, positive
 from dpstream.privacy.ledger.charges import Cells, Cover, Interval, Paid, Terms
 from dpstream.privacy.sensitivity import (
-    gaussian_stddev,
     group_by_change,
     histogram_change,
-    laplace_stddev,
     range_change,
     units_change,
 )

@@ -132,7 +132,11 @@ def test_a_query_fits_the_book_it_opens():
     """The very amounts that a query is charged are those of its own book, whose delta holds."""
     for delta in (1e-5, 1e-9, 1e-14):
         found = noise_for(100, Fraction(1, 3), delta)
-        parts = {"mu_squared": found.mu_squared, "tail": Fraction(delta) / 2, "error": found.error}
+        parts = {
+            "mu_squared": found.mu_squared,
+            "delta_slack": Fraction(delta) / 2,
+            "error": found.error,
+        }
         terms = own_terms(
             epsilon=Fraction(1, 3), period="1 day", time_zone="UTC", change="all its rows", **parts
         )

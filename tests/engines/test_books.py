@@ -83,8 +83,8 @@ def test_a_state_whose_book_is_gone_is_refused(tmp_path, kind):
     """It lay in the directory of another run, which was thrown away."""
     book = dps.Ledger()
     terms = OPENED[kind]
-    room = {"total": 9, "tail": terms.tail * 9, "drift": terms.drift * 9}
-    book.open("stream", replace(terms, **room))
+    slacks = {name: getattr(terms, name) * 9 for name in ("delta_slack", "rounding_slack")}
+    book.open("stream", replace(terms, total=9, **slacks))
     for name in ("one", "two"):
         start(kind, tmp_path / name, book).finish()
     for file in ("ledger", "ledger.head"):

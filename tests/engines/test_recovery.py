@@ -182,7 +182,10 @@ def test_a_kill_leaves_the_shared_book_to_others(tmp_path):
     """Two queries on one book: one is killed and started again, the other never notices."""
     book = dps.Ledger(tmp_path / "book")
     terms = plan_query(SHORT).terms()
-    book.open("stream", replace(terms, total=2 * terms.total, tail=2 * terms.tail, drift=1))
+    book.open(
+        "stream",
+        replace(terms, total=2 * terms.total, delta_slack=2 * terms.delta_slack, rounding_slack=1),
+    )
     for name in ("one", "two"):
         write(tmp_path / name, table())
     shared = {"ledger": tmp_path / "book", "fixed": False}

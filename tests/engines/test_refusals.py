@@ -192,7 +192,10 @@ def test_a_ledger_that_was_passed_in_stays_open(tmp_path):
 def larger(terms):
     """Room for two such queries."""
     return dataclasses.replace(
-        terms, total=2 * terms.total, tail=2 * terms.tail, drift=2 * terms.drift
+        terms,
+        total=2 * terms.total,
+        delta_slack=2 * terms.delta_slack,
+        rounding_slack=2 * terms.rounding_slack,
     )
 
 

@@ -85,7 +85,7 @@ def test_persisting_at_any_moment_changes_nothing(tmp_path_factory, charges, wid
     durable, memory, moved = Ledger(folder / "durable"), Ledger(), Ledger()
     books = (durable, memory, moved)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpstream.privacy.ledger.store._KEEP", 4)
+        patch.setattr("dpstream.privacy.ledger.ledger._KEEP", 4)
         for ledger in books:
             ledger.open("s", terms)
             ledger.register("s", RUN, "plan")
@@ -110,7 +110,7 @@ def test_settled_charges_take_a_few_bytes():
         facts = {"run": RUN, "query": "", "purpose": "p", "step": step}
         cells = Cells(first=step, last=step)
         ledger.charge("s", Charge(**facts, amount=Fraction(1, 4), cells=cells, digest=f"{step}"))
-    book = ledger._shelf.books["s"]
+    book = ledger._books["s"]
 
     assert sum(map(len, book._known.values())) < many // 1.5
     assert sum(map(len, book._settled._runs.values())) == 2
@@ -135,7 +135,7 @@ def test_a_charge_meets_its_past_after_any_delay(tmp_path, delay, kept):
 
     for step in range(0, 2 * delay, 1024):
         charge(step, step, "1/4")
-    newest = ledger._shelf.books["s"].account.newest
+    newest = ledger._books["s"].account.newest
     for step in range(newest + 1, newest + 5):
         assert charge(step, step - delay, "1/4", "late")
     with pytest.raises(BudgetExceeded):
@@ -146,7 +146,7 @@ def test_a_charge_meets_its_past_after_any_delay(tmp_path, delay, kept):
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_mechanism_with_a_long_delay_runs_to_its_end(tmp_path, monkeypatch, kept):
     """A group that waits longer than a book looks back is published, and charged once."""
-    monkeypatch.setattr("dpstream.privacy.ledger.store._KEEP", 16)
+    monkeypatch.setattr("dpstream.privacy.ledger.ledger._KEEP", 16)
     ledger = Ledger(tmp_path / "book" if kept else None)
     mechanism = ContinGroup(epsilon=1, lo=0, hi=100, delay=400, threshold=50)
 

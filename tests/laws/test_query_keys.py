@@ -40,7 +40,7 @@ def slow_appearances(query, counts, pays):
         settings = plan.window(query.schedule.releases(window))
         process, first = settings.process, settings.sigmas[0]
         for number, name in enumerate(names):
-            door = spend.door(window=window, column="units", part=number)
+            door = spend.noise_stream(window=window, column="units", part=number)
             state, shown = None, False
             for release, units in enumerate(keys[name], start=1):
                 asked = {"ids": ids[number : number + 1], "release": release}

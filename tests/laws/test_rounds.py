@@ -58,7 +58,7 @@ def slow_rounds(query, kept, pays):
     settings, found = plan.window(query.schedule.releases(0)), {}
     for number, (key, rows) in enumerate(kept.items()):
         ids = reader.ids.groups(pa.table({"key": [key]}), 1)
-        doors = [spend.door(window=0, column=m.name, part=number) for m in query.measures]
+        doors = [spend.noise_stream(window=0, column=m.name, part=number) for m in query.measures]
         sums, since, selection = None, 0, None
         for release in range(1, query.schedule.releases(0) + 1):
             units = {unit for at, unit in rows if since < at <= release}

@@ -11,7 +11,7 @@ import dpstream as dps
 from dpstream.errors import BudgetExceeded, InvalidInput, LedgerError, NoiseReuse, StateError
 from dpstream.mechanisms import Naive, Sample, Spas, Uniform, find
 from dpstream.privacy.ledger.charges import Cells, Charge
-from dpstream.privacy.ledger.store import LedgerStore
+from dpstream.privacy.ledger.ledger import Ledger
 from tests.support.fixed import RUN, SECRET
 
 A = np.arange(20)[:, None]
@@ -167,7 +167,7 @@ def test_an_interrupt_while_reading_loses_no_charge(tmp_path, monkeypatch):
     path = tmp_path / "ledger"
     dps.release(Sample(epsilon=1, window=3), A, ledger=dps.Ledger(path))
     whole = dps.Ledger(path).report()
-    late, calls, real = dps.Ledger(path), [], LedgerStore.apply
+    late, calls, real = dps.Ledger(path), [], Ledger._apply
 
     def interrupted(self, record):
         calls.append(1)
@@ -175,7 +175,7 @@ def test_an_interrupt_while_reading_loses_no_charge(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         real(self, record)
 
-    monkeypatch.setattr(LedgerStore, "apply", interrupted)
+    monkeypatch.setattr(Ledger, "_apply", interrupted)
     with pytest.raises(KeyboardInterrupt):
         late.report()
 
@@ -220,7 +220,7 @@ def test_a_book_fixes_what_one_event_may_change(tmp_path):
 
 def test_forgotten_steps_still_fill_their_window(monkeypatch):
     """A late charge just after the forgotten part meets all of its window."""
-    monkeypatch.setattr("dpstream.privacy.ledger.store._KEEP", 20)
+    monkeypatch.setattr("dpstream.privacy.ledger.ledger._KEEP", 20)
     ledger = dps.Ledger()
     ledger.open("s", dps.Terms(unit="w_event", window=10, total=1))
 
@@ -231,7 +231,7 @@ def test_forgotten_steps_still_fill_their_window(monkeypatch):
 
     for step in range(0, 400, 10):
         charge("a", step)
-    since = ledger._shelf.books["s"].account.since
+    since = ledger._books["s"].account.since
     assert since > 0
     for step in range(since, since + 20):
         with pytest.raises(BudgetExceeded):

@@ -16,7 +16,7 @@ EVENT = Terms(unit="event", total=Fraction(1), measure="rho")
 GDP = Terms(unit="event", total=Fraction(1), measure="mu_squared")
 
 
-def door(terms=EVENT, *, ledger=None, run=bytes(16), query=""):
+def new_spend(terms=EVENT, *, ledger=None, run=bytes(16), query=""):
     ledger = Ledger() if ledger is None else ledger
     if ledger.terms("d") is None:
         ledger.open("d", terms)
@@ -31,7 +31,7 @@ def gaussian(spend, cover, rho=Fraction(1)):
 
 def test_a_cover_pays_once_for_every_step_it_spans():
     """Draws under it charge nothing more; every covered step has lost its amount, no other has."""
-    spend, ledger = door()
+    spend, ledger = new_spend()
     cover = spend.cover(Fraction(3, 4), last=9)
     for step in range(10):
         spend.begin(step, lambda step: "")
@@ -42,9 +42,9 @@ def test_a_cover_pays_once_for_every_step_it_spans():
 
 def test_other_charges_meet_the_cover():
     """A second query finds only the rest, within the block and not after it."""
-    spend, ledger = door()
+    spend, ledger = new_spend()
     spend.cover(Fraction(3, 4), last=9)
-    other, _ = door(ledger=ledger, query="other")
+    other, _ = new_spend(ledger=ledger, query="other")
     other.begin(4, lambda step: "")
     other.gaussian([1], sensitivity=Fraction(1), rho=Fraction(1, 4), purpose="a")
     with pytest.raises(BudgetExceeded):
@@ -55,12 +55,12 @@ def test_other_charges_meet_the_cover():
 
 def test_a_cover_is_checked_against_every_step_of_its_block():
     """A charge made earlier anywhere in the block, or another cover, leaves too little."""
-    spend, ledger = door()
+    spend, ledger = new_spend()
     spend.begin(7, lambda step: "")
     spend.gaussian([1], sensitivity=Fraction(1), rho=Fraction(1, 2), purpose="late")
     spend.begin(20, lambda step: "")
     spend.cover(Fraction(1, 2), last=30)
-    other, _ = door(ledger=ledger, query="other")
+    other, _ = new_spend(ledger=ledger, query="other")
     for first, last in ((0, 10**12), (7, 7), (25, 40), (15, 20)):
         other.begin(first, lambda step: "")
         with pytest.raises(BudgetExceeded):
@@ -71,7 +71,7 @@ def test_a_cover_is_checked_against_every_step_of_its_block():
 
 def test_a_cover_of_a_trillion_steps_is_one_entry():
     """Neither time nor memory grows with the length of the block."""
-    spend, ledger = door()
+    spend, ledger = new_spend()
     spend.cover(Fraction(1), last=10**12)
 
     assert ledger.left("d", 10**11) == 0
@@ -82,7 +82,7 @@ def test_a_cover_of_a_trillion_steps_is_one_entry():
 @pytest.mark.parametrize("unit", [{"unit": "w_event", "window": 3}, {"unit": "user"}])
 def test_blocks_are_refused_where_a_unit_touches_several_steps(measure, unit):
     """One joint Gaussian costs a unit with k changed cells up to k^2 times the amount."""
-    spend, ledger = door(Terms(total=Fraction(1), measure=measure, **unit))
+    spend, ledger = new_spend(Terms(total=Fraction(1), measure=measure, **unit))
     for last in (0, 5):
         with pytest.raises(LedgerError, match=r"k\^2"):
             spend.cover(Fraction(1, 10), last=last)
@@ -100,7 +100,7 @@ def test_blocks_are_refused_where_a_unit_touches_several_steps(measure, unit):
 
 def test_blocks_of_pure_epsilon_still_add_up():
     """Changing k cells of a Laplace sum costs k epsilon, which is what charging each cell says."""
-    spend, ledger = door(Terms(unit="w_event", window=3, total=Fraction(1)))
+    spend, ledger = new_spend(Terms(unit="w_event", window=3, total=Fraction(1)))
     spend.begin(5, lambda step: "")
     spend.laplace(
         [1],
@@ -115,7 +115,7 @@ def test_blocks_of_pure_epsilon_still_add_up():
 
 def test_draws_outside_their_cover_are_refused():
     """Another step, or less noise than was paid for."""
-    spend, _ = door()
+    spend, _ = new_spend()
     cover = spend.cover(Fraction(1, 2), last=3)
     with pytest.raises(InvalidParameter, match="does not pay"):
         gaussian(spend, cover, Fraction(51, 100))
@@ -126,23 +126,23 @@ def test_draws_outside_their_cover_are_refused():
 
 def test_each_book_has_its_own_noise():
     """Discrete Gaussians are not GDP, normals not zCDP books' business, pure noise not GDP."""
-    gdp, _ = door(GDP)
+    gdp, _ = new_spend(GDP)
     cover = gdp.cover(Fraction(1), last=3)
     with pytest.raises(InvalidParameter, match="mu_squared"):
         gaussian(gdp, cover)
     with pytest.raises(InvalidParameter, match="GDP"):
         gdp.laplace([1], sensitivity=Fraction(1), epsilon=Fraction(1), purpose="a")
-    zcdp, _ = door()
+    zcdp, _ = new_spend()
     with pytest.raises(InvalidParameter, match="rho"):
         zcdp.normals(3, purpose="z", cover=zcdp.cover(Fraction(1), last=3))
-    pure, _ = door(Terms(unit="event", total=Fraction(1)))
+    pure, _ = new_spend(Terms(unit="event", total=Fraction(1)))
     with pytest.raises(InvalidParameter, match="epsilon"):
         pure.cover(Fraction(1), last=3)
 
 
 def test_normals_are_drawn_after_the_ledger_and_once(tmp_path):
     """Rows for a size or for key ids; a second draw at a step is refused."""
-    spend, ledger = door(GDP, ledger=Ledger(tmp_path / "ledger"))
+    spend, ledger = new_spend(GDP, ledger=Ledger(tmp_path / "ledger"))
     cover = spend.cover(Fraction(1), last=3)
     ids = np.arange(8, dtype=np.uint64).reshape(-1, 2)
 
@@ -156,11 +156,11 @@ def test_normals_are_drawn_after_the_ledger_and_once(tmp_path):
 def test_covered_draws_are_tied_to_their_input(tmp_path):
     """The same draw over other data is refused, although it would cost nothing."""
     ledger = Ledger(tmp_path / "ledger")
-    spend, _ = door(ledger=ledger)
+    spend, _ = new_spend(ledger=ledger)
     cover = spend.cover(Fraction(1), last=9)
     spend.begin(1, lambda step: "one input")
     gaussian(spend, cover)
-    again, _ = door(ledger=ledger)
+    again, _ = new_spend(ledger=ledger)
     assert again.cover(Fraction(1), last=9) == cover
     again.begin(1, lambda step: "another input")
     with pytest.raises(NoiseReuse):
@@ -169,7 +169,7 @@ def test_covered_draws_are_tied_to_their_input(tmp_path):
 
 def test_a_cover_survives_a_restart_of_the_book(tmp_path):
     """Read back from the file, also where only its later part is still held."""
-    spend, _ = door(ledger=Ledger(tmp_path / "ledger"))
+    spend, _ = new_spend(ledger=Ledger(tmp_path / "ledger"))
     spend.cover(Fraction(3, 4), last=10**6)
     again = Ledger(tmp_path / "ledger")
     late = {"run": "11" * 16, "query": "", "purpose": "x"}
@@ -195,6 +195,6 @@ def test_pure_noise_in_a_zcdp_book_costs_its_tight_rho():
         bound = pure_rho_above(epsilon)
         assert pure_rho(epsilon) <= float(bound) * (1 + 1e-12)
         assert bound <= min(epsilon**2 / 2, epsilon)
-    spend, ledger = door()
+    spend, ledger = new_spend()
     spend.laplace([1], sensitivity=Fraction(1), epsilon=Fraction(1), purpose="a")
     assert 1 - ledger.left("d", 0) == pytest.approx(0.4625, abs=1e-4)

@@ -1,4 +1,4 @@
-"""A query's door to noise: ledger first, then durable input, then normals, each of them once."""
+"""A query's stream to noise: ledger first, then durable input, then normals, each of them once."""
 
 import hashlib
 import os
@@ -18,7 +18,12 @@ from dpstream.privacy.state import MemoryWindowKeys, Secret, WindowKeys
 
 SECRET, RUN = Secret(bytes(range(100, 132))), bytes(range(16))
 ERROR = FloatError(xi=Fraction(1, 10**6), tau=Fraction(1, 10**18))
-PRICE = {"mu_squared": Fraction(1, 4), "tail": Fraction(1, 10**10), "error": ERROR, "digest": "aa"}
+PRICE = {
+    "mu_squared": Fraction(1, 4),
+    "delta_slack": Fraction(1, 10**10),
+    "error": ERROR,
+    "digest": "aa",
+}
 IDS = np.arange(40, dtype=np.uint64).reshape(20, 2)
 
 
@@ -40,30 +45,30 @@ def ready(step=0, price=PRICE, **more):
 
 
 def drawn(query, *, window=3, column="users", part=0, release=1, purpose="step", ids=IDS, each=1):
-    door = query.door(window=window, column=column, part=part)
-    return door.normals(ids, release=release, purpose=purpose, each=each)
+    stream = query.noise_stream(window=window, column=column, part=part)
+    return stream.normals(ids, release=release, purpose=purpose, each=each)
 
 
 def test_nothing_is_drawn_before_the_ledger_and_the_log():
-    """No door before the charge, no draw before the input is durable."""
+    """No stream before the charge, no draw before the input is durable."""
     query = spend()
-    for early in (lambda: query.begin(0), lambda: query.door(window=0, column="n", part=0)):
+    for early in (lambda: query.begin(0), lambda: query.noise_stream(window=0, column="n", part=0)):
         with pytest.raises(StateError, match="paid"):
             early()
     query.pay(**PRICE)
-    door = query.door(window=0, column="n", part=0)
+    stream = query.noise_stream(window=0, column="n", part=0)
     with pytest.raises(StateError, match="begin"):
-        door.normals(IDS, release=1, purpose="step")
+        stream.normals(IDS, release=1, purpose="step")
     query.begin(0)
 
-    assert door.normals(IDS, release=1, purpose="step").shape == (20, 1)
+    assert stream.normals(IDS, release=1, purpose="step").shape == (20, 1)
 
 
-def test_a_refused_charge_opens_no_door():
+def test_a_refused_charge_opens_no_stream():
     """Beyond the book's mu^2, tail or drift nothing can be drawn."""
     for beyond in (
         {"mu_squared": Fraction(2)},
-        {"tail": Fraction(1, 10**9)},
+        {"delta_slack": Fraction(1, 10**9)},
         {"error": FloatError(xi=Fraction(1), tau=Fraction(0))},
         {"error": FloatError(xi=Fraction(0), tau=Fraction(1, 10**11))},  # times e^6
     ):
@@ -71,7 +76,7 @@ def test_a_refused_charge_opens_no_door():
         with pytest.raises(BudgetExceeded):
             query.pay(**PRICE | beyond)
         with pytest.raises(StateError):
-            query.door(window=0, column="n", part=0)
+            query.noise_stream(window=0, column="n", part=0)
 
 
 def test_one_charge_counts_all_of_it_once(tmp_path):
@@ -99,7 +104,7 @@ def test_a_run_keeps_its_plan():
     spend(ledger=ledger).pay(**PRICE)
     for other, error in (
         ({"mu_squared": Fraction(1, 5)}, LedgerError),
-        ({"tail": Fraction(1, 10**11)}, LedgerError),
+        ({"delta_slack": Fraction(1, 10**11)}, LedgerError),
         ({"digest": "bb"}, NoiseReuse),
         ({"digest": ""}, InvalidParameter),
         ({"mu_squared": Fraction(0)}, InvalidParameter),
@@ -192,16 +197,16 @@ def test_normals_are_standard():
 
 def test_releases_only_move_forward():
     """A second draw at a release, or an earlier one, would meet other data."""
-    door = ready().door(window=0, column="n", part=0)
-    door.normals(IDS, release=2, purpose="step")
-    door.normals(IDS, release=2, purpose="join")
+    stream = ready().noise_stream(window=0, column="n", part=0)
+    stream.normals(IDS, release=2, purpose="step")
+    stream.normals(IDS, release=2, purpose="join")
     for release in (1, 2):
         with pytest.raises(NoiseReuse):
-            door.normals(IDS, release=release, purpose="step")
-    door.normals(IDS, release=3, purpose="step")
+            stream.normals(IDS, release=release, purpose="step")
+    stream.normals(IDS, release=3, purpose="step")
     for wrong in ({"release": 0}, {"release": 9, "each": 0}, {"release": 9, "ids": IDS[0]}):
         with pytest.raises(InvalidParameter):
-            door.normals(**{"ids": IDS, "purpose": "step"} | wrong)
+            stream.normals(**{"ids": IDS, "purpose": "step"} | wrong)
 
 
 def test_schedule_steps_only_move_forward():
@@ -212,26 +217,26 @@ def test_schedule_steps_only_move_forward():
             query.begin(step)
 
 
-def test_a_place_has_one_door():
-    """Two doors to one place would give the same normals to different data."""
+def test_a_place_has_one_stream():
+    """Two streams to one place would give the same normals to different data."""
     query = ready()
-    query.door(window=0, column="n", part=0)
-    with pytest.raises(NoiseReuse, match="door already"):
-        query.door(window=0, column="n", part=0)
+    query.noise_stream(window=0, column="n", part=0)
+    with pytest.raises(NoiseReuse, match="stream already"):
+        query.noise_stream(window=0, column="n", part=0)
 
 
 def test_a_final_window_has_no_noise(tmp_path):
-    """Its doors close, its key leaves the disk, and it is never opened again."""
+    """Its streams close, its key leaves the disk, and it is never opened again."""
     keys = WindowKeys(tmp_path / "keys", SECRET, ordered=True)
     query = ready(keys=keys)
-    door = query.door(window=0, column="n", part=0)
-    other = query.door(window=1, column="n", part=0)
+    stream = query.noise_stream(window=0, column="n", part=0)
+    other = query.noise_stream(window=1, column="n", part=0)
     query.erase(0)
 
     with pytest.raises(StateError, match="window 0 is final"):
-        door.normals(IDS, release=1, purpose="step")
+        stream.normals(IDS, release=1, purpose="step")
     with pytest.raises(StateError, match="window 0 is final"):
-        query.door(window=0, column="n", part=0)
+        query.noise_stream(window=0, column="n", part=0)
     assert other.normals(IDS, release=1, purpose="step").shape == (20, 1)
     assert not (tmp_path / "keys" / "0.key").exists()
 
@@ -239,14 +244,14 @@ def test_a_final_window_has_no_noise(tmp_path):
 def test_a_fork_is_refused():
     """A child would draw the same noise for other data."""
     query = ready()
-    door = query.door(window=0, column="n", part=0)
+    stream = query.noise_stream(window=0, column="n", part=0)
     child = os.fork()
     if child == 0:
         refused = 0
         for call in (
-            lambda: door.normals(IDS, release=1, purpose="step"),
+            lambda: stream.normals(IDS, release=1, purpose="step"),
             lambda: query.begin(9),
-            lambda: query.door(window=1, column="n", part=0),
+            lambda: query.noise_stream(window=1, column="n", part=0),
         ):
             try:
                 call()
@@ -257,16 +262,16 @@ def test_a_fork_is_refused():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 
-def test_threads_use_doors_at_once():
-    """Sixteen doors in four threads give what they give one after another."""
+def test_threads_use_streams_at_once():
+    """Sixteen streams in four threads give what they give one after another."""
     places = [(window, part) for window in range(4) for part in range(4)]
     ids = np.arange(8_000, dtype=np.uint64).reshape(-1, 2)
 
     def draw(query, place):
         window, part = place
-        door = query.door(window=window, column="n", part=part)
+        stream = query.noise_stream(window=window, column="n", part=part)
         steps = [
-            door.normals(ids[part::4], release=release, purpose="step") for release in (1, 2, 3)
+            stream.normals(ids[part::4], release=release, purpose="step") for release in (1, 2, 3)
         ]
         return np.concatenate(steps)
 
@@ -277,13 +282,13 @@ def test_threads_use_doors_at_once():
     assert all((draw(one, p) == t).all() for p, t in zip(places, together, strict=True))
 
 
-def test_one_door_used_by_many_threads_draws_once():
+def test_one_stream_used_by_many_threads_draws_once():
     """Of sixteen calls for one release a single one succeeds."""
-    door = ready().door(window=0, column="n", part=0)
+    stream = ready().noise_stream(window=0, column="n", part=0)
 
     def attempt(_):
         try:
-            return len(door.normals(IDS, release=1, purpose="step"))
+            return len(stream.normals(IDS, release=1, purpose="step"))
         except NoiseReuse:
             return 0
 

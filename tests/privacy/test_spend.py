@@ -1,4 +1,4 @@
-"""The door to noise: what it charges, and what it does not believe."""
+"""The way to noise: what it charges, and what it does not believe."""
 
 import os
 from fractions import Fraction as F
@@ -14,8 +14,8 @@ from dpstream.privacy.spend import Spend
 ONE = {"sensitivity": F(1), "epsilon": F(1, 2)}
 
 
-def door(measure="epsilon", **terms):
-    """A fresh book and a door to its noise, at step 0."""
+def new_spend(measure="epsilon", **terms):
+    """A fresh book and a way to its noise, at step 0."""
     ledger = dps.Ledger()
     ledger.open("s", dps.Terms(**{"unit": "event", "total": 1, "measure": measure} | terms))
     spend = Spend(run=bytes(16), key=bytes(32), ledger=ledger, dataset="s")
@@ -38,7 +38,7 @@ def spent(ledger):
 
 def test_one_call_is_one_charge_and_one_draw_per_coordinate():
     """A vector costs what its sensitivity says, whatever its length."""
-    spend, ledger = door()
+    spend, ledger = new_spend()
     answer = spend.laplace(np.zeros(500, int), purpose="p", sensitivity=F(1), epsilon=F(1, 100))
 
     assert spent(ledger) == F(1, 100)
@@ -47,7 +47,7 @@ def test_one_call_is_one_charge_and_one_draw_per_coordinate():
 
 def test_a_purpose_is_asked_once_a_step():
     """The same question again would meet the same noise, another kind the same charge."""
-    spend, _ = door(total=10)
+    spend, _ = new_spend(total=10)
     spend.laplace([7], purpose="p", **ONE)
     with pytest.raises(NoiseReuse):
         spend.laplace([7], purpose="p", **ONE)
@@ -61,7 +61,7 @@ def test_a_purpose_is_asked_once_a_step():
 
 def test_noise_is_added_to_integers_only():
     """Floats and integers near the end of int64 are refused."""
-    spend, ledger = door()
+    spend, ledger = new_spend()
     for value in (np.array([0.5]), np.array([2**62])):
         with pytest.raises(InvalidInput, match="integers below"):
             spend.laplace(value, purpose="p", **ONE)
@@ -70,7 +70,7 @@ def test_noise_is_added_to_integers_only():
 
 def test_an_interval_pays_only_while_it_is_open():
     """Not before it is opened, not after it is closed, not for more than it cost."""
-    spend, _ = door(unit="w_event", window=5)
+    spend, _ = new_spend(unit="w_event", window=5)
     interval = spend.open_interval(F(1, 2))
     spend.laplace([7], purpose="t", interval=interval, **ONE)
     with pytest.raises(InvalidParameter, match="does not pay"):
@@ -89,19 +89,19 @@ def test_an_interval_pays_only_while_it_is_open():
 
 def test_what_another_run_paid_for_pays_for_nothing():
     """Intervals, covers and payments are tied to their run and to the ledger."""
-    spend, _ = door("rho")
+    spend, _ = new_spend("rho")
     for token in (Cover(purpose="x", first=0, last=9, amount=F(9)), None):
         cover = token or Cover(purpose="x", first=0, last=9, amount=F(9), run=bytes(16).hex())
         with pytest.raises(InvalidParameter, match="does not pay"):
             spend.gaussian([7], sensitivity=F(1), rho=F(1), purpose="g", cover=cover)
-    spend, _ = door()
+    spend, _ = new_spend()
     with pytest.raises(InvalidParameter, match="another run"):
         spend.laplace([7], purpose="p", interval=Paid(purpose="x", run="ab"), **ONE)
 
 
 def test_a_copied_token_is_paid_for_in_full():
     """Adopting another run's interval or cover charges it again."""
-    spend, ledger = door(unit="w_event", window=5)
+    spend, ledger = new_spend(unit="w_event", window=5)
     theirs = Interval(purpose="svt", start=0, amount=F(1, 4), run="ab" * 16)
     mine = spend.adopt(theirs)
     spend.laplace([7], purpose="t", interval=mine, sensitivity=F(1), epsilon=F(1, 8))
@@ -128,16 +128,16 @@ def test_charges_that_would_cost_nothing_are_refused(bad):
 
 def test_a_total_off_the_grid_is_rounded_down():
     """What is admitted never passes the promise, not by one grid step."""
-    spend, ledger = door(total=F(1, 53))
+    spend, ledger = new_spend(total=F(1, 53))
     spend.laplace([7], purpose="p", sensitivity=F(1), epsilon=F(1, 53))
 
     assert spent(ledger) < F(1, 53)
     assert ledger.left("s") == 0
 
 
-def test_a_fork_has_no_door():
+def test_a_fork_draws_nothing():
     """A child would draw the parent's noise over its own data."""
-    spend, _ = door()
+    spend, _ = new_spend()
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -209,8 +209,8 @@ class _RecordingSpend(QuerySpend):
     def begin(self, step: int) -> None:
         self._real.begin(step)
 
-    def door(self, *, window: int, column: str, part: int) -> NoiseStream:
-        made = self._real.door(window=window, column=column, part=part)
+    def noise_stream(self, *, window: int, column: str, part: int) -> NoiseStream:
+        made = self._real.noise_stream(window=window, column=column, part=part)
         return _RecordingDoor(made, self._recording, window, column)
 
 

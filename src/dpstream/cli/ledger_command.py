@@ -19,10 +19,9 @@ from dpstream.cli.output import AsJson, people, print_json, print_whole
 from dpstream.errors import InvalidParameter, LedgerError
 from dpstream.privacy.accounting.promises import delta_of_terms, promise, rows_of
 from dpstream.privacy.amounts import exact, show
-from dpstream.privacy.ledger.charges import Terms
+from dpstream.privacy.ledger.charges import Terms, is_about_run
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.refusals import as_epsilon, spent_and_left
-from dpstream.privacy.ledger.store import is_about_run
 from dpstream.query.windows import duration, in_words
 from dpstream.session.pipeline import load_pipeline
 

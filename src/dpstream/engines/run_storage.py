@@ -25,10 +25,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpstream.privacy.ledger.charges import chain_digest
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.state import InputLog, Secret, chain_digest, mint_run_id
+from dpstream.privacy.state import InputLog, Secret, mint_run_id
 from dpstream.privacy.state.durable_files import remove_leftovers, writing
-from dpstream.privacy.state.input_log import noted_types
+from dpstream.privacy.state.input_log import logged_types
 from dpstream.privacy.state.run_directory import (
     Facts,
     GivenLedger,
@@ -219,7 +220,7 @@ def known_types(query: Query, folder: Path | None, schemas: list[Types | None]) 
     """
     about = None if folder is None else read_about(folder)
     path = None if folder is None or about is None else folder / about["log"]
-    kept = _types(noted_types(path)[-1:]) if path is not None and path.exists() else {}
+    kept = _types(logged_types(path)[-1:]) if path is not None and path.exists() else {}
     now = types_of(query, schemas[0]) if schemas else types_before_rows(query)
     return now | kept
 

@@ -219,7 +219,10 @@ class Flow:
         doors = self._doors.get(due.window)
         if doors is None:
             doors = self._doors[due.window] = [
-                [spend.door(window=due.window, column=column, part=part) for column in columns]
+                [
+                    spend.noise_stream(window=due.window, column=column, part=part)
+                    for column in columns
+                ]
                 for part in range(self.buckets)
             ]
 
@@ -247,7 +250,7 @@ class Flow:
         names = [total.name for total in self.query.totals]
         if due.window not in self._total_doors:
             self._total_doors[due.window] = [
-                spend.door(window=due.window, column=name, part=0) for name in names
+                spend.noise_stream(window=due.window, column=name, part=0) for name in names
             ]
         plan = self.plan.totals(due.releases)
         return self.totals(due.window).share(plan, due.release, self._total_doors[due.window])

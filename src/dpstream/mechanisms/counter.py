@@ -23,10 +23,10 @@ from dpstream.mechanisms.counters.unbounded import UnboundedCounter
 from dpstream.mechanisms.parts.factorised_counter import CountingParameters
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.accounting.privacy_events import FloatError
-from dpstream.privacy.ledger.charges import Cover, Terms
+from dpstream.privacy.ledger.charges import Cover, Terms, chain_digest
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.spend import Spend, noise_versions
-from dpstream.privacy.state import Secret, chain_digest, mint_run_id
+from dpstream.privacy.state import Secret, mint_run_id
 from dpstream.privacy.state.identity import canonical
 from dpstream.records import Integers, Reals, Release, Words
 

@@ -25,13 +25,12 @@ import numpy.typing as npt
 from dpstream.errors import InvalidInput, StateError
 from dpstream.mechanisms import find, name_of
 from dpstream.mechanisms.base import Mechanism, as_block
-from dpstream.privacy.ledger.charges import Cover, Interval
+from dpstream.privacy.ledger.charges import Cover, Interval, chain_digest
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.spend import Spend, noise_versions
 from dpstream.privacy.state import (
     InputLog,
     Secret,
-    chain_digest,
     mint_run_id,
     pack,
     read_packed,

@@ -1,4 +1,4 @@
-"""A query's door to noise: one charge for the whole run, then normals per key, window by window.
+"""A query's way to noise: one charge for the whole run, then normals per key, window by window.
 
 The charge pays for every column, window and trigger of the query, as `docs/soundness/latched.md`
 proves; draws under it cost nothing more. What is enforced here is the order (ledger, durable input,
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Protocol
 
@@ -19,7 +19,7 @@ import numpy as np
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy import noise
 from dpstream.privacy.accounting.privacy_events import FloatError
-from dpstream.privacy.accounting.promises import folded
+from dpstream.privacy.accounting.promises import with_lost_mass
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.journal import this_process
@@ -31,11 +31,11 @@ _LONGEST = 62  # bytes of a name that is written out; the hash of a longer one t
 
 
 class NoiseStreams(Protocol):
-    """Whatever opens doors to a query's noise."""
+    """Whatever opens a query's noise streams."""
 
     step: int
 
-    def door(self, *, window: int, column: str, part: int) -> NoiseStream:
+    def noise_stream(self, *, window: int, column: str, part: int) -> NoiseStream:
         """The noise of one column of one window, for the keys of one hash bucket; made once."""
 
     def refuse_fork(self) -> None:
@@ -43,7 +43,7 @@ class NoiseStreams(Protocol):
 
 
 class QuerySpend:
-    """Charges one query of a run to its dataset's book, and opens doors to its noise.
+    """Charges one query of a run to its dataset's book, and opens its noise streams.
 
     `keys` are those of this query's windows alone: queries number their windows independently.
     """
@@ -55,15 +55,17 @@ class QuerySpend:
         self._ledger, self._dataset, self._keys = ledger, dataset, keys
         self._terms = _users_book(ledger, dataset)
         self._digest: bytes | None = None  # of the plan, once paid for
-        self._doors: dict[tuple[int, str, int], NoiseStream] = {}
-        self._lock, self._process = threading.Lock(), this_process()
+        self._opened: dict[tuple[int, str, int], NoiseStream] = {}
+        self._lock, self._process = threading.Lock(), this_process.id
         self.step = -1
 
-    def pay(self, *, mu_squared: Fraction, tail: Fraction, error: FloatError, digest: str) -> None:
+    def pay(
+        self, *, mu_squared: Fraction, delta_slack: Fraction, error: FloatError, digest: str
+    ) -> None:
         """Charge all noise of the query, for ever; made again by the same run it counts once.
 
         `digest` names everything that fixes the releases besides the data: the same run with
-        another one is refused, and would have other noise. `tail` is that of the thresholds;
+        another one is refused, and would have other noise. `delta_slack` is that of the thresholds;
         `error` is float error, whose lost mass is counted at the book's epsilon.
         """
         if not digest:
@@ -78,8 +80,8 @@ class QuerySpend:
             amount=mu_squared,
             cells=Cells(first=0, last=0),
             digest=digest,
-            tail=folded(self._terms, tail=tail, error=error),
-            drift=error.xi,
+            delta_slack=with_lost_mass(self._terms, delta_slack=delta_slack, error=error),
+            rounding_slack=error.xi,
         )
         self._ledger.charge(self._dataset, charge, lambda step: digest)
         self._digest = hashlib.sha256(digest.encode()).digest()
@@ -96,24 +98,24 @@ class QuerySpend:
             )
         self.step = step
 
-    def door(self, *, window: int, column: str, part: int) -> NoiseStream:
+    def noise_stream(self, *, window: int, column: str, part: int) -> NoiseStream:
         """The noise of one column of one window, for the keys of one hash bucket; made once."""
         self.refuse_fork()
         if self._digest is None:
             raise StateError("a query draws after it has paid; call pay first")
         place = (window, column, part)
         with self._lock:
-            if place in self._doors:
+            if place in self._opened:
                 raise NoiseReuse(
-                    f"the noise of window {window}, column {column!r}, part {part} has a door "
+                    f"the noise of window {window}, column {column!r}, part {part} has a stream "
                     "already; two would draw the same normals for different data"
                 )
             key = derive(self._keys.mint(window), b"query" + self._digest)
             address = _address(self._run, self._query, column, window)
-            self._doors[place] = made = NoiseStream(self, key=key, address=address, part=part)
-        return made
+            self._opened[place] = NoiseStream(self, key=key, address=address, part=part)
+            return self._opened[place]
 
-    def lend(self, windows: Iterable[int]) -> WindowKeyGrant:
+    def grant_keys(self, windows: Iterable[int]) -> WindowKeyGrant:
         """The keys of some windows, for tasks elsewhere that draw under the step of now.
 
         What a task draws depends on the run, the window, the column, the key's id, the release and
@@ -130,13 +132,13 @@ class QuerySpend:
     def erase(self, window: int) -> None:
         """The window is final and every sink has its last table: forget its key for good."""
         with self._lock:
-            for place in [place for place in self._doors if place[0] == window]:
-                self._doors.pop(place).close()
+            for place in [place for place in self._opened if place[0] == window]:
+                self._opened.pop(place).close()
             self._keys.erase(window)
 
     def refuse_fork(self) -> None:
         """A copy of this process would draw the same noise for other data."""
-        if this_process() != self._process:
+        if this_process.id != self._process:
             raise StateError("this run was started before a fork; start or load it in each process")
 
 
@@ -149,39 +151,41 @@ class WindowKeyGrant:
     step: int
     keys: dict[int, bytes] = field(repr=False)
 
-    def doors(self) -> RemoteNoiseStreams:
-        """Doors for one task; each task makes its own."""
+    def noise_streams(self) -> RemoteNoiseStreams:
+        """The streams of one task; each task opens its own."""
         return RemoteNoiseStreams(self)
 
 
 class RemoteNoiseStreams:
-    """Doors to noise that was paid for, and whose input is durable, in another process."""
+    """Streams of noise that was paid for, and whose input is durable, in another process."""
 
-    def __init__(self, lent: WindowKeyGrant) -> None:
-        self._lent, self.step, self._process = lent, lent.step, this_process()
-        self._made: set[tuple[int, str, int]] = set()
+    def __init__(self, grant: WindowKeyGrant) -> None:
+        self._grant, self.step, self._process = grant, grant.step, this_process.id
+        self._opened: set[tuple[int, str, int]] = set()
 
-    def door(self, *, window: int, column: str, part: int) -> NoiseStream:
+    def noise_stream(self, *, window: int, column: str, part: int) -> NoiseStream:
         """The noise of one column of one window, for the keys of one hash bucket; made once."""
         place = (window, column, part)
-        if place in self._made:
-            raise NoiseReuse(f"the noise of window {window}, column {column!r} has a door already")
-        if window not in self._lent.keys:
+        if place in self._opened:
+            raise NoiseReuse(
+                f"the noise of window {window}, column {column!r} has a stream already"
+            )
+        if window not in self._grant.keys:
             raise StateError(f"the key of window {window} was not lent to this task")
-        self._made.add(place)
-        address = _address(self._lent.run, self._lent.query, column, window)
-        return NoiseStream(self, key=self._lent.keys[window], address=address, part=part)
+        self._opened.add(place)
+        address = _address(self._grant.run, self._grant.query, column, window)
+        return NoiseStream(self, key=self._grant.keys[window], address=address, part=part)
 
     def refuse_fork(self) -> None:
         """A copy of this process would draw the same noise for other data."""
-        if this_process() != self._process:
-            raise StateError("a task's doors to noise do not survive a fork")
+        if this_process.id != self._process:
+            raise StateError("a task's noise streams do not survive a fork")
 
 
 class NoiseStream:
     """Standard normals for keys of one (window, column, hash bucket).
 
-    Doors share nothing that changes, so each may be used by a thread of its own. A normal depends
+    Streams share nothing that changes, so each may be used by a thread of its own. A normal depends
     on the key's id and not on the bucket: a replay may divide keys into other buckets. The ids of
     all buckets together must be distinct, as those of a table are.
     """
@@ -225,7 +229,7 @@ class NoiseStream:
             )
         stream = self._streams.get(purpose)
         if stream is None:
-            address = noise.Address(**{**self._address.__dict__, "purpose": purpose})
+            address = replace(self._address, purpose=purpose)
             stream = self._streams[purpose] = noise.Stream(self._key, address, "keyed")
         return stream
 

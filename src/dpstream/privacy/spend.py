@@ -1,4 +1,4 @@
-"""The only door to noise: write the ledger, then draw.
+"""The only way to noise: write the ledger, then draw.
 
 Values are integers on the mechanism's grid; `sensitivity` is in grid steps. One call is one charge
 and one independent draw per coordinate.
@@ -17,32 +17,43 @@ from dpstream.errors import InvalidInput, InvalidParameter, StateError
 from dpstream.privacy import noise
 from dpstream.privacy.accounting.curves import pure_rho_above
 from dpstream.privacy.amounts import on_grid, show
-from dpstream.privacy.ledger.book import DigestAt
+from dpstream.privacy.ledger.balance import DigestAt
 from dpstream.privacy.ledger.charges import Cells, Charge, Cover, Interval, Kind, Paid
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.journal import this_process
 from dpstream.records import Integers
 
-# Charging a run's budget: step by step, ahead, for intervals, covers and values kept for later.
+NORMAL_PRECISION, NORMAL_LARGEST, NORMAL_LOST = noise.PRECISION, noise.LARGEST, noise.LOST
+"""How close `Spend.normals` are to ideal ones, their largest size, and how likely that fails."""
 
 _NOTHING: tuple[int, Fraction | None] = (-1, None)
+_LIMIT = 1 << 62  # noisy values stay clear of the ends of int64
+_INT64 = np.dtype(np.int64)
+
+Plan = tuple[Fraction, int, int]
+"""What Laplace noise is charged, and its scale as a ratio of whole numbers, not reduced."""
 
 
-class Payments:
-    """One run's charges to one book."""
+class Spend:
+    """Charges one run's budget to one book and draws its noise, step by step."""
 
-    def __init__(self, *, run: bytes, ledger: Ledger, dataset: str, query: str) -> None:
+    def __init__(
+        self, *, run: bytes, key: bytes, ledger: Ledger, dataset: str, query: str = ""
+    ) -> None:
         terms = ledger.terms(dataset)
         if terms is None:
             raise InvalidParameter(f"dataset {dataset!r} has no book in this ledger")
         self.step = -1
-        self._query, self._run_name = query, run.hex()
+        self._query, self._run, self._run_name, self._key = query, run, run.hex(), key
         self._ledger, self._dataset, self._measure = ledger, dataset, terms.measure
         self._prepaid: dict[str, tuple[int, Fraction]] = {}
         self._paying: dict[str, tuple[Fraction, Fraction, Paid]] = {}  # as asked, as charged
         self._digest_at: DigestAt = lambda step: ""
         self._ahead, self._verified = -1, False
-        self._process = this_process()
+        self._process = this_process.id
+        self._streams: dict[str, noise.Stream] = {}
+        self._asked: dict[str, tuple[int, str]] = {}
+        self._plans: dict[str, tuple[Fraction, Fraction, Plan]] = {}
 
     def begin(
         self, step: int, digest_at: DigestAt, *, ahead: int = -1, verified: bool = False
@@ -51,7 +62,7 @@ class Payments:
 
         `verified`: a durable log has shown that this step's input is not another one than before.
         """
-        if this_process() != self._process:
+        if this_process.id != self._process:
             raise StateError("this run was started before a fork; start or load it in each process")
         self.step, self._digest_at, self._ahead = step, digest_at, ahead
         self._verified = verified
@@ -64,10 +75,10 @@ class Payments:
         """Pay again, in full, for what a copied state holds of another run, and go on with it."""
         if isinstance(token, Cover):
             cells = Cells(first=token.first, last=token.last)
-            self._charge_as(token.amount, token.purpose, cells, kind="cover")
+            self._charge(token.amount, token.purpose, cells, kind="cover")
         else:
             cells = Cells(first=token.start, last=max(token.start, self.step))
-            self._charge_as(token.amount, token.purpose, cells, kind="open")
+            self._charge(token.amount, token.purpose, cells, kind="open")
         return replace(token, run=self._run_name)
 
     def cover(self, amount: Fraction, *, last: int, purpose: str = "cover") -> Cover:
@@ -79,7 +90,7 @@ class Payments:
                 "measure='rho' or measure='mu_squared'"
             )
         cells = Cells(first=self.step, last=last)
-        self._charge_as(amount, purpose, cells, kind="cover")
+        self._charge(amount, purpose, cells, kind="cover")
         return Cover(purpose=purpose, first=self.step, last=last, amount=amount, run=self._run_name)
 
     def pay(
@@ -96,24 +107,140 @@ class Payments:
         if known is None or known[0] is not epsilon:
             token = Paid(purpose=purpose, run=self._run_name)
             known = self._paying[purpose] = (epsilon, positive_amount(epsilon, "epsilon"), token)
-        self._charge(known[1], purpose, cells)
+        self._charge_or_check(known[1], purpose, cells)
         return known[2]
 
     def open_interval(self, epsilon: Fraction, *, purpose: str = "interval") -> Interval:
         """Charge `epsilon` once to every window that overlaps the steps until it is closed."""
         amount = self._pure(positive_amount(epsilon, "epsilon"))
-        self._charge_as(amount, purpose, None, kind="open")
+        self._charge(amount, purpose, None, kind="open")
         return Interval(purpose=purpose, start=self.step, amount=amount, run=self._run_name)
 
     def close_interval(self, interval: Interval) -> None:
         """End an interval with the current step."""
         self._check_open(interval, Fraction(0))
         cells = Cells(first=interval.start, last=self.step)
-        self._charge_as(Fraction(0), interval.purpose, cells, kind="close")
+        self._charge(Fraction(0), interval.purpose, cells, kind="close")
 
-    def _charge(self, epsilon: Fraction, purpose: str, cells: Cells | None) -> None:
-        """A pure-DP charge, in the book's measure."""
-        self._charge_as(self._pure(epsilon), purpose, cells)
+    def laplace(
+        self,
+        value: npt.ArrayLike,
+        *,
+        sensitivity: Fraction,
+        epsilon: Fraction,
+        purpose: str,
+        cells: Cells | None = None,
+        interval: Interval | Paid | None = None,
+    ) -> Integers:
+        """`value` plus discrete Laplace noise of scale sensitivity / epsilon."""
+        exact, plan = _integers(value), self._plan(purpose, sensitivity, epsilon)
+        epsilon, over, under = plan
+        self._charge_or_check(epsilon, purpose, cells, interval)
+        flat = exact if exact.ndim == 1 else exact.ravel()
+        noisy = noise.add_laplace(flat, self._draws("L:" + purpose, flat.size), over, under)
+        if noisy is None:
+            raise _too_large()
+        return noisy if exact.ndim == 1 else noisy.reshape(exact.shape)
+
+    def gaussian(
+        self,
+        value: npt.ArrayLike,
+        *,
+        sensitivity: Fraction,
+        rho: Fraction,
+        purpose: str,
+        cells: Cells | None = None,
+        cover: Cover | None = None,
+    ) -> Integers:
+        """`value` plus discrete Gaussian noise of variance sensitivity^2 / (2 rho)."""
+        exact, rho = _integers(value), positive_amount(rho, "rho")
+        self._require("rho", "discrete Gaussian noise is zCDP and nothing better")
+        if cover is None:
+            self._charge(rho, purpose, cells)
+        else:
+            self._check_cover(cover, rho)
+            self._tie(purpose)
+        variance = Fraction(sensitivity) ** 2 / (2 * rho)
+        drawn = noise.discrete_gaussian(self._draws("G:" + purpose, exact.size), variance)
+        if not noise.within(drawn, _LIMIT):
+            raise _too_large()
+        total: Integers = exact + drawn.reshape(exact.shape)
+        return total
+
+    def normals(
+        self,
+        size: int | noise.Words,
+        *,
+        each: int = 1,
+        purpose: str,
+        cover: Cover,
+        part: int = 0,
+        distinct: bool = False,
+    ) -> noise.Reals:
+        """Standard normals for a mechanism that combines them itself: rows x `each`.
+
+        `size` rows, or one row for each 128-bit key id. `cover` has paid for them; `part` names
+        a disjoint share of the keys, which draws by itself; `distinct` says that the caller has
+        made sure that no id comes twice.
+        """
+        self._require("mu_squared", "rounded normals are GDP")
+        self._check_cover(cover, cover.amount)
+        self._tie(purpose)
+        if isinstance(size, int):
+            draws = self._draws("N:" + purpose, size)
+        else:
+            stream = self._stream("K:" + purpose, "keyed")
+            draws = stream.at_keys(self.step, size, part, distinct=distinct)
+        return noise.normals(draws, each)
+
+    def choose(
+        self,
+        scores: npt.ArrayLike,
+        *,
+        sensitivity: Fraction,
+        epsilon: Fraction,
+        purpose: str,
+        cells: Cells | None = None,
+        interval: Paid | None = None,
+    ) -> int:
+        """Index j with probability proportional to exp(epsilon * scores[j] / (2 sensitivity))."""
+        exact, epsilon = _integers(scores), positive_amount(epsilon, "epsilon")
+        self._charge_or_check(epsilon, purpose, cells, interval)
+        slope = epsilon / (2 * Fraction(sensitivity))
+        return noise.choose(self._draws("C:" + purpose, 1), exact.max() - exact, slope)
+
+    def respond(
+        self,
+        bucket: npt.ArrayLike,
+        *,
+        buckets: int,
+        epsilon: Fraction,
+        purpose: str,
+        cells: Cells | None = None,
+    ) -> Integers:
+        """Generalised randomised response: each bucket number kept with odds e^epsilon to 1."""
+        exact, epsilon = _integers(bucket), positive_amount(epsilon, "epsilon")
+        if exact.size and not (exact.min() >= 0 and exact.max() < buckets):
+            raise InvalidInput(f"bucket numbers must be in [0, {buckets})")
+        self._charge_or_check(epsilon, purpose, cells)
+        draws = self._draws("R:" + purpose, exact.size)
+        return noise.respond(draws, exact.ravel(), buckets=buckets, epsilon=epsilon).reshape(
+            exact.shape
+        )
+
+    def _charge_or_check(
+        self,
+        epsilon: Fraction,
+        purpose: str,
+        cells: Cells | None,
+        token: Interval | Paid | None = None,
+    ) -> None:
+        """Charge a pure-DP draw in the book's measure; with a token, check that it pays for it."""
+        if token is None:
+            self._charge(self._pure(epsilon), purpose, cells)
+        else:
+            self._check_open(token, epsilon)
+            self._tie(purpose)
 
     def _pure(self, epsilon: Fraction) -> Fraction:
         if self._measure == "mu_squared":
@@ -158,9 +285,9 @@ class Payments:
     def _tie(self, purpose: str) -> None:
         """A draw that is paid for already: write its input's digest down where no log does."""
         if not self._verified and self._ledger.path is not None:
-            self._charge_as(Fraction(0), purpose, None)
+            self._charge(Fraction(0), purpose, None)
 
-    def _charge_as(
+    def _charge(
         self, amount: Fraction, purpose: str, cells: Cells | None, kind: Kind = "cells"
     ) -> None:
         step, ahead = self.step, False
@@ -186,160 +313,18 @@ class Payments:
         if ahead:
             self._prepaid[purpose] = (self._ahead, amount)
 
-
-def positive_amount(amount: Fraction, name: str) -> Fraction:
-    """On the grid, rounded down, and above zero."""
-    rounded = on_grid(amount if type(amount) is Fraction else Fraction(amount))
-    if rounded.numerator <= 0:
-        raise InvalidParameter(f"{name} must be greater than 0; got {amount}")
-    return rounded
-
-
-NORMAL_PRECISION, NORMAL_LARGEST, NORMAL_LOST = noise.PRECISION, noise.LARGEST, noise.LOST
-"""How close `Spend.normals` are to ideal ones, their largest size, and how likely that fails."""
-
-_LIMIT = 1 << 62  # noisy values stay clear of the ends of int64
-
-_INT64 = np.dtype(np.int64)
-
-Plan = tuple[Fraction, int, int]
-"""What Laplace noise is charged, and its scale as a ratio of whole numbers, not reduced."""
-
-
-class Spend(Payments):
-    """Charges one run's budget and draws its noise, step by step."""
-
-    def __init__(
-        self, *, run: bytes, key: bytes, ledger: Ledger, dataset: str, query: str = ""
-    ) -> None:
-        super().__init__(run=run, ledger=ledger, dataset=dataset, query=query)
-        self._run, self._key = run, key
-        self._streams: dict[str, noise.Stream] = {}
-        self._asked: dict[str, tuple[int, str]] = {}
-        self._plans: dict[str, tuple[Fraction, Fraction, Plan]] = {}
-
-    def laplace(
-        self,
-        value: npt.ArrayLike,
-        *,
-        sensitivity: Fraction,
-        epsilon: Fraction,
-        purpose: str,
-        cells: Cells | None = None,
-        interval: Interval | Paid | None = None,
-    ) -> Integers:
-        """`value` plus discrete Laplace noise of scale sensitivity / epsilon."""
-        exact, plan = _integers(value), self._plan(purpose, sensitivity, epsilon)
-        epsilon, over, under = plan
-        if interval is None:
-            self._charge(epsilon, purpose, cells)
-        else:
-            self._check_open(interval, epsilon)
-            self._tie(purpose)
-        flat = exact if exact.ndim == 1 else exact.ravel()
-        noisy = noise.add_laplace(flat, self._draws("L:" + purpose, flat.size), over, under)
-        if noisy is None:
-            raise InvalidInput("the noise left the 62-bit grid; use a coarser quantum")
-        return noisy if exact.ndim == 1 else noisy.reshape(exact.shape)
-
-    def gaussian(
-        self,
-        value: npt.ArrayLike,
-        *,
-        sensitivity: Fraction,
-        rho: Fraction,
-        purpose: str,
-        cells: Cells | None = None,
-        cover: Cover | None = None,
-    ) -> Integers:
-        """`value` plus discrete Gaussian noise of variance sensitivity^2 / (2 rho)."""
-        exact, rho = _integers(value), positive_amount(rho, "rho")
-        self._require("rho", "discrete Gaussian noise is zCDP and nothing better")
-        if cover is None:
-            self._charge_as(rho, purpose, cells)
-        else:
-            self._check_cover(cover, rho)
-            self._tie(purpose)
-        variance = Fraction(sensitivity) ** 2 / (2 * rho)
-        return _added(
-            exact, noise.discrete_gaussian(self._draws("G:" + purpose, exact.size), variance)
-        )
-
-    def normals(
-        self,
-        size: int | noise.Words,
-        *,
-        each: int = 1,
-        purpose: str,
-        cover: Cover,
-        part: int = 0,
-        distinct: bool = False,
-    ) -> noise.Reals:
-        """Standard normals for a mechanism that combines them itself: rows x `each`.
-
-        `size` rows, or one row for each 128-bit key id. `cover` has paid for them; `part` names
-        a disjoint share of the keys, which draws by itself; `distinct` says that the caller has
-        made sure that no id comes twice.
-        """
-        self._require("mu_squared", "rounded normals are GDP")
-        self._check_cover(cover, cover.amount)
-        self._tie(purpose)
-        if isinstance(size, int):
-            draws = self._draws("N:" + purpose, size)
-        else:
-            stream = self._stream("K:" + purpose, "keyed")
-            draws = stream.at_keys(self.step, size, part, distinct=distinct)
-        return noise.normals(draws, each)
-
-    def choose(
-        self,
-        scores: npt.ArrayLike,
-        *,
-        sensitivity: Fraction,
-        epsilon: Fraction,
-        purpose: str,
-        cells: Cells | None = None,
-        interval: Paid | None = None,
-    ) -> int:
-        """Index j with probability proportional to exp(epsilon * scores[j] / (2 sensitivity))."""
-        exact, epsilon = _integers(scores), positive_amount(epsilon, "epsilon")
-        if interval is None:
-            self._charge(epsilon, purpose, cells)
-        else:
-            self._check_open(interval, epsilon)
-            self._tie(purpose)
-        slope = epsilon / (2 * Fraction(sensitivity))
-        return noise.choose(self._draws("C:" + purpose, 1), exact.max() - exact, slope)
-
-    def respond(
-        self,
-        bucket: npt.ArrayLike,
-        *,
-        buckets: int,
-        epsilon: Fraction,
-        purpose: str,
-        cells: Cells | None = None,
-    ) -> Integers:
-        """Generalised randomised response: each bucket number kept with odds e^epsilon to 1."""
-        exact, epsilon = _integers(bucket), positive_amount(epsilon, "epsilon")
-        if exact.size and not (exact.min() >= 0 and exact.max() < buckets):
-            raise InvalidInput(f"bucket numbers must be in [0, {buckets})")
-        self._charge(epsilon, purpose, cells)
-        draws = self._draws("R:" + purpose, exact.size)
-        return noise.respond(draws, exact.ravel(), buckets=buckets, epsilon=epsilon).reshape(
-            exact.shape
-        )
-
     def _plan(self, purpose: str, sensitivity: Fraction, epsilon: Fraction) -> Plan:
         """What is charged and the scale it buys; the same question again is not worked out anew."""
         known = self._plans.get(purpose)
         if known is None or known[0] is not sensitivity or known[1] is not epsilon:
-            known = (sensitivity, epsilon, _laplace(sensitivity, epsilon))
-            self._plans[purpose] = known
+            charged = positive_amount(epsilon, "epsilon")
+            over = sensitivity.numerator * charged.denominator
+            plan = (charged, over, sensitivity.denominator * charged.numerator)
+            known = self._plans[purpose] = (sensitivity, epsilon, plan)
         return known[2]
 
-    def _once(self, purpose: str) -> None:
-        """One purpose is one question: two kinds of noise under it would be charged as one."""
+    def _draws(self, purpose: str, size: int) -> noise.Draws:
+        """Draws of this step; one purpose is one question, and one kind of noise is charged for."""
         name = purpose[2:]
         step, kind = self._asked.get(name, (-1, ""))
         if step == self.step and kind != purpose[:2]:
@@ -348,9 +333,6 @@ class Spend(Payments):
                 "give each question its own purpose"
             )
         self._asked[name] = (self.step, purpose[:2])
-
-    def _draws(self, purpose: str, size: int) -> noise.Draws:
-        self._once(purpose)
         return self._stream(purpose, "vector").at(self.step, size)
 
     def _stream(self, purpose: str, mode: noise.Mode) -> noise.Stream:
@@ -361,11 +343,12 @@ class Spend(Payments):
         return stream
 
 
-def _laplace(sensitivity: Fraction, epsilon: Fraction) -> Plan:
-    """What is charged, and the scale that it buys."""
-    charged = positive_amount(epsilon, "epsilon")
-    over = sensitivity.numerator * charged.denominator
-    return charged, over, sensitivity.denominator * charged.numerator
+def positive_amount(amount: Fraction, name: str) -> Fraction:
+    """On the grid, rounded down, and above zero."""
+    rounded = on_grid(amount if type(amount) is Fraction else Fraction(amount))
+    if rounded.numerator <= 0:
+        raise InvalidParameter(f"{name} must be greater than 0; got {amount}")
+    return rounded
 
 
 def noise_versions() -> Sequence[int]:
@@ -386,8 +369,5 @@ def _integers(value: npt.ArrayLike) -> Integers:
     return array.astype(np.int64, copy=False)
 
 
-def _added(exact: Integers, drawn: Integers) -> Integers:
-    if not noise.within(drawn, _LIMIT):
-        raise InvalidInput("the noise left the 62-bit grid; use a coarser quantum")
-    total: Integers = exact + (drawn if exact.ndim == 1 else drawn.reshape(exact.shape))
-    return total
+def _too_large() -> InvalidInput:
+    return InvalidInput("the noise left the 62-bit grid; use a coarser quantum")

@@ -142,7 +142,7 @@ class NoisePlan:
         return own_terms(
             epsilon=query.epsilon,
             mu_squared=self.calibrated.mu_squared,
-            tail=self.tail,
+            delta_slack=self.tail,
             error=self.calibrated.error,
             period=query.period_in_words,
             time_zone=query.time_zone,
@@ -154,7 +154,7 @@ class NoisePlan:
         calibrated = self.calibrated
         spend.pay(
             mu_squared=calibrated.mu_squared,
-            tail=self.tail,
+            delta_slack=self.tail,
             error=calibrated.error,
             digest=digest,
         )

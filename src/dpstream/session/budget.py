@@ -129,6 +129,6 @@ def _as_spent(line: dict[str, Any]) -> Charge:
         step=0,
         amount=Fraction(line["amount"]),
         cells=Cells(first=0, last=0),
-        tail=Fraction(line.get("tail", 0)),
-        drift=Fraction(line.get("drift", 0)),
+        delta_slack=Fraction(line.get("tail", 0)),
+        rounding_slack=Fraction(line.get("drift", 0)),
     )

@@ -14,14 +14,10 @@ from dpstream.privacy.accounting import accountant
 from dpstream.privacy.accounting.accountant import (
     delta_of,
     epsilon_of,
-    group_privacy,
-    plot_profile,
-    profile,
     with_float_error,
 )
 from dpstream.privacy.accounting.calibration import (
     gaussian_sigma,
-    least_error_weights,
     mu_squared_for,
     rho_for,
     round_down,
@@ -44,7 +40,6 @@ from dpstream.privacy.accounting.privacy_events import (
     Gaussian,
     Pure,
     Repeated,
-    group,
     total,
 )
 
@@ -227,7 +222,10 @@ def test_loss_distribution_bounds_the_exact_mixture(mu):
     """The grid of dp-accounting stays above the exact value, and close to it."""
     pytest.importorskip("dp_accounting")
     pure = [(Fraction(1, 10), 20), (Fraction(1, 7), 10)]
-    exact, gridded = accountant.curve(pure, mu), accountant.curve(pure, mu, most_states=1)
+    exact, gridded = (
+        accountant.mixture_curve(pure, mu),
+        accountant.mixture_curve(pure, mu, most_states=1),
+    )
 
     for epsilon in [0.0, 1.0, 2.0, 3.0]:
         assert exact(epsilon) <= gridded(epsilon) <= exact(epsilon) * 1.05 + 1e-10
@@ -237,7 +235,10 @@ def test_loss_distribution_covers_its_transform_error():
     """With many copies the transforms fall short of the truth by some 1e-12; the claim must not."""
     pytest.importorskip("dp_accounting")
     pure = [(Fraction(1, 100), 10**5)]
-    exact, gridded = accountant.curve(pure, 0.0), accountant.curve(pure, 0.0, most_states=1)
+    exact, gridded = (
+        accountant.mixture_curve(pure, 0.0),
+        accountant.mixture_curve(pure, 0.0, most_states=1),
+    )
 
     assert all(gridded(epsilon) >= exact(epsilon) for epsilon in np.linspace(0, 48, 25))
 
@@ -318,21 +319,6 @@ def test_a_tail_adds_to_delta():
     assert epsilon_of(event, delta=1e-9) == math.inf
 
 
-def test_group_of_units():
-    """Epsilon grows by the size, rho and mu^2 by its square; tails need (epsilon, delta) first."""
-    event = Composed(events=(Pure(epsilon=1), Repeated(event=Gaussian(mu_squared=1), count=2)))
-    assert total(group(event, size=3)) == total(
-        Composed(events=(Pure(epsilon=3), Gaussian(mu_squared=18)))
-    )
-    assert group(Concentrated(rho=1), size=2) == Concentrated(rho=4)
-    with pytest.raises(UnknownPrivacyEvent, match="group_privacy"):
-        group(DeltaSlack(delta=0), size=2)
-
-    epsilon, delta = group_privacy(epsilon=1, delta=1e-6, size=3)
-    assert epsilon == pytest.approx(3)
-    assert delta == pytest.approx(1e-6 * (1 + math.e + math.e**2))
-
-
 @given(epsilon=st.floats(0.05, 20), log_delta=st.floats(-45, -2))
 @repeatable
 def test_calibration_keeps_the_promise_and_wastes_nothing(epsilon, log_delta):
@@ -364,51 +350,13 @@ def test_rounding_goes_one_way(value, bits):
 def test_split_never_exceeds_the_total():
     """Shares follow the weights; their exact sum stays within the budget."""
     budget = mu_squared_for(epsilon=1, delta=1e-6)
-    equal = split_budget(budget, columns=3)
+    equal = split_budget(budget, weights=[1] * 3)
     uneven = split_budget(budget, weights=[1, Fraction(1, 3), 0.7])
 
     for shares in [equal, uneven]:
         assert budget * (1 - Fraction(1, 2**30)) < sum(shares) <= budget
     assert len(set(equal)) == 1
     assert float(uneven[0] / uneven[1]) == pytest.approx(3)
-
-
-@pytest.mark.parametrize(("error", "power"), [("stddev", 1), ("variance", 2)])
-def test_least_error_weights_beat_every_neighbour(error, power):
-    """Moving budget between columns in either direction raises the summed error."""
-    sizes, importance = [1.0, 5.0, 20.0], [3.0, 1.0, 2.0]
-
-    def summed(shares):
-        columns = zip(sizes, importance, shares, strict=True)
-        return sum(c * (s / math.sqrt(share)) ** power for s, c, share in columns)
-
-    weights = least_error_weights(sizes, importance=importance, error=error)
-    best = np.array([float(share) for share in split_budget(Fraction(1), weights=weights)])
-    for i, j in [(0, 1), (1, 0), (1, 2), (2, 1)]:
-        moved = best.copy()
-        moved[i] += 0.01
-        moved[j] -= 0.01
-        assert summed(moved) > summed(best)
-
-
-def test_profile_falls_and_agrees_with_single_values():
-    """A profile is delta_of on a grid, and more epsilon never needs more delta."""
-    event = Composed(events=(Pure(epsilon=1), Gaussian(mu_squared=1)))
-    known = profile(event, epsilons=np.linspace(0, 6, 13))
-
-    assert known.deltas[4] == delta_of(event, epsilon=2)
-    assert (np.diff(known.deltas) < 0).all()
-
-
-def test_profile_can_be_drawn():
-    """The plot shows the profile on a logarithmic scale."""
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    known = profile(Gaussian(mu_squared=1), epsilons=[0.0, 1.0, 2.0])
-    axes = plot_profile(known, label="one column")
-
-    assert axes.get_yscale() == "log"
-    assert list(axes.lines[-1].get_ydata()) == list(known.deltas)
 
 
 def test_unknown_events_are_refused():
@@ -420,8 +368,6 @@ def test_unknown_events_are_refused():
     for event in [Unheard(), Composed(events=(Repeated(event=Unheard(), count=2),))]:
         with pytest.raises(UnknownPrivacyEvent, match="no accounting rule"):
             delta_of(event, epsilon=1)
-    with pytest.raises(UnknownPrivacyEvent):
-        group(Unheard(), size=2)
 
 
 @pytest.mark.parametrize("value", [-1, Fraction(-1, 9), math.nan, math.inf, 0.1, None, True])
@@ -454,12 +400,8 @@ def test_events_refuse_what_is_not_an_exact_budget(value):
         lambda: gaussian_sigma(epsilon=1, delta=1e-6, sensitivity=-1),
         lambda: delta_of(Pure(epsilon=1), epsilon=-1),
         lambda: epsilon_of(Pure(epsilon=1), delta=1.5),
-        lambda: group_privacy(epsilon=1, delta=0, size=0),
-        lambda: split_budget(Fraction(1)),
-        lambda: split_budget(Fraction(1), columns=0),
+        lambda: split_budget(Fraction(1), weights=[]),
         lambda: split_budget(Fraction(1), weights=[1, 0]),
-        lambda: least_error_weights([1, 2], importance=[1]),
-        lambda: least_error_weights([1, 2], error="range"),
     ],
 )
 def test_parameters_out_of_range_are_refused(call):
@@ -475,4 +417,4 @@ def test_closed_forms_need_no_accounting_library(monkeypatch):
 
     assert epsilon_of(Composed(events=tuple(EVENTS)), delta=1e-5) > 0
     with pytest.raises(ImportError):
-        accountant.curve([(Fraction(1), 1)], 0.0, most_states=1)
+        accountant.mixture_curve([(Fraction(1), 1)], 0.0, most_states=1)

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, NoiseReuse
 from dpstream.privacy.accounting.privacy_events import FloatError
-from dpstream.privacy.accounting.promises import delta_of_terms, folded, own_terms, promise
+from dpstream.privacy.accounting.promises import delta_of_terms, own_terms, promise, with_lost_mass
 from dpstream.privacy.amounts import GRID, exact, on_grid, units
 from dpstream.privacy.ledger.balance import Account
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.ledger.store import LedgerStore
 from tests.laws.cases import worst_loss
 from tests.support.kill_and_replay import KindOfRun, WhenSeen
 from tests.support.processes import exit_status, start_fork
@@ -236,11 +235,11 @@ def test_a_second_process_sees_the_first_ones_charges(tmp_path):
 
 def test_old_steps_are_forgotten_in_memory_and_read_back_when_asked(tmp_path, monkeypatch):
     """Memory stays bounded, and a charge to a step long gone still meets its past."""
-    monkeypatch.setattr("dpstream.privacy.ledger.store._KEEP", 20)
+    monkeypatch.setattr("dpstream.privacy.ledger.ledger._KEEP", 20)
     ledger = opened(w_event(window=3), tmp_path / "ledger")
     for step in range(0, 300, 3):
         ledger.charge("flu", charge(step, "3/4"))
-    book = ledger._shelf.books["flu"]
+    book = ledger._books["flu"]
 
     assert len(book.account._steps) < 60
     assert len(book.charges()) < 60
@@ -371,12 +370,12 @@ def test_amounts_are_exact_decimals_and_shares():
 
 def test_a_long_replay_reads_the_file_back_once(tmp_path, monkeypatch):
     """Replaying far behind the newest step must not re-read the whole file at every charge."""
-    monkeypatch.setattr("dpstream.privacy.ledger.store._KEEP", 20)
+    monkeypatch.setattr("dpstream.privacy.ledger.ledger._KEEP", 20)
     ledger = opened(w_event(window=3), tmp_path / "ledger")
     for step in range(0, 300, 3):
         ledger.charge("flu", charge(step, "3/4"))
-    reads, real = [], LedgerStore.reread
-    monkeypatch.setattr(LedgerStore, "reread", lambda self: reads.append(1) or real(self))
+    reads, real = [], Ledger._read_all
+    monkeypatch.setattr(Ledger, "_read_all", lambda self: reads.append(1) or real(self))
     for step in range(0, 300, 3):
         assert not ledger.charge("flu", charge(step, "3/4"))
 
@@ -396,13 +395,13 @@ def test_a_refused_batch_names_the_first_step_that_does_not_fit():
 
 
 def users(**more):
-    amounts = {"total": 1, "tail": Fraction(1, 10**9), "drift": Fraction(1, 100), "epsilon": 1}
-    return Terms(unit="user", measure="mu_squared", **amounts | more)
+    slacks = {"delta_slack": Fraction(1, 10**9), "rounding_slack": Fraction(1, 100)}
+    return Terms(unit="user", measure="mu_squared", **{"total": 1, "epsilon": 1} | slacks | more)
 
 
 def query(number=0, amount="1/4", tail="1/4000000000", drift="1/400", **more):
-    allowances = {"tail": Fraction(tail), "drift": Fraction(drift)}
-    return charge(0, amount, query=f"query {number}", **allowances | more)
+    slacks = {"delta_slack": Fraction(tail), "rounding_slack": Fraction(drift)}
+    return charge(0, amount, query=f"query {number}", **slacks | more)
 
 
 def test_tails_and_drifts_add_up_over_all_queries():
@@ -501,14 +500,21 @@ def test_old_books_read_as_before():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"tail": 1}, {"tail": -1}, {"drift": -1}, {"epsilon": 0}, {"tail": float("nan")}]
+    "bad",
+    [
+        {"delta_slack": 1},
+        {"delta_slack": -1},
+        {"rounding_slack": -1},
+        {"epsilon": 0},
+        {"delta_slack": float("nan")},
+    ],
 )
 def test_allowances_are_checked(bad):
     """Probabilities and log-ratios only, in books of users only, on single charges only."""
     with pytest.raises(InvalidParameter):
         users(**bad)
     with pytest.raises(InvalidParameter, match="unit 'user'"):
-        Terms(unit="event", total=1, tail="1/10")
+        Terms(unit="event", total=1, delta_slack="1/10")
     for wrong in ({"repeat": 2}, {"kind": "open"}, {"tail": "-1/10"}):
         with pytest.raises(LedgerError):
             query(0, **wrong)
@@ -546,7 +552,7 @@ def test_the_book_of_a_promise_keeps_it(epsilon, delta):
 
     assert 0.97 * delta < delta_of_terms(terms) <= delta
     assert terms.epsilon == exact(epsilon)
-    assert terms.tail > exact(delta) * Fraction(48, 100)
+    assert terms.delta_slack > exact(delta) * Fraction(48, 100)
 
 
 def test_lost_float_mass_counts_with_the_books_epsilon():
@@ -556,17 +562,19 @@ def test_lost_float_mass_counts_with_the_books_epsilon():
     own = own_terms(
         epsilon=Fraction(1),
         mu_squared=Fraction(1, 50),
-        tail=Fraction(1, 10**10),
+        delta_slack=Fraction(1, 10**10),
         error=error,
         period="forever",
         time_zone="UTC",
     )
 
-    assert folded(small, tail=Fraction(1, 10**10), error=error) == own.tail
-    assert float(own.tail) == pytest.approx(1e-10 + (1 + 2.718281828) * 1e-15, rel=1e-12)
-    assert float(folded(large, tail=Fraction(0), error=error)) == pytest.approx(162755.79e-15)
+    assert with_lost_mass(small, delta_slack=Fraction(1, 10**10), error=error) == own.delta_slack
+    assert float(own.delta_slack) == pytest.approx(1e-10 + (1 + 2.718281828) * 1e-15, rel=1e-12)
+    assert float(with_lost_mass(large, delta_slack=Fraction(0), error=error)) == pytest.approx(
+        162755.79e-15
+    )
     with pytest.raises(InvalidParameter, match="names its epsilon"):
-        folded(users(epsilon=None), tail=Fraction(0), error=error)
+        with_lost_mass(users(epsilon=None), delta_slack=Fraction(0), error=error)
 
 
 @given(

@@ -20,16 +20,16 @@ from dpstream.privacy.noise import (
     Address,
     Draws,
     Stream,
-    aes_kernels,
     bernoulli_exp,
     choose,
     discrete_gaussian,
     discrete_laplace,
+    exact_samplers,
     geometric,
     respond,
     uniform,
 )
-from dpstream.privacy.noise.aes_kernels import ACCEPTED, MARGIN, MAX_SCALE, REJECTED, UNSURE
+from dpstream.privacy.noise.exact_samplers import ACCEPTED, MARGIN, MAX_SCALE, REJECTED, UNSURE
 
 FALSE_ALARM = 1e-6
 ALWAYS_EXACT = 2.0**60  # a margin that leaves every comparison to exact arithmetic
@@ -352,7 +352,7 @@ def test_words_on_a_boundary_are_settled_by_further_bits(scale: str, k: int, sig
     first = (word << 1 | sign, 0)
     words = np.array([first], dtype=np.uint64)
     status, values = np.empty(1, np.int8), np.empty(1, np.int64)
-    aes_kernels.laplace(words, float(exact), MARGIN, status, values)
+    exact_samplers.laplace_kernel(words, float(exact), MARGIN, status, values)
     assert status[0] == UNSURE
 
     def draw(*extensions: int) -> tuple[int, int]:
@@ -375,7 +375,9 @@ def test_bernoulli_words_on_the_boundary(rate: str):
     exact = Fraction(rate)
     word, next_bits, last_bits = straddling(mpmath.exp(-as_real(exact)), 64)
     status = np.empty(1, np.int8)
-    aes_kernels.bernoulli_exp(np.array([[0, word]], dtype=np.uint64), float(exact), MARGIN, status)
+    exact_samplers.bernoulli_exp_kernel(
+        np.array([[0, word]], dtype=np.uint64), float(exact), MARGIN, status
+    )
     assert status[0] == UNSURE
 
     def draw(*extensions: int) -> int:
@@ -443,7 +445,7 @@ def wrong_magnitudes(scale: Fraction, margin: float) -> tuple[int, int]:
         uppers = [u for u in edge_words(63) + near if 0 <= u < 1 << 63]
         words = np.array([[u << 1, 0] for u in uppers], dtype=np.uint64)
         status, values = np.empty(len(words), np.int8), np.empty(len(words), np.int64)
-        aes_kernels.geometric(words, float(scale), margin, status, values)
+        exact_samplers.geometric_kernel(words, float(scale), margin, status, values)
         decided = wrong = 0
         for u, state, value in zip(uppers, status.tolist(), values.tolist(), strict=True):
             if state == ACCEPTED:
@@ -476,7 +478,7 @@ def wrong_comparisons(rate: Fraction, margin: float) -> tuple[int, int]:
         words = [w for w in edge_words(64) + [int(bound) + o for o in offsets] if 0 <= w < 1 << 64]
         status = np.empty(len(words), np.int8)
         block = np.array([[0, w] for w in words], dtype=np.uint64)
-        aes_kernels.bernoulli_exp(block, float(rate), margin, status)
+        exact_samplers.bernoulli_exp_kernel(block, float(rate), margin, status)
         right = {
             ACCEPTED: lambda w: w + 1 <= bound,
             REJECTED: lambda w: w >= bound,
@@ -522,7 +524,7 @@ def test_decided_gaussians_are_right(variance: str):
             rows += [(word, min(max(edge, 0), (1 << 64) - 1))]
         words = np.array(rows, dtype=np.uint64)
         status, values = np.empty(len(rows), np.int8), np.empty(len(rows), np.int64)
-        aes_kernels.gaussian(words, float(proposal), float(exact), MARGIN, status, values)
+        exact_samplers.gaussian_kernel(words, float(proposal), float(exact), MARGIN, status, values)
         decided = 0
         for (word, second), state, value in zip(rows, status, values, strict=True):
             size = int(mpmath.floor(-t * mpmath.log(mpmath.mpf(word >> 1) / 2**63)))

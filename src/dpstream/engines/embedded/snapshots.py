@@ -30,7 +30,8 @@ from dpstream.engines.state_delta import Owner, Watermarks, extract, is_wasteful
 from dpstream.errors import InvalidInput, StateError
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.hash_tables import HashTable
-from dpstream.privacy.state import chain_digest, read_packed, write_packed
+from dpstream.privacy.ledger.charges import chain_digest
+from dpstream.privacy.state import read_packed, write_packed
 from dpstream.privacy.state.durable_files import erase, make_directory
 from dpstream.privacy.state.run_directory import RunDirectory
 from dpstream.records import Integers, Words

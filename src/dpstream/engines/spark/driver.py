@@ -236,7 +236,7 @@ class SparkRun(QueryRun):
         spend.begin(end - 1)
         windows = {due.window for step in range(progress.step, end) for due in schedule.due(step)}
         self._windows.add(*windows)
-        lent = spend.lend(sorted(windows))
+        lent = spend.grant_keys(sorted(windows))
         publications, saved = self._jobs.publish(progress, end, lent, job=self._name_job("steps"))
         self._sender.send(publications)
         self._sender.arrived(all_of_them=True)

@@ -378,7 +378,7 @@ def _publish(task: PublishTask, bucket: int, table: pa.Table | None, texts: list
     flow = task.flow(bucket)
     assert task.keys is not None
     assert task.keys.lent is not None
-    streams = task.keys.lent.doors()
+    streams = task.keys.lent.noise_streams()
     chain = task.groups.get(bucket, ())
     watermarks = bucket_files.load_segments(task.files, flow, "groups", chain)
     received = [json.loads(text) for text in texts]

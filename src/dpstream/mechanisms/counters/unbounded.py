@@ -16,7 +16,8 @@ from dpstream.counting.factorisation import check_whole
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import Spender, release_or_hold
 from dpstream.mechanisms.parts.factorised_counter import CounterState, CountingParameters, grid_bits
-from dpstream.privacy.sensitivity import encoded_change, gaussian_stddev
+from dpstream.privacy.amounts import gaussian_stddev
+from dpstream.privacy.sensitivity import encoded_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 

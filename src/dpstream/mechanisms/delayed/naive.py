@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpstream.mechanisms.base import SeriesMechanism, Spender, release_or_hold
-from dpstream.privacy.sensitivity import laplace_stddev
+from dpstream.privacy.amounts import laplace_stddev
 from dpstream.records import Integers, Release
 
 

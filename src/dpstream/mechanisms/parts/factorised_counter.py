@@ -29,9 +29,9 @@ from dpstream.mechanisms.base import (
     whole,
 )
 from dpstream.privacy.accounting.calibration import rho_for
-from dpstream.privacy.amounts import Amount, exact, on_grid, positive
+from dpstream.privacy.amounts import Amount, exact, gaussian_stddev, on_grid, positive
 from dpstream.privacy.ledger.charges import Cover, Terms
-from dpstream.privacy.sensitivity import encoded_change, gaussian_stddev, range_change
+from dpstream.privacy.sensitivity import encoded_change, range_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 

@@ -23,8 +23,8 @@ import numpy as np
 
 from dpstream.compiled import njit
 from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
-from dpstream.privacy.amounts import on_grid
-from dpstream.privacy.sensitivity import histogram_change, laplace_stddev
+from dpstream.privacy.amounts import laplace_stddev, on_grid
+from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpstream.mechanisms.base import HistogramMechanism, Spender, release_or_hold
-from dpstream.privacy.sensitivity import histogram_change, laplace_stddev
+from dpstream.privacy.amounts import laplace_stddev
+from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 

@@ -16,8 +16,8 @@ from dpstream.mechanisms.base import HistogramMechanism, Spender, release_or_hol
 from dpstream.mechanisms.parts.above_threshold import AboveThreshold, with_changes
 from dpstream.mechanisms.parts.budget_window import BudgetWindow
 from dpstream.mechanisms.parts.publish_or_hold import distance
-from dpstream.privacy.amounts import floor_units, on_grid, units
-from dpstream.privacy.sensitivity import histogram_change, laplace_stddev
+from dpstream.privacy.amounts import floor_units, laplace_stddev, on_grid, units
+from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 

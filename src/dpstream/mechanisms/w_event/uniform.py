@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from dpstream.mechanisms.base import HistogramMechanism, Spender, release_or_hold
-from dpstream.privacy.sensitivity import histogram_change, laplace_stddev
+from dpstream.privacy.amounts import laplace_stddev
+from dpstream.privacy.sensitivity import histogram_change
 from dpstream.records import Integers, Release
 
 

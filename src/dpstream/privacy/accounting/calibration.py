@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Literal
 
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.accounting.curves import Number, gdp_mu, number, zcdp_rho
@@ -80,27 +79,18 @@ def gaussian_sigma(*, epsilon: Number, delta: Number, sensitivity: Number) -> Fr
     return round_up(Fraction(sensitivity) / Fraction(mu))
 
 
-def split_budget(
-    total: Fraction, *, columns: int | None = None, weights: Sequence[Number] | None = None
-) -> tuple[Fraction, ...]:
-    """Share a budget that adds up (mu^2, rho or epsilon) over columns; the sum is never above it.
+def split_budget(total: Fraction, *, weights: Sequence[Number]) -> tuple[Fraction, ...]:
+    """Share a budget that adds up (mu^2, rho or epsilon) in proportion to `weights`.
 
-    Equal shares for `columns`, or shares in proportion to `weights`. Each column's Gaussian has
-    mu_j^2 equal to its share, so that the squares add up to the total.
+    The sum is never above it. Each column's Gaussian has mu_j^2 equal to its share, so that the
+    squares add up to the total.
 
     >>> split_budget(Fraction(2), weights=[1, 3])
     (Fraction(1, 2), Fraction(3, 2))
-    >>> shares = split_budget(mu_squared_for(epsilon=1, delta=1e-6), columns=3)
-    >>> f"sigma = {float(shares[0]) ** -0.5:.4f} sensitivities in each column"
-    'sigma = 7.3174 sensitivities in each column'
     """
-    if (columns is None) == (weights is None):
-        raise InvalidParameter(
-            f"a split needs columns or weights, one of them; got {columns=}, {weights=}"
-        )
-    parts = [Fraction(1)] * (columns or 0) if weights is None else list(map(_weight, weights))
+    parts = [_weight(weight) for weight in weights]
     if not parts:
-        raise InvalidParameter(f"a split needs at least one column; got {columns=}, {weights=}")
+        raise InvalidParameter("a split needs at least one column; got no weights")
     return tuple(round_down(Fraction(total) * part / sum(parts)) for part in parts)
 
 
@@ -110,31 +100,3 @@ def _weight(value: Number) -> Fraction:
             "a weight must be above 0, a column without budget cannot be released; got 0"
         )
     return Fraction(value)
-
-
-def least_error_weights(
-    sensitivities: Sequence[Number],
-    *,
-    importance: Sequence[Number] | None = None,
-    error: Literal["stddev", "variance"] = "stddev",
-) -> tuple[Fraction, ...]:
-    """Weights for `split_budget` of mu^2 (or rho) that make the summed error least.
-
-    The noise of column j has stddev s_j / mu_j. Summed over columns with importance c_j, stddevs
-    are least at mu_j^2 ~ (c_j s_j)^(2/3), variances at mu_j^2 ~ s_j sqrt(c_j).
-
-    >>> least_error_weights([1, 8])
-    (Fraction(1, 1), Fraction(4, 1))
-    """
-    sizes = [float(_weight(size)) for size in sensitivities]
-    factors = [1.0] * len(sizes) if importance is None else [float(_weight(c)) for c in importance]
-    if len(factors) != len(sizes):
-        raise InvalidParameter(
-            f"importance must have one value per column; got {len(factors)} for {len(sizes)}"
-        )
-    pairs = zip(sizes, factors, strict=True)
-    if error == "stddev":
-        return tuple(Fraction(math.cbrt(size * factor) ** 2) for size, factor in pairs)
-    if error == "variance":
-        return tuple(Fraction(size * math.sqrt(factor)) for size, factor in pairs)
-    raise InvalidParameter(f"error must be 'stddev' or 'variance'; got {error!r}")

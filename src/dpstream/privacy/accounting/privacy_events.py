@@ -1,12 +1,12 @@
 """Privacy events: frozen facts about what a mechanism may have revealed.
 
-A mechanism says what it did with one of these values; `accountant` says what the facts
-amount to. Budgets are exact rationals, so that composing is exact.
+A mechanism says what it did with one of these values; `total` adds them up, and `accountant` says
+what they amount to. Budgets are exact rationals, so that sums are exact.
 
     Pure           epsilon-DP
     Concentrated   rho-zCDP: discrete Gaussians, and nothing better is true of them
     Gaussian       mu-GDP: continuous Gaussians (also rounded afterwards)
-    Tail           the other facts may fail, with probability at most delta
+    DeltaSlack     the other facts may fail, with probability at most delta
     FloatError     the law that was sampled is only close to the ideal one
     Repeated       one event, count times
     Composed       several events
@@ -14,43 +14,39 @@ amount to. Budgets are exact rationals, so that composing is exact.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial, singledispatch
+from functools import singledispatch
 from typing import Any, TypeAlias
 
 from dpstream.errors import InvalidParameter, UnknownPrivacyEvent
 
 
-def _exact(name: str, value: object) -> Fraction:
-    """Check that a budget is an exact number, zero or more."""
-    if isinstance(value, bool) or not isinstance(value, int | Fraction):
-        raise InvalidParameter(
-            f"{name} must be a Fraction (or int), so that sums stay exact; got {value!r}; "
-            f"did you forget Fraction(...)?"
-        )
-    if value < 0:
-        raise InvalidParameter(f"{name} must be zero or more; got {value}")
-    return Fraction(value)
+@dataclass(frozen=True, kw_only=True)
+class _ExactEvent:
+    """Checks that every amount of an event is exact and zero or more, a probability at most 1."""
 
-
-def _probability(name: str, value: object) -> Fraction:
-    exact = _exact(name, value)
-    if exact > 1:
-        raise InvalidParameter(f"{name} is a probability and must be at most 1; got {exact}")
-    return exact
-
-
-def whole(name: str, value: object, *, least: int) -> int:
-    """Check that a number of things is an integer, `least` or more."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidParameter(f"{name} must be an integer, {least} or more; got {value!r}")
-    return value
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | Fraction):
+                raise InvalidParameter(
+                    f"{name} must be a Fraction (or int), so that sums stay exact; got {value!r}; "
+                    f"did you forget Fraction(...)?"
+                )
+            if value < 0:
+                raise InvalidParameter(f"{name} must be zero or more; got {value}")
+            if name in ("delta", "tau") and value > 1:
+                raise InvalidParameter(
+                    f"{name} is a probability and must be at most 1; got {value}"
+                )
+            object.__setattr__(self, name, Fraction(value))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pure:
+class Pure(_ExactEvent):
     """An epsilon-DP release.
 
     >>> Pure(epsilon=Fraction(1, 2))
@@ -59,12 +55,9 @@ class Pure:
 
     epsilon: Fraction
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", _exact("epsilon", self.epsilon))
-
 
 @dataclass(frozen=True, kw_only=True)
-class Concentrated:
+class Concentrated(_ExactEvent):
     """A rho-zCDP release: Renyi divergence of order a at most rho a, for every a > 1.
 
     The discrete Gaussian with L2 sensitivity s and parameter sigma has rho = s^2 / (2 sigma^2).
@@ -73,12 +66,9 @@ class Concentrated:
 
     rho: Fraction
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rho", _exact("rho", self.rho))
-
 
 @dataclass(frozen=True, kw_only=True)
-class Gaussian:
+class Gaussian(_ExactEvent):
     """A mu-GDP release: at most as revealing as N(0, 1) against N(mu, 1).
 
     A continuous Gaussian of standard deviation sigma on a query of L2 sensitivity s has
@@ -87,26 +77,20 @@ class Gaussian:
 
     mu_squared: Fraction
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mu_squared", _exact("mu_squared", self.mu_squared))
-
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaSlack:
+class DeltaSlack(_ExactEvent):
     """The events it is composed with hold outside an event of probability at most delta.
 
     The probability is meant under both neighbours. An (epsilon, delta)-DP release is
-    `Composed(events=(Pure(epsilon=...), Tail(delta=...)))`.
+    `Composed(events=(Pure(epsilon=...), DeltaSlack(delta=...)))`.
     """
 
     delta: Fraction
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "delta", _probability("delta", self.delta))
-
 
 @dataclass(frozen=True, kw_only=True)
-class FloatError:
+class FloatError(_ExactEvent):
     """The law sampled in floating point, against the ideal law that the other events describe.
 
     On every dataset their log-ratio is at most xi outside an event of mass at most tau (under both
@@ -115,10 +99,6 @@ class FloatError:
 
     xi: Fraction
     tau: Fraction
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "xi", _exact("xi", self.xi))
-        object.__setattr__(self, "tau", _probability("tau", self.tau))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +109,9 @@ class Repeated:
     count: int
 
     def __post_init__(self) -> None:
-        whole("count", self.count, least=0)
+        count: object = self.count
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise InvalidParameter(f"count must be an integer, 0 or more; got {count!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +129,6 @@ class Composed:
 
 
 Event: TypeAlias = Pure | Concentrated | Gaussian | DeltaSlack | FloatError | Repeated | Composed
-
-
-# Adding events up, exactly; and the same events as a group of units sees them.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,32 +217,3 @@ def _(event: Repeated) -> Total:
 @total.register
 def _(event: Composed) -> Total:
     return sum(map(total, event.events), Total())
-
-
-def group(event: Event, *, size: int) -> Event:
-    """The event seen by `size` units together: epsilon grows by size, rho and mu^2 by size^2.
-
-    A tail has no such rule of its own: convert to (epsilon, delta) and use `group_privacy`.
-
-    >>> group(Concentrated(rho=Fraction(1, 2)), size=3)
-    Concentrated(rho=Fraction(9, 2))
-    """
-    grown = partial(group, size=whole("size", size, least=1))
-    match event:
-        case Pure():
-            return Pure(epsilon=event.epsilon * size)
-        case Concentrated():
-            return Concentrated(rho=event.rho * size**2)
-        case Gaussian():
-            return Gaussian(mu_squared=event.mu_squared * size**2)
-        case FloatError():
-            return event
-        case Repeated():
-            return Repeated(event=grown(event.event), count=event.count)
-        case Composed():
-            return Composed(events=tuple(map(grown, event.events)))
-        case _:
-            raise UnknownPrivacyEvent(
-                f"no rule for a group of {size} units under {event!r}; "
-                f"convert to (epsilon, delta) and use group_privacy"
-            )

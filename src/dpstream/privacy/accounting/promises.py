@@ -1,13 +1,13 @@
 """The book of an (epsilon, delta) promise to users, and what a query takes from such a book.
 
-What a query over users spends has three parts: mu^2 of its Gaussian noise, a tail (its thresholds
-may fail with a small probability), and float error (xi, tau). All of them add up over the queries
-of a dataset, and together they keep, at the book's epsilon,
+What a query over users spends has three parts: mu^2 of its Gaussian noise, delta slack (its
+thresholds may fail with a small probability), and float error (xi, tau). All of them add up over
+the queries of a dataset, and together they keep, at the book's epsilon,
 
-    delta = e^xi (delta_GDP(mu, epsilon - 2 xi) + tail) + (1 + e^(epsilon - xi)) tau
+    delta = e^xi (delta_GDP(mu, epsilon - 2 xi) + delta_slack) + (1 + e^(epsilon - xi)) tau
 
-(`docs/soundness/accounting.md`). A book counts tau inside `tail`, times 1 + e^epsilon for the
-*book's* epsilon: that of one query is smaller where several share the book.
+(`docs/soundness/accounting.md`). A book counts tau inside `delta_slack`, times 1 + e^epsilon for
+the *book's* epsilon: that of one query is smaller where several share the book.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dpstream.privacy.ledger.charges import Terms
 ALL_ROWS = "all its rows"
 """What a user changes, as books of queries over users state it."""
 
-DRIFT = Fraction(1, 400)
-"""The part of epsilon that a promise allows for drift; as it counts twice, it takes 0.5%."""
-_MOST_DRIFT = Fraction(1, 100)
+ROUNDING_SHARE = Fraction(1, 400)
+"""The part of epsilon that a promise allows for rounding; as it counts twice, it takes 0.5%."""
+_MOST_ROUNDING = Fraction(1, 100)
 _MOST_EPSILON = 600  # e^epsilon stays a float
 
 
@@ -52,7 +52,7 @@ def promise(
 ) -> Terms:
     """The terms of a book that all queries on a dataset share: (epsilon, delta) for each user.
 
-    Half of delta is for Gaussian noise, half for tails, both made smaller by the factor e^-drift.
+    Half of delta is for Gaussian noise, half is slack, both made smaller by e^-rounding_slack.
 
     >>> book = promise(epsilon=6, delta=1e-9, privacy_unit_period="1 day")
     >>> book.describe()
@@ -65,9 +65,9 @@ def promise(
         raise InvalidParameter(
             f"a promise needs epsilon <= {_MOST_EPSILON} and delta < 1; got {epsilon=}, {delta=}"
         )
-    drift = on_grid(min(budget * DRIFT, _MOST_DRIFT))
-    half = failure / 2 * (1 - drift) * (1 - Fraction(1, 2**20))  # e^x (1 - x) <= 1
-    total = on_grid(mu_squared_for(epsilon=budget - 2 * drift, delta=half))
+    rounding_slack = on_grid(min(budget * ROUNDING_SHARE, _MOST_ROUNDING))
+    half = failure / 2 * (1 - rounding_slack) * (1 - Fraction(1, 2**20))  # e^x (1 - x) <= 1
+    total = on_grid(mu_squared_for(epsilon=budget - 2 * rounding_slack, delta=half))
     if total <= 0:
         raise InvalidParameter(f"no finite noise keeps {epsilon=}, {delta=}; raise one of them")
     return Terms(
@@ -77,8 +77,8 @@ def promise(
         period=privacy_unit_period,
         time_zone=time_zone,
         change=change,
-        tail=round_down(half),
-        drift=drift,
+        delta_slack=round_down(half),
+        rounding_slack=rounding_slack,
         epsilon=budget,
     )
 
@@ -87,7 +87,7 @@ def own_terms(
     *,
     epsilon: Fraction,
     mu_squared: Fraction,
-    tail: Fraction,
+    delta_slack: Fraction,
     error: FloatError,
     period: str,
     time_zone: str,
@@ -102,27 +102,27 @@ def own_terms(
         period=period,
         time_zone=time_zone,
         change=change,
-        tail=folded(bare, tail=tail, error=error),
-        drift=error.xi,
+        delta_slack=with_lost_mass(bare, delta_slack=delta_slack, error=error),
+        rounding_slack=error.xi,
         epsilon=epsilon,
     )
 
 
-def folded(terms: Terms, *, tail: Fraction, error: FloatError) -> Fraction:
-    """What a query takes from the book's `tail`: its own, and the mass that floats may lose.
+def with_lost_mass(terms: Terms, *, delta_slack: Fraction, error: FloatError) -> Fraction:
+    """What a query takes from the book's `delta_slack`: its own, and the mass that floats may lose.
 
     A law that is wrong on a mass of tau costs (1 + e^(epsilon + xi)) tau, where epsilon is that of
-    everything in the book, less the drifts; 1 + e^epsilon is a bound for every share of them.
+    everything in the book, less rounding; 1 + e^epsilon is a bound for every share of it.
     """
     if not error.tau:
-        return tail
+        return delta_slack
     if terms.epsilon is None or terms.epsilon > _MOST_EPSILON:
         raise InvalidParameter(
             f"float noise needs a book that names its epsilon, {_MOST_EPSILON} at most; this one "
             f"promises {terms.describe()}; open it with promise(epsilon=..., delta=...)"
         )
     factor = round_up(1 + math.exp(float(round_up(terms.epsilon))) * (1 + 2.0**-40))
-    return tail + round_up(factor * error.tau)
+    return delta_slack + round_up(factor * error.tau)
 
 
 def delta_of_terms(terms: Terms) -> float:
@@ -136,8 +136,8 @@ def delta_of_terms(terms: Terms) -> float:
         Composed(
             events=(
                 Gaussian(mu_squared=terms.total),
-                DeltaSlack(delta=terms.tail),
-                FloatError(xi=terms.drift, tau=Fraction(0)),
+                DeltaSlack(delta=terms.delta_slack),
+                FloatError(xi=terms.rounding_slack, tau=Fraction(0)),
             )
         ),
         epsilon=exact(terms.epsilon),

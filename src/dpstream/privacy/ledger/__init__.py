@@ -1,1 +1,5 @@
-"""The durable budget book: charges, balance, store, messages."""
+"""The durable budget book.
+
+`ledger.py` checks and writes charges; `balance.py` adds up what units have lost; `charges.py` is
+what is written down; `refusals.py` says why a charge does not fit.
+"""

@@ -1,4 +1,4 @@
-"""The arithmetic of a book: what the protected units have lost, cell by cell.
+"""One dataset's book: what its protected units have lost, cell by cell, and by which charges.
 
 One rule serves every unit. A unit touches at most `width` successive steps (1 for an event, w for
 w-event, all steps for a user) and one bin in each, so its loss is at most
@@ -7,39 +7,60 @@ w-event, all steps for a user) and one bin in each, so its loss is at most
         sum over the window's steps of (max over bins of what was charged to that step and bin)
       + sum over the intervals that overlap the window of what each of them costs
 
-Tails and drifts, which books of users alone allow for, are plain sums over all charges.
-Charges at the newest step, the ordinary case, are checked in O(1); any other place is allowed and
-costs a scan of the windows that it touches.
+Slacks, which books of users alone allow for, are plain sums over all charges.
+`Account` adds this up. A charge to the newest step, the ordinary case, is checked in O(1); one to
+any other step takes a scan of the windows that it touches. `Book` also knows which charges were
+made already: a charge that is made again, by a replay, must be the same and counts once.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from array import array
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
+from operator import itemgetter
+from typing import Any
 
-from dpstream.errors import LedgerError
-from dpstream.privacy.amounts import GRID, floor_units
-from dpstream.privacy.ledger.charges import Charge, Terms
-
-# What one step has lost, bin by bin: a unit touches one bin of it, so the largest loss counts.
+from dpstream.errors import LedgerError, NoiseReuse
+from dpstream.privacy.amounts import GRID, floor_units, show
+from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of bins."""
+Key = tuple[str, str, str, int]
+"""Run, query, purpose and first step of an interval or cover."""
+Span = tuple[int, int | None, int]
+"""The first step of an interval or cover, its last (None while open), its cost."""
+DigestAt = Callable[[int], str]
+"""The digest of a run's input up to a step, or "" where it is not at hand."""
 
 
 class StepLoss:
-    """What was charged to one step: everywhere, and to some bins on top."""
+    """What was charged to one step: to all bins, and to some bins on top.
 
-    __slots__ = ("everywhere", "pieces", "top")
+    A unit touches one bin of a step, so the largest loss of any bin, `top`, counts.
+    """
+
+    __slots__ = ("bin_charges", "everywhere", "top")
 
     def __init__(self) -> None:
         self.everywhere = self.top = 0
-        self.pieces: list[tuple[Ranges, int]] | None = None  # most steps have none
+        self.bin_charges: list[tuple[Ranges, int]] | None = None  # most steps have none
 
     def with_charge(self, amount: int, bins: Ranges | None) -> int:
         """The largest loss of any bin if `amount` were charged to `bins` too."""
         if bins is None:
             return self.top + amount
-        return self.everywhere + _highest([*(self.pieces or ()), (bins, amount)])
+        edges: dict[int, int] = {}
+        for ranges, charged in [*(self.bin_charges or ()), (bins, amount)]:
+            for start, stop in ranges:
+                edges[start] = edges.get(start, 0) + charged
+                edges[stop] = edges.get(stop, 0) - charged
+        return self.everywhere + max(accumulate(edges[edge] for edge in sorted(edges)))
 
     def add(self, amount: int, bins: Ranges | None) -> None:
         """Charge `amount` to `bins`."""
@@ -48,25 +69,7 @@ class StepLoss:
             self.top += amount
         else:
             self.top = self.with_charge(amount, bins)
-            self.pieces = [*(self.pieces or ()), (bins, amount)]
-
-
-def _highest(pieces: list[tuple[Ranges, int]]) -> int:
-    """Maximum of a sum of step functions over bins."""
-    edges: dict[int, int] = {}
-    for ranges, amount in pieces:
-        for start, stop in ranges:
-            edges[start] = edges.get(start, 0) + amount
-            edges[stop] = edges.get(stop, 0) - amount
-    height = highest = 0
-    for edge in sorted(edges):
-        height += edges[edge]
-        highest = max(highest, height)
-    return highest
-
-
-Key = tuple[str, str, str, int]  # run, query, purpose and first step of an interval or cover
-Span = tuple[int, int | None, int]  # its first step, its last (None while open), its cost
+            self.bin_charges = [*(self.bin_charges or ()), (bins, amount)]
 
 
 class Account:
@@ -80,7 +83,7 @@ class Account:
         self.kept = self._oldest_kept()  # the oldest step in a window with one to be charged
         self.total = floor_units(terms.total)
         self.peak = 0
-        self.tail, self.drift = Fraction(0), Fraction(0)
+        self.delta_slack, self.rounding_slack = Fraction(0), Fraction(0)
         self._steps: dict[int, StepLoss] = {}
         self._intervals: dict[Key, Span] = {}
         self._live: dict[Key, Span] = {}  # those that a window ending now or later can meet
@@ -110,22 +113,14 @@ class Account:
 
     def add(self, charge: Charge, loss: int | None = None) -> None:
         """Make the charge; `loss` is what `loss_with` said of it."""
-        amount = charge.units
-        if charge.tail or charge.drift:
-            self.tail, self.drift = self.tail + charge.tail, self.drift + charge.drift
+        if charge.delta_slack or charge.rounding_slack:
+            self.delta_slack += charge.delta_slack
+            self.rounding_slack += charge.rounding_slack
         if charge.cells.first < self.since:
             loss = self.peak  # read back from before; it was within the total when it was made
         self.peak = max(self.peak, self.loss_with(charge) if loss is None else loss)
-        key = (charge.run, charge.query, charge.purpose, charge.cells.first)
-        if charge.kind in ("open", "cover"):
-            end = charge.cells.last if charge.kind == "cover" else None
-            self._intervals[key] = self._live[key] = (charge.cells.first, end, amount)
-            self._advance(charge.cells.first)
-            return
-        if charge.kind == "close":
-            if key in self._intervals:
-                start, _, cost = self._intervals[key]
-                self._intervals[key] = self._live[key] = (start, charge.cells.last, cost)
+        if charge.kind != "cells":
+            self._add_interval(charge)
             return
         bins = charge.cells.bins
         for offset in range(charge.repeat):
@@ -135,11 +130,23 @@ class Account:
                 if step is None:
                     step = self._steps[number] = StepLoss()
                 before = step.top
-                step.add(amount, bins)
+                step.add(charge.units, bins)
                 if number > self._end:
                     self._advance(number)
                 if self._inside(number):
                     self._sum += step.top - before
+
+    def _add_interval(self, charge: Charge) -> None:
+        """Start an interval or cover, or end an interval."""
+        first = charge.cells.first
+        key = (charge.run, charge.query, charge.purpose, first)
+        if charge.kind != "close":
+            end = charge.cells.last if charge.kind == "cover" else None
+            self._intervals[key] = self._live[key] = (first, end, charge.units)
+            self._advance(first)
+        elif key in self._intervals:
+            cost = self._intervals[key][2]
+            self._intervals[key] = self._live[key] = (first, charge.cells.last, cost)
 
     def newest_loss_with(self, charge: Charge) -> int | None:
         """`loss_with` of a plain charge to the newest step or a later one; None: it is older."""
@@ -149,7 +156,7 @@ class Account:
         return self._sum_at(first) + (self._overlapping(first) if self._live else 0) + charge.units
 
     def add_newest(self, charge: Charge, loss: int) -> None:
-        """`add` of a charge that `newest_loss_with` has judged."""
+        """`add` of a plain charge to the newest step; `loss` is what `newest_loss_with` gave."""
         number, amount = charge.step, charge.units
         if number > self._end:
             self._advance(number)
@@ -175,8 +182,8 @@ class Account:
         """What the window that ends at `step` may still spend."""
         return Fraction(self.total - self.loss_at(step), GRID)
 
-    def forget_before(self, step: int) -> None:
-        """Settle old steps: they can no longer share a window with a new one."""
+    def settle_before(self, step: int) -> None:
+        """Drop old steps: they can no longer share a window with a new one."""
         if step <= self.since or self._width is None:
             return
         self.since = step
@@ -283,3 +290,242 @@ class Account:
                 over = self._overlapping(start + index) if self._intervals else 0
                 worst = max(worst, running + over)
         return worst + fixed
+
+
+@dataclass(slots=True)
+class SpentOn:
+    """What was charged under one purpose of a run: how often, how much, at which steps."""
+
+    charges: int = 0
+    units: int = 0
+    first: int = -1
+    last: int = -1
+    delta_slack: Fraction = Fraction(0)
+    rounding_slack: Fraction = Fraction(0)
+
+    def add(self, charge: Charge) -> None:
+        """Count a charge."""
+        self.charges += charge.repeat
+        self.units += charge.units * charge.repeat
+        if self.first < 0 or charge.step < self.first:
+            self.first = charge.step
+        self.last = max(self.last, charge.last_step)
+        if not charge.plain:
+            self.delta_slack += charge.delta_slack
+            self.rounding_slack += charge.rounding_slack
+
+
+class Book:
+    """One dataset's terms, its account, and which charges are known."""
+
+    def __init__(self, terms: Terms, *, since: int = 0, in_memory: bool = False) -> None:
+        self.terms = terms
+        self.account = Account(terms, since=since)
+        self.reach = 0  # how far behind their own step charges have read
+        self._settled = SettledCharges() if in_memory else None
+        self.spent_on: dict[tuple[str, str, str], SpentOn] = {}
+        self._known: dict[tuple[str, str, str, str], list[Charge]] = {}
+
+    def missing(
+        self, charge: Charge, digest_at: DigestAt, *, verified: bool = False
+    ) -> list[Charge]:
+        """The parts of a charge that were not made yet; a contradiction raises."""
+        known = self._known.get(charge.source)
+        if not known or known[-1].step + known[-1].repeat <= charge.step:
+            return [_part(charge, charge.step, charge.last_step, digest_at)]
+        parts, step = [], charge.step
+        index = max(bisect_right(known, charge.step, key=lambda c: c.step) - 1, 0)
+        for old in known[index:]:
+            if old.last_step < step or old.step > charge.last_step:
+                continue
+            _agree(old, charge, digest_at, verified)
+            if old.step > step:
+                parts.append(_part(charge, step, old.step - 1, digest_at))
+            step = old.last_step + 1
+        if step <= charge.last_step:
+            parts.append(_part(charge, step, charge.last_step, digest_at))
+        return parts
+
+    def newest_loss_with(self, charge: Charge) -> int | None:
+        """What a charge that is plain and new leads to; None: it takes the long way."""
+        if not (charge.plain and charge.digest):
+            return None
+        known = self._known.get(charge.source)
+        if known and known[-1].step + known[-1].repeat > charge.step:
+            return None
+        return self.account.newest_loss_with(charge)
+
+    def add_newest(self, charge: Charge, loss: int) -> None:
+        """`add` of a charge for which `newest_loss_with` gave a loss."""
+        self.account.add_newest(charge, loss)
+        self._known.setdefault(charge.source, []).append(charge)
+        self._count(charge)
+
+    def _count(self, charge: Charge) -> None:
+        purpose = charge.source[:3]
+        spent = self.spent_on.get(purpose)
+        if spent is None:
+            spent = self.spent_on[purpose] = SpentOn()
+        if charge.kind != "close":
+            spent.add(charge)
+
+    def add(self, charge: Charge, loss: int | None = None) -> None:
+        """Apply a charge that is durable; `loss` is what the account said it leads to."""
+        if charge.kind == "cells" and charge.step - charge.cells.first > self.reach:
+            self.reach = charge.step - charge.cells.first
+        reaches = charge.cells.last + charge.repeat > self.account.kept
+        if reaches or charge.kind in ("open", "close"):
+            self.account.add(charge, loss)
+            insort(self._known.setdefault(charge.source, []), charge, key=lambda c: c.step)
+        elif self._settled is not None:
+            self._settled.add(charge)
+        self._count(charge)
+
+    def charges(self) -> list[Charge]:
+        """The charges still held, oldest first; of a book in memory, all of them."""
+        held = [charge for known in self._known.values() for charge in known]
+        if self._settled is not None:
+            held += self._settled.charges()
+        return sorted(held, key=lambda c: (c.step, c.kind == "close"))
+
+    def settle_before(self, step: int) -> None:
+        """Keep memory bounded on a stream that never ends: settle what no window meets any more.
+
+        An interval is held for as long as it is open, or its end meets a window.
+        """
+        self.account.settle_before(step)
+        kept = self.account.kept
+        for source, charges in self._known.items():
+            held, old = list[Charge](), list[Charge]()
+            for charge in charges:
+                alive = max(charge.last_step, charge.cells.last) >= kept or (
+                    charge.kind == "open"
+                    and self.account.interval((*source[:3], charge.cells.first)) is not None
+                )
+                (held if alive else old).append(charge)
+            self._known[source] = held
+            if self._settled is not None:
+                for charge in old:
+                    self._settled.add(charge)
+
+    def reread(self, oldest: int, charges: Iterable[Charge]) -> Book:
+        """The same book with all of `charges`, its own, that a charge to step `oldest` may meet."""
+        since = max(0, oldest - (self.terms.width or oldest))
+        book = Book(self.terms, since=since, in_memory=self._settled is not None)
+        for charge in charges:
+            book.add(charge)
+        book.account.peak = max(book.account.peak, self.account.peak)
+        return book
+
+
+class SettledCharges:
+    """Charges that no window meets any more, 16 bytes for each run of equal ones.
+
+    A book in memory has no file to read them back from. Their digests are dropped: made again
+    without a log that proves the same input, such a charge is refused.
+    """
+
+    DIGEST = "settled"
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[Any, ...], array[int]] = {}
+
+    def add(self, charge: Charge) -> None:
+        """Keep a charge; it lengthens the run of equal ones that it follows."""
+        step, digest = charge.step, SettledCharges.DIGEST if charge.digest else ""
+        slack = charge.delta_slack, charge.rounding_slack
+        key = (charge.source, charge.amount, charge.offsets, slack, digest)
+        runs = self._runs.setdefault(key, array("q"))
+        single = charge.kind != "cells" or any(slack)
+        if runs and not single and runs[-2] + runs[-1] == step:
+            runs[-1] += charge.repeat
+        else:
+            runs.extend((step, charge.repeat))
+
+    def charges(self) -> Iterator[Charge]:
+        """All of them, run by run."""
+        for (source, amount, offsets, slack, digest), runs in self._runs.items():
+            first, last, bins = offsets
+            run, query, purpose, kind = source
+            for step, repeat in zip(runs[::2], runs[1::2], strict=True):
+                yield Charge(
+                    run=run,
+                    query=query,
+                    purpose=purpose,
+                    step=step,
+                    amount=amount,
+                    cells=Cells(first=step + first, last=step + last, bins=bins),
+                    repeat=repeat,
+                    digest=digest,
+                    kind=kind,
+                    delta_slack=slack[0],
+                    rounding_slack=slack[1],
+                )
+
+
+def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> None:
+    """A charge made again must be the same charge over the same input."""
+    spent, asked = ((c.amount, c.delta_slack, c.rounding_slack, c.offsets) for c in (old, new))
+    if spent != asked:
+        raise LedgerError(
+            f"run {new.run[:8]} already charged {_shown(old)} for {new.purpose!r} at step "
+            f"{old.step}; a replay now asks for {_shown(new)}; a replay must be identical"
+        )
+    digest = digest_at(old.last_step)
+    if old.digest and digest != old.digest and not (verified and not digest):
+        found = "other data" if digest else "data of which this replay brings only a part"
+        raise NoiseReuse(
+            f"run {new.run[:8]} already published step {old.last_step} from {found}; nothing "
+            "was published; feed the same data to replay, or start a new run"
+        )
+
+
+def _shown(charge: Charge) -> str:
+    amount, tail, drift = map(show, (charge.amount, charge.delta_slack, charge.rounding_slack))
+    if not (charge.delta_slack or charge.rounding_slack):
+        return amount
+    return f"{amount} (tail {tail}, drift {drift})"
+
+
+def _part(charge: Charge, first: int, last: int, digest_at: DigestAt) -> Charge:
+    """The share of a repeated charge that falls on steps `first` to `last`."""
+    digest = digest_at(last) or charge.digest
+    if first == charge.step and last == charge.last_step:
+        return charge if charge.digest == digest else dataclasses.replace(charge, digest=digest)
+    return charge.at(first, repeat=last - first + 1, digest=digest)
+
+
+def report(name: str, book: Book) -> dict[str, Any]:
+    """What was spent, on what, and what is left, ready for JSON."""
+    account, terms = book.account, book.terms
+    also: dict[str, Any] = {}
+    if terms.delta_slack or terms.rounding_slack:
+        for slack, allowed, spent in (
+            ("tail", terms.delta_slack, account.delta_slack),
+            ("drift", terms.rounding_slack, account.rounding_slack),
+        ):
+            also[slack] = {"spent": str(spent), "left": str(allowed - spent)}
+    return {
+        "dataset": name,
+        "promise": terms.describe(),
+        "terms": terms.to_json(),
+        "newest_step": account.newest,
+        "spent": str(Fraction(account.peak, GRID)),
+        "left": str(account.left(max(account.newest, 0))),
+        "left_next_step": str(account.left(account.newest + 1)),
+        **also,
+        "runs": len({key[0] for key in book.spent_on}),
+        "spent_on": [
+            {
+                "run": run,
+                "query": query,
+                "purpose": purpose,
+                "charges": line.charges,
+                "amount": str(Fraction(line.units, GRID)),
+                "first_step": line.first,
+                "last_step": line.last,
+            }
+            | ({"tail": str(line.delta_slack), "drift": str(line.rounding_slack)} if also else {})
+            for (run, query, purpose), line in sorted(book.spent_on.items(), key=itemgetter(0))
+        ],
+    }

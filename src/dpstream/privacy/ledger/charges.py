@@ -1,13 +1,20 @@
-"""What a ledger writes down: the terms of a book, and charges with the cells they read."""
+"""What a ledger writes down: a book's terms, charges with the cells they read, facts about runs.
+
+A mechanism's state holds tokens for what its run has paid for and may draw under later: `Interval`,
+`Paid`, `Cover`. Each is tied to the run that paid; a copied state pays again.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
 from dpstream.errors import InvalidParameter, LedgerError
 from dpstream.privacy.amounts import exact, positive, show, units
+from dpstream.privacy.state.journal import Record
 from dpstream.privacy.state.serial import storable
 
 Measure = Literal["epsilon", "rho", "mu_squared"]
@@ -15,6 +22,12 @@ Unit = Literal["event", "w_event", "user"]
 Kind = Literal["cells", "open", "close", "cover"]
 
 _ZERO = Fraction(0)
+_STORED_AS = {"tail": "delta_slack", "drift": "rounding_slack", "epsilon": "epsilon"}
+
+
+def chain_digest(key: bytes, previous: bytes, content: bytes) -> bytes:
+    """Keyed digest of a step's input and of all input before it, which a charge is tied to."""
+    return hashlib.blake2b(previous + content, digest_size=16, key=key).digest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +39,11 @@ class Terms:
     charge count, pure-DP epsilon, zCDP rho or GDP mu^2. `clock`: what one step is, in words.
     `change`: how far one event may move the data, in words; a mechanism with another is refused.
 
-    A book of users may also allow for what holds only nearly: `tail`, the probability that all the
-    rest fails (thresholds on keys, float error), and `drift`, the log-ratio (xi) between the laws
-    that are sampled in floats and the ideal ones. Both add up over all charges. `epsilon` is where
-    the promise is read: a lost float mass counts e^epsilon times (`promises.folded`).
+    A book of users may also allow for what holds only nearly: `delta_slack`, the probability that
+    all the rest fails (thresholds on keys, float error), and `rounding_slack`, the log-ratio (xi)
+    between the laws that are sampled in floats and the ideal ones; files and reports call them
+    `tail` and `drift`. Both add up over all charges. `epsilon` is where the promise is read: a lost
+    float mass counts e^epsilon times (`promises.with_lost_mass`).
     """
 
     unit: Unit
@@ -40,24 +54,26 @@ class Terms:
     time_zone: str = "UTC"
     clock: str = "steps"
     change: str = "a count by 1"
-    tail: Fraction = Fraction(0)
-    drift: Fraction = Fraction(0)
+    delta_slack: Fraction = Fraction(0)
+    rounding_slack: Fraction = Fraction(0)
     epsilon: Fraction | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "total", positive(self.total, f"the book's {self.measure}"))
-        object.__setattr__(self, "tail", exact(self.tail, "tail"))
-        object.__setattr__(self, "drift", exact(self.drift, "drift"))
+        for name in ("delta_slack", "rounding_slack"):
+            object.__setattr__(self, name, exact(getattr(self, name), name))
         if self.epsilon is not None:
             object.__setattr__(self, "epsilon", positive(self.epsilon, "epsilon"))
-        if not 0 <= self.tail < 1 or self.drift < 0:
+        if not 0 <= self.delta_slack < 1 or self.rounding_slack < 0:
             raise InvalidParameter(
-                f"a book needs 0 <= tail < 1 and drift >= 0; got {self.tail} and {self.drift}"
+                "a book needs 0 <= delta_slack < 1 and rounding_slack >= 0; got "
+                f"{self.delta_slack} and {self.rounding_slack}"
             )
-        if self.unit != "user" and (self.tail or self.drift or self.epsilon is not None):
+        slack = self.delta_slack or self.rounding_slack
+        if self.unit != "user" and (slack or self.epsilon is not None):
             raise InvalidParameter(
-                f"tail, drift and epsilon go with unit 'user', whose charges all add up; got unit "
-                f"{self.unit!r}"
+                "delta_slack, rounding_slack and epsilon go with unit 'user', whose charges all "
+                f"add up; got unit {self.unit!r}"
             )
         if self.unit not in ("event", "w_event", "user"):
             raise InvalidParameter(f"unit must be event, w_event or user; got {self.unit!r}")
@@ -92,7 +108,7 @@ class Terms:
         }[self.unit]
         also = "".join(
             f", {name} = {show(amount)}"
-            for name, amount in (("tail", self.tail), ("drift", self.drift))
+            for name, amount in (("tail", self.delta_slack), ("drift", self.rounding_slack))
             if amount
         )
         return f"{self.measure} = {show(self.total)}{also} for {what}{self._how()}"
@@ -106,18 +122,17 @@ class Terms:
         return f", each changing {self.change}"
 
     def to_json(self) -> dict[str, Any]:
-        """As stored; tail, drift and epsilon only where they are given."""
+        """As stored; slacks and epsilon only where they are given."""
         record = {**self.__dict__, "total": str(self.total)}
-        for name in ("tail", "drift", "epsilon"):
-            amount = record.pop(name)
-            if amount:
-                record[name] = str(amount)
+        for key, name in _STORED_AS.items():
+            if amount := record.pop(name):
+                record[key] = str(amount)
         return record
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Terms:
         """As read."""
-        return cls(**record)
+        return cls(**{_STORED_AS.get(key, key): value for key, value in record.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,8 +161,8 @@ class Charge:
     `kind`: "cells" costs every cell it read; "open" starts an interval that costs `amount` once to
     every window that it overlaps; "close" ends that interval with this step; "cover" costs every
     window that it overlaps `amount` once, for all noise that one mechanism adds to its cells.
-    `tail` and `drift`: what is spent of the book's, once; lost float mass is in `tail`, with its
-    factor.
+    `delta_slack` and `rounding_slack`: what is spent of the book's, once; lost float mass is in
+    `delta_slack`, with its factor.
     """
 
     run: str
@@ -159,8 +174,8 @@ class Charge:
     repeat: int = 1
     digest: str = ""
     kind: Kind = "cells"
-    tail: Fraction = _ZERO
-    drift: Fraction = _ZERO
+    delta_slack: Fraction = _ZERO
+    rounding_slack: Fraction = _ZERO
     units: int = field(init=False, repr=False, compare=False)
     """The amount in grid steps, rounded up."""
     plain: bool = field(init=False, repr=False, compare=False)
@@ -168,26 +183,35 @@ class Charge:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "units", units(self.amount))
-        object.__setattr__(self, "plain", self._is_plain())
-        if self.amount.numerator < 0 or self.repeat < 1 or self.step < 0:
-            raise LedgerError(f"a charge needs amount, step >= 0 and repeat >= 1; got {self}")
-        if self.tail is _ZERO and self.drift is _ZERO:
-            return
-        if self.tail < 0 or self.drift < 0:
-            raise LedgerError(f"a charge needs tail, drift >= 0; got {self}")
-        if (self.tail or self.drift) and (self.repeat, self.kind) != (1, "cells"):
-            raise LedgerError(f"tail and drift go with a single charge of kind cells; got {self}")
-
-    def _is_plain(self) -> bool:
         cells = self.cells
-        return (
+        plain = (
             self.kind == "cells"
             and cells.bins is None
             and cells.first == cells.last == self.step
             and self.repeat == 1
-            and self.tail is _ZERO
-            and self.drift is _ZERO
+            and self.delta_slack is _ZERO
+            and self.rounding_slack is _ZERO
         )
+        object.__setattr__(self, "plain", plain)
+        if self.amount.numerator < 0 or self.repeat < 1 or self.step < 0:
+            raise LedgerError(f"a charge needs amount, step >= 0 and repeat >= 1; got {self}")
+        if self.delta_slack is _ZERO and self.rounding_slack is _ZERO:
+            return
+        if self.delta_slack < 0 or self.rounding_slack < 0:
+            raise LedgerError(f"a charge needs delta_slack, rounding_slack >= 0; got {self}")
+        if (self.delta_slack or self.rounding_slack) and (self.repeat, self.kind) != (1, "cells"):
+            raise LedgerError(f"slack goes with a single charge of kind cells; got {self}")
+
+    def at(self, step: int, **changes: Any) -> Charge:
+        """The same charge at another step."""
+        first, last, bins = self.offsets
+        cells = Cells(first=step + first, last=step + last, bins=bins)
+        return dataclasses.replace(self, step=step, cells=cells, **changes)
+
+    @property
+    def offsets(self) -> tuple[int, int, tuple[tuple[int, int], ...] | None]:
+        """Its cells, seen from its step."""
+        return self.cells.first - self.step, self.cells.last - self.step, self.cells.bins
 
     @property
     def last_step(self) -> int:
@@ -201,52 +225,117 @@ class Charge:
 
     def to_json(self) -> dict[str, Any]:
         """As stored; defaults are left out."""
-        record: dict[str, Any] = {
+        optional = {
+            "bins": self.cells.bins,
+            "repeat": self.repeat if self.repeat > 1 else None,
+            "digest": self.digest,
+            "kind": self.kind if self.kind != "cells" else None,
+            "tail": str(self.delta_slack) if self.delta_slack else None,
+            "drift": str(self.rounding_slack) if self.rounding_slack else None,
+        }
+        return {
             "run": self.run,
             "query": self.query,
             "purpose": self.purpose,
             "step": self.step,
             "amount": str(self.amount),
             "cells": [self.cells.first, self.cells.last],
-        }
-        if self.cells.bins is not None:
-            record["bins"] = [list(pair) for pair in self.cells.bins]
-        if self.repeat > 1:
-            record["repeat"] = self.repeat
-        if self.digest:
-            record["digest"] = self.digest
-        if self.kind != "cells":
-            record["kind"] = self.kind
-        if self.tail:
-            record["tail"] = str(self.tail)
-        if self.drift:
-            record["drift"] = str(self.drift)
-        return record
+        } | {name: value for name, value in optional.items() if value}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Charge:
         """As read."""
         bins = record.get("bins")
         first, last = record["cells"]
-        cells = Cells(first=first, last=last, bins=bins and tuple((a, b) for a, b in bins))
+        others = ("run", "query", "purpose", "step", "repeat", "digest", "kind")
         return cls(
-            run=record["run"],
-            query=record["query"],
-            purpose=record["purpose"],
-            step=record["step"],
+            cells=Cells(first=first, last=last, bins=bins and tuple((a, b) for a, b in bins)),
             amount=Fraction(record["amount"]),
-            cells=cells,
-            repeat=record.get("repeat", 1),
-            digest=record.get("digest", ""),
-            kind=record.get("kind", "cells"),
-            tail=Fraction(record.get("tail", 0)),
-            drift=Fraction(record.get("drift", 0)),
+            delta_slack=Fraction(record.get("tail", 0)),
+            rounding_slack=Fraction(record.get("drift", 0)),
+            **{name: record[name] for name in others if name in record},
         )
 
 
-# What a run has paid for and may draw under later: kept in a mechanism's state.
-#
-# Each is tied to the run that paid; a copied state pays again.
+RECENT = 256
+"""Newest steps whose digests are held in memory, or the newest batch of them; the file has all."""
+
+
+@dataclass(kw_only=True)
+class KnownRun:
+    """What a ledger knows of a run besides its charges: enough to recognise its state directory.
+
+    A state directory can lose files, or be put back from an older copy. The ledger is the witness:
+    it is told of every start (epoch) and of every step's input before noise is drawn for it, and
+    how many windows have had a key. What does not agree with it is refused (`run_directory.py`).
+    """
+
+    dataset: str = ""
+    fingerprint: str = ""
+    """Of everything that fixes its releases besides the data; "" until it is registered."""
+    epoch: str = ""
+    """Of its newest start; "" if none was kept in a state directory."""
+    reached: int = -1
+    """The newest step whose input is known."""
+    digests: dict[int, str] = field(default_factory=dict)
+    """Of the newest steps, in order."""
+    types: str = ""
+    """Digest of the types of its columns at that step."""
+    minted: int = 0
+    final: int = 0
+    """Windows that have had a key, and those whose keys were erased: from 0 to here, exclusive."""
+    finished: int | None = None
+    """After how many steps a series was finished: none may follow."""
+    erasure: tuple[int, str] | None = None
+    """Before which step a unit was last erased from the state, and the digest chain from there."""
+
+    def apply(self, record: Record) -> None:
+        """Take in a record about this run."""
+        self.dataset = record["dataset"]
+        if "fingerprint" in record:
+            self.fingerprint = record["fingerprint"]
+        elif "epoch" in record:
+            self.epoch = record["epoch"]
+        elif "reached" in record:
+            last, digests = record["reached"], record["digests"]
+            self.digests.update(enumerate(digests, start=last + 1 - len(digests)))
+            self.reached, self.types = max(self.reached, last), record["types"]
+            while len(self.digests) > max(RECENT, len(digests)):
+                del self.digests[next(iter(self.digests))]
+        elif "minted" in record:
+            self.minted = max(self.minted, record["minted"])
+            self.final = max(self.final, record["final"])
+        elif "finished" in record:
+            self.finished = record["finished"]
+        elif "erasure" in record:
+            self.erasure = (record["erasure"], record["digest"])
+
+    def snapshot(self) -> KnownRun:
+        """A copy that does not change."""
+        return dataclasses.replace(self, digests=dict(self.digests))
+
+    def records(self, run: str) -> list[Record]:
+        """Records that, applied to a new one, make this one again."""
+        facts: list[Record] = []
+        if self.fingerprint:
+            facts.append({"fingerprint": self.fingerprint})
+        if self.epoch:
+            facts.append({"epoch": self.epoch})
+        if self.digests:
+            digests = [self.digests[step] for step in sorted(self.digests)]
+            facts.append({"reached": self.reached, "digests": digests, "types": self.types})
+        if self.minted or self.final:
+            facts.append({"minted": self.minted, "final": self.final})
+        if self.finished is not None:
+            facts.append({"finished": self.finished})
+        if self.erasure is not None:
+            facts.append({"erasure": self.erasure[0], "digest": self.erasure[1]})
+        return [{"dataset": self.dataset, "run": run} | fact for fact in facts]
+
+
+def is_about_run(record: Record) -> bool:
+    """Is this a record about a run, not a book, a charge or a settlement?"""
+    return "run" in record and "amount" not in record
 
 
 @storable("interval")

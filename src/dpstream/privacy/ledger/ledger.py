@@ -4,44 +4,83 @@ A ledger file holds one book per dataset. Each charge is checked against the boo
 lock and fsynced before the caller may draw noise. Several processes may charge at once; a kill
 leaves either the whole charge or none. Without a path the book lives in memory, until a run that
 is kept is charged to it: then it moves to a file, for all that share it (`Ledger.persist`).
+
+What is in memory is always in step with the file: whoever holds the lock sees every charge of every
+process. A change that is cut short never stays half made: memory is dropped and the file read
+again. Old steps are settled, so that memory stays small, and read back if a charge asks for them.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from dpstream.errors import InvalidParameter, LedgerError, NewBook, NoiseReuse, StateError
+from dpstream.errors import (
+    BudgetExceeded,
+    InvalidParameter,
+    LedgerError,
+    NewBook,
+    NoiseReuse,
+    StateError,
+)
 from dpstream.privacy.amounts import GRID
-from dpstream.privacy.ledger.book import DigestAt, report
-from dpstream.privacy.ledger.charges import Charge, Terms
+from dpstream.privacy.ledger.balance import Book, DigestAt, report
+from dpstream.privacy.ledger.charges import Charge, KnownRun, Terms, is_about_run
 from dpstream.privacy.ledger.refusals import in_words, protected, refuse_overspend
-from dpstream.privacy.ledger.store import KnownRun, LedgerStore
-from dpstream.privacy.state.journal import Record
+from dpstream.privacy.state.journal import Journal, Record, this_process
+
+_KEEP = 1 << 14  # steps held in memory beyond the window; older ones are read back if asked for
+_REFUSALS = (BudgetExceeded, NoiseReuse, LedgerError)
 
 
 class Ledger:
-    """Books by dataset, in a file or (path None) in memory."""
+    """Books by dataset, and the runs charged to them, in a file or (path None) in memory."""
 
     def __init__(self, path: str | Path | None = None) -> None:
         self.path = None if path is None else Path(path)
-        self._shelf = LedgerStore(self.path)
+        self._journal = (
+            None
+            if self.path is None
+            else Journal(self.path, kind="ledger", error=LedgerError, head=True)
+        )
+        self._books: dict[str, Book] = {}
+        self._runs: dict[str, KnownRun] = {}
+        self._lock = threading.RLock()
+        self._memory_lock = _MemoryLock(self)
+
+    # Books
 
     def open(self, dataset: str, terms: Terms) -> None:
         """Create the dataset's book, or check that it has these very terms."""
-        with self._shelf.current():
-            self._shelf.open_or_agree(dataset, terms)
+        with self._locked():
+            book = self._books.get(dataset)
+            if book is None:
+                if self._journal is not None:
+                    self._append({"book": dataset, "terms": terms.to_json()})
+                self._books[dataset] = Book(terms, in_memory=self._journal is None)
+            elif book.terms != terms:
+                raise LedgerError(
+                    f"the book of dataset {dataset!r} promises {book.terms.describe()} "
+                    f"(clock {book.terms.clock!r}, time zone {book.terms.time_zone}); this query "
+                    f"asks for {terms.describe()} (clock {terms.clock!r}, time zone "
+                    f"{terms.time_zone}); use the book's terms or another dataset name"
+                )
 
     def admit(self, dataset: str, asked: Terms, who: str) -> None:
         """Open a book with a mechanism's own terms, or see that the book counts what it spends.
 
-        Window and total may differ: every charge is judged by the book's. Where users are protected
-        the unit, its period and its time zone are the book's too: a charge counts once for each
-        unit, so a mechanism of single events, or of other periods, would be counted for too little.
+        Window and total may differ: every charge is checked against the book's. Where users are
+        protected the unit, its period and its time zone are the book's too: a charge counts once
+        for each unit, so a mechanism of single events, or of other periods, would be counted for
+        too little.
         """
         book = self.terms(dataset)
         if book is None:
@@ -65,99 +104,9 @@ class Ledger:
 
     def terms(self, dataset: str) -> Terms | None:
         """The terms of a dataset's book, if there is one."""
-        with self._shelf.current():
-            book = self._shelf.books.get(dataset)
+        with self._locked():
+            book = self._books.get(dataset)
             return book.terms if book else None
-
-    def register(self, dataset: str, run: str, fingerprint: str) -> None:
-        """Tie a run id to everything that fixes its releases; another fingerprint is refused."""
-        with self._shelf.current():
-            self._shelf.book(dataset)
-            known = self._shelf.runs.get(run)
-            if known is None or not known.fingerprint:
-                record = {"dataset": dataset, "run": run, "fingerprint": fingerprint}
-                self._shelf.note(record)
-            elif (known.dataset, known.fingerprint) != (dataset, fingerprint):
-                raise NoiseReuse(
-                    f"run {run[:8]} was started with other parameters or data; the same noise "
-                    "must not serve both; start a new run"
-                )
-
-    def known(self, run: str) -> KnownRun:
-        """What is known of a run besides its charges."""
-        with self._shelf.current():
-            return self._shelf.runs.get(run, KnownRun()).as_of_now()
-
-    def begin(self, dataset: str, run: str, epoch: str, *, after: str) -> None:
-        """Note that a process starts, or goes on with, a run; another one must stop.
-
-        `after`: the epoch that was the newest when the process looked. If another has come since,
-        it is the process that must not go on.
-        """
-        with self._shelf.current():
-            self._refuse_overtaken(run, after)
-            self._shelf.note({"dataset": dataset, "run": run, "epoch": epoch})
-
-    def reach(
-        self, dataset: str, run: str, last: int, digests: list[str], *, epoch: str, types: str
-    ) -> None:
-        """Note the input of the steps up to `last`, before noise is drawn for them.
-
-        Refused if another process has begun an epoch of the run since `epoch`.
-        """
-        with self._shelf.current():
-            self._refuse_overtaken(run, epoch)
-            record: Record = {"dataset": dataset, "run": run, "reached": last, "types": types}
-            self._shelf.note(record | {"digests": digests})
-
-    def _refuse_overtaken(self, run: str, epoch: str) -> None:
-        known = self._shelf.runs.get(run, KnownRun())
-        if known.epoch != epoch:
-            raise StateError(
-                f"run {run[:8]} was started again by another process, from a copy of its state "
-                "directory; two would put the same noise on different data, so this one stops"
-            )
-
-    def note_windows(
-        self, dataset: str, run: str, *, minted: int, final: int, epoch: str | None
-    ) -> None:
-        """Note how many windows have had a key, and how many of these are erased.
-
-        A new key is not used before this returns: refused if another process has begun an epoch
-        since `epoch` (None: keys are only erased, which anybody may do).
-        """
-        with self._shelf.current():
-            if epoch is not None:
-                self._refuse_overtaken(run, epoch)
-            known = self._shelf.runs.get(run, KnownRun())
-            if minted > known.minted or final > known.final:
-                record = {"dataset": dataset, "run": run, "minted": minted, "final": final}
-                self._shelf.note(record)
-
-    def note_erasure(self, dataset: str, run: str, step: int, digest: str) -> None:
-        """Note that a unit was erased before `step`: a state that still has it is an older one."""
-        with self._shelf.current():
-            record = {"dataset": dataset, "run": run, "erasure": step, "digest": digest}
-            self._shelf.note(record)
-
-    def note_finish(self, dataset: str, run: str, steps: int, *, epoch: str) -> None:
-        """Note that a series is finished after so many steps, before what it held back is drawn."""
-        with self._shelf.current():
-            self._refuse_overtaken(run, epoch)
-            if self._shelf.runs.get(run, KnownRun()).finished != steps:
-                self._shelf.note({"dataset": dataset, "run": run, "finished": steps})
-
-    def note_adoption(self, dataset: str, run: str, *, because: str, who: str) -> None:
-        """Note that somebody vouches for a directory, or ledger, that was moved."""
-        with self._shelf.current():
-            record = {"dataset": dataset, "run": run, "adopted": because, "who": who}
-            self._shelf.note(record)
-
-    def knows(self, dataset: str, run: str) -> bool:
-        """Was this run started under this dataset's book?"""
-        with self._shelf.current():
-            known = self._shelf.runs.get(run, KnownRun())
-            return known.dataset == dataset and bool(known.fingerprint or known.epoch)
 
     def charge(
         self,
@@ -172,53 +121,164 @@ class Ledger:
         A charge made before must have read the same input. `verified` says that the caller's own
         log has just shown that, for a replay whose digests do not reach the recorded ones.
         """
-        with self._shelf.current():
+        with self._locked():
             oldest = charge.step if charge.kind == "close" else charge.cells.first
-            book = self._shelf.book(dataset, oldest=oldest)
-            news = book.newest_loss_with(charge)
-            if news is not None and news <= book.account.total:
-                self._shelf.write_charge(dataset, charge)
-                book.add_newest(charge, news)
-                self._shelf.trim(book, charge.step)
+            book = self._book(dataset, oldest=oldest)
+            loss = book.newest_loss_with(charge)
+            if loss is not None and loss <= book.account.total:
+                if self._journal is not None:
+                    self._append({"dataset": dataset} | charge.to_json())
+                book.add_newest(charge, loss)
+                self._settle(book, charge.step)
                 return True
             parts = book.missing(charge, digest_at, verified=verified)
             for part in parts:
                 loss = refuse_overspend(dataset, book, part, self.path)
-                self._shelf.write_charge(dataset, part)
+                if self._journal is not None:
+                    self._append({"dataset": dataset} | part.to_json())
                 book.add(part, loss)
-            self._shelf.trim(book, charge.cells.first)
+            self._settle(book, charge.cells.first)
             return bool(parts)
+
+    def interval_end(
+        self, dataset: str, run: str, query: str, purpose: str, first: int
+    ) -> int | None:
+        """The last step that an interval or cover pays for; -1 if there is none."""
+        with self._locked():
+            span = self._book(dataset).account.interval((run, query, purpose, first))
+            return -1 if span is None else span[1]
 
     def left(self, dataset: str, step: int | None = None) -> Fraction:
         """What the window ending at `step` (default: the newest) may still spend."""
-        with self._shelf.current():
-            account = self._shelf.book(dataset, oldest=step).account
+        with self._locked():
+            account = self._book(dataset, oldest=step).account
             return account.left(account.newest if step is None else step)
 
     def peak(self, dataset: str) -> Fraction:
         """The most that any protected unit has lost so far."""
-        with self._shelf.current():
-            return Fraction(self._shelf.book(dataset).account.peak, GRID)
+        with self._locked():
+            return Fraction(self._book(dataset).account.peak, GRID)
 
     def newest_step(self, dataset: str, run: str) -> int:
         """The newest step that a run was charged for, or -1."""
-        with self._shelf.current():
-            lines = self._shelf.book(dataset).spent_on.items()
-            return max((line[3] for key, line in lines if key[0] == run), default=-1)
+        with self._locked():
+            spent_on = self._book(dataset).spent_on.items()
+            return max((spent.last for key, spent in spent_on if key[0] == run), default=-1)
 
     def report(self) -> list[dict[str, Any]]:
         """What was spent, on what, what is left: one entry per dataset, ready for JSON."""
-        with self._shelf.current():
-            return [report(name, book) for name, book in sorted(self._shelf.books.items())]
+        with self._locked():
+            return [report(name, book) for name, book in sorted(self._books.items())]
 
     def history(self, dataset: str | None = None) -> Iterator[Record]:
         """Every record of the file, oldest first."""
-        with self._shelf.current():
-            records = self._shelf.reread()
+        with self._locked():
+            records = self._read_all()
         for record in records:
-            told = record.get("dataset"), record.get("book")
-            if dataset is None or dataset in told or "repaired" in record:
+            about = record.get("dataset"), record.get("book")
+            if dataset is None or dataset in about or "repaired" in record:
                 yield record
+
+    # Runs
+
+    def register(self, dataset: str, run: str, fingerprint: str) -> None:
+        """Tie a run id to everything that fixes its releases; another fingerprint is refused."""
+        with self._locked():
+            self._book(dataset)
+            known = self._known(run)
+            if not known.fingerprint:
+                self._note(dataset, run, fingerprint=fingerprint)
+            elif (known.dataset, known.fingerprint) != (dataset, fingerprint):
+                raise NoiseReuse(
+                    f"run {run[:8]} was started with other parameters or data; the same noise "
+                    "must not serve both; start a new run"
+                )
+
+    def known(self, run: str) -> KnownRun:
+        """What is known of a run besides its charges."""
+        with self._locked():
+            return self._known(run).snapshot()
+
+    def knows(self, dataset: str, run: str) -> bool:
+        """Was this run started under this dataset's book?"""
+        with self._locked():
+            known = self._known(run)
+            return known.dataset == dataset and bool(known.fingerprint or known.epoch)
+
+    def begin(self, dataset: str, run: str, epoch: str, *, after: str) -> None:
+        """Note that a process starts, or goes on with, a run; another one must stop.
+
+        `after`: the epoch that was the newest when the process looked. If another has come since,
+        it is the process that must not go on.
+        """
+        with self._locked():
+            self._refuse_overtaken(run, after)
+            self._note(dataset, run, epoch=epoch)
+
+    def reach(
+        self, dataset: str, run: str, last: int, digests: list[str], *, epoch: str, types: str
+    ) -> None:
+        """Note the input of the steps up to `last`, before noise is drawn for them.
+
+        Refused if another process has begun an epoch of the run since `epoch`.
+        """
+        with self._locked():
+            self._refuse_overtaken(run, epoch)
+            self._note(dataset, run, reached=last, types=types, digests=digests)
+
+    def note_windows(
+        self, dataset: str, run: str, *, minted: int, final: int, epoch: str | None
+    ) -> None:
+        """Note how many windows have had a key, and how many of these are erased.
+
+        A new key is not used before this returns: refused if another process has begun an epoch
+        since `epoch` (None: keys are only erased, which anybody may do).
+        """
+        with self._locked():
+            if epoch is not None:
+                self._refuse_overtaken(run, epoch)
+            known = self._known(run)
+            if minted > known.minted or final > known.final:
+                self._note(dataset, run, minted=minted, final=final)
+
+    def note_erasure(self, dataset: str, run: str, step: int, digest: str) -> None:
+        """Note that a unit was erased before `step`: a state that still has it is an older one."""
+        with self._locked():
+            self._note(dataset, run, erasure=step, digest=digest)
+
+    def note_finish(self, dataset: str, run: str, steps: int, *, epoch: str) -> None:
+        """Note how many steps a finished series has, before what it held back is drawn."""
+        with self._locked():
+            self._refuse_overtaken(run, epoch)
+            if self._known(run).finished != steps:
+                self._note(dataset, run, finished=steps)
+
+    def note_adoption(self, dataset: str, run: str, *, because: str, who: str) -> None:
+        """Note that somebody vouches for a directory, or ledger, that was moved."""
+        with self._locked():
+            self._note(dataset, run, adopted=because, who=who)
+
+    # The file
+
+    @property
+    def place(self) -> Path | None:
+        """Where the file is, from the root; None in memory."""
+        journal = self._journal
+        return None if journal is None else Path(os.path.realpath(journal.place))
+
+    def identity(self) -> str:
+        """Which file this is on this machine ("" in memory): a copy has another identity."""
+        return "" if self._journal is None else self._journal.identity()
+
+    def head(self) -> tuple[int, str]:
+        """Where the file ends now, to recognise it later; (0, "") in memory."""
+        with self._locked():
+            return (0, "") if self._journal is None else self._journal.head()
+
+    def has(self, head: tuple[int, str]) -> bool:
+        """Is this the file that once ended at `head`, with all it held then?"""
+        with self._locked():
+            return self._journal is None or self._journal.has(head)
 
     def persist(self, path: str | Path) -> None:
         """Keep a book that is in memory in a file from now on; one that has a file stays there.
@@ -226,18 +286,32 @@ class Ledger:
         The book moves: everybody who holds this ledger charges the file. A file that exists is
         taken up if nothing was charged in memory, and refused otherwise: two budgets are not one.
         """
-        with self._shelf.lock:
-            with self._shelf.current():
+        with self._lock:
+            with self._locked():
                 if self.path is not None:
                     return
-            self._shelf.persist(Path(path))
-            self.path = Path(path)
-
-    @property
-    def place(self) -> Path | None:
-        """Where the file is, from the root; None in memory."""
-        journal = self._shelf.journal
-        return None if journal is None else Path(os.path.realpath(journal.place))
+            path = Path(path)
+            if not path.exists():
+                Journal.write_new(path, self._all_records(), kind="ledger", error=LedgerError)
+            elif any(book.charges() for book in self._books.values()):
+                raise LedgerError(
+                    f"this book in memory was charged already, and {path} is a book of its own: "
+                    "two cannot become one; open that one in the first place, Ledger(path), and "
+                    "give it to all runs"
+                )
+            file = Ledger(path)
+            try:
+                with file._locked():
+                    for name, book in self._books.items():
+                        file.open(name, book.terms)
+                    for run in self._runs.keys() - file._runs.keys():  # known, not charged
+                        for record in self._runs[run].records(run):
+                            file._note(**record)
+            except BaseException:
+                file.close()
+                raise
+            self.path, self._journal = path, file._journal
+            self._start_over()
 
     def repair(self, *, because: str) -> None:
         """Take the file as it is although its head is lost, or says that it held more.
@@ -247,37 +321,174 @@ class Ledger:
         """
         if not because.strip():
             raise InvalidParameter("a repair is recorded with its reason; say why (because=...)")
-        self._shelf.repair(because)
-
-    def identity(self) -> str:
-        """Which file this is on this machine ("" in memory): a copy has another identity."""
-        journal = self._shelf.journal
-        return "" if journal is None else journal.identity()
+        if self._journal is None:
+            raise LedgerError("a book in memory has no file to repair")
+        with self._lock, self._journal.locked():
+            self._start_over()
+            self._journal.accept(
+                lambda end: {
+                    "repaired": because,
+                    "had": None if end is None else end.offset,
+                    "at": _now(),
+                }
+            )
 
     def close(self) -> None:
         """Release the file."""
-        if self._shelf.journal is not None:
-            self._shelf.journal.close()
+        if self._journal is not None:
+            self._journal.close()
 
-    def interval_end(
-        self, dataset: str, run: str, query: str, purpose: str, first: int
-    ) -> int | None:
-        """The last step that an interval or cover pays for; -1 if there is none."""
-        with self._shelf.current():
-            found = self._shelf.book(dataset).account.interval((run, query, purpose, first))
-            return -1 if found is None else found[1]
+    # What is in memory, in step with the file
 
-    def head(self) -> tuple[int, str]:
-        """Where the file ends now, to recognise it later; (0, "") in memory."""
-        with self._shelf.current():
-            journal = self._shelf.journal
-            return (0, "") if journal is None else journal.head()
+    def _locked(self) -> AbstractContextManager[None]:
+        """Hold the lock, with every charge of every process applied.
 
-    def has(self, head: tuple[int, str]) -> bool:
-        """Is this the file that once ended at `head`, with all it held then?"""
-        with self._shelf.current():
-            journal = self._shelf.journal
-            return journal is None or journal.has(head)
+        If anything but a refusal cuts a change short (an interrupt, a full disk), what is in
+        memory is dropped and read again from the file; without a file, nothing more is admitted.
+        """
+        return self._memory_lock if self._journal is None else self._file_lock()
+
+    @contextmanager
+    def _file_lock(self) -> Iterator[None]:
+        """Hold the lock of the file, and apply what was appended to it."""
+        assert self._journal is not None
+        with self._lock, self._journal.locked():
+            try:
+                for record in self._journal.read_new():
+                    self._apply(record)
+                yield
+            except _REFUSALS:
+                raise
+            except BaseException:
+                self._start_over()
+                raise
+
+    def _start_over(self) -> None:
+        """Drop what is in memory, to read the file from its first record."""
+        assert self._journal is not None
+        self._books.clear()
+        self._runs.clear()
+        self._journal.rewind()
+
+    def _apply(self, record: Record) -> None:
+        """Make in memory the change that a record of the file stands for."""
+        if "book" in record:
+            self._books.setdefault(record["book"], Book(Terms.from_json(record["terms"])))
+        elif is_about_run(record):
+            self._runs.setdefault(record["run"], KnownRun()).apply(record)
+        elif "peak" in record:
+            account = self._books[record["dataset"]].account
+            account.peak = max(account.peak, record["peak"])
+        elif "repaired" not in record:  # which is for people
+            self._books[record["dataset"]].add(Charge.from_json(record))
+
+    def _append(self, record: Record) -> None:
+        """Make a record durable; only a ledger with a file has any."""
+        assert self._journal is not None
+        self._journal.append([record | {"at": _now()}])
+
+    def _read_all(self) -> list[Record]:
+        """Every record of the file, oldest first, under its lock; none in memory."""
+        return [] if self._journal is None else self._journal.read_all()
+
+    def _all_records(self) -> list[Record]:
+        """All that is in memory, as a file would have it."""
+        records: list[Record] = []
+        for name, book in self._books.items():
+            records.append({"book": name, "terms": book.terms.to_json()})
+            runs = [(run, known) for run, known in self._runs.items() if known.dataset == name]
+            records += [record for run, known in runs for record in known.records(run)]
+            records += [{"dataset": name} | charge.to_json() for charge in book.charges()]
+            records.append({"dataset": name, "peak": book.account.peak})
+        now = _now()
+        return [record | {"at": now} for record in records]
+
+    def _book(self, dataset: str, *, oldest: int | None = None) -> Book:
+        """The dataset's book, which must be there, with all that a charge to `oldest` may meet."""
+        book = self._books.get(dataset)
+        if book is None:
+            raise LedgerError(f"there is no book for dataset {dataset!r}; open it with its terms")
+        if oldest is not None and oldest < book.account.since:
+            if self._journal is None:
+                charges = book.charges()
+            else:
+                records = [r for r in self._read_all() if r.get("dataset") == dataset]
+                charges = [Charge.from_json(r) for r in records if "amount" in r]
+            book = self._books[dataset] = book.reread(oldest, charges)
+        return book
+
+    def _settle(self, book: Book, charged: int) -> None:
+        """Settle what is far behind both the newest step and the one being charged (a replay).
+
+        Far: more than charges have read behind their own step, as they do after a delay.
+        """
+        if charged <= book.account.since + _KEEP:
+            return
+        width = book.terms.width
+        if width is None:
+            return
+        horizon = min(book.account.newest, charged) - width - max(_KEEP, book.reach)
+        if horizon > book.account.since + _KEEP:
+            book.settle_before(horizon)
+
+    def _known(self, run: str) -> KnownRun:
+        return self._runs.get(run) or KnownRun()
+
+    def _note(self, dataset: str, run: str, **facts: Any) -> None:
+        """Write down something about a run."""
+        record = {"dataset": dataset, "run": run, **facts}
+        if self._journal is not None:
+            self._append(record)
+        self._apply(record)
+
+    def _refuse_overtaken(self, run: str, epoch: str) -> None:
+        if self._known(run).epoch != epoch:
+            raise StateError(
+                f"run {run[:8]} was started again by another process, from a copy of its state "
+                "directory; two would put the same noise on different data, so this one stops"
+            )
+
+
+class _MemoryLock(AbstractContextManager[None]):
+    """The lock of a ledger without a file; once a change was cut short it lets nobody in."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger, self._broken, self._process = ledger, False, this_process.id
+        self._file_locks: list[AbstractContextManager[None] | None] = []
+
+    def __enter__(self) -> None:
+        if this_process.id != self._process:
+            raise LedgerError(
+                "this book is in memory and was made before a fork: a copy would be a second "
+                "budget; use a ledger file, and open it in each process"
+            )
+        self._ledger._lock.acquire()
+        try:
+            if self._broken:
+                raise LedgerError("a charge to this book was cut short; start a new one")
+            file = None
+            if self._ledger._journal is not None:  # it has moved while this one waited
+                file = self._ledger._file_lock()
+                file.__enter__()
+        except BaseException:
+            self._ledger._lock.release()
+            raise
+        self._file_locks.append(file)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            file = self._file_locks.pop()
+            if file is not None:
+                file.__exit__(kind, problem, trace)
+            elif not (kind is None or issubclass(kind, _REFUSALS)):
+                self._broken = True
+        finally:
+            self._ledger._lock.release()
 
 
 def warn_of_own_book(what: str, state: str | Path | None, *, stacklevel: int) -> None:
@@ -296,3 +507,7 @@ def warn_of_own_book(what: str, state: str | Path | None, *, stacklevel: int) ->
 
 
 _warned = False
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

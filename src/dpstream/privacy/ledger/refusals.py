@@ -1,8 +1,10 @@
-"""What a book refuses, and in which words: what was asked, what is left, what to do."""
+"""What a book refuses, and in which words: what was asked, what is left, what to do.
+
+Amounts are shown in epsilon, which people know, whatever the book counts (`as_epsilon`).
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from fractions import Fraction
@@ -11,19 +13,16 @@ from typing import Any
 
 from dpstream.errors import BudgetExceeded, LedgerError
 from dpstream.privacy.amounts import GRID, show
-from dpstream.privacy.ledger.book import Book
+from dpstream.privacy.ledger.balance import Book
 from dpstream.privacy.ledger.charges import Charge, Terms
-
-# How much of a book is spent and left, in epsilon, which people know, whatever the book counts.
-#
-# A book of users counts mu^2, which adds up; epsilons do not. What a part of its mu^2 comes to by
-# itself is the epsilon that this much Gaussian noise keeps at the delta that the whole book has at
-# its own epsilon. So nothing spent is 0, all of it is the book's epsilon, and in between what is
-# spent and what is left are together more than the whole.
 
 
 def as_epsilon(terms: Terms, amount: Fraction) -> float | None:
     """The epsilon of a part of a book by itself; None for a book that names no epsilon.
+
+    A book of users counts mu^2, which adds up; epsilons do not. The epsilon of a part is what that
+    much Gaussian noise keeps at the delta that the complete book has at its own epsilon: nothing is
+    0, all of it is the book's epsilon; in between, what is spent and what is left add up to more.
 
     >>> from dpstream.privacy.accounting.promises import promise
     >>> book = promise(epsilon=4, delta=1e-8)
@@ -39,7 +38,7 @@ def as_epsilon(terms: Terms, amount: Fraction) -> float | None:
     # what it imports is slow to import, and every ledger imports this
     from dpstream.privacy.accounting.curves import gdp_delta, gdp_epsilon
 
-    slack = 2 * terms.drift
+    slack = 2 * terms.rounding_slack
     delta = gdp_delta(mu=math.sqrt(terms.total), epsilon=terms.epsilon - slack)
     if not 0 < delta < 1:
         return None
@@ -130,7 +129,7 @@ def refuse_overspend(dataset: str, book: Book, charge: Charge, path: Path | None
         )
     loss = book.account.loss_with(charge)
     if loss <= book.account.total:
-        if charge.tail or charge.drift:
+        if charge.delta_slack or charge.rounding_slack:
             _refuse_allowance(book_in_words(dataset, path), book, charge)
         return loss
     if charge.repeat > 1:  # name the first step that does not fit by itself
@@ -159,18 +158,13 @@ def refuse_overspend(dataset: str, book: Book, charge: Charge, path: Path | None
 
 
 def _refuse_allowance(which: str, book: Book, charge: Charge) -> None:
-    """Tails and drifts add up over all charges, exactly."""
+    """Slacks add up over all charges, exactly."""
     terms, account = book.terms, book.account
-    for what, allowed, spent, asked, remedy in (
-        ("of delta to find keys", terms.tail, account.tail, charge.tail, "delta"),
-        (
-            "to round noise",
-            terms.drift,
-            account.drift,
-            charge.drift,
-            "the number of triggers",
-        ),
+    for name, what, remedy in (
+        ("delta_slack", "of delta to find keys", "delta"),
+        ("rounding_slack", "to round noise", "the number of triggers"),
     ):
+        allowed, spent, asked = (getattr(each, name) for each in (terms, account, charge))
         if asked and spent + asked > allowed:
             raise BudgetExceeded(
                 f"{which}: {charge.purpose!r} asks for {show(asked)} {what} but only "
@@ -195,15 +189,5 @@ def in_words(terms: Terms) -> str:
 
 def _first_refused(book: Book, charge: Charge) -> Charge:
     """The step of a repeated charge to blame: the first that does not fit, or the first of all."""
-    steps = [
-        dataclasses.replace(
-            charge,
-            step=charge.step + offset,
-            repeat=1,
-            cells=dataclasses.replace(
-                charge.cells, first=charge.cells.first + offset, last=charge.cells.last + offset
-            ),
-        )
-        for offset in range(charge.repeat)
-    ]
+    steps = [charge.at(step, repeat=1) for step in range(charge.step, charge.last_step + 1)]
     return next((s for s in steps if book.account.loss_with(s) > book.account.total), charge)

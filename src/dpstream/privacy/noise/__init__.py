@@ -1,9 +1,10 @@
 """Exact noise on keyed, addressed AES: the only randomness there is.
 
-Nothing outside `privacy.spend` (and the benchmark of the samplers) may import this package.
+`keyed_draws.py` makes the blocks, `exact_samplers.py` integers of an exact law from them,
+`normals.py` standard normals. Nothing outside `privacy` (and the benchmark of the samplers) may
+import this package.
 """
 
-from dpstream.privacy.noise.aes_kernels import within
 from dpstream.privacy.noise.exact_samplers import (
     add_laplace,
     bernoulli_exp,
@@ -13,6 +14,7 @@ from dpstream.privacy.noise.exact_samplers import (
     geometric,
     respond,
     uniform,
+    within,
 )
 from dpstream.privacy.noise.keyed_draws import NOISE_VERSION, Address, Draws, Mode, Stream, Words
 from dpstream.privacy.noise.normals import LARGEST, LOST, PRECISION, Reals, normals

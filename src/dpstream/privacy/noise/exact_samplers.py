@@ -1,8 +1,18 @@
 """Exact samplers over addressed draws: integers in, integers out, no float decides a law.
 
-Each takes `Draws` (one private block range per draw) and returns one value per draw. A compiled
-kernel makes the attempts; draws that it rejects go to their next attempt, draws that float64
-cannot decide are settled by `exact.py` on the same bits.
+Each sampler takes `Draws` (one private block range per draw) and returns one value per draw:
+
+1. A compiled kernel makes an attempt for each draw. It compares `U < exp(-rate)`, or computes
+   `floor(-scale * ln U)`, in float64. U is known to 63 or 64 bits and the float value carries an
+   error; MARGIN bounds that error with room to spare (a math library may be off by over a hundred
+   units in the last place). If every value within the bound gives the same answer, it is taken;
+   otherwise the draw is UNSURE.
+2. `LazyUniform` decides the few unsure draws by exact arithmetic, on the same bits and as many
+   more as it needs. The tests decide all draws this way.
+3. A rejected draw goes on to its next attempt.
+
+So a result is a function of the random bits alone, the same on every platform, and its law is
+exact.
 """
 
 from __future__ import annotations
@@ -16,16 +26,246 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
-from dpstream.privacy.noise import aes_kernels
-from dpstream.privacy.noise.aes_kernels import ACCEPTED, MARGIN, MAX_SCALE, REJECTED, UNSURE
 from dpstream.privacy.noise.keyed_draws import SMALL, Draws, Words, counter
+from dpstream.records import Integers
 
-# Decisions in exact arithmetic, on as many random bits as they need.
-#
-# Used for the few draws that float64 leaves undecided, and by the tests for all of them.
+Status = npt.NDArray[np.int8]
+Kernel = Callable[[Words, Status, Integers], int]
+
+REJECTED, ACCEPTED, UNSURE = 0, 1, 2
+MARGIN = 2.0**-45
+MAX_SCALE = 2**44
+"""Largest noise scale on the integer grid: values of 64 scales still fit float64's integers."""
+MAX_CANDIDATES = 1 << 14
+"""Rejection keeps at least one attempt in 2^14; 2^20 attempts then fail with chance e^-64."""
 
 _LN2 = math.log(2)
+_TWO_63, _TWO_64 = 2.0**-63, 2.0**-64
+_COARSE = 1024  # below this a 63-bit uniform says too little about its logarithm
+_NONE = np.zeros(0, dtype=np.int64)
+_CHUNK = 1 << 15  # draws in flight: their blocks and values stay in the cache
+_SURE = 16  # scales per draw from which it is likely that none is rejected
+
+
+def discrete_laplace(draws: Draws, scale: Fraction, *, margin: float = MARGIN) -> Integers:
+    """P[X = x] proportional to exp(-|x| / scale)."""
+    real = _check_scale(scale)
+    return _sample(
+        draws,
+        lambda words, status, values: laplace_kernel(words, real, margin, status, values),
+        lambda word, first, _: _signed(word, first.floor_minus_log(scale)),
+    )
+
+
+def add_laplace(exact: Integers, draws: Draws, over: int, under: int) -> Integers | None:
+    """A flat vector plus discrete Laplace noise of scale `over` / `under`, one draw per number.
+
+    The ratio need not be reduced, which would take longer than all the rest for a few draws. None
+    if a sum would leave 62 bits, which takes a draw that float64 could not decide.
+    """
+    if not 0 < over <= MAX_SCALE * under:
+        _check_scale(Fraction(over, under))
+    real = over / under  # correctly rounded, as float(Fraction) is
+    # One draw in 2 scale is rejected, and then all are made again in the general way.
+    words = draws.first(max(SMALL, min(int(real) // _SURE, _CHUNK)))
+    if words is not None:
+        out = np.empty(draws.size, dtype=np.int64)
+        if add_laplace_kernel(words, real, MARGIN, exact, out) == 0:
+            draws.use()
+            return out
+    drawn = discrete_laplace(draws, Fraction(over, under))
+    return exact + drawn if within(drawn, 1 << 62) else None
+
+
+def discrete_gaussian(draws: Draws, variance: Fraction, *, margin: float = MARGIN) -> Integers:
+    """P[X = x] proportional to exp(-x^2 / (2 variance)).
+
+    Paper: Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy", 2020.
+    """
+    real = float(variance)
+    if real <= 0:
+        raise InvalidParameter(f"a noise variance must be positive; got {real:g}")
+    proposal = math.isqrt(variance.numerator // variance.denominator) + 1
+    scale = _check_scale(Fraction(proposal))
+
+    def settle(word: int, first: LazyUniform, second: LazyUniform) -> tuple[int, int]:
+        status, value = _signed(word, first.floor_minus_log(Fraction(proposal)))
+        rate = (abs(value) - variance / proposal) ** 2 / (2 * variance)
+        if status == ACCEPTED and not second.below_exp(rate):
+            status = REJECTED
+        return status, value
+
+    return _sample(
+        draws,
+        lambda words, status, values: gaussian_kernel(words, scale, real, margin, status, values),
+        settle,
+    )
+
+
+def geometric(draws: Draws, scale: Fraction, *, margin: float = MARGIN) -> Integers:
+    """P[X >= k] = exp(-k / scale), k = 0, 1, ..."""
+    real = _check_scale(scale)
+    return _sample(
+        draws,
+        lambda words, status, values: geometric_kernel(words, real, margin, status, values),
+        lambda word, first, _: (ACCEPTED, first.floor_minus_log(scale)),
+    )
+
+
+def bernoulli_exp(draws: Draws, rate: Fraction, *, margin: float = MARGIN) -> Integers:
+    """1 with probability exp(-rate), else 0."""
+    if rate < 0:
+        raise InvalidParameter(f"the rate of exp(-rate) must not be negative; got {rate}")
+    real = float(rate)
+
+    def kernel(words: Words, status: Status, values: Integers) -> int:
+        bernoulli_exp_kernel(words, real, margin, status)
+        values[:] = status == ACCEPTED
+        status[status == REJECTED] = ACCEPTED
+        return int((status == UNSURE).sum())
+
+    return _sample(draws, kernel, lambda word, _, second: (ACCEPTED, int(second.below_exp(rate))))
+
+
+def uniform(draws: Draws, count: int) -> Integers:
+    """0 .. count - 1, all equally likely."""
+    if not 1 <= count < 1 << 63:
+        raise InvalidParameter(f"a uniform draw needs 1 <= count < 2^63; got {count}")
+    limit = _largest_multiple(count)
+
+    def never(word: int, first: LazyUniform, second: LazyUniform) -> tuple[int, int]:
+        raise AssertionError("a uniform draw is never undecided")
+
+    return _sample(
+        draws,
+        lambda words, status, values: uniform_kernel(
+            words, np.uint64(count), limit, status, values
+        ),
+        never,
+    )
+
+
+def respond(
+    draws: Draws, truth: Integers, *, buckets: int, epsilon: Fraction, margin: float = MARGIN
+) -> Integers:
+    """Generalised randomised response: the truth with weight 1, each other bucket exp(-epsilon)."""
+    _check_candidates(buckets)
+    others = np.ones(buckets, dtype=np.int64)  # by distance from the truth, round the ring
+    others[0] = 0
+    return (truth + _weighted(draws, others, epsilon, margin)) % buckets
+
+
+def choose(draws: Draws, gaps: Integers, slope: Fraction, *, margin: float = MARGIN) -> int:
+    """Candidate j with probability proportional to exp(-gaps[j] slope); the smallest gap is 0."""
+    _check_candidates(len(gaps))
+    if int(gaps.min()) != 0 or slope < 0:
+        raise InvalidParameter(
+            "the best candidate must have gap 0 (subtract the smallest), and slope must be >= 0; "
+            f"got a smallest gap of {int(gaps.min())} and slope {slope}"
+        )
+    return int(_weighted(draws, gaps, slope, margin)[0])
+
+
+def _weighted(draws: Draws, gaps: Integers, slope: Fraction, margin: float) -> Integers:
+    """Candidate j with probability proportional to exp(-gaps[j] slope), for every draw.
+
+    The float64 rates are within 3 * 2^-53 of the exact ones, relatively: inside `margin`.
+    """
+    rates, count = gaps.astype(np.float64) * float(slope), len(gaps)
+    limit = _largest_multiple(count)
+
+    def settle(word: int, _: LazyUniform, second: LazyUniform) -> tuple[int, int]:
+        j = word % count
+        return (ACCEPTED if second.below_exp(int(gaps[j]) * slope) else REJECTED), j
+
+    return _sample(
+        draws,
+        lambda words, status, values: weighted_kernel(words, rates, limit, margin, status, values),
+        settle,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _check_scale(scale: Fraction) -> float:
+    if not 0 < scale <= MAX_SCALE:
+        raise InvalidParameter(
+            f"a noise scale must be positive and at most 2^44 grid steps; got {float(scale):g}; "
+            "use a coarser quantum"
+        )
+    return float(scale)
+
+
+def _check_candidates(count: int) -> None:
+    if not 2 <= count <= MAX_CANDIDATES:
+        raise InvalidParameter(
+            f"a private choice needs 2 to {MAX_CANDIDATES} candidates; got {count}"
+        )
+
+
+def _largest_multiple(count: int) -> np.uint64:
+    """The largest multiple of `count` up to 2^64, which is written as 0."""
+    return np.uint64((1 << 64) // count * count % (1 << 64))
+
+
+def _sample(draws: Draws, kernel: Kernel, settle: Settle) -> Integers:
+    """Attempt 0 for every draw, attempt 1 for those rejected, and so on."""
+    draws.use()
+    out = np.empty(draws.size, dtype=np.int64)
+    for start in range(0, draws.size, _CHUNK):
+        which = np.arange(start, min(start + _CHUNK, draws.size))
+        out[which] = _sample_chunk(draws, which, kernel, settle)
+    return out
+
+
+def _sample_chunk(draws: Draws, which: Integers, kernel: Kernel, settle: Settle) -> Integers:
+    undone, out = _attempts(draws, which, 0, 1, kernel, settle)
+    attempt, ahead = 1, 1
+    while len(undone):
+        if len(undone) * ahead <= 64:  # few draws left: several attempts at a time
+            ahead = min(4 * ahead, 64)
+        left, values = _attempts(draws, which[undone], attempt, ahead, kernel, settle)
+        out[undone] = values
+        undone, attempt = undone[left], attempt + ahead
+    return out
+
+
+def _attempts(
+    draws: Draws, pending: Integers, attempt: int, ahead: int, kernel: Kernel, settle: Settle
+) -> tuple[Integers, Integers]:
+    """`ahead` attempts for each pending draw: which are still undone, and the first accepted."""
+    numbers = [counter(attempt + i) for i in range(ahead)]
+    which = pending if ahead == 1 else np.repeat(pending, ahead)
+    words = draws.blocks(which, np.array(numbers * len(pending) if ahead > 1 else numbers))
+    status = np.empty(len(which), dtype=np.int8)
+    values = np.empty(len(which), dtype=np.int64)
+    if kernel(words, status, values) == 0 and ahead == 1:
+        return _NONE, values
+    for row in np.flatnonzero(status == UNSURE):
+        status[row], values[row] = _settle(
+            draws, int(which[row]), attempt + int(row) % ahead, words[row], settle
+        )
+    table = (status == ACCEPTED).reshape(-1, ahead)
+    first = table.argmax(axis=1)
+    undone = np.flatnonzero(~table.any(axis=1))
+    return undone, values.reshape(-1, ahead)[np.arange(len(pending)), first]
+
+
+def _settle(draws: Draws, draw: int, attempt: int, words: Words, settle: Settle) -> tuple[int, int]:
+    def more(lane: int) -> Callable[[int], int]:
+        return lambda number: draws.extension(draw, attempt, lane, number)
+
+    first = LazyUniform(int(words[0]) >> 1, 63, more(0))
+    second = LazyUniform(int(words[1]), 64, more(1))
+    return settle(int(words[0]), first, second)
+
+
+def _signed(word: int, magnitude: int) -> tuple[int, int]:
+    """The sign is the word's lowest bit; minus zero is rejected."""
+    if word & 1:
+        return (REJECTED if magnitude == 0 else ACCEPTED), -magnitude
+    return ACCEPTED, magnitude
 
 
 class LazyUniform:
@@ -87,243 +327,141 @@ def exp_bounds(rate: Fraction, digits: int) -> tuple[Fraction, Fraction]:
     return Fraction(low), Fraction(high)
 
 
-Integers = npt.NDArray[np.int64]
-Status = npt.NDArray[np.int8]
-Kernel = Callable[[Words, Integers, Status, Integers], int]
 Settle = Callable[[int, LazyUniform, LazyUniform], tuple[int, int]]
 
-MAX_CANDIDATES = 1 << 14
-"""Rejection keeps at least one attempt in 2^14; 2^20 attempts then fail with chance e^-64."""
 
-_NONE = np.zeros(0, dtype=np.int64)
-_CHUNK = 1 << 15  # draws in flight: their blocks and values stay in the cache
-_SURE = 16  # scales per draw from which it is likely that none is rejected
+@njit(cache=True, nogil=True, inline="always")
+def _magnitude(word, scale, margin):  # type: ignore[no-untyped-def]
+    """floor(-scale ln U) for U in [u, u + 1) 2^-63, u = the word's upper 63 bits; -1 if unsure."""
+    u = np.float64(word >> np.uint64(1))
+    if u < _COARSE:
+        return -1
+    minus_log = -math.log((u + 0.5) * _TWO_63)
+    y = scale * minus_log
+    error = scale * (1.0 / u + margin * (minus_log + 1.0))
+    low, high = math.floor(y - error), math.floor(y + error)
+    return np.int64(high) if low == high and low >= 0 else np.int64(-1)
 
 
-def discrete_laplace(draws: Draws, scale: Fraction, *, margin: float = MARGIN) -> Integers:
-    """P[X = x] proportional to exp(-|x| / scale)."""
-    real = _checked_scale(scale)
-    draws.use()
-    return _laplace(draws, scale, real, margin)
+@njit(cache=True, nogil=True, inline="always")
+def _below_exp(word, rate, rate_error, margin):  # type: ignore[no-untyped-def]
+    """Is U < exp(-rate), U in [word, word + 1) 2^-64?"""
+    if not rate_error < 0.25:  # NaN too
+        return UNSURE
+    bound = math.exp(-rate)
+    slack = 2.0 * (rate_error + margin)
+    u = np.float64(word)
+    if (u + 1.0) * (1.0 + margin) * _TWO_64 < bound * (1.0 - slack):
+        return ACCEPTED
+    if u * (1.0 - margin) * _TWO_64 > bound * (1.0 + slack):
+        return REJECTED
+    return UNSURE
 
 
-def add_laplace(exact: Integers, draws: Draws, over: int, under: int) -> Integers | None:
-    """A flat vector plus discrete Laplace noise of scale `over` / `under`, one draw per number.
+@njit(cache=True, nogil=True, inline="always")
+def _undone(status):  # type: ignore[no-untyped-def]
+    """Rows that were not accepted: 0, the usual answer for a few draws, saves the bookkeeping."""
+    count = 0
+    for row in range(status.shape[0]):
+        count += status[row] != ACCEPTED
+    return count
 
-    The ratio need not be reduced, which would take longer than all the rest for a few draws. None
-    if a sum would leave 62 bits, which takes a draw that float64 could not decide.
+
+@njit(cache=True, nogil=True)
+def geometric_kernel(words, scale, margin, status, values):  # type: ignore[no-untyped-def]
+    """P[X >= k] = exp(-k / scale)."""
+    for row in range(words.shape[0]):
+        magnitude = _magnitude(words[row, 0], scale, margin)
+        status[row] = UNSURE if magnitude < 0 else ACCEPTED
+        values[row] = magnitude
+    return _undone(status)
+
+
+@njit(cache=True, nogil=True)
+def laplace_kernel(words, scale, margin, status, values):  # type: ignore[no-untyped-def]
+    """Sign and geometric magnitude; minus zero is rejected, so zero is not counted twice."""
+    for row in range(words.shape[0]):
+        negative = words[row, 0] & np.uint64(1)
+        magnitude = _magnitude(words[row, 0], scale, margin)
+        if magnitude < 0:
+            status[row] = UNSURE
+        elif negative and magnitude == 0:
+            status[row] = REJECTED
+        else:
+            status[row] = ACCEPTED
+            values[row] = -magnitude if negative else magnitude
+    return _undone(status)
+
+
+@njit(cache=True, nogil=True)
+def add_laplace_kernel(words, scale, margin, exact, out):  # type: ignore[no-untyped-def]
+    """`exact` plus noise in `out`, if every draw is accepted; else how many are not.
+
+    One call for what `laplace_kernel` and an addition do: for a few draws the calls are what costs.
     """
-    if not 0 < over <= MAX_SCALE * under:
-        _checked_scale(Fraction(over, under))
-    draws.use()
-    real = over / under  # correctly rounded, as float(Fraction) is
-    # One draw in 2 scale is rejected, and then all are made again in the general way.
-    words = draws.first(max(SMALL, min(int(real) // _SURE, _CHUNK)))
-    if words is not None:
-        out = np.empty(draws.size, dtype=np.int64)
-        if aes_kernels.laplace_added(words, real, MARGIN, exact, out) == 0:
-            return out
-    drawn = _laplace(draws, Fraction(over, under), real, MARGIN)
-    return exact + drawn if aes_kernels.within(drawn, 1 << 62) else None
+    undone = 0
+    for row in range(words.shape[0]):
+        negative = words[row, 0] & np.uint64(1)
+        magnitude = _magnitude(words[row, 0], scale, margin)
+        if magnitude < 0 or (negative and magnitude == 0):
+            undone += 1
+        else:
+            out[row] = exact[row] + (-magnitude if negative else magnitude)
+    return undone
 
 
-def _laplace(draws: Draws, scale: Fraction, real: float, margin: float) -> Integers:
-    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
-        return int(aes_kernels.laplace(words, real, margin, status, values))
-
-    def settle(word: int, first: LazyUniform, _: LazyUniform) -> tuple[int, int]:
-        return _signed(word, first.floor_minus_log(scale))
-
-    return _sampled(draws, attempt, settle)
-
-
-def discrete_gaussian(draws: Draws, variance: Fraction, *, margin: float = MARGIN) -> Integers:
-    """P[X = x] proportional to exp(-x^2 / (2 variance)).
-
-    Paper: Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy", 2020.
-    """
-    if float(variance) <= 0:
-        raise InvalidParameter(f"a noise variance must be positive; got {float(variance):g}")
-    proposal = math.isqrt(variance.numerator // variance.denominator) + 1
-    _checked_scale(Fraction(proposal))
-    real = float(variance)
-
-    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
-        return int(aes_kernels.gaussian(words, float(proposal), real, margin, status, values))
-
-    def settle(word: int, first: LazyUniform, second: LazyUniform) -> tuple[int, int]:
-        status, value = _signed(word, first.floor_minus_log(Fraction(proposal)))
-        rate = (abs(value) - variance / proposal) ** 2 / (2 * variance)
-        if status == ACCEPTED and not second.below_exp(rate):
-            status = REJECTED
-        return status, value
-
-    return _sample(draws, attempt, settle)
+@njit(cache=True, nogil=True)
+def gaussian_kernel(words, scale, variance, margin, status, values):  # type: ignore[no-untyped-def]
+    """Discrete Laplace of integer scale, kept with probability exp(-(|y| - s2/t)^2 / (2 s2))."""
+    laplace_kernel(words, scale, margin, status, values)
+    centre = variance / scale
+    for row in range(words.shape[0]):
+        if status[row] != ACCEPTED:
+            continue
+        size = np.float64(abs(values[row]))
+        rate = (size - centre) ** 2 / (2.0 * variance)
+        # cancellation in size - centre: its error is relative to size + centre
+        rate_error = margin * ((size + centre) ** 2 / (2.0 * variance) + 1.0)
+        status[row] = _below_exp(words[row, 1], rate, rate_error, margin)
+    return _undone(status)
 
 
-def geometric(draws: Draws, scale: Fraction, *, margin: float = MARGIN) -> Integers:
-    """P[X >= k] = exp(-k / scale), k = 0, 1, ..."""
-    real = _checked_scale(scale)
-
-    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
-        return int(aes_kernels.geometric(words, real, margin, status, values))
-
-    def settle(word: int, first: LazyUniform, _: LazyUniform) -> tuple[int, int]:
-        return ACCEPTED, first.floor_minus_log(scale)
-
-    return _sample(draws, attempt, settle)
+@njit(cache=True, nogil=True)
+def bernoulli_exp_kernel(words, rate, margin, status):  # type: ignore[no-untyped-def]
+    """ACCEPTED with probability exp(-rate)."""
+    for row in range(words.shape[0]):
+        rate_error = margin * (rate + 1.0)
+        status[row] = _below_exp(words[row, 1], rate, rate_error, margin)
+    return _undone(status)
 
 
-def bernoulli_exp(draws: Draws, rate: Fraction, *, margin: float = MARGIN) -> Integers:
-    """1 with probability exp(-rate), else 0."""
-    if rate < 0:
-        raise InvalidParameter(f"the rate of exp(-rate) must not be negative; got {rate}")
-    real = float(rate)
-
-    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
-        aes_kernels.bernoulli_exp(words, real, margin, status)
-        values[:] = status == ACCEPTED
-        status[status == REJECTED] = ACCEPTED
-        return int((status == UNSURE).sum())
-
-    def settle(_: int, __: LazyUniform, second: LazyUniform) -> tuple[int, int]:
-        return ACCEPTED, int(second.below_exp(rate))
-
-    return _sample(draws, attempt, settle)
+@njit(cache=True, nogil=True)
+def uniform_kernel(words, count, limit, status, values):  # type: ignore[no-untyped-def]
+    """0 .. count - 1 from 64 bits; words at or above `limit` (a multiple of count) are rejected."""
+    for row in range(words.shape[0]):
+        word = words[row, 0]
+        status[row] = ACCEPTED if limit == np.uint64(0) or word < limit else REJECTED
+        values[row] = np.int64(word % count)
+    return _undone(status)
 
 
-def uniform(draws: Draws, count: int) -> Integers:
-    """0 .. count - 1, all equally likely."""
-    if not 1 <= count < 1 << 63:
-        raise InvalidParameter(f"a uniform draw needs 1 <= count < 2^63; got {count}")
-    limit = np.uint64((1 << 64) // count * count % (1 << 64))
-
-    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
-        return int(aes_kernels.uniform(words, np.uint64(count), limit, status, values))
-
-    return _sample(draws, attempt, _never)
-
-
-def respond(
-    draws: Draws, truth: Integers, *, buckets: int, epsilon: Fraction, margin: float = MARGIN
-) -> Integers:
-    """Generalised randomised response: the truth with weight 1, each other bucket exp(-epsilon)."""
-    _check_candidates(buckets)
-    others = np.ones(buckets, dtype=np.int64)  # by distance from the truth, round the ring
-    others[0] = 0
-    return (truth + _weighted(draws, others, epsilon, margin)) % buckets
+@njit(cache=True, nogil=True)
+def weighted_kernel(words, rates, limit, margin, status, values):  # type: ignore[no-untyped-def]
+    """A uniform candidate j, kept with probability exp(-rates[j])."""
+    uniform_kernel(words, np.uint64(rates.shape[0]), limit, status, values)
+    for row in range(words.shape[0]):
+        rate = rates[values[row]]
+        if status[row] == REJECTED or rate == 0.0:
+            continue
+        rate_error = margin * (rate + 1.0)
+        status[row] = _below_exp(words[row, 1], rate, rate_error, margin)
+    return _undone(status)
 
 
-def choose(draws: Draws, gaps: Integers, slope: Fraction, *, margin: float = MARGIN) -> int:
-    """Candidate j with probability proportional to exp(-gaps[j] slope); the smallest gap is 0."""
-    _check_candidates(len(gaps))
-    if int(gaps.min()) != 0 or slope < 0:
-        raise InvalidParameter(
-            "the best candidate must have gap 0 (subtract the smallest), and slope must be >= 0; "
-            f"got a smallest gap of {int(gaps.min())} and slope {slope}"
-        )
-    return int(_weighted(draws, gaps, slope, margin)[0])
-
-
-def _weighted(draws: Draws, gaps: Integers, slope: Fraction, margin: float) -> Integers:
-    """Candidate j with probability proportional to exp(-gaps[j] slope), for every draw.
-
-    The float64 rates are within 3 * 2^-53 of the exact ones, relatively: inside `margin`.
-    """
-    real, count = gaps.astype(np.float64) * float(slope), len(gaps)
-    limit = np.uint64((1 << 64) // count * count % (1 << 64))
-
-    def attempt(words: Words, _: Integers, status: Status, values: Integers) -> int:
-        return int(aes_kernels.weighted(words, real, limit, margin, status, values))
-
-    def settle(word: int, _: LazyUniform, second: LazyUniform) -> tuple[int, int]:
-        j = word % count
-        return (ACCEPTED if second.below_exp(int(gaps[j]) * slope) else REJECTED), j
-
-    return _sample(draws, attempt, settle)
-
-
-def _sample(draws: Draws, kernel: Kernel, settle: Settle) -> Integers:
-    """Attempt 0 for every draw, attempt 1 for those rejected, and so on."""
-    draws.use()
-    return _sampled(draws, kernel, settle)
-
-
-def _sampled(draws: Draws, kernel: Kernel, settle: Settle) -> Integers:
-    if draws.size <= _CHUNK:
-        return _sample_chunk(draws, np.arange(draws.size), kernel, settle)
-    out = np.empty(draws.size, dtype=np.int64)
-    for start in range(0, draws.size, _CHUNK):
-        which = np.arange(start, min(start + _CHUNK, draws.size))
-        out[which] = _sample_chunk(draws, which, kernel, settle)
-    return out
-
-
-def _sample_chunk(draws: Draws, which: Integers, kernel: Kernel, settle: Settle) -> Integers:
-    undone, out = _attempts(draws, which, 0, 1, kernel, settle)
-    attempt, ahead = 1, 1
-    while len(undone):
-        if len(undone) * ahead <= 64:  # few draws left: several attempts at a time
-            ahead = min(4 * ahead, 64)
-        left, values = _attempts(draws, which[undone], attempt, ahead, kernel, settle)
-        out[undone] = values
-        undone, attempt = undone[left], attempt + ahead
-    return out
-
-
-def _attempts(
-    draws: Draws, pending: Integers, attempt: int, ahead: int, kernel: Kernel, settle: Settle
-) -> tuple[Integers, Integers]:
-    """`ahead` attempts for each pending draw: which are still undone, and the first accepted."""
-    numbers = [counter(attempt + i) for i in range(ahead)]
-    which = pending if ahead == 1 else np.repeat(pending, ahead)
-    words = draws.blocks(which, np.array(numbers * len(pending) if ahead > 1 else numbers))
-    status = np.empty(len(which), dtype=np.int8)
-    values = np.empty(len(which), dtype=np.int64)
-    if kernel(words, which, status, values) == 0 and ahead == 1:
-        return _NONE, values
-    for row in np.flatnonzero(status == UNSURE):
-        status[row], values[row] = _settle(
-            draws, int(which[row]), attempt + int(row) % ahead, words[row], settle
-        )
-    table = (status == ACCEPTED).reshape(-1, ahead)
-    first = table.argmax(axis=1)
-    undone = np.flatnonzero(~table.any(axis=1))
-    return undone, values.reshape(-1, ahead)[np.arange(len(pending)), first]
-
-
-def _settle(draws: Draws, draw: int, attempt: int, words: Words, settle: Settle) -> tuple[int, int]:
-    def more(lane: int) -> Callable[[int], int]:
-        return lambda number: draws.extension(draw, attempt, lane, number)
-
-    first = LazyUniform(int(words[0]) >> 1, 63, more(0))
-    second = LazyUniform(int(words[1]), 64, more(1))
-    return settle(int(words[0]), first, second)
-
-
-def _signed(word: int, magnitude: int) -> tuple[int, int]:
-    """The sign is the word's lowest bit; minus zero is rejected."""
-    if word & 1:
-        return (REJECTED if magnitude == 0 else ACCEPTED), -magnitude
-    return ACCEPTED, magnitude
-
-
-def _never(*_: object) -> tuple[int, int]:
-    raise AssertionError("a uniform draw is never undecided")
-
-
-@lru_cache(maxsize=1024)
-def _checked_scale(scale: Fraction) -> float:
-    if not 0 < scale <= MAX_SCALE:
-        raise InvalidParameter(
-            f"a noise scale must be positive and at most 2^44 grid steps; got {float(scale):g}; "
-            "use a coarser quantum"
-        )
-    return float(scale)
-
-
-def _check_candidates(count: int) -> None:
-    if not 2 <= count <= MAX_CANDIDATES:
-        raise InvalidParameter(
-            f"a private choice needs 2 to {MAX_CANDIDATES} candidates; got {count}"
-        )
+@njit(cache=True, nogil=True)
+def within(values, limit):  # type: ignore[no-untyped-def]
+    """Is every value between -limit and limit?"""
+    inside = True
+    for row in range(values.shape[0]):
+        inside = inside and -limit < values[row] < limit
+    return inside

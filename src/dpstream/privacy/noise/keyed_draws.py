@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter, NoiseExhausted, NoiseReuse
-from dpstream.privacy.noise.aes_kernels import fill_ahead, fill_all_keyed, fill_keyed, fill_vector
 from dpstream.privacy.state.secret import derive
 
 Mode = Literal["vector", "keyed"]
@@ -36,7 +36,7 @@ NOISE_VERSION = 1
 ATTEMPTS, LANES, EXTENSIONS = 1 << 20, 1 << 2, 1 << 10
 MAX_STEP = MAX_COORDINATE = (1 << 48) - 1
 SMALL: int = 64
-"""Draws of at most so many coordinates take their blocks from those made for several steps."""
+"""Draws of at most this many coordinates share blocks that are made for several steps at once."""
 
 _BLOCK = 16
 _AHEAD = 1024  # blocks made at a time for small draws: one call of AES costs more than they do
@@ -96,7 +96,9 @@ class Stream:
         """`size` draws at `step`, one per coordinate."""
         if self.mode != "vector":
             raise InvalidParameter("this noise stream is keyed; use at_keys(step, ids)")
-        self._claim(step, 0)
+        if size > MAX_COORDINATE:
+            raise InvalidParameter(f"a vector draw has at most 2^48 coordinates; got {size}")
+        self._refuse_reuse(step, 0)
         return VectorDraws(self, step, size)
 
     def at_keys(self, step: int, ids: Words, part: int = 0, *, distinct: bool = False) -> Draws:
@@ -110,10 +112,10 @@ class Stream:
             raise InvalidParameter("this noise stream is a vector stream; use at(step, size)")
         if not distinct and len(np.unique(np.asarray(ids), axis=0)) < len(ids):
             raise NoiseReuse("two keys of a draw have the same id and would share their noise")
-        self._claim(step, part)
+        self._refuse_reuse(step, part)
         return KeyedDraws(self, step, ids)
 
-    def _claim(self, step: int, part: int) -> None:
+    def _refuse_reuse(self, step: int, part: int) -> None:
         last, parts = self._last
         if not 0 <= step <= MAX_STEP:
             raise InvalidParameter(f"a noise step must be in [0, 2^48); got {step}")
@@ -136,7 +138,7 @@ class Stream:
             first, width = step, max(size, min(width, SMALL))
             steps = min(max(_AHEAD // max(width, 1), 1), MAX_STEP - step + 1)
             words = np.empty((steps * width, 2), dtype="<u8")
-            fill_ahead(words, step, width)
+            _fill_ahead(words, step, width)
             words = self.encrypt(words)
             self._ahead = (first, steps, width, words)
         start = (step - first) * width
@@ -188,17 +190,11 @@ class Draws:
     def _fill(
         self, out: Words, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]
     ) -> None:
-        raise AssertionError("a Draws is made by Stream.at or Stream.at_keys")
+        raise NotImplementedError
 
 
 class VectorDraws(Draws):
     """Draws numbered by coordinate."""
-
-    def __init__(self, stream: Stream, step: int, size: int) -> None:
-        if size > MAX_COORDINATE:
-            raise InvalidParameter(f"a vector draw has at most 2^48 coordinates; got {size}")
-        self.stream, self.step, self.size = stream, step, size
-        self._used = False
 
     def first(self, largest: int = SMALL) -> Words | None:
         """From those that the stream has made, for several steps if draws are few."""
@@ -207,7 +203,7 @@ class VectorDraws(Draws):
     def _fill(
         self, out: Words, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]
     ) -> None:
-        fill_vector(out, self.step, which, counters)
+        _fill_vector(out, self.step, which, counters)
 
 
 class KeyedDraws(Draws):
@@ -227,7 +223,7 @@ class KeyedDraws(Draws):
 
         def blocks(number: int) -> Words:
             out = np.empty((stop - start, 2), dtype="<u8")
-            fill_all_keyed(out, masked, self.step, number)
+            _fill_all_keyed(out, masked, self.step, number)
             return self.stream.encrypt(out)
 
         return blocks
@@ -235,7 +231,7 @@ class KeyedDraws(Draws):
     def _fill(
         self, out: Words, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]
     ) -> None:
-        fill_keyed(out, self._masked, self.step, which, counters)
+        _fill_keyed(out, self._masked, self.step, which, counters)
 
 
 def counter(attempt: int, lane: int = 0, extension: int = 0) -> int:
@@ -243,3 +239,43 @@ def counter(attempt: int, lane: int = 0, extension: int = 0) -> int:
     if attempt >= ATTEMPTS:
         raise NoiseExhausted("a draw used up its 2^20 attempts; its sampler rejects too much")
     return attempt << 12 | lane << 10 | extension
+
+
+@njit(cache=True, nogil=True)
+def _fill_vector(out, step, which, counters):  # type: ignore[no-untyped-def]
+    """Blocks of vector mode: step 48 | coordinate 48 | counter 32."""
+    one = counters.shape[0] == 1
+    for row in range(which.shape[0]):
+        coordinate = np.uint64(which[row])
+        out[row, 0] = (np.uint64(step) << np.uint64(16)) | (coordinate >> np.uint64(32))
+        out[row, 1] = ((coordinate & np.uint64(0xFFFFFFFF)) << np.uint64(32)) | np.uint64(
+            counters[0 if one else row]
+        )
+
+
+@njit(cache=True, nogil=True)
+def _fill_ahead(out, step, width):  # type: ignore[no-untyped-def]
+    """Attempt 0 of coordinates 0 to `width` - 1 at `step` and the steps after it, in vector mode.
+
+    `width` < 2^32.
+    """
+    for row in range(out.shape[0]):
+        out[row, 0] = np.uint64(step + row // width) << np.uint64(16)
+        out[row, 1] = np.uint64(row % width) << np.uint64(32)
+
+
+@njit(cache=True, nogil=True)
+def _fill_keyed(out, masked, step, which, counters):  # type: ignore[no-untyped-def]
+    """Second blocks of keyed mode: AES(key id) xor (step 64 | counter 32)."""
+    one = counters.shape[0] == 1
+    for row in range(which.shape[0]):
+        out[row, 0] = masked[which[row], 0] ^ np.uint64(step)
+        out[row, 1] = masked[which[row], 1] ^ np.uint64(counters[0 if one else row])
+
+
+@njit(cache=True, nogil=True)
+def _fill_all_keyed(out, masked, step, counter):  # type: ignore[no-untyped-def]
+    """The same of every row, in order, at one counter."""
+    for row in range(out.shape[0]):
+        out[row, 0] = masked[row, 0] ^ np.uint64(step)
+        out[row, 1] = masked[row, 1] ^ np.uint64(counter)

@@ -1,6 +1,6 @@
 """What survives the process: secrets, run ids, window keys, snapshots and logs."""
 
-from dpstream.privacy.state.input_log import InputLog, chain_digest
+from dpstream.privacy.state.input_log import InputLog
 from dpstream.privacy.state.journal import Journal
 from dpstream.privacy.state.secret import Secret, mint_run_id
 from dpstream.privacy.state.serial import pack, read_packed, rebuild, storable, unpack, write_packed
@@ -13,7 +13,6 @@ __all__ = [
     "Secret",
     "WindowKeySource",
     "WindowKeys",
-    "chain_digest",
     "mint_run_id",
     "pack",
     "read_packed",

@@ -88,20 +88,20 @@ def create_exclusive(path: Path, content: bytes) -> None:
     sync_directory(path.parent)
 
 
-def write_hidden(path: Path, content: bytes) -> Path:
-    """Write the content of a file-to-be durably under another name, which is given."""
+def write_hidden(path: Path, *content: Buffer) -> Path:
+    """Write the content of a file-to-be durably under a hidden name; return that name."""
     make_directory(path.parent)
     temporary = path.with_name(f".{path.name}.{token_hex(8)}.new")
-    _write_synced(temporary, content)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "wb", buffering=0) as file:
+        _write(file.fileno(), content)
+        os.fsync(file.fileno())
     return temporary
 
 
 def replace(path: Path, *content: Buffer) -> None:
-    """Put new content, in one or several pieces, under `path` atomically and durably (0600)."""
-    make_directory(path.parent)
-    temporary = path.with_name(f".{path.name}.{token_hex(8)}.new")
-    _write_synced(temporary, *content)
-    os.replace(temporary, path)
+    """Put new content, in one or several buffers, under `path` atomically and durably (0600)."""
+    os.replace(write_hidden(path, *content), path)
     sync_directory(path.parent)
 
 
@@ -117,28 +117,16 @@ def erase(path: Path) -> None:
     sync_directory(path.parent)
 
 
-def _write_synced(path: Path, *content: Buffer) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb", buffering=0) as file:
-        _write(file.fileno(), content)
-        os.fsync(file.fileno())
-
-
 def _write(fd: int, content: Sequence[Buffer]) -> None:
-    """Write all pieces, from the start of the file."""
-    if sum(len(piece) for piece in content) < _LARGE:
+    """Write all buffers, one after another, from the start of a file."""
+    if sum(len(buffer) for buffer in content) < _LARGE:
         _write_all(fd, b"".join(content))
-    else:
-        _write_large(fd, content)
-
-
-def _write_large(fd: int, content: Sequence[Buffer]) -> None:
-    """Write the pieces, one after another, from the start of a file."""
+        return
     direct = _set_direct(fd, on=True)
     with mmap.mmap(-1, _STAGE) as stage:
         filled = 0
-        for piece in content:
-            left = memoryview(piece).cast("B")
+        for buffer in content:
+            left = memoryview(buffer).cast("B")
             while len(left):
                 taken = min(len(left), _STAGE - filled)
                 stage[filled : filled + taken] = left[:taken]
@@ -151,9 +139,9 @@ def _write_large(fd: int, content: Sequence[Buffer]) -> None:
 
 
 def _zeros(size: int) -> list[Buffer]:
-    """So many zero bytes, in pieces that share their memory.
+    """`size` zero bytes, in buffers that share their memory.
 
-    >>> [len(piece) for piece in _zeros((1 << 20) + 5)]
+    >>> [len(buffer) for buffer in _zeros((1 << 20) + 5)]
     [1048576, 5]
     """
     stage = memoryview(bytes(min(size, _STAGE)))
@@ -213,15 +201,13 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise StateError(_explain(path, problem)) from problem
-
-
-def _explain(path: Path, problem: OSError) -> str:
-    if problem.errno in _FULL:
-        return (
-            f"there is no space left to write {path}; free some and run again: the file is not "
-            "there, and the run goes on where it stopped"
-        )
-    if problem.errno in _FORBIDDEN:
-        return f"{path} may not be written by this user; grant permission or name another place"
-    return f"{path} cannot be written: {problem.strerror or problem}; mend that and run again"
+        if problem.errno in _FULL:
+            raise StateError(
+                f"there is no space left to write {path}; free some and run again: the file is not "
+                "there, and the run goes on where it stopped"
+            ) from problem
+        if problem.errno in _FORBIDDEN:
+            reason = "may not be written by this user; grant permission or name another place"
+        else:
+            reason = f"cannot be written: {problem.strerror or problem}; mend that and run again"
+        raise StateError(f"{path} {reason}") from problem

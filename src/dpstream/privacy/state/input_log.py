@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -19,23 +20,15 @@ from dpstream.errors import NoiseReuse, StateError
 from dpstream.privacy.state.journal import Journal, Record
 
 
-def chain_digest(key: bytes, previous: bytes, content: bytes) -> bytes:
-    """Keyed digest of a step's input, chained to everything before it."""
-    return hashlib.blake2b(previous + content, digest_size=16, key=key).digest()
-
-
 def types_digest(types: bytes) -> str:
     """Names the types of columns in the ledger; "" if none are known."""
     return hashlib.sha256(types).hexdigest()[:16] if types else ""
 
 
-def noted_types(path: Path) -> list[bytes]:
-    """The types that a log has, for who only looks: it may be in use."""
-    journal = Journal(path, kind="input log")
-    try:
-        return [bytes.fromhex(one["types"]) for one in journal.read_new() if "types" in one]
-    finally:
-        journal.close()
+def logged_types(path: Path) -> list[bytes]:
+    """The types that a log has, without its lock: it may be in use."""
+    with closing(Journal(path, kind="input log")) as journal:
+        return [bytes.fromhex(each["types"]) for each in journal.read_new() if "types" in each]
 
 
 class InputLog:
@@ -71,9 +64,9 @@ class InputLog:
         self.epochs: list[str] = []  # one for each start, the newest last
         self.types: list[bytes] = []  # of columns, as they became known, the newest last
         self.ledger_head: tuple[int, str] | None = None
+        self.last = -1  # the newest logged step
         for record in records[1:]:
             self._apply(record)
-        self.last = max(self._digests, default=-1)  # the newest logged step
 
     def _apply(self, record: Record) -> None:
         if "epoch" in record:
@@ -81,9 +74,10 @@ class InputLog:
         elif "types" in record:
             self.types.append(bytes.fromhex(record["types"]))
         else:
-            self._digests[record["step"]] = bytes.fromhex(record["digest"])
+            self.last = record["step"]
+            self._digests[self.last] = bytes.fromhex(record["digest"])
             if "positions" in record:
-                self.positions[record["step"]] = record["positions"]
+                self.positions[self.last] = record["positions"]
             if "ledger" in record:
                 self.ledger_head = (record["ledger"][0], record["ledger"][1])
 
@@ -114,38 +108,27 @@ class InputLog:
         `ledger`: where the ledger's file ended by then, to notice later if it was rolled back.
         `positions`: how far the source was read by then, for one that grows.
         """
+        records: list[Record] = []
         with self._lock:
-            self._record(step, digests, ledger, positions)
-
-    def _record(
-        self,
-        step: int,
-        digests: Sequence[bytes],
-        ledger: tuple[int, str] | None,
-        positions: Any,
-    ) -> None:
-        new: dict[int, bytes] = {}
-        for number, digest in enumerate(digests, start=step):
-            known = self._digests.get(number)
-            if known is None and number > self.last:
-                new[number] = digest
-            elif known != digest:
-                raise NoiseReuse(
-                    f"step {number} was already published from other data; the same noise over "
-                    "other data would reveal the difference, so nothing was published; feed the "
-                    "same data to replay, or start a new run"
-                )
-        if new:
-            records: list[Record] = [{"step": s, "digest": d.hex()} for s, d in new.items()]
+            for number, digest in enumerate(digests, start=step):
+                known = self._digests.get(number)
+                if known is None and number > self.last:
+                    records.append({"step": number, "digest": digest.hex()})
+                elif known != digest:
+                    raise NoiseReuse(
+                        f"step {number} was already published from other data; the same noise over "
+                        "other data would reveal the difference, so nothing was published; feed "
+                        "the same data to replay, or start a new run"
+                    )
+            if not records:
+                return
             if ledger is not None:
                 records[-1]["ledger"] = list(ledger)
-                self.ledger_head = ledger
             if positions is not None:
                 records[-1]["positions"] = positions
-                self.positions[max(new)] = positions
             self._journal.append(records)
-            self._digests |= new
-            self.last = max(new)
+            for record in records:
+                self._apply(record)
 
     def digest_at(self, step: int) -> bytes | None:
         """The digest that was logged for a step, if it is still held."""

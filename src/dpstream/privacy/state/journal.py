@@ -34,35 +34,29 @@ from dpstream.privacy.state.durable_files import (
     write_hidden,
 )
 
-# Which process this is, without a system call: every step of every run asks.
-#
-# A forked child that went on with its parent's run would draw its parent's noise again.
-
-_number = os.getpid()
-
-
-def this_process() -> int:
-    """The number of this process.
-
-    >>> this_process() == os.getpid()
-    True
-    """
-    return _number
-
-
-def _look_again() -> None:
-    global _number
-    _number = os.getpid()
-
-
-os.register_at_fork(after_in_child=_look_again)
-
-
 Record = dict[str, Any]
 
 FORMAT = 1
 _PAGE = 4096  # a torn write of one slot leaves the other alone
 _NO_TAG = "0" * 16  # before the first record
+
+
+class _Process:
+    """Which process this is, without a system call: every step of every run asks.
+
+    A forked child that went on with its parent's run would draw its parent's noise again.
+    """
+
+    def __init__(self) -> None:
+        self.look()
+        os.register_at_fork(after_in_child=self.look)
+
+    def look(self) -> None:
+        """Ask the system."""
+        self.id = os.getpid()
+
+
+this_process = _Process()
 
 
 class JournalEnd(NamedTuple):
@@ -93,9 +87,9 @@ class Journal:
         self.path, self.kind, self._error = Path(path), kind, error
         make_directory(self.path.parent)
         self.place = Path(os.path.abspath(self.path))  # the same after a change of directory
-        self._fd, made = _opened(self.place)
+        self._fd, made = _open_or_create(self.place)
         self._thread_lock, self._depth = threading.RLock(), 0
-        self._process = this_process()
+        self._process = this_process.id
         self._offset, self._tag = 0, _NO_TAG
         self._head = _Head(Path(os.path.realpath(self.place)), error) if head else None
         if made and self._head is not None:
@@ -134,7 +128,7 @@ class Journal:
 
     def acquire(self, *, wait: bool = True) -> None:
         """Take the file's lock; without `wait`, refuse if another process has it."""
-        if this_process() != self._process:
+        if this_process.id != self._process:
             raise self._error(f"{self.path} was opened before a fork; open it in each process")
         if self._fd < 0:
             raise self._error(f"{self.path} was closed; open it again")
@@ -165,15 +159,15 @@ class Journal:
             return []
         if size < self._offset:
             raise self._error(f"{self.path} became shorter while it was in use; restore it")
-        mark = self._marked(size)
+        noted = self._noted_end(size)
         records, ends, torn = self._parsed(size)
-        if mark is not None:
-            self._compare(mark, ends, torn)
+        if noted is not None:
+            self._compare(noted, ends, torn)
         if not torn and size < ends[-1][0]:
             os.pwrite(self._fd, b"\n", size)  # it was lost
             os.fsync(self._fd)
         self._offset, self._tag = ends[-1]
-        if mark is not None and mark.offset < self._offset:  # a kill came between record and head
+        if noted is not None and noted.offset < self._offset:  # a kill came between record and head
             assert self._head is not None
             os.fsync(self._fd)
             self._head.move(self._offset, self._tag)
@@ -218,15 +212,15 @@ class Journal:
         """
         assert self._head is not None
         try:
-            mark = self._head.read()
+            noted = self._head.read()
         except self._error:
-            mark = None
+            noted = None
         self.rewind()
         _, ends, _ = self._parsed(os.fstat(self._fd).st_size)
         offset, tag = ends[-1]
         if not offset:
             raise self._error(f"{self.path} is empty: there is nothing to go on with; restore it")
-        data, tag = _lines(tag, [record(mark)])
+        data, tag = _lines(tag, [record(noted)])
         os.ftruncate(self._fd, offset - 1)
         os.pwrite(self._fd, b"\n" + data, offset - 1)
         os.fsync(self._fd)
@@ -277,11 +271,11 @@ class Journal:
     def _begin_anew(self, head: _Head) -> None:
         """The file was not there: say so if its head says that it has been."""
         with self.locked():
-            mark = head.read()
-            if mark is None or not mark.offset or os.fstat(self._fd).st_size:
+            noted = head.read()
+            if noted is None or not noted.offset or os.fstat(self._fd).st_size:
                 return
             warnings.warn(
-                f"{self.path} was removed (it held {mark.offset} bytes, {head.path.name} says): a "
+                f"{self.path} was removed (it held {noted.offset} bytes, {head.path.name} says): a "
                 "new one begins, and what the old one held is not counted; if that was not meant, "
                 "restore it",
                 NewBook,
@@ -289,21 +283,21 @@ class Journal:
             )
             head.begin()
 
-    def _marked(self, size: int) -> JournalEnd | None:
+    def _noted_end(self, size: int) -> JournalEnd | None:
         """Where the head says that the file has ended, at least; None without a head."""
         if self._head is None:
             return None
-        mark = self._head.read()
-        if mark is None and size:
+        noted = self._head.read()
+        if noted is None and size:
             raise self._error(
                 f"{self._head.path.name}, which says how far {self.path} had come, is missing: "
                 f"records may be lost from its end; restore it (a copy of a {self.kind} takes both "
                 f"files along), or take the {self.kind} as it is: dpstream ledger repair "
                 f"{self.path} --because TEXT"
             )
-        if mark is not None and mark.offset < self._offset:
+        if noted is not None and noted.offset < self._offset:
             raise self._error(f"{self._head.path} went back while it was in use; restore it")
-        return mark
+        return noted
 
     def _parsed(self, size: int) -> tuple[list[Record], list[tuple[int, str]], bool]:
         """Records from the offset on, where each of them ends (the offset first), and a torn end.
@@ -313,13 +307,15 @@ class Journal:
         *lines, tail = self._read(size).split(b"\n")
         header = _lines(_NO_TAG, [{"dpstream": self.kind, "format": FORMAT}])[0]
         if self._offset == 0 and not lines and not header.startswith(tail):
-            raise self._foreign()  # cutting this as a torn line would destroy somebody's file
+            raise self._damaged(0)  # cutting this as a torn line would destroy somebody's file
         ends, records = [(self._offset, self._tag)], list[Record]()
         for number, line in enumerate([*lines, tail]):
             offset, tag = ends[-1]
             if number == len(lines) and not _verifies(tag, tail):
                 break
-            record = self._parse(line, offset, tag)
+            if not _verifies(tag, line):
+                raise self._damaged(offset)
+            record: Record = json.loads(line[17:])
             if offset == 0:
                 self._check_header(record)
             else:
@@ -327,28 +323,28 @@ class Journal:
             ends.append((offset + len(line) + 1, line[:16].decode()))
         else:
             return records, ends, False
-        if _is_whole(ends[-1][1], tail):
+        if _is_record(ends[-1][1], tail):
             raise self._damaged(ends[-1][0])
         return records, ends, bool(tail)
 
-    def _compare(self, mark: JournalEnd, ends: list[tuple[int, str]], torn: bool) -> None:
+    def _compare(self, noted: JournalEnd, ends: list[tuple[int, str]], torn: bool) -> None:
         """The file holds what its head says, and beyond it at most the append that was killed."""
         assert self._head is not None
         last, remedy = ends[-1][0], f"dpstream ledger repair {self.path} --because TEXT"
-        if last < mark.offset:
+        if last < noted.offset:
             raise self._error(
                 f"{self.path} is shorter than it was: it ends after {last} bytes, and "
-                f"{self._head.path.name} says that it held {mark.offset}; records are lost; "
+                f"{self._head.path.name} says that it held {noted.offset}; records are lost; "
                 f"restore the file, or take it as it is, without them: {remedy}"
             )
-        beyond = [end for end in ends if end[0] >= mark.offset]
-        most = 2 if mark.offset == 0 else 1  # the first append also writes the header
+        beyond = [end for end in ends if end[0] >= noted.offset]
+        most = 2 if noted.offset == 0 else 1  # the first append also writes the header
         ahead = len(beyond) - 1
         if (
-            beyond[0] != (mark.offset, mark.tag)
+            beyond[0] != (noted.offset, noted.tag)
             or ahead > most
             or (torn and ahead == most)
-            or (mark.torn and (torn or ahead != most))
+            or (noted.torn and (torn or ahead != most))
         ):
             raise self._error(
                 f"{self._head.path} is damaged, or does not belong to this state of {self.path}: "
@@ -359,25 +355,18 @@ class Journal:
     def _grown(self) -> bool:
         """Is there more than a torn tail after what was read?"""
         tail = self._read(os.fstat(self._fd).st_size)
-        return b"\n" in tail or _is_whole(self._tag, tail)
-
-    def _foreign(self) -> DpstreamError:
-        return self._error(
-            f"{self.path} is not a dpstream {self.kind} file, or its first line was "
-            "altered; name another file or restore this one"
-        )
+        return b"\n" in tail or _is_record(self._tag, tail)
 
     def _damaged(self, offset: int) -> DpstreamError:
+        if not offset:
+            return self._error(
+                f"{self.path} is not a dpstream {self.kind} file, or its first line was "
+                "altered; name another file or restore this one"
+            )
         return self._error(
             f"{self.path} is damaged after byte {offset}: a record does not match its "
             "checksum; restore the file from a backup"
         )
-
-    def _parse(self, line: bytes, offset: int, previous: str) -> Record:
-        if not _verifies(previous, line):
-            raise self._damaged(offset) if offset else self._foreign()
-        record: Record = json.loads(line[17:])
-        return record
 
     def _check_header(self, record: Record) -> None:
         if record.get("dpstream") != self.kind:
@@ -401,14 +390,11 @@ class _Head:
     def read(self) -> JournalEnd | None:
         """The newest end that was noted; None if there is no such file."""
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            with self.path.open("rb") as file:
+                known = self._slots(file.fileno())
         except FileNotFoundError:
             return None
-        try:
-            known = self._slots(descriptor)
-        finally:
-            os.close(descriptor)
-        newest = max(mark for mark in known if mark is not None)
+        newest = max(end for end in known if end is not None)
         return newest._replace(torn=None in known)
 
     def begin(self, offset: int = 0, tag: str = _NO_TAG) -> None:
@@ -419,21 +405,19 @@ class _Head:
     def move(self, offset: int, tag: str) -> None:
         """Note a new end, durably."""
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            with self.path.open("r+b", buffering=0) as file:
+                descriptor = file.fileno()
+                known = [(-1, "") if end is None else end[:2] for end in self._slots(descriptor)]
+                os.pwrite(descriptor, _slot(offset, tag), _PAGE * known.index(min(known)))
+                os.fsync(descriptor)
         except FileNotFoundError:
             raise self._error(
                 f"{self.path} was removed while it was in use; restore it, or see `dpstream ledger "
                 "repair`"
             ) from None
-        try:
-            known = [(-1, "") if mark is None else mark[:2] for mark in self._slots(descriptor)]
-            os.pwrite(descriptor, _slot(offset, tag), _PAGE * known.index(min(known)))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _slots(self, descriptor: int) -> list[JournalEnd | None]:
-        known = [_mark(os.pread(descriptor, _SLOT, _PAGE * number)) for number in range(2)]
+        known = [_read_slot(os.pread(descriptor, _SLOT, _PAGE * number)) for number in range(2)]
         if known == [None, None]:
             raise self._error(
                 f"{self.path} is damaged: neither of its two slots matches its checksum; restore "
@@ -442,7 +426,7 @@ class _Head:
         return known
 
 
-def _opened(path: Path) -> tuple[int, bool]:
+def _open_or_create(path: Path) -> tuple[int, bool]:
     """The file, and whether it had to be made."""
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC), False
@@ -467,8 +451,8 @@ def _verifies(previous: str, line: bytes) -> bool:
     return tag.decode("ascii", "replace") == _tag(previous, body)
 
 
-def _is_whole(previous: str, tail: bytes) -> bool:
-    """Is this the whole of a record, however damaged, and not the beginning of one?"""
+def _is_record(previous: str, tail: bytes) -> bool:
+    """Is this a complete record, however damaged, and not the beginning of one?"""
     if _verifies(previous, tail) or _verifies(previous, tail[:-1]):
         return True
     try:
@@ -486,7 +470,7 @@ def _slot(offset: int, tag: str) -> bytes:
     return (facts + _checksum(facts) + "\n").encode()
 
 
-def _mark(slot: bytes) -> JournalEnd | None:
+def _read_slot(slot: bytes) -> JournalEnd | None:
     facts, found = slot[:38].decode("ascii", "replace"), slot[38:].decode("ascii", "replace")
     return JournalEnd(int(facts[:20]), facts[21:37]) if found == _checksum(facts) + "\n" else None
 

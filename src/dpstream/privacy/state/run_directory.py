@@ -17,14 +17,14 @@ What a kill can leave is never refused: the log is ahead of the ledger, and noth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpstream.errors import StateError
+from dpstream.privacy.ledger.charges import KnownRun
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.ledger.store import KnownRun
 from dpstream.privacy.state import (
     InputLog,
     Secret,
@@ -158,14 +158,14 @@ class RunDirectory:
         `chains`: the digest chain before each erasure of the state at this step, and that of now.
         """
         erasure = self.ledger.known(self.run.hex()).erasure
-        known = erasure is None or (step == erasure[0] and bytes.fromhex(erasure[1]) in chains)
-        if erasure is None or known or step > erasure[0]:
+        if erasure is None or step > erasure[0]:
             return
-        raise StateError(
-            f"a unit was erased from {self.folder} before step {erasure[0]}, and the snapshot of "
-            f"that is lost; going on from an older one would bring the unit back: restore it, or "
-            f"{ANEW}"
-        )
+        if step < erasure[0] or bytes.fromhex(erasure[1]) not in chains:
+            raise StateError(
+                f"a unit was erased from {self.folder} before step {erasure[0]}, and the snapshot "
+                f"of that is lost; going on from an older one would bring the unit back: restore "
+                f"it, or {ANEW}"
+            )
 
     @property
     def unused(self) -> bool:
@@ -234,16 +234,13 @@ def make_empty(folder: Path) -> None:
 
 def _drop_unused_log(path: Path) -> None:
     """A kill while the directory was made may leave a log without a start: nothing was drawn."""
-    journal = Journal(path, kind="input log")
-    try:
+    with closing(Journal(path, kind="input log")) as journal:
         journal.acquire(wait=False)
         if len(journal.read_new()) > 1:
             raise StateError(
                 f"{path.parent} has a log of published steps but no run.dps; restore it, or {ANEW}"
             )
         path.unlink()
-    finally:
-        journal.close()
 
 
 def find_run(
@@ -293,8 +290,8 @@ def make_run(
 
     `instead`: in place of another run, which is over.
     """
-    log = InputLog(folder / log_name, run=run, new=True)
-    try:
+    with ExitStack() as undo:
+        log = undo.enter_context(closing(InputLog(folder / log_name, run=run, new=True)))
         about = {
             "format": FORMAT,
             "kind": kind,
@@ -307,18 +304,16 @@ def make_run(
             "ledger place": str(ledger.place),
             **more,
         }
-        if instead:
-            write_packed(folder / "run.dps", about, kind="run")
-        else:
-            create_exclusive(folder / "run.dps", pack(about, kind="run"))
-    except FileExistsError:
-        log.close()
-        raise StateError(
-            f"another run was begun in {folder} just now; name another place"
-        ) from None
-    except BaseException:
-        log.close()
-        raise
+        try:
+            if instead:
+                write_packed(folder / "run.dps", about, kind="run")
+            else:
+                create_exclusive(folder / "run.dps", pack(about, kind="run"))
+        except FileExistsError:
+            raise StateError(
+                f"another run was begun in {folder} just now; name another place"
+            ) from None
+        undo.pop_all()
     return RunDirectory(folder=folder, about=about, secret=secret, ledger=ledger, log=log)
 
 
@@ -326,15 +321,15 @@ def open_run(folder: Path, *, about: About, secret: Secret, ledger: Ledger) -> R
     """Open a directory to go on with its run; what does not agree with its ledger is refused."""
     _refuse_other_secret(folder, about, secret)
     refuse_moved(folder, about, ledger)
-    log = InputLog(folder / about["log"], run=about["run"])
-    found = RunDirectory(folder=folder, about=about, secret=secret, ledger=ledger, log=log)
-    try:
-        found.seen = ledger.known(found.run.hex()).epoch
-        _compare(found)
-    except BaseException:
-        log.close()  # a refused directory must not stay locked
-        raise
-    return found
+    with ExitStack() as undo:  # a refused directory must not stay locked
+        log = undo.enter_context(closing(InputLog(folder / about["log"], run=about["run"])))
+        known = ledger.known(about["run"].hex())
+        directory = RunDirectory(
+            folder=folder, about=about, secret=secret, ledger=ledger, log=log, seen=known.epoch
+        )
+        _compare(directory)
+        undo.pop_all()
+    return directory
 
 
 def keep_book(ledger: Ledger, folder: Path) -> None:
@@ -393,14 +388,14 @@ def _is_own(folder: Path, ledger: Ledger) -> bool:
     return ledger.place is not None and ledger.place == folder.resolve() / "ledger"
 
 
-def _refuse_lost_keys(found: RunDirectory, minted: int) -> None:
+def _refuse_lost_keys(directory: RunDirectory, minted: int) -> None:
     """Another key in place of a lost one would publish a second noisy copy."""
-    known = found.ledger.known(found.run.hex())
+    known = directory.ledger.known(directory.run.hex())
     if minted < known.minted:
         raise StateError(
-            f"{found.folder / 'windows'} has lost keys: {known.minted} windows have had one, and "
-            f"it knows of {minted}; other keys would publish second noisy copies; restore it, or "
-            f"{ANEW}"
+            f"{directory.folder / 'windows'} has lost keys: {known.minted} windows have had one, "
+            f"and it knows of {minted}; other keys would publish second noisy copies; restore it, "
+            f"or {ANEW}"
         )
 
 
@@ -418,7 +413,7 @@ def is_charged(folder: Path | None, paid: set[str], known: Callable[[str], Known
         return True
     if known(run).dataset:  # begun, and not charged yet
         return False
-    drawn = any(True for name in _DRAWN for _ in folder.glob(name))
+    drawn = any(any(folder.glob(name)) for name in _DRAWN)
     if drawn or not (folder / about["log"]).exists():
         raise StateError(
             f"{folder} may have published, but the book knows nothing of the run that its run.dps "
@@ -435,13 +430,10 @@ def drop_unbegun(folder: Path) -> None:
     about = read_about(folder)
     if about is None or "mechanism" not in about or not (folder / about["log"]).exists():
         return
-    log = InputLog(folder / about["log"], run=about["run"])
-    try:
+    with closing(InputLog(folder / about["log"], run=about["run"])) as log:
         if log.unused:
             path.unlink()
             (folder / about["log"]).unlink()
-    finally:
-        log.close()
 
 
 def known_secret(folder: Path, about: About, given: GivenSecret) -> Secret:
@@ -470,34 +462,26 @@ def adopt(folder: Path, *, ledger: Ledger, because: str, who: str) -> About:
         raise StateError(f"{folder} holds no run; name the directory that has its run.dps")
     own = {"own ledger": _is_own(folder, ledger), "ledger place": str(ledger.place)}
     adopted = about | {"ledger": ledger.identity()} | own
-    log = InputLog(folder / about["log"], run=about["run"])
-    try:
-        _compare(RunDirectory(folder=folder, about=about, secret=_NONE, ledger=ledger, log=log))
+    nothing = Secret(bytes(32))  # to draw with
+    with closing(InputLog(folder / about["log"], run=about["run"])) as log:
+        _compare(RunDirectory(folder=folder, about=about, secret=nothing, ledger=ledger, log=log))
         ledger.note_adoption(about["dataset"], about["run"].hex(), because=because, who=who)
         write_packed(folder / "run.dps", adopted, kind="run")
-    finally:
-        log.close()
     return adopted
-
-
-_NONE = Secret(bytes(32))  # `adopt` draws nothing
 
 
 def refuse_moved(folder: Path, about: About, ledger: Ledger) -> None:
     """The ledger must be the file that the run is charged to, not a copy of it."""
-    if ledger.identity() != about["ledger"]:
-        raise StateError(_moved(folder, about, ledger))
-
-
-def _moved(folder: Path, about: About, ledger: Ledger) -> str:
+    if ledger.identity() == about["ledger"]:
+        return
     way_out = f"dpstream state adopt {folder} --ledger {ledger.path} --because TEXT"
     if about["own ledger"] and _is_own(folder, ledger):
-        return (
+        raise StateError(
             f"{folder} is a copy, or was moved here from another file system, its ledger too; two "
             "copies of a book cannot keep one budget, and would put the same noise on different "
             f"data; use the original; or {ANEW}; if this is the only copy that is left: {way_out}"
         )
-    return (
+    raise StateError(
         f"the ledger {ledger.path} is not the file that {folder} is charged to, "
         f"{_ledger_place(folder, about)}; name that one; or {ANEW}; if it is the same ledger, "
         f"moved here: {way_out}"
@@ -512,10 +496,10 @@ def refuse_rolled_back(folder: Path, ledger: Ledger, head: tuple[int, str]) -> N
         )
 
 
-def _compare(found: RunDirectory) -> None:
+def _compare(directory: RunDirectory) -> None:
     """The log and the ledger must tell the same story, as far as the ledger knows it."""
-    folder, ledger, log = found.folder, found.ledger, found.log
-    known = ledger.known(found.run.hex())
+    folder, ledger, log = directory.folder, directory.ledger, directory.log
+    known = ledger.known(directory.run.hex())
     if log.ledger_head is not None:
         refuse_rolled_back(folder, ledger, log.ledger_head)
     if not known.epoch and log.last >= 0:
@@ -531,16 +515,16 @@ def _compare(found: RunDirectory) -> None:
         )
     if known.types and known.types not in map(types_digest, log.types):
         raise StateError(
-            f"{folder / found.about['log']} has lost the types of unit and keys; restore it, or "
-            f"{ANEW}"
+            f"{folder / directory.about['log']} has lost the types of unit and keys; restore it, "
+            f"or {ANEW}"
         )
-    _take_from_ledger(found, known.digests, known.reached)
+    _take_from_ledger(directory, known.digests, known.reached)
 
 
-def _take_from_ledger(found: RunDirectory, digests: dict[int, str], reached: int) -> None:
+def _take_from_ledger(directory: RunDirectory, digests: dict[int, str], reached: int) -> None:
     """Give the log the steps that it lacks; refuse what differs, and what cannot be read again."""
-    folder, log = found.folder, found.log
-    other = f"{folder} is not the state that {found.ledger.path} has seen of its run"
+    folder, log = directory.folder, directory.log
+    other = f"{folder} is not the state that {directory.ledger.path} has seen of its run"
     for step, digest in digests.items():
         logged = log.digest_at(step)
         if logged is not None and logged.hex() != digest:
@@ -550,7 +534,7 @@ def _take_from_ledger(found: RunDirectory, digests: dict[int, str], reached: int
         return
     if log.positions or missing[0] not in digests:
         raise StateError(
-            f"{folder / found.about['log']} has lost its end: {len(missing)} steps were published "
-            f"since, and what they have read is not known; restore it, or {ANEW}"
+            f"{folder / directory.about['log']} has lost its end: {len(missing)} steps were "
+            f"published since, and what they have read is not known; restore it, or {ANEW}"
         )
     log.record(missing[0], [bytes.fromhex(digests[step]) for step in missing])

@@ -1,4 +1,4 @@
-"""The operator's secret: 32 random bytes that every key comes from."""
+"""The operator's secret: 32 random bytes that every key comes from, and how keys are derived."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from cryptography.hazmat.primitives.cmac import CMAC
 from dpstream.errors import SecretError
 from dpstream.privacy.state.durable_files import create_exclusive
 from dpstream.privacy.state.serial import pack, unpack
-
-# Keys from keys.
 
 
 def derive(key: bytes, message: bytes) -> bytes:
