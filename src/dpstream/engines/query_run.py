@@ -30,6 +30,7 @@ from dpstream.privacy.state.window_keys import MemoryWindowKeys
 from dpstream.query.column_types import Types
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
+from dpstream.query.row_spec import RowSpec
 from dpstream.records import Source
 from dpstream.rows.column_values import types_before_rows, types_of
 
@@ -268,7 +269,7 @@ def run_tag(run: bytes) -> str:
     return hashlib.sha256(b"run mark" + run).hexdigest()[:16]
 
 
-def known_types(query: Query, folder: Path | None, schemas: list[Types | None]) -> Types:
+def known_types(query: RowSpec, folder: Path | None, schemas: list[Types | None]) -> Types:
     """The types of unit and keys: those that a run has fixed, or would fix if it began now."""
     kept = {} if folder is None else kept_types(folder)
     now = types_of(query, schemas[0]) if schemas else types_before_rows(query)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.query.query import Finish, Query
+from dpstream.query.row_spec import Finish, RowSpec
 
 # A plan as a drawing: what stays exact stands above the line, what is noisy below it.
 
@@ -147,7 +147,7 @@ class Explanation:
         return f"{as_svg(self.stages)}<pre>{escaped}</pre>"
 
 
-def told_schema(schema: pa.Schema, query: Query) -> list[dict[str, str]]:
+def told_schema(schema: pa.Schema, query: RowSpec) -> list[dict[str, str]]:
     """Columns and types of a query's releases; types of keys may be those of the source."""
     read = query.source_columns
     told = []

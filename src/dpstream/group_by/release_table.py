@@ -241,7 +241,7 @@ def series_table(
     """All public groups of one window; `held`: the mechanism repeats an earlier value."""
     start, end = query.schedule.span(release.step)
     time = query.schedule.time_of(step)
-    keys = reader.public_table() if query.rows.keys else None
+    keys = reader.public_table() if query.keys else None
     table = _finished(query, release, keys, span=(start, end), time=time)
     about = about_release(query.name, run_tag, release.step, span=(start, end), time=time)
     return table.replace_schema_metadata({"dpstream": json.dumps(about)})
@@ -249,7 +249,7 @@ def series_table(
 
 def series_schema(query: SeriesQuery, types: Types) -> pa.Schema:
     """The columns of every release and their types, by those of the keys."""
-    keys = pa.table({name: pa.array([], types[name]) for name in query.rows.keys})
+    keys = pa.table({name: pa.array([], types[name]) for name in query.keys})
     none = Release(step=0, values=np.zeros(0), paid=False)
     return _finished(query, none, keys, span=(None, None), time=None).schema
 
@@ -267,11 +267,12 @@ def _finished(
     spread = np.full(size, np.nan) if release.stddev is None else release.stddev
     named: dict[str, Any] = dict(zip(WINDOW, (instants(edge, size) for edge in span), strict=True))
     if keys is not None:
-        named |= {name: keys[name] for name in query.rows.keys}
-    named[query.column] = pa.array(release.values, pa.float64())
-    named[f"{query.column}_stddev"] = pa.array(np.broadcast_to(spread, size).copy(), pa.float64())
+        named |= {name: keys[name] for name in query.keys}
+    count = query.count.name
+    named[count] = pa.array(release.values, pa.float64())
+    named[f"{count}_stddev"] = pa.array(np.broadcast_to(spread, size).copy(), pa.float64())
     named["held"] = pa.array([release.held] * size, pa.bool_())
     named["trigger_time"] = instants(time, size)
     named["release_index"] = pa.array(np.ones(size, np.int64))
     table = pa.table(named)
-    return table if query.rows.finish is None else query.rows.finish(table)
+    return table if query.finish is None else query.finish(table)

@@ -22,7 +22,7 @@ class StepCounts:
     """Counts per public group of every window that is not published yet, and who is in them."""
 
     def __init__(self, query: SeriesQuery, secret: Secret, run: bytes) -> None:
-        self.reader = RowReader(query.rows, secret, run)
+        self.reader = RowReader(query, secret, run)
         self._bins: Words | None = None
         self._seen: dict[int, Words] = {}
         self._counts: dict[int, Integers] = {}

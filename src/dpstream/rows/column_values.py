@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from dpstream.errors import InvalidInput
 from dpstream.query.column_types import Types, canonical_type
-from dpstream.query.query import Query
+from dpstream.query.row_spec import RowSpec
 from dpstream.rows import parse
 from dpstream.rows.number_text import number_text, one_number_spelling
 
@@ -189,7 +189,7 @@ def _uuid_texts(storage: pa.Array) -> pa.Array:
 # The types of a query's unit and keys: declared, told by the first schema, or text.
 
 
-def types_of(query: Query, source: Types | None) -> Types:
+def types_of(query: RowSpec, source: Types | None) -> Types:
     """The types of unit and keys over a source with these columns; one that tells none has text.
 
     What the query declares goes before what the source says.
@@ -204,7 +204,7 @@ def types_of(query: Query, source: Types | None) -> Types:
     return {name: canonical_type(kind, name) for name, kind in kinds.items()}
 
 
-def types_before_rows(query: Query) -> Types:
+def types_before_rows(query: RowSpec) -> Types:
     """The same before any source has told its types: text, or what a list of public keys holds."""
     known = types_of(query, None)
     for number, name in enumerate(query.keys if query.public_keys is not None else ()):

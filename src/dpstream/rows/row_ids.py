@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.query.query import Query
+from dpstream.query.row_spec import RowSpec
 from dpstream.records import Integers, Words
 from dpstream.rows.number_text import one_number_spelling
 from dpstream.rows.row_batch import RowKeys, stepwise
@@ -404,7 +404,7 @@ def _fixed(array: NDArray[T]) -> NDArray[T]:
 class RowIds:
     """Makes the ids and digests of one run's rows."""
 
-    def __init__(self, query: Query, keys: RowKeys) -> None:
+    def __init__(self, query: RowSpec, keys: RowKeys) -> None:
         self._query, self._keys = query, keys
 
     def units(self, units: pa.Array, periods: Integers) -> Words:

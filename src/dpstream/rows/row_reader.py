@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from dpstream.errors import InvalidInput
 from dpstream.privacy.state import Secret
 from dpstream.query.column_types import Types
-from dpstream.query.query import Query
+from dpstream.query.row_spec import RowSpec
 from dpstream.query.windows import within_calendar
 from dpstream.records import Integers, Rejected, Words
 from dpstream.rows import number_text, parse
@@ -174,18 +174,18 @@ class ParsedColumns:
 class RowReader:
     """Turns batches of one query's source into rows."""
 
-    def __init__(self, query: Query, secret: Secret, run: bytes) -> None:
+    def __init__(self, query: RowSpec, secret: Secret, run: bytes) -> None:
         self._begin(query, RowKeys.of(secret, run))
 
     @classmethod
-    def with_keys(cls, query: Query, keys: RowKeys, types: Types) -> RowReader:
+    def with_keys(cls, query: RowSpec, keys: RowKeys, types: Types) -> RowReader:
         """One that reads elsewhere, for a run whose types are fixed."""
         made = cls.__new__(cls)
         made._begin(query, keys)
         made.types = dict(types)
         return made
 
-    def _begin(self, query: Query, keys: RowKeys) -> None:
+    def _begin(self, query: RowSpec, keys: RowKeys) -> None:
         self.query = query
         self.types: Types = {}
         self.learned: Callable[[Types], None] = lambda _: None
@@ -426,9 +426,7 @@ class RowReader:
 
     def _values(self, table: pa.Table, reasons: Codes, once: _Once) -> Integers:
         columns = []
-        for measure in self.query.measures:
-            if measure.kind != "value":
-                continue
+        for measure in self.query.value_measures:
             values, readable = once(
                 "number",
                 measure.column,

@@ -12,7 +12,7 @@ from dpstream.errors import DpstreamError, InvalidParameter
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
 from dpstream.mechanisms.parts.factorised_counter import CountingParameters
-from dpstream.query.query import Query
+from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler.draft import Draft, called
 from dpstream.sql_compiler.expressions import nearest
@@ -159,13 +159,12 @@ def one_count(draft: Draft) -> None:
 
 
 def rows_of_series(draft: Draft) -> dict[str, Any]:
-    """Parameters of the query that reads the rows; delta is not used, it has no noise."""
-    of_mechanism = ("privacy_unit", "w", "mechanism", "mechanism_options", "delta")
-    found = {key: value for key, value in draft.parameters.items() if key not in of_mechanism}
-    return found | {"delta": "1/2", "max_groups_contributed": 1}
+    """The parameters that say which rows are read; the others are the mechanism's."""
+    of_mechanism = ("privacy_unit", "w", "mechanism", "mechanism_options", "epsilon", "delta")
+    return {key: value for key, value in draft.parameters.items() if key not in of_mechanism}
 
 
-def series_query(draft: Draft, rows: Query) -> SeriesQuery:
+def series_query(draft: Draft, rows: RowSpec, count: Any) -> SeriesQuery:
     """The query; the mechanism is made with the options that it knows."""
     given = draft.parameters
     own = {"epsilon": given["epsilon"], "window": given.get("w")}
@@ -174,14 +173,15 @@ def series_query(draft: Draft, rows: Query) -> SeriesQuery:
         more = {"delta": given["delta"]} | more
     mechanism = _built(draft, given["privacy_unit"], given["mechanism"], own, more, rows)
     try:
-        return SeriesQuery(mechanism=mechanism, rows=rows)
+        of_rows = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
+        return SeriesQuery(mechanism=mechanism, count=count, **of_rows)
     except DpstreamError as error:
         node = node_of(draft.clause, "mechanism_options") or node_of(draft.clause, "mechanism")
         raise draft.refusal(node or draft.clause, str(error), "change its parameters") from None
 
 
 def _built(
-    draft: Draft, unit: str, name: str, own: dict[str, Any], more: dict[str, Any], rows: Query
+    draft: Draft, unit: str, name: str, own: dict[str, Any], more: dict[str, Any], rows: RowSpec
 ) -> Mechanism:
     clause = draft.clause
     place = node_of(clause, "mechanism") or clause
@@ -208,7 +208,7 @@ def _built(
 
 
 def _parameters(
-    draft: Draft, cls: Any, name: str, own: dict[str, Any], more: dict[str, Any], rows: Query
+    draft: Draft, cls: Any, name: str, own: dict[str, Any], more: dict[str, Any], rows: RowSpec
 ) -> dict[str, Any]:
     """What the mechanism is made with: nothing that it does not know, all that it needs."""
     clause = draft.clause

@@ -210,12 +210,12 @@ class SeriesRun(IteratedRun):
         self._sources = RunSources(source=self.source, history=self.history)
         for source in (self.source, self.history):
             if source is not None:
-                check_columns(source, self.query.rows)
+                check_columns(source, self.query)
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of every release and their types, as they are known by now."""
-        types = known_types(self.query.rows, self.folder, self._sources.schemas())
+        types = known_types(self.query, self.folder, self._sources.schemas())
         return series_schema(self.query, types)
 
     @property

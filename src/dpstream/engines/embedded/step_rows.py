@@ -20,7 +20,7 @@ from dpstream.engines.clock import Clock
 from dpstream.engines.embedded.arrivals import Arrivals, ArrivedChunk, LiveView, Positions
 from dpstream.errors import InvalidInput, NoiseReuse
 from dpstream.query.column_types import Types
-from dpstream.query.query import Query
+from dpstream.query.row_spec import RowSpec
 from dpstream.records import (
     Batch,
     ChunkRanges,
@@ -418,7 +418,7 @@ class RunSources:
         return [s for s in (self.history, self.source) if s is not None and s.bounded]
 
 
-def check_columns(source: Source, query: Query) -> None:
+def check_columns(source: Source, query: RowSpec) -> None:
     """Refuse a source that declares other columns before anything is paid for.
 
     So is a key whose type follows from the rows: one of them could change what is published.
