@@ -197,12 +197,12 @@ def test_a_run_keeps_the_types_it_began_with(tmp_path):
 
 def test_a_table_of_another_schema_is_never_published(monkeypatch):
     """The control: were a release to differ, it would stop here and not in a sink."""
-    real = ReleaseTables._finished
+    real = ReleaseTables._columns
 
     def broken(self, sums, *args, **named):
         made = real(self, sums, *args, **named)
         return made if not len(sums) else made.append_column("more", pa.nulls(len(made)))
 
-    monkeypatch.setattr(ReleaseTables, "_finished", broken)
+    monkeypatch.setattr(ReleaseTables, "_columns", broken)
     with pytest.raises(StateError, match=r"have the columns.*and this one has.*not published"):
         dps.run(query_of(), source=busy(), secret=SECRET, options=FIXED).finish()

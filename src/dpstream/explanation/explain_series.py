@@ -17,9 +17,9 @@ from dpstream.group_by.release_table import series_schema
 from dpstream.mechanisms import name_of
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.amounts import show
-from dpstream.query.column_values import types_before_rows
 from dpstream.query.series_query import SeriesQuery
 from dpstream.query.windows import in_words, iso
+from dpstream.rows.column_values import types_before_rows
 
 _TRIED = 400  # steps of a made-up stream that tell the noise
 _SEEN_BYTES = 16  # of a unit in an open window

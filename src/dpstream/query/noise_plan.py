@@ -48,6 +48,11 @@ class WindowPlan:
     thresholds: Integers
     """Noisy units that show a key, by release."""
 
+    @property
+    def activation(self) -> int:
+        """Units above which a group becomes active; -1: all groups are known and active."""
+        return -1 if self.public else self.pre_threshold
+
 
 @dataclass(frozen=True)
 class NoisePlan:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -176,13 +177,8 @@ def _days(array: pa.Array) -> pa.Array:
 
 def _uuid_texts(storage: pa.Array) -> pa.Array:
     """As RFC 9562 writes them: 8-4-4-4-12 digits."""
-    raw = pc.cast(storage, pa.binary())
-    few = raw.dictionary_encode()
-    texts = []
-    for item in few.dictionary.to_pylist():
-        digits = item.hex()
-        ends = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
-        texts.append("-".join(digits[first:end] for first, end in ends))
+    few = pc.cast(storage, pa.binary()).dictionary_encode()
+    texts = [str(UUID(bytes=item)) for item in few.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(few.indices)
 
 

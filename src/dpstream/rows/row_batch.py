@@ -162,7 +162,7 @@ RowSlice = tuple[Rows, int, int]
 """Rows `first` to `end` of a batch, all of one step, window and period."""
 
 
-def slices_by_window(pieces: Iterable[RowSlice]) -> Iterator[tuple[int, int, Rows]]:
+def rows_by_window(pieces: Iterable[RowSlice]) -> Iterator[tuple[int, int, Rows]]:
     """Rows of each window and period together, in their order."""
     found: dict[tuple[int, int], list[RowSlice]] = {}
     for rows, first, end in pieces:

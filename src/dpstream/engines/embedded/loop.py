@@ -72,7 +72,7 @@ class Loop:
         """One step after another: a table is out before the next rows are waited for."""
         assert self.live is not None
         while (pieces := self._rows(self.step)) is not None:
-            self.flow.take(pieces)
+            self.flow.aggregate_rows(self.flow.bound_rows(pieces))
             self._charge()
             self._chain = self._logged(self.step, pieces, self._chain)
             self._publish()
@@ -85,7 +85,7 @@ class Loop:
         coming = self._coming(self.step)
         while coming is not None:
             rows, logged = coming
-            self.flow.add(rows.result())
+            self.flow.aggregate_rows(rows.result())
             self._chain = logged.result()
             ahead = self._may_go_ahead()
             coming = self._coming(self.step + 1) if ahead else None
@@ -172,7 +172,7 @@ class Loop:
         if pieces is None:
             return None
         self._charge()
-        rows = self._judge.submit(self.flow.judged, pieces)
+        rows = self._judge.submit(self.flow.bound_rows, pieces)
         return rows, self._logger.submit(self._logged, step, pieces, self._chain)
 
     def _charge(self) -> None:

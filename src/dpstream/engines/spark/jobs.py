@@ -148,7 +148,7 @@ class Jobs:
         for step, one in due:
             sums, shown = found.get((step, one.window), nothing)
             share = shares.get((step, one.window), (1.0, 0.0))
-            made = making.made(step, one, sums, shown, share)
+            made = making.table(step, one, sums, shown, share)
             publications.append(Publication(due=one, table=made))
         return publications, saved
 
