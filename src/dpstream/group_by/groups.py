@@ -76,7 +76,7 @@ class GroupBucket:
         """
         rows: Integers = np.empty(min(len(places), SLICE), np.int64)
         became, at = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        found: list[tuple[Integers, Integers]] = []
+        activated: list[tuple[Integers, Integers]] = []  # groups, and the rows that name them
         for start in range(0, len(places), SLICE):
             part = places[start : start + SLICE]
             self.table.find(groups, part, rows)
@@ -88,9 +88,9 @@ class GroupBucket:
             if over:
                 raise StateError(_TOO_LARGE)
             if count:
-                found.append((became[:count].copy(), at[:count].copy()))
-        if found:
-            active, named = (np.concatenate(parts) for parts in zip(*found, strict=True))
+                activated.append((became[:count].copy(), at[:count].copy()))
+        if activated:
+            active, named = (np.concatenate(parts) for parts in zip(*activated, strict=True))
             self._activate(active, keys.take(pa.array(named)))
 
     def add_sums(

@@ -71,9 +71,9 @@ def count_offered(counters: HashTable, units: Words, places: Integers, most: int
 
 @compiled
 def _count_offered(rows: Any, counts: Any, most: int) -> int:
-    found = 0
+    counted = 0
     for row in rows:
         if counts[row, 0] < most:
             counts[row, 0] += 1
-            found += 1
-    return found
+            counted += 1
+    return counted

@@ -46,15 +46,15 @@ def select_keys(
     hidden = bucket.hidden()
     if plan.public:
         return noise, np.flatnonzero(hidden)
-    found: Integers = np.empty(len(noise), np.int64)
+    appearing: Integers = np.empty(len(noise), np.int64)
     least = int(plan.thresholds[release - 1])
-    count = _appearing(bucket.table.numbers, bucket.active, hidden, noise, least, found)
-    return noise, found[:count]
+    count = _appearing(bucket.table.numbers, bucket.active, hidden, noise, least, appearing)
+    return noise, appearing[:count]
 
 
 @compiled
 def _appearing(
-    sums: Any, active: Integers, hidden: Any, noise: Integers, least: int, found: Integers
+    sums: Any, active: Integers, hidden: Any, noise: Integers, least: int, appearing: Integers
 ) -> int:
     """The hidden groups whose noisy units, column 0, have reached the threshold: how many."""
     count = 0
@@ -63,7 +63,7 @@ def _appearing(
         ahead = group + FAR
         if ahead < len(active):
             prefetch(lines + np.uint64(active[ahead]) * line)
-        found[count] = group
+        appearing[count] = group
         count += hidden[group] and sums[active[group], 0] + noise[group] >= least
     return count
 

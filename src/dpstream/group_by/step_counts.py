@@ -27,9 +27,9 @@ class StepCounts:
         self._seen: dict[int, Words] = {}
         self._counts: dict[int, Integers] = {}
 
-    def take(self, pieces: Iterable[RowSlice]) -> None:
+    def take(self, slices: Iterable[RowSlice]) -> None:
         """Add the rows of a step, whatever windows they belong to."""
-        parts = [(rows, slice(first, end)) for rows, first, end in pieces if end > first]
+        parts = [(rows, slice(first, end)) for rows, first, end in slices if end > first]
         if not parts:
             return
         units, groups, digests, windows = (
@@ -57,8 +57,9 @@ class StepCounts:
 
     def counts(self, window: int) -> Integers:
         """A window's histogram, in the order of the public groups."""
-        found = self._counts.get(window)
-        return np.zeros(len(self._bin_ids()), np.int64) if found is None else found
+        if window not in self._counts:
+            return np.zeros(len(self._bin_ids()), np.int64)
+        return self._counts[window]
 
     def evict(self, window: int) -> None:
         """A window is published."""

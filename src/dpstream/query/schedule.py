@@ -166,11 +166,11 @@ class Schedule:
         stream without end, and its neighbours are added to be safe.
         """
         if self.windows is not None and self.windows <= _PROBE:
-            found = {self.releases(w) for w in range(self.windows)}
+            lengths = {self.releases(w) for w in range(self.windows)}
         else:
             seen = {self.releases(w) for w in range(_PROBE)}
-            found = {number + more for number in seen for more in (-1, 0, 1)}
-        return sorted((number for number in found if number > 0), reverse=True)
+            lengths = {number + more for number in seen for more in (-1, 0, 1)}
+        return sorted((number for number in lengths if number > 0), reverse=True)
 
     def due(self, step: int) -> list[DueRelease]:
         """The windows that are published at a step, oldest first."""
@@ -182,14 +182,14 @@ class Schedule:
         newest = self.edges.last_before(time - 1)
         if self.windows is not None:
             newest = min(newest, self.windows - 1)
-        found = []
+        due = []
         for window in range(newest, -1, -1):
             if self.last_step(window) < step:
                 break
             if self.releases(window) > 0:  # a zone may leave out a day
                 release = step - self.first_step(window) + 1
-                found.append(DueRelease(window, release, self.releases(window)))
-        return found[::-1]
+                due.append(DueRelease(window, release, self.releases(window)))
+        return due[::-1]
 
     def window_of(self, times: Integers) -> Integers:
         """The first window of each event time, -1 where there is none."""
@@ -232,12 +232,12 @@ class Schedule:
         if self.triggers is not None:
             return self.triggers.before(within)
         if self.edges is None:
-            found = np.zeros(len(arrivals), np.int64)
+            first = np.zeros(len(arrivals), np.int64)
         else:
             closing = self.edges.before(within - self.lateness) - self._last_cell(0)
-            found = np.maximum(closing, 0)
+            first = np.maximum(closing, 0)
         over = arrivals >= last  # the last window may be cut short
-        return found if steps is None else np.where(over, steps, np.minimum(found, steps - 1))
+        return first if steps is None else np.where(over, steps, np.minimum(first, steps - 1))
 
     def last_steps(self, windows: Integers) -> Integers:
         """The last step of each window."""
@@ -247,5 +247,5 @@ class Schedule:
         if last - first > _WIDE:
             known, where = np.unique(windows, return_inverse=True)
             return np.array([self.last_step(int(w)) for w in known], np.int64)[where]
-        found = np.array([self.last_step(w) for w in range(first, last + 1)], np.int64)
-        return found[windows - first]
+        last_steps = np.array([self.last_step(w) for w in range(first, last + 1)], np.int64)
+        return last_steps[windows - first]

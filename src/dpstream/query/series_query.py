@@ -83,9 +83,9 @@ class SeriesQuery(RowSpec, identity="series_query", keys="mechanism count"):
             return
         most, steps = self.mechanism.steps, self.schedule.steps
         if steps is None or steps > most:
-            found = "no end" if steps is None else f"{steps} windows"
+            asked = "no end" if steps is None else f"{steps} windows"
             raise InvalidParameter(
-                f"steps of {name} is {most}, but the query has {found}; raise it, or use "
+                f"steps of {name} is {most}, but the query has {asked}; raise it, or use "
                 "unbounded_counter"
             )
 

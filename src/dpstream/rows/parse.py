@@ -1,4 +1,4 @@
-"""Columns as they come, to times and numbers; what cannot be read is marked, never fatal."""
+"""Columns of a source become times and numbers; what cannot be read is flagged, never fatal."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def _instants(array: pa.Array, zone: str) -> tuple[Integers, Mask]:
     micros = pc.cast(array, pa.timestamp("us", tz=kind.tz if aware else None), safe=False)
     if not aware and zone != "UTC":
         micros = pc.assume_timezone(micros, zone, ambiguous="earliest", nonexistent="earliest")
-    found = pc.cast(micros, pa.int64(), safe=False)
-    return pc.fill_null(found, 0).to_numpy(zero_copy_only=False), readable
+    counts = pc.cast(micros, pa.int64(), safe=False)
+    return pc.fill_null(counts, 0).to_numpy(zero_copy_only=False), readable
 
 
 def written_times(text: pa.Array, zone: str) -> tuple[Integers, Mask]:

@@ -11,14 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dpstream.compiled import compiled
 from dpstream.privacy.state import Secret
 from dpstream.records import Integers, Rejected, Words
-
-# Functions that never fall, such as the step of a time, over many times that are in order.
-#
-# Logs are mostly written in the order of time. Then such a function is a staircase with few steps:
-# it is worked out at the two ends of each block, and within a block only where these differ.
 
 _BLOCK = 1 << 12
 _FEW = 4 * _BLOCK
@@ -27,7 +21,9 @@ _FEW = 4 * _BLOCK
 def stepwise(function: Callable[[Integers], Integers], times: Integers) -> Integers:
     """function(times), for a function that never falls where it is not negative.
 
-    If it has one value only, that is not written out: the array has one item, many times.
+    Logs are mostly written in the order of time. Then such a function is a staircase with few
+    steps: it is worked out at the two ends of each block, and within a block only where these
+    differ. If it has one value only, that is not written out: the array has one item, many times.
     """
     if len(times) < _FEW or not rising(times):
         return function(times)
@@ -38,11 +34,11 @@ def stepwise(function: Callable[[Integers], Integers], times: Integers) -> Integ
     flat = (first == last) & (first >= 0)
     if flat.all() and (first == first[0]).all():
         return np.broadcast_to(np.int64(first[0]), times.shape)
-    found = np.repeat(first, stops - starts)
+    values = np.repeat(first, stops - starts)
     for block in np.flatnonzero(~flat):
         part = slice(starts[block], stops[block])
-        found[part] = function(times[part])
-    return found
+        values[part] = function(times[part])
+    return values
 
 
 def is_constant(column: Integers) -> bool:
@@ -50,13 +46,9 @@ def is_constant(column: Integers) -> bool:
     return column.strides[0] == 0
 
 
-@compiled
 def rising(times: Integers) -> bool:
     """Is no time earlier than the one before it?"""
-    falls = 0
-    for i in range(1, len(times)):
-        falls += times[i] < times[i - 1]
-    return falls == 0
+    return bool((times[1:] >= times[:-1]).all())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -100,7 +92,7 @@ class Rows:
 
 @dataclass(kw_only=True)
 class RejectedRows:
-    """Rows that were set aside, for the operator alone."""
+    """What became of the other rows of a batch, for the operator alone."""
 
     rejected: list[Rejected] = field(default_factory=list)
     outside: int = 0
@@ -156,31 +148,29 @@ def in_order(rows: Rows) -> Rows:
     )
 
 
-# Parts of batches that make up a step, put together by window and period.
-
 RowSlice = tuple[Rows, int, int]
 """Rows `first` to `end` of a batch, all of one step, window and period."""
 
 
-def rows_by_window(pieces: Iterable[RowSlice]) -> Iterator[tuple[int, int, Rows]]:
+def rows_by_window(slices: Iterable[RowSlice]) -> Iterator[tuple[int, int, Rows]]:
     """Rows of each window and period together, in their order."""
-    found: dict[tuple[int, int], list[RowSlice]] = {}
-    for rows, first, end in pieces:
+    by_place: dict[tuple[int, int], list[RowSlice]] = {}
+    for rows, first, end in slices:
         place = (int(rows.windows[first]), int(rows.periods[first]))
-        found.setdefault(place, []).append((rows, first, end))
-    for window, period in sorted(found):
-        yield window, period, _joined(found[window, period], window, period)
+        by_place.setdefault(place, []).append((rows, first, end))
+    for window, period in sorted(by_place):
+        yield window, period, _join(by_place[window, period], window, period)
 
 
-def _joined(pieces: Sequence[RowSlice], window: int, period: int) -> Rows:
+def _join(slices: Sequence[RowSlice], window: int, period: int) -> Rows:
     parts = [
         {
             name: getattr(rows, name)[first:end]
             for name in ("units", "groups", "digests", "steps", "values")
         }
-        for rows, first, end in pieces
+        for rows, first, end in slices
     ]
-    keys = [rows.keys.slice(first, end - first) for rows, first, end in pieces]
+    keys = [rows.keys.slice(first, end - first) for rows, first, end in slices]
     columns = parts[0]
     if len(parts) > 1:
         columns = {name: np.concatenate([part[name] for part in parts]) for name in columns}
