@@ -5,12 +5,15 @@ BENCH ?=
 QUICK ?=
 WRITE ?=
 PYTEST_ARGS ?=
-PYTEST_WORKERS ?= auto
+# One more than there are cores: some tests wait for other processes.
+PYTEST_WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 
 export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
 export DPSTREAM_BENCH_CACHE ?= $(CURDIR)/.cache/bench
 export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Without bytecode every process that a test starts would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test golden long lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
@@ -26,7 +29,7 @@ demo: .venv/.core ## set up the core in .venv and take a tour: a live private qu
 
 test: .venv/.dev ## set up .venv and run every test whose components are present; the rest is listed at the end
 	@echo "test: running every test whose components are present"
-	@$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile --durations 10 $(PYTEST_ARGS)
 
 golden: .venv/.dev ## compare what fixed runs publish and charge with the stored digests (WRITE=1 stores new ones)
 	@echo "golden: $(if $(WRITE),writing,checking) tests/golden/digests.json"
@@ -37,8 +40,8 @@ else
 		--ignore tests/golden/test_changelog.py tests/golden
 endif
 
-# Tests of which `make test` does a fixed tenth.
-LONG := tests/engines/test_lost_files.py tests/engines/test_spark_lost_files.py
+# Tests of which `make test` does a fixed part.
+LONG = $(shell grep -l 'from tests.support.long import' -r tests --include 'test_*.py' | sort)
 
 long: .venv/.dev ## run the long forms of tests, of which `make test` does a part
 	@echo "long: every case of $(LONG)"

@@ -1,6 +1,6 @@
 """Set-up shared by all tests: reproducible examples, and tests that need a real component.
 
-A test marked with a component (`@pytest.mark.spark`) runs where that component is found. Elsewhere
+A test marked with a component (such as `spark`) runs where that component is found. Elsewhere
 it is skipped and the end of the run lists what was left out; with DPSTREAM_REQUIRE_ALL=1 any skip,
 whatever its reason, is a failure.
 """

@@ -11,6 +11,7 @@ import pytest
 
 import dpstream as dps
 from dpstream.mechanisms import REGISTRY
+from tests.support.processes import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -52,8 +53,8 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 
 def run(project: pytest.Pytester, *args: str) -> pytest.RunResult:
-    """Run the small project's tests in a process of their own."""
-    return project.runpytest_subprocess("--strict-markers", "-p", "no:cacheprovider", *args)
+    """Run the small project's tests, in this process: another one would load everything anew."""
+    return project.runpytest_inprocess("--strict-markers", "-p", "no:cacheprovider", *args)
 
 
 def test_an_absent_component_is_skipped_and_listed(project):
@@ -136,6 +137,17 @@ def test_hypothesis_runs_the_same_examples_every_time(project):
     )
 
     run(project).assert_outcomes(passed=1)
+
+
+def test_components_run_where_their_tests_are():
+    """`.ci/run` loads only what it names there; a marked test elsewhere would never run."""
+    listed = re.findall(r'^  "(\w+) \d+ \d+ (\S+) ', (ROOT / ".ci" / "run").read_text(), re.M)
+    assert len(listed) > 6
+    for marker, folders in listed:
+        places = [ROOT / folder for folder in folders.split(",")]
+        for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("tests/**/*.py")]:
+            if re.search(rf"mark\.{marker}\b", path.read_text()):
+                assert any(path.is_relative_to(place) for place in places), f"{marker}: {path}"
 
 
 @pytest.mark.timeout(600)  # a minute without mypy's cache
@@ -224,7 +236,7 @@ def test_the_core_imports_without_any_extra():
         f"import sys; sys.modules.update(dict.fromkeys({blocked}))\nimport dpstream, dpstream.cli"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_python(code)
 
     assert done.returncode == 0, done.stderr
 

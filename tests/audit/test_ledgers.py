@@ -21,7 +21,8 @@ from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import BudgetExceeded, InvalidInput, NoiseReuse
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
-from tests.audit.test_sampled_paths import SECRET, found
+from tests.audit.test_sampled_paths import found
+from tests.support.fixed import SECRET
 
 SOUND = dict.fromkeys(ledger_targets(), 1_200) | {
     "latched_spelled_keys": 2_000,
@@ -42,12 +43,14 @@ CAUGHT = {
 """Runs that show it, of each control."""
 
 
+@pytest.mark.audit
 @pytest.mark.parametrize("name", CAUGHT)
 def test_a_control_is_caught(name):
     """Few runs will do, at an error of 1e-6."""
     assert found(name, CAUGHT[name]) > catalogue()[name]().epsilon
 
 
+@pytest.mark.audit
 @pytest.mark.parametrize("name", SOUND)
 def test_what_is_shipped_is_not(name):
     """The same attacks on sound books stay below the claim."""

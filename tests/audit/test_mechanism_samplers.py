@@ -15,8 +15,8 @@ from dpstream.audit.targets import Target
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.parts.factorised_counter import CountingParameters
 from tests.laws.test_laws import Z, moments
+from tests.support.fixed import SECRET
 
-SECRET = bytes(range(32))
 APART = [n for n in REGISTRY if n in BINS_APART or issubclass(find(n), CountingParameters)]
 
 

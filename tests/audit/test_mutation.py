@@ -21,8 +21,8 @@ from dpstream.query.aggregates import Count, Sum
 from dpstream.query.noise_plan import plan_query
 from tests.laws.cases import CHOOSING, bins_of, example, neighbours, stream
 from tests.laws.test_laws import Z, moments
+from tests.support.fixed import SECRET
 
-SECRET = bytes(range(32))
 LESS = Fraction(4, 5)
 SENSITIVITIES = [name for name in vars(sensitivity) if name.endswith("_change")]
 

@@ -16,9 +16,9 @@ import dpstream as dps
 from dpstream.audit.query_samplers import Scenario, embedded_flow, run_plan, scenario_table
 from dpstream.audit.query_targets import day_query
 from dpstream.query.noise_plan import plan_query
+from tests.support.fixed import RUN, SECRET
 
 KEYS = 3000
-SECRET, RUN = bytes(range(32)), bytes(range(16))
 PUBLIC = day_query(public_keys=list(range(KEYS)), max_groups_contributed=1)
 Z = 5.2  # three releases each: a false-alarm rate below 1e-6 per test
 

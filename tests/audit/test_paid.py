@@ -13,7 +13,7 @@ from dpstream.mechanisms.base import HistogramMechanism
 from dpstream.privacy.ledger.charges import Paid
 from dpstream.privacy.spend import Spend
 from dpstream.records import Release
-from tests.laws.cases import RUN, SECRET
+from tests.support.fixed import RUN, SECRET
 
 
 @dataclass(frozen=True, kw_only=True)

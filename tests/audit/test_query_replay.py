@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from dpstream.audit.query_replay import record_query, replay_query
@@ -18,6 +17,7 @@ from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble
 from dpstream.rows.row_reader import RowReader
+from tests.support.long import some_examples
 
 HOUR = 3600
 VALUES = (
@@ -180,7 +180,7 @@ def violations(plan, table, *, users=6, **options):
 
 @pytest.mark.parametrize("name", CASES)
 @given(drawn=rows, buckets=st.sampled_from([1, 3]), chunk=st.sampled_from([1 << 18, 7]))
-@examples(max_examples=12)
+@some_examples(12, of=2)
 def test_a_unit_moves_its_own_groups_alone_and_no_further_than_planned(name, drawn, buckets, chunk):
     """Others' rows, windows, steps, tables, draws and answers are the same without it."""
     plan, table = plan_of(name), scenario_table(drawn)

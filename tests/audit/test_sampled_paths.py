@@ -16,8 +16,8 @@ from dpstream.audit.report import catalogue, controls, shipped
 from dpstream.audit.targets import secret_of
 from dpstream.engines.query_run import EngineOptions
 from dpstream.mechanisms.release import bounded_counts
+from tests.support.fixed import SECRET
 
-SECRET = bytes(range(32))
 ERROR = 1e-6
 CAUGHT = {
     "dpi_charged_once": 400,
@@ -37,12 +37,14 @@ SOUND = {
 """As many runs of the forms that the controls stand on."""
 
 
+@pytest.mark.audit
 @pytest.mark.parametrize("name", CAUGHT)
 def test_a_control_is_caught(name):
     """Few runs will do, at an error of 1e-6."""
     assert found(name, CAUGHT[name]) > controls()[name]().epsilon
 
 
+@pytest.mark.audit
 @pytest.mark.parametrize("name", SOUND)
 def test_its_sound_form_is_not(name):
     """The same attack on the form that a control changes stays below its claim."""

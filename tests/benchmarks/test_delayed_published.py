@@ -18,7 +18,7 @@ from dpstream.audit.replay import record
 from dpstream.errors import BudgetExceeded
 from dpstream.mechanisms.parts.grouping import GRID
 from dpstream.privacy.ledger.charges import Terms
-from tests.laws.cases import RUN, SECRET
+from tests.support.fixed import RUN, SECRET
 
 DATA = np.array([0, 3, 100, 40, 41, 40, 7, 90, 90, 12])[:, None]
 RANGE = {"epsilon": 1, "lo": 0, "hi": 100}

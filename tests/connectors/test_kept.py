@@ -10,7 +10,7 @@ from dpstream.connectors.testing import Abort, Aborted, ListSink, ListSource
 from dpstream.connectors.write_ahead import WriteAhead
 from dpstream.errors import StateError
 from dpstream.records import Batch, Rejected, Sink, Source
-from tests.connectors.helpers import read_all, rows
+from tests.support.reading import read_all, rows
 
 BAD = Rejected(where="a.csv, line 2", reason='it is "broken"', row="1,2,3\x00ü")
 

@@ -22,7 +22,7 @@ from dpstream.connectors.pipes.source import StandardInput
 from dpstream.connectors.registry import open_source
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.records import Batch, Source
-from tests.connectors.helpers import read_all, rows
+from tests.support.reading import read_all, rows
 
 CLICKS = pa.table(
     {

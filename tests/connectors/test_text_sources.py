@@ -15,7 +15,7 @@ from dpstream.connectors.files.text import TextFile
 from dpstream.connectors.registry import open_source
 from dpstream.errors import InvalidInput
 from dpstream.records import Batch, Rejected
-from tests.connectors.helpers import read_all
+from tests.support.reading import read_all
 
 PARSERS = {"csv": CsvParser, "jsonl": JsonlParser}
 

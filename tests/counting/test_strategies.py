@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpstream.counting.binary_tree import Honaker
@@ -30,6 +30,7 @@ from dpstream.mechanisms.counters.naive_counter import NaiveStrategy
 from dpstream.mechanisms.counters.smooth_binary import SmoothBinary
 from dpstream.mechanisms.counters.toeplitz import Toeplitz
 from dpstream.mechanisms.counters.tree_counter import Tree
+from tests.support.long import some_examples
 
 COUNTERS: dict[str, Callable[..., Any]] = {
     "naive": NaiveStrategy,
@@ -101,7 +102,7 @@ def test_kernel_equals_dense_multiplication_over_keys(name: str) -> None:
 
 
 @every_counter
-@settings(derandomize=True, max_examples=40, deadline=None)
+@some_examples(40, of=4)
 @given(data=st.data())
 def test_jump_equals_single_steps(name: str, data: st.DataObject) -> None:
     """Transition and increment covariance of s -> t equal the product of single steps."""
@@ -141,7 +142,7 @@ def test_late_start_has_the_same_joint_law(name: str, join: int) -> None:
 
 
 @every_counter
-@settings(derandomize=True, max_examples=25, deadline=None)
+@some_examples(25, of=4)
 @given(data=st.data())
 def test_sensitivity_of_a_set_of_changes(name: str, data: st.DataObject) -> None:
     """||C delta|| is the dense one, grows when signs agree, and never passes sum |delta| * norm."""

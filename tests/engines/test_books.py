@@ -7,8 +7,8 @@ import pytest
 import dpstream as dps
 from dpstream.errors import BudgetExceeded, LedgerError, StateError
 from dpstream.query.noise_plan import plan_query
-from tests.engines.runs import SHORT, table
 from tests.engines.test_series import log, text
+from tests.support.runs import SHORT, table
 
 SERIES = dps.sql(text(mechanism="uniform"))
 OPENED = {"users": plan_query(SHORT).terms(), "series": SERIES.starting(0).terms()}

@@ -11,22 +11,10 @@ import pytest
 import dpstream as dps
 from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import BudgetExceeded, InvalidParameter, StateError
-from tests.engines.runs import (
-    RUN,
-    SECRET,
-    break_off,
-    charges,
-    published,
-    query,
-    start,
-    table,
-    whole,
-    write,
-)
 from tests.engines.test_dead_letters import CSV, good_lines, letters, write_lines
-from tests.engines.test_live import ScriptedClock, arrivals
-from tests.engines.test_live import start as start_live
-from tests.engines.test_live import whole as whole_live
+from tests.support.fixed import RUN, SECRET
+from tests.support.live_runs import ScriptedClock, arrivals, start_live, whole_live
+from tests.support.runs import break_off, charges, published, query, start, table, whole, write
 
 HOUR = 3_600_000_000
 

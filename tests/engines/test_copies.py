@@ -14,7 +14,8 @@ from dpstream.errors import StateError
 from dpstream.mechanisms import BltCounter, BucOrder, Sample
 from dpstream.mechanisms.runner import SavedRun
 from dpstream.privacy.ledger.ledger import Ledger
-from tests.engines.test_lost_files import SECRET, Grouped, Series, rows, some
+from tests.support.fixed import SECRET
+from tests.support.lost_files import Grouped, Series, rows, some
 
 RUN = Grouped()
 OVERTAKEN = "was started again by another process"

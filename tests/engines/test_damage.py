@@ -9,7 +9,8 @@ from dpstream.engines.embedded.snapshots import DamagedSnapshot
 from dpstream.errors import StateError
 from dpstream.privacy.state import read_packed, write_packed
 from dpstream.privacy.state.run_directory import FORMAT
-from tests.engines.runs import break_off, published, query, start, table, whole, write
+from tests.support.kill_and_replay import AfterReleases, kill_and_replay
+from tests.support.runs import break_off, group_by, published, query, start, table, whole, write
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,17 @@ def manifests(place):
     return sorted(found, key=lambda path: int(path.stem.partition("-")[2]))
 
 
+def flip_manifests(place):
+    for path in manifests(place):
+        flip(path)
+
+
+def cut_log(place, count):
+    """Remove the last bytes of the log."""
+    log = place / "state" / "inputs.log"
+    os.truncate(log, log.stat().st_size - count)
+
+
 def segments(place, kind):
     """The newest segments of windows or periods."""
     number = manifests(place)[-1].stem.partition("-")[2]
@@ -43,18 +55,19 @@ def segments(place, kind):
 @pytest.mark.parametrize("what", ["manifest", "window", "period"])
 def test_a_damaged_snapshot_falls_back_one_generation(tmp_path, expected, what, spoil):
     """The snapshot before it and a replay of the steps in between give the same bytes."""
-    write(tmp_path, table())
-    break_off(tmp_path, 6)
-    assert len(manifests(tmp_path)) == 2
-    newest = manifests(tmp_path)[-1:] if what == "manifest" else segments(tmp_path, what)
-    spoil(newest[-1])
-    if (what, spoil) == ("manifest", os.remove):
-        start(tmp_path).finish()  # as if the last snapshot had never been made
+
+    def spoil_newest(place):
+        assert len(manifests(place)) == 2
+        newest = manifests(place)[-1:] if what == "manifest" else segments(place, what)
+        spoil(newest[-1])
+
+    if (what, spoil) == ("manifest", os.remove):  # as if the last snapshot had never been made
+        after = kill_and_replay(group_by(), tmp_path, AfterReleases(6), damage=spoil_newest)
     else:
         with pytest.warns(DamagedSnapshot, match="the one before it is used"):
-            start(tmp_path).finish()
+            after = kill_and_replay(group_by(), tmp_path, AfterReleases(6), damage=spoil_newest)
 
-    assert published(tmp_path) == expected
+    assert after.published == expected
 
 
 def test_a_snapshot_is_damaged_again_and_again(tmp_path, expected):
@@ -73,17 +86,13 @@ def test_a_snapshot_is_damaged_again_and_again(tmp_path, expected):
 
 def test_without_any_snapshot_all_is_replayed(tmp_path, expected):
     """As long as every window is open a replay from the start needs nothing but the log."""
-    write(tmp_path, table())
-    break_off(tmp_path, 5)
-    for path in manifests(tmp_path):
-        flip(path)
     with (
         pytest.warns(DamagedSnapshot, match="the one before it is used"),
         pytest.warns(DamagedSnapshot, match="a replay from the start is used"),
     ):
-        start(tmp_path).finish()
+        after = kill_and_replay(group_by(), tmp_path, AfterReleases(5), damage=flip_manifests)
 
-    assert published(tmp_path) == expected
+    assert after.published == expected
 
 
 def test_a_final_window_cannot_be_replayed(tmp_path):
@@ -91,8 +100,7 @@ def test_a_final_window_cannot_be_replayed(tmp_path):
     write(tmp_path, table())
     break_off(tmp_path, 10)  # window 0 is final, and both snapshots are later
     before = published(tmp_path)
-    for path in manifests(tmp_path):
-        flip(path)
+    flip_manifests(tmp_path)
     with pytest.warns(DamagedSnapshot), pytest.raises(StateError, match="its key was erased"):
         start(tmp_path).finish()
     with pytest.raises(StateError, match="its key was erased"):
@@ -104,51 +112,48 @@ def test_a_final_window_cannot_be_replayed(tmp_path):
 def test_one_generation_is_not_enough_to_erase_keys(tmp_path):
     """Windows shorter than a snapshot's interval: the first snapshot may still be damaged."""
     short = query(every=None, window=query().window, allowed_lateness="0", period="forever")
-    unbroken = whole(tmp_path / "whole", short, every=1)
-    write(tmp_path / "run", table())
-    break_off(tmp_path / "run", 1, short, every=1)
-    for path in manifests(tmp_path / "run"):
-        flip(path)
+    kind = group_by(short, every=1)
+    unbroken = kind.unbroken(tmp_path / "whole")
     with pytest.warns(DamagedSnapshot):
-        start(tmp_path / "run", short, every=1).finish()
+        after = kill_and_replay(kind, tmp_path / "run", AfterReleases(1), damage=flip_manifests)
 
-    assert published(tmp_path / "run") == unbroken
+    assert after.published == unbroken
 
 
 @pytest.mark.parametrize("cut", [1, 2, 20, 60])
 def test_a_torn_log_is_mended(tmp_path, expected, cut):
     """The last record is written again by the replay, with the same digest."""
-    write(tmp_path, table())
-    break_off(tmp_path, 7)
-    log = tmp_path / "state" / "inputs.log"
-    os.truncate(log, log.stat().st_size - cut)
-    start(tmp_path).finish()
+    after = kill_and_replay(
+        group_by(), tmp_path, AfterReleases(7), damage=lambda place: cut_log(place, cut)
+    )
 
-    assert published(tmp_path) == expected
+    assert after.published == expected
 
 
 @pytest.mark.parametrize("releases", [1, 2, 3])
 def test_a_log_torn_at_a_snapshot_stays_mended(tmp_path, expected, releases):
     """The line that the ledger has made up for is needed again by the next start."""
-    write(tmp_path, table())
-    break_off(tmp_path, 4)  # the fourth step ends with a snapshot
-    log = tmp_path / "state" / "inputs.log"
-    os.truncate(log, log.stat().st_size - 5)
-    break_off(tmp_path, releases)
-    start(tmp_path).finish()
+    cuts = iter((5, 0))
+    after = kill_and_replay(
+        group_by(),
+        tmp_path,
+        [AfterReleases(4), AfterReleases(releases)],  # the fourth step ends with a snapshot
+        damage=lambda place: cut_log(place, next(cuts)),
+    )
 
-    assert published(tmp_path) == expected
+    assert after.published == expected
 
 
 def test_a_record_that_never_was_durable_is_cut_off(tmp_path, expected):
     """Half a line at the end is what a kill inside a write leaves."""
-    write(tmp_path, table())
-    break_off(tmp_path, 7)
-    with (tmp_path / "state" / "inputs.log").open("ab") as log:
-        log.write(b'0123456789abcdef {"digest":"00')
-    start(tmp_path).finish()
 
-    assert published(tmp_path) == expected
+    def begin_line(place):
+        with (place / "state" / "inputs.log").open("ab") as log:
+            log.write(b'0123456789abcdef {"digest":"00')
+
+    after = kill_and_replay(group_by(), tmp_path, AfterReleases(7), damage=begin_line)
+
+    assert after.published == expected
 
 
 @pytest.mark.parametrize("name", ["inputs.log", "run.dps", "ledger"])

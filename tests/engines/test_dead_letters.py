@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -9,9 +10,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.engines.runs import killed, published, query, start, table
+from tests.support.kill_and_replay import BeforeDiskOperation, kill_and_replay
+from tests.support.long import part_of
+from tests.support.runs import group_by, published, query, start, table
 
-MALFORMED = 100_000
+MALFORMED = part_of(100_000)
 QUERY = query(max_key_bytes=64)
 LONG = "x" * 65
 
@@ -102,13 +105,15 @@ def test_each_letter_says_where_it_was(tmp_path):
 def test_a_restart_neither_loses_nor_repeats_letters(tmp_path):
     """Rows are set aside under the name of their chunk: read again, they replace themselves."""
     lines = [*good_lines("csv"), *CSV] * 2
+    kind = replace(
+        group_by(),
+        prepare=lambda place: write_lines(place / "rows.csv", lines),
+        start=lambda place: start(place, QUERY, source=place / "rows.csv"),
+    )
     for nth in range(5, 125, 12):
-        place = tmp_path / str(nth)
-        write_lines(place / "rows.csv", lines)
-        killed(lambda: start(place, QUERY, source=place / "rows.csv").finish(), nth)  # noqa: B023
-        start(place, QUERY, source=place / "rows.csv").finish()
+        after = kill_and_replay(kind, tmp_path / str(nth), BeforeDiskOperation(nth))
 
-        assert len(letters(place)) == 2 * len(CSV)
+        assert len(letters(after.place)) == 2 * len(CSV)
 
 
 def test_text_in_parquet_that_is_none(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.recovery_child import watched
 from dpstream.errors import DpstreamError, LedgerError, StateError
-from tests.engines.runs import SHORT, charges, published, start, table, whole, write
+from tests.support.runs import SHORT, charges, published, start, table, whole, write
 
 _TAKES_SPACE = ("pwrite", "fsync", "mkdir", "link", "replace")
 

@@ -12,8 +12,9 @@ from dpstream.engines.chunks import ChunkReader
 from dpstream.engines.embedded.step_rows import FileInput
 from dpstream.privacy.state import Secret
 from dpstream.rows.row_reader import RowReader
-from tests.engines.runs import RUN, SECRET, query, table
 from tests.laws.queries import Unseen
+from tests.support.fixed import RUN, SECRET
+from tests.support.runs import query, table
 
 CHUNKS = 30
 

@@ -6,7 +6,7 @@ exactly if their windows hold the same rows in the end.
 
 import json
 import os
-import signal
+from dataclasses import replace
 from threading import Event
 
 import pyarrow as pa
@@ -14,161 +14,62 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
-from benchmarks.recovery_case import CheckingSink
 from dpstream.connectors.pipes.source import StandardInput
 from dpstream.errors import InvalidInput
-from tests.engines.runs import SECRET, charges, killed, options, published, until
-
-HOUR = 3_600_000_000
-QUERY = {
-    "name": "live",
-    "unit": "user",
-    "keys": ("page",),
-    "public_keys": ["/1", "/2"],
-    "epsilon": 8,
-    "delta": 1e-5,
-    "time": "at",
-    "time_unit": "us",
-    "start": "1970-01-01",
-    "end": "1970-01-01T06:00",
-    "window": dps.Tumble("3 hours"),
-    "every": "1 hour",
-    "allowed_lateness": "1 hour",
-    "max_groups_contributed": 2,
-    "max_rows_per_group": 3,
-}
-TIMES = [HOUR // 3, HOUR, 5 * HOUR // 2, 4 * HOUR, 9 * HOUR // 2]
-"""When rows arrive."""
-LAST = ["live-w000000-t000004.parquet", "live-w000001-t000004.parquet"]
-"""The last release of each window."""
-
-
-class ScriptedClock:
-    """Time that moves only when the engine waits; things happen at their times."""
-
-    real_time = False
-
-    def __init__(self, now=0, events=(), keep=None):
-        self.time, self.keep = now, keep
-        self.events = sorted((one for one in events if one[0] >= now), key=lambda one: one[0])
-
-    def now(self):
-        return self.time
-
-    def wait(self, until, stop):
-        if self.events and self.events[0][0] <= until:
-            time, action = self.events.pop(0)
-            self.time = max(self.time, time)
-            action()
-        else:
-            self.time = until
-        if self.keep is not None:
-            new = self.keep.with_suffix(".new")
-            new.write_text(str(self.time))
-            os.rename(new, self.keep)
-
-
-def rows(times, user="u"):
-    """A row at each time, of its own user, pages in turn."""
-    users = [f"{user} {time}" for time in times]
-    pages = [f"/{1 + number % 2}" for number in range(len(times))]
-    return pa.table({"user": users, "page": pages, "at": pa.array(times, pa.int64())})
-
-
-def drop(folder, name, table):
-    """Put a file there whole, once."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / name).exists():
-        pq.write_table(table, folder / f".{name}", row_group_size=5)
-        os.rename(folder / f".{name}", folder / name)
-
-
-def arrivals(folder):
-    """Files that come between the triggers; names sort against the order in which they come."""
-    return [
-        (time, lambda n=n, time=time: drop(folder, f"{9 - n}.parquet", rows(seconds_before(time))))
-        for n, time in enumerate(TIMES)
-    ]
-
-
-def seconds_before(time):
-    return [max(time - second * 1_000_000, 0) for second in range(12)]
-
-
-def start(place, clock, asked=QUERY, **named):
-    """A run over the growing directory `place/in`."""
-    (place / "in").mkdir(parents=True, exist_ok=True)
-    settings = {
-        "source": place / "in",
-        "live": True,
-        "sink": place / "out",
-        "checkpoint_location": place / "state",
-        "secret": SECRET,
-        "options": options(),
-        "clock": clock,
-    }
-    return dps.run(dps.Query(**asked), **(settings | named))
-
-
-def whole(place, **named):
-    """What an unbroken run publishes."""
-    start(place, ScriptedClock(0, arrivals(place / "in")), **named).finish()
-    return published(place)
+from tests.support.kill_and_replay import AfterReleases, BeforeDiskOperation, kill_and_replay
+from tests.support.live_runs import (
+    HOUR,
+    QUERY,
+    TIMES,
+    ScriptedClock,
+    arrivals,
+    drop,
+    last,
+    lines,
+    live,
+    rows,
+    start_live,
+    whole_live,
+)
+from tests.support.processes import until
+from tests.support.runs import options, published
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
     """What an unbroken run publishes."""
-    return whole(tmp_path_factory.mktemp("whole"))
-
-
-def last(releases):
-    return [releases[name] for name in LAST]
+    return whole_live(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.mark.parametrize("releases", range(1, 8))
 def test_a_restart_reads_what_the_steps_have_read(tmp_path, expected, releases):
     """Broken off and started again at the same time by the clock: the same bytes."""
     clock = ScriptedClock(0, arrivals(tmp_path / "in"))
-    running = iter(start(tmp_path, clock))
-    for _ in range(releases):
-        next(running)
-    running.close()
-    start(tmp_path, clock).finish()
+    kind = replace(live(), start=lambda place: start_live(place, clock))
 
-    assert published(tmp_path) == expected
+    assert kill_and_replay(kind, tmp_path, AfterReleases(releases)).published == expected
 
 
 def test_killed_at_many_moments(tmp_path, expected):
     """No row is lost or counted twice, and a release that comes again has the bytes it had."""
     for nth in range(3, 140, 12):
-        place = tmp_path / str(nth)
+        after = kill_and_replay(live(), tmp_path / str(nth), BeforeDiskOperation(nth))
 
-        def once(place=place):
-            keep = place / "clock"
-            now = int(keep.read_text()) if keep.exists() else 0
-            clock = ScriptedClock(now, arrivals(place / "in"), keep)
-            start(place, clock, sink=CheckingSink(place, lambda: None)).finish()
-
-        place.mkdir()
-        assert killed(once, nth) in (0, -signal.SIGKILL)
-        once()
-
-        assert published(place).keys() == expected.keys()
-        assert last(published(place)) == last(expected), f"operation {nth}"
-        assert charges(place / "state" / "ledger") == 1
+        assert after.published.keys() == expected.keys()
+        assert last(after.published) == last(expected), f"operation {nth}"
+        assert after.charges == 1
 
 
 def test_triggers_missed_while_down_are_made_up_for(tmp_path, expected):
     """They publish what had come before; what came meanwhile counts at the next trigger."""
     clock = ScriptedClock(0, arrivals(tmp_path / "in"))
-    running = iter(start(tmp_path, clock))
+    running = iter(start_live(tmp_path, clock))
     next(running)
     running.close()
     asleep = ScriptedClock(clock.time, clock.events)
     while asleep.time < 5 * HOUR // 2 + 1:
         asleep.wait(5 * HOUR // 2 + 1, Event())
-    start(tmp_path, asleep).finish()
+    start_live(tmp_path, asleep).finish()
     found = published(tmp_path)
 
     assert found.keys() == expected.keys()
@@ -179,7 +80,7 @@ def test_triggers_missed_while_down_are_made_up_for(tmp_path, expected):
 def test_late_rows_are_counted_for_the_operator_alone(tmp_path, expected):
     """A row after the last trigger of its window changes nothing."""
     late = (9 * HOUR // 2, lambda: drop(tmp_path / "in", "late.parquet", rows([5, 6, 7], "late")))
-    run = start(tmp_path, ScriptedClock(0, [*arrivals(tmp_path / "in"), late])).finish()
+    run = start_live(tmp_path, ScriptedClock(0, [*arrivals(tmp_path / "in"), late])).finish()
 
     assert run.operator.late == 3
     assert published(tmp_path) == expected
@@ -194,13 +95,13 @@ def test_rows_ahead_of_the_clock(tmp_path):
         both = [(at, lambda: drop(place / "in", "early.parquet", rows([early, far])))]
         return ScriptedClock(0, [*arrivals(place / "in"), *both])
 
-    on_time = start(tmp_path / "a", come(tmp_path / "a", early), asked).finish()
+    on_time = start_live(tmp_path / "a", come(tmp_path / "a", early), asked).finish()
     clock = come(tmp_path / "b", 10)
-    running = iter(start(tmp_path / "b", clock, asked))
+    running = iter(start_live(tmp_path / "b", clock, asked))
     for _ in range(3):
         next(running)
     running.close()
-    start(tmp_path / "b", clock, asked).finish()
+    start_live(tmp_path / "b", clock, asked).finish()
     letters = [path.read_text() for path in (tmp_path / "b" / "state" / "dead-letters").iterdir()]
 
     assert on_time.operator.rejected_rows == 1
@@ -212,7 +113,7 @@ def test_rows_ahead_of_the_clock(tmp_path):
 def test_rows_that_changed_since_publish_nothing(tmp_path, change):
     """A file that a logged step has read must be as it was."""
     clock = ScriptedClock(0, arrivals(tmp_path / "in"))
-    running = iter(start(tmp_path, clock, options=options(every=100)))
+    running = iter(start_live(tmp_path, clock, options=options(every=100)))
     for _ in range(3):
         next(running)
     running.close()
@@ -224,7 +125,7 @@ def test_rows_that_changed_since_publish_nothing(tmp_path, change):
     if change == "another value":
         drop(tmp_path / "in", "8.parquet", pa.table(other))
     with pytest.raises((dps.NoiseReuse, InvalidInput)):
-        start(tmp_path, clock).finish()
+        start_live(tmp_path, clock).finish()
 
     assert published(tmp_path) == before
 
@@ -235,11 +136,11 @@ def test_a_graceful_stop_is_no_break(tmp_path, expected):
     clock = ScriptedClock(0, arrivals(tmp_path / "in"))
     clock.events.insert(2, (3 * HOUR // 2, lambda: runs[0].stop()))
     clock.events.sort(key=lambda one: one[0])
-    runs.append(start(tmp_path, clock))
+    runs.append(start_live(tmp_path, clock))
     released = list(runs[0])
     assert 0 < len(released) < len(expected)
     assert list((tmp_path / "state").glob("manifest-*.dps"))
-    start(tmp_path, clock).finish()
+    start_live(tmp_path, clock).finish()
 
     assert published(tmp_path) == expected
 
@@ -250,7 +151,7 @@ def test_an_endless_query_keeps_its_start(tmp_path):
     runs = []
     for now, stop in ((HOUR, 5 * HOUR + 1), (5 * HOUR + 1, 10 * HOUR + 1)):
         clock = ScriptedClock(now, [(stop, lambda: runs[-1].stop())])
-        runs.append(start(tmp_path, clock, asked))
+        runs.append(start_live(tmp_path, clock, asked))
         runs[-1].finish()
 
     assert runs[0].query.start == runs[1].query.start == 0
@@ -265,14 +166,14 @@ def test_history_beside_a_live_source(tmp_path):
         drop(place / "old", "history.parquet", old)
         return place / "old"
 
-    unbroken = whole(tmp_path / "a", history=history(tmp_path / "a"))
-    without = whole(tmp_path / "c")
+    unbroken = whole_live(tmp_path / "a", history=history(tmp_path / "a"))
+    without = whole_live(tmp_path / "c")
     clock = ScriptedClock(0, arrivals(tmp_path / "b" / "in"))
-    running = iter(start(tmp_path / "b", clock, history=history(tmp_path / "b")))
+    running = iter(start_live(tmp_path / "b", clock, history=history(tmp_path / "b")))
     for _ in range(3):
         next(running)
     running.close()
-    start(tmp_path / "b", clock, history=tmp_path / "b" / "old").finish()
+    start_live(tmp_path / "b", clock, history=tmp_path / "b" / "old").finish()
 
     assert published(tmp_path / "b") == unbroken
     assert last(unbroken) != last(without)
@@ -294,12 +195,6 @@ class Pipe:
         os.close(self._in)
 
 
-def lines(time):
-    """The rows that arrive at a time, as CSV."""
-    table = rows(seconds_before(time)).to_pydict()
-    return "".join(f"{u},{p},{a}\n" for u, p, a in zip(*table.values(), strict=True))
-
-
 def read_from_pipes(place, every, between=lambda: None):
     """A run that is broken off three times; each process has a pipe of its own."""
     now = 0
@@ -308,7 +203,7 @@ def read_from_pipes(place, every, between=lambda: None):
         # just before a trigger: what a process has not read yet when it ends, its pipe loses
         events = [(t - 1, lambda t=t, pipe=pipe: pipe.feed(lines(t))) for t in TIMES]
         clock = ScriptedClock(now, events)
-        run = start(place, clock, source=pipe.source, live=False, options=options(every=every))
+        run = start_live(place, clock, source=pipe.source, live=False, options=options(every=every))
         running = iter(run)
         for _ in zip(range(releases), running, strict=False):
             pass

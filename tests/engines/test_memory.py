@@ -1,7 +1,6 @@
 """Freed memory is kept for the next batch, in a process that asks for it."""
 
-import subprocess
-import sys
+from tests.support.processes import run_python
 
 
 def test_a_block_that_was_freed_costs_no_page_faults():
@@ -25,5 +24,4 @@ for _ in range(3):
     del block
 print(faults() - before)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 1000  # three times 5,120 pages if they were given back
+    assert int(run_python(code).stdout) < 1000  # three times 5,120 pages if they were given back

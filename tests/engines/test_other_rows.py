@@ -5,7 +5,7 @@ import pytest
 
 import dpstream as dps
 from dpstream.errors import InvalidInput
-from tests.engines.runs import HOUR, break_off, published, start, table, whole, write
+from tests.support.runs import HOUR, break_off, published, start, table, whole, write
 
 ROWS = table().sort_by("came")
 COME = ROWS["came"].to_pylist()

@@ -1,8 +1,6 @@
 """Kill -9 anywhere, start again: the same bytes, one charge, no keys left."""
 
 import itertools
-import os
-import signal
 from dataclasses import replace
 
 import pytest
@@ -13,18 +11,23 @@ from dpstream.engines.embedded import snapshots
 from dpstream.engines.query_run import EngineOptions
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.query.noise_plan import plan_query
-from tests.engines.runs import (
-    RUN,
+from tests.support.fixed import RUN
+from tests.support.kill_and_replay import (
+    AtCall,
+    BeforeDiskOperation,
+    WhenSeen,
+    kill_and_replay,
+    kill_everywhere,
+)
+from tests.support.runs import (
     SHORT,
     break_off,
     charges,
-    forked,
-    killed,
+    group_by,
     published,
     query,
     start,
     table,
-    until,
     whole,
     write,
 )
@@ -39,25 +42,17 @@ def expected(tmp_path_factory):
 @pytest.fixture(scope="module")
 def killed_everywhere(tmp_path_factory):
     """One run for every operation on the disk, killed before it and started again."""
-    unbroken = whole(tmp_path_factory.mktemp("whole"), SHORT)
-    outcomes = {}
-    status = -signal.SIGKILL
-    while status:
-        place = tmp_path_factory.mktemp("killed")
-        write(place, table())
-        status = killed(lambda: start(place, SHORT).finish(), len(outcomes) + 1)  # noqa: B023
-        assert status in (0, -signal.SIGKILL)
-        outcomes[len(outcomes) + 1] = (
-            survives(place, unbroken, SHORT),
-            left_behind(place / "state"),
-        )
-    return outcomes
+    kind, folder = group_by(SHORT), tmp_path_factory.mktemp("killed")
+    unbroken = kind.unbroken(folder / "whole")
+    return {
+        nth: (is_unharmed(after, unbroken), left_behind(after.place / "state"))
+        for nth, after in kill_everywhere(kind, folder, itertools.count(1))
+    }
 
 
-def survives(place, expected, asked=None):
-    """Does the next start end as if nothing had happened?"""
-    start(place, asked).finish()
-    return published(place) == expected and charges(place / "state" / "ledger") == 1
+def is_unharmed(after, expected):
+    """Did the run end as if nothing had happened?"""
+    return after.published == expected and after.charges == 1
 
 
 def test_killed_before_every_operation_on_the_disk(killed_everywhere):
@@ -73,42 +68,34 @@ def test_no_kill_leaves_keys_or_noise(killed_everywhere):
 
 def test_every_file_torn_once(tmp_path, expected):
     """A file that was not synced may be half there after a power failure."""
-    for nth in itertools.count(1, 4):
-        place = tmp_path / str(nth)
-        write(place, table())
-        status = killed(lambda: start(place).finish(), nth, where="fsync", torn=True)  # noqa: B023
-        assert survives(place, expected), f"sync {nth}"
-        if status == 0:
-            break
+    points = itertools.count(1, 4)
+    for nth, after in kill_everywhere(group_by(), tmp_path, points, where="fsync", torn=True):
+        assert is_unharmed(after, expected), f"sync {nth}"
 
     assert nth > 20
 
 
 def test_killed_at_every_start(tmp_path, expected):
     """Kills upon kills: each start gets a little further than the one before."""
-    write(tmp_path, table())
-    starts = 0
-    while killed(lambda: start(tmp_path).finish(), nth=9 + starts):
-        starts += 1
+    kills = (BeforeDiskOperation(nth) for nth in itertools.count(9))
+    after = kill_and_replay(group_by(), tmp_path, kills)
 
-    assert starts > 5
-    assert survives(tmp_path, expected)
+    assert len(after.statuses) > 6
+    assert is_unharmed(after, expected)
 
 
 def test_keys_that_nobody_derives(tmp_path, expected):
     """With random run id and keys, as in real life, a replayed release has the bytes it had."""
+    kind = replace(
+        group_by(),
+        start=lambda place: start(place, fixed=False, sink=CheckingSink(place, lambda: None)),
+    )
+    kills = (BeforeDiskOperation(nth) for nth in itertools.count(11, 2))
+    after = kill_and_replay(kind, tmp_path, kills)
 
-    def once():
-        start(tmp_path, fixed=False, sink=CheckingSink(tmp_path, lambda: None)).finish()
-
-    write(tmp_path, table())
-    starts = 0
-    while killed(once, nth=11 + 2 * starts):
-        starts += 1
-
-    assert starts > 5
-    assert published(tmp_path).keys() == expected.keys()
-    assert charges(tmp_path / "state" / "ledger") == 1
+    assert len(after.statuses) > 6
+    assert after.published.keys() == expected.keys()
+    assert after.charges == 1
 
 
 @pytest.mark.parametrize(
@@ -124,58 +111,40 @@ def test_other_shapes_of_query(tmp_path, asked):
     """Thinned tables, public keys, one window, one release a window: all of it is in the state."""
     unbroken = whole(tmp_path / "whole", asked)
     for nth in range(20, 120, 23):
-        place = tmp_path / str(nth)
-        write(place, table())
-        killed(lambda: start(place, asked).finish(), nth)  # noqa: B023
-        start(place, asked).finish()
+        after = kill_and_replay(group_by(asked), tmp_path / str(nth), BeforeDiskOperation(nth))
 
-        assert published(place) == unbroken
+        assert after.published == unbroken
 
 
 def test_killed_from_outside(tmp_path, expected):
     """Another process sends the signal when a certain release is there."""
-    for seen in range(1, len(expected), 3):
-        place = tmp_path / str(seen)
-        write(place, table())
-        pid = os.fork()
-        if not pid:
-            try:
-                start(place).finish()
-            finally:
-                os._exit(0)
-        until(lambda: len(list((place / "out").glob("*.parquet"))) >= seen)  # noqa: B023
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    for count in range(1, len(expected), 3):
+        kill = WhenSeen(lambda place: len(list((place / "out").glob("*.parquet"))) >= count)  # noqa: B023
 
-        assert survives(place, expected)
+        assert is_unharmed(kill_and_replay(group_by(), tmp_path / str(count), kill), expected)
 
 
-def test_killed_before_the_charge(tmp_path, expected, monkeypatch):
+def test_killed_before_the_charge(tmp_path, expected):
     """The run exists, nothing was charged and nothing drawn: the next start pays, once."""
-    write(tmp_path, table())
+    seen = []
 
-    def dies(*args, **named):
-        os.kill(os.getpid(), signal.SIGKILL)
+    def look(place):
+        seen.append((place / "state" / "run.dps").exists())
+        seen.append(charges(place / "state" / "ledger"))
 
-    def once():
-        monkeypatch.setattr(QuerySpend, "pay", dies)
-        start(tmp_path).finish()
+    after = kill_and_replay(group_by(), tmp_path, AtCall(QuerySpend, "pay"), damage=look)
 
-    assert forked(once) == -signal.SIGKILL
-    assert (tmp_path / "state" / "run.dps").exists()
-    assert charges(tmp_path / "state" / "ledger") == 0
-    assert survives(tmp_path, expected)
+    assert seen == [True, 0]
+    assert is_unharmed(after, expected)
 
 
 def test_killed_while_the_directory_is_made(tmp_path):
     """Random run ids: a log without a run is no reason to refuse the directory for ever."""
+    kind = group_by(SHORT, fixed=False)
     for nth in range(1, 24, 2):
-        place = tmp_path / str(nth)
-        write(place, table())
-        killed(lambda: start(place, SHORT, fixed=False).finish(), nth)  # noqa: B023
-        start(place, SHORT, fixed=False).finish()
+        after = kill_and_replay(kind, tmp_path / str(nth), BeforeDiskOperation(nth))
 
-        assert charges(place / "state" / "ledger") == 1
+        assert after.charges == 1
 
 
 def test_buckets_and_threads_do_not_matter(tmp_path, expected):
@@ -185,7 +154,10 @@ def test_buckets_and_threads_do_not_matter(tmp_path, expected):
         how = EngineOptions(snapshot_every=2, run_id=RUN, **how)
         break_off(tmp_path, releases, options=how)
 
-    assert survives(tmp_path, expected)
+    start(tmp_path).finish()
+
+    assert published(tmp_path) == expected
+    assert charges(tmp_path / "state" / "ledger") == 1
 
 
 def test_a_step_that_is_bounded_ahead_meets_the_same_state(tmp_path):
@@ -213,7 +185,7 @@ def test_a_kill_leaves_the_shared_book_to_others(tmp_path):
     other = iter(start(tmp_path / "two", SHORT, **shared))
     next(other)
     for nth in (30, 45, 60):
-        killed(lambda: start(tmp_path / "one", SHORT, **shared).finish(), nth)
+        assert BeforeDiskOperation(nth).strike(group_by(SHORT, **shared), tmp_path / "one")
         next(other)
     start(tmp_path / "one", SHORT, **shared).finish()
     list(other)
@@ -228,7 +200,8 @@ def test_a_finished_run_is_over(tmp_path, expected):
     start(tmp_path).finish()
 
     assert list(start(tmp_path)) == []
-    assert survives(tmp_path, expected)
+    assert published(tmp_path) == expected
+    assert charges(tmp_path / "state" / "ledger") == 1
 
 
 def test_a_state_that_forgets_is_found_out(tmp_path, expected, monkeypatch):
@@ -238,8 +211,9 @@ def test_a_state_that_forgets_is_found_out(tmp_path, expected, monkeypatch):
     def forgets(flow, owner, part):
         return real(flow, owner, part) if owner[0] == "window" else {"tables": [0, 0]}
 
-    write(tmp_path, table())
-    killed(lambda: start(tmp_path).finish(), nth=150)
-    monkeypatch.setattr(snapshots, "restore", forgets)
+    def forget(place):
+        monkeypatch.setattr(snapshots, "restore", forgets)
 
-    assert not survives(tmp_path, expected)
+    after = kill_and_replay(group_by(), tmp_path, BeforeDiskOperation(150), damage=forget)
+
+    assert not is_unharmed(after, expected)

@@ -10,18 +10,9 @@ import pytest
 import dpstream as dps
 from dpstream.errors import LedgerError, SecretError, StateError
 from dpstream.query.noise_plan import plan_query
-from tests.engines.runs import (
-    SECRET,
-    break_off,
-    charges,
-    forked,
-    published,
-    query,
-    start,
-    table,
-    whole,
-    write,
-)
+from tests.support.fixed import SECRET
+from tests.support.processes import run_in_fork
+from tests.support.runs import break_off, charges, published, query, start, table, whole, write
 
 
 @pytest.fixture
@@ -50,7 +41,7 @@ def test_one_directory_has_one_owner(tmp_path):
         except StateError as refusal:
             said.write_text(str(refusal))
 
-    assert forked(second) == 0
+    assert run_in_fork(second) == 0
     assert "in use by another process" in said.read_text()
     list(running)
     assert published(tmp_path / "run") == expected

@@ -1,8 +1,7 @@
 """Queries through time-series mechanisms: what they count, and that nothing is drawn twice."""
 
 import shutil
-import subprocess
-import sys
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +25,9 @@ from dpstream.group_by.step_counts import StepCounts
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret
 from dpstream.session import OperatorCounts
-from tests.engines.test_live import ScriptedClock
+from tests.support.kill_and_replay import AfterReleases, WhenSeen, kill_and_replay
+from tests.support.live_runs import ScriptedClock
+from tests.support.runs import series
 
 HOURS = 24
 FIXED = {
@@ -119,23 +120,14 @@ def test_all_rows_of_a_unit_in_a_window_change_one_count_by_one():
 @pytest.mark.parametrize("stop", [1, 5, 9, 10, 11, 23])
 def test_a_run_that_was_killed_goes_on_with_the_same_releases(stop, tmp_path):
     """Whatever it had published before; nothing is charged twice."""
-    options = EngineOptions(run_id=bytes(16), snapshot_every=5)
-    settings = {"secret": bytes(32), "options": options}
-    query = dps.sql(text(mechanism="pacer"))
-    whole = list(dps.run(query, source=log(), checkpoint_location=tmp_path / "one", **settings))
-    first = dps.run(query, source=log(), checkpoint_location=tmp_path / "two", **settings)
-    begun = [next(iter(first)) for _ in range(stop)]
-    first.close()
-    rest = list(dps.run(query, source=log(), checkpoint_location=tmp_path / "two", **settings))
+    kind = series(dps.sql(text(mechanism="pacer")), log())
+    whole = kind.unbroken(tmp_path / "whole")
+    after = kill_and_replay(kind, tmp_path / "killed", AfterReleases(stop))
 
-    assert len(whole) == HOURS
-    found = {table["window_start"][0]: table for table in [*begun, *rest]}
-    assert len(begun) + len(rest) >= HOURS
-    for table in whole:
-        assert table.equals(found[table["window_start"][0]])
-    books = [Ledger(tmp_path / name / "ledger").report() for name in ("one", "two")]
-    spent = [[(line["purpose"], line["amount"]) for line in b[0]["spent_on"]] for b in books]
-    assert spent[0] == spent[1]
+    assert len([name for name in whole if str(name).endswith(".parquet")]) == HOURS
+    assert after.statuses == [-signal.SIGKILL]
+    assert after.published == whole
+    assert after.charges == kind.charges(tmp_path / "whole")
 
 
 def test_a_finished_run_publishes_nothing_again(tmp_path):
@@ -315,39 +307,15 @@ def test_every_mechanism_runs_and_charges_all_bins(mechanism, tmp_path):
     assert book.peak("stream") <= 1
 
 
-CHILD = """
-import sys
-import dpstream as dps
-from dpstream.engines.embedded.embedded_engine import Options
-query, source, state, sink = sys.argv[1:]
-options = Options(run_id=bytes(16), snapshot_every=4)
-for table in dps.run(dps.sql(query), source=source, checkpoint_location=state, sink="csv:" + sink,
-                     secret=bytes(32), options=options):
-    print("published", flush=True)
-"""
-
-
 def test_a_process_that_is_killed_publishes_the_same_bytes(tmp_path):
     """SIGKILL after some windows; the sink's files are those of an unbroken run."""
-    source = tmp_path / "log.parquet"
-    pq.write_table(log(), source)
-    arguments = [text(), source, tmp_path / "killed.state", tmp_path / "killed"]
-    with subprocess.Popen(
-        [sys.executable, "-c", CHILD, *map(str, arguments)], stdout=subprocess.PIPE
-    ) as process:
-        for _ in range(6):
-            assert process.stdout.readline() == b"published\n"
-        process.kill()
-    for name in ("killed", "whole"):
-        dps.run(dps.sql(text()), source=source, checkpoint_location=tmp_path / f"{name}.state",
-                sink=f"csv:{tmp_path / name}", **FIXED).finish()  # fmt: skip
+    kind = series(dps.sql(text()), log())
+    expected = kind.unbroken(tmp_path / "whole")
+    kill = WhenSeen(lambda place: len(list((place / "out").glob("*.parquet"))) >= 6)
+    after = kill_and_replay(kind, tmp_path / "killed", kill)
 
-    found = [
-        {path.name: path.read_bytes() for path in (tmp_path / name).glob("*.csv")}
-        for name in ("killed", "whole")
-    ]
-    assert len(found[0]) == HOURS
-    assert found[0] == found[1]
+    assert after.statuses == [-signal.SIGKILL]
+    assert after.published == expected
 
 
 def test_a_delayed_window_is_published_later_and_only_once(tmp_path):

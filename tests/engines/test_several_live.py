@@ -5,18 +5,14 @@ happens in one thread. With `HandClock` there is a reader and a thread for each 
 machine's clock, and the test moves the time when the reader has nothing left to read.
 """
 
-import hashlib
 import logging
 import os
-import signal
 from dataclasses import replace
-from threading import Event, Thread
-from threading import enumerate as enumerate_threads
+from threading import Event
 
 import pytest
 
 import dpstream as dps
-from benchmarks.recovery_case import CheckingSink
 from dpstream.connectors.files.sink import DirectorySink
 from dpstream.connectors.files.source import GrowingDirectory
 from dpstream.connectors.pipes.source import StandardInput
@@ -24,102 +20,34 @@ from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidInput, StateError
 from dpstream.rows import parse
 from dpstream.session import Feed, Runs
-from tests.engines.runs import RUN, SECRET, charges, killed, options, published, until
-from tests.engines.test_live import HOUR, QUERY, TIMES, ScriptedClock, arrivals, drop, lines, rows
+from tests.support.kill_and_replay import BeforeDiskOperation, kill_and_replay
+from tests.support.live_runs import (
+    DIFFERENT,
+    EQUAL,
+    HOUR,
+    TIMES,
+    HandClock,
+    Publishing,
+    ScriptedClock,
+    alone,
+    arrivals,
+    drop,
+    last_releases,
+    lines,
+    live_through,
+    queries,
+    rows,
+    several_live,
+    start_all,
+)
+from tests.support.processes import until
+from tests.support.runs import charges, options, published
 
-SMALL = {"epsilon": 0.2, "delta": 1e-6}
-EQUAL = ("1 hour",)
-DIFFERENT = ("1 hour", "2 hours", "3 hours", "30 minutes")
 SERIES = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1000, privacy_unit = 'w_event',
     w = 1, mechanism = 'uniform', privacy_unit_column = user, time_unit = 'us',
     public_groups = ('/1', '/2'), start = '1970-01-01', end = '1970-01-01 06:00') window_start,
     page, COUNT(*) AS n FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' HOUR)
     GROUP BY window_start, page"""
-
-
-def queries(count, every=EQUAL, **changes):
-    """Queries that differ in their names, and in their triggers if there are several kinds."""
-    return [
-        dps.Query(**QUERY | SMALL | {"name": f"q{n}", "every": every[n % len(every)]} | changes)
-        for n in range(count)
-    ]
-
-
-class HandClock:
-    """Goes on by itself, as far as the test lets it."""
-
-    real_time = True
-
-    def __init__(self, now=0):
-        self.time, self.looks = now, 0
-
-    def now(self):
-        return self.time
-
-    def wait(self, until, stop):
-        self.looks += 1
-        stop.wait(0.001)
-
-    def move(self, time):
-        """It is `time`; back when the reader has looked through everything after that."""
-        self.time = time
-        self.settle()
-
-    def settle(self):
-        seen = self.looks
-        until(lambda: self.looks > seen + 2 or self.over())
-
-    def over(self):
-        return self.looks and not any(one.name == "dpstream-reader" for one in enumerate_threads())
-
-
-def live_through(clock, events, asked):
-    """Let everything happen at its time; the reader meets it before the next."""
-    triggers = {time for query in asked for time in triggers_of(query)}
-    both = [*events, *((time, None) for time in triggers)]
-    for time, action in sorted(both, key=lambda one: (one[0], one[1] is not None)):
-        clock.move(time)
-        if action is not None:
-            action()
-            clock.settle()
-
-
-def triggers_of(query):
-    schedule = query.schedule
-    return [schedule.time_of(step) for step in range(schedule.steps)]
-
-
-def start(place, asked, clock, **named):
-    """Queries over the growing directory `place/in`; their noise is fixed."""
-    (place / "in").mkdir(parents=True, exist_ok=True)
-    if not (place / "book").exists():
-        book = dps.Ledger(place / "book")
-        first = next(query for query in asked if isinstance(query, dps.Query))
-        book.open("stream", first.promise(epsilon=20, delta=1e-2))
-        book.close()
-    settings = {
-        "source": place / "in",
-        "live": True,
-        "sink": place / "out",
-        "checkpoint_location": place / "state",
-        "secret": SECRET,
-        "options": options(),
-        "clock": clock,
-        "ledger": place / "book",
-    }
-    return dps.run_all(asked, **(settings | named))
-
-
-def alone(place, query, events=arrivals):
-    """What a query publishes when it runs by itself."""
-    (place / "in").mkdir(parents=True)
-    run_id = hashlib.sha256(RUN + query.name.encode()).digest()[:16]
-    dps.run(
-        query, source=place / "in", live=True, sink=place / "out", secret=SECRET,
-        checkpoint_location=place / "state", options=options(run_id=run_id),
-        clock=ScriptedClock(0, events(place / "in")),
-    ).finish()  # fmt: skip
-    return published(place)
 
 
 @pytest.fixture(scope="module")
@@ -139,36 +67,13 @@ def expected(tmp_path_factory):
     return of
 
 
-class Publishing:
-    """Runs that are iterated over in a thread, with a clock that the test moves."""
-
-    def __init__(self, runs):
-        self.runs, self.found, self.problem = runs, [], None
-        self._thread = Thread(target=self._go)
-        self._thread.start()
-
-    def _go(self):
-        try:
-            for name, table in self.runs:
-                self.found.append((name, table))
-        except dps.DpstreamError as problem:
-            self.problem = problem
-        finally:
-            self.runs.close()
-
-    def join(self):
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        return self
-
-
 @pytest.mark.parametrize("every", [EQUAL, DIFFERENT], ids=["equal", "different"])
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_each_query_publishes_what_it_publishes_alone(tmp_path, expected, count, every):
     """One after another in one thread; the tables come in the order of their triggers."""
     asked = queries(count, every)
     order = []
-    for name, table in start(tmp_path, asked, ScriptedClock(0, arrivals(tmp_path / "in"))):
+    for name, table in start_all(tmp_path, asked, ScriptedClock(0, arrivals(tmp_path / "in"))):
         order.append((table["trigger_time"][0].as_py(), name))
 
     assert published(tmp_path) == expected(asked)
@@ -180,7 +85,7 @@ def test_each_query_publishes_what_it_publishes_alone(tmp_path, expected, count,
 def test_with_a_thread_each_they_publish_the_same(tmp_path, expected, count, every):
     """A reader, and a thread for each query."""
     asked, clock = queries(count, every), HandClock()
-    publishing = Publishing(start(tmp_path, asked, clock))
+    publishing = Publishing(start_all(tmp_path, asked, clock))
     live_through(clock, arrivals(tmp_path / "in"), asked)
     publishing.join()
 
@@ -194,7 +99,7 @@ def test_fifty_queries(tmp_path):
     asked, clock = queries(50, **end), HandClock()
     (tmp_path / "in").mkdir()
     source = Counting(tmp_path / "in")
-    publishing = Publishing(start(tmp_path, asked, clock, source=source, live=False))
+    publishing = Publishing(start_all(tmp_path, asked, clock, source=source, live=False))
     live_through(clock, arrivals(tmp_path / "in")[:3], asked)
     publishing.join()
     read = {run.operator.read for run in publishing.runs.runs.values()}
@@ -248,7 +153,7 @@ def test_a_slow_sink_delays_nobody_and_loses_nothing(tmp_path, expected, buffer)
     asked, clock = queries(3, DIFFERENT), HandClock()
     sink = Held(tmp_path / "out", "q1")
     settings = {"sink": sink, "options": replace(options(), buffer=buffer)}
-    publishing = Publishing(start(tmp_path, asked, clock, **settings))
+    publishing = Publishing(start_all(tmp_path, asked, clock, **settings))
     live_through(clock, arrivals(tmp_path / "in"), asked)
     runs = publishing.runs.runs
     until(lambda: all(runs[n].steps_done == runs[n].query.schedule.steps for n in ("q0", "q2")))
@@ -272,7 +177,7 @@ def test_a_query_that_fails_stops_alone(tmp_path, expected, how, threads, caplog
     if how == "refused":
         sink = Held(tmp_path / "out", "q1", refuses=True)
     clock = HandClock() if threads else ScriptedClock(0, arrivals(tmp_path / "in"))
-    publishing = Publishing(start(tmp_path, asked, clock, sink=sink))
+    publishing = Publishing(start_all(tmp_path, asked, clock, sink=sink))
     if threads:
         live_through(clock, arrivals(tmp_path / "in"), asked)
     publishing.join()
@@ -283,7 +188,7 @@ def test_a_query_that_fails_stops_alone(tmp_path, expected, how, threads, caplog
     assert "query 'q1' has failed; the others go on" in caplog.text
     assert charges(tmp_path / "book") == (2 if how == "refused" else 3)
 
-    start(tmp_path, asked, ScriptedClock(9 * HOUR)).finish()
+    start_all(tmp_path, asked, ScriptedClock(9 * HOUR)).finish()
     last = [name for name in expected(asked) if name.endswith("t000004.parquet")]
     found = published(tmp_path)
     if how == "fails":  # its first step was logged
@@ -296,7 +201,7 @@ def test_a_query_that_is_tried_again_has_its_rows(tmp_path, expected):
     asked, clock = queries(3), HandClock()
     sink = Held(tmp_path / "out", "q1", fails=OSError("full"))
     sink.go.set()
-    runs = start(tmp_path, asked, clock, sink=sink)
+    runs = start_all(tmp_path, asked, clock, sink=sink)
     again = Event()
     runs.retry_delay = lambda problem, tries: 0.0 if not tries and again.wait(60) else None
     publishing = Publishing(runs)
@@ -323,7 +228,7 @@ def test_one_query_ends_before_the_others(tmp_path, expected):
     """The others have all their rows."""
     asked = [*queries(2), *queries(3, end="1970-01-01T03:00")[2:]]
     clock = HandClock()
-    publishing = Publishing(start(tmp_path, asked, clock))
+    publishing = Publishing(start_all(tmp_path, asked, clock))
     live_through(clock, arrivals(tmp_path / "in"), asked)
     publishing.join()
 
@@ -335,7 +240,7 @@ def test_a_publication_that_overruns_the_next_trigger(tmp_path, expected):
     """One query by itself: what came while it was busy belongs to the triggers that it missed."""
     asked, clock = queries(1), HandClock()
     sink = Held(tmp_path / "out", "q0")
-    publishing = Publishing(start(tmp_path, asked, clock, sink=sink))
+    publishing = Publishing(start_all(tmp_path, asked, clock, sink=sink))
     live_through(clock, arrivals(tmp_path / "in"), asked)
     sink.go.set()
     publishing.join()
@@ -346,7 +251,7 @@ def test_a_publication_that_overruns_the_next_trigger(tmp_path, expected):
 def test_what_comes_between_two_looks_counts_at_the_trigger(tmp_path):
     """The reader looks again when the trigger is there: a row from just before it is in it."""
     asked, clock = queries(2, end="1970-01-01T01:00", window=dps.Tumble("1 hour"))[:2], HandClock()
-    publishing = Publishing(start(tmp_path, asked, clock))
+    publishing = Publishing(start_all(tmp_path, asked, clock))
     clock.settle()
     asleep, awake = Event(), Event()
 
@@ -370,12 +275,12 @@ def test_broken_off_and_started_again(tmp_path, expected, releases):
     """Each query goes on from where it was; what it had not logged counts as arrived now."""
     asked = queries(3, DIFFERENT)
     clock = ScriptedClock(0, arrivals(tmp_path / "in"))
-    runs = start(tmp_path, asked, clock)
+    runs = start_all(tmp_path, asked, clock)
     for _ in zip(range(releases), runs, strict=False):
         pass
     runs.close()
     before = published(tmp_path)
-    start(tmp_path, asked, clock).finish()
+    start_all(tmp_path, asked, clock).finish()
     found, whole = published(tmp_path), expected(asked)
     last = [name for query in asked for name in last_releases(query)]
 
@@ -389,13 +294,13 @@ def test_stopped_with_threads_and_started_again(tmp_path, expected, later):
     """A stop ends each query at its own last trigger; nothing is lost or counted twice."""
     asked, clock = queries(3, DIFFERENT), HandClock()
     events = arrivals(tmp_path / "in")
-    publishing = Publishing(start(tmp_path, asked, clock))
+    publishing = Publishing(start_all(tmp_path, asked, clock))
     first = [one for one in events if one[0] <= later * HOUR]
     live_through(clock, first, [])
     publishing.runs.stop()
     publishing.join()
     again = HandClock(clock.time)
-    publishing = Publishing(start(tmp_path, asked, again))
+    publishing = Publishing(start_all(tmp_path, asked, again))
     live_through(again, [one for one in events if one not in first], asked)
     publishing.join()
     found, whole = published(tmp_path), expected(asked)
@@ -405,40 +310,25 @@ def test_stopped_with_threads_and_started_again(tmp_path, expected, later):
     assert {name: found[name] for name in last} == {name: whole[name] for name in last}
 
 
-def last_releases(query):
-    schedule = query.schedule
-    return [
-        f"{query.name}-w{window:06d}-t{schedule.releases(window):06d}.parquet"
-        for window in range(schedule.windows)
-    ]
-
-
 def test_killed_at_many_moments(tmp_path, expected):
     """A release that comes again has the bytes it had, and each query has every row in the end."""
     asked = queries(3, DIFFERENT)
     whole = expected(asked)
     last = [name for query in asked for name in last_releases(query)]
     for nth in range(20, 320, 75):
-        place = tmp_path / str(nth)
-
-        def once(place=place):
-            keep = place / "clock"
-            now = int(keep.read_text()) if keep.exists() else 0
-            clock = ScriptedClock(now, arrivals(place / "in"), keep)
-            return start(place, asked, clock, sink=CheckingSink(place, lambda: None)).finish()
-
-        place.mkdir()
-        assert killed(once, nth) in (0, -signal.SIGKILL)
-        runs = once().runs
-        found = published(place)
+        started = []
+        after = kill_and_replay(
+            several_live(asked, started), tmp_path / str(nth), BeforeDiskOperation(nth)
+        )
+        found = after.published
         # killed at its window's last trigger, before that was logged: the rows come again, too late
-        late = [name for name, run in runs.items() if run.operator.late]
+        late = [name for name, run in started[-1].runs.items() if run.operator.late]
 
         assert found.keys() == whole.keys()
         assert len(late) < 3
         for name in last:
             assert found[name] == whole[name] or name.partition("-")[0] in late, f"{nth}: {name}"
-        assert charges(place / "book") == 3
+        assert after.charges == 3
 
 
 def test_a_series_beside_a_group_by_with_history(tmp_path):
@@ -501,7 +391,7 @@ def test_standard_input_for_three_queries_until_it_ends(tmp_path, kept, caplog):
         book.open("stream", asked[0].promise(epsilon=20, delta=1e-2))
         named |= {"checkpoint_location": None, "ledger": book}
         named["options"] = EngineOptions(buckets=2, threads=1)
-    publishing = Publishing(start(tmp_path, asked, clock, **named))
+    publishing = Publishing(start_all(tmp_path, asked, clock, **named))
     heads = ("user,page,at\n", "", "")
     events = [
         (time, lambda t=time, head=head: pipe.feed(head + lines(t)))
@@ -524,7 +414,7 @@ def test_a_query_that_reads_nothing_is_told_of(tmp_path, caplog):
     """In the log, once, when another query over the same source has read rows."""
     caplog.set_level(logging.WARNING)
     asked, clock = queries(2), HandClock()
-    runs = start(tmp_path, asked, clock)
+    runs = start_all(tmp_path, asked, clock)
     publishing = Publishing(runs)
     live_through(clock, arrivals(tmp_path / "in")[:1], [])
     assert runs.warn_starved() == []
@@ -544,7 +434,7 @@ def test_lag_is_told_to_the_operator(tmp_path):
     """From a trigger to its release, by the run's clock; a replayed step does not count."""
     asked, clock = queries(1), HandClock()
     sink = Held(tmp_path / "out", "q0")
-    runs = start(tmp_path, asked, clock, sink=sink)
+    runs = start_all(tmp_path, asked, clock, sink=sink)
     publishing = Publishing(runs)
     clock.move(HOUR)
     until(lambda: runs.runs["q0"]._engine._loop is not None)
@@ -555,7 +445,7 @@ def test_lag_is_told_to_the_operator(tmp_path):
     runs.stop()
     publishing.join()
 
-    again = start(tmp_path, asked, HandClock(clock.time))
+    again = start_all(tmp_path, asked, HandClock(clock.time))
     again.stop()
     again.finish()
     assert again.runs["q0"].operator.worst_lag_seconds == 0
@@ -572,6 +462,6 @@ def test_shared_columns_are_parsed_once_and_alike(tmp_path, monkeypatch):
 
     monkeypatch.setattr(parse, "times", times)
     asked = queries(5)
-    start(tmp_path, asked, ScriptedClock(0, arrivals(tmp_path / "in"))).finish()
+    start_all(tmp_path, asked, ScriptedClock(0, arrivals(tmp_path / "in"))).finish()
 
     assert count["times"] == 15  # 5 files of 12 rows, in groups of 5

@@ -3,6 +3,7 @@
 import doctest
 import json
 import shutil
+import signal
 import traceback
 from contextlib import suppress
 from dataclasses import replace
@@ -18,10 +19,15 @@ from dpstream.privacy.state import unpack
 from dpstream.serve.release_store import ReleaseReader
 from dpstream.serve.worker import store_folder
 from tests.cli.test_docs import LOOSE, ROOT
-from tests.engines.runs import (
+from tests.support.kill_and_replay import FailAtCall, kill_and_replay
+from tests.support.live_runs import ScriptedClock, arrivals, drop, start_live, whole_live
+from tests.support.pipelines import PIPELINE, rows
+from tests.support.pipelines import published as run_served
+from tests.support.runs import (
     SHORT,
     break_off,
     charges,
+    group_by,
     options,
     published,
     query,
@@ -30,17 +36,8 @@ from tests.engines.runs import (
     whole,
     write,
 )
-from tests.engines.test_live import ScriptedClock, arrivals, drop
-from tests.engines.test_live import start as start_live
-from tests.engines.test_live import whole as whole_live
-from tests.serve.pipelines import PIPELINE, rows
-from tests.serve.pipelines import published as run_served
 
 pytestmark = pytest.mark.spark
-
-
-class Broken(Exception):
-    """Stands for a kill."""
 
 
 @pytest.fixture
@@ -114,42 +111,34 @@ def test_a_live_stream_goes_by_the_clock(session, engine, tmp_path):
     assert not session.streams.active
 
 
-def breaking(monkeypatch, place, *, after):
-    """Break a run off right after so many times that its progress was durable."""
-    saved, done = place.save, []
+def spark_runs(session, engine):
+    """Runs on Spark over a stream of the files in `in`, or over the rows of the folder."""
 
-    def save(self, path):
-        saved(self, path)
-        done.append(path)
-        if len(done) == after:
-            raise Broken
+    def start_again(place):
+        named = {"source": stream(session, place)} if (place / "in").exists() else {}
+        return start(place, SHORT, engine=engine, **named)
 
-    monkeypatch.setattr(place, "save", save)
+    return replace(group_by(SHORT), start=start_again)
 
 
-def test_a_batch_that_comes_again(session, engine, tmp_path, expected_short, monkeypatch):
+def test_a_batch_that_comes_again(session, engine, tmp_path, expected_short):
     """Killed after a batch was taken in and before Spark knows: the same rows go on, others not."""
     from dpstream.engines.spark.bucket_files import DriverProgress
 
-    for name in ("same", "other"):
-        parts(tmp_path / name, 2)
-        place = tmp_path / name
-        run = start(place, SHORT, source=stream(session, place), engine=engine)
-        with monkeypatch.context() as patch:
-            breaking(patch, DriverProgress, after=1)
-            with pytest.raises(Broken):
-                run.finish()
-    for part in (tmp_path / "other" / "in").glob("*.parquet"):  # whichever was the first batch
-        pq.write_table(pq.read_table(part).slice(100), part)  # single rows may count nowhere
+    kind = replace(spark_runs(session, engine), prepare=lambda place: parts(place, 2))
+    kill = FailAtCall(DriverProgress, "save", after=True)
 
-    place = tmp_path / "other"
-    run = start(place, SHORT, source=stream(session, place), engine=engine)
+    def change(place):
+        for part in (place / "in").glob("*.parquet"):  # whichever was the first batch
+            pq.write_table(pq.read_table(part).slice(100), part)  # single rows may count nowhere
+
     with pytest.raises(NoiseReuse, match="batch 0 was read before with other rows"):
-        run.finish()
+        kill_and_replay(kind, tmp_path / "other", kill, damage=change)
     assert not list((tmp_path / "other" / "out").glob("*.parquet"))
-    place = tmp_path / "same"
-    start(place, SHORT, source=stream(session, place), engine=engine).finish()
-    assert published(place) == expected_short
+    after = kill_and_replay(kind, tmp_path / "same", kill)
+
+    assert after.statuses == [-signal.SIGKILL]
+    assert after.published == expected_short
 
 
 def test_rows_that_were_changed_while_they_waited(engine, tmp_path):
@@ -171,32 +160,32 @@ def test_rows_that_were_changed_while_they_waited(engine, tmp_path):
     assert "org.apache" not in "".join(traceback.format_exception(raised.value))
 
 
-def test_broken_off_between_log_noise_sink_and_progress(
-    engine, tmp_path, expected_short, monkeypatch
-):
+def test_broken_off_between_log_noise_sink_and_progress(session, engine, tmp_path, expected_short):
     """The charge and the log come first; what was drawn is drawn again, and sent once."""
     from dpstream.engines.spark.bucket_files import DriverProgress
     from dpstream.engines.spark.jobs import Jobs
 
-    def nothing(*_, **__):
-        raise Broken
+    def is_paid_and_logged(place):
+        assert charges(place / "state" / "ledger") == 1
+        assert (place / "state" / "inputs.log").read_bytes().count(b'"digest"') == 3
 
-    write(tmp_path, table())
-    with monkeypatch.context() as patch:
-        patch.setattr(Jobs, "publish", nothing)  # paid and logged, nothing drawn
-        with pytest.raises(Broken):
-            start(tmp_path, SHORT, engine=engine).finish()
-    assert charges(tmp_path / "state" / "ledger") == 1
-    assert (tmp_path / "state" / "inputs.log").read_bytes().count(b'"digest"') == 3
-    with monkeypatch.context() as patch:
-        patch.setattr(DriverProgress, "save", nothing)  # drawn and sent, not noted
-        with pytest.raises(Broken):
-            start(tmp_path, SHORT, engine=engine).finish()
-    assert 0 < len(published(tmp_path)) < len(expected_short)
-    start(tmp_path, SHORT, engine=engine).finish()
+    def is_sent_in_part(place):
+        assert 0 < len(published(place)) < len(expected_short)
 
-    assert published(tmp_path) == expected_short
-    assert charges(tmp_path / "state" / "ledger") == 1
+    looks = iter((is_paid_and_logged, is_sent_in_part))
+    after = kill_and_replay(
+        spark_runs(session, engine),
+        tmp_path,
+        [
+            FailAtCall(Jobs, "publish"),  # paid and logged, nothing drawn
+            FailAtCall(DriverProgress, "save"),  # drawn and sent, not noted
+        ],
+        damage=lambda place: next(looks)(place),
+    )
+
+    assert after.statuses == [-signal.SIGKILL] * 2
+    assert after.published == expected_short
+    assert after.charges == 1
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

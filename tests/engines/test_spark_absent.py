@@ -1,6 +1,5 @@
 """Without Spark or Java: everything else works, and whoever asks is told what to install."""
 
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -16,13 +15,15 @@ from dpstream.privacy.state import Secret
 from dpstream.rows.row_batch import RowKeys
 from dpstream.session.pipeline import load_pipeline
 from dpstream.session.start_pipeline import check_engine, with_engine
+from tests.support.processes import run_python
 
 
 def test_nothing_imports_pyspark_unasked():
     """The package, its session and its command line work where there is none."""
     code = "import sys; sys.modules['pyspark'] = None\nimport dpstream.cli.app, dpstream.session\n"
     code += "import dpstream.engines.spark.driver, dpstream.engines.spark.tasks"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_pyspark(monkeypatch):

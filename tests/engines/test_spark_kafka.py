@@ -2,15 +2,17 @@
 
 import doctest
 import json
+import signal
+from dataclasses import replace
 
 import pytest
 
 from dpstream.engines.spark import SparkEngine
 from dpstream.errors import InvalidParameter
 from tests.cli.test_docs import LOOSE, ROOT
-from tests.engines.runs import SHORT, charges, published, start, table
-from tests.engines.test_spark import Broken, breaking
 from tests.servers import kafka_tools as tools
+from tests.support.kill_and_replay import FailAtCall, kill_and_replay, make_folder
+from tests.support.runs import SHORT, group_by, published, start, table
 from tests.support.servers import KafkaServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka_on_spark, pytest.mark.timeout(600)]
@@ -70,39 +72,46 @@ def letters(place):
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
-def test_a_topic_gives_the_releases_of_the_embedded_engine(
-    session, engine, kafka, topic, tmp_path, monkeypatch
-):
+def runs(session, engine, kafka, topic):
+    """Runs on Spark over the topic."""
+    return replace(
+        group_by(SHORT),
+        prepare=make_folder,
+        start=lambda place: start(
+            place, SHORT, source=stream(session, kafka, topic), engine=engine
+        ),
+    )
+
+
+def test_a_topic_gives_the_releases_of_the_embedded_engine(session, engine, kafka, topic, tmp_path):
     """Broken off before Spark knows that a batch is taken in; the broker is restarted as well."""
     from dpstream.engines.spark.bucket_files import DriverProgress
 
     expected = embedded(tmp_path / "embedded", kafka, topic)
-    place = tmp_path / "spark"
-    with monkeypatch.context() as patch:
-        breaking(patch, DriverProgress, after=1)
-        with pytest.raises(Broken):
-            start(place, SHORT, source=stream(session, kafka, topic), engine=engine).finish()
-    kafka.restart()
-    start(place, SHORT, source=stream(session, kafka, topic), engine=engine).finish()
+    after = kill_and_replay(
+        runs(session, engine, kafka, topic),
+        tmp_path / "spark",
+        FailAtCall(DriverProgress, "save", after=True),
+        damage=lambda place: kafka.restart(),
+    )
 
     assert len(expected) > 5
-    assert published(place) == expected
-    assert charges(place / "state" / "ledger") == 1
-    assert len(letters(place)) == len(letters(tmp_path / "embedded")) == PARTITIONS
+    assert after.statuses == [-signal.SIGKILL]
+    assert after.published == expected
+    assert after.charges == 1
+    assert len(letters(after.place)) == len(letters(tmp_path / "embedded")) == PARTITIONS
 
 
 def test_messages_that_retention_took_are_an_error(session, engine, kafka, topic, tmp_path):
     """Spark's connector finds out, and nothing is published from what is left."""
     from dpstream.engines.spark.bucket_files import DriverProgress
 
-    with pytest.MonkeyPatch.context() as patch:
-        breaking(patch, DriverProgress, after=1)
-        with pytest.raises(Broken):
-            start(tmp_path, SHORT, source=stream(session, kafka, topic), engine=engine).finish()
+    kind, kill = runs(session, engine, kafka, topic), FailAtCall(DriverProgress, "save", after=True)
+    assert kill.strike(kind, tmp_path)
     tools.remove_all(kafka, topic)
 
     with pytest.raises(Exception, match=r"(?i)data ?loss|out of range|offset"):
-        start(tmp_path, SHORT, source=stream(session, kafka, topic), engine=engine).finish()
+        kind.finish(tmp_path)
     assert not list((tmp_path / "out").glob("*.parquet"))
 
 

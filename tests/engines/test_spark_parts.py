@@ -18,7 +18,7 @@ from dpstream.group_by.groups import GroupBucket, sum_groups
 from dpstream.privacy.state import Secret
 from dpstream.query.noise_plan import plan_query
 from dpstream.rows.row_reader import RowReader
-from tests.engines.runs import query, start, table
+from tests.support.runs import query, start, table
 
 
 def read(plan, rows):

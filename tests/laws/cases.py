@@ -11,8 +11,6 @@ from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechan
 from dpstream.mechanisms.infinite.dpi import Dpi
 from dpstream.mechanisms.parts.factorised_counter import CounterMechanism, CountingParameters
 
-SECRET = bytes(range(32))
-RUN = bytes(range(16))
 WINDOW = 5
 DELAY = 4
 LO, HI = 0, 20

@@ -9,8 +9,8 @@ from dpstream.engines.query_run import EngineOptions
 from dpstream.query.aggregates import Avg, Count, CountUnits, Stddev, Sum
 from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble
+from tests.support.fixed import RUN, SECRET
 
-SECRET, RUN = bytes(range(32)), bytes(range(16))
 HOUR = 3600
 ALARM = 2e-8  # per comparison; a test makes at most forty of them
 Z = 5.65  # two-sided false-alarm rate below 2e-8

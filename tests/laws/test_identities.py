@@ -19,8 +19,9 @@ from dpstream.mechanisms.w_event import spas
 from dpstream.privacy.state import serial, storable
 from dpstream.privacy.state.identity import Identified, canonical, readable
 from dpstream.query import aggregates, query
-from tests.laws.cases import NAMES, RUN, SECRET, bins_of, example, stream
+from tests.laws.cases import NAMES, bins_of, example, stream
 from tests.laws.queries import busy, query_of, run_of
+from tests.support.fixed import RUN, SECRET
 
 WRITTEN = Path(__file__).with_name("identities.txt")
 

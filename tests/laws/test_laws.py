@@ -16,17 +16,8 @@ from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.state import pack, unpack
-from tests.laws.cases import (
-    CHOOSING,
-    NAMES,
-    RUN,
-    SECRET,
-    bins_of,
-    example,
-    neighbours,
-    stream,
-    worst_loss,
-)
+from tests.laws.cases import CHOOSING, NAMES, bins_of, example, neighbours, stream, worst_loss
+from tests.support.fixed import RUN, SECRET
 
 NOISY = ("laplace", "gaussian")
 Z = 4.9  # two-sided false-alarm rate below 1e-6

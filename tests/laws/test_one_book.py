@@ -1,15 +1,13 @@
 """Laws of a book: it is one, wherever it is kept and whoever charges it, and forgets nothing."""
 
 import os
-import subprocess
-import sys
 import threading
 from fractions import Fraction
 from itertools import count
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpstream.errors import BudgetExceeded, DpstreamError, LedgerError, NoiseReuse
@@ -19,6 +17,8 @@ from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from tests.laws.cases import worst_loss
+from tests.support.long import some_examples
+from tests.support.processes import run_python
 
 RUN = "ab" * 16
 
@@ -75,7 +75,7 @@ def standing(ledger, charges):
     return ledger.report(), ledger.peak("s"), ledger.known(RUN), still_open, left
 
 
-@settings(max_examples=80)
+@some_examples(80, of=2)
 @given(asked(), st.sampled_from([1, 3, 8, None]), st.integers(0, 14))
 def test_persisting_at_any_moment_changes_nothing(tmp_path_factory, charges, width, moment):
     """A book that moves to a file decides as one that always was there, and as one in memory."""
@@ -419,9 +419,7 @@ for name, way in ways.items():
 
 def test_what_no_ledger_counts_is_told_once():
     """Python says it as the command line does: once in a process, at the caller's line."""
-    told = subprocess.run(
-        [sys.executable, "-c", ALONE], capture_output=True, text=True, check=False
-    )
+    told = run_python(ALONE)
     assert told.returncode == 0, told.stderr
     lines = dict(line.split(" ", 1) for line in told.stdout.splitlines())
 

@@ -11,7 +11,8 @@ from dpstream.privacy.state import MemoryWindowKeys, Secret
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.windows import Tumble
 from dpstream.rows.row_reader import RowReader
-from tests.laws.queries import RUN, SECRET, query_of, run_of
+from tests.laws.queries import query_of, run_of
+from tests.support.fixed import RUN, SECRET
 
 
 def slow_appearances(query, counts, pays):

@@ -12,7 +12,8 @@ from dpstream.group_by.flow import Flow
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.query.aggregates import Sum
 from dpstream.query.windows import Tumble
-from tests.laws.queries import HOUR, LATE, OTHERS, RUN, SECRET, Z, busy, query_of, run_of
+from tests.laws.queries import HOUR, LATE, OTHERS, Z, busy, query_of, run_of
+from tests.support.fixed import RUN, SECRET
 
 
 @pytest.fixture(scope="module")

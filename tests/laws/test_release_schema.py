@@ -14,9 +14,9 @@ from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidInput, StateError
 from dpstream.group_by.release_table import ReleaseTables
 from dpstream.rows.column_values import types_of
-from tests.engines.test_live import ScriptedClock
 from tests.laws.queries import HOUR, LATE, OTHERS, busy, query_of
 from tests.sql_compiler.test_accepted import ACCEPTED, compiled
+from tests.support.live_runs import ScriptedClock
 
 SECRET, FIXED = bytes(range(32)), EngineOptions(buckets=2, threads=1, run_id=bytes(16))
 DATE = pa.date32()

@@ -14,7 +14,8 @@ from dpstream.privacy.state import MemoryWindowKeys, Secret
 from dpstream.query.aggregates import Count, CountUnits
 from dpstream.query.noise_plan import plan_query
 from dpstream.rows.row_reader import RowReader
-from tests.laws.queries import ALARM, HOUR, RUN, SECRET, Z, query_of, run_of
+from tests.laws.queries import ALARM, HOUR, Z, query_of, run_of
+from tests.support.fixed import RUN, SECRET
 
 QUERY = query_of(
     strategy="sqlp",

@@ -12,7 +12,7 @@ from dpstream.errors import BudgetExceeded, InvalidInput, LedgerError, NoiseReus
 from dpstream.mechanisms import Naive, Sample, Spas, Uniform, find
 from dpstream.privacy.ledger.charges import Cells, Charge
 from dpstream.privacy.ledger.store import LedgerStore
-from tests.laws.cases import RUN, SECRET
+from tests.support.fixed import RUN, SECRET
 
 A = np.arange(20)[:, None]
 B = A + 1000

@@ -1,8 +1,6 @@
 """Runs that are saved, killed, copied, rolled back and brought back."""
 
 import shutil
-import subprocess
-import sys
 from fractions import Fraction
 
 import numpy as np
@@ -17,7 +15,8 @@ from dpstream.errors import (
     StateError,
 )
 from dpstream.mechanisms import Sample, Uniform
-from tests.laws.cases import RUN, SECRET
+from tests.support.fixed import RUN, SECRET
+from tests.support.processes import run_python
 
 DATA = np.arange(40).reshape(20, 2)
 
@@ -42,13 +41,10 @@ def test_two_processes_with_one_secret_and_run_publish_the_same(tmp_path):
         " secret=bytes(range(32)), run_id=bytes(range(16)))\n"
         "print(s.values.tolist())"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-        for _ in range(2)
-    ]
+    there = run_python(script)
     here = dps.release(Uniform(epsilon=1, window=3), [[5, 5]] * 9, secret=SECRET, run_id=RUN)
 
-    assert runs[0].stdout == runs[1].stdout == f"{here.values.tolist()}\n"
+    assert there.stdout == f"{here.values.tolist()}\n"
 
 
 def test_steps_one_by_one_or_all_at_once_publish_the_same():
@@ -198,13 +194,12 @@ def test_one_state_has_one_owner(tmp_path):
         "except dps.errors.StateError as refusal: print(refusal)"
     )
     runner, _ = saved(tmp_path / "state")
-    argv = [sys.executable, "-c", script, str(tmp_path / "state")]
-    refused = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    refused = run_python(script, tmp_path / "state")
     runner.close()
-    allowed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    allowed = run_python(script, tmp_path / "state")
 
-    assert "in use by another process" in refused
-    assert allowed == ""
+    assert "in use by another process" in refused.stdout
+    assert (allowed.returncode, allowed.stdout) == (0, "")
 
 
 def test_resume_replays_a_growing_file(tmp_path):

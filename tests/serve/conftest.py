@@ -1,19 +1,7 @@
 import pytest
 from starlette.testclient import TestClient
 
-from dpstream.serve.event_stream import Hub
-from dpstream.serve.public_facts import declared_books, describe_queries
-from dpstream.serve.public_side import PublicSide
-from dpstream.serve.release_store import ReleaseReader
-from dpstream.serve.worker import store_folder
-from tests.serve.pipelines import published, rows
-
-
-def public_side(pipeline, **settings):
-    """The public side of a pipeline, as it stands."""
-    hub = Hub(ReleaseReader(store_folder(pipeline)), grid=0.05)
-    queries = describe_queries(pipeline)
-    return PublicSide(queries=queries, hub=hub, ledger=declared_books(pipeline), **settings)
+from tests.support.pipelines import public_side, published, rows
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.cli import main
 from dpstream.serve.release_store import hold_folder
-from tests.serve.pipelines import write
+from tests.support.pipelines import write
 
 
 def left(capsys, *args):

@@ -15,7 +15,7 @@ from dpstream.serve.event_stream import Hub
 from dpstream.serve.release_store import ReleaseReader, hold_folder
 from dpstream.serve.supervisor import Supervisor
 from dpstream.serve.worker import publish, store_folder
-from tests.serve.operators import HEADERS, operator_side
+from tests.support.pipelines import HEADERS, operator_side
 
 
 def alone(work):

@@ -13,8 +13,7 @@ import pytest
 from dpstream.serve.release_history import order_threshold
 from dpstream.serve.release_segments import key_id
 from dpstream.session.pipeline import load_pipeline
-from tests.serve.conftest import public_side
-from tests.serve.pipelines import PAGES
+from tests.support.pipelines import PAGES, public_side
 
 
 def published(pipeline, query):

@@ -4,14 +4,14 @@ import json
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from dpstream.serve.ingest import ARROW, JSONL
 from dpstream.session.pipeline import load_pipeline
-from tests.serve.operators import HEADERS, PUSHED, operator_side
-from tests.serve.pipelines import PAGES, write
+from tests.support.long import some_examples
+from tests.support.pipelines import HEADERS, PAGES, PUSHED, operator_side, write
 
 HOSTILE = st.one_of(
     st.text(st.characters(codec="utf-8"), max_size=20),
@@ -79,7 +79,7 @@ def test_the_public_side_answers_everything(feed, public):
     """Events do not end, and are asked for elsewhere."""
     document = public.document()
 
-    @settings(max_examples=400)
+    @some_examples(400, of=4)
     @given(requests(document, leave_out=["/api/events"]))
     def answers(request):
         method, path, address, headers = request
@@ -119,7 +119,7 @@ def test_the_operator_side_answers_everything(tmp_path):
 
     with TestClient(side.app(run=False), raise_server_exceptions=False) as client:
 
-        @settings(max_examples=300)
+        @some_examples(300, of=4)
         @given(requests(document), bodies, kinds, HOSTILE)
         def answers(request, body, kind, key):
             method, path, address, headers = request

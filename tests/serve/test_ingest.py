@@ -12,8 +12,7 @@ from dpstream.errors import RowsLost, StateError
 from dpstream.records import Batch
 from dpstream.serve.ingest import ARROW, JSONL
 from dpstream.session.pipeline import load_pipeline
-from tests.serve.operators import HEADERS, PUSHED, operator_side
-from tests.serve.pipelines import write
+from tests.support.pipelines import HEADERS, PUSHED, operator_side, write
 
 LINES = b'{"user": "a", "page": "home", "at": 5}\n{"user": "b", "page": null, "at": 6.5, "x": 1}\n'
 

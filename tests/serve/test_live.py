@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.serve.operators import PUSHED
-from tests.serve.pipelines import write
-from tests.serve.processes import Follower, served, until
+from tests.support.pipelines import PUSHED, write
+from tests.support.processes import until
+from tests.support.served import Follower, served
 
 STOPPED = '{"note": "stopped; the same command again goes on from here"}\n'
 

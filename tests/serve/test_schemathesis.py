@@ -6,9 +6,8 @@ import subprocess
 import pytest
 
 from tests.conftest import ROOT
-from tests.serve.operators import PUSHED
-from tests.serve.pipelines import published, rows, write
-from tests.serve.processes import served
+from tests.support.pipelines import PUSHED, published, rows, write
+from tests.support.served import served
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,"
 CHECKS += "response_schema_conformance,unsupported_method,ignored_auth"

@@ -13,8 +13,7 @@ from dpstream.serve.endpoints import Parameter, Refusal
 from dpstream.serve.middleware import HEADERS as SECURITY
 from dpstream.serve.middleware import Token, load_token
 from dpstream.serve.server import check_binding, is_loopback, listening_socket
-from tests.serve.conftest import public_side
-from tests.serve.operators import HEADERS, TOKEN, operator_side
+from tests.support.pipelines import HEADERS, TOKEN, operator_side, public_side
 
 
 @pytest.fixture(scope="module")

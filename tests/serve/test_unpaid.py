@@ -11,8 +11,7 @@ import re
 import pytest
 from starlette.testclient import TestClient
 
-from tests.serve.conftest import public_side
-from tests.serve.pipelines import published, rows
+from tests.support.pipelines import public_side, published, rows
 
 PLANTED = "planted4711"
 UNITS = [f"{PLANTED}user{number}" for number in range(3)]

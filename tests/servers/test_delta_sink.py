@@ -2,10 +2,11 @@
 
 import json
 import os
-import subprocess
+import signal
 import sys
 from threading import Lock, Thread
 
+import deltalake
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -16,25 +17,18 @@ from dpstream.connectors.testing import SinkSuite
 from dpstream.connectors.testing.sink_suite import release, seen_of
 from dpstream.errors import MissingDependency, StateError
 from tests.connectors.test_sinks import RELEASE
+from tests.support.processes import kill_this_process, run_in_new_process
 
 pytestmark = pytest.mark.servers
 
-# A process that is killed when the rows are written and not committed, or committed and not synced.
-BROKEN_OFF = """
-import os, signal, sys
-import deltalake
-from dpstream.connectors.delta import sink as delta
-from dpstream.connectors.registry import open_sink
-from dpstream.connectors.testing.sink_suite import release
 
-place, when = sys.argv[1:]
-die = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-if when == "before the commit":
-    deltalake.write_deltalake = die
-else:
-    delta.DeltaSink._sync = die
-open_sink(f"delta:{place}").write("a", 0, 2, release("a", 0, 2))
-"""
+def break_off(place, when):
+    """Write a release; killed when it is written and not committed, or committed and not synced."""
+    if when == "before the commit":
+        deltalake.write_deltalake = kill_this_process
+    else:
+        DeltaSink._sync = kill_this_process
+    open_sink(f"delta:{place}").write("a", 0, 2, release("a", 0, 2))
 
 
 def rows_of(place, query):
@@ -75,8 +69,7 @@ def test_killed_beside_the_commit(tmp_path, when):
     """The next run finds the release or writes it; it is there once."""
     sink = open_sink(f"delta:{tmp_path}")
     sink.write("a", 0, 1, release("a", 0, 1))
-    done = subprocess.run([sys.executable, "-c", BROKEN_OFF, str(tmp_path), when])
-    assert done.returncode == -9
+    assert run_in_new_process(break_off, tmp_path, when) == -signal.SIGKILL
     there = rows_of(tmp_path, "a") == seen_of(release("a", 0, 1), release("a", 0, 2))
     assert there == (when == "after the commit")
     sink = open_sink(f"delta:{tmp_path}")

@@ -1,38 +1,34 @@
 """The Kafka sink against a real broker; readers read committed messages."""
 
 import json
-import subprocess
-import sys
+import signal
 
 import pytest
 from confluent_kafka import Producer
 
+from dpstream.connectors.kafka.sink import KafkaSink
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import ServerSinkSuite
 from dpstream.connectors.testing.sink_suite import release, seen_of
 from dpstream.errors import InvalidInput, StateError
 from tests.servers import kafka_tools as tools
+from tests.support.processes import kill_this_process, run_in_new_process
 
 pytestmark = pytest.mark.servers
 
-# A process that is killed when the rows are sent and the transaction is not committed.
-BROKEN_OFF = """
-import os, signal, sys
-from dpstream.connectors.kafka import sink as kafka
-from dpstream.connectors.registry import open_sink
-from dpstream.connectors.testing.sink_suite import release
 
-def killed(self, producer, topic, key, value, headers, send=kafka.KafkaSink._send):
-    send(self, producer, topic, key, value, headers)
-    if topic.endswith(".releases"):
-        producer.flush(30)
-        os.kill(os.getpid(), signal.SIGKILL)
+def break_off(uri, query, window, trigger, rows):
+    """Write a release; killed when its rows are sent and the transaction is not committed."""
+    send = KafkaSink._send
 
-kafka.KafkaSink._send = killed
-uri, query, window, trigger, rows = sys.argv[1:]
-table = release(query, int(window), int(trigger), rows=int(rows))
-open_sink(uri).write(query, int(window), int(trigger), table)
-"""
+    def sent(self, producer, topic, key, value, headers):
+        send(self, producer, topic, key, value, headers)
+        if topic.endswith(".releases"):
+            producer.flush(30)
+            kill_this_process()
+
+    KafkaSink._send = sent
+    open_sink(uri).write(query, window, trigger, release(query, window, trigger, rows=rows))
 
 
 class TestKafkaSink(ServerSinkSuite):
@@ -54,9 +50,8 @@ class TestKafkaSink(ServerSinkSuite):
         return sorted((row["page"], row["count"]) for row in rows)
 
     def break_off(self, query, window, trigger, table):
-        words = [self.uri, query, str(window), str(trigger), str(len(table))]
-        done = subprocess.run([sys.executable, "-c", BROKEN_OFF, *words], timeout=60)
-        assert done.returncode == -9
+        arguments = (self.uri, query, window, trigger, len(table))
+        assert run_in_new_process(break_off, *arguments) == -signal.SIGKILL
         assert len(table) not in {len(self.published(query)) - n for n in (0, 3)}
 
     def away(self):

@@ -1,40 +1,35 @@
 """Releases in a NATS JetStream stream, against the real server."""
 
 import json
-import subprocess
-import sys
+import signal
 from threading import Event, Thread
 
 import pytest
 
+from dpstream.connectors.nats.sink import NatsSink
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import ServerSinkSuite
 from dpstream.connectors.testing.sink_suite import release, seen_of
 from dpstream.errors import InvalidInput, ServerUnreachable, StateError
 from tests.connectors.test_sinks import RELEASE, ROWS
 from tests.servers.nats_tools import fresh
+from tests.support.processes import kill_this_process, run_in_new_process
 
 pytestmark = pytest.mark.servers
 
-# A process that is killed after the second part of a release.
-BROKEN_OFF = """
-import os, signal, sys
-from dpstream.connectors.nats import sink as nats
-from dpstream.connectors.registry import open_sink
-from dpstream.connectors.testing.sink_suite import release
 
-sent = []
-async def counted(self, *args, send=nats.NatsSink._release, **named):
-    await send(self, *args, **named)
-    sent.append(1)
-    if len(sent) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
+def break_off(uri, query, window, trigger, rows):
+    """Write a release; the process is killed after the second part of it."""
+    send, sent = NatsSink._release, []
 
-nats.NatsSink._release = counted
-uri, query, window, trigger, rows = sys.argv[1:]
-table = release(query, int(window), int(trigger), rows=int(rows))
-open_sink(uri).write(query, int(window), int(trigger), table)
-"""
+    async def counted(self, *args, **named):
+        await send(self, *args, **named)
+        sent.append(1)
+        if len(sent) == 2:
+            kill_this_process()
+
+    NatsSink._release = counted
+    open_sink(uri).write(query, window, trigger, release(query, window, trigger, rows=rows))
 
 
 @pytest.fixture
@@ -78,9 +73,8 @@ class TestNatsSink(ServerSinkSuite):
         return sorted((row["page"], row["count"]) for row in whole(self.stream, query))
 
     def break_off(self, query, window, trigger, table):
-        words = [self.uri, query, str(window), str(trigger), str(table.num_rows)]
-        done = subprocess.run([sys.executable, "-c", BROKEN_OFF, *words])
-        assert done.returncode == -9
+        arguments = (self.uri, query, window, trigger, table.num_rows)
+        assert run_in_new_process(break_off, *arguments) == -signal.SIGKILL
         assert len(self.stream.messages()) == 4  # the mark, a release, and two parts
 
     def away(self):

@@ -9,7 +9,7 @@ from dpstream.connectors.registry import open_source
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost, ServerUnreachable
 from tests.servers.nats_tools import fresh
-from tests.servers.reading import read
+from tests.support.reading import read_users
 
 pytestmark = pytest.mark.servers
 
@@ -57,10 +57,10 @@ def test_a_stream_that_was_made_again(stream):
     """Its sequence numbers mean other messages."""
     stream.put({"user": "a"}, {"user": "b"})
     source = opened(stream)
-    _, position = read(source, stream.name)
+    _, position = read_users(source, stream.name)
     stream.client.call(lambda js: js.delete_stream(stream.name))
     with pytest.raises(RowsLost, match="is gone"):
-        read(source, stream.name, position)
+        read_users(source, stream.name, position)
     stream.client.call(lambda js: js.add_stream(name=stream.name, subjects=[f"{stream.subject}.>"]))
     stream.put(*[{"user": "c"}] * 9)
 
@@ -75,7 +75,7 @@ def test_a_message_deleted_by_hand(stream):
     stream.put(*({"user": user} for user in "abcde"))
     source = opened(stream)
     stream.client.call(lambda js: js.delete_msg(stream.name, 2))
-    users, position = read(source, stream.name)
+    users, position = read_users(source, stream.name)
     again = source.read(stream.name, None, columns=["user"], until=position)
     assert users == again.table["user"].to_pylist() == ["a", "c", "d", "e"]
     stream.client.call(lambda js: js.delete_msg(stream.name, 4))
@@ -90,12 +90,12 @@ def test_messages_that_expire_unread(nats):
     stream = fresh(nats, max_msgs=5)
     stream.put(*({"user": user} for user in "abc"))
     source = opened(stream)
-    users, position = read(source, stream.name)
+    users, position = read_users(source, stream.name)
     stream.put(*({"user": user} for user in "defghijk"))
 
     assert users == ["a", "b", "c"]
     with pytest.raises(RowsLost, match="dropped the messages 4 to 6 before they were read"):
-        read(source, stream.name, position)
+        read_users(source, stream.name, position)
     source.close()
     stream.client.close()
 
@@ -104,7 +104,7 @@ def test_messages_that_expire_while_they_are_asked_for(stream, monkeypatch):
     """Between the look at the stream and the answer."""
     stream.put(*({"user": user} for user in "abc"))
     source = opened(stream)
-    _, position = read(source, stream.name)
+    _, position = read_users(source, stream.name)
     stream.put(*({"user": user} for user in "defg"))
 
     async def late(self, js, most, pull=Puller.pull):
@@ -113,7 +113,7 @@ def test_messages_that_expire_while_they_are_asked_for(stream, monkeypatch):
 
     monkeypatch.setattr(Puller, "pull", late)
     with pytest.raises(RowsLost, match="dropped the messages 4 to 5 before they were read"):
-        read(source, stream.name, position)
+        read_users(source, stream.name, position)
     source.close()
 
 
@@ -121,7 +121,7 @@ def test_a_consumer_that_the_server_dropped(stream):
     """As it does with one that was idle for long: the next read makes another."""
     stream.put({"user": "a"})
     source = opened(stream)
-    _, position = read(source, stream.name)
+    _, position = read_users(source, stream.name)
 
     async def drop(js):
         for one in await js.consumers_info(stream.name):
@@ -130,7 +130,7 @@ def test_a_consumer_that_the_server_dropped(stream):
     stream.client.call(drop)
     stream.put({"user": "b"})
 
-    assert read(source, stream.name, position)[0] == ["b"]
+    assert read_users(source, stream.name, position)[0] == ["b"]
     source.close()
 
 
@@ -138,7 +138,7 @@ def test_the_server_remembers_nothing(stream):
     """No durable consumer, no acknowledgement that could move a position."""
     stream.put(*({"user": user} for user in "abc"))
     source = opened(stream)
-    read(source, stream.name)
+    read_users(source, stream.name)
     (about,) = stream.client.call(lambda js: js.consumers_info(stream.name))
 
     assert about.config.durable_name is None
@@ -153,7 +153,7 @@ def test_some_subjects(stream):
     stream.put({"user": "c"}, subject="web.news.today")
     for pattern, users in (("web.>", ["a", "c"]), ("*.home", ["a", "b"]), (">", ["a", "b", "c"])):
         source = opened(stream, f"&subject={stream.subject}.{pattern}")
-        assert read(source, stream.name)[0] == users
+        assert read_users(source, stream.name)[0] == users
         source.close()
 
 
@@ -163,7 +163,7 @@ def test_latest_is_where_the_run_began(stream):
     source = opened(stream, "&start=latest")
     begun = source.read(stream.name, None).position
     stream.put({"user": "new"})
-    users, position = read(source, stream.name, begun)
+    users, position = read_users(source, stream.name, begun)
     source.close()
     stream.put({"user": "newest"})
     source = opened(stream, "&start=latest")
@@ -180,7 +180,7 @@ def test_until_makes_it_bounded(stream):
     (name,) = source.partitions()
 
     assert source.bounded
-    assert read(source, name)[0] == ["a", "b"]
+    assert read_users(source, name)[0] == ["a", "b"]
     source.close()
     with pytest.raises(InvalidInput, match="ends at 3, before until=9"):
         opened(stream, "&until=9")

@@ -1,35 +1,28 @@
 """Releases in PostgreSQL, against the real server."""
 
-import subprocess
-import sys
+import signal
 from threading import Event, Thread
 
 import psycopg
 import pyarrow as pa
 import pytest
 
+from dpstream.connectors.database import ReleaseIndex
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import ServerSinkSuite
 from dpstream.connectors.testing.sink_suite import release, seen_of
 from dpstream.errors import InvalidInput, ServerUnreachable, StateError
 from tests.connectors.test_sinks import NOON, RELEASE
-from tests.engines.runs import until
 from tests.laws.test_published_keys import every_type_of_key
+from tests.support.processes import kill_this_process, run_in_new_process, until
 
 pytestmark = pytest.mark.servers
 
-# A process that is killed when the rows are sent and their transaction is not committed.
-BROKEN_OFF = """
-import os, signal, sys
-from dpstream.connectors import database
-from dpstream.connectors.registry import open_sink
-from dpstream.connectors.testing.sink_suite import release
 
-database.Books.mark_done = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-uri, query, window, trigger, rows = sys.argv[1:]
-table = release(query, int(window), int(trigger), rows=int(rows))
-open_sink(uri).write(query, int(window), int(trigger), table)
-"""
+def break_off(uri, query, window, trigger, rows):
+    """Write a release; killed when its rows are sent and their transaction is not committed."""
+    ReleaseIndex.mark_done = kill_this_process
+    open_sink(uri).write(query, window, trigger, release(query, window, trigger, rows=rows))
 
 
 @pytest.fixture
@@ -63,9 +56,8 @@ class TestPostgresSink(ServerSinkSuite):
             return sorted(found.fetchall())
 
     def break_off(self, query, window, trigger, table):
-        words = [self.uri, query, str(window), str(trigger), str(table.num_rows)]
-        done = subprocess.run([sys.executable, "-c", BROKEN_OFF, *words])
-        assert done.returncode == -9
+        arguments = (self.uri, query, window, trigger, table.num_rows)
+        assert run_in_new_process(break_off, *arguments) == -signal.SIGKILL
 
     def away(self):
         return self.postgres.away()

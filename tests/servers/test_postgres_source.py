@@ -14,7 +14,7 @@ from dpstream.connectors.postgres.source import Horizon
 from dpstream.connectors.registry import open_source
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost, ServerUnreachable
-from tests.servers.reading import read
+from tests.support.reading import read_users
 
 pytestmark = pytest.mark.servers
 
@@ -154,21 +154,21 @@ def test_a_smaller_key_that_commits_later_is_not_lost(table, end):
     """Rows wait for whoever could still put one before them, a prepared transaction too."""
     source, slow = table.open(), table.session()
     table.put("before")
-    assert read(source, table.partition)[0] == ["before"]
+    assert read_users(source, table.partition)[0] == ["before"]
     table.put("slow", connection=slow)
     table.put("fast")
-    users, position = read(source, table.partition)
+    users, position = read_users(source, table.partition)
     assert users == ["before"]
     if end == "prepare":
         slow.execute(f"PREPARE TRANSACTION '{table.name}'")
         slow.close()
-        assert read(source, table.partition, position)[0] == []
+        assert read_users(source, table.partition, position)[0] == []
         table.connection.execute(f"COMMIT PREPARED '{table.name}'")
     else:
         getattr(slow, end)()
         slow.close()
 
-    found = read(source, table.partition, position)[0]
+    found = read_users(source, table.partition, position)[0]
     assert found == (["fast"] if end == "rollback" else ["slow", "fast"])
     source.close()
 
@@ -179,12 +179,12 @@ def test_without_the_horizon_the_row_would_be_lost(table, monkeypatch):
     source, slow = table.open(), table.session()
     table.put("slow", connection=slow)
     table.put("fast")
-    users, position = read(source, table.partition)
+    users, position = read_users(source, table.partition)
     slow.commit()
 
     assert users == ["fast"]
     with pytest.raises(InvalidInput, match="a row came with a id up to 2"):
-        read(source, table.partition, position)
+        read_users(source, table.partition, position)
     source.close()
 
 
@@ -194,13 +194,13 @@ def test_keys_that_are_taken_before_the_insert(table):
     slow = table.session()
     (key,) = slow.execute(f"SELECT nextval('{table.name}_id_seq')").fetchone()
     table.put("fast")
-    users, position = read(source, table.partition)
+    users, position = read_users(source, table.partition)
     assert users == []
     slow.execute(f'INSERT INTO {table.name} (id, "user") VALUES ({key}, %s)', ("slow",))
     slow.commit()
     slow.close()
 
-    assert read(source, table.partition, position)[0] == ["slow", "fast"]
+    assert read_users(source, table.partition, position)[0] == ["slow", "fast"]
     source.close()
 
 
@@ -228,14 +228,14 @@ def test_many_writers_at_once(table):
         one.start()
     try:
         while reads < 30:
-            users, position = read(source, table.partition, position)
+            users, position = read_users(source, table.partition, position)
             found += users
             reads += bool(users)
     finally:
         stop.set()
         for one in writers:
             one.join()
-    found += read(source, table.partition, position)[0]
+    found += read_users(source, table.partition, position)[0]
     source.close()
 
     assert len(kept) > 60
@@ -246,11 +246,11 @@ def test_a_lag_stays_behind(table):
     """For keys that come in no order at all."""
     source = table.open("&lag=2")
     table.put("a", "b", "c")
-    users, position = read(source, table.partition)
+    users, position = read_users(source, table.partition)
     table.put("d")
 
     assert users == ["a"]
-    assert read(source, table.partition, position)[0] == ["b"]
+    assert read_users(source, table.partition, position)[0] == ["b"]
     source.close()
 
 
@@ -259,7 +259,7 @@ def test_rows_put_behind_a_replay_are_refused(table):
     table.put("a", "b", "c")
     table.connection.execute(f"DELETE FROM {table.name} WHERE id = 2")
     source = table.open()
-    users, position = read(source, table.partition)
+    users, position = read_users(source, table.partition)
     table.connection.execute(f"INSERT INTO {table.name} (id) VALUES (2)")
 
     assert users == ["a", "c"]
@@ -280,13 +280,13 @@ def test_a_table_that_came_back_shorter(table, change):
     """It is not the one that was read; new rows would have old keys."""
     table.put("a", "b", "c", "d")
     source = table.open()
-    _, position = read(source, table.partition)
+    _, position = read_users(source, table.partition)
     source.close()
     table.connection.execute(change.format(table.name))
     source = table.open()
 
     with pytest.raises(RowsLost, match="was read up to id 4, and that row is gone"):
-        read(source, table.partition, position)
+        read_users(source, table.partition, position)
     source.close()
 
 
@@ -294,14 +294,14 @@ def test_rows_that_were_read_may_go(table):
     """All of them, if no key was handed out since."""
     table.put("a", "b")
     source = table.open()
-    _, position = read(source, table.partition)
+    _, position = read_users(source, table.partition)
     source.close()
     table.connection.execute(f"DELETE FROM {table.name}")
     source = table.open()
-    assert read(source, table.partition, position) == ([], position)
+    assert read_users(source, table.partition, position) == ([], position)
     table.put("c")
 
-    assert read(source, table.partition, position)[0] == ["c"]
+    assert read_users(source, table.partition, position)[0] == ["c"]
     source.close()
 
 
@@ -311,7 +311,7 @@ def test_latest_is_where_the_run_began(table):
     source = table.open("&start=latest")
     begun = source.read(table.partition, None).position
     table.put("new")
-    users, position = read(source, table.partition, begun)
+    users, position = read_users(source, table.partition, begun)
     source.close()
     table.put("newest")
     source = table.open("&start=latest")
@@ -330,11 +330,11 @@ def test_until_makes_it_bounded(table):
 
     assert source.bounded
     assert name == f"{table.partition} up to 2"
-    assert read(source, name)[0] == ["a", "b"]
+    assert read_users(source, name)[0] == ["a", "b"]
     source.close()
     source = table.open("&until=9")
     with pytest.raises(InvalidInput, match="ends at id 3 before until=9"):
-        read(source, source.partitions()[0])
+        read_users(source, source.partitions()[0])
     source.close()
 
 
@@ -373,11 +373,11 @@ def test_latest_of_an_empty_table_is_its_beginning(table):
     """What comes after the first look is new, however it comes."""
     source = table.open("&start=latest")
     name = source.partitions()[0]
-    users, position = read(source, name)
+    users, position = read_users(source, name)
     assert users == []
     table.put("u1", "u2")
 
-    assert read(source, name, position)[0] == ["u1", "u2"]
+    assert read_users(source, name, position)[0] == ["u1", "u2"]
 
 
 def test_a_long_value_stops_nobody(table):
@@ -386,4 +386,4 @@ def test_a_long_value_stops_nobody(table):
     table.put("u1", long, "u2")
     source = table.open()
 
-    assert read(source, source.partitions()[0])[0] == ["u1", long, "u2"]
+    assert read_users(source, source.partitions()[0])[0] == ["u1", long, "u2"]

@@ -17,21 +17,28 @@ from deltalake import DeltaTable
 import dpstream as dps
 from dpstream.errors import RowsLost
 from dpstream.session.pipeline import load_pipeline
-from tests.engines.runs import SECRET, options, published, until
-from tests.engines.test_live import HOUR, QUERY, TIMES, ScriptedClock, rows, seconds_before
-from tests.engines.test_several_live import (
-    DIFFERENT,
-    HandClock,
-    Publishing,
-    alone,
-    last_releases,
-    queries,
-    triggers_of,
-)
-from tests.engines.test_several_live import start as start_all
 from tests.servers import kafka_tools
 from tests.servers.conftest import PASSWORD
 from tests.servers.nats_tools import fresh
+from tests.support.fixed import SECRET
+from tests.support.live_runs import (
+    DIFFERENT,
+    HOUR,
+    QUERY,
+    TIMES,
+    HandClock,
+    Publishing,
+    ScriptedClock,
+    alone,
+    last_releases,
+    queries,
+    rows,
+    seconds_before,
+    start_all,
+    triggers_of,
+)
+from tests.support.processes import until
+from tests.support.runs import options, published
 
 pytestmark = pytest.mark.servers
 

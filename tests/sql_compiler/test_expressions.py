@@ -14,6 +14,7 @@ from dpstream.sql_compiler.dialect import canonical
 from dpstream.sql_compiler.expressions import compiler
 from dpstream.sql_compiler.row_expressions import Expression, RowPreparation
 from dpstream.sql_compiler.statement import parse
+from tests.support.long import some_examples
 
 KINDS = {
     "i": pa.int64(),
@@ -143,7 +144,7 @@ conditions = st.deferred(
 ZERO = {"i": 0, "j": None, "f": None, "s": None, "u": None, "b": None, "d": None, "t": None}
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@some_examples(150, of=3)
 @given(rows, st.one_of(numbers, texts, conditions))
 @example([ZERO], "(i / i)")
 @example([ZERO], "(i % i)")

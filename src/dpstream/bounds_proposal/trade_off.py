@@ -56,7 +56,8 @@ def size_distribution(bins: Reals, sizes: Reals | Integers, stddev: float) -> Si
     deviations of its noise: noise of a few units in bins of thousands would drown everything else.
     A pool counts at the size where it ends.
 
-    >>> spread(np.array([90.0, -2.0, 30.0, 3.0]), np.array([1, 2, 3, 4]), 3.0).units.tolist()
+    >>> noisy, sizes = np.array([90.0, -2.0, 30.0, 3.0]), np.array([1, 2, 3, 4])
+    >>> size_distribution(noisy, sizes, 3.0).units.tolist()
     [88.0, 0.0, 33.0, 0.0]
     """
     units, pool, pooled = np.zeros(len(bins)), 0.0, 0

@@ -26,7 +26,7 @@ def is_uri(spec: Any) -> bool:
 class ServerOptions:
     """What a user asked of a connector.
 
-    >>> options = Options("kafka://localhost:9092/clicks?format=json", {"patience": 5})
+    >>> options = ServerOptions("kafka://localhost:9092/clicks?format=json", {"patience": 5})
     >>> options.servers, options.path, options.number("patience", 60)
     ('localhost:9092', 'clicks', 5.0)
     >>> options.finish()

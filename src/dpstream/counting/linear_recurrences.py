@@ -68,7 +68,7 @@ def weigh_history(state: Reals, weights: Reals, noise: Reals) -> None:
 def convolve(left: Reals, right: Reals, length: int) -> Reals:
     """The first `length` entries of the convolution of `left` and `right`, along the first axis.
 
-    >>> convolved(np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0]), 4).round(9).tolist()
+    >>> convolve(np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0]), 4).round(9).tolist()
     [1.0, 3.0, 5.0, 3.0]
     """
     full = len(left) + len(right) - 1

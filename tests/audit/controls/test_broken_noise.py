@@ -5,7 +5,7 @@ import numpy as np
 import dpstream as dps
 from dpstream.audit.controls.broken_noise import SharedNoise
 from dpstream.audit.replay import record, replay
-from tests.laws.cases import RUN, SECRET
+from tests.support.fixed import RUN, SECRET
 
 
 def test_shared_noise_reveals_differences():

@@ -32,7 +32,7 @@ from dpstream.mechanisms import (
     Spas,
 )
 from dpstream.mechanisms.parts.above_threshold import split
-from tests.laws.cases import RUN, SECRET
+from tests.support.fixed import RUN, SECRET
 
 WINDOW = 20
 RNG = np.random.default_rng(5)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpstream.counting.factorisation import begin, late_normals, late_start, noise_paths
 from dpstream.counting.growing_epochs import Unbounded
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.counters.toeplitz import Toeplitz
+from tests.support.long import some_examples
 
 SHAPES = [Unbounded(), Unbounded(first=2, growth=2), Unbounded(buffers=1, first=3, share=0.5)]
 
@@ -38,7 +39,7 @@ def test_full_budget_is_used_once_an_epoch_is_over() -> None:
 
 
 @pytest.mark.parametrize("counter", SHAPES)
-@settings(derandomize=True, max_examples=40, deadline=None)
+@some_examples(40, of=4)
 @given(stop=st.integers(0, 90), back=st.integers(0, 90))
 def test_jump_equals_single_steps(counter: Unbounded, stop: int, back: int) -> None:
     """Jumps within, to the end of, and across epochs."""

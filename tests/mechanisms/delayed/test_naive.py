@@ -4,7 +4,7 @@ import numpy as np
 
 import dpstream as dps
 from dpstream.mechanisms import Naive
-from tests.laws.cases import RUN, SECRET
+from tests.support.fixed import RUN, SECRET
 
 
 def test_values_are_clamped_to_the_public_range():

@@ -14,7 +14,7 @@ from dpstream.mechanisms.infinite.boosting import SCORE
 from dpstream.mechanisms.infinite.dpi import Dpi
 from dpstream.mechanisms.infinite.synopsis_pool import pool
 from dpstream.privacy.state import pack
-from tests.laws.cases import RUN, SECRET
+from tests.support.fixed import RUN, SECRET
 
 SMALL = {"pool_size": 50, "rows_per_user": 1, "dummy_rows": 30}
 EVERY = {**SMALL, "allocation": "in_order", "series": "telescoping"}  # both draws in every slot

@@ -11,8 +11,8 @@ from dpstream.audit.replay import Recorder, record, replay
 from dpstream.mechanisms import AdaPub, PegasusW
 from dpstream.mechanisms.parts.grouping import GRID, Grouping, deviations
 from dpstream.privacy.sensitivity import deviation_change
-from tests.laws.cases import RUN, SECRET
 from tests.mechanisms.steering import Steering
+from tests.support.fixed import RUN, SECRET
 
 
 def brute_dev(values, grid=GRID):

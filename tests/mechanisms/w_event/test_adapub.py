@@ -11,8 +11,8 @@ from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import AdaPub
 from dpstream.mechanisms.parts.grouping import GRID
 from dpstream.mechanisms.w_event.adapub import alike, sums, thresholds
-from tests.laws.cases import RUN, SECRET
 from tests.mechanisms.steering import Steering, drive
+from tests.support.fixed import RUN, SECRET
 
 ALWAYS = range(1000)
 

@@ -6,8 +6,8 @@ import numpy as np
 
 import dpstream as dps
 from dpstream.mechanisms import BudgetAbsorption
-from tests.laws.cases import RUN, SECRET
 from tests.mechanisms.steering import Steering, drive
+from tests.support.fixed import RUN, SECRET
 
 
 def test_the_papers_trace():

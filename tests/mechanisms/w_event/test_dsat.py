@@ -10,8 +10,8 @@ import dpstream as dps
 from dpstream.audit.replay import record
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import Dsat, Dsft
-from tests.laws.cases import RUN, SECRET
 from tests.mechanisms.steering import Steering, drive
+from tests.support.fixed import RUN, SECRET
 
 LOOKS = ("test",)
 

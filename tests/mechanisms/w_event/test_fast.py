@@ -8,8 +8,8 @@ import pytest
 import dpstream as dps
 from dpstream.mechanisms import FastW
 from dpstream.mechanisms.w_event.fast import Kalman, Pid
-from tests.laws.cases import RUN, SECRET
 from tests.mechanisms.steering import Steering, drive
+from tests.support.fixed import RUN, SECRET
 
 
 def test_a_block_never_pays_more_than_its_samples():

@@ -9,8 +9,8 @@ import dpstream as dps
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import Pacer
 from dpstream.privacy.state import pack
-from tests.laws.cases import RUN, SECRET
 from tests.mechanisms.steering import Steering, drive
+from tests.support.fixed import RUN, SECRET
 
 
 def streams(steps):

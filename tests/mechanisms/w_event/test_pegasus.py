@@ -9,8 +9,8 @@ import dpstream as dps
 from dpstream.audit.replay import record
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import PegasusW, Uniform
-from tests.laws.cases import RUN, SECRET
 from tests.mechanisms.steering import Steering, drive
+from tests.support.fixed import RUN, SECRET
 
 
 def values(mechanism, stream, fails_at=()):

@@ -4,7 +4,7 @@ import numpy as np
 
 import dpstream as dps
 from dpstream.mechanisms import Sample
-from tests.laws.cases import RUN, SECRET
+from tests.support.fixed import RUN, SECRET
 
 
 def test_it_pays_once_per_window_and_holds():

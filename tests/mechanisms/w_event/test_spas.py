@@ -9,8 +9,8 @@ import dpstream as dps
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import Spas
 from dpstream.mechanisms.w_event.spas import AllHistory, Decayed, TwoWindows
-from tests.laws.cases import RUN, SECRET
 from tests.mechanisms.steering import Steering, drive
+from tests.support.fixed import RUN, SECRET
 
 
 def steered(publish_at):

@@ -6,7 +6,7 @@ import numpy as np
 
 import dpstream as dps
 from dpstream.mechanisms import Uniform
-from tests.laws.cases import RUN, SECRET
+from tests.support.fixed import RUN, SECRET
 
 
 def test_every_step_pays_its_share():

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from fractions import Fraction
 
 import pytest
@@ -20,6 +18,8 @@ from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.ledger.store import LedgerStore
 from tests.laws.cases import worst_loss
+from tests.support.kill_and_replay import KindOfRun, WhenSeen
+from tests.support.processes import exit_status, start_fork
 
 
 def charge(step=0, amount="1/4", *, cells=None, **more):
@@ -289,56 +289,57 @@ def test_the_report_is_json(tmp_path):
     assert all("at" in r for r in history)
 
 
-CHARGER = """
-import sys
-from fractions import Fraction
-from dpstream.privacy.ledger.charges import Cells, Charge, Terms
-from dpstream.privacy.ledger.ledger import Ledger
-path, name, start, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-ledger = Ledger(path)
-ledger.open("flu", Terms(unit="user", total=10**6))
-for step in range(start, start + count):
-    ledger.charge("flu", Charge(run=name, query="", purpose="p", step=step, amount=Fraction(1),
-                                cells=Cells(first=step, last=step)))
-    print(step, flush=True)
-"""
+def charging(run, count):
+    """Charge a ledger step by step, from `begin` on; `told` has what was acknowledged."""
+
+    def start(place):
+        ledger = opened(Terms(unit="user", total=10**6), place / "ledger")
+        begin = int((place / "begin").read_text()) if (place / "begin").exists() else 0
+        with (place / "told").open("a", buffering=1) as told:
+            for step in range(begin, begin + count):
+                cells = Cells(first=step, last=step)
+                ledger.charge("flu", Charge(run=run, query="", purpose="p", step=step,
+                                            amount=Fraction(1), cells=cells))  # fmt: skip
+                told.write(f"{step}\n")
+                yield step
+
+    return KindOfRun(start=start, published=acknowledged, charges=lambda place: charged(place)[0])
+
+
+def acknowledged(place):
+    told = (place / "told").read_text() if (place / "told").exists() else ""
+    return dict(enumerate(map(int, told.splitlines())))
+
+
+def charged(place):
+    """How many charges the ledger has, and their sum."""
+    (report,) = Ledger(place / "ledger").report()
+    return int(report["spent_on"][0]["charges"]), Fraction(report["spent"])
 
 
 def test_kill_nine_loses_and_doubles_nothing(tmp_path):
     """Killed 50 times in the middle of charging: every acknowledged charge is there once."""
-    path, done, acknowledged = tmp_path / "ledger", 0, 0
+    kind = charging("run", 100_000)
     for kill in range(50):
-        process = subprocess.Popen(
-            [sys.executable, "-c", CHARGER, str(path), "run", str(done), "100000"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        lines = [process.stdout.readline() for _ in range(1 + kill % 7)]
-        process.send_signal(signal.SIGKILL)
-        lines += process.stdout.readlines()
-        process.wait()
-        acknowledged = int([line for line in lines if line.endswith("\n")][-1])
-        report = Ledger(path).report()[0]
-        charged = int(report["spent_on"][0]["charges"])
+        wanted = len(acknowledged(tmp_path)) + 1 + kill % 7
+        kill = WhenSeen(lambda place: len(acknowledged(place)) >= wanted)  # noqa: B023
+        assert kill.strike(kind, tmp_path) == -signal.SIGKILL
+        last = [*acknowledged(tmp_path).values()][-1]
+        charges, spent = charged(tmp_path)
 
-        assert charged - (acknowledged + 1) in (0, 1)  # at most the one in flight
-        assert Fraction(report["spent"]) == charged
-        done = max(0, charged - 2)  # start again a little earlier: replays are free
-    assert acknowledged >= 50
+        assert charges - (last + 1) in (0, 1)  # at most the one in flight
+        assert spent == charges
+        # start again a little earlier: replays are free
+        (tmp_path / "begin").write_text(str(max(0, charges - 2)))
+    assert last >= 50
 
 
 def test_several_processes_share_one_budget(tmp_path):
     """Four processes charging at once: no charge is lost, none is doubled."""
-    path = tmp_path / "ledger"
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", CHARGER, str(path), f"run{i}", "0", "50"],
-            stdout=subprocess.DEVNULL,
-        )
-        for i in range(4)
-    ]
-    assert [worker.wait() for worker in workers] == [0, 0, 0, 0]
-    report = Ledger(path).report()[0]
+    kinds = [charging(f"run{number}", 50) for number in range(4)]
+    workers = [start_fork(lambda kind=kind: kind.finish(tmp_path)) for kind in kinds]
+    assert [exit_status(worker) for worker in workers] == [0, 0, 0, 0]
+    (report,) = Ledger(tmp_path / "ledger").report()
 
     assert report["spent"] == "200"
     assert [line["charges"] for line in report["spent_on"]] == [50] * 4

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from fractions import Fraction
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from dpstream.errors import BudgetExceeded, LedgerError, NewBook
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
+from tests.support.processes import run_python
 
 RUN = "ab" * 16
 
@@ -277,10 +276,9 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_forked_child_has_no_book_of_its_own(tmp_path, kept):
     """A copy of a book in a child would be a second budget, in a file or in memory."""
-    arguments = [str(tmp_path / "book")] if kept else []
-    child = subprocess.run([sys.executable, "-c", FORKED, *arguments], check=False)
+    arguments = [tmp_path / "book"] if kept else []
 
-    assert child.returncode == 7
+    assert run_python(FORKED, *arguments).returncode == 7
 
 
 def test_a_closed_ledger_says_so(tmp_path):

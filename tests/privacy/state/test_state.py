@@ -38,15 +38,10 @@ from dpstream.privacy.state import (
 )
 from dpstream.privacy.state.durable_files import create_exclusive, erase
 from dpstream.privacy.state.serial import FORMAT
+from tests.support.processes import run_python
 
 VALUE = bytes(range(100, 132))
 RUN = b"state tests 0001"
-
-
-def run_python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Another process, to its end."""
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 # --- secrets

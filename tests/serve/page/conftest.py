@@ -18,9 +18,9 @@ from dpstream.privacy.state import Secret
 from dpstream.serve.worker import publish
 from dpstream.session.pipeline import load_pipeline
 from tests.serve.page import logs
-from tests.serve.pipelines import RUN, SECRET
-from tests.serve.processes import Served, served
-from tests.serve.processes import until as asked_until
+from tests.support.fixed import RUN, SECRET
+from tests.support.processes import until as asked_until
+from tests.support.served import Served, served
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DESKTOP = {"width": 1280, "height": 900}

@@ -26,7 +26,7 @@ class NaiveStrategy:
     Paper: Dwork, Naor, Pitassi, Rothblum, "Differential Privacy under Continual Observation", 2010
     (the straw man of its introduction).
 
-    >>> Naive(steps=9).column_norm(), Naive(steps=9).row_norm(9)
+    >>> NaiveStrategy(steps=9).column_norm(), NaiveStrategy(steps=9).row_norm(9)
     (1.0, 3.0)
     """
 

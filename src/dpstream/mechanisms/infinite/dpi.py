@@ -43,7 +43,7 @@ def compress_sensitivity(counts: Integers, *, dummy_rows: int) -> Naturals:
 
     Each is within 1 + 2^-20 of the exact one: the quotient has a relative error below 2^-50.
 
-    >>> (4 * compressed(np.array([1, 3]), dummy_rows=0) / GRID).tolist()
+    >>> (4 * compress_sensitivity(np.array([1, 3]), dummy_rows=0) / GRID).tolist()
     [1.0, 3.0]
     """
     total = int(counts.sum()) + dummy_rows

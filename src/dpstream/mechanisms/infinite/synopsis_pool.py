@@ -122,7 +122,7 @@ class BinGroups:
     def equal(cls, bins: int, count: int) -> BinGroups:
         """`count` runs of successive bins, as equal as can be.
 
-        >>> Groups.equal(5, 2).of
+        >>> BinGroups.equal(5, 2).of
         (0, 0, 0, 1, 1)
         """
         return cls(of=tuple(int(i) for i in np.arange(bins) * count // bins))

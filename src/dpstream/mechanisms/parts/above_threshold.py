@@ -108,7 +108,7 @@ def with_changes(record: _T, **fields: Any) -> _T:
     """`dataclasses.replace`, in half of the time, for records without cached properties.
 
     >>> from dpstream.mechanisms.w_event.fast import Pid
-    >>> changed(Pid(), interval=3.0)
+    >>> with_changes(Pid(), interval=3.0)
     Pid(interval=3.0, errors=())
     """
     return type(record)(**(record.__dict__ | fields))

@@ -43,8 +43,8 @@ def posterior_median(
     >>> posterior_median([5.0, 12.0, 5e9], [0.1, 0.1, 1e9], 0.0, 10.0).round(2).tolist()
     [5.0, 9.93, 5.0]
     """
-    found: Reals = _median(z, scale, lo, hi)
-    return found
+    median: Reals = _median(*(np.asarray(given, np.float64) for given in (z, scale, lo, hi)))
+    return median
 
 
 @vectorize(cache=True)

@@ -216,7 +216,8 @@ def _exp(exponent: float) -> float:
 def delta_of(event: privacy_events.Event, *, epsilon: Number) -> float:
     """An upper bound on the delta of everything in an event, at epsilon.
 
-    >>> both = events.Composed(events=(events.Gaussian(mu_squared=1), events.Tail(delta=0)))
+    >>> from dpstream.privacy.accounting.privacy_events import Composed, DeltaSlack, Gaussian
+    >>> both = Composed(events=(Gaussian(mu_squared=1), DeltaSlack(delta=0)))
     >>> f"{delta_of(both, epsilon=1):.9f}"
     '0.126936738'
     """
@@ -228,7 +229,7 @@ def epsilon_of(event: privacy_events.Event, *, delta: Number) -> float:
 
     Infinite where no epsilon will do, such as a Gaussian at delta 0.
 
-    >>> epsilon_of(events.Repeated(event=events.Pure(epsilon=1), count=2), delta=0)
+    >>> epsilon_of(privacy_events.Repeated(event=privacy_events.Pure(epsilon=1), count=2), delta=0)
     2.0
     """
     bound = number("delta", delta) and probability("delta", delta)
@@ -256,7 +257,7 @@ def profile(
 ) -> Profile:
     """The (epsilon, delta) profile of an event.
 
-    >>> profile(events.Pure(epsilon=1), epsilons=[1.0, 2.0]).deltas
+    >>> profile(privacy_events.Pure(epsilon=1), epsilons=[1.0, 2.0]).deltas
     array([0., 0.])
     """
     grid = np.array([number("epsilon", epsilon) for epsilon in epsilons])

@@ -136,8 +136,8 @@ class Repeated:
 class Composed:
     """Several events, each with fresh noise; later ones may depend on earlier results.
 
-    >>> Composed(events=[Pure(epsilon=1), Tail(delta=0)]).events
-    (Pure(epsilon=Fraction(1, 1)), Tail(delta=Fraction(0, 1)))
+    >>> Composed(events=[Pure(epsilon=1), DeltaSlack(delta=0)]).events
+    (Pure(epsilon=Fraction(1, 1)), DeltaSlack(delta=Fraction(0, 1)))
     """
 
     events: tuple[Event, ...]
@@ -245,7 +245,7 @@ def group(event: Event, *, size: int) -> Event:
 
     A tail has no such rule of its own: convert to (epsilon, delta) and use `group_privacy`.
 
-    >>> group(events.Concentrated(rho=Fraction(1, 2)), size=3)
+    >>> group(Concentrated(rho=Fraction(1, 2)), size=3)
     Concentrated(rho=Fraction(9, 2))
     """
     grown = partial(group, size=whole("size", size, least=1))

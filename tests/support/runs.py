@@ -1,19 +1,17 @@
-"""Small runs that tests break off, kill and damage."""
+"""Small runs on the embedded engine that tests break off, kill and damage."""
 
 import os
-import time
-import traceback
-from collections import Counter
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dpstream as dps
-from benchmarks.recovery_child import killer, watched
+from benchmarks.recovery_case import CheckingSink
 from dpstream.engines.query_run import EngineOptions
+from tests.support.fixed import RUN, SECRET
+from tests.support.kill_and_replay import AfterReleases, KindOfRun
 
-SECRET, RUN = bytes(range(32)), bytes(range(16))
 HOUR = 3600
 
 
@@ -92,12 +90,19 @@ def options(every=2, run_id=RUN):
     return EngineOptions(buckets=2, threads=2, snapshot_every=every, run_id=run_id)
 
 
+def group_by(asked=None, rows=None, **named):
+    """Runs of a query, each over the rows that lie in its folder."""
+    return KindOfRun(
+        prepare=lambda place: write(place, table() if rows is None else rows),
+        start=lambda place: start(place, asked, **named),
+        published=published,
+        charges=lambda place: charges(place / "state" / "ledger"),
+    )
+
+
 def break_off(place, releases, asked=None, **named):
     """Leave a run after some releases, without a snapshot of where it was."""
-    running = iter(start(place, asked, **named))
-    for _ in range(releases):
-        next(running)
-    running.close()
+    assert AfterReleases(releases).strike(group_by(asked, **named), place)
 
 
 def published(place):
@@ -107,44 +112,66 @@ def published(place):
 
 def whole(place, asked=None, rows=None, **named):
     """What an unbroken run publishes."""
-    write(place, table() if rows is None else rows)
-    start(place, asked, **named).finish()
-    return published(place)
+    return group_by(asked, rows, **named).unbroken(place)
 
 
 def charges(ledger):
     return sum("amount" in record for record in dps.Ledger(ledger).history())
 
 
-def forked(work):
-    """Do the work in a process of its own; how it ended: 0, 1 for an exception, or -signal."""
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            work()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def series(asked, rows):
+    """Runs of a mechanism over a query's windows; their sink looks at what comes again."""
+    settings = EngineOptions(run_id=RUN, snapshot_every=5)
+    return KindOfRun(
+        start=lambda place: dps.run(
+            asked,
+            source=rows,
+            sink=CheckingSink(place, lambda: None),
+            checkpoint_location=place / "state",
+            secret=SECRET,
+            options=settings,
+        ),
+        published=published,
+        charges=lambda place: spent_on(place / "state" / "ledger"),
+    )
 
 
-def killed(work, nth, where="any", torn=False):
-    """Do the work in a process that kills itself before an operation on the disk."""
-    job = {"kill": {"where": where, "nth": nth, "torn": torn}}
+def stepped(mechanism, block):
+    """A Runner that is fed row by row, saved after every second step; a file for each release."""
 
-    def inside():
-        with watched(killer(job, Counter())):
-            work()
+    def start(place):
+        state = place / "state"
+        if (state / "run.dps").exists():
+            runner = dps.Runner.load(state, secret=SECRET)
+        else:
+            runner = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
+            runner.save(state)
+        with runner:
+            for step in range(runner.steps_done, len(block)):
+                for release in runner.step(block[step]):
+                    keep_release(place / "out", release)
+                    yield release
+                if step % 2:
+                    runner.save(state)
 
-    return forked(inside)
+    return KindOfRun(
+        start=start,
+        published=published,
+        charges=lambda place: spent_on(place / "state" / "ledger"),
+    )
 
 
-def until(reached, seconds=30):
-    """Poll."""
-    end = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.001)
+def keep_release(folder, release):
+    """Write a Runner's release to a file; one that comes again must have the bytes it had."""
+    folder.mkdir(exist_ok=True)
+    path, content = folder / f"{release.step:04d}", release.values.tobytes()
+    if path.exists():
+        assert path.read_bytes() == content, f"step {release.step} came again with other values"
+    path.with_suffix(".new").write_bytes(content)
+    os.replace(path.with_suffix(".new"), path)
+
+
+def spent_on(ledger):
+    """What a run was charged for, and how much."""
+    (book,) = dps.Ledger(ledger).report()
+    return [(line["purpose"], line["amount"], line["charges"]) for line in book["spent_on"]]

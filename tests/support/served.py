@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
@@ -108,14 +107,3 @@ class Follower(threading.Thread):
                     self.events.append((number, json.loads(value)))
                 elif name == "data":
                     self.resets += 1
-
-
-def until(condition, *, seconds=90, every=0.05):
-    """Wait for something to become true; what it became."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
-        time.sleep(every)
-    raise AssertionError(f"not within {seconds} seconds")

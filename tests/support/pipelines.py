@@ -1,15 +1,25 @@
-"""Small pipelines for the server: fixed secret, fixed run id, so the same releases every time."""
+"""Small pipelines with fixed noise, and both sides of their server without its processes."""
 
 from pathlib import Path
 
 import numpy as np
 
 from dpstream.engines.query_run import EngineOptions
+from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret
-from dpstream.serve.worker import publish
+from dpstream.serve.event_stream import Hub
+from dpstream.serve.middleware import Token
+from dpstream.serve.operator_side import OperatorSide
+from dpstream.serve.public_facts import declared_books, describe_queries
+from dpstream.serve.public_side import PublicSide
+from dpstream.serve.release_store import ReleaseReader
+from dpstream.serve.supervisor import Supervisor
+from dpstream.serve.worker import publish, store_folder
 from dpstream.session.pipeline import load_pipeline
+from tests.support.fixed import RUN, SECRET
+from tests.support.kill_and_replay import KindOfRun
 
-SECRET, RUN = bytes(range(32)), bytes(range(16))
+OPTIONS = EngineOptions(run_id=RUN, threads=1, buckets=2)
 PAGES = ("home", "news", "<script>alert(1)</script>", "\u202eright to left", "long " + "x" * 900)
 
 PIPELINE = '''
@@ -108,5 +118,74 @@ def write(folder: Path, lines, text=PIPELINE) -> Path:
 def published(folder: Path, lines, text=PIPELINE):
     """A pipeline whose queries have been run to their ends."""
     pipeline = load_pipeline(write(folder, lines, text))
-    publish(pipeline, options=EngineOptions(run_id=RUN, threads=1, buckets=2))
+    publish(pipeline, options=OPTIONS)
     return pipeline
+
+
+def public_side(pipeline, **settings):
+    """The public side of a pipeline, as it stands."""
+    hub = Hub(ReleaseReader(store_folder(pipeline)), grid=0.05)
+    queries = describe_queries(pipeline)
+    return PublicSide(queries=queries, hub=hub, ledger=declared_books(pipeline), **settings)
+
+
+TOKEN = "a token for tests alone"
+HEADERS = {"authorization": f"Bearer {TOKEN}"}
+
+PUSHED = '''
+[source]
+path = "http:"
+[budget]
+dataset = "clicks"
+epsilon = 4
+delta = 1e-6
+[state]
+path = "state/"
+[[query]]
+name = "pages"
+sql = """
+SELECT WITH DIFFERENTIAL_PRIVACY
+       OPTIONS (epsilon = 4, delta = 1e-7, privacy_unit_column = user, max_groups_contributed = 2,
+                max_rows_per_group = 1,
+                privacy_unit_period = INTERVAL '1' DAY, time_unit = 's',
+                allowed_lateness = INTERVAL '3' MINUTE)
+       page, window_start, COUNT(*) AS clicks
+FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' MINUTE)
+GROUP BY page, window_start
+EMIT EVERY INTERVAL '1' SECOND
+"""
+'''
+
+
+def operator_side(pipeline, **settings):
+    hub = Hub(ReleaseReader(store_folder(pipeline)), grid=0.05)
+    supervisor = Supervisor(path=pipeline.path)
+    token = Token(TOKEN, source="a test")
+    return OperatorSide(pipeline=pipeline, token=token, supervisor=supervisor, hub=hub, **settings)
+
+
+def served_files():
+    """Runs of a whole pipeline over files, as the server's process does them.
+
+    What is published: the files of the sink, and the store's releases with their numbers.
+    """
+
+    def read(place):
+        reader = ReleaseReader(store_folder(load_pipeline(place / "pipeline.toml")))
+        reader.look()
+        stored = {release.id: release for release in reader.after(0, 1000)}
+        reader.close()
+        return stored | {path.name: path.read_bytes() for path in (place / "out").iterdir()}
+
+    def start(place):
+        publish(load_pipeline(place / "pipeline.toml"), options=OPTIONS)
+        return ()
+
+    return KindOfRun(
+        prepare=lambda place: write(place, rows(users=300)),
+        start=start,
+        published=read,
+        charges=lambda place: [
+            book["spent_on"] for book in Ledger(place / "state" / "ledger").report()
+        ],
+    )
