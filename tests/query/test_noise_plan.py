@@ -88,10 +88,8 @@ def test_the_shares_add_up_and_the_whole_keeps_the_promise():
     assert float(sum(plan.shares)) == pytest.approx(float(calibrated.mu_squared), rel=1e-9)
     assert delta_of(spent, epsilon=2) <= plan.query.delta
     less = Gaussian(mu_squared=calibrated.mu_squared * Fraction(102, 100))
-    assert (
-        delta_of(Composed(events=(less, DeltaSlack(delta=plan.delta_slack))), epsilon=2)
-        > plan.query.delta
-    )
+    events = (less, DeltaSlack(delta=plan.delta_slack))
+    assert delta_of(Composed(events=events), epsilon=2) > plan.query.delta
     for releases in plan.query.schedule.lengths:
         window = plan.window(releases)
         _, encoder = window.process.dense()
