@@ -78,7 +78,7 @@ def perturb(
     joining = bucket.ids(appearing)
     shown.active = np.concatenate([shown.active, appearing])
     shown.since = np.concatenate([shown.since, np.full(len(appearing), release, np.int64)])
-    known = shown.noise or [None] * (len(streams) - 1)
+    known: Sequence[KeyedNoise | None] = shown.noise or [None] * (len(streams) - 1)
     others = [
         next_noise(plan, measure, noise, joining, release, stream)
         for measure, (noise, stream) in enumerate(zip(known, streams[1:], strict=True), start=1)

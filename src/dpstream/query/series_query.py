@@ -50,8 +50,8 @@ class SeriesQuery(RowSpec, identity="series_query", keys="mechanism count"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        side_by_side = self.window is not None and self.window.kind == "tumble"
-        if not side_by_side or self.every or self.triggers is not None:
+        kind = getattr(self.window, "kind", None)  # there may be no window
+        if kind != "tumble" or self.every or self.triggers is not None:
             raise InvalidParameter(
                 "a time-series mechanism needs windows side by side, each published once: give "
                 "window=Tumble(...), and neither every nor triggers"

@@ -364,7 +364,8 @@ class RowReader:
         zone, unit = self.query.time_zone, self.query.time_unit_micros
         origin = self.query.time_origin
         read = partial(parse.times, table[name], name, zone=zone, unit=unit, origin=origin)
-        times, readable = once("time", name, zone, unit, origin, make=read)
+        parsed: tuple[Integers, parse.Mask] = once("time", name, zone, unit, origin, make=read)
+        times, readable = parsed
         flag(reasons, problem, ~(readable & within_calendar(times)))
         return times
 

@@ -41,7 +41,8 @@ from dpstream.privacy.state import WindowKeySource
 from dpstream.privacy.state.secret import derive
 from dpstream.query.aggregates import Measure
 from dpstream.query.noise_plan import NoisePlan, WindowPlan
-from dpstream.query.query import Bounds, Query
+from dpstream.query.query import Bounds
+from dpstream.query.row_spec import RowSpec
 from dpstream.query.schedule import DueRelease
 from dpstream.records import Reals, Words
 from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, RowSlice
@@ -183,7 +184,7 @@ class UnitBySpelling(RowReader):
     True: who is written 5, 5.0, 5e0 and " 5" is four units, and contributes four times.
     """
 
-    def _begin(self, query: Query, keys: RowKeys) -> None:
+    def _begin(self, query: RowSpec, keys: RowKeys) -> None:
         super()._begin(query, keys)
         self.ids = _IdsBySpelling(query, keys)
 
