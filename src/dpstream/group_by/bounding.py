@@ -24,7 +24,6 @@ KeepMask = npt.NDArray[np.uint8]
 """By row: 0, KEPT, or KEPT | FIRST."""
 
 _ROWS, _GROUPS = 2, 3  # words of a unit: rows and groups kept of it
-_NONE: Integers = np.zeros(0, np.int64)
 _EVERY: Flags = np.zeros(0, np.uint8)  # no estimate: every row is taken as it comes
 _MOST = 255  # what a cell of the estimate counts up to
 
@@ -68,14 +67,14 @@ class UnitBucket:
         units = self.periods.setdefault(period, unit_table())
         pairs = self.windows.setdefault(window, pair_table(self.bounds))
         most = rows_of_unit(batch[0], places)
-        waiting = self._keep(units, pairs, batch, places, most, keep_mask, by_value=by_value)
+        waiting = self._keep_slices(units, pairs, batch, places, most, keep_mask, by_value=by_value)
         later = places[waiting]
         later = later[np.argsort(hashes[later, 0], kind="stable")]
-        self._keep(units, pairs, batch, later, None, keep_mask, by_value=by_value)
+        self._keep_slices(units, pairs, batch, later, None, keep_mask, by_value=by_value)
         if not pairs.used:
             del self.windows[window]  # nobody has got into it
 
-    def _keep(
+    def _keep_slices(
         self,
         units: HashTable,
         pairs: HashTable,
@@ -90,13 +89,13 @@ class UnitBucket:
         limits = (self.bounds.rows, self.bounds.groups, self.bounds.rows_per_group)
         rows: Integers = np.empty(min(len(places), SLICE), np.int64)
         waiting: Integers = np.empty(len(rows), np.int64)
-        put_off = [_NONE]
+        put_off: list[Integers] = [np.zeros(0, np.int64)]
         for start in range(0, len(places), SLICE):
             part = places[start : start + SLICE]
             units.find(batch[0], part, rows)
             pairs.reserve(len(part))
             known = _EVERY if most is None else most[start : start + SLICE]
-            pairs.used, left = _keep(
+            pairs.used, left = _keep_rows(
                 part,
                 rows,
                 known,
@@ -140,7 +139,7 @@ def _count_rows(units: Any, places: Any, cells: Any, rows: Any) -> None:
 
 
 @compiled
-def _keep(
+def _keep_rows(
     places: Any,
     rows: Any,
     most: Any,

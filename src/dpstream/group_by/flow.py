@@ -173,23 +173,23 @@ class Flow:
         if not keep_mask.any():
             return  # no state for a window that nobody has got into
         units, step = (rows.units if self.query.rounds_of_units else None), int(rows.steps[0])
-        early = self._window_plan(window).activation
+        activation = self._window_plan(window).activation
 
         def add_bucket(bucket: GroupBucket, places: Integers) -> None:
             batch = (rows.groups, keep_mask, rows.values, rows.keys)
-            bucket.add(*batch, places, pre_threshold=early, units=units, step=step)
+            bucket.add(*batch, places, pre_threshold=activation, units=units, step=step)
 
         places = in_buckets(rows.groups, self.buckets, keep_mask)  # bucket of groups: rows kept
         self.workers.each(add_bucket, self.groups(window), places, size=len(rows))
 
     def add_sums(self, window: int, groups: Words, sums: Integers, keys: pa.Table) -> None:
         """The same for sums that `sum_groups` made of such rows in another process."""
-        early = self._window_plan(window).activation
+        activation = self._window_plan(window).activation
         for bucket, places in zip(
             self.groups(window), in_buckets(groups, self.buckets), strict=True
         ):
             mine = (groups[places], sums[places], keys.take(pa.array(places)))
-            bucket.add_sums(*mine, pre_threshold=early)
+            bucket.add_sums(*mine, pre_threshold=activation)
 
     def count_totals(self, bounded: BoundedRows) -> None:
         """Count the rows that came and those that were kept, if the query asks for it."""

@@ -50,8 +50,7 @@ class SeriesQuery(RowSpec, identity="series_query", keys="mechanism count"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        kind = getattr(self.window, "kind", None)  # there may be no window
-        if kind != "tumble" or self.every or self.triggers is not None:
+        if type(self.window) is not Tumble or self.every or self.triggers is not None:
             raise InvalidParameter(
                 "a time-series mechanism needs windows side by side, each published once: give "
                 "window=Tumble(...), and neither every nor triggers"
