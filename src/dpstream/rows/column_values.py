@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.errors import InvalidInput
-from dpstream.query.column_types import Types, canonical_type
+from dpstream.query.column_types import Types, canonical_type, is_number, is_text
 from dpstream.query.row_spec import RowSpec
 from dpstream.rows import parse
 from dpstream.rows.number_text import number_text, one_number_spelling
@@ -68,7 +68,7 @@ def in_type(array: pa.Array, kind: pa.DataType, name: str) -> tuple[pa.Array, pa
             f"column_types={{{name!r}: ...}}"
         )
     lost = np.asarray(pc.and_(values.is_null(), array.is_valid()), bool)
-    if parse.is_text(array.type):  # an empty cell has no value
+    if is_text(array.type):  # an empty cell has no value
         lost &= ~np.asarray(pc.fill_null(pc.equal(array, ""), False), bool)
     return values, lost
 
@@ -76,21 +76,15 @@ def in_type(array: pa.Array, kind: pa.DataType, name: str) -> tuple[pa.Array, pa
 def _by_value(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     """By value; NULL where the type has no such value, None if it never has."""
     old = array.type
-    if parse.is_text(kind):
+    if is_text(kind):
         return _texts(array)
-    if parse.is_text(old):
+    if is_text(old):
         return _read(array, kind)
-    if _is_number(old) and _is_number(kind):
+    if is_number(old) and is_number(kind):
         return _numbers(array, kind)
     zones = [getattr(each, "tz", None) is None for each in (old, kind)]
     same = any(holds(old) and holds(kind) for holds in _OF_TIME)
     return parse.cast_each(array, kind) if same and zones[0] == zones[1] else None
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    )
 
 
 def _numbers(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
@@ -120,13 +114,13 @@ def _texts(array: pa.Array) -> pa.Array | None:
     """Numbers in their one spelling, true and false."""
     if pa.types.is_boolean(array.type) or pa.types.is_integer(array.type):
         return pc.cast(array, pa.string())
-    return one_number_spelling(pc.cast(array, pa.string())) if _is_number(array.type) else None
+    return one_number_spelling(pc.cast(array, pa.string())) if is_number(array.type) else None
 
 
 def _read(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     """What text says; NULL where it says nothing of the kind."""
     text = pc.utf8_trim_whitespace(array)
-    if _is_number(kind):
+    if is_number(kind):
         numbers = parse.cast_each(_plain_numbers(text), kind)
         if pa.types.is_floating(kind):
             numbers = pc.if_else(pc.is_finite(numbers), numbers, pa.scalar(None, kind))
@@ -210,7 +204,7 @@ def types_before_rows(query: RowSpec) -> Types:
 
 def listed_keys(listed: Sequence[Any], kind: pa.DataType, name: str) -> pa.Array:
     """Public keys of one column in its type: by value, as rows are read."""
-    if parse.is_text(kind):
+    if is_text(kind):
         return pa.array([_text(item) for item in listed], kind)
     try:
         keys = pa.array(listed, kind)

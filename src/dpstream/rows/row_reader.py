@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from dpstream.errors import InvalidInput
 from dpstream.privacy.state import Secret
-from dpstream.query.column_types import Types
+from dpstream.query.column_types import Types, is_text
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.windows import within_calendar
 from dpstream.records import Integers, Rejected, Words
@@ -62,7 +62,7 @@ def readable_text(table: pa.Table, name: str) -> tuple[pa.Array, parse.Mask]:
     """A column, with "" where it is text that is not UTF-8, and where that is."""
     array = parse.whole_column(table[name])
     bad = np.zeros(len(table), bool)
-    if parse.is_text(array.type) and not number_text.is_ascii(array):
+    if is_text(array.type) and not number_text.is_ascii(array):
         try:
             array.validate(full=True)
         except pa.ArrowInvalid:
@@ -79,12 +79,10 @@ def _is_utf8(raw: bytes) -> bool:
 
 def missing(units: pa.Array) -> parse.Mask:
     """Where no unit is named."""
-    if not units.null_count and (
-        not parse.is_text(units.type) or number_text.lengths(units)[0] > 0
-    ):
+    if not units.null_count and (not is_text(units.type) or number_text.lengths(units)[0] > 0):
         return np.zeros(len(units), bool)
     none = units.is_null().to_numpy(zero_copy_only=False)
-    if parse.is_text(units.type):
+    if is_text(units.type):
         empty = pc.fill_null(pc.equal(units, ""), True)
         none = none | empty.to_numpy(zero_copy_only=False)
     return np.asarray(none, bool)
@@ -92,7 +90,7 @@ def missing(units: pa.Array) -> parse.Mask:
 
 def oversize(column: pa.ChunkedArray, most: int) -> parse.Mask:
     """Where a key is longer than it may be."""
-    if not (parse.is_text(column.type) or pa.types.is_binary(column.type)):
+    if not (is_text(column.type) or pa.types.is_binary(column.type)):
         return np.zeros(len(column), bool)
     if all(number_text.lengths(chunk)[1] <= most for chunk in column.chunks):
         return np.zeros(len(column), bool)
@@ -126,7 +124,7 @@ def _as_python(value: pa.Scalar) -> object:
     try:
         return value.as_py()
     except (ValueError, OverflowError, pa.ArrowException):
-        if parse.is_text(value.type):
+        if is_text(value.type):
             return value.as_buffer().to_pybytes().decode(errors="replace")
         return f"a {value.type} that cannot be shown"
 
