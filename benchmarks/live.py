@@ -104,7 +104,7 @@ def _watched(plan: Plan, count: int) -> Seen:
             source=place / "in",
             live=True,
             sink=place / "out",
-            checkpoint_location=place / "state",
+            state=place / "state",
             ledger=book,
             options=EngineOptions(threads=1, buckets=1),
         )
@@ -126,13 +126,13 @@ def _query(number: int, start: int, end: int) -> Query:
     first, last = (datetime.fromtimestamp(at, UTC).isoformat() for at in (start, end))
     return Query(
         name=f"query{number}",
-        unit="user",
+        privacy_unit_column="user",
         keys=["page"],
-        public_keys=[f"/{n}" for n in range(10)],
+        public_groups=[f"/{n}" for n in range(10)],
         epsilon="0.2",
         delta="1e-6",
         max_groups_contributed=2,
-        time="at",
+        time_column="at",
         time_unit="us",
         start=first,
         end=last,

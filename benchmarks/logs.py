@@ -41,13 +41,13 @@ HIGGS = Log(
     file="events_higgs_twitter_20120704.csv",
     query=Query(
         name="higgs",
-        unit="user",
+        privacy_unit_column="user",
         keys=["target"],
         aggregates=[Count("events")],
         epsilon=6,
         delta=1e-9,
         max_groups_contributed=8,
-        time="sec",
+        time_column="sec",
         time_unit="s",
         time_origin="2012-07-04",
         start="2012-07-04",
@@ -60,14 +60,17 @@ RETAIL = Log(
     file="events_online_retail_2010_2011.csv",
     query=Query(
         name="retail",
-        unit="customer",
+        privacy_unit_column="customer",
         keys=["stock_code"],
-        aggregates=[Sum("sold", column="quantity", lo=-20, hi=20), Count("customers")],
+        aggregates=[
+            Sum("sold", column="quantity", contribution_bounds_per_row=(-20, 20)),
+            Count("customers"),
+        ],
         epsilon=6,
         delta=1e-9,
         max_groups_contributed=32,
-        period="7 days",
-        time="minute",
+        privacy_unit_period="7 days",
+        time_column="minute",
         time_unit="min",
         time_origin="2010-12-01",
         start="2010-12-01",
@@ -196,6 +199,6 @@ def _exact(course: Course, key: Any, hours: Any) -> Any:
     """Different units of a key by each trigger, from all rows."""
     query = course.query
     rows = course.table.filter(pc.equal(course.table[query.keys[0]], key))
-    first = rows.group_by(query.unit).aggregate([(query.time, "min")])
-    moments = np.sort(first[f"{query.time}_min"].to_numpy())
+    first = rows.group_by(query.privacy_unit_column).aggregate([(query.time_column, "min")])
+    moments = np.sort(first[f"{query.time_column}_min"].to_numpy())
     return np.searchsorted(moments, hours * 3600, side="right")

@@ -92,7 +92,7 @@ def both(asked: Asked, source: Path, folder: Path, command: Command | None = Non
             sql(asked.sql, name=asked.name),
             source=str(source),
             sink=f"csv:{place / 'python'}",
-            checkpoint_location=place / "state 2",
+            state=place / "state 2",
             secret=folder / "secret",
             options=EngineOptions(run_id=RUN),
         ).finish(),

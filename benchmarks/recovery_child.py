@@ -38,7 +38,7 @@ def go(job: Job, on_new: Callable[[], None]) -> None:
         QUERY,
         source=job["source"],
         sink=CheckingSink(folder, on_new),
-        checkpoint_location=folder / "state",
+        state=folder / "state",
         secret=SECRET if job["fixed"] else None,
         options=EngineOptions(buckets=2, threads=2, snapshot_every=4, run_id=run_id),
     ).finish()

@@ -44,7 +44,7 @@ def clicks(session: Any, job: Job) -> dict[str, Any]:
             clicks_query(job["batches"]),
             source=_stream(session, job) if job["stream"] else _files(job),
             sink=Path(place) / "out",
-            checkpoint_location=Path(place) / "state",
+            state=Path(place) / "state",
             engine=SparkEngine(session),
         ):
             keys = table.num_rows
@@ -73,7 +73,7 @@ def publish(session: Any, job: Job) -> dict[str, Any]:
         query,
         source=job["source"],
         sink=CheckingSink(folder, lambda: None),
-        checkpoint_location=folder / "state",
+        state=folder / "state",
         secret=SECRET,
         engine=SparkEngine(session, buckets=2, steps_at_once=1),
         options=EngineOptions(run_id=RUN),

@@ -34,10 +34,10 @@ from dpstream.session import run
 
 RUNS: Final = 3
 _COUNT: Final = (Count("events"),)
-_RETAIL: Final = replace(RETAIL.query, aggregates=_COUNT, period="forever")
+_RETAIL: Final = replace(RETAIL.query, aggregates=_COUNT, privacy_unit_period="forever")
 _MOVIES: Final = Query(
     name="movies",
-    unit="user",
+    privacy_unit_column="user",
     keys=("movie",),
     aggregates=_COUNT,
     epsilon=EPSILON,

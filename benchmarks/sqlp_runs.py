@@ -105,12 +105,12 @@ def query(triggers: int, **options: Any) -> Query:
     day = timedelta(days=1)
     known: dict[str, Any] = {
         "name": "clicks",
-        "unit": "user_id",
+        "privacy_unit_column": "user_id",
         "keys": ("url",),
         "aggregates": (Count("clicks"),),
         "epsilon": EPSILON,
         "delta": DELTA,
-        "time": "ts",
+        "time_column": "ts",
         "window": Tumble("1 day"),
         "every": day / triggers,
         "start": START,

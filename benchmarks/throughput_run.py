@@ -47,12 +47,12 @@ def clicks(triggers: int) -> dps.Query:
     day = timedelta(days=1)
     return dps.Query(
         name="clicks",
-        unit="user_id",
+        privacy_unit_column="user_id",
         keys=("url",),
         aggregates=(dps.Count("clicks"),),
         epsilon=EPSILON,
         delta=DELTA,
-        time="ts",
+        time_column="ts",
         window=dps.Tumble("1 day"),
         every=f"{day.total_seconds() / triggers:.0f} seconds",
         start=START,
@@ -69,7 +69,7 @@ def publish(log: Path, place: Path) -> tuple[int, int, int]:
         clicks(TRIGGERS),
         source=str(log / "*.parquet"),
         sink=str(place / "out"),
-        checkpoint_location=place / "state",
+        state=place / "state",
         options=EngineOptions(snapshot_every=SNAPSHOT_EVERY),
     )
     releases = keys = stored = 0

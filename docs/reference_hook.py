@@ -41,7 +41,7 @@ def pages() -> dict[str, str]:
 def _python() -> str:
     """Every public name of the package, and the errors."""
     parts = ["# Python\n\nWhat `import dpstream as dps` offers, from its docstrings.\n"]
-    elsewhere = ("__version__", "errors", "mechanisms")
+    elsewhere = ("__version__", "errors", "ext", "mechanisms")
     names = sorted((name for name in dpstream.__all__ if name not in elsewhere), key=str.lower)
     parts += [_entry(f"dps.{name}", getattr(dpstream, name)) for name in names]
     parts.append("## `dps.errors`\n\n" + _block(inspect.getdoc(errors) or "", "text"))

@@ -1,7 +1,9 @@
 """The package as people install it: wheel and sdist, an empty environment, no extras."""
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -9,6 +11,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+import dpstream as dps
+from dpstream import ext
 
 ROOT = Path(__file__).resolve().parent.parent
 SLOW = ("numba", "numpy", "scipy", "pyarrow", "sqlglot", "dp_accounting", "pandas", "polars")
@@ -131,3 +136,58 @@ def test_an_empty_environment_gets_a_working_package(built, tmp_path):
         ["dpstream", "bench", "noise"], env=clean, capture_output=True, text=True
     )
     assert (bench.returncode, "make bench" in bench.stderr) == (5, True)
+
+
+PUBLIC = {"dpstream", "dpstream.errors", "dpstream.ext", "dpstream.mechanisms"}
+IMPORT = re.compile(r"\b(?:from (dpstream[\w.]*) import (\w+)|import (dpstream[\w.]*))")
+
+
+def imports_of(text):
+    """The modules of dpstream that a page imports; the command's own entry is `dpstream.cli`."""
+    found = IMPORT.findall(text)
+    return {one[0] or one[2] for one in found if one[:2] != ("dpstream.cli", "main")}
+
+
+def test_docs_import_public_modules_alone():
+    """What a reader copies from a page stays where it is."""
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+    deeper = {
+        str(page.relative_to(ROOT)): wrong
+        for page in pages
+        if (wrong := imports_of(page.read_text("utf-8")) - PUBLIC)
+    }
+
+    assert deeper == {}
+    assert imports_of("from dpstream.records import Batch, Sink") == {"dpstream.records"}
+
+
+def test_public_names_are_there():
+    """Each is what its own module calls it, and the authors' facade has nothing of its own."""
+    for name in set(dps.__all__) - {"__version__", "errors", "ext", "mechanisms"}:
+        assert getattr(dps, name).__name__ == name
+    for name in ext.__all__:
+        assert getattr(ext, name) is not None
+    imported = {
+        name.asname or name.name
+        for node in ast.parse(Path(ext.__file__).read_text("utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    assert imported == set(ext.__all__)
+
+
+def test_a_function_is_not_hidden_by_a_module():
+    """`dps.sql` is a function, whatever was imported before."""
+    code = (
+        "import dpstream.sql_compiler, dpstream.explanation, dpstream.bounds_proposal\n"
+        "import dpstream.mechanisms.release, dpstream.session, types, dpstream as dps\n"
+        "for name in ('sql', 'explain', 'bounds', 'release', 'run', 'run_all', 'promise'):\n"
+        "    assert isinstance(getattr(dps, name), types.FunctionType), name"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_name_of_the_spark_engine_needs_no_spark():
+    """It is asked for when an engine is made."""
+    code = "import sys; sys.modules['pyspark'] = None\nimport dpstream; dpstream.SparkEngine"
+    subprocess.run([sys.executable, "-c", code], check=True)

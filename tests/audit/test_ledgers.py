@@ -99,7 +99,7 @@ def test_a_sampled_part_is_what_a_session_publishes(tmp_path):
         run = dps.run(
             part.query(1),
             source=rows,
-            checkpoint_location=tmp_path / "state",
+            state=tmp_path / "state",
             secret=secret,
             ledger=tmp_path / "ledger",
             dataset=DATASET,

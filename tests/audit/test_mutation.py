@@ -130,7 +130,12 @@ def test_a_fifth_less_than_the_sensitivity_turns_the_replay_red(name, monkeypatc
 
 
 QUERIES = {
-    "latched": {"aggregates": (Count("n"), Sum("s", column="x", lo=0, hi=4, quantum=1))},
+    "latched": {
+        "aggregates": (
+            Count("n"),
+            Sum("s", column="x", contribution_bounds_per_row=(0, 4), quantum=1),
+        )
+    },
     "sqlp": {"strategy": "sqlp", "aggregates": (Count("n"),)},
 }
 
@@ -169,9 +174,9 @@ def published_error(monkeypatch=None):
             lambda p, n, j, s, sigma, d, **k: advance_noise(p, n, j, s, 0.8 * sigma, d, **k),
         )
     runs = 4000
-    sampler = QueryRuns(query=lambda runs: day_query(public_keys=list(range(runs))))
+    sampler = QueryRuns(query=lambda runs: day_query(public_groups=list(range(runs))))
     values = sampler(Scenario(), runs, SECRET)
-    stddevs = plan_query(day_query(public_keys=[0])).window(3).stddevs[0]
+    stddevs = plan_query(day_query(public_groups=[0])).window(3).stddevs[0]
     ratio = values.var(axis=0) / stddevs**2 - 1
     return np.abs(ratio / math.sqrt(2 / runs)).max()
 

@@ -19,7 +19,7 @@ from dpstream.query.noise_plan import plan_query
 from tests.support.fixed import RUN, SECRET
 
 KEYS = 3000
-PUBLIC = day_query(public_keys=list(range(KEYS)), max_groups_contributed=1)
+PUBLIC = day_query(public_groups=list(range(KEYS)), max_groups_contributed=1)
 Z = 5.2  # three releases each: a false-alarm rate below 1e-6 per test
 
 

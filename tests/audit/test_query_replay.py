@@ -22,8 +22,8 @@ from tests.support.long import some_examples
 HOUR = 3600
 VALUES = (
     Count("n"),
-    Sum("s", column="x", lo=-3, hi=5, quantum=1),
-    Avg("m", column="x", lo=0, hi=4),
+    Sum("s", column="x", contribution_bounds_per_row=(-3, 5), quantum=1),
+    Avg("m", column="x", contribution_bounds_per_row=(0, 4)),
 )
 CASES = {
     "tumbling windows, one row per group": {
@@ -41,7 +41,7 @@ CASES = {
     "late rows by an arrival column": {
         "window": Tumble("4 hours"),
         "every": "1 hour",
-        "arrival": "seen",
+        "arrival_column": "seen",
         "allowed_lateness": "3 hours",
         "aggregates": VALUES,
         "max_groups_contributed": 2,
@@ -50,22 +50,22 @@ CASES = {
     "periods shorter than windows": {
         "window": Tumble("12 hours"),
         "every": "4 hours",
-        "period": "3 hours",
+        "privacy_unit_period": "3 hours",
         "aggregates": (CountUnits("users"), Count("n")),
         "max_groups_contributed": 1,
         "max_rows_per_group": 2,
     },
     "periods longer than windows, published on close": {
         "window": Tumble("5 hours"),
-        "period": "12 hours",
-        "arrival": "seen",
+        "privacy_unit_period": "12 hours",
+        "arrival_column": "seen",
         "allowed_lateness": "1 hour",
         "max_groups_contributed": 2,
     },
     "public keys": {
         "window": Tumble("8 hours"),
         "every": "4 hours",
-        "public_keys": ["a", "c", "nobody"],
+        "public_groups": ["a", "c", "nobody"],
         "aggregates": VALUES,
         "max_groups_contributed": 2,
         "max_rows_per_group": 2,
@@ -73,7 +73,7 @@ CASES = {
     "hopping windows, late rows": {
         "window": Hop("6 hours", slide="2 hours"),
         "every": "3 hours",
-        "arrival": "seen",
+        "arrival_column": "seen",
         "allowed_lateness": "1 hour",
         "aggregates": VALUES,
         "max_groups_contributed": 3,
@@ -82,8 +82,8 @@ CASES = {
     },
     "cumulating windows, periods": {
         "window": Cumulate("12 hours", step="3 hours"),
-        "period": "8 hours",
-        "aggregates": (Variance("v", column="x", lo=-3, hi=5),),
+        "privacy_unit_period": "8 hours",
+        "aggregates": (Variance("v", column="x", contribution_bounds_per_row=(-3, 5)),),
         "max_groups_contributed": 4,
         "max_rows_per_group": 1,
     },
@@ -101,13 +101,13 @@ CASES = {
         "window": Hop("8 hours", slide="4 hours"),
         "every": "2 hours",
         "aggregates": VALUES,
-        "arrival": "seen",
+        "arrival_column": "seen",
         "max_groups_contributed": 3,
     },
     "dropped rows made up for": {
         "window": Tumble("6 hours"),
         "every": "2 hours",
-        "period": "12 hours",
+        "privacy_unit_period": "12 hours",
         "debias": "global",
         "debias_rows": 6,
         "max_groups_contributed": 2,
@@ -119,11 +119,11 @@ CASES = {
 @cache
 def plan_of(name, **more):
     facts = {
-        "unit": "user",
+        "privacy_unit_column": "user",
         "keys": ("key",),
         "epsilon": 20,
         "delta": 0.5,  # thresholds of a few units: small data show and hide keys
-        "time": "ts",
+        "time_column": "ts",
         "time_unit": "s",
         "start": "1970-01-01",
         "end": "1970-01-02",

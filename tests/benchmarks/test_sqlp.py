@@ -49,8 +49,9 @@ def test_the_simulation_does_what_the_engine_does():
     """
     events, at = clicks()
     query = Query(
-        unit="user", keys=["key"], epsilon=8, delta=1e-3, time="at", time_unit="s",
-        start="1970-01-01", end="1970-01-01T12:00:00", every="1 hour", strategy="sqlp",
+        privacy_unit_column="user", keys=["key"], epsilon=8, delta=1e-3,
+        time_column="at", time_unit="s", start="1970-01-01", end="1970-01-01T12:00:00",
+        every="1 hour", strategy="sqlp",
         max_groups_contributed=ROWS, max_rows_per_group=ROWS, max_rows_contributed=ROWS,
     )  # fmt: skip
     table = pa.table({"user": events.users, "key": events.keys, "at": at})

@@ -28,6 +28,7 @@ from dpstream.query.noise_plan import plan_query
 
 SECRET, RUN = Secret(bytes(range(32))), bytes(16)
 FALSE_ALARM = 1e-7
+KNOWN = {"privacy_unit_column": "user", "keys": ["item"]}
 
 
 def orders(units=300, seed=5):
@@ -45,7 +46,7 @@ def orders(units=300, seed=5):
 
 
 def reading(**options):
-    known = {"unit": "user", "keys": ["item"], "epsilon": 1, "delta": 1e-9}
+    known = {"privacy_unit_column": "user", "keys": ["item"], "epsilon": 1, "delta": 1e-9}
     aggregates = [dps.Count("count"), *value_sums("amount")]
     return dps.Query(**known | {"aggregates": aggregates, "max_groups_contributed": 1} | options)
 
@@ -141,7 +142,7 @@ def test_the_book_pays_first_and_refuses_what_does_not_fit(tmp_path):
     """The charge is in the dataset's own book; a book that cannot pay gives nothing."""
     table, book = orders(), dps.Ledger(tmp_path / "book")
     book.open("orders", reading().promise(epsilon=1.1, delta=1e-6))
-    bought = {"unit": "user", "keys": ["item"], "epsilon": 1, "delta": 1e-7}
+    bought = {"privacy_unit_column": "user", "keys": ["item"], "epsilon": 1, "delta": 1e-7}
     dps.bounds(table, **bought, ledger=book, dataset="orders")
     (line,) = book.report()[0]["spent_on"]
     assert line["query"] == "bounds"
@@ -153,16 +154,24 @@ def test_the_book_pays_first_and_refuses_what_does_not_fit(tmp_path):
 def test_a_book_of_other_units_refuses(tmp_path):
     """The histograms protect the unit that was named, in the words of the dataset's book."""
     book = dps.Ledger(tmp_path / "book")
-    book.open("orders", dps.Query(unit="shop", epsilon=1, delta=1e-6, max_groups_contributed=1)
-              .promise(epsilon=5, delta=1e-6))  # fmt: skip
+    common = {"epsilon": 1, "delta": 1e-6, "max_groups_contributed": 1}
+    query = dps.Query(privacy_unit_column="shop", **common)
+    book.open("orders", query.promise(epsilon=5, delta=1e-6))
     with pytest.raises(dps.DpstreamError, match="shop"):
-        dps.bounds(orders(), unit="user", epsilon=1, delta=1e-7, ledger=book, dataset="orders")
+        dps.bounds(
+            orders(),
+            privacy_unit_column="user",
+            epsilon=1,
+            delta=1e-7,
+            ledger=book,
+            dataset="orders",
+        )
 
 
 def test_periods_make_other_units():
     """A user on two days is two units, in the facts and in what is charged."""
-    days = {"time": "at", "time_unit": "s", "start": "1970-01-01", "end": "1970-01-11"}
-    daily = reading(period="1 day", **days)
+    days = {"time_column": "at", "time_unit": "s", "start": "1970-01-01", "end": "1970-01-11"}
+    daily = reading(privacy_unit_period="1 day", **days)
     table = orders()
     found = facts_of(table, daily)
     pairs = {(row["user"], row["at"] // 86_400) for row in table.to_pylist()}
@@ -217,24 +226,23 @@ def test_signs_of_values_are_found():
 def test_larger_groups_want_larger_bounds():
     """A group of millions cannot afford bias, a small one cannot afford noise."""
     sizes = [
-        dps.bounds(orders(), unit="user", keys=["item"], public=True, group_size=size)
-        .max_rows_contributed
+        dps.bounds(orders(), **KNOWN, public=True, group_size=size).max_rows_contributed
         for size in (100, 1e4, 1e7)
-    ]  # fmt: skip
+    ]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
 
 
 def test_proposals_can_be_pasted():
     """The SQL is understood, the Python is a Query."""
-    found = dps.bounds(orders(), unit="user", keys=["item"], value="amount", public=True)
+    found = dps.bounds(orders(), **KNOWN, value="amount", public=True)
     options, total = found.sql().splitlines()
     text = (
         f"SELECT WITH DIFFERENTIAL_PRIVACY {options} item, {total} AS amount FROM o GROUP BY item"
     )
     query = dps.sql(text)
     assert query.bounds.groups == found.max_groups_contributed
-    same = eval(f"dps.Query(unit='user', keys=['item'], epsilon=1, delta=1e-9, {found.python()})")
+    same = eval(f"dps.Query(**KNOWN, epsilon=1, delta=1e-9, {found.python()})")
     assert same.bounds == query.bounds
     assert (same.aggregates[0].lo, same.aggregates[0].hi) == (found.lo, found.hi)
 
@@ -245,14 +253,21 @@ def test_proposals_can_be_pasted():
 def test_what_is_asked_must_be_one_thing(options):
     """Public or paid, and a share that is one."""
     with pytest.raises(InvalidParameter):
-        dps.bounds(orders(), unit="user", **options)
+        dps.bounds(orders(), privacy_unit_column="user", **options)
 
 
 def test_command(tmp_path, capsys):
     """Table, JSON, plot and charge from the command line."""
     pytest.importorskip("matplotlib")
     pa_csv.write_csv(orders(), tmp_path / "orders.csv")
-    common = ["bounds", str(tmp_path / "orders.csv"), "--unit", "user", "--keys", "item"]
+    common = [
+        "bounds",
+        str(tmp_path / "orders.csv"),
+        "--privacy-unit-column",
+        "user",
+        "--keys",
+        "item",
+    ]
     with pytest.raises(SystemExit) as left:
         main([*common, "--epsilon", "2", "--json", "--plot", str(tmp_path / "b.png")])
     assert left.value.code == 0

@@ -13,7 +13,7 @@ from dpstream.mechanisms import REGISTRY
 
 SAMPLE = ("--mechanism", "sample", "--window", "3", "--epsilon", "1")
 BOOK = ("--ledger", "book", "--dataset", "clinics")
-OPEN = ("ledger", "open", *BOOK, "--unit", "w_event", "--window", "3", "--epsilon", "1.5")
+OPEN = ("ledger", "open", *BOOK, "--privacy-unit", "w_event", "--window", "3", "--epsilon", "1.5")
 
 
 def test_version_and_help(run):
@@ -115,7 +115,7 @@ def test_looking_at_a_missing_ledger_makes_none(run, folder, args):
 
 def test_a_book_may_be_called_anything(run):
     """Brackets and colons are names, not markup."""
-    args = ("ledger", "open", "--ledger", "book", "--unit", "event", "--epsilon", "1")
+    args = ("ledger", "open", "--ledger", "book", "--privacy-unit", "event", "--epsilon", "1")
     run(*args, "--dataset", "[/red] :smile:")
 
     assert "[/red] :smile:: epsilon = 1" in run("ledger", "--ledger", "book").out

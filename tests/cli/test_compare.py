@@ -58,7 +58,7 @@ def test_the_better_mechanism_is_first_on_a_stream_made_for_it(run, flat, wild):
 
 def test_the_printed_command_publishes(run, visits):
     """What is printed can be run as it is, columns and time included."""
-    words = ("--column", "south", "--time", "day", "--window", "3", "--epsilon", "1/3")
+    words = ("--column", "south", "--time-column", "day", "--window", "3", "--epsilon", "1/3")
     done = run("compare", str(visits), *words, *CHOICE, "--runs", "2", "--public")
 
     (command,) = [line for line in done.out.splitlines() if "dpstream release" in line]

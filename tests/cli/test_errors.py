@@ -81,7 +81,7 @@ def test_a_bad_parameter_is_refused(run, visits, flags, message):
         (("release", "x.csv", "--mechanism", "none"), "there is no mechanism 'none'"),
         (("release", "x.csv", "--epsilon", "1"), "release needs --mechanism"),
         (("release", "x.csv", *UNIFORM, "--column", "c"), "no column 'c'; its columns are a, b"),
-        (("release", "x.csv", *UNIFORM, "--time", "c"), "no column 'c'"),
+        (("release", "x.csv", *UNIFORM, "--time-column", "c"), "no column 'c'"),
         (
             ("release", "x.csv", *UNIFORM, "--out", "x.txt"),
             "must end in .csv or .parquet or .jsonl",

@@ -188,7 +188,7 @@ def test_python_users_are_refused_before_a_row_is_read(folder, monkeypatch):
             with pytest.raises(BudgetExceeded, match=r"'b' does not fit.*nothing was read"):
                 call()
 
-    refused(lambda: dps.run_all(two, checkpoint_location="state", **settings))
+    refused(lambda: dps.run_all(two, state="state", **settings))
     assert not (folder / "state").exists()
     dps.run(two[0], **settings).finish()
     refused(lambda: dps.run(two[1], **settings))
@@ -210,7 +210,7 @@ def test_the_command_and_python_publish_the_same(run, folder, monkeypatch, text)
                "--state", "one", "--sink", "csv:cli/")  # fmt: skip
     assert done.code == 0, done.err
     dps.run(dps.sql(text), source="clicks.csv", secret=folder / "secret", sink="csv:python/",
-            checkpoint_location="two", options=fixed).finish()  # fmt: skip
+            state="two", options=fixed).finish()  # fmt: skip
 
     files = sorted(path.name for path in (folder / "cli").glob("*.csv"))
     assert files
@@ -263,12 +263,13 @@ def test_a_book_of_windows_can_be_opened_first(run, folder):
     """With the clock that a refusal names, several queries of the command line share it."""
     book = ("--ledger", "book", "--dataset", "clicks")
     query = ("sql", SERIES.format(epsilon="0.5", mechanism="spas"), "--source", "clicks=clicks.csv")
-    run("ledger", "open", *book, "--unit", "w_event", "--window", "6", "--epsilon", "1")
+    run("ledger", "open", *book, "--privacy-unit", "w_event", "--window", "6", "--epsilon", "1")
     refused = run(*query, *book)
     assert refused.code == 4
     clock = refused.err.split("this query's are ")[1].split("; use the same")[0]
-    opened = run("ledger", "open", "--ledger", "book", "--dataset", "hours", "--unit", "w_event",
-                 "--window", "6", "--epsilon", "1", "--clock", clock)  # fmt: skip
+    opened = run("ledger", "open", "--ledger", "book", "--dataset", "hours",
+                 "--privacy-unit", "w_event", "--window", "6", "--epsilon", "1",
+                 "--clock", clock)  # fmt: skip
     assert opened.code == 0
 
     codes = [run(*query, "--ledger", "book", "--dataset", "hours").code for _ in range(3)]

@@ -70,7 +70,7 @@ def test_columns_and_time_can_be_named(run, folder):
     """Only what is named is published; whole numbers serve as time too."""
     (folder / "x.csv").write_text("week,a,b,region\n7,1,2,west\n8,3,4,west\n")
 
-    done = run("release", "x.csv", *SAMPLE, "--column", "b", "--time", "week", "--json")
+    done = run("release", "x.csv", *SAMPLE, "--column", "b", "--time-column", "week", "--json")
 
     assert done.json["columns"] == ["b"]
     assert [row["time"] for row in done.json["rows"]] == ["7", "8"]
@@ -140,7 +140,7 @@ def test_secret_and_ledger_default_to_the_environment(run, visits, folder, monke
 def test_of_two_copies_one_goes_on(run, visits, folder):
     """The ledger lies outside: a copy goes on for nothing, and then the original is refused."""
     command = ("release", str(visits), *SAMPLE, "--secret", "key", "--ledger", "book")
-    run("ledger", "open", "--ledger", "book", "--dataset", "stream", "--unit", "w_event",
+    run("ledger", "open", "--ledger", "book", "--dataset", "stream", "--privacy-unit", "w_event",
         "--window", "3", "--epsilon", "2")  # fmt: skip
     run(*command, "--state", "state")
     shutil.copytree(folder / "state", folder / "copy")

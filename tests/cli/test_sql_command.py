@@ -154,7 +154,7 @@ def test_a_lost_secret_is_not_replaced(run, folder):
 def test_what_does_not_fit_is_refused_before_a_row_is_read(run, folder, monkeypatch):
     """Two queries that together exceed the book: the second one leaves with exit code 3."""
     book = ("--ledger", "book", "--dataset", "clicks")
-    unit = ("--unit", "user", "--unit-column", "user")
+    unit = ("--privacy-unit", "user", "--privacy-unit-column", "user")
     run("ledger", "open", *book, *unit, "--epsilon", "2.5", "--delta", "1e-8")
     assert run("sql", PLAIN, *SOURCE, *book).code == 0
     reads = []
@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_refused_before_a_row_is_read(run, folder, monkeypa
 def test_another_unit_is_refused_before_the_amount_is_looked_at(run):
     """Who names another column must hear of that, not that the book is short."""
     book = ("--ledger", "book", "--dataset", "clicks")
-    unit = ("--unit", "user", "--unit-column", "visitor")
+    unit = ("--privacy-unit", "user", "--privacy-unit-column", "visitor")
     run("ledger", "open", *book, *unit, "--epsilon", "1", "--delta", "1e-8")
     done = run("sql", PLAIN, *SOURCE, *book)
 

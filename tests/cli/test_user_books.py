@@ -7,9 +7,9 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys
 
-BOOK = ("ledger", "open", "--ledger", "book", "--dataset", "clicks", "--unit", "user")
-COLUMNS = ("--unit-column", "user", "--time-column", "at")
-PROMISE = (*BOOK, "--epsilon", "6", "--delta", "1e-9", "--period", "1 day", *COLUMNS)
+BOOK = ("ledger", "open", "--ledger", "book", "--dataset", "clicks", "--privacy-unit", "user")
+COLUMNS = ("--privacy-unit-column", "user", "--time-column", "at")
+PROMISE = (*BOOK, "--epsilon", "6", "--delta", "1e-9", "--privacy-unit-period", "1 day", *COLUMNS)
 
 
 def test_a_promise_is_opened_charged_and_shown(run):
@@ -49,12 +49,12 @@ def test_other_terms_are_refused(run):
     """Another delta, period or time zone for the same dataset; delta for single events."""
     run(*PROMISE)
     for other in (
-        (*BOOK, "--epsilon", "6", "--delta", "1e-8", "--period", "1 day", *COLUMNS),
+        (*BOOK, "--epsilon", "6", "--delta", "1e-8", "--privacy-unit-period", "1 day", *COLUMNS),
         (*BOOK, "--epsilon", "6", "--delta", "1e-9", *COLUMNS[:2]),
         (*PROMISE, "--time-zone", "Europe/Zurich"),
     ):
         assert "promises mu_squared" in run(*other).err
-    event = ("ledger", "open", "--ledger", "book", "--dataset", "flu", "--unit", "event")
+    event = ("ledger", "open", "--ledger", "book", "--dataset", "flu", "--privacy-unit", "event")
     assert "--delta goes with" in run(*event, "--epsilon", "1", "--delta", "1e-9").err
 
 
@@ -66,7 +66,16 @@ def test_a_pipeline_file_stands_for_its_ledgers(run, folder):
     assert "nothing was spent yet: there is no ledger at clicks.ledger, which pipeline.toml" in (
         before.err
     )
-    other = ("--ledger", "clicks.ledger", "--dataset", "other", "--unit", "event", "--epsilon", "1")
+    other = (
+        "--ledger",
+        "clicks.ledger",
+        "--dataset",
+        "other",
+        "--privacy-unit",
+        "event",
+        "--epsilon",
+        "1",
+    )
     run("ledger", "open", *other)
     assert run("run", "pipeline.toml", "--once").code == 0
 

@@ -23,7 +23,7 @@ def opened(kind):
 
 def start(kind, place, book, engine=None):
     query, rows = (SHORT, table()) if kind == "users" else (SERIES, log())
-    return dps.run(query, source=rows, ledger=book, checkpoint_location=place, engine=engine)
+    return dps.run(query, source=rows, ledger=book, state=place, engine=engine)
 
 
 @pytest.mark.parametrize("kind", ["users", "series"])
@@ -98,7 +98,7 @@ def test_queries_that_run_together_move_their_book_to_their_directory(tmp_path):
     both = [dps.sql(text(mechanism="uniform", epsilon=0.5), name=name) for name in "ab"]
     for _ in range(2):
         book = opened("series")
-        dps.run_all(both, source=log(), ledger=book, checkpoint_location=tmp_path / "s").finish()
+        dps.run_all(both, source=log(), ledger=book, state=tmp_path / "s").finish()
         assert book.path == tmp_path / "s" / "ledger"
         assert book.report()[0]["runs"] == 2
     assert book.left("stream") == 0

@@ -82,10 +82,13 @@ VARIANTS = {
     "debiased": query(debias="global", max_groups_contributed=1, confidence=0.9),
     "hop": query(window=dps.Hop("4 hours", slide="1 hour"), allowed_lateness="1 hour"),
     "cumulate": query(window=dps.Cumulate("4 hours", step="2 hours"), nonnegative=True),
-    "public": query(public_keys=["/1", "/2", "nobody"], min_change=0.5),
+    "public": query(public_groups=["/1", "/2", "nobody"], min_change=0.5),
     "no keys": query(keys=()),
     "variance, once": query(
-        aggregates=(dps.Variance("v", column="seconds", lo=0, hi=60), dps.CountUnits("units")),
+        aggregates=(
+            dps.Variance("v", column="seconds", contribution_bounds_per_row=(0, 60)),
+            dps.CountUnits("units"),
+        ),
         every=None,
         weights={"units": 3},
     ),
@@ -142,7 +145,9 @@ def test_types_of_keys(engine, tmp_path):
     rows = pa.table({"user": range(900), "text": ["ä", None, ""] * 300, **KEYS})
     pq.write_table(rows, tmp_path / "rows.parquet")
     names = ["text", *KEYS]
-    asked = dps.Query(unit="user", keys=names, epsilon=10, delta=1e-4, max_groups_contributed=1)
+    asked = dps.Query(
+        privacy_unit_column="user", keys=names, epsilon=10, delta=1e-4, max_groups_contributed=1
+    )
     settings = {"source": tmp_path / "rows.parquet", "secret": SECRET}
     settings["options"] = EngineOptions(run_id=RUN)
     (one,) = dps.run(asked, **settings)
@@ -214,7 +219,7 @@ def test_a_live_run_goes_on(engine, tmp_path, expected_live):
 def test_a_live_query_needs_times(engine, tmp_path):
     (tmp_path / "in").mkdir()
     timeless = dps.Query(
-        unit="user", keys=["page"], epsilon=1, delta=1e-6, max_groups_contributed=1
+        privacy_unit_column="user", keys=["page"], epsilon=1, delta=1e-6, max_groups_contributed=1
     )
     with pytest.raises(InvalidParameter, match="a live source needs a query with time="):
         dps.run(timeless, source=tmp_path / "in", live=True, engine=engine)

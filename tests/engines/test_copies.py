@@ -33,11 +33,10 @@ def copies(tmp_path):
 def test_of_two_copies_that_were_opened_at_once_one_draws(tmp_path):
     """Both agree with the ledger when they are opened; the epoch is compared and set."""
     book = tmp_path / "book"
-    runner = dps.Runner(BltCounter(epsilon=1, delta=1e-9, steps=8), secret=SECRET, ledger=book)
-    runner.save(tmp_path / "one")
-    runner.close()
+    counter, facts = BltCounter(epsilon=1, delta=1e-9, steps=8), {"secret": SECRET, "ledger": book}
+    dps.Runner(counter, state=tmp_path / "one", **facts).close()
     shutil.copytree(tmp_path / "one", tmp_path / "two")
-    one, two = (dps.Runner.load(tmp_path / n, secret=SECRET, ledger=book) for n in ("one", "two"))
+    one, two = (dps.Runner(counter, state=tmp_path / name, **facts) for name in ("one", "two"))
     one.step([5])
     with pytest.raises(StateError, match=OVERTAKEN):
         two.step([6])
@@ -76,27 +75,31 @@ def test_the_key_of_another_window_does_not_open(copies):
 
 def test_new_runs_from_copies_do_not_fork_a_book(tmp_path):
     """A copy of the ledger is no other ledger; nor is one that was rolled back."""
-    runner = dps.Runner(Sample(epsilon=1, window=2), secret=SECRET)
-    runner.save(tmp_path / "one")
+
+    def run(name, **more):
+        state = tmp_path / name
+        return dps.Runner(Sample(epsilon=1, window=2), state=state, secret=SECRET, **more)
+
+    runner = run("one")
     early = {path: path.read_bytes() for path in (tmp_path / "one").glob("ledger*")}
     list(runner.feed(np.array([[3], [4], [5]])))
-    runner.save(tmp_path / "one")
+    runner.save()
     with pytest.raises(StateError, match="in use"):
-        dps.Runner.load(tmp_path / "one", secret=SECRET, new_run=True)
+        run("one", new_run=True)
     runner.close()
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     with pytest.raises(StateError, match="two copies of a book"):
-        dps.Runner.load(tmp_path / "two", secret=SECRET, new_run=True)
+        run("two", new_run=True)
     for path, content in early.items():
         path.write_bytes(content)
     with pytest.raises(StateError, match="rolled back"):
-        dps.Runner.load(tmp_path / "one", secret=SECRET, new_run=True)
+        run("one", new_run=True)
 
 
 def test_a_second_erasure_does_not_undo_the_first(tmp_path):
     """Nor does a kill before the ledger was told of it keep a run from going on."""
     state, book, query = tmp_path / "state", tmp_path / "book", Grouped.query
-    facts = {"source": rows(0), "checkpoint_location": state, "secret": SECRET, "ledger": book}
+    facts = {"source": rows(0), "state": state, "secret": SECRET, "ledger": book}
     run = dps.run(query, **facts, options=Grouped.options)
     for number, _ in enumerate(run):
         if number == 3:
@@ -116,7 +119,7 @@ def test_a_second_erasure_does_not_undo_the_first(tmp_path):
 def test_a_kill_before_a_second_erasure_is_noted_harms_nothing(tmp_path, monkeypatch):
     """The snapshot says what it was before; the ledger knows that one."""
     state, book, query = tmp_path / "state", tmp_path / "book", Grouped.query
-    facts = {"source": rows(0), "checkpoint_location": state, "secret": SECRET, "ledger": book}
+    facts = {"source": rows(0), "state": state, "secret": SECRET, "ledger": book}
     run = dps.run(query, **facts, options=Grouped.options)
     for number, _ in enumerate(run):
         if number == 3:
@@ -142,7 +145,7 @@ def test_a_series_that_waits_for_its_first_charge_goes_on(tmp_path, monkeypatch)
         privacy_unit_column = user, time_unit = 's', start = '1970-01-01',
         end = '1970-01-01 06:00') window_start, COUNT(*) AS "count"
         FROM TUMBLE(clicks, DESCRIPTOR(at), INTERVAL '1' HOUR) GROUP BY window_start""")
-    state = {"checkpoint_location": tmp_path / "state", "ledger": tmp_path / "book"}
+    state = {"state": tmp_path / "state", "ledger": tmp_path / "book"}
     facts = {"source": rows(0), "secret": SECRET, "options": Grouped.options, **state}
     taken = SeriesRun._rows
     with monkeypatch.context() as patch:
@@ -173,7 +176,10 @@ class Longer(Grouped):
     """Windows of five hours: one is final, and its key erased, in the middle of the next."""
 
     query = dataclasses.replace(
-        Grouped.query, end="1970-01-01T15:00", window=dps.Tumble("5 hours"), period="5 hours"
+        Grouped.query,
+        end="1970-01-01T15:00",
+        window=dps.Tumble("5 hours"),
+        privacy_unit_period="5 hours",
     )
 
 
@@ -209,29 +215,30 @@ def test_a_lost_ledger_is_not_made_by_who_misses_it(copies):
 def test_a_damaged_newest_snapshot_does_not_stop_the_next_save(tmp_path):
     """The older generation was used; the damaged one is replaced."""
     state = tmp_path / "state"
-    runner = dps.Runner(Sample(epsilon=1, window=2), secret=SECRET)
+    facts = {"mechanism": Sample(epsilon=1, window=2), "state": state, "secret": SECRET}
+    runner = dps.Runner(**facts)
     for number in range(3):
         runner.step([number])
-        runner.save(state)
+        runner.save()
     runner.close()
     (state / "snapshot.dps").write_bytes(b"")
-    again = dps.Runner.load(state, secret=SECRET)
+    again = dps.Runner(**facts)
     again.step([again.steps_done])
-    again.save(state)
+    again.save()
     again.close()
 
-    assert SavedRun.read(state).snapshot["steps"] == 3
+    assert SavedRun.find(state).snapshot["steps"] == 3
 
 
 def test_a_finished_series_is_not_fed_on(tmp_path):
     """What a delay held back is published; a kill before it is saved changes nothing."""
-    facts = {"secret": SECRET, "ledger": tmp_path / "book"}
-    runner = dps.Runner(BucOrder(epsilon=1, lo=0, hi=10, delay=4), **facts)
-    runner.save(tmp_path / "state")
+    facts = {"state": tmp_path / "state", "secret": SECRET, "ledger": tmp_path / "book"}
+    mechanism = BucOrder(epsilon=1, lo=0, hi=10, delay=4)
+    runner = dps.Runner(mechanism, **facts)
     list(runner.feed(np.array([[3], [4]])))
     shown = [release.values.tolist() for release in runner.finish()]
     runner.close()
-    again = dps.Runner.load(tmp_path / "state", **facts)
+    again = dps.Runner(mechanism, **facts)
     with pytest.raises(StateError, match="was finished after 2 steps"):
         list(again.feed(np.array([[3], [4], [5]])))
     list(again.feed(np.array([[3], [4]])))

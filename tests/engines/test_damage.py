@@ -111,7 +111,9 @@ def test_a_final_window_cannot_be_replayed(tmp_path):
 
 def test_one_generation_is_not_enough_to_erase_keys(tmp_path):
     """Windows shorter than a snapshot's interval: the first snapshot may still be damaged."""
-    short = query(every=None, window=query().window, allowed_lateness="0", period="forever")
+    short = query(
+        every=None, window=query().window, allowed_lateness="0", privacy_unit_period="forever"
+    )
     kind = group_by(short, every=1)
     unbroken = kind.unbroken(tmp_path / "whole")
     with pytest.warns(DamagedSnapshot):
@@ -222,6 +224,6 @@ def test_segments_of_windows_are_overwritten_when_they_go(tmp_path):
 
 def test_a_run_that_is_over_keeps_nobody(tmp_path):
     """Units of an endless period go too when there is nothing left to publish."""
-    whole(tmp_path, query(period="forever"))
+    whole(tmp_path, query(privacy_unit_period="forever"))
 
     assert left_behind(tmp_path / "state") == ""

@@ -76,4 +76,4 @@ def test_a_state_directory_that_cannot_be_made(tmp_path):
     write(tmp_path, table())
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StateError, match="file/state cannot be"):
-        start(tmp_path, SHORT, checkpoint_location=tmp_path / "file" / "state").finish()
+        start(tmp_path, SHORT, state=tmp_path / "file" / "state").finish()

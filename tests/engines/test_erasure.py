@@ -16,11 +16,11 @@ HEAVY = "heavy user"
 
 def query_of(**more):
     facts = {
-        "unit": "user",
+        "privacy_unit_column": "user",
         "keys": ["key"],
         "epsilon": 8,
         "delta": 1e-3,
-        "time": "ts",
+        "time_column": "ts",
         "time_unit": "s",
         "start": "1970-01-01",
         "end": "1970-01-02",
@@ -43,9 +43,7 @@ def clicks(*, late_rows):
 
 
 def started(folder, query, table, *, steps=2):
-    run = dps.run(
-        query, source=table, sink=str(folder / "out"), checkpoint_location=folder / "state"
-    )
+    run = dps.run(query, source=table, sink=str(folder / "out"), state=folder / "state")
     for number, _ in enumerate(run, start=1):
         if number == steps:
             run.stop()
@@ -57,7 +55,7 @@ KINDS = {
     "sqlp": {"strategy": "sqlp"},
     "debias": {"debias": "global"},
     "periods": {
-        "period": "12 hours",
+        "privacy_unit_period": "12 hours",
         "window": dps.Hop("12 hours", slide="6 hours"),
         "allowed_lateness": "6 hours",
         "max_groups_contributed": 12,
@@ -70,26 +68,26 @@ def test_nothing_but_a_full_counter_is_left(tmp_path, more):
     """No file of the state holds a place of the unit any more, and the run goes on."""
     query, table = query_of(**more), clicks(late_rows=True)
     state = started(tmp_path, query, table)
-    run = dps.run(query, source=table, sink=str(tmp_path / "out"), checkpoint_location=state)
+    run = dps.run(query, source=table, sink=str(tmp_path / "out"), state=state)
     places = _places(run, state)
     before = sum(place in blob for place in places for blob in _blobs(state))
 
     assert before >= 5
     assert run.erase_unit(HEAVY) >= 5
     assert not any(place in blob for place in places for blob in _blobs(state))
-    again = dps.run(query, source=table, sink=str(tmp_path / "out"), checkpoint_location=state)
+    again = dps.run(query, source=table, sink=str(tmp_path / "out"), state=state)
     assert again.erase_unit(HEAVY) == 0
-    last = dps.run(query, source=table, sink=str(tmp_path / "out"), checkpoint_location=state)
+    last = dps.run(query, source=table, sink=str(tmp_path / "out"), state=state)
     assert last.finish().steps_done == query.schedule.steps
 
 
 def test_the_unit_adds_nothing_more(tmp_path):
     """Later tables are those of a stream without its later rows."""
-    query, outputs = query_of(public_keys=[f"k{n}" for n in range(5)]), []
+    query, outputs = query_of(public_groups=[f"k{n}" for n in range(5)]), []
     for number, table in enumerate((clicks(late_rows=True), clicks(late_rows=False))):
         folder = tmp_path / str(number)
         state = started(folder, query, table)
-        facts = {"source": table, "sink": str(folder / "out"), "checkpoint_location": state}
+        facts = {"source": table, "sink": str(folder / "out"), "state": state}
         if number == 0:
             dps.run(query, **facts).erase_unit(HEAVY)
         outputs.append(list(dps.run(query, **facts))[-1])
@@ -106,21 +104,19 @@ def test_the_unit_adds_nothing_more(tmp_path):
 def test_a_run_that_was_killed_is_refused(tmp_path):
     """Its last steps will be taken again, and must meet the same rows."""
     query, table = query_of(), clicks(late_rows=True)
-    run = dps.run(
-        query, source=table, sink=str(tmp_path / "out"), checkpoint_location=tmp_path / "s"
-    )
+    run = dps.run(query, source=table, sink=str(tmp_path / "out"), state=tmp_path / "s")
     releases = iter(run)
     next(releases)
     run.close()
     with pytest.raises(StateError, match="no snapshot yet"):
-        dps.run(query, source=table, checkpoint_location=tmp_path / "s").erase_unit(HEAVY)
+        dps.run(query, source=table, state=tmp_path / "s").erase_unit(HEAVY)
 
 
 def test_a_replay_that_would_undo_an_erasure_is_refused(tmp_path):
     """With its snapshot damaged, a run is taken from the start: the unit's rows would come back."""
     query, table = query_of(every="1 hour"), clicks(late_rows=True)
     state = started(tmp_path, query, table, steps=6)
-    facts = {"source": table, "sink": str(tmp_path / "out"), "checkpoint_location": state}
+    facts = {"source": table, "sink": str(tmp_path / "out"), "state": state}
     assert dps.run(query, **facts).erase_unit(HEAVY) > 0
     run = dps.run(query, **facts, options=EngineOptions(snapshot_every=100))
     for number, _ in enumerate(run, start=1):
@@ -144,8 +140,8 @@ def test_what_cannot_be_forgotten_is_said(tmp_path):
     numbers = table.set_column(0, "user", pa.array(range(len(table))))
     state = started(tmp_path, query, numbers)
     with pytest.raises(InvalidInput, match="must fit the type"):
-        dps.run(query, source=numbers, checkpoint_location=state).erase_unit("ann")
-    assert dps.run(query, source=numbers, checkpoint_location=state).erase_unit("2000") == 1
+        dps.run(query, source=numbers, state=state).erase_unit("ann")
+    assert dps.run(query, source=numbers, state=state).erase_unit("2000") == 1
 
 
 @pytest.mark.parametrize("spelled", [5, "5", "5.0", " 5e0", 5.0])
@@ -158,7 +154,7 @@ def test_a_unit_is_forgotten_however_it_is_written(tmp_path, kind, spelled):
     rows = table.set_column(0, "user", users)
     state = started(tmp_path, query_of(), rows)
 
-    assert dps.run(query_of(), source=rows, checkpoint_location=state).erase_unit(spelled) == 5
+    assert dps.run(query_of(), source=rows, state=state).erase_unit(spelled) == 5
 
 
 def _blobs(state):

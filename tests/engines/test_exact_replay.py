@@ -85,10 +85,10 @@ class Ticking:
 
 def live(source, clock=None, letters=None, stop=None):
     query = Query(
-        unit="user",
+        privacy_unit_column="user",
         epsilon=1,
         delta=1e-6,
-        time="at",
+        time_column="at",
         start="1970-01-01",
         end="1970-01-02",
         window=Tumble("1 day"),

@@ -66,7 +66,7 @@ def test_a_time_that_python_lacks_costs_its_own_row(tmp_path):
     rows = pa.table({"user": range(len(times)), "page": ["/"] * len(times), "at": times})
     rows = rows.set_column(2, "at", pa.array(times).cast(pa.timestamp("s")))
     pq.write_table(rows, tmp_path / "far.parquet")
-    asked = query(time_unit=None, arrival=None, aggregates=(dps.Count("n"),))
+    asked = query(time_unit=None, arrival_column=None, aggregates=(dps.Count("n"),))
     run = dps.run(asked, source=str(tmp_path / "far.parquet"))
 
     assert len(list(run)) == 12

@@ -101,8 +101,8 @@ def test_keys_that_nobody_derives(tmp_path, expected):
 @pytest.mark.parametrize(
     "asked",
     [
-        query(min_change=1, public_keys=["/1", "/2", "/none"], nonnegative=True),
-        query(window=None, every="30 minutes", period="forever", allowed_lateness="0"),
+        query(min_change=1, public_groups=["/1", "/2", "/none"], nonnegative=True),
+        query(window=None, every="30 minutes", privacy_unit_period="forever", allowed_lateness="0"),
         query(every=None, time_zone="Asia/Kathmandu", aggregates=query().aggregates[:1]),
     ],
     ids=["thinned", "one window", "once per window"],
@@ -162,7 +162,11 @@ def test_buckets_and_threads_do_not_matter(tmp_path, expected):
 
 def test_a_step_that_is_bounded_ahead_meets_the_same_state(tmp_path):
     """Windows and periods end at every other step, while the next step's rows are bounded."""
-    short = {"window": dps.Tumble("30 minutes"), "every": "15 minutes", "period": "30 minutes"}
+    short = {
+        "window": dps.Tumble("30 minutes"),
+        "every": "15 minutes",
+        "privacy_unit_period": "30 minutes",
+    }
     asked = query(**short, allowed_lateness="15 minutes")
     found = []
     for threads in (1, 2, 4):

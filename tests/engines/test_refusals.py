@@ -64,7 +64,7 @@ def test_a_copy_is_refused(place):
     shutil.copytree(place / "state", place / "copy")
     before = published(place)
     with pytest.raises(StateError, match=r"copy|is not the one"):
-        start(place, checkpoint_location=place / "copy").finish()
+        start(place, state=place / "copy").finish()
 
     assert published(place) == before
 
@@ -76,10 +76,10 @@ def test_of_two_copies_with_a_shared_book_one_goes_on(tmp_path):
     book = {"ledger": tmp_path / "book"}
     break_off(tmp_path, 4, **book)
     shutil.copytree(tmp_path / "state", tmp_path / "copy")
-    break_off(tmp_path, 2, checkpoint_location=tmp_path / "copy", **book)
+    break_off(tmp_path, 2, state=tmp_path / "copy", **book)
     with pytest.raises(StateError, match="another copy of it has gone on since"):
         start(tmp_path, **book).finish()
-    start(tmp_path, checkpoint_location=tmp_path / "copy", **book).finish()
+    start(tmp_path, state=tmp_path / "copy", **book).finish()
 
     assert published(tmp_path) == expected
 
@@ -91,11 +91,11 @@ def test_a_copy_that_starts_stops_the_original(tmp_path):
     running = iter(start(tmp_path, **book))
     next(running)
     shutil.copytree(tmp_path / "state", tmp_path / "copy")
-    break_off(tmp_path, 2, checkpoint_location=tmp_path / "copy", sink=None, **book)
+    break_off(tmp_path, 2, state=tmp_path / "copy", sink=None, **book)
     with pytest.raises(StateError, match="was started again by another process"):
         list(running)
 
-    start(tmp_path, checkpoint_location=tmp_path / "copy", **book).finish()
+    start(tmp_path, state=tmp_path / "copy", **book).finish()
     assert published(tmp_path) == whole(tmp_path / "whole")
 
 
@@ -183,7 +183,7 @@ def test_a_ledger_that_was_passed_in_stays_open(tmp_path):
         query(name="again"),
         ledger=book,
         fixed=False,
-        checkpoint_location=tmp_path / "two",
+        state=tmp_path / "two",
     ).finish()
 
     assert charges(tmp_path / "book") == 2
@@ -207,12 +207,12 @@ def test_a_book_without_room_leaves_nothing(tmp_path):
     small = {"fixed": False, "ledger": tmp_path / "book"}
     for state in ("two", "work"):
         with pytest.raises(dps.BudgetExceeded):
-            start(tmp_path, **small, checkpoint_location=tmp_path / state).finish()
+            start(tmp_path, **small, state=tmp_path / state).finish()
         assert files(tmp_path) == before
 
     dps.Ledger(tmp_path / "larger").open("stream", larger(plan_query(query()).terms()))
     large = {"fixed": False, "ledger": tmp_path / "larger"}
-    start(tmp_path, **large, checkpoint_location=tmp_path / "two").finish()
+    start(tmp_path, **large, state=tmp_path / "two").finish()
     assert published(tmp_path)
 
 

@@ -133,55 +133,57 @@ def test_a_run_that_was_killed_goes_on_with_the_same_releases(stop, tmp_path):
 def test_a_finished_run_publishes_nothing_again(tmp_path):
     """And neither reads nor charges."""
     query = dps.sql(text())
-    assert len(list(dps.run(query, source=log(), checkpoint_location=tmp_path / "s"))) == HOURS
+    assert len(list(dps.run(query, source=log(), state=tmp_path / "s"))) == HOURS
 
-    assert list(dps.run(query, source=log(), checkpoint_location=tmp_path / "s")) == []
+    assert list(dps.run(query, source=log(), state=tmp_path / "s")) == []
 
 
 def test_other_data_under_the_same_noise_are_refused(tmp_path):
     """A replay with a changed row publishes nothing."""
     query = dps.sql(text(mechanism="uniform"))
-    run = dps.run(query, source=log(), checkpoint_location=tmp_path / "s")
+    run = dps.run(query, source=log(), state=tmp_path / "s")
     next(iter(run))
     run.close()
     changed = log().set_column(1, "page", pa.array(["a"] * 3_000))
 
     with pytest.raises(NoiseReuse):
-        list(dps.run(query, source=changed, checkpoint_location=tmp_path / "s"))
+        list(dps.run(query, source=changed, state=tmp_path / "s"))
 
 
 def test_strangers_are_refused(tmp_path):
     """Another query, secret or dataset, a copy, a lost mechanism: nothing is published."""
     query = dps.sql(text())
     place = tmp_path / "s"
-    run = dps.run(query, source=log(), checkpoint_location=place)
+    run = dps.run(query, source=log(), state=place)
     next(iter(run))
     run.close()
     with pytest.raises(StateError, match="belongs to another query"):
-        list(dps.run(dps.sql(text(epsilon=2)), source=log(), checkpoint_location=place))
+        list(dps.run(dps.sql(text(epsilon=2)), source=log(), state=place))
     with pytest.raises(StateError, match="belongs to another query"):
         list(dps.run(dps.sql(text(where="WHERE page <> 'x'")), source=log(),
-                     checkpoint_location=place))  # fmt: skip
+                     state=place))  # fmt: skip
     with pytest.raises(StateError, match="another secret"):
-        list(dps.run(query, source=log(), checkpoint_location=place, secret=bytes(32)))
+        list(dps.run(query, source=log(), state=place, secret=bytes(32)))
     with pytest.raises(StateError, match="belongs to another query"):
-        list(dps.run(query, source=log(), checkpoint_location=place, dataset="other"))
+        list(dps.run(query, source=log(), state=place, dataset="other"))
     shutil.copytree(place, tmp_path / "copy")
     shutil.copy(tmp_path / "s.secret", tmp_path / "copy.secret")
     with pytest.raises(StateError, match="is a copy"):
-        list(dps.run(query, source=log(), checkpoint_location=tmp_path / "copy"))
+        list(dps.run(query, source=log(), state=tmp_path / "copy"))
     (place / "snapshot.dps").unlink()
     with pytest.raises(StateError, match="there is no snapshot"):
-        list(dps.run(query, source=log(), checkpoint_location=place))
+        list(dps.run(query, source=log(), state=place))
 
 
 def test_a_query_over_users_does_not_take_its_directory(tmp_path):
     """Nor the other way round."""
-    list(dps.run(dps.sql(text()), source=log(), checkpoint_location=tmp_path / "s"))
-    users = dps.Query(unit="user_id", epsilon=1, delta=1e-9, max_groups_contributed=1)
+    list(dps.run(dps.sql(text()), source=log(), state=tmp_path / "s"))
+    users = dps.Query(
+        privacy_unit_column="user_id", epsilon=1, delta=1e-9, max_groups_contributed=1
+    )
 
     with pytest.raises(StateError):
-        list(dps.run(users, source=log(), checkpoint_location=tmp_path / "s"))
+        list(dps.run(users, source=log(), state=tmp_path / "s"))
     with pytest.raises(LedgerError, match="protects"):
         list(dps.run(users, source=log(), ledger=tmp_path / "s" / "ledger"))
 
@@ -257,7 +259,7 @@ def test_a_live_directory_is_counted_by_windows_and_lateness(stop, tmp_path):
     query = dps.sql(text(mechanism="uniform", epsilon=2_000, w=1, span=span))
 
     def start():
-        settings = {"live": True, "checkpoint_location": tmp_path / "s", "clock": clock}
+        settings = {"live": True, "state": tmp_path / "s", "clock": clock}
         return dps.run(query, source=folder, **settings, options=EngineOptions(snapshot_every=2))
 
     run, found = start(), []
@@ -278,11 +280,11 @@ def test_what_does_not_fit_a_mechanism_is_refused():
     """The class itself checks, whoever builds the query."""
     good = dps.sql(text())
     for change in (
-        {"window": None, "start": None, "end": None, "time": None},
+        {"window": None, "start": None, "end": None, "time_column": None},
         {"every": "10 minutes"},
-        {"count": dps.Sum("s", column="x", lo=0, hi=1)},
-        {"public_keys": None},
-        {"period": "1 day"},
+        {"count": dps.Sum("s", column="x", contribution_bounds_per_row=(0, 1))},
+        {"public_groups": None},
+        {"privacy_unit_period": "1 day"},
     ):
         with pytest.raises(InvalidParameter):
             replace(good, **change)
@@ -326,7 +328,7 @@ def test_a_delayed_window_is_published_later_and_only_once(tmp_path):
         privacy_unit_column = user_id, public_groups = ('a', 'b')) {SHAPE}
         GROUP BY page, window_start"""
     )
-    tables = dps.run(query, source=log(), checkpoint_location=tmp_path / "s").collect()
+    tables = dps.run(query, source=log(), state=tmp_path / "s").collect()
 
     windows = [table["window_start"][0].as_py().hour for table in tables]
     late = [table["trigger_time"][0].as_py() - table["window_end"][0].as_py() for table in tables]

@@ -389,7 +389,7 @@ def test_standard_input_for_three_queries_until_it_ends(tmp_path, kept, caplog):
     if not kept:
         book = dps.Ledger()
         book.open("stream", asked[0].promise(epsilon=20, delta=1e-2))
-        named |= {"checkpoint_location": None, "ledger": book}
+        named |= {"state": None, "ledger": book}
         named["options"] = EngineOptions(buckets=2, threads=1)
     publishing = Publishing(start_all(tmp_path, asked, clock, **named))
     heads = ("user,page,at\n", "", "")

@@ -237,7 +237,7 @@ def test_sinks_of_spark(session, engine, tmp_path):
     write(tmp_path, table())
     seen = []
     engine = replace(engine, state_location=str(tmp_path / "shared"))
-    asked = {"checkpoint_location": None, "options": options()}
+    asked = {"state": None, "options": options()}
     start(tmp_path, SHORT, engine=engine, **asked).finish()
     expected = [pq.read_table(path) for path in sorted((tmp_path / "out").glob("*.parquet"))]
 

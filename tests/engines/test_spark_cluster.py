@@ -72,7 +72,7 @@ def run(tmp_path_factory):
         replace(QUERY, end=END),
         source=rows,
         sink=CheckingSink(folder / "whole", lambda: None),
-        checkpoint_location=folder / "whole" / "state",
+        state=folder / "whole" / "state",
         secret=SECRET,
         options=EngineOptions(buckets=2, threads=1, run_id=RUN),
     ).finish()

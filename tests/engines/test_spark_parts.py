@@ -168,7 +168,7 @@ CUMULATED = {
 )
 def test_rows_of_windows_that_are_due_later(changes, at):
     """A job knows the noise of every window that its rows may enter, and computes none itself."""
-    plan = plan_query(query(**changes, period="1 day", allowed_lateness=0))
+    plan = plan_query(query(**changes, privacy_unit_period="1 day", allowed_lateness=0))
     schedule = plan.query.schedule
     time = int(np.datetime64(at).astype("datetime64[s]").astype(np.int64))
     row = {"user": ["a"], "page": ["/"], "at": [time], "came": [time - 8], "seconds": [1]}

@@ -38,12 +38,15 @@ def test_every_query_can_be_explained(query, facts):
 
 def query(**more):
     given = {
-        "unit": "user",
+        "privacy_unit_column": "user",
         "keys": ["page"],
-        "aggregates": [dps.Count("n"), dps.Sum("s", column="seconds", lo=0, hi=600)],
+        "aggregates": [
+            dps.Count("n"),
+            dps.Sum("s", column="seconds", contribution_bounds_per_row=(0, 600)),
+        ],
         "epsilon": 2,
         "delta": 1e-9,
-        "time": "ts",
+        "time_column": "ts",
         "start": "2024-05-01",
         "end": "2024-05-02",
         "every": "1 hour",
@@ -59,7 +62,7 @@ def test_each_aggregate_says_what_is_known_of_its_error_bar():
     class Squares(dps.Variance, identity="test squares"):
         error_bar = "fixed"
 
-    about = {"column": "seconds", "lo": 0, "hi": 10}
+    about = {"column": "seconds", "contribution_bounds_per_row": (0, 10)}
     aggregates = [dps.Sum("s", **about), dps.Avg("a", **about), dps.Variance("v", **about)]
     told = {
         each["column"]: each
@@ -112,11 +115,11 @@ def test_the_derivation_adds_up(groups, each, rows):
 
 def test_words_follow_the_unit_and_the_keys():
     """A period renews the budget, public groups are always shown: the text says so."""
-    daily = explain(query(period="1 day")).text()
+    daily = explain(query(privacy_unit_period="1 day")).text()
     assert "Bounds and budget renew with each 1 day" in daily
     assert "several periods of 1 day" in daily
     assert "for ever" in explain(query()).text()
-    public = explain(query(public_keys=["a", "b"]))
+    public = explain(query(public_groups=["a", "b"]))
     assert "the 2 public groups are shown" in public.text()
     assert public.not_protected[0].startswith("which groups exist")
 

@@ -8,7 +8,6 @@ without the names of its fields.
 import hashlib
 import json
 import re
-import typing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,9 +42,10 @@ def sha256(text):
 
 
 def run_options(**changes):
-    """The options of a run; the class has no public name, but `dps.run` says which it is."""
-    kind = typing.get_args(typing.get_type_hints(dps.run)["options"])[0]
-    return kind(**{"run_id": RUN, "buckets": 2, "threads": 2, "snapshot_every": 3} | changes)
+    """The options of a run."""
+    return dps.EngineOptions(
+        **{"run_id": RUN, "buckets": 2, "threads": 2, "snapshot_every": 3} | changes
+    )
 
 
 def canonical(value):

@@ -182,8 +182,9 @@ def asked_series(*parts, **named):
 def asked_in_python(**changes):
     """A case of one `dps.Query`, for what SQL has no word for."""
     common = {
-        "unit": "user", "keys": ["page"], "epsilon": 12, "delta": 1e-3, "time": "ts",
-        "start": "2024-05-01", "end": "2024-05-02", "max_groups_contributed": 4,
+        "privacy_unit_column": "user", "keys": ["page"], "epsilon": 12, "delta": 1e-3,
+        "time_column": "ts", "start": "2024-05-01", "end": "2024-05-02",
+        "max_groups_contributed": 4,
     }  # fmt: skip
     return Case(ask=lambda: [dps.Query(**common | changes)])
 

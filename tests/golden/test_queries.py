@@ -13,7 +13,7 @@ def start(case, place, *, engine=None, **options):
     settings = {
         "source": case.source(place),
         "sink": case.sink[0](place),
-        "checkpoint_location": place / "state",
+        "state": place / "state",
         "secret": SECRET,
         "ledger": place / "book",
         "options": run_options(**options),
@@ -59,7 +59,7 @@ def test_rows_that_every_sink_has(golden, tmp_path):
     run = dps.run(
         dps.sql(SINK_QUERY, name="sent"),
         source=write_parquet(tmp_path),
-        checkpoint_location=tmp_path / "state",
+        state=tmp_path / "state",
         secret=SECRET,
         ledger=book,
         options=run_options(),

@@ -29,9 +29,9 @@ class Unseen:
 
 def releases(table, **facts):
     common = {
-        "unit": "user",
+        "privacy_unit_column": "user",
         "keys": ("key",),
-        "time": "ts",
+        "time_column": "ts",
         "time_unit": "s",
         "start": "1970-01-01",
         "end": "1970-01-02",
@@ -103,7 +103,7 @@ def test_a_thinned_window_ends_with_a_complete_table():
 def test_public_keys_are_all_published_at_every_trigger():
     """With rows or without, in any window."""
     listed = ["k0", "k1", "nobody", None]
-    query, found = releases(crowd(), public_keys=listed)
+    query, found = releases(crowd(), public_groups=listed)
     assert len(found) == query.schedule.steps == 12
     for table in found:
         assert set(table["key"].to_pylist()) == set(listed)
@@ -147,7 +147,10 @@ def test_a_group_becomes_active_at_the_unit_past_the_pre_threshold():
 def test_values_and_counts_are_added_to_their_own_columns():
     """Sums published with little noise are about those of the rows; 6 deviations, 1e-8."""
     table = crowd(keys=3, each=900).append_column("x", pa.array(np.tile([1.0, 2.0, 3.0], 900)))
-    aggregates = (Count("count"), Sum("s", column="x", lo=0, hi=5, quantum=1))
+    aggregates = (
+        Count("count"),
+        Sum("s", column="x", contribution_bounds_per_row=(0, 5), quantum=1),
+    )
     _, found = releases(table, epsilon=20, aggregates=aggregates)
     last = {row["key"]: row for row in found[-1].to_pylist()}
     for key, value in (("k0", 900), ("k1", 1800), ("k2", 2700)):

@@ -28,9 +28,9 @@ class Unseen:
 
 def query_of(**facts):
     common = {
-        "unit": "user",
+        "privacy_unit_column": "user",
         "keys": ("key",),
-        "time": "ts",
+        "time_column": "ts",
         "time_unit": "s",
         "start": "1970-01-01",
         "end": "1970-01-02",
@@ -67,16 +67,20 @@ def busy(seed=0, size=3000, users=400):
 LATE = query_of(
     window=Tumble("8 hours"),
     every="2 hours",
-    arrival="seen",
+    arrival_column="seen",
     allowed_lateness="2 hours",
-    period="12 hours",
+    privacy_unit_period="12 hours",
     max_rows_per_group=2,
     epsilon=8,
     delta=0.1,
-    aggregates=(Count("n"), Sum("s", column="x", lo=0, hi=10), Avg("m", column="x", lo=0, hi=10)),
+    aggregates=(
+        Count("n"),
+        Sum("s", column="x", contribution_bounds_per_row=(0, 10)),
+        Avg("m", column="x", contribution_bounds_per_row=(0, 10)),
+    ),
 )
 
-_SHOWN = {"epsilon": 8, "delta": 0.1, "arrival": "seen", "allowed_lateness": "2 hours"}
+_SHOWN = {"epsilon": 8, "delta": 0.1, "arrival_column": "seen", "allowed_lateness": "2 hours"}
 OTHERS = {
     "hop": query_of(
         **_SHOWN,
@@ -89,9 +93,9 @@ OTHERS = {
     "cumulate": query_of(
         **_SHOWN,
         window=Cumulate("12 hours", step="3 hours"),
-        period="12 hours",
+        privacy_unit_period="12 hours",
         max_groups_contributed=6,
-        aggregates=(Count("n"), Stddev("d", column="x", lo=0, hi=10)),
+        aggregates=(Count("n"), Stddev("d", column="x", contribution_bounds_per_row=(0, 10))),
         weights={"n": 3},
     ),
     "sqlp": query_of(
@@ -100,13 +104,17 @@ OTHERS = {
         window=Tumble("12 hours"),
         every="2 hours",
         max_rows_per_group=3,
-        aggregates=(Count("n"), CountUnits("u"), Sum("s", column="x", lo=0, hi=10)),
+        aggregates=(
+            Count("n"),
+            CountUnits("u"),
+            Sum("s", column="x", contribution_bounds_per_row=(0, 10)),
+        ),
     ),
     "debias": query_of(
         **_SHOWN,
         window=Tumble("12 hours"),
         every="3 hours",
-        period="6 hours",
+        privacy_unit_period="6 hours",
         debias="global",
     ),
 }

@@ -118,12 +118,13 @@ def test_a_saved_run_goes_on_under_other_names(monkeypatch, tmp_path, request):
     one = dps.mechanisms.Spas(epsilon=1, window=4, warm_up=3)
     block = stream(one, 12)
     whole = dps.release(one, block, secret=SECRET, run_id=RUN).values
-    with dps.Runner(one, secret=SECRET, run_id=RUN) as runner:
+    with dps.Runner(one, state=tmp_path / "state", secret=SECRET, run_id=RUN) as runner:
         first = [r.values for row in block[:6] for r in runner.step(row)]
-        runner.save(tmp_path / "state")
+        runner.save()
     cls = request.getfixturevalue("sparse")
 
-    with dps.Runner.load(tmp_path / "state", secret=SECRET) as later:
+    two = cls(epsilon=1, window=4, settling=3)
+    with dps.Runner(two, state=tmp_path / "state", secret=SECRET) as later:
         rest = [r.values for row in block[6:] for r in later.step(row)]
 
     assert (type(later.mechanism), later.mechanism.settling) == (cls, 3)
@@ -175,7 +176,7 @@ def test_an_aggregate_by_another_name_is_the_same(monkeypatch):
         (r'"name column lo', '"name column=of lo'),
     )
     copy = renamed(aggregates, monkeypatch, *words)
-    one = dps.Avg("a", column="x", lo=0, hi=1)
+    one = dps.Avg("a", column="x", contribution_bounds_per_row=(0, 1))
 
     assert canonical(copy.Mean("a", of="x", lo=0, hi=1)) == canonical(one)
     assert canonical(copy.Mean("a", of="y", lo=0, hi=1)) != canonical(one)

@@ -44,12 +44,12 @@ def test_a_restart_at_any_step_gives_the_same_releases(name, tmp_path):
 
     for cut in (0, 1, 6, 7, 15, steps):
         folder = tmp_path / f"cut{cut}"
-        first = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
+        first = dps.Runner(mechanism, state=folder, secret=SECRET, run_id=RUN)
         before = all_releases(first, data[:cut])
-        first.save(folder)
+        first.save()
         after_snapshot = all_releases(first, data[cut : cut + 3])  # lost with the process
         first.close()
-        second = dps.Runner.load(folder, secret=SECRET)
+        second = dps.Runner(mechanism, state=folder, secret=SECRET)
         after = all_releases(second, data[cut:]) + second.finish()
         second.close()
 
@@ -120,10 +120,10 @@ def test_other_data_never_meets_the_same_noise(name, tmp_path):
     with pytest.raises(NoiseReuse):
         dps.release(mechanism, changed, secret=SECRET, run_id=RUN, ledger=ledger)
 
-    runner = dps.Runner.resume(tmp_path / "state", mechanism, secret=SECRET)
+    runner = dps.Runner(mechanism, state=tmp_path / "state", secret=SECRET, replay=True)
     all_releases(runner, data)
     runner.close()
-    again = dps.Runner.resume(tmp_path / "state", mechanism, secret=SECRET)
+    again = dps.Runner(mechanism, state=tmp_path / "state", secret=SECRET, replay=True)
     feed = again.feed(changed)
     with pytest.raises(NoiseReuse):
         next(feed)

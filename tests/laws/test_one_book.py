@@ -175,8 +175,16 @@ class World:
         epsilon, window = Fraction(int(self.rng.integers(1, 5)), 4), int(self.rng.integers(1, 4))
         kind = (Uniform, Sample)[int(self.rng.integers(2))]
         name = f"r{next(self.names)}"
-        runner = Runner(kind(epsilon=epsilon, window=window), ledger=self.any_ledger(), dataset="s")
-        self.runners[name] = runner
+        mechanism, place = kind(epsilon=epsilon, window=window), None
+        if self.rng.integers(2):
+            place = self.place / name
+            self.saved[name] = mechanism
+        self.runners[name] = Runner(mechanism, state=place, ledger=self.any_ledger(), dataset="s")
+
+    def again(self, name, ledger):
+        """The run of a state directory."""
+        facts = {"state": self.place / name, "ledger": ledger, "dataset": "s"}
+        return Runner(self.saved[name], **facts)
 
     def any_ledger(self):
         """The object, the path, or another object on the same file."""
@@ -214,9 +222,8 @@ class World:
 
     def save(self):
         name = self.some(self.runners)
-        if name is not None:
-            self.runners[name].save(self.place / name)
-            self.saved[name] = self.place / name
+        if name in self.saved:
+            self.runners[name].save()
 
     def load(self):
         """Go on with a saved run, named by any of its ledger's names, or none."""
@@ -227,8 +234,7 @@ class World:
         if runner is not None:
             runner.close()
         given = (self.ledger, self.ledger.place, Ledger())[int(self.rng.integers(3))]
-        folder = self.saved[name]
-        self.runners[name] = Runner.load(folder, secret=_beside(folder), ledger=given)
+        self.runners[name] = self.again(name, given)
 
     def restart(self):
         """Everything in memory is gone; what was saved, and a book that was, is there again."""
@@ -244,8 +250,7 @@ class World:
         self.ledger = Ledger()
         if self.rng.integers(2):
             self.ledger.open("s", self.terms())
-        folder = self.saved[name]
-        self.runners[name] = Runner.load(folder, secret=_beside(folder), ledger=self.ledger)
+        self.runners[name] = self.again(name, self.ledger)
         assert self.ledger.place == place
 
     def process(self):
@@ -273,10 +278,6 @@ class World:
             self.published[f"process {pid} {len(known)}", step] = charge
         os.close(reader)
         os.waitpid(pid, 0)
-
-
-def _beside(folder):
-    return folder.with_name(folder.name + ".secret")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -316,12 +317,11 @@ def opened(window=2):
 
 
 def test_runs_that_share_a_book_in_memory_share_its_file(tmp_path):
-    """One is saved: the book moves, for the other too; the second state is charged to that file."""
-    book = opened()
-    a, b = (Runner(Sample(epsilon="1/2", window=2), ledger=book, query=q) for q in "ab")
-    a.save(tmp_path / "a")
+    """One has a state: the book moves, for all; a second state is charged to that file."""
+    book, mechanism = opened(), Sample(epsilon="1/2", window=2)
+    a = Runner(mechanism, ledger=book, name="a", state=tmp_path / "a")
     assert book.path == tmp_path / "a" / "ledger"
-    b.save(tmp_path / "b")
+    b = Runner(mechanism, ledger=book, name="b", state=tmp_path / "b")
     assert not (tmp_path / "b" / "ledger").exists()
     assert [len(list(one.feed([[1]] * 4))) for one in (a, b)] == [4, 4]
     with pytest.raises(BudgetExceeded):
@@ -334,43 +334,45 @@ def test_runs_that_share_a_book_in_memory_share_its_file(tmp_path):
 
 def test_a_state_names_the_book_that_moved(tmp_path):
     """After a restart the second state finds the book in the first one's directory."""
-    book = opened()
+    book, mechanism = opened(), Sample(epsilon="1/2", window=2)
+
+    def run(name, ledger=None):
+        return Runner(mechanism, ledger=ledger, name=name, state=tmp_path / name)
+
     for name in "ab":
-        with Runner(Sample(epsilon="1/2", window=2), ledger=book, query=name) as runner:
-            runner.save(tmp_path / name)
+        with run(name, book) as runner:
             runner.step([1])
     with pytest.raises(DpstreamError, match=f"another ledger, {tmp_path}/a/ledger; name that one"):
-        Runner.load(tmp_path / "b")
+        run("b")
     fresh = Ledger()
-    with Runner.load(tmp_path / "b", ledger=fresh) as again:
+    with run("b", fresh) as again:
         assert fresh.path == tmp_path / "a" / "ledger"
         assert again.ledger is fresh
     charged = Ledger()
     release(Sample(epsilon="1/2", window=2), [[1]], ledger=charged)
     with pytest.raises(LedgerError, match="two cannot become one"):
-        Runner.load(tmp_path / "b", ledger=charged)
+        run("b", charged)
     other = Ledger()
     other.open("stream", Terms(unit="user", total=5))
     with pytest.raises(LedgerError, match="use the book's terms"):
-        Runner.load(tmp_path / "b", ledger=other)
+        run("b", other)
     assert other.path is None
     (tmp_path / "a" / "ledger").unlink()
     with pytest.raises(DpstreamError, match=r"is missing, and its run may be charged"):
-        Runner.load(tmp_path / "b", ledger=Ledger())
+        run("b", Ledger())
     with pytest.raises(LedgerError, match="replaced or removed while in use"):
         release(Sample(epsilon="1/2", window=2), [[1]], ledger=fresh)
 
 
-def test_threads_that_save_at_once_make_one_file(tmp_path):
+def test_threads_that_begin_at_once_make_one_file(tmp_path):
     """Whoever comes first decides where the book is; none of the others makes a second one."""
     book = opened(1)
-    runners = [Runner(Sample(epsilon="1/8", window=1), ledger=book, query=str(i)) for i in range(8)]
-    barrier = threading.Barrier(8)
+    mechanism, barrier = Sample(epsilon="1/8", window=1), threading.Barrier(8)
 
     def one(number):
         barrier.wait()
-        runners[number].save(tmp_path / str(number))
-        runners[number].step([1])
+        name = str(number)
+        Runner(mechanism, ledger=book, name=name, state=tmp_path / name).step([1])
 
     workers = [threading.Thread(target=one, args=[number]) for number in range(8)]
     for worker in workers:
@@ -391,8 +393,8 @@ import dpstream as dps
 from dpstream.mechanisms import Sample
 import pyarrow as pa, tempfile
 def query(name):
-    return dps.Query(name=name, unit="u", keys=["k"], public_keys=["a"], epsilon=5, delta=1e-9,
-                     max_groups_contributed=1)
+    return dps.Query(name=name, privacy_unit_column="u", keys=["k"], public_groups=["a"],
+                     epsilon=5, delta=1e-9, max_groups_contributed=1)
 rows, state = pa.table({"u": [1], "k": ["a"]}), tempfile.mkdtemp()
 ways = {
     "release": lambda **more: dps.release(Sample(epsilon=1, window=2), [1, 2], **more),

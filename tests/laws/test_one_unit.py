@@ -93,7 +93,9 @@ def table_from(source, spelled):
 
 
 def rows_of(table, **more):
-    query = Query(unit="u", keys=["k"], epsilon=1, delta=1e-9, max_groups_contributed=1, **more)
+    query = Query(
+        privacy_unit_column="u", keys=["k"], epsilon=1, delta=1e-9, max_groups_contributed=1, **more
+    )
     reader = RowReader(query, Secret.of(bytes(32)), bytes(16))
     reader.learn({field.name: field.type for field in table.schema})
     rows, aside = reader.read(table, "test")
@@ -217,7 +219,12 @@ def test_one_person_is_counted_once_however_it_is_written(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(lines))
     query = dps.Query(
-        unit="u", keys=["k"], public_keys=["a"], epsilon=8, delta=1e-9, max_groups_contributed=1
+        privacy_unit_column="u",
+        keys=["k"],
+        public_groups=["a"],
+        epsilon=8,
+        delta=1e-9,
+        max_groups_contributed=1,
     )
     (table,) = dps.run(query, source=str(path))
 

@@ -204,7 +204,7 @@ def test_rows_as_they_came_would_show_their_spelling():
 def query(**more):
     asked = {
         "name": "q",
-        "unit": "u",
+        "privacy_unit_column": "u",
         "keys": ["k"],
         "epsilon": 8,
         "delta": 1e-3,

@@ -85,9 +85,9 @@ def test_rows_that_are_only_counted_survive_a_restart(tmp_path):
     seen = [10] * full + [HOUR] * full + [5 * HOUR] * new
     table = pa.table({"user": user, "key": ["a"] * len(user), "ts": times, "seen": seen})
     query = query_of(
-        public_keys=["a"],
+        public_groups=["a"],
         window=Tumble("2 hours"),
-        arrival="seen",
+        arrival_column="seen",
         allowed_lateness="2 hours",
         end="1970-01-01T08:00",
         max_groups_contributed=1,
@@ -144,7 +144,7 @@ def test_which_of_a_units_rows_is_kept_does_not_follow_the_file():
         epsilon=8,
         delta=0.1,
         max_groups_contributed=60,
-        aggregates=(Sum("s", column="x", lo=0, hi=10),),
+        aggregates=(Sum("s", column="x", contribution_bounds_per_row=(0, 10)),),
     )
     data = busy(users=300)
     one, two = (list(run_of(query, t)) for t in (data, data.sort_by([("x", "descending")])))
@@ -174,7 +174,7 @@ def test_no_table_uses_rows_that_come_after_it(whole):
 
 def public_noise(query, table, exact, column="count", **more):
     """Published minus exact: releases x groups, groups in the order of the public list."""
-    listed = [row[0] for row in query.public_keys]
+    listed = [row[0] for row in query.public_groups]
     found = []
     for release in run_of(query, table, **more):
         values = dict(zip(release["key"].to_pylist(), release[column].to_pylist(), strict=True))
@@ -186,16 +186,16 @@ def test_another_run_secret_or_plan_has_other_noise():
     """Equal groups of two runs share no noise, drawn under whatever differs."""
     keys = [f"k{n}" for n in range(300)]
     empty = busy().slice(0, 0)
-    base = query_of(public_keys=keys, every="6 hours")
+    base = query_of(public_groups=keys, every="6 hours")
     noise = public_noise(base, empty, {})
     others = {
         "run": public_noise(base, empty, {}, run_id=RUN[::-1]),
         "secret": public_noise(base, empty, {}, secret=SECRET[::-1]),
         "minted": public_noise(base, empty, {}, run_id=None),
         "epsilon": public_noise(
-            query_of(public_keys=keys, every="6 hours", epsilon=3.99), empty, {}
+            query_of(public_groups=keys, every="6 hours", epsilon=3.99), empty, {}
         ),
-        "name": public_noise(query_of(public_keys=keys, every="6 hours", name="two"), empty, {}),
+        "name": public_noise(query_of(public_groups=keys, every="6 hours", name="two"), empty, {}),
     }
 
     assert (noise == public_noise(base, empty, {})).all()
@@ -229,7 +229,7 @@ def test_other_data_never_meet_the_same_noise(tmp_path, changed):
 def test_the_state_of_final_windows_and_periods_is_gone(monkeypatch):
     """Memory follows what is open, not the length of the stream; keys are erased."""
     query = query_of(
-        end="1970-01-05", window=Tumble("2 hours"), every="1 hour", period="4 hours",
+        end="1970-01-05", window=Tumble("2 hours"), every="1 hour", privacy_unit_period="4 hours",
         allowed_lateness="1 hour",
     )  # fmt: skip
     seen, erased = [], []

@@ -14,7 +14,7 @@ from tests.laws.queries import ALARM, HOUR, Z, query_of, run_of
 GROUPS = 3000
 MEASURED = query_of(
     keys=("key",),
-    public_keys=[f"k{n}" for n in range(GROUPS)],
+    public_groups=[f"k{n}" for n in range(GROUPS)],
     every="4 hours",
     window=Tumble("12 hours"),
     epsilon=1,
@@ -25,8 +25,8 @@ MEASURED = query_of(
     aggregates=(
         Count("n"),
         CountUnits("users"),
-        Sum("s", column="x", lo=-1, hi=3, quantum="0.5"),
-        Avg("m", column="x", lo=-1, hi=3, quantum="0.5"),
+        Sum("s", column="x", contribution_bounds_per_row=(-1, 3), quantum="0.5"),
+        Avg("m", column="x", contribution_bounds_per_row=(-1, 3), quantum="0.5"),
     ),
 )
 
@@ -47,7 +47,7 @@ def measured():
     )
     clamped = np.clip(values, -1, 3).reshape(2, each // 2, GROUPS).sum(axis=1)
     exact = {"n": each // 2, "users": each // 2, "s": clamped}
-    listed = [row[0] for row in MEASURED.public_keys]
+    listed = [row[0] for row in MEASURED.public_groups]
     place = {key: number for number, key in enumerate(listed)}
     noise = {name: np.zeros((2, 3, GROUPS)) for name in exact}
     declared = {name: np.zeros((2, 3)) for name in exact}
@@ -135,7 +135,10 @@ def test_a_key_that_comes_late_has_the_noise_of_one_that_was_there():
         every="6 hours",
         epsilon=8,
         max_groups_contributed=1,
-        aggregates=(Count("n"), Sum("s", column="x", lo=0, hi=4, quantum=1)),
+        aggregates=(
+            Count("n"),
+            Sum("s", column="x", contribution_bounds_per_row=(0, 4), quantum=1),
+        ),
     )
     table = pa.table(
         {
@@ -186,10 +189,10 @@ def test_averages_have_about_the_declared_deviation():
     """To first order, where a group has many rows: within 10% of the declared deviation."""
     size, each = 1500, 60
     query = query_of(
-        public_keys=[f"k{n}" for n in range(size)],
+        public_groups=[f"k{n}" for n in range(size)],
         epsilon=20,
         max_groups_contributed=1,
-        aggregates=(Avg("m", column="x", lo=0, hi=10),),
+        aggregates=(Avg("m", column="x", contribution_bounds_per_row=(0, 10)),),
     )
     values = np.random.default_rng(3).integers(0, 11, size * each)
     table = pa.table(

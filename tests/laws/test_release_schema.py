@@ -24,11 +24,12 @@ QUERIES = OTHERS | {
     "late": LATE,
     "once": query_of(),
     "thinned": query_of(every="2 hours", min_change=2.0),
-    "public": query_of(every="6 hours", public_keys=["k1", "k2"], nonnegative=True),
-    "total": query_of(every="6 hours", keys=(), public_keys=None),
+    "public": query_of(every="6 hours", public_groups=["k1", "k2"], nonnegative=True),
+    "total": query_of(every="6 hours", keys=(), public_groups=None),
     "debias with bars": query_of(
         every="2 hours", debias="global", confidence=0.9, nonnegative=True,
-        aggregates=(dps.Count("n"), dps.CountUnits("u"), dps.Sum("s", column="x", lo=0, hi=9)),
+        aggregates=(dps.Count("n"), dps.CountUnits("u"),
+                    dps.Sum("s", column="x", contribution_bounds_per_row=(0, 9))),
     ),
 }  # fmt: skip
 
@@ -56,13 +57,13 @@ def some_rows(query):
     """A thousand rows of every column that a query reads; times within its range."""
     rng = np.random.default_rng(1)
     columns = {name: rng.integers(0, 3, 1000) for name in query.source_columns}
-    columns[query.unit] = np.arange(1000)
+    columns[query.privacy_unit_column] = np.arange(1000)
     columns |= {name: ["2024-05-01"] * 1000 for name, k in query.declared.items() if k == DATE}
     for number, name in enumerate(query.keys):
-        listed = [row[number] for row in query.public_keys or ()]
+        listed = [row[number] for row in query.public_groups or ()]
         if name in columns and any(isinstance(item, str) for item in listed):
             columns[name] = ["a"] * 1000
-    for name in (query.time, query.arrival):
+    for name in (query.time_column, query.arrival_column):
         if name is not None and query.time_unit is None:
             first = query.start or 0
             instants = first + rng.integers(0, min((query.end or first) - first, 10**9) or 1, 1000)
@@ -82,7 +83,7 @@ def runnable():
     """The accepted queries of the SQL suite that can be run over numbers."""
     for text, facts in ACCEPTED:
         query = compiled(text, facts).query
-        if query.time is not None and query.end is None:
+        if query.time_column is not None and query.end is None:
             day = {"start": "2024-05-01", "end": "2024-05-03"}
             try:
                 query = replace(query, **day)
@@ -111,7 +112,7 @@ def test_sql_says_the_schema_of_its_releases(query):
 
 def test_counts_that_are_made_up_for_are_reals_in_every_release(tmp_path):
     """Also while the share of rows kept drowns in noise: a database goes on after every restart."""
-    place = {"sink": str(tmp_path / "out.sqlite"), "checkpoint_location": tmp_path / "state"}
+    place = {"sink": str(tmp_path / "out.sqlite"), "state": tmp_path / "state"}
     asked = query_of(
         every="2 hours", debias="global", epsilon=16, max_groups_contributed=1,
         weights={"debias": 10},
@@ -138,11 +139,11 @@ def test_counts_that_are_made_up_for_are_reals_in_every_release(tmp_path):
 
 LIVE = {
     "name": "live",
-    "unit": "user",
+    "privacy_unit_column": "user",
     "keys": ("page",),
     "epsilon": 8,
     "delta": 0.1,
-    "time": "at",
+    "time_column": "at",
     "time_unit": "us",
     "start": "1970-01-01",
     "end": "1970-01-01T06:00",
@@ -180,7 +181,7 @@ def test_a_run_keeps_the_types_it_began_with(tmp_path):
     """A restart finds them in the state, whatever the first file says by then."""
     source = tmp_path / "rows.parquet"
     pq.write_table(busy(), source)
-    place = {"checkpoint_location": tmp_path / "state", "secret": SECRET, "options": FIXED}
+    place = {"state": tmp_path / "state", "secret": SECRET, "options": FIXED}
     asked = query_of(every="6 hours")
     run = iter(dps.run(asked, source=str(source), **place))
     first = next(run)

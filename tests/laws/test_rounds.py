@@ -145,7 +145,7 @@ def test_published_sums_have_the_declared_noise(public):
         epsilon=8,
         delta=1e-3,
         max_groups_contributed=1,
-        public_keys=names if public else None,
+        public_groups=names if public else None,
     )
     table = pa.table(
         {

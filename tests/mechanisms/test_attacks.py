@@ -69,14 +69,19 @@ def test_one_run_id_for_two_datasets(tmp_path):
     assert (elsewhere.values != here.values).any()
 
 
+def spas(state, **more):
+    """A Spas run in a state directory."""
+    return dps.Runner(Spas(epsilon=1, window=5), state=state, **FIXED, **more)
+
+
 def saved_with_tests(folder, ledger):
     """A Spas run saved while a run of tests is open."""
-    runner = dps.Runner(Spas(epsilon=1, window=5), ledger=ledger, **FIXED)
+    runner = spas(folder, ledger=ledger)
     data = np.full((60, 1), 50)
     for _ in runner.feed(data):
         if runner.steps_done > 20 and runner._progress.state.run is not None:
             break
-    runner.save(folder)
+    runner.save()
     return runner, data
 
 
@@ -84,11 +89,12 @@ def test_copies_do_not_test_for_free(tmp_path):
     """A copy is refused; as a new run it pays again for the run of tests that it holds."""
     ledger = dps.Ledger(tmp_path / "ledger")
     runner, data = saved_with_tests(tmp_path / "state", ledger)
-    shutil.copytree(tmp_path / "state", tmp_path / "copy")
-    list(runner.feed(data[:1]))
     runner.close()
+    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    with spas(tmp_path / "state", ledger=ledger) as later:
+        list(later.feed(data[:1]))
     with pytest.raises(StateError, match="another copy of it has gone on since"):
-        dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=ledger)
+        spas(tmp_path / "copy", ledger=ledger)
 
     def open_runs():
         history = [r for r in ledger.history() if r.get("kind") == "open"]
@@ -96,38 +102,22 @@ def test_copies_do_not_test_for_free(tmp_path):
 
     before, refused = open_runs(), 0
     try:
-        dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=ledger, new_run=True)
+        spas(tmp_path / "copy", ledger=ledger, new_run=True)
     except BudgetExceeded:
         refused = 1
     assert open_runs() - before + refused == 1
-
-
-def test_a_state_saved_in_the_middle_of_a_feed_logs_the_rest(tmp_path):
-    """Steps of a feed that goes on after the first save are logged before they draw."""
-    ledger = tmp_path / "ledger"
-    runner = dps.Runner(Spas(epsilon=1, window=5), ledger=ledger, **FIXED)
-    feed = runner.feed(np.full((60, 1), 50))
-    for _ in range(30):
-        next(feed)
-    runner.save(tmp_path / "state")
-    for _ in range(5):
-        next(feed)
-    runner.close()
-    again = dps.Runner.load(tmp_path / "state", secret=SECRET, ledger=ledger)
-    other = again.feed(np.full((5, 1), 99))
-    with pytest.raises(NoiseReuse):
-        next(other)
 
 
 @pytest.mark.parametrize("damage", ["rolled back", "deleted", "another", "swapped"])
 def test_a_ledger_that_forgot_is_refused(tmp_path, damage):
     """Rolled back, deleted, mistyped or swapped: the run does not go on under a fresh book."""
     path, head = tmp_path / "ledger", tmp_path / "ledger.head"
-    runner = dps.Runner(Sample(epsilon=1, window=3), ledger=path, **FIXED)
+    sample, place = Sample(epsilon=1, window=3), {"state": tmp_path / "state", **FIXED}
+    runner = dps.Runner(sample, ledger=path, **place)
     list(runner.feed(A[:3]))
     early = path.read_bytes(), head.read_bytes()
     list(runner.feed(A[3:6]))
-    runner.save(tmp_path / "state")
+    runner.save()
     runner.close()
     if damage == "rolled back":
         path.write_bytes(early[0])
@@ -140,14 +130,14 @@ def test_a_ledger_that_forgot_is_refused(tmp_path, damage):
         (tmp_path / "copy").rename(path)
     asked = tmp_path / "mistyped" if damage == "another" else path
     with pytest.raises(StateError, match=r"rolled back|is not the file|there is no ledger"):
-        dps.Runner.load(tmp_path / "state", secret=SECRET, ledger=asked)
+        dps.Runner(sample, ledger=asked, **place)
 
 
 def test_a_ledger_rolled_back_after_the_snapshot_is_refused(tmp_path):
     """The log remembers how far the ledger had come."""
     path = tmp_path / "ledger"
-    runner = dps.Runner(Sample(epsilon=1, window=3), ledger=path, **FIXED)
-    runner.save(tmp_path / "state")
+    sample, place = Sample(epsilon=1, window=3), {"state": tmp_path / "state", **FIXED}
+    runner = dps.Runner(sample, ledger=path, **place)
     head = tmp_path / "ledger.head"
     early = path.read_bytes(), head.read_bytes()
     list(runner.feed(A[:6]))
@@ -155,10 +145,10 @@ def test_a_ledger_rolled_back_after_the_snapshot_is_refused(tmp_path):
     runner.close()
     path.write_bytes(early[0])
     with pytest.raises(LedgerError, match="shorter than it was"):
-        dps.Runner.load(tmp_path / "state", secret=SECRET, ledger=path)
+        dps.Runner(sample, ledger=path, **place)
     head.write_bytes(early[1])
     with pytest.raises(StateError, match="rolled back"):
-        dps.Runner.load(tmp_path / "state", secret=SECRET, ledger=path)
+        dps.Runner(sample, ledger=path, **place)
 
 
 def test_a_ledger_replaced_while_open_is_noticed(tmp_path):

@@ -98,7 +98,7 @@ def test_months_and_weeks_are_even_steps():
     weeks = monthly(["2024-01-01", "2024-01-08", "2024-01-15"])
 
     assert len(dps.release(SAMPLE, months)) == 4
-    assert len(dps.release(SAMPLE, weeks, time="date")) == 3
+    assert len(dps.release(SAMPLE, weeks, time_column="date")) == 3
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_text_column_is_not_a_bin():
     with pytest.raises(InvalidInput, match="column 'name' is not numeric"):
         dps.release(SAMPLE, pd.DataFrame({"name": ["x"], "n": [1]}))
     with pytest.raises(InvalidInput, match="no column 'when'"):
-        dps.release(SAMPLE, pd.DataFrame({"n": [1]}), time="when")
+        dps.release(SAMPLE, pd.DataFrame({"n": [1]}), time_column="when")
 
 
 @pytest.mark.parametrize("names", [("n", "step"), ("n", "paid"), ("n", "n_stddev")])

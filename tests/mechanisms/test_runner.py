@@ -27,10 +27,15 @@ def values(runner, block):
 
 def saved(folder, steps=7):
     """A run saved after `steps` steps, and the steps it published before."""
-    runner = dps.Runner(Sample(epsilon=1, window=3), secret=SECRET, run_id=RUN)
+    runner = sample(folder, run_id=RUN)
     before = values(runner, DATA[:steps])
-    runner.save(folder)
+    runner.save()
     return runner, before
+
+
+def sample(folder, **more):
+    """A run of Sample in a state directory, begun or gone on with."""
+    return dps.Runner(Sample(epsilon=1, window=3), state=folder, **{"secret": SECRET} | more)
 
 
 def test_two_processes_with_one_secret_and_run_publish_the_same(tmp_path):
@@ -107,7 +112,7 @@ def test_a_state_goes_on_where_it_was(tmp_path):
     runner, before = saved(tmp_path / "state")
     lost = values(runner, DATA[7:12])
     runner.close()
-    again = dps.Runner.load(tmp_path / "state", secret=SECRET)
+    again = sample(tmp_path / "state")
     charged = again.ledger.report()
     replayed = values(again, DATA[7:12])
 
@@ -122,7 +127,7 @@ def test_other_data_after_a_restart_publish_nothing(tmp_path):
     runner, _ = saved(tmp_path / "state")
     values(runner, DATA[7:12])
     runner.close()
-    again = dps.Runner.load(tmp_path / "state", secret=SECRET)
+    again = sample(tmp_path / "state")
     feed = again.feed(DATA[7:12] + 1)
     with pytest.raises(NoiseReuse):
         next(feed)
@@ -137,12 +142,12 @@ def test_a_copied_state_is_refused_or_a_new_run(tmp_path):
     runner.close()
     shutil.copytree(tmp_path / "state", tmp_path / "copy")
     with pytest.raises(StateError, match="copy"):
-        dps.Runner.load(tmp_path / "copy", secret=SECRET)
+        sample(tmp_path / "copy")
     book = tmp_path / "book"
     dps.Ledger(book).close()
     with pytest.raises(StateError, match=r"is not the file that .* is charged to"):
-        dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=book)
-    copy = dps.Runner.load(tmp_path / "copy", secret=SECRET, ledger=book, new_run=True)
+        sample(tmp_path / "copy", ledger=book)
+    copy = sample(tmp_path / "copy", ledger=book, new_run=True)
 
     assert copy.run_id != RUN
     assert values(copy, DATA[7:13]) != original
@@ -157,12 +162,12 @@ def test_a_lost_log_is_refused_or_a_new_run(tmp_path, left):
     log = next((tmp_path / "state").glob("inputs-*.log"))
     log.unlink() if left is None else log.write_bytes(left)
     with pytest.raises(StateError, match=r"inputs-.* is (missing|empty)"):
-        dps.Runner.load(tmp_path / "state", secret=SECRET)
-    again = dps.Runner.load(tmp_path / "state", secret=SECRET, new_run=True)
+        sample(tmp_path / "state")
+    again = sample(tmp_path / "state", new_run=True)
     again.close()
 
     assert again.run_id != RUN
-    assert dps.Runner.load(tmp_path / "state", secret=SECRET).run_id == again.run_id
+    assert sample(tmp_path / "state").run_id == again.run_id
 
 
 def test_a_log_behind_the_ledger_takes_its_steps_from_there(tmp_path):
@@ -174,23 +179,24 @@ def test_a_log_behind_the_ledger_takes_its_steps_from_there(tmp_path):
     lost = values(runner, DATA[9:12])
     runner.close()
     log.write_bytes(old)  # in place: the file stays the same file
-    other = dps.Runner.load(tmp_path / "state", secret=SECRET)
+    other = sample(tmp_path / "state")
     with pytest.raises(NoiseReuse):
         values(other, [*DATA[7:11], DATA[11] + 1])
     other.close()
-    again = dps.Runner.load(tmp_path / "state", secret=SECRET)
+    again = sample(tmp_path / "state")
     assert values(again, DATA[7:12])[2:] == lost
     again.close()
     log.write_bytes(old)
     with pytest.raises(StateError, match="rolled back, or another copy"):
-        dps.Runner.load(tmp_path / "state", secret=SECRET)
+        sample(tmp_path / "state")
 
 
 def test_one_state_has_one_owner(tmp_path):
     """A second process on the same state directory is refused."""
     script = (
         "import dpstream as dps, sys\n"
-        "try: dps.Runner.load(sys.argv[1], secret=bytes(range(32)))\n"
+        "mechanism = dps.mechanisms.Sample(epsilon=1, window=3)\n"
+        "try: dps.Runner(mechanism, state=sys.argv[1], secret=bytes(range(32)))\n"
         "except dps.errors.StateError as refusal: print(refusal)"
     )
     runner, _ = saved(tmp_path / "state")
@@ -202,14 +208,14 @@ def test_one_state_has_one_owner(tmp_path):
     assert (allowed.returncode, allowed.stdout) == (0, "")
 
 
-def test_resume_replays_a_growing_file(tmp_path):
+def test_replay_of_a_growing_file(tmp_path):
     """The same rows publish the same values for nothing; appended rows are new."""
     mechanism = Sample(epsilon=1, window=3)
-    first = dps.Runner.resume(tmp_path / "state", mechanism)
+    first = dps.Runner(mechanism, state=tmp_path / "state", replay=True)
     old = values(first, DATA[:8])
     spent = first.ledger.report()
     first.close()
-    second = dps.Runner.resume(tmp_path / "state", mechanism)
+    second = dps.Runner(mechanism, state=tmp_path / "state", replay=True)
     assert values(second, DATA[:8]) == old
     assert second.ledger.report() == spent
     values(second, DATA[8:])
@@ -217,37 +223,53 @@ def test_resume_replays_a_growing_file(tmp_path):
 
     assert (tmp_path / "state.secret").stat().st_mode & 0o777 == 0o600
     with pytest.raises(StateError, match="same parameters"):
-        dps.Runner.resume(tmp_path / "state", Sample(epsilon=1, window=4))
+        dps.Runner(Sample(epsilon=1, window=4), state=tmp_path / "state", replay=True)
+
+
+def test_a_run_without_a_state_directory_cannot_be_saved():
+    """It says how to have one."""
+    with pytest.raises(StateError, match="state=PATH"):
+        dps.Runner(Sample(epsilon=1, window=3)).save()
+
+
+def test_a_new_run_cannot_be_replayed_from_its_first_step(tmp_path):
+    """What the run before it has published is not in its log."""
+    saved(tmp_path / "state")[0].close()
+    sample(tmp_path / "state", new_run=True).close()
+    with pytest.raises(StateError, match="logged from step 7 on only"):
+        sample(tmp_path / "state", replay=True)
 
 
 def test_the_wrong_secret_is_refused(tmp_path):
     """Another secret would mean other noise over data already published."""
     saved(tmp_path / "state")[0].close()
     with pytest.raises(StateError, match="another secret"):
-        dps.Runner.load(tmp_path / "state", secret=SECRET[::-1])
+        sample(tmp_path / "state", secret=SECRET[::-1])
     with pytest.raises(SecretError, match="no secret"):
-        dps.Runner.load(tmp_path / "state")
+        sample(tmp_path / "state", secret=None)
 
 
 @pytest.mark.parametrize("name", ["run.dps", "snapshot.dps"])
 @pytest.mark.parametrize("content", [b"", b"dpstr", b"PK\x03\x04 something else entirely"])
 def test_a_truncated_or_foreign_state_is_refused(tmp_path, name, content):
-    """Nothing is guessed from a damaged state."""
+    """Nothing is guessed from a damaged state without an older snapshot."""
     saved(tmp_path / "state")[0].close()
+    (tmp_path / "state" / "snapshot.1.dps").unlink()
     (tmp_path / "state" / name).write_bytes(content)
     with pytest.raises(StateError, match=r"not a dpstream file|truncated"):
-        dps.Runner.load(tmp_path / "state", secret=SECRET)
+        sample(tmp_path / "state")
 
 
 def test_a_half_state_is_refused(tmp_path):
-    """A directory without a run says so."""
-    with pytest.raises(StateError, match="there is no run"):
-        dps.Runner.load(tmp_path, secret=SECRET)
+    """A snapshot that was cut off is not taken; the older one is."""
     saved(tmp_path / "state")[0].close()
     blob = (tmp_path / "state" / "snapshot.dps").read_bytes()
     (tmp_path / "state" / "snapshot.dps").write_bytes(blob[:-1])
+    with sample(tmp_path / "state") as older:
+        assert older.steps_done == 0
+    (tmp_path / "state" / "snapshot.1.dps").unlink()
     with pytest.raises(StateError, match="checksum"):
-        dps.Runner.load(tmp_path / "state", secret=SECRET)
+        sample(tmp_path / "state")
 
 
 def test_a_refused_step_can_be_tried_again(tmp_path):

@@ -48,7 +48,7 @@ def test_values_are_clamped_and_rounded_to_the_nearest_grid_point(lo, hi, parts,
 
 def test_missing_values_add_nothing_and_infinite_ones_stay_in_range():
     """NULL is NaN by now."""
-    measure = Sum("s", column="x", lo=2, hi=10, quantum=1).measures(True)[0]
+    measure = Sum("s", column="x", contribution_bounds_per_row=(2, 10), quantum=1).measures(True)[0]
     values = np.array([np.nan, np.inf, -np.inf, 1e300, 2.5, 3.5])
     assert measure.on_grid(values).tolist() == [0, 10, 2, 10, 2, 4]
 
@@ -68,7 +68,7 @@ def test_missing_values_add_nothing_and_infinite_ones_stay_in_range():
 )
 def test_the_default_grid_is_a_power_of_ten(lo, hi, quantum):
     """With a thousand steps or more, and lo and hi on it."""
-    made = Sum("s", column="x", lo=lo, hi=hi)
+    made = Sum("s", column="x", contribution_bounds_per_row=(lo, hi))
     steps = max(abs(made.lo), abs(made.hi)) / made.quantum
     assert steps >= 1000
     assert (made.lo / made.quantum).denominator == (made.hi / made.quantum).denominator == 1
@@ -82,7 +82,7 @@ def test_every_range_has_a_default_grid(lo, hi):
     lo, hi = sorted((lo, hi))
     if lo == hi:
         hi = lo + Fraction(1, 7)
-    made = Sum("s", column="x", lo=lo, hi=hi)
+    made = Sum("s", column="x", contribution_bounds_per_row=(lo, hi))
     steps = max(abs(lo), abs(hi)) / made.quantum
     assert 1000 <= steps <= 2**31
     assert (made.lo / made.quantum).denominator == (made.hi / made.quantum).denominator == 1
@@ -91,12 +91,13 @@ def test_every_range_has_a_default_grid(lo, hi):
 @pytest.mark.parametrize(
     ("facts", "word"),
     [
-        ({"lo": 5, "hi": 5}, "lo < hi"),
-        ({"lo": 6, "hi": 5}, "lo < hi"),
-        ({"lo": 0, "hi": 5, "quantum": 2}, "multiples"),
-        ({"lo": "0.5", "hi": 5, "quantum": 1}, "multiples"),
-        ({"lo": 0, "hi": 5, "quantum": "1e-10"}, "coarser"),
-        ({"lo": 0, "hi": 5, "quantum": 0}, "quantum"),
+        ({"contribution_bounds_per_row": 5}, r"contribution_bounds_per_row=\(lo, hi\)"),
+        ({"contribution_bounds_per_row": (5, 5)}, "lo < hi"),
+        ({"contribution_bounds_per_row": (6, 5)}, "lo < hi"),
+        ({"contribution_bounds_per_row": (0, 5), "quantum": 2}, "multiples"),
+        ({"contribution_bounds_per_row": ("0.5", 5), "quantum": 1}, "multiples"),
+        ({"contribution_bounds_per_row": (0, 5), "quantum": "1e-10"}, "coarser"),
+        ({"contribution_bounds_per_row": (0, 5), "quantum": 0}, "quantum"),
     ],
 )
 def test_ranges_that_cannot_be_used_are_refused(facts, word):
@@ -107,11 +108,12 @@ def test_ranges_that_cannot_be_used_are_refused(facts, word):
 
 def test_the_middle_of_an_average_lies_on_its_grid():
     """Half the range costs half the noise of a sum."""
-    made = Avg("m", column="x", lo=10, hi=21, quantum=1)
+    made = Avg("m", column="x", contribution_bounds_per_row=(10, 21), quantum=1)
     assert made.middle == 15
     assert made.measures(True)[0].largest == 6
-    assert Sum("s", column="x", lo=10, hi=21, quantum=1).measures(True)[0].largest == 21
-    assert Sum("s", column="x", lo=-30, hi=21, quantum=1).measures(True)[0].largest == 30
+    for lo, largest in ((10, 21), (-30, 30)):
+        of_sum = Sum("s", column="x", contribution_bounds_per_row=(lo, 21), quantum=1)
+        assert of_sum.measures(True)[0].largest == largest
 
 
 def test_each_column_is_measured_once():
@@ -119,8 +121,8 @@ def test_each_column_is_measured_once():
     asked = (
         Count("n"),
         CountUnits("u"),
-        Sum("s", column="x", lo=0, hi=1),
-        Avg("m", column="x", lo=0, hi=1),
+        Sum("s", column="x", contribution_bounds_per_row=(0, 1)),
+        Avg("m", column="x", contribution_bounds_per_row=(0, 1)),
     )
     kinds = [m.kind for m in all_measures(asked, one_row=True, finder=Measure(kind="units"))]
     assert kinds == ["units", "value", "value"]
@@ -130,7 +132,10 @@ def test_each_column_is_measured_once():
     assert kinds == ["value"]
     kinds = [m.kind for m in all_measures(asked[2:3], one_row=False, finder=Measure(kind="units"))]
     assert kinds == ["units", "value"]
-    zero = Sum("a", column="x", lo=-1, hi=1), Avg("b", column="x", lo=-1, hi=1)
+    zero = (
+        Sum("a", column="x", contribution_bounds_per_row=(-1, 1)),
+        Avg("b", column="x", contribution_bounds_per_row=(-1, 1)),
+    )
     assert (
         len(all_measures(zero, one_row=True, finder=Measure(kind="units"))) == 2
     )  # one about 0 serves both
@@ -169,10 +174,10 @@ def test_counts_and_sums_are_scaled_from_the_grid():
     steps = np.array([-4, 0, 7])
     assert answered(Count("n"), [(steps, 1.5)]) == ([-4, 0, 7], [1.5] * 3)
     assert answered(Count("n"), [(steps, 1.5)], nonnegative=True)[0] == [0, 0, 7]
-    quarter = Sum("s", column="x", lo=0, hi=1, quantum="0.25")
+    quarter = Sum("s", column="x", contribution_bounds_per_row=(0, 1), quantum="0.25")
     assert answered(quarter, [(steps, 2.0)]) == ([-1.0, 0.0, 1.75], [0.5] * 3)
     assert answered(quarter, [(steps, 2.0)], nonnegative=True)[0] == [0.0, 0.0, 1.75]
-    signed = Sum("s", column="x", lo=-1, hi=1, quantum="0.25")
+    signed = Sum("s", column="x", contribution_bounds_per_row=(-1, 1), quantum="0.25")
     assert answered(signed, [(steps, 2.0)], nonnegative=True)[0] == [-1.0, 0.0, 1.75]
 
 
@@ -185,7 +190,7 @@ def test_counts_are_whole_numbers():
 
 def test_averages_stay_in_range_with_a_deviation_to_first_order():
     """Middle plus sum over rows; the error of a quotient, at most the range."""
-    made = Avg("m", column="x", lo=0, hi=10, quantum=1)
+    made = Avg("m", column="x", contribution_bounds_per_row=(0, 10), quantum=1)
     sums, rows = np.array([20, -200, 5, 3]), np.array([10, 20, 0, -7])
     values, spread = answered(made, [(sums, 4.0), (rows, 2.0)])
     assert values == [7.0, 0.0, 10.0, 8.0]
@@ -197,7 +202,7 @@ def test_averages_stay_in_range_with_a_deviation_to_first_order():
 @given(st.lists(st.integers(-5, 25) | st.none(), min_size=1, max_size=40))
 def test_the_variance_without_noise_is_that_of_clamped_values(values):
     """Squares about the middle, less the square of the mean; NULL counts as the middle."""
-    made = Variance("v", column="x", lo=0, hi=20, quantum=1)
+    made = Variance("v", column="x", contribution_bounds_per_row=(0, 20), quantum=1)
     read = np.array([np.nan if value is None else value for value in values], float)
     squares, sums, _ = made.measures(one_row=False)
     exact = [squares.on_grid(read).sum(), sums.on_grid(read).sum(), len(values)]
@@ -207,20 +212,22 @@ def test_the_variance_without_noise_is_that_of_clamped_values(values):
     found, spread = answered(made, noisy)
     assert found == pytest.approx([clamped.var()], abs=5)  # squares lie on a grid of 10
     assert spread == [0.0]
-    root, _ = answered(Stddev("d", column="x", lo=0, hi=20, quantum=1), noisy)
+    root, _ = answered(
+        Stddev("d", column="x", contribution_bounds_per_row=(0, 20), quantum=1), noisy
+    )
     assert root == pytest.approx(np.sqrt(found))
 
 
 @given(st.floats(-1e9, 1e9) | st.just(float("nan")), rationals, st.integers(1, 60))
 def test_squares_stay_within_their_largest_step(value, lo, size):
     """The sensitivity counts on it."""
-    made = Variance("v", column="x", lo=lo, hi=lo + size)
+    made = Variance("v", column="x", contribution_bounds_per_row=(lo, lo + size))
     assert abs(made.squares.on_grid(np.array([value]))[0]) <= made.squares.largest
 
 
 def test_errors_of_a_variance_are_those_of_its_parts_to_first_order():
     """Against noise drawn many times."""
-    made = Variance("v", column="x", lo=0, hi=10, quantum="0.01")
+    made = Variance("v", column="x", contribution_bounds_per_row=(0, 10), quantum="0.01")
     squares, sums, _ = made.measures(one_row=False)
     values = np.random.default_rng(1).uniform(0, 10, 5000)
     exact = np.array([squares.on_grid(values).sum(), sums.on_grid(values).sum(), 5000])
@@ -239,7 +246,7 @@ def test_errors_of_a_variance_are_those_of_its_parts_to_first_order():
 def test_intervals_are_as_wide_as_asked_and_cut_to_what_is_possible():
     """A count is not below 0; a mean lies between its clamps."""
     reading = AnswerContext(one_row=False, nonnegative=False, deviations=2.0)
-    count, mean = Count("n"), Avg("m", column="x", lo=0, hi=10, quantum=1)
+    count, mean = Count("n"), Avg("m", column="x", contribution_bounds_per_row=(0, 10), quantum=1)
     table = answer_columns([count], {Measure(kind="rows"): (np.array([100, 3]), 5.0)}, reading)
     assert table["n_low"].tolist() == [90.0, 0.0]
     assert table["n_high"].tolist() == [110.0, 13.0]

@@ -18,19 +18,19 @@ from dpstream.query.windows import Tumble
 ALL = (
     Count("n"),
     CountUnits("u"),
-    Sum("s", column="x", lo=-2, hi=5, quantum=1),
-    Avg("m", column="x", lo=0, hi=4, quantum=1),
+    Sum("s", column="x", contribution_bounds_per_row=(-2, 5), quantum=1),
+    Avg("m", column="x", contribution_bounds_per_row=(0, 4), quantum=1),
 )
 
 
 def query_of(**facts):
     common = {
-        "unit": "user",
+        "privacy_unit_column": "user",
         "keys": ("key",),
         "epsilon": 2,
         "delta": 1e-6,
         "max_groups_contributed": 3,
-        "time": "ts",
+        "time_column": "ts",
         "start": "2024-01-01",
         "end": "2024-01-03",
     }
@@ -136,7 +136,7 @@ def test_the_default_pre_threshold_costs_two_percent():
 def test_public_keys_need_no_tail():
     """All of delta is for noise, and there is less of it."""
     private, public = (
-        plan_query(query_of(public_keys=keys, every="6 hours")) for keys in (None, ["a", "b"])
+        plan_query(query_of(public_groups=keys, every="6 hours")) for keys in (None, ["a", "b"])
     )
     assert private.delta_slack == private.query.delta / 2
     assert public.delta_slack == 0
@@ -174,7 +174,7 @@ def test_each_window_has_the_noise_of_its_own_releases():
 
 def test_the_terms_name_what_is_protected():
     """Users within a period, for the book's reader."""
-    plan = plan_query(query_of(period="1 day"))
+    plan = plan_query(query_of(privacy_unit_period="1 day"))
     terms = plan.terms()
     assert (terms.unit, terms.measure) == ("user", "mu_squared")
     assert terms.total >= plan.calibrated.mu_squared
@@ -184,9 +184,9 @@ def test_the_terms_name_what_is_protected():
 def test_a_grid_that_nobody_chose_gives_way_to_floats():
     """Many releases and groups make it coarser; one that was chosen is kept, or refused."""
     many = {"every": "30 minutes", "max_groups_contributed": 300}
-    free = Sum("s", column="x", lo=0, hi=9_000)
+    free = Sum("s", column="x", contribution_bounds_per_row=(0, 9_000))
     found = plan_query(query_of(aggregates=(free,), **many)).query.aggregates[0]
-    chosen = Sum("s", column="x", lo=0, hi=9_000, quantum=free.quantum)
+    chosen = Sum("s", column="x", contribution_bounds_per_row=(0, 9_000), quantum=free.quantum)
 
     assert found.quantum > free.quantum
     assert (found.hi / found.quantum).denominator == 1

@@ -7,11 +7,11 @@ from dpstream.query.aggregates import Avg, Count, Sum
 from dpstream.query.query import Bounds, Query
 from dpstream.query.windows import DAY, SECOND, Tumble, instant, iso
 
-DATED = {"time": "ts", "start": "2024-05-01", "end": "2024-05-03"}
+DATED = {"time_column": "ts", "start": "2024-05-01", "end": "2024-05-03"}
 
 
 def query_of(**facts):
-    common = {"unit": "user", "keys": ("key",), "epsilon": 1, "delta": 1e-6}
+    common = {"privacy_unit_column": "user", "keys": ("key",), "epsilon": 1, "delta": 1e-6}
     return Query(**common | {"max_groups_contributed": 4} | facts)
 
 
@@ -48,7 +48,7 @@ def test_bounds_fit_each_other(facts, bounds):
         {"min_change": 0},
         {"aggregates": ()},
         {"aggregates": ("count",)},
-        {"aggregates": (Count("n"), Sum("n", column="x", lo=0, hi=1))},
+        {"aggregates": (Count("n"), Sum("n", column="x", contribution_bounds_per_row=(0, 1)))},
         {"aggregates": (Count("key"),)},
         {"aggregates": (Count("n"), Count("n_stddev"))},
         {"aggregates": (Count("release_index"),)},
@@ -59,19 +59,19 @@ def test_bounds_fit_each_other(facts, bounds):
         {"time_zone": "Nowhere"},
         {"every": "1 hour"},
         {"window": Tumble("1 day")},
-        {"period": "1 day"},
-        {"time": "ts"},
-        {"time": "ts", "start": "2024-05-01"},
+        {"privacy_unit_period": "1 day"},
+        {"time_column": "ts"},
+        {"time_column": "ts", "start": "2024-05-01"},
         {**DATED, "end": "2024-04-01"},
         {**DATED, "every": "1 hour", "triggers": ["2024-05-03"]},
         {**DATED, "triggers": ["2024-05-02"]},
         {**DATED, "time_unit": "fortnight"},
         {**DATED, "allowed_lateness": "-1 hour"},
-        {"public_keys": []},
-        {"public_keys": [("a", "b")]},
-        {"public_keys": ["a", "a"]},
-        {"public_keys": [1, "1"]},
-        {"keys": (), "public_keys": ["a"]},
+        {"public_groups": []},
+        {"public_groups": [("a", "b")]},
+        {"public_groups": ["a", "a"]},
+        {"public_groups": [1, "1"]},
+        {"keys": (), "public_groups": ["a"]},
     ],
 )
 def test_queries_that_make_no_sense_are_refused(facts):
@@ -82,21 +82,26 @@ def test_queries_that_make_no_sense_are_refused(facts):
 
 def test_one_key_column_may_be_named_alone():
     """And its public values need no tuples."""
-    query = query_of(keys="key", public_keys=["a", None])
+    query = query_of(keys="key", public_groups=["a", None])
     assert query.keys == ("key",)
-    assert query.public_keys == (("a",), (None,))
+    assert query.public_groups == (("a",), (None,))
 
 
 def test_only_needed_columns_are_read():
     """Each once."""
-    two = (Sum("s", column="x", lo=0, hi=1), Avg("m", column="x", lo=0, hi=1))
-    query = query_of(**DATED, arrival="seen", aggregates=two)
+    two = (
+        Sum("s", column="x", contribution_bounds_per_row=(0, 1)),
+        Avg("m", column="x", contribution_bounds_per_row=(0, 1)),
+    )
+    query = query_of(**DATED, arrival_column="seen", aggregates=two)
     assert query.columns == ["user", "key", "ts", "seen", "x"]
 
 
 def test_a_live_query_starts_with_the_window_that_now_lies_in():
     """In the calendar of its zone; a start that was given is kept."""
-    query = query_of(time="ts", window=Tumble("1 day"), every="1 hour", time_zone="Europe/Rome")
+    query = query_of(
+        time_column="ts", window=Tumble("1 day"), every="1 hour", time_zone="Europe/Rome"
+    )
     assert query.live
     started = query.starting(instant("2024-05-01T12:00Z", "now"))
     assert iso(started.start) == "2024-04-30T22:00:00+00:00"
@@ -107,7 +112,7 @@ def test_a_live_query_starts_with_the_window_that_now_lies_in():
 
 def test_periods_are_days_of_the_zone():
     """A user's budget renews at local midnight, winter and summer."""
-    query = query_of(**DATED, period="1 day", time_zone="Europe/Rome")
+    query = query_of(**DATED, privacy_unit_period="1 day", time_zone="Europe/Rome")
     noon = instant("2024-07-01T12:00", "t", "Europe/Rome")
     number = query.periods.last_before(noon)
     assert iso(query.periods.at(number)) == "2024-06-30T22:00:00+00:00"
@@ -131,14 +136,14 @@ def test_facts_differ_wherever_releases_do():
         {"end": "2024-05-04"},
         {"allowed_lateness": "1 hour"},
         {"pre_threshold": 3},
-        {"public_keys": ["a"]},
+        {"public_groups": ["a"]},
         {"time_zone": "Europe/Rome", "start": "2024-05-01T00:00Z", "end": "2024-05-03T00:00Z"},
-        {"aggregates": (Sum("s", column="x", lo=0, hi=1, quantum="0.1"),)},
-        {"aggregates": (Sum("s", column="x", lo=0, hi=1, quantum="0.01"),)},
+        {"aggregates": (Sum("s", column="x", contribution_bounds_per_row=(0, 1), quantum="0.1"),)},
+        {"aggregates": (Sum("s", column="x", contribution_bounds_per_row=(0, 1), quantum="0.01"),)},
         {"min_change": 2},
         {"buffers": 3},
         {"name": "another"},
-        {"period": "1 day"},
+        {"privacy_unit_period": "1 day"},
     )
     marks = {
         repr(sorted(query_of(**DATED | {"every": "1 hour"} | o).facts().items())) for o in others

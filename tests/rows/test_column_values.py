@@ -123,7 +123,7 @@ def test_types_have_the_names_of_bigquery_and_of_arrow():
 def test_what_is_no_declaration_is_refused(given, because):
     with pytest.raises(InvalidParameter, match=because):
         dps.Query(
-            unit="u", keys=["k"], epsilon=1, delta=1e-9, max_groups_contributed=1,
+            privacy_unit_column="u", keys=["k"], epsilon=1, delta=1e-9, max_groups_contributed=1,
             column_types=given,
         )  # fmt: skip
 
@@ -152,16 +152,22 @@ def test_declared_types_hold_before_filters_and_for_times(tmp_path):
 
 def test_public_keys_are_read_as_rows_are():
     """By value, in the column's type; one key in two spellings is listed twice."""
-    common = {"unit": "u", "keys": ["k"], "epsilon": 9, "delta": 1e-3, "max_groups_contributed": 1}
+    common = {
+        "privacy_unit_column": "u",
+        "keys": ["k"],
+        "epsilon": 9,
+        "delta": 1e-3,
+        "max_groups_contributed": 1,
+    }
     rows = pa.table({"u": range(50), "k": [dt.date(2024, 5, 1)] * 50})
-    (table,) = dps.run(dps.Query(**common, public_keys=["2024-05-01"]), source=rows)
+    (table,) = dps.run(dps.Query(**common, public_groups=["2024-05-01"]), source=rows)
     assert table["k"].to_pylist() == [dt.date(2024, 5, 1)]
 
     texts = rows.set_column(1, "k", pa.array(["5"] * 50))
-    (table,) = dps.run(dps.Query(**common, public_keys=[5.0]), source=texts)
+    (table,) = dps.run(dps.Query(**common, public_groups=[5.0]), source=texts)
     assert table["k"].to_pylist() == ["5"]
     assert table["count"][0].as_py() > 30
     with pytest.raises(InvalidInput, match="lists one key twice"):
-        dps.run(dps.Query(**common, public_keys=[5.0, "5"]), source=texts).finish()
+        dps.run(dps.Query(**common, public_groups=[5.0, "5"]), source=texts).finish()
     with pytest.raises(InvalidInput, match=r"must fit its type date32.*got 'today'"):
-        dps.run(dps.Query(**common, public_keys=["today"]), source=rows).finish()
+        dps.run(dps.Query(**common, public_groups=["today"]), source=rows).finish()

@@ -20,9 +20,9 @@ HOUR = 3600
 
 def reader_of(table=None, **facts):
     common = {
-        "unit": "user",
+        "privacy_unit_column": "user",
         "keys": ("key",),
-        "time": "ts",
+        "time_column": "ts",
         "time_unit": "s",
         "start": "1970-01-01",
         "end": "1970-01-02",
@@ -31,7 +31,10 @@ def reader_of(table=None, **facts):
         "epsilon": 1,
         "delta": 1e-6,
         "max_groups_contributed": 2,
-        "aggregates": (Count(), Sum("s", column="x", lo=0, hi=10, quantum=1)),
+        "aggregates": (
+            Count(),
+            Sum("s", column="x", contribution_bounds_per_row=(0, 10), quantum=1),
+        ),
     }
     reader = RowReader(Query(**common | facts), Secret(bytes(32)), bytes(16))
     types = None if table is None else {f.name: f.type for f in table.schema}
@@ -105,7 +108,7 @@ def test_keys_of_the_largest_size_are_used():
 
 def test_an_arrival_that_cannot_be_read_is_set_aside():
     """It would have no step."""
-    found, aside = read([("u", "k", "0", "1")] * 2, more={"at": ["x", "3"]}, arrival="at")
+    found, aside = read([("u", "k", "0", "1")] * 2, more={"at": ["x", "3"]}, arrival_column="at")
     assert len(found) == 1
     assert [r.reason for r in aside.rejected] == ["unparsable arrival time"]
 
@@ -121,7 +124,10 @@ def test_late_rows_are_dropped():
     """After the last trigger of their own window; what other rows do is of no account."""
     arrivals = [1, 8 * HOUR - 1, 8 * HOUR, 30 * HOUR]
     found, aside = read(
-        [("u", "k", 1, 1)] * 4, more={"at": arrivals}, arrival="at", allowed_lateness="2 hours"
+        [("u", "k", 1, 1)] * 4,
+        more={"at": arrivals},
+        arrival_column="at",
+        allowed_lateness="2 hours",
     )
     assert found.steps.tolist() == [0, 3]
     assert aside.late == 2
@@ -149,16 +155,16 @@ def test_other_keys_than_the_public_ones_go_before_bounding():
     """Public keys are read in the type of the column."""
     rows = [("u", key, 0, 1) for key in ("1", "2", "3", None)]
     table = table_of(rows)
-    reader = reader_of(table, public_keys=[1, "3", None])
+    reader = reader_of(table, public_groups=[1, "3", None])
     found, aside = reader.read(table, "t")
     assert aside.other_keys == 1
     assert len(found) == 3
     assert reader.public_table().to_pydict() == {"key": ["1", "3", None]}
     numbered = table_of([("u", key, 0, 1) for key in (1, 2, 3)])
-    reader = reader_of(numbered, public_keys=[1, 3])
+    reader = reader_of(numbered, public_groups=[1, 3])
     assert reader.read(numbered, "t")[1].other_keys == 1
-    with pytest.raises(InvalidInput, match="public_keys"):
-        reader_of(numbered, public_keys=["one"]).read(numbered, "t")
+    with pytest.raises(InvalidInput, match="public_groups"):
+        reader_of(numbered, public_groups=["one"]).read(numbered, "t")
 
 
 def test_equal_floats_are_one_key_and_look_alike():
@@ -182,7 +188,7 @@ def test_equal_floats_are_one_key_and_look_alike():
 def test_a_user_is_a_unit_of_its_own_in_every_period():
     """Ids differ between periods, and not within one."""
     rows = [("u", "k", t, 1) for t in (0, HOUR, 12 * HOUR, 23 * HOUR)]
-    found, _ = read(rows, period="12 hours")
+    found, _ = read(rows, privacy_unit_period="12 hours")
     assert found.periods.tolist() == [0, 0, 1, 1]
     units = [unit.tobytes() for unit in found.units]
     assert units[0] == units[1] != units[2] == units[3]
@@ -231,12 +237,14 @@ def test_digests_tell_rows_apart_and_copies_not():
 def test_queries_of_one_source_hash_a_text_once(monkeypatch):
     """Units and equal lists of keys, whatever else differs; ids are those of a query by itself."""
     rows = [("u", "k", 0, 1), ("v", "l", 0, 1), ("u", "l", 1, 2)]
-    alone = [read(rows, period=period)[0] for period in ("forever", "1 hour")]
+    alone = [read(rows, privacy_unit_period=period)[0] for period in ("forever", "1 hour")]
     calls, hashed = [], row_ids.column_ids
     monkeypatch.setattr(row_ids, "column_ids", lambda *of: calls.append(of) or hashed(*of))
     shared, together = ParsedColumns(), []
     for run, period in enumerate(("forever", "1 hour")):
-        reader = RowReader(reader_of(period=period).query, Secret(bytes(32)), bytes([run] * 16))
+        reader = RowReader(
+            reader_of(privacy_unit_period=period).query, Secret(bytes(32)), bytes([run] * 16)
+        )
         reader.learn({"user": pa.string(), "key": pa.string()})
         together.append(reader.read(table_of(rows), "t", parsed=shared)[0])
 
@@ -256,12 +264,12 @@ def test_a_bad_time_in_a_calendar_zone_stops_nothing(time):
         "end": "2024-04-02",
         "window": Tumble("1 day"),
         "every": "1 day",
-        "period": "1 day",
+        "privacy_unit_period": "1 day",
         "time_zone": "Europe/Rome",
     }
     found, _ = read(rows, **facts)
     assert found.windows.tolist() == found.steps.tolist() == [1]
-    late, _ = read(rows, more={"at": [r[2] for r in rows[::-1]]}, arrival="at", **facts)
+    late, _ = read(rows, more={"at": [r[2] for r in rows[::-1]]}, arrival_column="at", **facts)
     assert len(late) == 0
     table = table_of(rows).select(["ts"])
     assert reader_of(table_of(rows), **facts).steps_of(table).tolist() == [-1, 1]
@@ -280,7 +288,7 @@ def test_steps_are_found_from_the_times_alone():
 
 def test_a_query_without_times_has_one_step_and_one_group():
     """All rows of a query without keys are one group."""
-    facts = {"time": None, "time_unit": None, "start": None, "end": None, "window": None}
+    facts = {"time_column": None, "time_unit": None, "start": None, "end": None, "window": None}
     found, _ = read([("u", "k", 5, 1), ("v", "l", 6, 1)], every=None, keys=(), **facts)
     assert found.steps.tolist() == found.windows.tolist() == [0, 0]
     assert not found.groups.any()

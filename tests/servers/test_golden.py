@@ -55,7 +55,7 @@ def publish(request, place, to, *, leave_after=None):
 
     def start():
         return dps.run(
-            QUERY, source=source, sink=uri, checkpoint_location=place / "state", secret=SECRET,
+            QUERY, source=source, sink=uri, state=place / "state", secret=SECRET,
             ledger=place / "book", options=run_options(),
         )  # fmt: skip
 

@@ -270,9 +270,9 @@ def test_until_an_offset(kafka):
         rows = [{"user": f"{partition} {n}", "page": "/"} for n in range(count)]
         tools.send(kafka, topic, rows, partition=partition, commit=True)
     query = dps.Query(
-        unit="user",
+        privacy_unit_column="user",
         keys=["page"],
-        public_keys=["/"],
+        public_groups=["/"],
         epsilon=20,
         delta=1e-9,
         max_groups_contributed=1,

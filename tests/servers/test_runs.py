@@ -132,7 +132,7 @@ def clock(feed, events=()):
 def start(feed, place, ticking, every=2):
     return dps.run(
         dps.Query(**QUERY), source=feed.source, sink=feed.sink, secret=SECRET,
-        checkpoint_location=place / "state", clock=ticking, options=options(every),
+        state=place / "state", clock=ticking, options=options(every),
     )  # fmt: skip
 
 

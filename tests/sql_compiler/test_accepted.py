@@ -12,15 +12,17 @@ from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler import compile_sql
 from dpstream.sql_compiler.compile_sql import Compiled
+from dpstream.sql_compiler.privacy_clause import OPTIONS
 from tests.sql_compiler.test_refused import FIXTURES, PRIVATE, cases
 
 ACCEPTED = list(cases("accepted.sql"))
+ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = Path(FIXTURES / "accepted.txt")
 
 
 def described(compiled: Compiled) -> str:
     """Table and every parameter that differs from its default."""
-    plain = Query(unit="u", epsilon=1, delta=0.1, max_groups_contributed=1)
+    plain = Query(privacy_unit_column="u", epsilon=1, delta=0.1, max_groups_contributed=1)
     lines = [f"table = {compiled.table}"]
     query = compiled.query
     if isinstance(query, SeriesQuery):
@@ -50,15 +52,18 @@ def test_plain_sql_is_the_query_that_python_writes():
     """Nothing is added where SQL says no more than Python would."""
     query = ACCEPTED[0][0]
     python = dps.Query(
-        unit="user_id",
+        privacy_unit_column="user_id",
         keys=["url"],
-        aggregates=[dps.Count("clicks"), dps.Sum("seconds", column="seconds", lo=0, hi=600)],
+        aggregates=[
+            dps.Count("clicks"),
+            dps.Sum("seconds", column="seconds", contribution_bounds_per_row=(0, 600)),
+        ],
         epsilon=6,
         delta=1e-9,
-        time="ts",
+        time_column="ts",
         window=dps.Tumble("1 day"),
         every="15 minutes",
-        period="1 day",
+        privacy_unit_period="1 day",
         max_groups_contributed=32,
     )
 
@@ -107,8 +112,12 @@ def test_comments_spaces_and_case_of_words_change_nothing():
     assert facts[0] == facts[1]
 
 
-def test_the_package_and_the_function_share_their_name():
-    """However it is imported, dps.sql can be called."""
-    import dpstream.sql_compiler as package
+def test_an_option_is_called_as_the_parameter_of_a_query():
+    """One word for one thing; the docs have a table of those that differ."""
+    names = {each.name for each in fields(Query)}
+    others = {"privacy_unit", "w", "mechanism", "mechanism_options", "min_privacy_units_per_group"}
+    table = (ROOT / "docs" / "sql.md").read_text("utf-8").partition("## The same words")[2]
 
-    assert package(ACCEPTED[1][0]) == dps.sql(ACCEPTED[1][0])
+    assert set(OPTIONS) - names == others
+    for word in others | (names - set(OPTIONS) - {"name", "aggregates"}):
+        assert f"`{word}" in table, word

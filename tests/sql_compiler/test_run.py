@@ -50,13 +50,16 @@ def test_sql_and_python_publish_the_same_tables():
         GROUP BY page, window_start
         EMIT EVERY INTERVAL '3' HOUR"""
     python = dps.Query(
-        unit="user_id",
+        privacy_unit_column="user_id",
         keys=["page"],
-        aggregates=[dps.Count("clicks"), dps.Avg("seconds", column="seconds", lo=0, hi=600)],
+        aggregates=[
+            dps.Count("clicks"),
+            dps.Avg("seconds", column="seconds", contribution_bounds_per_row=(0, 600)),
+        ],
         epsilon=1,
         delta=1e-9,
         max_groups_contributed=4,
-        time="ts",
+        time_column="ts",
         window=dps.Tumble("12 hours"),
         every="3 hours",
         start="2024-05-01",

@@ -18,12 +18,12 @@ from tests.support.runs import charges, options, published
 HOUR = 3_600_000_000
 QUERY = {
     "name": "live",
-    "unit": "user",
+    "privacy_unit_column": "user",
     "keys": ("page",),
-    "public_keys": ["/1", "/2"],
+    "public_groups": ["/1", "/2"],
     "epsilon": 8,
     "delta": 1e-5,
-    "time": "at",
+    "time_column": "at",
     "time_unit": "us",
     "start": "1970-01-01",
     "end": "1970-01-01T06:00",
@@ -98,7 +98,7 @@ def start_live(place, clock, asked=QUERY, **named):
         "source": place / "in",
         "live": True,
         "sink": place / "out",
-        "checkpoint_location": place / "state",
+        "state": place / "state",
         "secret": SECRET,
         "options": options(),
         "clock": clock,
@@ -215,7 +215,7 @@ def start_all(place, asked, clock, **named):
         "source": place / "in",
         "live": True,
         "sink": place / "out",
-        "checkpoint_location": place / "state",
+        "state": place / "state",
         "secret": SECRET,
         "options": options(),
         "clock": clock,
@@ -230,7 +230,7 @@ def alone(place, query, events=arrivals):
     run_id = hashlib.sha256(RUN + query.name.encode()).digest()[:16]
     dps.run(
         query, source=place / "in", live=True, sink=place / "out", secret=SECRET,
-        checkpoint_location=place / "state", options=options(run_id=run_id),
+        state=place / "state", options=options(run_id=run_id),
         clock=ScriptedClock(0, events(place / "in")),
     ).finish()  # fmt: skip
     return published(place)

@@ -33,9 +33,10 @@ class Grouped:
     """A GROUP BY with two windows and a snapshot every second step."""
 
     query = dps.Query(
-        name="clicks", unit="user", keys=("page",), public_keys=("/a", "/b", "/c"), epsilon=2,
-        delta=1e-6, max_groups_contributed=3, time="at", time_unit="s", start="1970-01-01",
-        end="1970-01-01T06:00", window=dps.Tumble("3 hours"), every="1 hour", period="3 hours",
+        name="clicks", privacy_unit_column="user", keys=("page",), public_groups=("/a", "/b", "/c"),
+        epsilon=2, delta=1e-6, max_groups_contributed=3, time_column="at", time_unit="s",
+        start="1970-01-01", end="1970-01-01T06:00", window=dps.Tumble("3 hours"), every="1 hour",
+        privacy_unit_period="3 hours",
     )  # fmt: skip
     options = EngineOptions(buckets=1, threads=1, snapshot_every=2)
 
@@ -43,7 +44,7 @@ class Grouped:
         self.where = {"options": self.options} if engine is None else {"engine": engine}
 
     def start(self, state, ledger, extra):
-        return iter(dps.run(self.query, source=rows(extra), checkpoint_location=state,
+        return iter(dps.run(self.query, source=rows(extra), state=state,
                             secret=SECRET, ledger=ledger, **self.where))  # fmt: skip
 
     def shown(self, table):
@@ -67,16 +68,12 @@ class Stepped:
 
     def start(self, state, ledger, extra):
         block = np.array([[30 + 7 * step + extra, 12] for step in range(STEPS)])
-        if (state / "run.dps").exists():
-            runner = dps.Runner.load(state, secret=SECRET, ledger=ledger)
-        else:
-            runner = dps.Runner(Spas(epsilon=1, window=3), secret=SECRET, ledger=ledger)
-            runner.save(state)
+        runner = dps.Runner(Spas(epsilon=1, window=3), state=state, secret=SECRET, ledger=ledger)
         try:
             for step in range(runner.steps_done, STEPS):
                 yield from ((step, each) for each in runner.step(block[step]))
                 if step % 2:
-                    runner.save(state)
+                    runner.save()
         finally:
             runner.close()
 

@@ -19,24 +19,24 @@ def query(**changes):
     """10 steps, 2 windows that overlap by an hour of lateness, 2 periods."""
     asked = {
         "name": "clicks",
-        "unit": "user",
+        "privacy_unit_column": "user",
         "keys": ("page",),
         "aggregates": (
             dps.Count("clicks"),
-            dps.Sum("seconds", column="seconds", lo=0, hi=60),
-            dps.Avg("mean", column="seconds", lo=0, hi=60),
+            dps.Sum("seconds", column="seconds", contribution_bounds_per_row=(0, 60)),
+            dps.Avg("mean", column="seconds", contribution_bounds_per_row=(0, 60)),
         ),
         "epsilon": 8,
         "delta": 1e-5,
-        "time": "at",
+        "time_column": "at",
         "time_unit": "s",
-        "arrival": "came",
+        "arrival_column": "came",
         "start": "1970-01-01",
         "end": "1970-01-01T08:00",
         "window": dps.Tumble("4 hours"),
         "every": "1 hour",
         "allowed_lateness": "2 hours",
-        "period": "4 hours",
+        "privacy_unit_period": "4 hours",
         "max_groups_contributed": 3,
         "max_rows_per_group": 2,
     }
@@ -48,7 +48,7 @@ SHORT = query(
     end="1970-01-01T04:00",
     window=dps.Tumble("2 hours"),
     allowed_lateness="1 hour",
-    period="2 hours",
+    privacy_unit_period="2 hours",
 )
 """5 steps, 2 windows: for what is done a hundred times."""
 
@@ -79,7 +79,7 @@ def start(place, asked=None, *, every=2, fixed=True, **named):
     settings = {
         "source": place / "rows.parquet",
         "sink": place / "out",
-        "checkpoint_location": place / "state",
+        "state": place / "state",
         "secret": SECRET if fixed else None,
         "options": options(every, RUN if fixed else None),
     }
@@ -127,7 +127,7 @@ def series(asked, rows):
             asked,
             source=rows,
             sink=CheckingSink(place, lambda: None),
-            checkpoint_location=place / "state",
+            state=place / "state",
             secret=SECRET,
             options=settings,
         ),
@@ -140,19 +140,14 @@ def stepped(mechanism, block):
     """A Runner that is fed row by row, saved after every second step; a file for each release."""
 
     def start(place):
-        state = place / "state"
-        if (state / "run.dps").exists():
-            runner = dps.Runner.load(state, secret=SECRET)
-        else:
-            runner = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
-            runner.save(state)
+        runner = dps.Runner(mechanism, state=place / "state", secret=SECRET, run_id=RUN)
         with runner:
             for step in range(runner.steps_done, len(block)):
                 for release in runner.step(block[step]):
                     keep_release(place / "out", release)
                     yield release
                 if step % 2:
-                    runner.save(state)
+                    runner.save()
 
     return KindOfRun(
         start=start,

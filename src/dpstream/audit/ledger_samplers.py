@@ -154,18 +154,15 @@ class RestartedMechanism:
                 yield release.values.reshape(at.runs, at.groups)
 
     def _runner(self, at: RunContext) -> Runner:
-        if not (at.folder / "run.dps").exists():
-            made = Runner(
-                self.mechanism,
-                secret=at.secret,
-                run_id=at.run_id,
-                ledger=Ledger(at.ledger),
-                dataset=DATASET,
-                clock=self.clock,
-            )
-            made.save(at.folder)
-            return made
-        return Runner.load(at.folder, secret=at.secret, ledger=at.ledger, clock=self.clock)
+        return Runner(
+            self.mechanism,
+            state=at.folder,
+            secret=at.secret,
+            ledger=at.ledger,
+            dataset=DATASET,
+            clock=self.clock,
+            run_id=at.run_id,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +262,7 @@ class LiveQueryRuns:
                     queries,
                     source=source,
                     live=True,
-                    checkpoint_location=folder,
+                    state=folder,
                     secret=secret,
                     ledger=ledger,
                     dataset=DATASET,

@@ -59,7 +59,7 @@ def _query(
     common: dict[str, Any] = {"aggregates": (Count("n"),)}
 
     def query(runs: int) -> Query:
-        listed = {"public_keys": list(range(groups * runs))} if public else {}
+        listed = {"public_groups": list(range(groups * runs))} if public else {}
         return day_query(name=name, max_groups_contributed=groups, **common | listed | facts)
 
     return query
@@ -98,7 +98,7 @@ def pair_at_all_bounds(others: int, *, groups: int = 2) -> Pair:
 def _of_users(name: str) -> Target:
     """Three queries; their mu squared and tails fill the ledger to 98%."""
     small: dict[str, Any] = {"delta": 0.0098}
-    total = Sum("s", column="x", lo=0, hi=4, quantum=1)
+    total = Sum("s", column="x", contribution_bounds_per_row=(0, 4), quantum=1)
     sharing = (
         RestartedQuery(query=_query("kept", epsilon=0.7, **small), kills=(1, 2)),
         RestartedQuery(

@@ -60,9 +60,9 @@ _COUNTER = (
 def day_query(**facts: Any) -> Query:
     """A day in three steps; one unit is in at most two groups."""
     common: dict[str, Any] = {
-        "unit": "user",
+        "privacy_unit_column": "user",
         "keys": ("key",),
-        "time": "ts",
+        "time_column": "ts",
         "time_unit": "s",
         "start": "1970-01-01",
         "end": "1970-01-02",
@@ -84,7 +84,7 @@ def debias_query(**facts: Any) -> Callable[[int], Query]:
     common: dict[str, Any] = {
         "window": Tumble("1 hour"),
         "every": None,
-        "period": "1 hour",
+        "privacy_unit_period": "1 hour",
         "max_groups_contributed": 1,
         "debias": "global",
         "debias_rows": OFFERED,
@@ -143,13 +143,13 @@ def _target(
 
 
 def _group_by(about: str, *, groups: int = 2, again: bool = False, **facts: Any) -> Maker:
-    """A GROUP BY; `public_keys`: from the number of runs to the keys."""
-    keys = facts.pop("public_keys", None)
+    """A GROUP BY; `public_groups`: from the number of runs to the keys."""
+    keys = facts.pop("public_groups", None)
     how = {piece: facts.pop(piece) for piece in ("looks", "source") if piece in facts}
     pairs = facts.pop("pairs", None) or unit_pairs(groups, again=again)
 
     def query(runs: int) -> Query:
-        return day_query(**facts, **({"public_keys": list(keys(runs))} if keys else {}))
+        return day_query(**facts, **({"public_groups": list(keys(runs))} if keys else {}))
 
     strategy = facts.get("strategy", "latched")
     return _target(
@@ -172,8 +172,8 @@ def _debias(about: str, others: int, **facts: Any) -> Maker:
 
 _VALUES = (
     Count("n"),
-    Sum("s", column="x", lo=0, hi=4, quantum=1),
-    Avg("m", column="x", lo=0, hi=4),
+    Sum("s", column="x", contribution_bounds_per_row=(0, 4), quantum=1),
+    Avg("m", column="x", contribution_bounds_per_row=(0, 4)),
 )
 
 
@@ -200,7 +200,7 @@ def query_targets() -> Catalogue:
                 groups=1,
                 max_groups_contributed=1,
                 max_rows_per_group=2,
-                public_keys=range,
+                public_groups=range,
             ),
             "latched_hop": _group_by(
                 ", overlapping windows: a row is in two of them.",
@@ -212,13 +212,13 @@ def query_targets() -> Catalogue:
                 groups=1,
                 window=Cumulate("24 hours", step="8 hours"),
                 every=None,
-                period="24 hours",
+                privacy_unit_period="24 hours",
                 max_groups_contributed=3,
             ),
             "latched_late": _group_by(
                 ", rows that arrive late.",
                 window=Tumble("8 hours"),
-                arrival="seen",
+                arrival_column="seen",
                 allowed_lateness="8 hours",
             ),
             "latched_spelled_keys": _group_by(
@@ -230,7 +230,7 @@ def query_targets() -> Catalogue:
                 ", from JSON: a unit that writes its number in four ways.",
                 groups=1,
                 source=json_source,
-                public_keys=range,
+                public_groups=range,
                 max_groups_contributed=1,
                 pairs=(spellings,),
             ),
@@ -243,7 +243,7 @@ def query_targets() -> Catalogue:
                 max_rows_per_group=3,
             ),
             "latched_debias": _debias(".", 9),
-            "latched_debias_public_keys": _debias(", public keys.", 2, public_keys=[0, 1]),
+            "latched_debias_public_keys": _debias(", public keys.", 2, public_groups=[0, 1]),
         }
     )
 
@@ -257,14 +257,14 @@ def _control(
     runs: tuple[int, int] = (16_000, 60_000),
     **facts: Any,
 ) -> Maker:
-    """A GROUP BY of which one piece is broken; `public_keys`: from the number of runs."""
+    """A GROUP BY of which one piece is broken; `public_groups`: from the number of runs."""
     pieces = ("plan", "groups", "apart", "reader", "source", "looks")
     how = {piece: facts.pop(piece) for piece in pieces if piece in facts}
     if flow is not None:
         how["flow"] = lambda plan, reader: flow(plan, reader, buckets=1, threads=1)
 
     def query(runs: int) -> Query:
-        made = {n: fact(runs) if n == "public_keys" else fact for n, fact in facts.items()}
+        made = {n: fact(runs) if n == "public_groups" else fact for n, fact in facts.items()}
         return day_query(**{"max_groups_contributed": 1} | made)
 
     return _target(
@@ -280,7 +280,7 @@ def _control(
 def _debias_control(about: str, rows: int, **how: Any) -> Maker:
     return _target(
         about,
-        QueryRuns(query=debias_query(public_keys=[0, 1]), groups=2, apart="windows", **how),
+        QueryRuns(query=debias_query(public_groups=[0, 1]), groups=2, apart="windows", **how),
         (offering_pair(rows),),
         runs=(600, 3_000),
         control=True,
@@ -298,7 +298,7 @@ def query_controls() -> Catalogue:
                 flow=BoundsOffByOne,
                 groups=2,
                 every=None,
-                public_keys=lambda runs: list(range(2 * runs)),
+                public_groups=lambda runs: list(range(2 * runs)),
             ),
             "keys_only_when_touched": _control(
                 "A key is published only where it has new rows.",
@@ -349,7 +349,7 @@ def query_controls() -> Catalogue:
                 apart="nothing",
                 epsilon=1,
                 looks=column_types,
-                public_keys=lambda runs: [0],
+                public_groups=lambda runs: [0],
                 runs=(120, 400),
             ),
             "unit_by_spelling": _control(
@@ -358,7 +358,7 @@ def query_controls() -> Catalogue:
                 unit=((0, 0),) * 4,
                 reader=UnitBySpelling,
                 source=units_as_text,
-                public_keys=lambda runs: list(range(runs)),
+                public_groups=lambda runs: list(range(runs)),
                 runs=(4_000, 20_000),
             ),
             "watermark_from_data": _control(

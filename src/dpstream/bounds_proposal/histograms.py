@@ -101,11 +101,11 @@ def question(reading: Query, *, facts: int, epsilon: Any, delta: Any) -> Query:
         aggregates=(Count(_UNITS),),
         epsilon=epsilon,
         delta=delta,
-        arrival=None,
+        arrival_column=None,
         window=None,
         every=None,
         triggers=None,
-        public_keys=[(name, number) for name in names for number in range(BINS[name])],
+        public_groups=[(name, number) for name in names for number in range(BINS[name])],
         max_groups_contributed=facts,
         max_rows_per_group=1,
         max_rows_contributed=None,
@@ -132,14 +132,20 @@ def _rows(facts: Facts, asked: Query) -> pa.Table:
     times = _times(facts, asked)
     parts = []
     for name, bins in _binned(facts).items():
-        columns = {asked.unit: units, _FACT: pa.array([name] * len(bins)), _BIN: pa.array(bins)}
-        parts.append(pa.table(columns if times is None else columns | {str(asked.time): times}))
+        columns = {
+            asked.privacy_unit_column: units,
+            _FACT: pa.array([name] * len(bins)),
+            _BIN: pa.array(bins),
+        }
+        parts.append(
+            pa.table(columns if times is None else columns | {str(asked.time_column): times})
+        )
     return pa.concat_tables(parts)
 
 
 def _times(facts: Facts, asked: Query) -> pa.Array | None:
     """A moment of each unit's period, within the public range, as the time column has them."""
-    if asked.time is None:
+    if asked.time_column is None:
         return None
     begins = np.full(len(facts.periods), asked.start, np.int64)
     if asked.periods is not None:

@@ -32,7 +32,7 @@ class Proposal:
     `epsilon`, `delta`: paid for this proposal; None if the data were declared public.
     """
 
-    unit: str
+    privacy_unit_column: str
     keys: tuple[str, ...]
     value: str | None
     epsilon: float | None
@@ -70,7 +70,7 @@ class Proposal:
         options = {
             "epsilon": _number(self.query_epsilon),
             "delta": _number(self.query_delta),
-            "privacy_unit_column": self.unit,
+            "privacy_unit_column": self.privacy_unit_column,
             "max_groups_contributed": str(self.max_groups_contributed),
             "max_rows_per_group": str(self.max_rows_per_group),
             "pre_threshold": str(self.pre_threshold),
@@ -90,7 +90,7 @@ class Proposal:
             f"pre_threshold={self.pre_threshold}",
         ]
         if self.value is not None:
-            clamps = f"lo={_number(self.lo)}, hi={_number(self.hi)}"
+            clamps = f"contribution_bounds_per_row=({_number(self.lo)}, {_number(self.hi)})"
             lines.append(f"aggregates=[dps.Sum({self.value!r}, column={self.value!r}, {clamps})]")
         return ", ".join(lines)
 

@@ -29,7 +29,7 @@ _USUAL: Final = 0.99  # the quantile that bounds are first taken at
 def bounds(
     source: Any,
     *,
-    unit: str,
+    privacy_unit_column: str,
     keys: Sequence[str] = (),
     value: str | None = None,
     public: bool = False,
@@ -42,12 +42,12 @@ def bounds(
     sample: float = 1.0,
     ledger: Ledger | str | Path | None = None,
     dataset: str = "stream",
-    time: str | None = None,
+    time_column: str | None = None,
     time_unit: str | None = None,
     time_origin: Any = 0,
     time_zone: str = "UTC",
     window: Any = None,
-    period: Any = "forever",
+    privacy_unit_period: Any = "forever",
     start: Any = None,
     end: Any = None,
     progress: Callable[[int, int], None] | None = None,
@@ -63,7 +63,7 @@ def bounds(
     >>> import pyarrow as pa
     >>> rows = range(6000)
     >>> clicks = pa.table({"user": [n % 500 for n in rows], "page": [n % 7 for n in rows]})
-    >>> found = bounds(clicks, unit="user", keys=["page"], public=True)
+    >>> found = bounds(clicks, privacy_unit_column="user", keys=["page"], public=True)
     >>> found.max_groups_contributed, found.max_rows_per_group
     (7, 2)
     """
@@ -76,17 +76,17 @@ def bounds(
         raise InvalidParameter(f"sample must be above 0 and at most 1; got {sample}")
     reading = Query(
         name="bounds",
-        unit=unit,
+        privacy_unit_column=privacy_unit_column,
         keys=keys,
         aggregates=(Count("count"), *(value_sums(value) if value is not None else ())),
         epsilon=1,
         delta=delta,
-        time=time,
+        time_column=time_column,
         time_unit=time_unit,
         time_origin=Micros(0) if time_origin == 0 else time_origin,
         time_zone=time_zone,
         window=Tumble(window) if isinstance(window, str) else window,
-        period=period,
+        privacy_unit_period=privacy_unit_period,
         start=start,
         end=end,
         max_groups_contributed=1,
@@ -111,7 +111,7 @@ def bounds(
     target = _Target(query_epsilon, query_delta, triggers, bool(keys))
     chosen = _proposed(histograms, target, group_size)
     return Proposal(
-        unit=unit,
+        privacy_unit_column=privacy_unit_column,
         keys=tuple(reading.keys),
         value=value,
         epsilon=None if public else float(epsilon),
@@ -128,11 +128,11 @@ class _Target:
 
     def __init__(self, epsilon: float, delta: float, triggers: int, keyed: bool) -> None:
         self._query = Query(
-            unit="unit",
+            privacy_unit_column="unit",
             keys=("key",) if keyed else (),
             epsilon=epsilon,
             delta=delta,
-            time="time",
+            time_column="time",
             start=Micros(0),
             end=Micros(DAY * triggers),
             every=Micros(DAY),

@@ -34,8 +34,13 @@ _PARTS: Final = 1 << 16  # a share of the units is taken by 16 bits of their ids
 def value_sums(column: str) -> tuple[Sum, Sum]:
     """Two grids that hold a value between them: thousandths up to a million, thousands beyond."""
     return (
-        Sum("fine", column=column, lo=-(10**6), hi=10**6, quantum=Fraction(1, 1000)),
-        Sum("coarse", column=column, lo=-(10**12), hi=10**12, quantum=1000),
+        Sum(
+            "fine",
+            column=column,
+            contribution_bounds_per_row=(-(10**6), 10**6),
+            quantum=Fraction(1, 1000),
+        ),
+        Sum("coarse", column=column, contribution_bounds_per_row=(-(10**12), 10**12), quantum=1000),
     )
 
 

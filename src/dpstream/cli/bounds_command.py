@@ -22,7 +22,9 @@ def bounds(
     data: Annotated[
         list[str], typer.Argument(help="Files, a glob or a directory: Parquet, CSV, JSON lines.")
     ],
-    unit: Annotated[str, typer.Option(help="Column of the protected unit, such as user_id.")],
+    privacy_unit_column: Annotated[
+        str, typer.Option(help="Column of the protected unit, such as user_id.")
+    ],
     keys: Annotated[
         list[str] | None, typer.Option(help="Columns to group by; may be repeated.")
     ] = None,
@@ -51,7 +53,7 @@ def bounds(
     sample: Annotated[
         float, typer.Option(help="Look at this share of the units.", rich_help_panel=_SHAPE)
     ] = 1.0,
-    time: Annotated[
+    time_column: Annotated[
         str | None, typer.Option(help="Column of the event time.", rich_help_panel=_SHAPE)
     ] = None,
     time_unit: Annotated[
@@ -63,7 +65,7 @@ def bounds(
     window: Annotated[
         str | None, typer.Option(help="Windows, such as '1 day'.", rich_help_panel=_SHAPE)
     ] = None,
-    period: Annotated[
+    privacy_unit_period: Annotated[
         str, typer.Option(help="A user is one unit in each.", rich_help_panel=_SHAPE)
     ] = "forever",
     start: Annotated[
@@ -79,7 +81,7 @@ def bounds(
     with progress_bar("reading") as progress:
         proposal = propose(
             data[0] if len(data) == 1 else data,
-            unit=unit,
+            privacy_unit_column=privacy_unit_column,
             keys=keys or (),
             value=value,
             public=public,
@@ -92,11 +94,11 @@ def bounds(
             sample=sample,
             ledger=ledger,
             dataset=dataset,
-            time=time,
+            time_column=time_column,
             time_unit=time_unit,
             time_origin=time_origin or 0,
             window=window,
-            period=period,
+            privacy_unit_period=privacy_unit_period,
             start=start,
             end=end,
             progress=progress,

@@ -60,7 +60,7 @@ def compare(
         list[str] | None,
         typer.Option("--column", help="Compare on this column only; may be repeated."),
     ] = None,
-    time: Annotated[str | None, typer.Option(help="Column that orders the steps.")] = None,
+    time_column: Annotated[str | None, typer.Option(help="Column that orders the steps.")] = None,
     public: Annotated[
         bool,
         typer.Option(
@@ -81,7 +81,7 @@ def compare(
     if window is None:
         _compare_series(
             source, {"delay": delay, "lo": lo, "hi": hi}, epsilons, names or [], runs, columns,
-            time, public=public, plot=plot, as_json=as_json,
+            time_column, public=public, plot=plot, as_json=as_json,
         )  # fmt: skip
         return
     from dpstream.evaluate import trials  # needed by this command alone
@@ -90,7 +90,7 @@ def compare(
     budgets = list(dict.fromkeys(epsilons))
     check_target(plot, (".png", ".svg", ".pdf"))
     figure = _figure() if plot else None
-    rows = read_series(source, columns=columns or [], time=time)
+    rows = read_series(source, columns=columns or [], time_column=time_column)
     block = _counts(candidates[0], budgets, window, rows, source)
     if not public:
         note(WARNING)
@@ -103,7 +103,7 @@ def compare(
                 progress(len(found) * len(candidates) + len(tried), len(budgets) * len(candidates))
             ranking = [*_ranking(tried), _row(trials.zeros(block))]
             chosen = ranking[0]["mechanism"] if ranking[0]["rank"] else None
-            command = chosen and _command(chosen, source, window, budget, columns, time)
+            command = chosen and _command(chosen, source, window, budget, columns, time_column)
             found.append({"epsilon": budget, "ranking": ranking, "command": command})
     if figure is not None and plot is not None:
         _draw(figure, found)
@@ -134,7 +134,7 @@ def _compare_series(
     """Event-level mechanisms."""
     if plot is not None:
         raise InvalidParameter("--plot goes with --window; leave it out with --delay")
-    rows = read_series(source, columns=columns or [], time=time)
+    rows = read_series(source, columns=columns or [], time_column=time)
     if not public:
         note(WARNING)
     budgets = list(dict.fromkeys(epsilons))
@@ -202,7 +202,7 @@ def _command(
 def _selected(columns: list[str] | None, time: str | None) -> str:
     """The part of a command that says what is published."""
     words = [word for column in columns or [] for word in ("--column", column)]
-    words += ["--time", time] if time else []
+    words += ["--time-column", time] if time else []
     return "".join(f" {shlex.quote(word)}" for word in words)
 
 

@@ -215,7 +215,7 @@ def _publish_series() -> tuple[SeriesRows, dict[str, Series], str, list[dict[str
     def publish(name: str) -> Series:
         mechanism: Any = find(name)
         mechanism = mechanism(epsilon=_EPSILON, window=_WINDOW)
-        return release(mechanism, rows.block, ledger=ledger, dataset=dataset, query=name)
+        return release(mechanism, rows.block, ledger=ledger, dataset=dataset, name=name)
 
     series = {name: publish(name) for name in ("uniform", "sample")}
     try:

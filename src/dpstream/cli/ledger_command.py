@@ -92,7 +92,7 @@ def show_books(
 def open_book(
     context: typer.Context,
     dataset: Annotated[str, typer.Option(help="What the book is for.")],
-    unit: Annotated[
+    privacy_unit: Annotated[
         Literal["event", "w_event", "user"], typer.Option(help="What one promise protects.")
     ],
     epsilon: Annotated[
@@ -115,11 +115,11 @@ def open_book(
         str | None,
         typer.Option(help="For user: open the book of an (epsilon, delta) promise to each user."),
     ] = None,
-    period: Annotated[
+    privacy_unit_period: Annotated[
         str, typer.Option(help="For user: rows that are protected together, such as '1 day'.")
     ] = "forever",
     time_zone: Annotated[str, typer.Option(help="For user: where a period begins.")] = "UTC",
-    unit_column: Annotated[
+    privacy_unit_column: Annotated[
         str | None, typer.Option(help="For user: the column that names the protected unit.")
     ] = None,
     time_column: Annotated[
@@ -131,25 +131,30 @@ def open_book(
     """Open a dataset's book before its first release; opening it again changes nothing."""
     if delta is None:
         terms = Terms(
-            unit=unit,
+            unit=privacy_unit,
             total=exact(epsilon, measure),
             window=window,
             measure=measure,
-            period=period,
+            period=privacy_unit_period,
             time_zone=time_zone,
             change=change or "a count by 1",
             clock=clock,
         )
-    elif unit == "user" and window is None and measure != "rho":
+    elif privacy_unit == "user" and window is None and measure != "rho":
+        period = privacy_unit_period
+        if period != "forever":
+            period = in_words(duration(period, "--privacy-unit-period"))
         terms = promise(
             epsilon=epsilon,
             delta=delta,
-            period=period if period == "forever" else in_words(duration(period, "--period")),
+            period=period,
             time_zone=time_zone,
-            change=change or _rows_of(unit_column, time_column, period),
+            change=change or _rows_of(privacy_unit_column, time_column, period),
         )
     else:
-        raise InvalidParameter("--delta goes with --unit user and mu_squared, and without --window")
+        raise InvalidParameter(
+            "--delta goes with --privacy-unit user and mu_squared, and without --window"
+        )
     with closing(Ledger(_path(context, file))) as book_file:
         book_file.open(dataset, terms)
         books = [book for book in book_file.report() if book["dataset"] == dataset]
@@ -207,8 +212,9 @@ def _rows_of(unit_column: str | None, time_column: str | None, period: str) -> s
     """What one unit changes, as its queries say it."""
     if unit_column is None or (time_column is None) != (period == "forever"):
         raise InvalidParameter(
-            "a book of users needs --unit-column, the column that names them, and with --period "
-            "also --time-column, the column whose periods are meant; all its queries must use them"
+            "a book of users needs --privacy-unit-column, the column that names them, and with "
+            "--privacy-unit-period also --time-column, the column whose periods are meant; all its "
+            "queries must use them"
         )
     return rows_of(unit_column, time=time_column)
 

@@ -83,7 +83,7 @@ def release(
         list[str] | None,
         typer.Option("--column", help="Publish only this column; may be repeated."),
     ] = None,
-    time: Annotated[str | None, typer.Option(help="Column that orders the steps.")] = None,
+    time_column: Annotated[str | None, typer.Option(help="Column that orders the steps.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="A .csv, .parquet or .jsonl file instead of stdout.")
     ] = None,
@@ -119,14 +119,14 @@ def release(
     check_target(plot, (".png", ".svg", ".pdf"))
     if plot is not None:
         optional("matplotlib.pyplot", extra="plot", who="--plot")
-    rows = read_series(source, columns=columns or [], time=time)
+    rows = read_series(source, columns=columns or [], time_column=time_column)
     _check(chosen, rows, source)
     runner = _start(chosen, state=state, secret=secret, ledger=ledger, dataset=dataset)
     try:
         before = _charges(runner)
         series = _publish(runner, rows, final=final or state is None)
         if state is not None and (final or runner.ended):
-            runner.save(state)
+            runner.save()
         new_charges = _charges(runner) - before
         book = next(b for b in runner.ledger.report() if b["dataset"] == dataset)
     finally:
@@ -181,13 +181,15 @@ def _start(
     """A new run, or (with a state directory) the same one again; tell what was created."""
     kept = secret if secret is not None or state is None else beside(state)
     existed = kept is None or kept.exists()
-    query = name_of(mechanism)
-    if state is None:
-        runner = Runner(mechanism, secret=secret, ledger=ledger, dataset=dataset, query=query)
-    else:
-        runner = Runner.resume(
-            state, mechanism, secret=secret, ledger=ledger, dataset=dataset, query=query
-        )
+    runner = Runner(
+        mechanism,
+        state=state,
+        secret=secret,
+        ledger=ledger,
+        dataset=dataset,
+        name=name_of(mechanism),
+        replay=state is not None,
+    )
     tell_storage("release", state, ledger)
     if not existed:
         note(f"created the secret {kept}; back it up: without it nothing can be repeated")

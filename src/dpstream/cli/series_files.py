@@ -39,14 +39,16 @@ class SeriesRows:
         return f"{path} (row 0 is line {self.first_line})" if self.first_line else str(path)
 
 
-def read_series(path: Path, *, columns: Sequence[str] = (), time: str | None = None) -> SeriesRows:
+def read_series(
+    path: Path, *, columns: Sequence[str] = (), time_column: str | None = None
+) -> SeriesRows:
     """The named columns of a .csv or .parquet file; by default all of them but the time."""
     reader = {".csv": _read_csv, ".parquet": _read_parquet}.get(path.suffix.lower())
     if reader is None:
         raise InvalidInput(f"{path} must be a .csv or .parquet file")
     if not path.is_file():
         raise InvalidInput(f"there is no file {path}")
-    rows = reader(path, list(dict.fromkeys(columns)), time)
+    rows = reader(path, list(dict.fromkeys(columns)), time_column)
     taken = {"step", "time", "paid", "held", *(f"{name}_stddev" for name in rows.names)}
     if clash := taken.intersection(rows.names):
         raise InvalidInput(
@@ -69,7 +71,7 @@ def _read_parquet(path: Path, columns: list[str], time: str | None) -> SeriesRow
         table = table.select(kept)
     if table.num_rows == 0:
         raise InvalidInput(f"{path} has no rows")
-    block, names, times = as_steps(table, time=time)
+    block, names, times = as_steps(table, time_column=time)
     shown = None if times is None else [_plain_time(value) for value in times]
     return SeriesRows(block=block, names=names or [], times=shown, stamps=times)
 
@@ -160,7 +162,7 @@ def _numbers(
         if not _is_number(cell):
             hint = "name the columns to publish with --column"
             if time is None:
-                hint += ", the time column with --time"
+                hint += ", the time column with --time-column"
             shown = f"is {cell!r}, which is not a finite number" if cell.strip() else "is empty"
             raise InvalidInput(f"{path}, line {line}, column {name!r} {shown}; {hint}")
         numbers.append(float(cell))

@@ -171,7 +171,7 @@ def sql(
         query,
         source=given[0] if len(given) == 1 else given,
         sink=sink or kept,
-        checkpoint_location=state,
+        state=state,
         live=live,
         secret=secret,
         ledger=book if isinstance(book, Ledger) else ledger,

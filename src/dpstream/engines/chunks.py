@@ -31,7 +31,7 @@ class ChunkReader:
 
     def learn(self, partition: str) -> None:
         """Fix the types of unit and keys by the first partition."""
-        if self.reader.query.unit not in self.reader.types:
+        if self.reader.query.privacy_unit_column not in self.reader.types:
             self.reader.learn(self.source.columns(partition))
 
     def batch(self, partition: str, position: Position, *, until: Position = None) -> Batch:

@@ -165,7 +165,7 @@ class QueryRun(IteratedRun):
             )
         start = self.clock.now() if kept is None else kept["notes"]["now"]
         self._now = start
-        if self.live and self.query.time is None:
+        if self.live and self.query.time_column is None:
             raise InvalidParameter(
                 "a live source needs a query with time= and windows (in SQL: FROM TUMBLE(...), or "
                 "time_column); without a time it would never be published; standard input is live "

@@ -131,7 +131,7 @@ def _run(
     ledger, epsilon = Ledger(), Fraction(mechanism.epsilon)
     total = epsilon if bounded else epsilon * _NO_LIMIT
     ledger.open(_DATASET, Terms(unit="w_event", total=total, window=mechanism.window))
-    runner = Runner(mechanism, ledger=ledger, dataset=_DATASET, query=name, **noise)
+    runner = Runner(mechanism, ledger=ledger, dataset=_DATASET, name=name, **noise)
     seconds, paid, parts, kept = 0.0, 0, [], []
     for chunk in _chunks(block):
         began = time.perf_counter()

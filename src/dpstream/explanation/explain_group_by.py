@@ -63,14 +63,14 @@ def _stages(query: Query, releases: int) -> list[Stage]:
     found = [("source", read)]
     if query.prepare is not None:
         found.append(("prepare", query.prepare.text))
-    if query.time is not None:
+    if query.time_column is not None:
         size = "one window" if query.window is None else _windows(query.window)
         late = (
             f", rows up to {in_words(query.allowed_lateness)} late"
             if query.allowed_lateness
             else ""
         )
-        found.append(("window", f"{size} by {query.time} in {query.time_zone}{late}"))
+        found.append(("window", f"{size} by {query.time_column} in {query.time_zone}{late}"))
     most = f"{bounds.rows} rows, in at most {bounds.groups} groups, {bounds.rows_per_group} in each"
     found.append(("bound", f"keep of each unit at most {most}"))
     by = ", ".join(query.keys) or "nothing (one group)"
@@ -78,7 +78,7 @@ def _stages(query: Query, releases: int) -> list[Stage]:
     if query.in_rounds:
         does = "publish a key when enough units have come to it since the last time"
         found.append(("select", does))
-    elif query.public_keys is None:
+    elif query.public_groups is None:
         found.append(
             ("latch", "show a key from the trigger on at which enough units are behind it")
         )
@@ -100,14 +100,15 @@ def _windows(window: Tumble) -> str:
 
 
 def _unit(query: Query) -> str:
-    if query.period == "forever":
+    if query.privacy_unit_period == "forever":
         return (
-            f"A unit is all rows with one {query.unit}, for ever: whether they are in the data or "
-            "not changes the chance of anything that is ever published only within the budget."
+            f"A unit is all rows with one {query.privacy_unit_column}, for ever: whether they are "
+            "in the data or not changes the chance of anything that is ever published only within "
+            "the budget."
         )
-    period = in_words(query.period)
+    period = in_words(query.privacy_unit_period)
     return (
-        f"A unit is all rows with one {query.unit} within {period} of event time "
+        f"A unit is all rows with one {query.privacy_unit_column} within {period} of event time "
         f"({query.time_zone}). Bounds and budget renew with each {period}; what a user "
         "does in several of them is not protected together: over k periods the promise is weaker, "
         "about k times epsilon or more."
@@ -195,8 +196,8 @@ def _columns(plan: NoisePlan, releases: int) -> list[dict[str, Any]]:
 
 
 def _keys(query: Query, thresholds: Any, pre: int) -> dict[str, Any]:
-    if query.public_keys is not None:
-        count = len(query.public_keys)
+    if query.public_groups is not None:
+        count = len(query.public_groups)
         words = f"the {count} public groups are shown from the first release on; others are dropped"
         if not query.keys:
             words = "there is one group, all rows, and it is always shown"
@@ -256,7 +257,7 @@ def _memory(query: Query) -> dict[str, Any]:
     group = 2 * _GROUP_BYTES + 8 * measures
     shown = group + _NOISE_BYTES * measures
     million = high + pair * query.bounds.groups  # bytes each, so megabytes for a million
-    lasts = "for ever" if query.period == "forever" else "until its period is final"
+    lasts = "for ever" if query.privacy_unit_period == "forever" else "until its period is final"
     words = (
         f"about {low} to {high} bytes per unit and {pair} per (unit, group), kept {lasts}; "
         f"a million units that use all their groups: {million} MB; {group} bytes per "
@@ -273,8 +274,9 @@ def _memory(query: Query) -> dict[str, Any]:
 
 def _not_protected(query: Query) -> list[str]:
     found = list(NOT_PROTECTED)
-    if query.period != "forever":
-        found.insert(0, f"what a user does in several periods of {in_words(query.period)} together")
-    if query.public_keys is not None and query.keys:
+    if query.privacy_unit_period != "forever":
+        period = in_words(query.privacy_unit_period)
+        found.insert(0, f"what a user does in several periods of {period} together")
+    if query.public_groups is not None and query.keys:
         found.insert(0, "which groups exist: they were listed as public")
     return found

@@ -29,7 +29,7 @@ def explain_series(query: SeriesQuery) -> Explanation:
     """Explain a query; one that runs live is taken to begin with its first window."""
     query = query.starting(0)
     terms = query.mechanism.terms()
-    bins = len(query.public_keys or ())
+    bins = len(query.public_groups or ())
     return Explanation(
         stages=_stages(query),
         unit=_unit(query),
@@ -76,8 +76,10 @@ def _stages(query: SeriesQuery) -> list[Stage]:
         found.append(Stage("prepare", query.prepare.text))
     late = f", rows up to {in_words(query.allowed_lateness)} late" if query.allowed_lateness else ""
     size = in_words(query.window.size)
-    found.append(Stage("window", f"windows of {size} by {query.time} in {query.time_zone}{late}"))
-    found.append(Stage("bound", f"keep of each {query.unit} one row in each window"))
+    found.append(
+        Stage("window", f"windows of {size} by {query.time_column} in {query.time_zone}{late}")
+    )
+    found.append(Stage("bound", f"keep of each {query.privacy_unit_column} one row in each window"))
     by = ", ".join(query.keys) or "nothing (one bin)"
     found.append(Stage("count", f"{query.count.name} by {by}: each window is one step"))
     name = name_of(query.mechanism)
@@ -95,7 +97,7 @@ def _unit(query: SeriesQuery) -> str:
     return (
         f"Protected are {query.protected}, there or not: that changes the chance of anything that "
         "is published only within the budget. Other rows in their place count as two such changes. "
-        f"What the same {query.unit} does in {beyond} is not protected together with it."
+        f"What the same {query.privacy_unit_column} does in {beyond} is not protected together with it."
     )
 
 
@@ -128,7 +130,9 @@ def _keys(query: SeriesQuery, bins: int) -> dict[str, Any]:
 
 def _not_protected(query: SeriesQuery) -> list[str]:
     found = list(NOT_PROTECTED)
-    found.insert(0, f"what one {query.unit} does over more windows than that, together")
+    found.insert(
+        0, f"what one {query.privacy_unit_column} does over more windows than that, together"
+    )
     if query.keys:
         found.insert(1, "which groups exist: they were listed as public")
     return found

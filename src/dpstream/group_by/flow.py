@@ -270,7 +270,7 @@ class Flow:
         """The group buckets of a window; public groups are in them from the beginning."""
         if window not in self.state.windows:
             buckets = [GroupBucket(self.query.measures) for _ in range(self.buckets)]
-            if self.query.public_keys is not None:
+            if self.query.public_groups is not None:
                 ids, keys = self._public_groups()
                 for bucket, places in zip(buckets, in_buckets(ids, self.buckets), strict=True):
                     bucket.open(ids[places], keys.take(pa.array(places)))

@@ -181,7 +181,7 @@ class Place(NamedTuple):
     ) -> pa.Table:
         """Window, keys, answers and trigger side by side, after the query's post-processing."""
         named: dict[str, Any] = {}
-        if query.time is not None:
+        if query.time_column is not None:
             named = {
                 "window_start": _instants(self.span[0], size),
                 "window_end": _instants(self.span[1], size),

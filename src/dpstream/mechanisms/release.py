@@ -117,22 +117,22 @@ def release(
     mechanism: Mechanism,
     data: Any,
     *,
-    time: str | None = None,
+    time_column: str | None = None,
     secret: Secret | bytes | str | Path | None = None,
     run_id: bytes | None = None,
     ledger: Ledger | str | Path | None = None,
     state: str | Path | None = None,
     dataset: str = "stream",
-    query: str = "",
+    name: str = "",
     final: bool | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Series:
     """Publish `data` (steps x bins) through a mechanism.
 
     `data` is an array, nested lists, a pandas or Polars frame, or an Arrow table; of a table the
-    numeric columns are the bins, and `time` names the column that orders the steps (checked, and
-    published as it is). Without `secret` a fresh one is drawn and forgotten: nothing can be
-    replayed. `state` names a directory (see `Runner.resume`): the same data again publish the
+    numeric columns are the bins, and `time_column` orders the steps (checked, and published as it
+    is). Without `secret` a fresh one is drawn and forgotten: nothing can be
+    replayed. `state` names a directory (see `Runner`, `replay`): the same data again publish the
     same values and cost nothing, appended steps are new, changed data raise NoiseReuse.
     `final`: the series has ended, so what a delay holds back is published too; with a `state`
     only if you say so, since nothing can be appended afterwards.
@@ -149,18 +149,20 @@ def release(
             f"release takes a mechanism first, such as mechanisms.Sample(epsilon=1, window=12); "
             f"got {mechanism!r}"
         )
-    block, names, times = as_steps(data, time=time)
+    block, names, times = as_steps(data, time_column=time_column)
     mechanism.check(block)  # before a state directory or a book is made for it
     if ledger is None:
         warn_of_own_book("release", state, stacklevel=2)
-    if state is None:
-        runner = Runner(
-            mechanism, secret=secret, run_id=run_id, ledger=ledger, dataset=dataset, query=query
-        )
-    else:
-        runner = Runner.resume(
-            state, mechanism, secret=secret, ledger=ledger, dataset=dataset, query=query
-        )
+    runner = Runner(
+        mechanism,
+        state=state,
+        secret=secret,
+        ledger=ledger,
+        dataset=dataset,
+        name=name,
+        replay=state is not None,
+        run_id=run_id,
+    )
     releases = []
     for done, batch in enumerate(runner.feed(block), start=1):
         releases += batch
@@ -168,21 +170,22 @@ def release(
     if runner.ended or (state is None if final is None else final):
         releases += runner.finish()
         if state is not None:
-            runner.save(state)
+            runner.save()
     if state is not None:
         runner.close()
     return Series.of(releases, run=runner.run_id.hex(), names=names, times=times)
 
 
 def as_steps(
-    data: Any, *, time: str | None = None
+    data: Any, *, time_column: str | None = None
 ) -> tuple[Reals, list[str] | None, list[Any] | None]:
     """Rows of numbers, column names and times (where there are any), in checked time order."""
     columns = _columns(data)
     if columns is None:
-        if time is not None:
-            raise InvalidInput("time= names a column; pass a frame or an Arrow table")
+        if time_column is not None:
+            raise InvalidInput("time_column= names a column; pass a frame or an Arrow table")
         return as_block(data), None, None
+    time = time_column
     if time is None:
         time = next((name for name, column in columns.items() if column.dtype.kind == "M"), None)
     if time is not None and time not in columns:
@@ -192,7 +195,7 @@ def as_steps(
         if column.dtype.kind not in "biuf":
             raise InvalidInput(
                 f"column {name!r} is not numeric ({column.dtype}); "
-                "leave it out, or name it as time="
+                "leave it out, or name it as time_column="
             )
     if not bins:
         raise InvalidInput("the table has no numeric column to publish")

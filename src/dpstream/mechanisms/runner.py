@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeGuard
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -70,37 +70,76 @@ class RunnerProgress(NamedTuple):
 class Runner:
     """A mechanism, its state and its budget, one step at a time, in one thread of one process.
 
-    Without `secret` a fresh one lives in memory. `ledger` is a Ledger, a path, or None for a book
-    in memory that this run does not share. `run_id` is for tests: a run id is otherwise minted, so
-    that no two runs see the same noise.
+    `state` names a directory that lets the run go on after a stop. The first Runner makes it; from
+    then on every step is logged there before its noise is drawn, and `save` writes a snapshot. A
+    later Runner of the same mechanism goes on from the last snapshot: the steps that follow it are
+    fed again, and publish the same values. With `replay` it goes on from its first step, for data
+    that are fed whole each time, such as a file that grows: the same data publish the same values
+    and charge nothing, appended steps are new, changed data raise NoiseReuse.
+
+    A state that is a copy, or older than what its ledger has seen of it, or has lost a file, is
+    refused, and so is a ledger that was rolled back. `new_run=True` goes on from the snapshot all
+    the same, as a new run: new noise, new charges.
+
+    Without `secret` a fresh one lives in memory; with `state` it is written beside the directory
+    (`<state>.secret`): back it up, without it the run cannot go on. `ledger` is a Ledger, a path,
+    or None for a book that this run does not share. `name`: what the ledger calls the run. `clock`
+    says in words what one step is; it must be that of the dataset's book. `run_id` is for tests: a
+    run id is otherwise minted, so that no two runs see the same noise.
     """
 
     def __init__(
         self,
         mechanism: Mechanism,
         *,
+        state: str | Path | None = None,
         secret: Secret | bytes | str | Path | None = None,
-        run_id: bytes | None = None,
         ledger: Ledger | str | Path | None = None,
         dataset: str = "stream",
-        query: str = "",
+        name: str = "",
         clock: str = "steps",
+        replay: bool = False,
+        new_run: bool = False,
+        run_id: bytes | None = None,
     ) -> None:
-        """`clock` says in words what one step is; it must be that of the dataset's book."""
-        self.mechanism, self.dataset, self.query = mechanism, dataset, query
-        self.run_id = mint_run_id() if run_id is None else run_id
-        self._secret = Secret.of(secret)
-        self._ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-        self._own_ledger = not isinstance(ledger, Ledger)
+        self.mechanism, self.dataset, self.name = mechanism, dataset, name
         self._progress = RunnerProgress(mechanism.start())
         self._bins: int | None = None
         self.directory: RunDirectory | None = None
         self._logged_from = 0
         self._finished = self._closed = False
         self._ended: int | None = None  # the steps after which this run was once finished
-        asked = dataclasses.replace(mechanism.terms(), clock=clock)
-        self._ledger.admit(dataset, asked, type(mechanism).__name__)
-        self._connect()
+        self._own_ledger = not isinstance(ledger, Ledger)
+        folder = None if state is None else Path(state)
+        saved = None if folder is None else SavedRun.find(folder)
+        with ExitStack() as undo:
+            if saved is None:
+                if secret is None and folder is not None and beside(folder).exists():
+                    secret = beside(folder)
+                self._secret = Secret.of(secret)
+                self._ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+            else:
+                saved.refuse_others(mechanism, dataset, name)
+                self._secret = known_secret(saved.folder, saved.about, secret)
+                self._ledger = saved.open_ledger(ledger, new_run=new_run)
+            undo.callback(self.close)
+            if saved is not None and new_run:
+                saved.take_for_new_run(self._ledger)
+            elif saved is not None:
+                self.directory = saved.open(self._secret, self._ledger)
+                run_id = self.directory.run
+            self.run_id = mint_run_id() if run_id is None else run_id
+            asked = dataclasses.replace(mechanism.terms(), clock=clock)
+            self._ledger.admit(dataset, asked, type(mechanism).__name__)
+            self._connect()
+            if saved is not None:
+                self._take_over(saved)
+            elif folder is not None:
+                self.attach(folder)
+                self.save()
+            if replay:
+                self._rewind()
+            undo.pop_all()
 
     def step(self, x: Any, *, positions: Any = None) -> list[Release]:
         """Feed one step (a number, or one number per bin); return what may be published now.
@@ -144,21 +183,10 @@ class Runner:
         self._progress, self._finished = RunnerProgress(state, steps, chain), True
         return releases
 
-    def save(self, path: str | Path) -> None:
-        """Write the state to a directory, and from now on log every step there before it draws.
-
-        A secret that this run drew for itself is written beside the directory (`<path>.secret`):
-        back it up, without it the state cannot go on.
-        """
-        folder = Path(path)
+    def save(self) -> None:
+        """Write a snapshot to the state directory: a later Runner goes on from here."""
         if self.directory is None:
-            self.attach(folder)
-        elif self.directory.folder.resolve() != folder.resolve():
-            raise StateError(
-                f"this run is kept in {self.directory.folder}; a second copy in {folder} would be "
-                "another run; save to the first place"
-            )
-        assert self.directory is not None
+            raise StateError("this run has no state directory; give Runner(..., state=PATH)")
         snapshot = {
             "state": pack(self._progress.state, kind="mechanism state"),
             "steps": self._progress.steps,
@@ -169,101 +197,11 @@ class Runner:
             "ledger head": self._ledger.head(),
             "run": self.run_id,
         }
-        _write_snapshot(folder, snapshot)
+        _write_snapshot(self.directory.folder, snapshot)
         self.directory.log.forget_before(self.steps_done)
 
-    @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        *,
-        secret: Secret | bytes | str | Path | None = None,
-        ledger: Ledger | str | Path | None = None,
-        new_run: bool = False,
-        clock: str = "steps",
-    ) -> Runner:
-        """Go on from a saved state; steps fed again after the snapshot replay their releases.
-
-        A state that is a copy, or older than what its ledger has seen of it, or has lost a file,
-        is refused, and so is a ledger that was rolled back. `new_run=True` goes on from the
-        snapshot all the same, as a new run: new noise, new charges.
-        """
-        drop_unbegun(Path(path))
-        saved = SavedRun.read(Path(path))
-        find(saved.about["name"])  # its module knows the classes that the snapshot holds
-        kept = known_secret(saved.folder, saved.about, secret)
-        with ExitStack() as undo:
-            if new_run and _is_path(ledger):
-                book = Ledger(ledger)
-            else:
-                book = open_ledger(saved.folder, saved.about, ledger)
-            if not isinstance(ledger, Ledger):
-                undo.callback(book.close)
-            directory = None
-            if new_run:
-                saved.take_for_new_run(book)
-            else:
-                directory = saved.open(kept, book)
-                undo.callback(directory.close)
-            runner = cls(
-                unpack(saved.about["mechanism"], kind="mechanism"),
-                secret=kept,
-                run_id=None if directory is None else directory.run,
-                ledger=book,
-                dataset=saved.about["dataset"],
-                query=saved.about["query"],
-                clock=clock,
-            )
-            runner._own_ledger = not isinstance(ledger, Ledger)
-            undo.callback(runner.close)
-            runner._take_over(saved, directory)
-            undo.pop_all()
-        return runner
-
-    @classmethod
-    def resume(
-        cls,
-        path: str | Path,
-        mechanism: Mechanism,
-        *,
-        secret: Secret | bytes | str | Path | None = None,
-        ledger: Ledger | str | Path | None = None,
-        dataset: str = "stream",
-        query: str = "",
-    ) -> Runner:
-        """A run that is fed from its first step each time, such as a file that grows.
-
-        On first use it makes the state directory; later it replays: the same data publish the
-        same values and charge nothing, appended steps are new, changed data raise NoiseReuse.
-        """
-        folder = Path(path)
-        drop_unbegun(folder)
-        if not (folder / "run.dps").exists():
-            keep = secret if secret is not None or not beside(folder).exists() else beside(folder)
-            runner = cls(mechanism, secret=keep, ledger=ledger, dataset=dataset, query=query)
-            try:
-                runner.save(folder)
-            except BaseException:
-                runner.close()  # a directory that was not made whole must not stay locked
-                raise
-            return runner
-        runner = cls.load(folder, secret=secret, ledger=ledger)
-        asked, kept = (mechanism, dataset, query), (runner.mechanism, runner.dataset, runner.query)
-        if asked != kept or runner._logged_from > 0:
-            runner.close()
-            raise StateError(
-                f"{folder} was made for {_shown(*kept)}; asked for {_shown(*asked)}; use the same "
-                "parameters, or a new state directory (a new run, charged anew)"
-                if asked != kept
-                else f"{folder} is logged from step {runner._logged_from} on only, so it cannot "
-                "start again from step 0; use Runner.load and feed what follows its snapshot"
-            )
-        runner._ended = runner.steps_done if runner._finished else None
-        runner._progress, runner._finished = RunnerProgress(mechanism.start()), False
-        return runner
-
     def close(self) -> None:
-        """Release the state directory and a ledger of its own; the run is loaded to go on.
+        """Release the state directory and a ledger of its own; a new Runner may go on.
 
         A Ledger that was given stays open: others may use it.
         """
@@ -301,7 +239,7 @@ class Runner:
 
     def fingerprint(self) -> str:
         """Digest of everything that fixes the releases besides the data."""
-        facts = ("mechanism", self.mechanism, self.dataset, self.query, tuple(noise_versions()))
+        facts = ("mechanism", self.mechanism, self.dataset, self.name, tuple(noise_versions()))
         return self._secret.fingerprint(self.run_id, canonical(facts))
 
     def _batch(self, block: Integers, positions: Any) -> Iterator[list[Release]]:
@@ -313,15 +251,14 @@ class Runner:
 
         self._spend.new_batch()
         ahead = first + len(block) - 1 if self.mechanism.steady else -1
-        logged: RunDirectory | None = None
+        if self.directory is not None:
+            self.directory.record(first, digests, positions=positions)
         for offset, row in enumerate(block):
             step = first + offset
             if self.steps_done != step:
                 raise InvalidInput("this run has moved on since this feed was begun; begin again")
-            if self.directory is not logged and self.directory is not None:  # or saved meanwhile
-                self.directory.record(step, digests[offset:], positions=positions)
-                logged = self.directory
-            self._spend.begin(step, digest_at, ahead=ahead, verified=logged is not None)
+            verified = self.directory is not None
+            self._spend.begin(step, digest_at, ahead=ahead, verified=verified)
             try:
                 state, releases = self.mechanism.step(self._progress.state, row, self._spend)
             except BaseException:
@@ -342,7 +279,7 @@ class Runner:
 
     def _checked(self, block: Reals) -> Integers:
         if self._closed:
-            raise StateError("this run is closed; load it again to go on")
+            raise StateError("this run is closed; go on with a new Runner(..., state=...)")
         if self._finished:
             raise InvalidInput("this stream was finished; start a new run for a new stream")
         if self._ended is not None and self.steps_done + len(block) > self._ended:
@@ -369,7 +306,7 @@ class Runner:
             key=self._secret.noise_key(self.run_id, fingerprint),
             ledger=self._ledger,
             dataset=self.dataset,
-            query=self.query,
+            query=self.name,
         )
 
     def attach(self, folder: Path, *, kind: str = "Runner", more: About | None = None) -> None:
@@ -377,9 +314,8 @@ class Runner:
 
         `kind` and `more` are for those who keep a run of their own around this one.
         """
-        drop_unbegun(folder)
         if (folder / "run.dps").exists():
-            raise StateError(f"{folder} holds another run; load it, or save to a new directory")
+            raise StateError(f"{folder} holds another run; name another place")
         make_empty(folder)
         if self._secret.fresh and self._secret.path is None:
             self._secret.write(beside(folder))
@@ -398,29 +334,39 @@ class Runner:
             more={
                 "name": name_of(self.mechanism),
                 "mechanism": pack(self.mechanism, kind="mechanism"),
-                "query": self.query,
+                "query": self.name,
                 **more,
             },
             instead=instead,
         )
         self._logged_from = self.steps_done
 
-    def _take_over(self, saved: SavedRun, directory: RunDirectory | None) -> None:
+    def _take_over(self, saved: SavedRun) -> None:
         """Go on from a snapshot; without its directory, as the new run that this runner is."""
         snapshot = saved.snapshot
         state = unpack(snapshot["state"], kind="mechanism state")
         self._bins, self._finished = snapshot["bins"], snapshot["finished"]
-        if directory is not None:
-            self.directory, self._logged_from = directory, snapshot["logged from"]
-            if not self._finished:
-                self._ended = self._ledger.known(self.run_id.hex()).finished
-            self._progress = RunnerProgress(state, snapshot["steps"], snapshot["chain"])
-            return
-        self._spend.begin(snapshot["steps"], lambda _: snapshot["chain"].hex())
-        state = rebuild(state, self._pay_again)
+        if self.directory is None:
+            self._spend.begin(snapshot["steps"], lambda _: snapshot["chain"].hex())
+            state = rebuild(state, self._pay_again)
         self._progress = RunnerProgress(state, snapshot["steps"], snapshot["chain"])
-        self._sign(saved.folder, "Runner", {}, instead=True)
-        self.save(saved.folder)
+        if self.directory is None:
+            self._sign(saved.folder, "Runner", {}, instead=True)
+            self.save()
+            return
+        self._logged_from = snapshot["logged from"]
+        if not self._finished:
+            self._ended = self._ledger.known(self.run_id.hex()).finished
+
+    def _rewind(self) -> None:
+        """Begin again at the first step; what was finished may be repeated, and no more."""
+        if self._logged_from > 0:
+            raise StateError(
+                f"this run is logged from step {self._logged_from} on only, so it cannot start "
+                "again from step 0; leave replay out and feed what follows its snapshot"
+            )
+        self._ended = self.steps_done if self._finished else None
+        self._progress, self._finished = RunnerProgress(self.mechanism.start()), False
 
     def _pay_again(self, item: Any) -> Any:
         """What another run has paid for and this one would draw under, it pays in full.
@@ -440,11 +386,12 @@ class SavedRun:
     snapshot: dict[str, Any]
 
     @classmethod
-    def read(cls, folder: Path) -> SavedRun:
+    def find(cls, folder: Path) -> SavedRun | None:
         """The run and its last whole snapshot; an older generation covers a bad medium."""
+        drop_unbegun(folder)
         about = read_about(folder)
         if about is None:
-            raise StateError(f"there is no run at {folder}: it has no run.dps")
+            return None
         if "mechanism" not in about:
             raise StateError(f"{folder} holds the state of a {about['kind']}, not of a Runner")
         try:
@@ -454,6 +401,24 @@ class SavedRun:
                 raise
             snapshot = read_packed(folder / "snapshot.1.dps", kind="snapshot")
         return cls(folder=folder, about=about, snapshot=snapshot)
+
+    def refuse_others(self, mechanism: Mechanism, dataset: str, name: str) -> None:
+        """Another mechanism, dataset or name is another run."""
+        find(self.about["name"])  # its module knows the classes that the files hold
+        kept = unpack(self.about["mechanism"], kind="mechanism")
+        made = (kept, self.about["dataset"], self.about["query"])
+        if (mechanism, dataset, name) != made:
+            raise StateError(
+                f"{self.folder} was made for {_shown(*made)}; asked for "
+                f"{_shown(mechanism, dataset, name)}; use the same parameters, or a new state "
+                "directory (a new run, charged anew)"
+            )
+
+    def open_ledger(self, ledger: Ledger | str | Path | None, *, new_run: bool) -> Ledger:
+        """The ledger that the run was charged to; a new run may be charged to another one."""
+        if new_run and isinstance(ledger, str | Path):
+            return Ledger(ledger)
+        return open_ledger(self.folder, self.about, ledger)
 
     def open(self, secret: Secret, ledger: Ledger) -> RunDirectory:
         """The directory, to go on with its run; refused if it is not what the ledger has seen."""
@@ -494,13 +459,9 @@ def _write_snapshot(folder: Path, snapshot: dict[str, Any]) -> None:
     write_packed(current, snapshot, kind="snapshot")
 
 
-def _is_path(ledger: Ledger | str | Path | None) -> TypeGuard[str | Path]:
-    return isinstance(ledger, str | Path)
-
-
-def _shown(mechanism: Mechanism, dataset: str, query: str) -> str:
+def _shown(mechanism: Mechanism, dataset: str, name: str) -> str:
     """A run's parameters, for people."""
     values = vars(mechanism).items()
     fields = {f.name for f in dataclasses.fields(mechanism)}  # type: ignore[arg-type]
     given = ", ".join(f"{name}={value}" for name, value in values if name in fields)
-    return f"{type(mechanism).__name__}({given}) on dataset {dataset!r}, query {query!r}"
+    return f"{type(mechanism).__name__}({given}) on dataset {dataset!r}, query {name!r}"

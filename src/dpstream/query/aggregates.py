@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from dpstream.errors import InvalidParameter
-from dpstream.privacy.amounts import exact, positive
+from dpstream.privacy.amounts import Amount, exact, positive
 from dpstream.privacy.state.identity import Identified
 from dpstream.records import Integers, Reals
 
@@ -126,12 +126,13 @@ class CountUnits(Count, identity="count_units"):
 
 @dataclass(frozen=True)
 class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
-    """SUM of a column, each value clamped to [lo, hi] first."""
+    """SUM of a column, each value clamped to `contribution_bounds_per_row`, (lo, hi), first."""
 
     name: str
     column: str = field(kw_only=True)
-    lo: Any = field(kw_only=True)
-    hi: Any = field(kw_only=True)
+    contribution_bounds_per_row: tuple[Amount, Amount] = field(kw_only=True, repr=False)
+    lo: Fraction = field(init=False)
+    hi: Fraction = field(init=False)
     quantum: Any = field(kw_only=True, default=None)
     chosen: bool = field(kw_only=True, default=True, repr=False)
     """Did the user choose the quantum?"""
@@ -139,22 +140,28 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
     error_bar: ClassVar[ErrorBar] = "fixed"
 
     def __post_init__(self) -> None:
-        lo, hi = exact(self.lo, "lo"), exact(self.hi, "hi")
+        given: Any = self.contribution_bounds_per_row
+        if not isinstance(given, tuple | list) or len(given) != 2:
+            raise InvalidParameter(
+                f"{self.name!r} needs contribution_bounds_per_row=(lo, hi); got {given!r}"
+            )
+        lo, hi = exact(given[0], "lo"), exact(given[1], "hi")
         if lo >= hi:
-            raise InvalidParameter(f"{self.name!r} needs lo < hi; got lo={self.lo}, hi={self.hi}")
+            raise InvalidParameter(f"{self.name!r} needs lo < hi; got lo={given[0]}, hi={given[1]}")
         if self.quantum is None:
             object.__setattr__(self, "chosen", False)
         quantum = _quantum(lo, hi) if self.quantum is None else positive(self.quantum, "quantum")
         if (lo / quantum).denominator > 1 or (hi / quantum).denominator > 1:
             raise InvalidParameter(
-                f"lo and hi of {self.name!r} must be multiples of its quantum; got lo={self.lo}, "
-                f"hi={self.hi}, quantum={quantum}"
+                f"lo and hi of {self.name!r} must be multiples of its quantum; got lo={given[0]}, "
+                f"hi={given[1]}, quantum={quantum}"
             )
         if max(abs(lo), abs(hi)) / quantum > 1 << 31:
             raise InvalidParameter(
                 f"{self.name!r} has more than 2^31 grid steps; use a coarser quantum"
             )
-        for name, value in (("lo", lo), ("hi", hi), ("quantum", quantum)):
+        found = {"contribution_bounds_per_row": (lo, hi), "lo": lo, "hi": hi, "quantum": quantum}
+        for name, value in found.items():
             object.__setattr__(self, name, value)
 
     def measures(self, one_row: bool) -> tuple[Measure, ...]:
@@ -184,7 +191,7 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
 
 @dataclass(frozen=True)
 class Avg(Sum, identity="avg"):
-    """AVG of a column, each value clamped to [lo, hi] first; NULL counts as the middle."""
+    """AVG of a column, each value clamped to its bounds first; NULL counts as the middle."""
 
     grows = False
     error_bar: ClassVar[ErrorBar] = "per_row"
@@ -215,7 +222,7 @@ class Avg(Sum, identity="avg"):
 
 @dataclass(frozen=True)
 class Variance(Avg, identity="variance"):
-    """VAR_POP of a column, each value clamped to [lo, hi] first; NULL counts as the middle."""
+    """VAR_POP of a column, each value clamped to its bounds first; NULL counts as the middle."""
 
     error_bar: ClassVar[ErrorBar] = "with_release"
 
@@ -248,7 +255,7 @@ class Variance(Avg, identity="variance"):
 
 @dataclass(frozen=True)
 class Stddev(Variance, identity="stddev"):
-    """STDDEV_POP of a column, each value clamped to [lo, hi] first."""
+    """STDDEV_POP of a column, each value clamped to its bounds first."""
 
     def answer(self, noisy: Sequence[Pair], nonnegative: bool) -> Pair:
         """The root of the variance; where that drowns in noise, so does this."""

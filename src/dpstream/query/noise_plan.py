@@ -97,7 +97,7 @@ class NoisePlan:
     def delta_slack(self) -> Fraction:
         """What selecting keys may take from delta; nothing if the keys are public."""
         query = self.query
-        return query.delta * query.selection_share if query.public_keys is None else Fraction(0)
+        return query.delta * query.selection_share if query.public_groups is None else Fraction(0)
 
     @cached_property
     def calibrated(self) -> QueryCalibration:
@@ -170,7 +170,7 @@ class NoisePlan:
     def _window(self, releases: int) -> WindowPlan:
         query = self.query
         plan = self._of_columns(releases, slice(len(query.measures)))
-        if query.public_keys is not None:
+        if query.public_groups is not None:
             return plan
         deviations = self._quantiles(releases) * plan.sigmas[0] * plan.process.error() * (1 + 1e-12)
         early = query.pre_threshold

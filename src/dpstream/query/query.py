@@ -55,7 +55,9 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     `debias="global"` estimates, under the same budget, what share of all rows the bounds have
     kept, and makes up for it in counts and sums; it counts at most `debias_rows` rows of a unit.
 
-    >>> Query(unit="user", keys=["url"], epsilon=1, delta=1e-9, max_groups_contributed=8).bounds
+    >>> query = Query(privacy_unit_column="user", keys=["url"], epsilon=1, delta=1e-9,
+    ...               max_groups_contributed=8)
+    >>> query.bounds
     Bounds(rows=8, groups=8, rows_per_group=1)
     """
 
@@ -144,7 +146,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     @property
     def in_rounds(self) -> bool:
         """Are keys found again and again, each time by the units since the last time?"""
-        return self.strategy == "sqlp" and self.public_keys is None
+        return self.strategy == "sqlp" and self.public_groups is None
 
     @property
     def rounds_of_units(self) -> bool:
@@ -163,7 +165,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         return all_measures(
             self.aggregates,
             one_row=self.one_row,
-            finder=finder if self.public_keys is None else None,
+            finder=finder if self.public_groups is None else None,
         )
 
     @property
@@ -192,7 +194,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         for aggregate in self.aggregates:
             for measure in aggregate.measures(self.one_row):
                 wishes[measure].append(given.get(aggregate.name, Fraction(1)))
-        if self.public_keys is None:
+        if self.public_groups is None:
             finder = wishes[self.measures[0]]
             if "selection" in given or not finder:
                 finder.append(given.get("selection", Fraction(1)))
@@ -202,14 +204,15 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     @property
     def protected(self) -> str:
         """All that one unit may change, in the words of its dataset's book."""
-        if self.period == "forever":
-            return rows_of(self.unit)
-        return rows_of(self.unit, time=f"{self.time}{self.counted_from}")
+        if self.privacy_unit_period == "forever":
+            return rows_of(self.privacy_unit_column)
+        return rows_of(self.privacy_unit_column, time=f"{self.time_column}{self.counted_from}")
 
     def promise(self, *, epsilon: Any, delta: Any) -> Terms:
         """The terms of a book for this query and others on its dataset.
 
-        >>> query = Query(unit="user", epsilon=1, delta=1e-9, max_groups_contributed=8)
+        >>> query = Query(privacy_unit_column="user", epsilon=1, delta=1e-9,
+        ...               max_groups_contributed=8)
         >>> query.promise(epsilon=6, delta=1e-8).describe()
         "mu_squared = 1.02443, tail = 4.95e-09, drift = 0.01 for all rows with one 'user' (forever)"
         """

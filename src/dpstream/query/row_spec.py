@@ -38,7 +38,8 @@ TIME_UNITS = {"us": 1, "ms": 1000, "s": SECOND, "min": 60 * SECOND, "h": 3600 * 
 _RESERVED = ("window_start", "window_end", "trigger_time", "release_index")
 _ZERO, _ONE_DAY = Micros(0), Micros(DAY)
 _KEYS = """
-    name unit period keys public_keys time time_unit time_origin arrival time_zone
+    name unit=privacy_unit_column period=privacy_unit_period keys public_keys=public_groups
+    time=time_column time_unit time_origin arrival=arrival_column time_zone
     window every triggers start end allowed_lateness
     column_types max_key_bytes max_ahead prepare finish
 """  # a field that gets another name keeps its key: key=new_name
@@ -84,9 +85,9 @@ class Finish(Protocol):
 class RowSpec(Identified, identity=None, keys=_KEYS):
     """Rows of a source, the groups they belong to, and the times at which groups are published.
 
-    `unit`: the column that names the protected unit, for ever or within each `period` of event
-    time. `keys`: the columns to group by; which groups exist is itself private, unless
-    `public_keys` lists them. `time`: the column of the event time; without it there is one window,
+    `privacy_unit_column` names the protected unit, for ever or within each `privacy_unit_period` of
+    event time. `keys`: the columns to group by; which groups exist is itself private, unless
+    `public_groups` lists them. `time_column` has the event time; without it there is one window,
     published once. `start` and `end` are public; rows outside are dropped. `every`: publish at
     these intervals; without it each window is published once, when it closes.
 
@@ -96,14 +97,14 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
     """
 
     name: str = "query"
-    unit: str
-    period: Any = "forever"
+    privacy_unit_column: str
+    privacy_unit_period: Any = "forever"
     keys: Sequence[str] = ()
-    public_keys: Sequence[Any] | None = None
-    time: str | None = None
+    public_groups: Sequence[Any] | None = None
+    time_column: str | None = None
     time_unit: str | None = None
     time_origin: Any = _ZERO
-    arrival: str | None = None
+    arrival_column: str | None = None
     time_zone: str = "UTC"
     window: Tumble | None = None
     every: Any = None
@@ -120,7 +121,7 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)
         put("keys", _column_names(self.keys))
-        put("public_keys", _one_tuple_per_group(self.keys, self.public_keys))
+        put("public_groups", _one_tuple_per_group(self.keys, self.public_groups))
         self._check_names()
         time_zone(self.time_zone)
         for name, time in self._understood_times():
@@ -138,9 +139,9 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
 
     def _check_names(self) -> None:
         """Refuse what would make a release ambiguous, or each group one unit."""
-        if self.unit in self.keys:
+        if self.privacy_unit_column in self.keys:
             raise InvalidParameter(
-                f"the unit {self.unit!r} must not be a key: each group would be one unit; group by "
+                f"the unit {self.privacy_unit_column!r} must not be a key: each group would be one unit; group by "
                 "other columns"
             )
         outputs = [*self.answer_columns, *self.keys, *_RESERVED]
@@ -158,8 +159,8 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
             yield name, duration(getattr(self, name), name, least=0)
         if self.every is not None:
             yield "every", duration(self.every, "every")
-        if self.period != "forever":
-            yield "period", duration(self.period, "period")
+        if self.privacy_unit_period != "forever":
+            yield "privacy_unit_period", duration(self.privacy_unit_period, "privacy_unit_period")
         for name in ("start", "end", "time_origin"):
             if getattr(self, name) is not None:
                 yield name, instant(getattr(self, name), name, self.time_zone)
@@ -177,15 +178,17 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
             raise InvalidParameter(
                 f"time_unit must be one of {', '.join(TIME_UNITS)}; got {self.time_unit!r}"
             )
-        timed = (self.window, self.every, self.triggers, self.start, self.end, self.arrival)
-        if self.time is None and any(item is not None for item in timed):
+        timed = (self.window, self.every, self.triggers, self.start, self.end, self.arrival_column)
+        if self.time_column is None and any(item is not None for item in timed):
             raise InvalidParameter(
-                "window, every, triggers, start, end and arrival need time=, the column of the "
-                "event time"
+                "window, every, triggers, start, end and arrival_column need time_column, the "
+                "column of the event time"
             )
-        if self.time is None and self.period != "forever":
-            raise InvalidParameter("a period needs time=, the column of the event time")
-        if self.time is not None and self.window is None and self.start is None:
+        if self.time_column is None and self.privacy_unit_period != "forever":
+            raise InvalidParameter(
+                "privacy_unit_period needs time_column, the column of the event time"
+            )
+        if self.time_column is not None and self.window is None and self.start is None:
             raise InvalidParameter(
                 "a query with a time column needs its public range: start= and end= (or a window "
                 "and a live source); taken from the data it would reveal the first and last row"
@@ -205,7 +208,13 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
     def columns(self) -> list[str]:
         """The columns that are read, once the source's are prepared."""
         values = [measure.column for measure in self.value_measures]
-        wanted = [self.unit, *self.keys, self.time, self.arrival, *values]
+        wanted = [
+            self.privacy_unit_column,
+            *self.keys,
+            self.time_column,
+            self.arrival_column,
+            *values,
+        ]
         return list(dict.fromkeys(name for name in wanted if name is not None))
 
     @property
@@ -239,20 +248,24 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
     @property
     def period_in_words(self) -> str:
         """What a unit's bounds and budget renew with."""
-        return "forever" if self.period == "forever" else in_words(self.period)
+        return (
+            "forever"
+            if self.privacy_unit_period == "forever"
+            else in_words(self.privacy_unit_period)
+        )
 
     @cached_property
     def periods(self) -> Ticks | None:
         """Periods of event time in which a user is one unit; None: for ever."""
-        if self.period == "forever":
+        if self.privacy_unit_period == "forever":
             return None
         origin = instant("1970-01-01", "the first period", self.time_zone)
-        return Ticks(origin=origin, size=self.period, zone=self.time_zone)
+        return Ticks(origin=origin, size=self.privacy_unit_period, zone=self.time_zone)
 
     @cached_property
     def schedule(self) -> Schedule:
         """When what is published; an endless query is given its start when it first runs."""
-        if self.time is None or self.start is None:
+        if self.time_column is None or self.start is None:
             return Schedule()
         ticks = partial(Ticks, origin=self.start, zone=self.time_zone)
         triggers: Any = self.triggers if self.every is None else ticks(size=self.every)
@@ -269,11 +282,11 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
     @property
     def live(self) -> bool:
         """Has it no end of its own?"""
-        return self.time is not None and self.end is None
+        return self.time_column is not None and self.end is None
 
     def starting(self, now: int) -> Self:
         """This query with its start fixed: the window that `now` lies in."""
-        if self.time is None or self.start is not None:
+        if self.time_column is None or self.start is not None:
             return self
         assert self.window is not None
         origin = instant("1970-01-01", "the first window", self.time_zone)
@@ -312,10 +325,10 @@ def _one_tuple_per_group(
     rows = tuple(tuple(row) if isinstance(row, tuple | list) else (row,) for row in given)
     if not rows or not keys or any(len(row) != len(keys) for row in rows):
         raise InvalidParameter(
-            f"public_keys must list one value for each of the key columns {list(keys)}; got "
+            f"public_groups must list one value for each of the key columns {list(keys)}; got "
             f"{list(given)[:3]!r}"
         )
     as_text = {tuple(None if item is None else str(item) for item in row) for row in rows}
     if len(as_text) < len(rows):  # in a column of text, 1 and "1" are one key
-        raise InvalidParameter("public_keys must not list a key twice")
+        raise InvalidParameter("public_groups must not list a group twice")
     return rows

@@ -38,14 +38,16 @@ class SeriesQuery(RowSpec, identity="series_query", keys="mechanism count"):
     published.
 
     >>> from dpstream.mechanisms import Uniform
-    >>> SeriesQuery(mechanism=Uniform(epsilon=1, window=24), unit="user", keys=["page"],
-    ...             public_keys=["a", "b"], time="ts", window=Tumble("1 hour")).protected
+    >>> query = SeriesQuery(mechanism=Uniform(epsilon=1, window=24), privacy_unit_column="user",
+    ...                     keys=["page"], public_groups=["a", "b"], time_column="ts",
+    ...                     window=Tumble("1 hour"))
+    >>> query.protected
     "all rows with one 'user' in 24 successive windows of 1 hour"
     """
 
     mechanism: Mechanism
     count: Count = field(default_factory=Count)
-    time: str
+    time_column: str
     window: Tumble
 
     def __post_init__(self) -> None:
@@ -59,13 +61,13 @@ class SeriesQuery(RowSpec, identity="series_query", keys="mechanism count"):
             raise InvalidParameter(
                 f"a time-series mechanism publishes one count; got {self.count!r}"
             )
-        if self.public_keys is None:
-            raise InvalidParameter("a time-series mechanism needs public_keys: the bins it fills")
-        if self.period != "forever":
+        if self.public_groups is None:
+            raise InvalidParameter("a time-series mechanism needs public_groups: the bins it fills")
+        if self.privacy_unit_period != "forever":
             raise InvalidParameter(
-                "a window, or w of them, is what is protected together: leave period out"
+                "a window, or w of them, is what is protected together: leave privacy_unit_period out"
             )
-        self._check_mechanism(len(self.public_keys))
+        self._check_mechanism(len(self.public_groups))
 
     def _check_mechanism(self, bins: int) -> None:
         """Refuse one that promises another thing, or cannot go through all windows."""
@@ -98,14 +100,14 @@ class SeriesQuery(RowSpec, identity="series_query", keys="mechanism count"):
         """What the promise is about, in words."""
         size, window = in_words(self.window.size), self.mechanism.terms().window or 1
         steps = f"{window} successive windows of {size}" if window > 1 else f"one window of {size}"
-        return f"{rows_of(self.unit)} in {steps}"
+        return f"{rows_of(self.privacy_unit_column)} in {steps}"
 
     @property
     def clock(self) -> str:
         """What one step is, in the words of its dataset's book: queries that share it agree."""
         return (
-            f"windows of {in_words(self.window.size)} of {self.time!r}{self.counted_from} from "
-            f"{iso(self.start)} ({self.time_zone}), one row of each {self.unit!r}"
+            f"windows of {in_words(self.window.size)} of {self.time_column!r}{self.counted_from} from "
+            f"{iso(self.start)} ({self.time_zone}), one row of each {self.privacy_unit_column!r}"
         )
 
     def terms(self) -> Terms:

@@ -181,7 +181,7 @@ def types_of(query: RowSpec, source: Types | None) -> Types:
 
     What the query declares goes before what the source says.
     """
-    names, prepare = (query.unit, *query.keys), query.prepare
+    names, prepare = (query.privacy_unit_column, *query.keys), query.prepare
     columns = names if prepare is None else prepare.columns
     kinds = {name: pa.string() if source is None else source[name] for name in columns}
     kinds |= {name: kind for name, kind in query.declared.items() if name in kinds}
@@ -194,10 +194,10 @@ def types_of(query: RowSpec, source: Types | None) -> Types:
 def types_before_rows(query: RowSpec) -> Types:
     """The same before any source has told its types: text, or what a list of public keys holds."""
     known = types_of(query, None)
-    for number, name in enumerate(query.keys if query.public_keys is not None else ()):
+    for number, name in enumerate(query.keys if query.public_groups is not None else ()):
         computed = query.prepare is not None and name not in query.prepare.columns
         if name not in query.declared and not computed:
-            listed = [row[number] for row in query.public_keys or ()]
+            listed = [row[number] for row in query.public_groups or ()]
             known[name] = canonical_type(_array(listed, name).type, name)
     return known
 
@@ -214,7 +214,7 @@ def listed_keys(listed: Sequence[Any], kind: pa.DataType, name: str) -> pa.Array
     if lost.any():
         wrong = listed[int(lost.argmax())]
         raise InvalidInput(
-            f"public_keys of column {name!r} must fit its type {kind}; got {wrong!r}"
+            f"public_groups of column {name!r} must fit its type {kind}; got {wrong!r}"
         )
     return keys
 
@@ -224,7 +224,7 @@ def _array(listed: Sequence[Any], name: str) -> pa.Array:
         return pa.array(listed)
     except (pa.ArrowException, OverflowError) as error:
         raise InvalidInput(
-            f"public_keys of column {name!r} must be of one type: {error}; or declare the "
+            f"public_groups of column {name!r} must be of one type: {error}; or declare the "
             f"column's: column_types={{{name!r}: 'STRING'}}"
         ) from None
 

@@ -193,7 +193,7 @@ class RowReader:
         inside = good & (columns["windows"] >= 0)
         late = np.zeros(len(inside), bool)
         schedule = self.query.schedule
-        by_clock = arrived is not None or self.query.arrival is not None
+        by_clock = arrived is not None or self.query.arrival_column is not None
         if by_clock and not schedule.overlapping:  # else some windows of a row may be over
             last_steps = schedule.last_steps(columns["windows"][inside])
             late[inside] = columns["steps"][inside] > last_steps
@@ -201,7 +201,7 @@ class RowReader:
         columns = _filtered(columns, inside & ~late)
         if "groups" not in columns:
             columns["groups"] = self.ids.groups(columns["keys"], len(columns["steps"]))
-        if self.query.public_keys is not None:  # other keys go before anything is bounded
+        if self.query.public_groups is not None:  # other keys go before anything is bounded
             known = np.isin(id_pairs(columns["groups"]), id_pairs(self.public_ids()))
             rejects.other_keys = int((~known).sum())
             columns = _filtered(columns, known)
@@ -213,12 +213,12 @@ class RowReader:
         """Every column that matters, parsed; rows that cannot be used are marked."""
         query = self.query
         for name in query.columns:
-            if name == query.unit:
+            if name == query.privacy_unit_column:
                 continue  # only hashed, never shown
             column, bad = once("text", name, make=partial(readable_text, table, name))
             table = table.set_column(table.column_names.index(name), name, column)
             flag(reasons, Reason.NOT_UTF8, bad)
-        units = self._typed(table, query.unit, reasons)
+        units = self._typed(table, query.privacy_unit_column, reasons)
         flag(reasons, Reason.MISSING_UNIT, missing(units))
         moments, arrivals = self._times(table, reasons, once)
         values = self._values(table, reasons, once)
@@ -251,7 +251,11 @@ class RowReader:
         """Ids of units and groups, where other queries may need them too."""
         if not once.shared:
             return {}
-        ids, unit, kinds = self.ids, self.query.unit, [str(kind) for kind in keys.schema.types]
+        ids, unit, kinds = (
+            self.ids,
+            self.query.privacy_unit_column,
+            [str(kind) for kind in keys.schema.types],
+        )
         names = once("names", ids.common, unit, str(units.type), make=partial(ids.names, units))
         of_keys = partial(ids.groups, keys, len(table))
         of = ("groups", ids.common, tuple(keys.column_names), tuple(kinds))
@@ -290,10 +294,10 @@ class RowReader:
     def public_ids(self) -> Words:
         """The ids of the public groups, in the order of the query's list."""
         if self._public is None:
-            ids = self.ids.groups(self.public_table(), len(self.query.public_keys or ()))
+            ids = self.ids.groups(self.public_table(), len(self.query.public_groups or ()))
             if len(np.unique(id_pairs(ids))) < len(ids):
                 raise InvalidInput(
-                    f"public_keys lists one key twice: by value, in the types {self.types}"
+                    f"public_groups lists one group twice: by value, in the types {self.types}"
                 )
             self._public = ids
         return self._public
@@ -304,7 +308,7 @@ class RowReader:
         query = self.query
         columns = {}
         for number, name in enumerate(query.keys):
-            listed = [row[number] for row in query.public_keys or ()]
+            listed = [row[number] for row in query.public_groups or ()]
             columns[name] = listed_keys(listed, self.types[name], name)
         return pa.table(columns or {"": pa.nulls(1)})
 
@@ -314,7 +318,9 @@ class RowReader:
 
     def settle_types(self) -> None:
         """Fix the types that no source has told, before the first release: they stay."""
-        if any(name not in self.types for name in (self.query.unit, *self.query.keys)):
+        if any(
+            name not in self.types for name in (self.query.privacy_unit_column, *self.query.keys)
+        ):
             self._fix_types(types_before_rows(self.query))
 
     def _fix_types(self, kinds: Types) -> None:
@@ -347,13 +353,13 @@ class RowReader:
 
     def _times(self, table: pa.Table, reasons: Codes, once: _Once) -> tuple[Integers, Integers]:
         """The event time and the arrival time of each row."""
-        if self.query.time is None:
+        if self.query.time_column is None:
             zero = np.zeros(len(table), np.int64)
             return zero, zero
-        moments = self._parsed_times(table, self.query.time, Reason.TIME, reasons, once)
-        if self.query.arrival is None:
+        moments = self._parsed_times(table, self.query.time_column, Reason.TIME, reasons, once)
+        if self.query.arrival_column is None:
             return moments, moments
-        arrival = self.query.arrival
+        arrival = self.query.arrival_column
         return moments, self._parsed_times(table, arrival, Reason.ARRIVAL, reasons, once)
 
     def _parsed_times(

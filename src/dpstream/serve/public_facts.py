@@ -111,7 +111,7 @@ class QueryDescription:
                     for name in self.figures
                 ],
             },
-            "unit": self.query.unit,
+            "unit": self.query.privacy_unit_column,
             "unit_period": None if series else self.query.period_in_words,
             "protected": self.query.protected,
             "epsilon": budget.get("epsilon", budget.get("total")),

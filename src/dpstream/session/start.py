@@ -34,7 +34,7 @@ def run(
     source: Any = None,
     sink: Any = None,
     history: Any = None,
-    checkpoint_location: str | Path | None = None,
+    state: str | Path | None = None,
     live: bool = False,
     secret: Secret | bytes | str | Path | None = None,
     ledger: Ledger | str | Path | None = None,
@@ -53,7 +53,7 @@ def run(
     "csv:out/", "jsonl:out/"), an `.sqlite` or `.duckdb` file, "-" for standard output, a URI, or a
     list of them.
 
-    With `checkpoint_location`, a directory, the run survives a kill at any moment; its secret is
+    With `state`, a directory, the run survives a kill at any moment; its secret is
     made beside it on first use: back it up. Rows that cannot be used go to `dead_letters` (default:
     in the state directory), with the reason.
 
@@ -68,14 +68,14 @@ def run(
     >>> import pyarrow as pa
     >>> from dpstream.query.query import Query
     >>> clicks = pa.table({"user": ["ann", "bob"] * 500, "page": ["home"] * 1000})
-    >>> query = Query(unit="user", keys=["page"], public_keys=["home"], epsilon=5, delta=1e-9,
-    ...               max_groups_contributed=1)
+    >>> query = Query(privacy_unit_column="user", keys=["page"], public_groups=["home"],
+    ...               epsilon=5, delta=1e-9, max_groups_contributed=1)
     >>> [table.column_names for table in run(query, source=clicks)]
     [['page', 'count', 'count_stddev', 'trigger_time', 'release_index']]
     """
     if source is None and history is None:
         raise InvalidParameter("a run needs a source: files, a table, or '-' for standard input")
-    folder = None if checkpoint_location is None else Path(checkpoint_location)
+    folder = None if state is None else Path(state)
     if ledger is None:
         warn_of_own_book("query", folder, stacklevel=2)
     given = own_ledger(ledger, folder)
@@ -115,7 +115,7 @@ def run_all(
     source: Any,
     sink: Any = None,
     history: Any = None,
-    checkpoint_location: str | Path | None = None,
+    state: str | Path | None = None,
     live: bool = False,
     secret: Secret | bytes | str | Path | None = None,
     ledger: Ledger | str | Path | None = None,
@@ -128,7 +128,7 @@ def run_all(
     """Publish several queries of one dataset: one read of each source, one book, one secret.
 
     `source`: what all of them read, or a `Feed` for each by the query's name; queries with the same
-    feed share one read. Each query has a state directory of its own in `checkpoint_location`, and
+    feed share one read. Each query has a state directory of its own in `state`, and
     its releases go to the one sink under its name. The book is that of `ledger`; it must hold all
     of them, so open it with `query.promise` or `dpstream ledger open` first. Queries that do not
     fit into it together are refused here, before a row is read (unless `check_budget` is off,
@@ -139,7 +139,7 @@ def run_all(
     names = [query.name for query in queries]
     if not queries or len(set(names)) < len(names):
         raise InvalidParameter(f"queries that run together need different names; got {names}")
-    folder = None if checkpoint_location is None else Path(checkpoint_location)
+    folder = None if state is None else Path(state)
     if ledger is None:
         warn_of_own_book("set of queries", folder, stacklevel=2)
     folders = {name: None if folder is None else folder / safe_name(name) for name in names}
@@ -172,7 +172,7 @@ def run_all(
             history=views[query.name][1],
             live=engine is not None and feeds[query.name].live,
             engine=engine,
-            checkpoint_location=folders[query.name],
+            state=folders[query.name],
             secret=Secret.of(kept),
             ledger=book,
             dataset=dataset,

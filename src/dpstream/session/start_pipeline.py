@@ -34,7 +34,7 @@ def start(
             book.queries,
             source=pipeline.feeds,
             sink=[*pipeline.sinks, *sinks] or None,
-            checkpoint_location=pipeline.state,
+            state=pipeline.state,
             secret=pipeline.secret,
             ledger=ledgers[book.ledger],
             dataset=book.dataset,

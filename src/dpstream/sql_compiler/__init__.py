@@ -25,7 +25,7 @@ def sql(text: str, name: str | None = None, **options: Any) -> Query | SeriesQue
     ...                     max_groups_contributed = 4)
     ...            page, COUNT(*) AS clicks
     ...     FROM log GROUP BY page''')
-    >>> query.unit, query.keys, query.bounds
+    >>> query.privacy_unit_column, query.keys, query.bounds
     ('user_id', ('page',), Bounds(rows=4, groups=4, rows_per_group=1))
     """
     if not isinstance(name, str | None):

@@ -16,7 +16,7 @@ from dpstream.query.series_query import SeriesQuery
 from dpstream.query.windows import Cumulate, Hop, Tumble
 from dpstream.sql_compiler.draft import Draft, called
 from dpstream.sql_compiler.post_process import Finisher
-from dpstream.sql_compiler.privacy_clause import OPTIONS, WrongKind, interval, node_of
+from dpstream.sql_compiler.privacy_clause import OPTIONS, WrongKind, interval, node_of, parameter_of
 from dpstream.sql_compiler.relation import inline_tables
 from dpstream.sql_compiler.row_expressions import Builder, bounded_aggregates
 from dpstream.sql_compiler.select import (
@@ -104,7 +104,7 @@ def window_and_time(draft: Draft) -> None:
             raise draft.refusal(
                 window, f"{kind} takes a table, the time column and {made.takes}", made.example
             )
-        if parameters.setdefault("time", time.name) != time.name:
+        if parameters.setdefault("time_column", time.name) != time.name:
             raise draft.refusal(window, "two time columns are named", "leave time_column out")
         lengths = [_length(draft, kind, size) for size in sizes]
         try:
@@ -112,7 +112,7 @@ def window_and_time(draft: Draft) -> None:
         except InvalidParameter as error:
             raise draft.refusal(window, str(error), made.example) from None
     emit = draft.select.args.get("emit")
-    if emit is not None and "time" not in parameters:
+    if emit is not None and "time_column" not in parameters:
         raise draft.refusal(
             emit,
             "EMIT needs event times",
@@ -153,8 +153,8 @@ def bounded_groups(draft: Draft) -> None:
 def endless_windows_need_a_period(draft: Draft) -> None:
     """Over endless windows one budget per unit needs saying for how long a unit is one."""
     parameters = draft.parameters
-    endless = "time" in parameters and parameters.get("end") is None and not draft.series
-    if endless and "period" not in parameters:
+    endless = "time_column" in parameters and parameters.get("end") is None and not draft.series
+    if endless and "privacy_unit_period" not in parameters:
         raise draft.refusal(
             draft.relation.window or draft.clause,
             "the windows have no end, and it is not said for how long a user is one unit",
@@ -205,9 +205,9 @@ def _query(draft: Draft) -> Query | SeriesQuery:
 def _pointed(draft: Draft, error: InvalidParameter) -> InvalidParameter:
     """A complaint about a parameter, under the option that gave it."""
     message = str(error)
-    for option in OPTIONS.values():
-        node = node_of(draft.clause, option.parameter)
-        if node is not None and re.match(rf"(the )?{option.parameter}\b", message):
+    for parameter in map(parameter_of, OPTIONS):
+        node = node_of(draft.clause, parameter)
+        if node is not None and re.match(rf"(the )?{parameter}\b", message):
             return draft.refusal(node, message, "change the option")
     return draft.refusal(draft.clause, message, "change the options")
 
@@ -235,7 +235,8 @@ def remarks(compiled: Compiled) -> list[str]:
         return []
     verb = "counts" if len(counted) == 1 else "count"
     told = (
-        f"{query.name}: {' and '.join(counted)} {verb} one row of each {query.unit!r} and group; "
-        "for up to 3 add max_rows_per_group = 3 to OPTIONS (more noise), or = 1 if it is meant"
+        f"{query.name}: {' and '.join(counted)} {verb} one row of each "
+        f"{query.privacy_unit_column!r} and group; for up to 3 add max_rows_per_group = 3 to "
+        "OPTIONS (more noise), or = 1 if it is meant"
     )
     return [told]

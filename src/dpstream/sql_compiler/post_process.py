@@ -290,7 +290,7 @@ class Finisher:
     def _shown(self, made: tuple[ComputedColumn, ...]) -> tuple[str, ...] | None:
         """The columns in SELECT's order, with their error bars; None if the engine has it so."""
         draft = self.draft
-        windows = list(WINDOW_COLUMNS) if "time" in draft.parameters else []
+        windows = list(WINDOW_COLUMNS) if "time_column" in draft.parameters else []
         intervals = [] if draft.parameters.get("confidence") is None else ["_low", "_high"]
         with_bars = {each.name: ["_stddev"] for each in made if each.spread is not None}
         with_bars |= {name: ["_stddev", *intervals] for name in self._aggregates}
@@ -316,7 +316,7 @@ class Finisher:
         names = [name for each in draft.aggregates for name in (each, f"{each}_stddev")]
         names = [name for name in names if name.removesuffix("_stddev") not in draft.hidden]
         names += [*draft.computed, *draft.keys, *SHOWN_ALWAYS]
-        if "time" in draft.parameters:
+        if "time_column" in draft.parameters:
             names += WINDOW_COLUMNS
         if isinstance(node, exp.Literal) and not node.is_string:
             node = self._by_number(node)

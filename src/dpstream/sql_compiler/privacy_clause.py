@@ -202,45 +202,48 @@ _ITS_COLUMN = "privacy_unit_column = user_id"
 
 @dataclass(frozen=True)
 class Option:
-    """The query's parameter, the reader of a value in SQL, and what becomes of a Python value."""
+    """The reader of a value in SQL, what becomes of a Python value, the parameter it sets.
 
-    parameter: str
+    An option has the name of its parameter of `Query`, unless `sets` names another one.
+    """
+
     read: Callable[[Any], Any]
     given: Callable[[Any], Any] = lambda value: value
+    sets: str = ""
 
 
 OPTIONS = {
-    "epsilon": Option("epsilon", number),
-    "delta": Option("delta", number),
-    "privacy_unit_column": Option("unit", column),
-    "privacy_unit_period": Option("period", period),
-    "max_groups_contributed": Option("max_groups_contributed", whole),
-    "max_rows_per_group": Option("max_rows_per_group", whole),
-    "max_rows_contributed": Option("max_rows_contributed", whole),
-    "column_types": Option("column_types", types, named),
-    "max_key_bytes": Option("max_key_bytes", whole),
-    "public_groups": Option("public_keys", groups),
-    "strategy": Option("strategy", text, one_of("latched", "sqlp")),
-    "weights": Option("weights", weights, named),
-    "confidence": Option("confidence", lambda node: float(number(node))),
-    "debias": Option("debias", text, one_of("global")),
-    "debias_rows": Option("debias_rows", whole),
-    "min_change": Option("min_change", lambda node: float(number(node))),
-    "nonnegative": Option("nonnegative", flag),
-    "pre_threshold": Option("pre_threshold", whole),
-    "min_privacy_units_per_group": Option("pre_threshold", whole, one_less),
-    "time_column": Option("time", column),
-    "time_unit": Option("time_unit", text),
-    "time_origin": Option("time_origin", instant),
-    "time_zone": Option("time_zone", text),
-    "arrival_column": Option("arrival", column),
-    "allowed_lateness": Option("allowed_lateness", interval),
-    "start": Option("start", instant),
-    "end": Option("end", instant),
-    "privacy_unit": Option("privacy_unit", text, words),
-    "w": Option("w", whole),
-    "mechanism": Option("mechanism", text, words),
-    "mechanism_options": Option("mechanism_options", parameters, named),
+    "epsilon": Option(number),
+    "delta": Option(number),
+    "privacy_unit_column": Option(column),
+    "privacy_unit_period": Option(period),
+    "max_groups_contributed": Option(whole),
+    "max_rows_per_group": Option(whole),
+    "max_rows_contributed": Option(whole),
+    "column_types": Option(types, named),
+    "max_key_bytes": Option(whole),
+    "public_groups": Option(groups),
+    "strategy": Option(text, one_of("latched", "sqlp")),
+    "weights": Option(weights, named),
+    "confidence": Option(lambda node: float(number(node))),
+    "debias": Option(text, one_of("global")),
+    "debias_rows": Option(whole),
+    "min_change": Option(lambda node: float(number(node))),
+    "nonnegative": Option(flag),
+    "pre_threshold": Option(whole),
+    "min_privacy_units_per_group": Option(whole, one_less, sets="pre_threshold"),
+    "time_column": Option(column),
+    "time_unit": Option(text),
+    "time_origin": Option(instant),
+    "time_zone": Option(text),
+    "arrival_column": Option(column),
+    "allowed_lateness": Option(interval),
+    "start": Option(instant),
+    "end": Option(instant),
+    "privacy_unit": Option(text, words),
+    "w": Option(whole),
+    "mechanism": Option(text, words),
+    "mechanism_options": Option(parameters, named),
 }
 """BigQuery's names where it has them; `start` and `end` of event time are public."""
 
@@ -253,10 +256,10 @@ def read_options(statement: Statement, clause: exp.Expr) -> dict[str, Any]:
             raise statement.refusal(node, "an option is name = value", f"write {_ITS_COLUMN}")
         name = node.this.name.lower()
         option = known(statement, node.this, name)
-        if option.parameter in found:
+        if parameter_of(name) in found:
             raise statement.refusal(node, f"{name} is given twice", "give it once")
         try:
-            found[option.parameter] = option.given(option.read(node.expression))
+            found[parameter_of(name)] = option.given(option.read(node.expression))
         except WrongKind as wanted:
             raise statement.refusal(
                 node.expression, f"{name} cannot be {canonical(node.expression)}", f"give {wanted}"
@@ -270,7 +273,7 @@ def read_overrides(statement: Statement, overrides: dict[str, Any]) -> dict[str,
     for name, value in overrides.items():
         option = known(statement, None, name)
         try:
-            found[option.parameter] = option.given(value)
+            found[parameter_of(name)] = option.given(value)
         except WrongKind as wanted:
             raise statement.refusal(None, f"{name} cannot be {value!r}", f"give {wanted}") from None
     return found
@@ -284,11 +287,16 @@ def known(statement: Statement, node: exp.Expr | None, name: str) -> Option:
     raise statement.refusal(node, f"there is no option {name}", fix)
 
 
+def parameter_of(option: str) -> str:
+    """The parameter of `Query` that an option sets."""
+    return OPTIONS[option].sets or option
+
+
 def node_of(clause: exp.Expr, parameter: str) -> exp.Expr | None:
     """Where a parameter was given."""
     given: list[exp.Expr] = clause.expressions
     for node in given:
         name = node.this.name.lower() if isinstance(node, exp.EQ) else ""
-        if name in OPTIONS and OPTIONS[name].parameter == parameter:
+        if name in OPTIONS and parameter_of(name) == parameter:
             return node
     return None

@@ -146,12 +146,13 @@ def _counts_units(draft: Draft, call: exp.Expr, distinct: exp.Expr) -> None:
         and not parts(distinct) - {"expressions"}
     ):
         found = substitute(draft, column, draft.relation)
-    if not isinstance(found, exp.Column) or found.name != draft.parameters["unit"]:
+    unit = draft.parameters["privacy_unit_column"]
+    if not isinstance(found, exp.Column) or found.name != unit:
         raise draft.refusal(
             call,
             "only the privacy unit can be counted DISTINCT: other values are shared by units, and "
             "the change by one unit is not known",
-            f"write COUNT(DISTINCT {draft.parameters['unit']}), or group by the column",
+            f"write COUNT(DISTINCT {unit}), or group by the column",
         )
 
 
@@ -171,8 +172,8 @@ class Builder:
         self.draft, parameters = draft, draft.parameters
         self.zone = str(parameters.get("time_zone", "UTC"))
         self._compiler = compiler(draft.statement, self.zone)
-        whole = (parameters.get(name) for name in ("unit", "time", "arrival"))
-        self.kept: list[str] = [name for name in whole if name is not None]
+        kept = ("privacy_unit_column", "time_column", "arrival_column")
+        self.kept: list[str] = [parameters[name] for name in kept if name in parameters]
         self.made: dict[str, Expression] = {}
 
     def expression(self, node: exp.Expr) -> Expression:
@@ -219,13 +220,14 @@ class Builder:
             ones = exp.Case(
                 ifs=[exp.If(this=test, true=exp.Literal.number(1))], default=exp.Literal.number(0)
             )
-            return Sum(name, column=self.value(ones), lo=0, hi=1, quantum=1)
+            return Sum(name, column=self.value(ones), contribution_bounds_per_row=(0, 1), quantum=1)
         named = named_arguments(call)
-        lo, hi = (self._number(each) for each in named["contribution_bounds_per_row"].expressions)
+        lo, hi = map(self._number, named["contribution_bounds_per_row"].expressions)
         quantum = self._number(named["quantum"]) if "quantum" in named else None
         kind = BOUNDED[called(call)]
         try:
-            return kind(name, column=self.value(node), lo=lo, hi=hi, quantum=quantum)
+            column = self.value(node)
+            return kind(name, column=column, contribution_bounds_per_row=(lo, hi), quantum=quantum)
         except InvalidParameter as error:
             raise self.draft.refusal(call, str(error), "change the bounds") from None
 

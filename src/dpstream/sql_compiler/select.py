@@ -88,7 +88,7 @@ def is_window_column(draft: Draft, node: exp.Expr) -> bool:
 
 def unit_stays_hidden(draft: Draft) -> None:
     """Nothing made of the unit is a key: each group would be one unit."""
-    unit = draft.parameters["unit"]
+    unit = draft.parameters["privacy_unit_column"]
     for item in draft.select.expressions:
         if isinstance(item, exp.Column) and item.name == unit and unit not in draft.keys:
             raise draft.refusal(

@@ -16,7 +16,7 @@ from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler.draft import Draft, called
 from dpstream.sql_compiler.expressions import nearest
-from dpstream.sql_compiler.privacy_clause import OPTIONS, node_of
+from dpstream.sql_compiler.privacy_clause import node_of
 
 _UNITS = ("user", "event", "w_event")
 _OF_SERIES = ("w", "mechanism", "mechanism_options")
@@ -24,7 +24,7 @@ _OF_USERS = (
     "max_groups_contributed",
     "max_rows_per_group",
     "max_rows_contributed",
-    "period",
+    "privacy_unit_period",
     "pre_threshold",
     "min_change",
     "nonnegative",
@@ -79,16 +79,15 @@ def which_unit(draft: Draft) -> None:
 
 
 def _misplaced(name: str, *, series: bool) -> tuple[str, str]:
-    shown = next(option for option, each in OPTIONS.items() if each.parameter == name)
     if not series:
-        return f"{shown} goes with time-series mechanisms", "add privacy_unit = 'w_event'"
-    if name == "period":
+        return f"{name} goes with time-series mechanisms", "add privacy_unit = 'w_event'"
+    if name == "privacy_unit_period":
         return (
-            f"{shown} goes with users: here a window, or w of them, is what is protected together",
+            f"{name} goes with users: here a window, or w of them, is what is protected together",
             "leave it out",
         )
     return (
-        f"{shown} goes with users: here at most one row of a unit enters each window",
+        f"{name} goes with users: here at most one row of a unit enters each window",
         "leave it out",
     )
 
@@ -149,7 +148,7 @@ def one_count(draft: Draft) -> None:
             "a time-series mechanism publishes one count, and each row is one unit's only one",
             "keep one COUNT(*)",
         )
-    if draft.keys and "public_keys" not in draft.parameters:
+    if draft.keys and "public_groups" not in draft.parameters:
         raise draft.refusal(
             draft.select.args["group"],
             "a time-series mechanism does not find groups: which ones there are must be public",

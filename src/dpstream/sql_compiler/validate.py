@@ -317,27 +317,28 @@ def options(draft: Draft) -> None:
 def what_is_protected(draft: Draft) -> None:
     """Unit, epsilon and delta have no defaults."""
     wanted = {
-        "unit": ("which column names the protected unit", "privacy_unit_column = user_id"),
-        "epsilon": ("how much may be learned about a unit", "epsilon = 1"),
+        "privacy_unit_column": ("which column names the protected unit", "user_id"),
+        "epsilon": ("how much may be learned about a unit", "1"),
     }
     if not draft.series:
-        wanted["delta"] = ("with which chance more may be learned", "delta = 1e-9")
-    for parameter, (meaning, fix) in wanted.items():
-        if parameter not in draft.parameters:
-            option = fix.split(" = ")[0]
+        wanted["delta"] = ("with which chance more may be learned", "1e-9")
+    for option, (meaning, example) in wanted.items():
+        if option not in draft.parameters:
             raise draft.refusal(
-                draft.clause, f"{option} is missing: {meaning}", f"add {fix} to OPTIONS"
+                draft.clause,
+                f"{option} is missing: {meaning}",
+                f"add {option} = {example} to OPTIONS",
             )
 
 
 def unit_is_a_column(draft: Draft) -> None:
     """The unit is a column of the source: anything made of it could split one person in many."""
-    _plain(draft, "unit", "the privacy unit", "one person could become many units")
+    _plain(draft, "privacy_unit_column", "the privacy unit", "one person could become many units")
 
 
 def times_are_columns(draft: Draft) -> None:
     """Event time and arrival are columns of the source: periods and budget are counted by them."""
-    for parameter in ("time", "arrival"):
+    for parameter in ("time_column", "arrival_column"):
         if parameter in draft.parameters:
             _plain(draft, parameter, "the time", "periods would be cut at other times")
 

@@ -120,7 +120,7 @@ def test_one_cover_per_stream_or_epoch(name, tmp_path):
     assert lines["count"]["amount"] == "0"
     assert [ledger.left("stream", step) for step in (0, 3, 4, 39)] == [0, 0, 0, 0]
     with pytest.raises(BudgetExceeded):
-        dps.release(counter(name), [[1]], ledger=ledger, query="again")
+        dps.release(counter(name), [[1]], ledger=ledger, name="again")
 
 
 def test_epsilon_and_delta_buy_their_rho():

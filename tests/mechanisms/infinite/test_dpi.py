@@ -170,12 +170,13 @@ def test_a_restart_with_algorithm_3_goes_on_as_if_nothing_had_happened(tmp_path)
     block = skewed(60)
     whole = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
     expected = [r.values.tobytes() for batch in whole.feed(block) for r in batch]
-    first = dps.Runner(mechanism, secret=SECRET, run_id=RUN)
+    state = tmp_path / "state"
+    first = dps.Runner(mechanism, state=state, secret=SECRET, run_id=RUN)
     before = [r.values.tobytes() for batch in first.feed(block[:31]) for r in batch]
     size = len(pack(first._progress.state, kind="mechanism state"))
-    first.save(tmp_path / "state")
+    first.save()
     first.close()
-    second = dps.Runner.load(tmp_path / "state", secret=SECRET)
+    second = dps.Runner(mechanism, state=state, secret=SECRET)
     after = [r.values.tobytes() for batch in second.feed(block[31:]) for r in batch]
 
     assert before + after == expected

@@ -80,17 +80,16 @@ def erase_unit(flow: Flow, directory: RunDirectory, unit: Any, *, digest_key: by
 
 def _ids(flow: Flow, unit: Any) -> Iterator[Words]:
     """The unit's ids, one per period that has state."""
-    kind = flow.reader.types.get(flow.query.unit)
+    name = flow.query.privacy_unit_column
+    kind = flow.reader.types.get(name)
     if kind is None:
         raise StateError("this run has read nothing yet; there is nothing to erase")
     try:
-        value, lost = in_type(pa.array([unit]), kind, flow.query.unit)
+        value, lost = in_type(pa.array([unit]), kind, name)
     except (InvalidInput, pa.ArrowException, OverflowError):
         value, lost = pa.nulls(1, kind), np.ones(1, bool)
     if lost.any():
-        raise InvalidInput(
-            f"the unit must fit the type of column {flow.query.unit!r}, {kind}; got {unit!r}"
-        )
+        raise InvalidInput(f"the unit must fit the type of column {name!r}, {kind}; got {unit!r}")
     for period in sorted(flow.state.periods):
         yield flow.reader.ids.units(value, np.array([period]))
 

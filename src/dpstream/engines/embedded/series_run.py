@@ -34,7 +34,7 @@ from dpstream.group_by.step_counts import StepCounts
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.state import InputLog, Secret, mint_run_id, read_packed, write_packed
+from dpstream.privacy.state import InputLog, Secret, read_packed, write_packed
 from dpstream.privacy.state.durable_files import writing
 from dpstream.privacy.state.run_directory import (
     ANEW,
@@ -101,7 +101,7 @@ class SeriesState:
         step = self.runner.steps_done
         rows = rows | {"run": self.runner.run_id, "step": step}
         write_packed(self.folder / f"rows-{step}.dps", rows, kind="open windows")
-        self.runner.save(self.folder)
+        self.runner.save()
         for path in sorted(self.folder.glob("rows-*.dps"), key=_number)[:-2]:
             path.unlink()
 
@@ -128,7 +128,7 @@ def open_series(
         kept = Secret.of(secret)
         book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         agree(book, dataset, query.terms())
-        runner = _runner(query, kept, book, dataset, run_id)
+        runner = _runner(query, kept, book, dataset, run_id=run_id)
         return SeriesState(runner=runner, secret=kept, notes=notes, shared_ledger=shared)
     drop_unbegun(folder)
     about, kept = find_run(
@@ -138,15 +138,15 @@ def open_series(
     try:
         agree(book, dataset, query.terms())
         if about is None:
-            runner = _runner(query, kept, book, dataset, run_id)
+            runner = _runner(query, kept, book, dataset, run_id=run_id)
             runner.attach(folder, kind=KIND, more={"facts": query.facts(), "notes": notes})
             try:
-                runner.save(folder)
+                runner.save()
             except BaseException:
                 runner.close()
                 raise
         else:
-            runner = Runner.load(folder, secret=kept, ledger=book, clock=query.clock)
+            runner = _runner(query, kept, book, dataset, state=folder)
             notes = about["notes"]
     except BaseException:
         if not shared:
@@ -168,16 +168,23 @@ def agree(ledger: Ledger, dataset: str, terms: Terms) -> None:
 
 
 def _runner(
-    query: SeriesQuery, secret: Secret, ledger: Ledger, dataset: str, run_id: bytes | None
+    query: SeriesQuery,
+    secret: Secret,
+    ledger: Ledger,
+    dataset: str,
+    *,
+    state: Path | None = None,
+    run_id: bytes | None = None,
 ) -> Runner:
     return Runner(
         query.mechanism,
+        state=state,
         secret=secret,
-        run_id=mint_run_id() if run_id is None else run_id,
         ledger=ledger,
         dataset=dataset,
-        query=query.name,
+        name=query.name,
         clock=query.clock,
+        run_id=run_id,
     )
 
 

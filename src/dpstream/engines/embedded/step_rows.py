@@ -329,15 +329,15 @@ class FileInput:
         query = self._chunks.reader.query
         source = self._chunks.source
         declared = source.columns(partition)
-        plain = query.prepare is None and query.arrival is None and query.time_unit is None
-        if query.time is None or query.time in query.declared:
+        plain = query.prepare is None and query.arrival_column is None and query.time_unit is None
+        if query.time_column is None or query.time_column in query.declared:
             return None
         if not isinstance(source, ChunkRanges) or declared is None or not plain:
             return None
-        kind = declared.get(query.time)
+        kind = declared.get(query.time_column)
         if query.time_zone != "UTC" and getattr(kind, "tz", None) is None:
             return None  # times without an offset, in a zone with daylight saving
-        told = source.chunk_ranges(partition, query.time)
+        told = source.chunk_ranges(partition, query.time_column)
         if told is None:
             return None
         last = query.schedule.steps
@@ -353,10 +353,12 @@ class FileInput:
         query = reader.query
         if query.prepare is not None:  # the time may be made of anything
             wanted = query.source_columns
-        elif query.time is None:
-            wanted = [query.unit]
+        elif query.time_column is None:
+            wanted = [query.privacy_unit_column]
         else:
-            wanted = [name for name in (query.time, query.arrival) if name is not None]
+            wanted = [
+                name for name in (query.time_column, query.arrival_column) if name is not None
+            ]
         batch = self._chunks.source.read(partition, position, columns=wanted)
         steps = reader.steps_of(batch.table)
         last = query.schedule.steps

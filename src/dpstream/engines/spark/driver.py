@@ -150,7 +150,7 @@ class Intake:
 
     def learn(self, source: Any, partitions: Sequence[str]) -> None:
         """Fix the types of unit and keys by what the source declares."""
-        if self.reader.query.unit in self.reader.types:
+        if self.reader.query.privacy_unit_column in self.reader.types:
             return
         if is_frame(source):
             self.reader.learn({one.name: one.type for one in arrow_schema(source)})
