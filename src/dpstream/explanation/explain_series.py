@@ -97,7 +97,8 @@ def _unit(query: SeriesQuery) -> str:
     return (
         f"Protected are {query.protected}, there or not: that changes the chance of anything that "
         "is published only within the budget. Other rows in their place count as two such changes. "
-        f"What the same {query.privacy_unit_column} does in {beyond} is not protected together with it."
+        f"What the same {query.privacy_unit_column} does in {beyond} is not protected "
+        "together with it."
     )
 
 

@@ -139,9 +139,10 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
 
     def _check_names(self) -> None:
         """Refuse what would make a release ambiguous, or each group one unit."""
-        if self.privacy_unit_column in self.keys:
+        unit = self.privacy_unit_column
+        if unit in self.keys:
             raise InvalidParameter(
-                f"the unit {self.privacy_unit_column!r} must not be a key: each group would be one unit; group by "
+                f"the unit {unit!r} must not be a key: each group would be one unit; group by "
                 "other columns"
             )
         outputs = [*self.answer_columns, *self.keys, *_RESERVED]

@@ -65,7 +65,8 @@ class SeriesQuery(RowSpec, identity="series_query", keys="mechanism count"):
             raise InvalidParameter("a time-series mechanism needs public_groups: the bins it fills")
         if self.privacy_unit_period != "forever":
             raise InvalidParameter(
-                "a window, or w of them, is what is protected together: leave privacy_unit_period out"
+                "a window, or w of them, is what is protected together: leave out "
+                "privacy_unit_period"
             )
         self._check_mechanism(len(self.public_groups))
 
@@ -105,9 +106,10 @@ class SeriesQuery(RowSpec, identity="series_query", keys="mechanism count"):
     @property
     def clock(self) -> str:
         """What one step is, in the words of its dataset's book: queries that share it agree."""
+        size, time = in_words(self.window.size), f"{self.time_column!r}{self.counted_from}"
         return (
-            f"windows of {in_words(self.window.size)} of {self.time_column!r}{self.counted_from} from "
-            f"{iso(self.start)} ({self.time_zone}), one row of each {self.privacy_unit_column!r}"
+            f"windows of {size} of {time} from {iso(self.start)} ({self.time_zone}), one row of "
+            f"each {self.privacy_unit_column!r}"
         )
 
     def terms(self) -> Terms:
