@@ -209,13 +209,8 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
     def columns(self) -> list[str]:
         """The columns that are read, once the source's are prepared."""
         values = [measure.column for measure in self.value_measures]
-        wanted = [
-            self.privacy_unit_column,
-            *self.keys,
-            self.time_column,
-            self.arrival_column,
-            *values,
-        ]
+        times = [self.time_column, self.arrival_column]
+        wanted = [self.privacy_unit_column, *self.keys, *times, *values]
         return list(dict.fromkeys(name for name in wanted if name is not None))
 
     @property
@@ -249,11 +244,8 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
     @property
     def period_in_words(self) -> str:
         """What a unit's bounds and budget renew with."""
-        return (
-            "forever"
-            if self.privacy_unit_period == "forever"
-            else in_words(self.privacy_unit_period)
-        )
+        period = self.privacy_unit_period
+        return "forever" if period == "forever" else in_words(period)
 
     @cached_property
     def periods(self) -> Ticks | None:

@@ -251,12 +251,9 @@ class RowReader:
         """Ids of units and groups, where other queries may need them too."""
         if not once.shared:
             return {}
-        ids, unit, kinds = (
-            self.ids,
-            self.query.privacy_unit_column,
-            [str(kind) for kind in keys.schema.types],
-        )
+        ids, unit = self.ids, self.query.privacy_unit_column
         names = once("names", ids.common, unit, str(units.type), make=partial(ids.names, units))
+        kinds = [str(kind) for kind in keys.schema.types]
         of_keys = partial(ids.groups, keys, len(table))
         of = ("groups", ids.common, tuple(keys.column_names), tuple(kinds))
         return {"names": names, "groups": once(*of, make=of_keys)}
@@ -318,9 +315,7 @@ class RowReader:
 
     def settle_types(self) -> None:
         """Fix the types that no source has told, before the first release: they stay."""
-        if any(
-            name not in self.types for name in (self.query.privacy_unit_column, *self.query.keys)
-        ):
+        if not {self.query.privacy_unit_column, *self.query.keys} <= self.types.keys():
             self._fix_types(types_before_rows(self.query))
 
     def _fix_types(self, kinds: Types) -> None:
