@@ -178,8 +178,8 @@ def test_an_aggregate_by_another_name_is_the_same(monkeypatch):
     copy = renamed(aggregates, monkeypatch, *words)
     one = dps.Avg("a", column="x", contribution_bounds_per_row=(0, 1))
 
-    assert canonical(copy.Mean("a", of="x", lo=0, hi=1)) == canonical(one)
-    assert canonical(copy.Mean("a", of="y", lo=0, hi=1)) != canonical(one)
+    assert canonical(copy.Mean("a", of="x", contribution_bounds_per_row=(0, 1))) == canonical(one)
+    assert canonical(copy.Mean("a", of="y", contribution_bounds_per_row=(0, 1))) != canonical(one)
 
 
 def test_a_mechanism_without_identity_is_refused():
