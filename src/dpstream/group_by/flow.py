@@ -131,7 +131,7 @@ class Flow:
         """The table of every window that is due: noise is drawn here, and only here."""
         releases = []
         for due in self.query.schedule.due(step):
-            noisy = self.perturb(due, spend)
+            noisy = self.perturb(due, spend)  # select keys, then add noise to their sums
             # noisy: [NoisySums], per bucket the groups shown x measures, integers with noise
             kept = self.kept_share(due, spend)
             # kept: (share of the window's rows that bounding kept, its standard deviation)
