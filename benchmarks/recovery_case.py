@@ -79,18 +79,18 @@ class CheckingSink:
         both = [open_sink(folder / "out"), open_sink(folder / "out.sqlite")]
         self._sinks = AllSinks([one for one in both if one is not None])
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Write to both; without the file, this is the first step after a restart."""
-        path = self._out / f"{query}-w{window:06d}-t{trigger:06d}.parquet"
+        path = self._out / f"{name}-w{window:06d}-t{trigger:06d}.parquet"
         if path.exists() and path.read_bytes() != parquet(table):
             raise AssertionError(f"{path.name} came again with other bytes")
         if not path.exists():
             self._on_new()
-        self._sinks.write(query, window, trigger, table)
+        self._sinks.write(name, window, trigger, table)
 
-    def fence(self, query: str, run: str) -> None:
+    def fence(self, name: str, run: str) -> None:
         """Say which run the releases are from."""
-        self._sinks.fence(query, run)
+        self._sinks.fence(name, run)
 
     def close(self) -> None:
         """Close both."""

@@ -30,6 +30,7 @@ from benchmarks.sqlp_runs import DELTA, EPSILON, metrics
 from benchmarks.streams import VARIABLE
 from dpstream.query.aggregates import Count
 from dpstream.query.query import Query
+from dpstream.query.windows import duration
 from dpstream.session import run
 
 RUNS: Final = 3
@@ -48,7 +49,11 @@ _GENRES: Final = replace(_MOVIES, name="genres", keys=("main_genre",))
 _MOVIELENS: Final = "events_movielens_100k_2016.csv"
 # File, query, and pairs of bounds: groups a unit, rows a group.
 CASES: Final[tuple[tuple[str, Query, tuple[tuple[int, int], ...]], ...]] = (
-    (HIGGS.file, replace(HIGGS.query, every="1 hour"), ((4, 1), (8, 1), (8, 3), (16, 3))),
+    (
+        HIGGS.file,
+        replace(HIGGS.query, every=duration("1 hour", "every")),
+        ((4, 1), (8, 1), (8, 3), (16, 3)),
+    ),
     (RETAIL.file, _RETAIL, ((32, 1), (64, 2))),
     (_MOVIELENS, _MOVIES, ((32, 1),)),
     (_MOVIELENS, _GENRES, ((4, 1), (8, 4), (8, 16))),
@@ -124,7 +129,7 @@ def day() -> tuple[list[Row], list[str]]:
     for form, options in forms(bound).items():
         asked = replace(
             HIGGS.query,
-            every=timedelta(seconds=_SECONDS) / TRIGGERS,
+            every=duration(timedelta(seconds=_SECONDS) / TRIGGERS, "every"),
             **{"max_groups_contributed": bound} | options,
         )
         began, values = time.perf_counter(), np.full(len(names), np.nan)

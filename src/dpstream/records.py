@@ -18,6 +18,17 @@ Position = Any
 """Where a read goes on: whatever JSON can hold; None is the beginning of a partition."""
 
 
+class Frame(Protocol):
+    """A data frame: of pandas, Polars, or Spark."""
+
+    @property
+    def columns(self) -> Any:
+        """Their names."""
+
+    def __getitem__(self, column: Any, /) -> Any:
+        """One of them."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Release:
     """One published step.
@@ -206,8 +217,11 @@ class Sink(Protocol):
     `TwoPhaseSink`, `ConcurrentSink`.
     """
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
-        """Durable, and idempotent by (query, window, trigger): a second call does nothing."""
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Durable, and idempotent by (name, window, trigger): a second call does nothing.
+
+        `name` is the query's.
+        """
         ...
 
     def close(self) -> None:
@@ -222,7 +236,7 @@ class FencingSink(Sink, Protocol):
     A release says which run it is of: `run` in the JSON of its schema's metadata, `dpstream`.
     """
 
-    def fence(self, query: str, run: str) -> None:
+    def fence(self, name: str, run: str) -> None:
         """Refuse a run if the sink has releases of another run of this query.
 
         It is called before the run is charged. Afterwards `write` refuses such a release, too.
@@ -237,7 +251,7 @@ class TwoPhaseSink(Sink, Protocol):
     `write` does the same as both phases together.
     """
 
-    def prepare(self, query: str, window: int, trigger: int, table: pa.Table) -> Any:
+    def prepare(self, name: str, window: int, trigger: int, table: pa.Table) -> Any:
         """Store a release where no reader sees it; called by several threads at a time."""
         ...
 
@@ -259,10 +273,10 @@ class ConcurrentSink(Sink, Protocol):
         ...
 
 
-def fence(sink: Sink | None, query: str, run: str) -> None:
+def fence(sink: Sink | None, name: str, run: str) -> None:
     """Refuse a run whose releases the sink cannot take; before it is charged."""
     if isinstance(sink, FencingSink):
-        sink.fence(query, run)
+        sink.fence(name, run)
 
 
 def is_reached(position: Position, end: Position) -> bool:

@@ -94,9 +94,9 @@ def test_a_sink_that_appends_is_caught(tmp_path):
     """What it has, it must not write again."""
 
     class Appending:
-        def write(self, query, window, trigger, table):
+        def write(self, name, window, trigger, table):
             with (tmp_path / "log").open("a") as file:
-                file.write(f"{query} {window} {trigger}\n")
+                file.write(f"{name} {window} {trigger}\n")
 
         def close(self):
             pass

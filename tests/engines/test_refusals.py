@@ -108,7 +108,7 @@ def test_a_copy_that_starts_stops_the_original(tmp_path):
         ("end", "1970-01-01T12:00"),
         ("max_groups_contributed", 4),
         ("max_rows_per_group", 1),
-        ("period", "8 hours"),
+        ("privacy_unit_period", "8 hours"),
         ("min_change", 1.0),
         ("nonnegative", True),
         ("name", "visits"),

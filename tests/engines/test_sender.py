@@ -20,7 +20,7 @@ class Divided:
         self.fails, self.shown, self.most, self._now = fails, [], 0, 0
         self._lock = threading.Lock()
 
-    def prepare(self, query, window, trigger, table):
+    def prepare(self, name, window, trigger, table):
         with self._lock:
             self._now += 1
             self.most = max(self.most, self._now)
@@ -34,7 +34,7 @@ class Divided:
     def publish(self, prepared):
         self.shown += prepared
 
-    def write(self, query, window, trigger, table):
+    def write(self, name, window, trigger, table):
         raise AssertionError("a sink with two phases is used in two phases")
 
     def close(self):
@@ -47,7 +47,7 @@ class Plain:
     def __init__(self, fails=None):
         self.fails, self.shown = fails, []
 
-    def write(self, query, window, trigger, table):
+    def write(self, name, window, trigger, table):
         time.sleep(0.01 if trigger % 3 == 1 else 0)
         if trigger == self.fails:
             raise OSError("no space")

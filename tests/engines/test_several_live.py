@@ -128,17 +128,17 @@ class Held:
         self._sink = DirectorySink(folder)
         self.name, self.go, self.fails, self.refuses = name, Event(), fails, refuses
 
-    def fence(self, query, run):
-        if self.refuses and query == self.name:
+    def fence(self, name, run):
+        if self.refuses and name == self.name:
             raise InvalidInput("this sink does not take that run")
 
-    def write(self, query, window, trigger, table):
-        if query == self.name:
+    def write(self, name, window, trigger, table):
+        if name == self.name:
             if self.fails is not None:
                 raise self.fails
             if not self.refuses:
                 assert self.go.wait(60)
-        self._sink.write(query, window, trigger, table)
+        self._sink.write(name, window, trigger, table)
 
     def close(self):
         pass

@@ -242,7 +242,7 @@ def test_sinks_of_spark(session, engine, tmp_path):
     expected = [pq.read_table(path) for path in sorted((tmp_path / "out").glob("*.parquet"))]
 
     def keep(frame, release):
-        seen.append(((release.query, release.window, release.trigger), frame.toArrow()))
+        seen.append(((release.name, release.window, release.trigger), frame.toArrow()))
 
     start(tmp_path, SHORT, sink=keep, engine=engine, **asked).finish()
     files = SparkSink(path=str(tmp_path / "files"))

@@ -42,10 +42,10 @@ class CrashingSink(ListSink):
         super().__init__()
         self.at = at
 
-    def write(self, query, window, trigger, table):
+    def write(self, name, window, trigger, table):
         if self.calls == self.at:
             raise Killed
-        super().write(query, window, trigger, table)
+        super().write(name, window, trigger, table)
 
 
 def test_a_restart_at_any_step_gives_the_same_tables(whole, tmp_path):

@@ -34,7 +34,8 @@ def test_values_are_clamped_and_rounded_to_the_nearest_grid_point(lo, hi, parts,
     if parts is not None:
         quantum = Fraction(1, lo.denominator * hi.denominator * parts)
     for kind in (Sum, Avg):
-        made = kind("s", column="x", lo=lo, hi=hi, quantum=quantum)
+        bounds = {"contribution_bounds_per_row": (lo, hi), "quantum": quantum}
+        made = kind("s", column="x", **bounds)
         measure = made.measures(True)[0]
         values = data.draw(st.lists(st.floats(-2000, 2000), min_size=1, max_size=20))
         values += [float(lo), float(hi), float(measure.middle)]

@@ -1,5 +1,9 @@
 """A query as a value: what it derives, and what it refuses before anything is read."""
 
+import ast
+import inspect
+from dataclasses import fields
+
 import pytest
 
 from dpstream.errors import InvalidParameter
@@ -152,3 +156,22 @@ def test_facts_differ_wherever_releases_do():
     assert len(marks) == len(others) + 1
     assert base.facts() == query_of(**DATED, every="60 minutes").facts()
     assert base.every == 3600 * SECOND
+
+
+def test_the_typed_signature_has_every_field():
+    """Type checkers read it in place of the one that the dataclass makes."""
+    tree = ast.parse(inspect.getsource(Query))
+    (told,) = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+    ]
+
+    assert [one.arg for one in told.args.kwonlyargs] == [one.name for one in fields(Query)]
+    required = [
+        one.arg
+        for one, given in zip(told.args.kwonlyargs, told.args.kw_defaults, strict=True)
+        if given is None
+    ]
+    made = inspect.signature(Query).parameters.values()
+    assert required == [one.name for one in made if one.default is one.empty]

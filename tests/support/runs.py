@@ -140,8 +140,7 @@ def stepped(mechanism, block):
     """A Runner that is fed row by row, saved after every second step; a file for each release."""
 
     def start(place):
-        runner = dps.Runner(mechanism, state=place / "state", secret=SECRET, run_id=RUN)
-        with runner:
+        with dps.Runner(mechanism, state=place / "state", secret=SECRET, run_id=RUN) as runner:
             for step in range(runner.steps_done, len(block)):
                 for release in runner.step(block[step]):
                     keep_release(place / "out", release)

@@ -105,7 +105,7 @@ def question(reading: Query, *, facts: int, epsilon: Any, delta: Any) -> Query:
         window=None,
         every=None,
         triggers=None,
-        public_groups=[(name, number) for name in names for number in range(BINS[name])],
+        public_groups=tuple((name, number) for name in names for number in range(BINS[name])),
         max_groups_contributed=facts,
         max_rows_per_group=1,
         max_rows_contributed=None,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from dpstream.bounds_proposal import trade_off
 from dpstream.bounds_proposal.histograms import SIZES, Histograms, exact, noisy, question
@@ -14,12 +14,14 @@ from dpstream.bounds_proposal.proposal import Choice, Proposal
 from dpstream.bounds_proposal.unit_facts import collect, value_sums
 from dpstream.connectors.registry import open_source
 from dpstream.errors import InvalidParameter
+from dpstream.privacy.amounts import Amount
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret, mint_run_id
 from dpstream.query.aggregates import Count
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
-from dpstream.query.windows import DAY, Micros, Tumble
+from dpstream.query.windows import DAY, Duration, Instant, Micros, Tumble
+from dpstream.session.feeds import SourceSpec
 
 _SHARES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 _TIMES: Final = 10.0  # thresholds that make the size of a group to choose bounds for
@@ -27,14 +29,14 @@ _USUAL: Final = 0.99  # the quantile that bounds are first taken at
 
 
 def bounds(
-    source: Any,
+    source: SourceSpec,
     *,
     privacy_unit_column: str,
     keys: Sequence[str] = (),
     value: str | None = None,
     public: bool = False,
-    epsilon: Any = None,
-    delta: Any = 1e-9,
+    epsilon: Amount | None = None,
+    delta: Amount = 1e-9,
     query_epsilon: float = 1.0,
     query_delta: float = 1e-9,
     triggers: int = 100,
@@ -44,12 +46,12 @@ def bounds(
     dataset: str = "stream",
     time_column: str | None = None,
     time_unit: str | None = None,
-    time_origin: Any = 0,
+    time_origin: Instant | Literal[0] = 0,
     time_zone: str = "UTC",
-    window: Any = None,
-    privacy_unit_period: Any = "forever",
-    start: Any = None,
-    end: Any = None,
+    window: str | Tumble | None = None,
+    privacy_unit_period: Duration = "forever",
+    start: Instant | None = None,
+    end: Instant | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Proposal:
     """Propose how much of each unit to keep, for a COUNT (and a SUM of `value`) per `keys`.
@@ -114,8 +116,8 @@ def bounds(
         privacy_unit_column=privacy_unit_column,
         keys=tuple(reading.keys),
         value=value,
-        epsilon=None if public else float(epsilon),
-        delta=None if public else float(delta),
+        epsilon=None if asked is None else float(asked.epsilon),
+        delta=None if asked is None else float(asked.delta),
         query_epsilon=query_epsilon,
         query_delta=query_delta,
         triggers=triggers,

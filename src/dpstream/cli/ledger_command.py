@@ -147,7 +147,7 @@ def open_book(
         terms = promise(
             epsilon=epsilon,
             delta=delta,
-            period=period,
+            privacy_unit_period=period,
             time_zone=time_zone,
             change=change or _rows_of(privacy_unit_column, time_column, period),
         )

@@ -97,11 +97,11 @@ class PrintedReleases:
             return None
         return cls(state / "released")
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Keep a release, unless it is there."""
         if self._sink is None:
             self._sink = DirectorySink(self._folder)
-        self._sink.write(query, window, trigger, table)
+        self._sink.write(name, window, trigger, table)
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -60,21 +60,21 @@ class DatabaseSink:
         """What to do when it cannot be written."""
         raise AssertionError("a database says what")
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Insert the rows, unless the release is in the book."""
         run, table = run_of(table), with_numbers(table, window, trigger)
         with self.explained(), self.transaction():
             books = self._books()
-            books.refuse_another_run(query, run)
-            if not books.is_done(query, window, trigger):
-                known = books.is_known(query, table.schema, run)
-                self.insert(identifier(query), table, create=not known)
-                books.mark_done(query, window, trigger)
+            books.refuse_another_run(name, run)
+            if not books.is_done(name, window, trigger):
+                known = books.is_known(name, table.schema, run)
+                self.insert(identifier(name), table, create=not known)
+                books.mark_done(name, window, trigger)
 
-    def fence(self, query: str, run: str) -> None:
+    def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
         with self.explained():
-            self._books().refuse_another_run(query, run)
+            self._books().refuse_another_run(name, run)
 
     def close(self) -> None:
         """Close the connection."""

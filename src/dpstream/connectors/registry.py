@@ -265,15 +265,15 @@ class AllSinks:
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = list(sinks)
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Write to all; after a failure the next run writes again where it is missing."""
         for sink in self._sinks:
-            sink.write(query, window, trigger, table)
+            sink.write(name, window, trigger, table)
 
-    def fence(self, query: str, run: str) -> None:
+    def fence(self, name: str, run: str) -> None:
         """Refuse a run whose releases one of them cannot take, before it is paid for."""
         for sink in self._sinks:
-            fence(sink, query, run)
+            fence(sink, name, run)
 
     def close(self) -> None:
         """Close all."""
@@ -293,15 +293,15 @@ class SharedSink:
         at_once = isinstance(sink, ConcurrentSink) and sink.concurrent
         self._turn = nullcontext() if at_once else Lock()
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """When no other query writes."""
         with self._turn:
-            self._sink.write(query, window, trigger, table)
+            self._sink.write(name, window, trigger, table)
 
-    def fence(self, query: str, run: str) -> None:
+    def fence(self, name: str, run: str) -> None:
         """Refuse a run whose releases it cannot take, before it is paid for."""
         with self._turn:
-            fence(self._sink, query, run)
+            fence(self._sink, name, run)
 
     def close(self) -> None:
         """Others may still write."""

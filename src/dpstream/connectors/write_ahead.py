@@ -85,13 +85,13 @@ class WriteAhead:
         if until is not None:
             raise RowsLost(
                 f"chunk {number} of {partition!r} was read before and is not in {self._folder} any "
-                "more; restore the folder together with its checkpoint, or start anew with "
-                "another checkpoint location"
+                "more; restore the folder together with its state directory, or start anew with "
+                "another state directory"
             )
         if kept and number != kept[-1] + 1:
             raise StateError(
                 f"{self._folder} keeps the chunks {kept[0]} to {kept[-1]} of {partition!r}, but "
-                f"chunk {number} is asked for; the folder and the checkpoint do not belong together"
+                f"chunk {number} is asked for; the folder and the state do not belong together"
             )
         batch = self._pending.pop(partition, None)
         if batch is None:
@@ -154,8 +154,7 @@ def load_batch(path: Path, columns: Sequence[str] | None) -> Batch:
         )
     if not whole.startswith(_MAGIC) or sha256(content).digest() != whole[len(_MAGIC) : start]:
         raise StateError(
-            f"{path} is damaged; restore it from a copy, or start anew with another checkpoint "
-            "location"
+            f"{path} is damaged; restore it from a copy, or start anew with another state directory"
         )
     table = pa.ipc.open_stream(content).read_all()
     metadata = dict(table.schema.metadata)
@@ -166,7 +165,7 @@ def load_batch(path: Path, columns: Sequence[str] | None) -> Batch:
         if missing:
             raise StateError(
                 f"{path} was kept without the column {missing[0]!r}; go on with the query that the "
-                "chunk was read for, or start anew with another checkpoint location"
+                "chunk was read for, or start anew with another state directory"
             )
         table = table.select([name for name in table.column_names if name in columns])
     return Batch(table=table, position=None, done=False, rejected=rejected)
@@ -305,13 +304,13 @@ class PushedSource:
             if kept and number < kept[0]:
                 raise StateError(
                     f"{self._folder} begins at segment {kept[0]}, but segment {number} is asked "
-                    "for; the folder and the checkpoint do not belong together"
+                    "for; the folder and the state do not belong together"
                 )
             if until is not None and number != until:
                 raise RowsLost(
                     f"segment {number} was read before and is not in {self._folder} any more; "
-                    "restore the folder together with its checkpoint, or start anew with another "
-                    "state directory"
+                    "restore the folder together with its state directory, or start anew with "
+                    "another state directory"
                 )
             names = columns or ()
             nothing = pa.table({name: pa.array([], pa.string()) for name in names})

@@ -35,6 +35,7 @@ from dpstream.privacy.state.run_directory import (
     read_about,
 )
 from dpstream.privacy.state.secret import beside
+from dpstream.query.query import Query
 
 KIND = "GROUP BY query"
 
@@ -56,7 +57,12 @@ def open_directory(
     """
     missing = tuple(path for path in _to_be_made(folder, given_ledger) if not path.exists())
     about, secret = find_run(
-        folder, kind=KIND, facts=facts, dataset=dataset, given_secret=given_secret
+        folder,
+        kind=KIND,
+        facts=facts,
+        names=Query.names_of_keys(),
+        dataset=dataset,
+        given_secret=given_secret,
     )
     owns_ledger = not isinstance(given_ledger, Ledger)
     with ExitStack() as undo, writing(folder):

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.mechanisms.base import Mechanism, as_block, whole
@@ -15,7 +17,7 @@ from dpstream.mechanisms.runner import Runner
 from dpstream.optional import optional
 from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
 from dpstream.privacy.state import Secret
-from dpstream.records import Integers, Reals, Release
+from dpstream.records import Frame, Integers, Reals, Release
 
 # A released series, as people want to use it.
 
@@ -115,7 +117,7 @@ def _times(times: Sequence[Any], count: int) -> Any:
 
 def release(
     mechanism: Mechanism,
-    data: Any,
+    data: npt.ArrayLike | Frame | pa.Table,
     *,
     time_column: str | None = None,
     secret: Secret | bytes | str | Path | None = None,
@@ -263,7 +265,13 @@ def _columns(data: Any) -> dict[str, np.ndarray[Any, Any]] | None:
 
 
 def bounded_counts(
-    *, steps: Any, users: Any, bins: Any, slots: int, domain: int, rows_per_user: int
+    *,
+    steps: npt.ArrayLike,
+    users: npt.ArrayLike,
+    bins: npt.ArrayLike,
+    slots: int,
+    domain: int,
+    rows_per_user: int,
 ) -> Integers:
     """Rows to counts (slots x domain), at most `rows_per_user` of each user in each slot.
 

@@ -13,13 +13,14 @@ ledger            the book, unless the run shares another
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from dpstream.errors import InvalidInput, StateError
 from dpstream.mechanisms import find, name_of
@@ -53,7 +54,7 @@ from dpstream.privacy.state.run_directory import (
     refuse_rolled_back,
 )
 from dpstream.privacy.state.secret import beside
-from dpstream.records import Integers, Reals, Release
+from dpstream.records import Integers, Position, Reals, Release
 
 _BATCH = 1024  # steps whose digests, and steady charges, become durable together
 _NO_INPUT = bytes(16)  # the digest chain before the first step
@@ -141,7 +142,9 @@ class Runner:
                 self._rewind()
             undo.pop_all()
 
-    def step(self, x: Any, *, positions: Any = None) -> list[Release]:
+    def step(
+        self, x: npt.ArrayLike, *, positions: Mapping[str, Position] | None = None
+    ) -> list[Release]:
         """Feed one step (a number, or one number per bin); return what may be published now.
 
         `positions`: how far a live source was read for it, to be kept in the state directory.
@@ -150,7 +153,9 @@ class Runner:
         batches = self.feed(row[None], positions=positions)
         return [release for batch in batches for release in batch]
 
-    def feed(self, data: Any, *, positions: Any = None) -> Iterator[list[Release]]:
+    def feed(
+        self, data: npt.ArrayLike, *, positions: Mapping[str, Position] | None = None
+    ) -> Iterator[list[Release]]:
         """Feed many steps (steps x bins); yield each step's releases.
 
         The whole block is checked before its first step. Digests are logged, and charges that
@@ -242,7 +247,9 @@ class Runner:
         facts = ("mechanism", self.mechanism, self.dataset, self.name, tuple(noise_versions()))
         return self._secret.fingerprint(self.run_id, canonical(facts))
 
-    def _batch(self, block: Integers, positions: Any) -> Iterator[list[Release]]:
+    def _batch(
+        self, block: Integers, positions: Mapping[str, Position] | None
+    ) -> Iterator[list[Release]]:
         """Steps of one batch: log all digests, then charge and draw step by step."""
         first, digests = self.steps_done, self._digests(block)
 

@@ -257,5 +257,5 @@ def _coarser(query: Query) -> Query | None:
         return None
     _, finest, quantum = max(grids, key=lambda item: item[0])
     changed = replace(finest, quantum=quantum, chosen=False)
-    aggregates = [changed if a is finest else a for a in query.aggregates]
+    aggregates = tuple(changed if a is finest else a for a in query.aggregates)
     return replace(query, aggregates=aggregates)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import whole
@@ -14,7 +14,8 @@ from dpstream.privacy.accounting.promises import promise, rows_of
 from dpstream.privacy.amounts import positive
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.query.aggregates import Aggregate, Count, Measure, Sum, all_measures
-from dpstream.query.row_spec import RowSpec
+from dpstream.query.row_spec import Finish, Prepare, RowSpec
+from dpstream.query.windows import Duration, Instant, Tumble
 
 _KEYS = """
     aggregates epsilon delta strategy max_groups_contributed max_rows_per_group max_rows_contributed
@@ -61,24 +62,70 @@ class Query(RowSpec, identity="query", keys=_KEYS):
     Bounds(rows=8, groups=8, rows_per_group=1)
     """
 
-    aggregates: Sequence[Aggregate] = (Count(),)
-    epsilon: Any
-    delta: Any
+    aggregates: tuple[Aggregate, ...] = (Count(),)
+    epsilon: Fraction
+    delta: Fraction
     strategy: Literal["latched", "sqlp"] = "latched"
     max_groups_contributed: int
     max_rows_per_group: int = 1
     max_rows_contributed: int | None = None
     pre_threshold: int | None = None
-    selection_share: Any = Fraction(1, 2)
-    last_share: Any | None = Fraction(1, 2)
-    last_budget: Any | None = Fraction(1, 4)
-    weights: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
+    selection_share: Fraction = Fraction(1, 2)
+    last_share: Fraction | None = Fraction(1, 2)
+    last_budget: Fraction | None = Fraction(1, 4)
+    weights: tuple[tuple[str, Fraction], ...] = ()
     confidence: float | None = None
     debias: Literal["global"] | None = None
     debias_rows: int | None = None
     min_change: float | None = None
     nonnegative: bool = False
     buffers: int = 4
+
+    if TYPE_CHECKING:  # what may be given; the fields above are what becomes of it
+
+        def __init__(
+            self,
+            *,
+            name: str = "query",
+            privacy_unit_column: str,
+            keys: Iterable[str] = (),
+            aggregates: Iterable[Aggregate] = ...,
+            epsilon: Amount,
+            delta: Amount,
+            time_column: str | None = None,
+            time_unit: str | None = None,
+            time_origin: Instant = ...,
+            arrival_column: str | None = None,
+            window: Tumble | None = None,
+            strategy: Literal["latched", "sqlp"] = "latched",
+            every: Duration | None = None,
+            triggers: Iterable[Instant] | None = None,
+            start: Instant | None = None,
+            end: Instant | None = None,
+            allowed_lateness: Duration = ...,
+            privacy_unit_period: Duration = "forever",
+            time_zone: str = "UTC",
+            max_groups_contributed: int,
+            max_rows_per_group: int = 1,
+            max_rows_contributed: int | None = None,
+            public_groups: Sequence[object] | None = None,
+            pre_threshold: int | None = None,
+            selection_share: Amount = ...,
+            last_share: Amount | None = ...,
+            last_budget: Amount | None = ...,
+            weights: Mapping[str, Amount] | Sequence[tuple[str, Amount]] = (),
+            confidence: float | None = None,
+            debias: Literal["global"] | None = None,
+            debias_rows: int | None = None,
+            min_change: float | None = None,
+            nonnegative: bool = False,
+            buffers: int = 4,
+            column_types: Mapping[str, object] | Sequence[tuple[str, object]] = (),
+            max_key_bytes: int = 4096,
+            max_ahead: Duration = ...,
+            prepare: Prepare | None = None,
+            finish: Finish | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)
@@ -208,7 +255,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
             return rows_of(self.privacy_unit_column)
         return rows_of(self.privacy_unit_column, time=f"{self.time_column}{self.counted_from}")
 
-    def promise(self, *, epsilon: Any, delta: Any) -> Terms:
+    def promise(self, *, epsilon: Amount, delta: Amount) -> Terms:
         """The terms of a book for this query and others on its dataset.
 
         >>> query = Query(privacy_unit_column="user", epsilon=1, delta=1e-9,
@@ -219,7 +266,7 @@ class Query(RowSpec, identity="query", keys=_KEYS):
         return promise(
             epsilon=epsilon,
             delta=delta,
-            period=self.period_in_words,
+            privacy_unit_period=self.period_in_words,
             time_zone=self.time_zone,
             change=self.protected,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
 
@@ -98,23 +98,23 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
 
     name: str = "query"
     privacy_unit_column: str
-    privacy_unit_period: Any = "forever"
-    keys: Sequence[str] = ()
-    public_groups: Sequence[Any] | None = None
+    privacy_unit_period: Micros | Literal["forever"] = "forever"
+    keys: tuple[str, ...] = ()
+    public_groups: tuple[tuple[Any, ...], ...] | None = None
     time_column: str | None = None
     time_unit: str | None = None
-    time_origin: Any = _ZERO
+    time_origin: Micros = _ZERO
     arrival_column: str | None = None
     time_zone: str = "UTC"
     window: Tumble | None = None
-    every: Any = None
-    triggers: Sequence[Any] | None = None
-    start: Any = None
-    end: Any = None
-    allowed_lateness: Any = _ZERO
-    column_types: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
+    every: Micros | None = None
+    triggers: tuple[Micros, ...] | None = None
+    start: Micros | None = None
+    end: Micros | None = None
+    allowed_lateness: Micros = _ZERO
+    column_types: tuple[tuple[str, pa.DataType], ...] = ()
     max_key_bytes: int = 4096
-    max_ahead: Any = _ONE_DAY
+    max_ahead: Micros = _ONE_DAY
     prepare: Prepare | None = None
     finish: Finish | None = None
 
@@ -261,7 +261,7 @@ class RowSpec(Identified, identity=None, keys=_KEYS):
         if self.time_column is None or self.start is None:
             return Schedule()
         ticks = partial(Ticks, origin=self.start, zone=self.time_zone)
-        triggers: Any = self.triggers if self.every is None else ticks(size=self.every)
+        triggers = self.triggers if self.every is None else ticks(size=self.every)
         return Schedule(
             start=self.start,
             end=self.end,
@@ -323,5 +323,5 @@ def _one_tuple_per_group(
         )
     as_text = {tuple(None if item is None else str(item) for item in row) for row in rows}
     if len(as_text) < len(rows):  # in a column of text, 1 and "1" are one key
-        raise InvalidParameter("public_groups must not list a group twice")
+        raise InvalidParameter("public_groups must not list a key twice")
     return rows

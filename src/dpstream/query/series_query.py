@@ -12,7 +12,9 @@ to follows from its own time, and which of a unit's rows enters it from that uni
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,8 +25,8 @@ from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
 from dpstream.privacy.accounting.promises import rows_of
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.query.aggregates import Count
-from dpstream.query.row_spec import RowSpec
-from dpstream.query.windows import Tumble, in_words, iso
+from dpstream.query.row_spec import Finish, Prepare, RowSpec
+from dpstream.query.windows import Duration, Instant, Tumble, in_words, iso
 
 _ONE_COUNT = "a count by 1"  # what a unit changes, as books of histograms state it
 _SAMPLE = np.arange(4.0)[:, None]  # counts that every mechanism must take
@@ -49,6 +51,33 @@ class SeriesQuery(RowSpec, identity="series_query", keys="mechanism count"):
     count: Count = field(default_factory=Count)
     time_column: str
     window: Tumble
+
+    if TYPE_CHECKING:  # what may be given; the fields are what becomes of it
+
+        def __init__(
+            self,
+            *,
+            mechanism: Mechanism,
+            count: Count = ...,
+            name: str = "query",
+            privacy_unit_column: str,
+            keys: Iterable[str] = (),
+            public_groups: Sequence[object] | None = None,
+            time_column: str,
+            time_unit: str | None = None,
+            time_origin: Instant = ...,
+            arrival_column: str | None = None,
+            time_zone: str = "UTC",
+            window: Tumble,
+            start: Instant | None = None,
+            end: Instant | None = None,
+            allowed_lateness: Duration = ...,
+            column_types: Mapping[str, object] | Sequence[tuple[str, object]] = (),
+            max_key_bytes: int = 4096,
+            max_ahead: Duration = ...,
+            prepare: Prepare | None = None,
+            finish: Finish | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         super().__post_init__()

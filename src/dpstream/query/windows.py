@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
@@ -37,6 +37,12 @@ _FIRST, _LAST = -(62_135_596_800 * SECOND), 253_402_300_800 * SECOND  # years 1 
 
 class Micros(int):
     """A duration or an instant that has been understood before."""
+
+
+Duration: TypeAlias = timedelta | str | Micros
+"""What `duration` takes, such as "15 minutes"."""
+Instant: TypeAlias = datetime | date | str | Micros
+"""What `instant` takes."""
 
 
 def duration(value: Any, name: str, *, least: int = 1) -> Micros:

@@ -294,7 +294,7 @@ class RowReader:
             ids = self.ids.groups(self.public_table(), len(self.query.public_groups or ()))
             if len(np.unique(id_pairs(ids))) < len(ids):
                 raise InvalidInput(
-                    f"public_groups lists one group twice: by value, in the types {self.types}"
+                    f"public_groups lists one key twice: by value, in the types {self.types}"
                 )
             self._public = ids
         return self._public

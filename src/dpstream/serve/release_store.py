@@ -124,40 +124,40 @@ class ReleaseStore:
             self._connection = connect(folder)
             make_tables(self._connection)
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Keep a release, unless it is there; releases of another run are refused."""
         about = json.loads(table.schema.metadata[b"dpstream"])
         with self._lock, self._explained():
             run = run_of(table)
-            self.fence(query, run)
-            self._connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (query, run))
-            if self._has(query, window, trigger):
+            self.fence(name, run)
+            self._connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (name, run))
+            if self._has(name, window, trigger):
                 return
             segment = build(
                 table,
-                keys=self._keys[query],
+                keys=self._keys[name],
                 release=trigger,
-                before=self._before(query, window, trigger),
-                carry=query in self._partial,
+                before=self._before(name, window, trigger),
+                carry=name in self._partial,
             )
             content: bytes | None = encode(segment)
             if content is not None and len(content) > INLINE:
-                put_new(self._path(query, window, trigger), content, private=True)
+                put_new(self._path(name, window, trigger), content, private=True)
                 content = None
             span = (about["window_start"], about["window_end"], about["trigger_time"])
-            line = (query, window, trigger, *span, about["releases"], table.num_rows, content)
+            line = (name, window, trigger, *span, about["releases"], table.num_rows, content)
             self._connection.execute(
                 "INSERT INTO releases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", line
             )
-            self._remember(query, window, trigger, segment)
+            self._remember(name, window, trigger, segment)
 
-    def fence(self, query: str, run: str) -> None:
+    def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
         with self._lock, self._explained():
             asked = "SELECT run FROM runs WHERE query = ?"
-            known = self._connection.execute(asked, (query,)).fetchone()
+            known = self._connection.execute(asked, (name,)).fetchone()
             if known is not None and known[0] != run:
-                raise another_run(self._folder, query)
+                raise another_run(self._folder, name)
 
     def announce(self, query: str, window: int, trigger: int) -> None:
         """Give a release its number; a second call does nothing."""

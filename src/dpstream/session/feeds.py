@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import pyarrow as pa
 
 from dpstream.connectors.files.source import GrowingDirectory, SharedSource
 from dpstream.connectors.options import is_uri
@@ -16,17 +19,21 @@ from dpstream.engines.clock import Clock
 from dpstream.engines.embedded.arrivals import Arrivals, LiveView
 from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidParameter
-from dpstream.records import Source
+from dpstream.records import Frame, Source
 from dpstream.session.budget import AnyQuery
+
+Place: TypeAlias = str | os.PathLike[str]
+SourceSpec: TypeAlias = Source | Frame | pa.Table | pa.RecordBatch | Place | Sequence[Place]
+"""What `open_source` takes; on Spark a DataFrame too."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Feed:
     """What queries read together: a source, live or not, and files that came before it."""
 
-    source: Any
+    source: SourceSpec
     live: bool = False
-    history: Any = None
+    history: SourceSpec | None = None
     name: str = ""
     options: Mapping[str, Any] | None = None
     """Of a server that a URI names."""

@@ -459,7 +459,8 @@ def _typed(
     if not mine:
         return one
     try:
-        query = replace(query, column_types=mine | query.declared)
+        types = tuple((mine | query.declared).items())
+        query = replace(query, column_types=types)
     except InvalidParameter as problem:
         raise InvalidInput(f"{where}: {problem}") from None
     return replace(one, query=query)

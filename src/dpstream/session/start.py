@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from dpstream.connectors.registry import SharedSink, open_sink, open_source, shared_sinks
 from dpstream.connectors.storage import DeadLetters, safe_name
@@ -22,18 +22,30 @@ from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.run_directory import ANEW, keep_book, read_about
 from dpstream.privacy.state.secret import beside
 from dpstream.query.series_query import SeriesQuery
+from dpstream.records import Sink
 from dpstream.session.budget import AnyQuery, refuse_early
-from dpstream.session.feeds import Feed, feeds_by_query, followed, opened_source, views_by_query
+from dpstream.session.feeds import (
+    Feed,
+    Place,
+    SourceSpec,
+    feeds_by_query,
+    followed,
+    opened_source,
+    views_by_query,
+)
 from dpstream.session.remote_engine import start_on_engine
 from dpstream.session.runs import OperatorCounts, Run, Runs
+
+SinkSpec: TypeAlias = "Sink | Place | Callable[..., None] | Sequence[SinkSpec]"
+"""What `open_sink` takes; on Spark a `SparkSink` or another function of a DataFrame too."""
 
 
 def run(
     query: AnyQuery,
     *,
-    source: Any = None,
-    sink: Any = None,
-    history: Any = None,
+    source: SourceSpec | Mapping[str, SourceSpec] | None = None,
+    sink: SinkSpec | None = None,
+    history: SourceSpec | None = None,
     state: str | Path | None = None,
     live: bool = False,
     secret: Secret | bytes | str | Path | None = None,
@@ -112,9 +124,9 @@ def run(
 def run_all(
     queries: Sequence[AnyQuery],
     *,
-    source: Any,
-    sink: Any = None,
-    history: Any = None,
+    source: SourceSpec | Feed | Mapping[str, Feed],
+    sink: SinkSpec | None = None,
+    history: SourceSpec | None = None,
     state: str | Path | None = None,
     live: bool = False,
     secret: Secret | bytes | str | Path | None = None,

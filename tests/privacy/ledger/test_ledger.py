@@ -516,13 +516,15 @@ def test_allowances_are_checked(bad):
 
 def test_a_users_book_admits_its_own_unit_alone():
     """Another unit, period, time zone, measure or change would be counted for too little."""
-    ledger, book = Ledger(), promise(epsilon=1, delta=1e-6, period="1 day")
+    ledger, book = Ledger(), promise(epsilon=1, delta=1e-6, privacy_unit_period="1 day")
     ledger.admit("clicks", book, "a query")
-    ledger.admit("clicks", promise(epsilon=2, delta=1e-5, period="1 day"), "another query")
+    ledger.admit(
+        "clicks", promise(epsilon=2, delta=1e-5, privacy_unit_period="1 day"), "another query"
+    )
     for other in (
         promise(epsilon=1, delta=1e-6),
-        promise(epsilon=1, delta=1e-6, period="1 day", time_zone="Europe/Zurich"),
-        promise(epsilon=1, delta=1e-6, period="1 day", change="one row"),
+        promise(epsilon=1, delta=1e-6, privacy_unit_period="1 day", time_zone="Europe/Zurich"),
+        promise(epsilon=1, delta=1e-6, privacy_unit_period="1 day", change="one row"),
         Terms(unit="user", total=1, measure="rho", period="1 day", change="all its rows"),
         Terms(unit="event", total=1, measure="mu_squared", period="1 day", change="all its rows"),
         w_event(),

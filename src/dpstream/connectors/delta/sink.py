@@ -42,32 +42,32 @@ class DeltaSink:
         whole = str(Path(self._place).resolve()) if self._local else self._place
         self._lock = _LOCKS.setdefault(whole, Lock())
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Append the rows in one commit, unless the table has them."""
         run = run_of(table)
         rows = _storable(with_numbers(table, window, trigger))
-        with self._lock, self._explained(query):
-            known = self._known(query)
-            self._refuse_another_run(query, run)
-            if known is not None and _has(known, window, trigger, self._uri(query)):
+        with self._lock, self._explained(name):
+            known = self._known(name)
+            self._refuse_another_run(name, run)
+            if known is not None and _has(known, window, trigger, self._uri(name)):
                 return
             self._delta.write_deltalake(
-                self._uri(query) if known is None else known,
+                self._uri(name) if known is None else known,
                 rows,
                 mode="append",
-                name=query if known is None else None,
+                name=name if known is None else None,
                 commit_properties=self._delta.CommitProperties(
-                    custom_metadata={"query": query, "window": str(window), "run": run},
+                    custom_metadata={"query": name, "window": str(window), "run": run},
                     app_transactions=self._transactions(window, trigger, run),
                     max_commit_retries=0,  # another writer may have written this very release
                 ),
             )
-            self._sync(query)
+            self._sync(name)
 
-    def fence(self, query: str, run: str) -> None:
+    def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
-        with self._lock, self._explained(query):
-            self._refuse_another_run(query, run)
+        with self._lock, self._explained(name):
+            self._refuse_another_run(name, run)
 
     def close(self) -> None:
         """Nothing is held open."""

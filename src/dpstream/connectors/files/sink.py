@@ -38,19 +38,19 @@ class DirectorySink:
             with writing(folder):
                 remove_leftovers(folder)
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Write the file, unless it is there; releases of another run are refused."""
-        self.publish([self.prepare(query, window, trigger, table)])
+        self.publish([self.prepare(name, window, trigger, table)])
 
-    def prepare(self, query: str, window: int, trigger: int, table: pa.Table) -> Prepared:
+    def prepare(self, name: str, window: int, trigger: int, table: pa.Table) -> Prepared:
         """Write the file where nobody sees it, unless it is there; several threads may."""
         run = run_of(table)
-        if run and query not in self._runs:
-            put_new(self._marker(query), run.encode())
-            self.fence(query, run)
-            self._runs[query] = run
-        self.fence(query, run)
-        path = self._folder / file_name(query, window, trigger, self._suffix)
+        if run and name not in self._runs:
+            put_new(self._marker(name), run.encode())
+            self.fence(name, run)
+            self._runs[name] = run
+        self.fence(name, run)
+        path = self._folder / file_name(name, window, trigger, self._suffix)
         return None if path.exists() else prepare_new(path, ENCODERS[self._suffix](table))
 
     def publish(self, prepared: Sequence[Prepared]) -> None:
@@ -60,14 +60,14 @@ class DirectorySink:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def fence(self, query: str, run: str) -> None:
+    def fence(self, name: str, run: str) -> None:
         """Refuse a query whose releases here are from another run: a small file says from which."""
-        if run and self._runs.get(query) != run:
-            marker = self._marker(query)
+        if run and self._runs.get(name) != run:
+            marker = self._marker(name)
             with writing(marker):
                 kept = marker.read_text() if marker.exists() else run
             if kept != run:
-                raise another_run(self._folder, query)
+                raise another_run(self._folder, name)
 
     def _marker(self, query: str) -> Path:
         return self._folder / f".{safe_name(query)}.run"

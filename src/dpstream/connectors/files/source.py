@@ -117,7 +117,7 @@ class Files:
         if partition not in self._paths:
             raise InvalidInput(
                 f"the source has no file {partition!r} any more; put it back, or start anew with "
-                "another checkpoint location"
+                "another state directory"
             )
         return self._paths[partition]
 
@@ -227,7 +227,7 @@ class GrowingDirectory:
         except OSError:
             raise InvalidInput(
                 f"{path} was read before but is gone; move it back, and keep files until the "
-                "stream has ended or a checkpoint no longer needs them"
+                "stream has ended or no state needs them any more"
             ) from None
         first = self._sizes.setdefault(partition, size)
         if size != first:

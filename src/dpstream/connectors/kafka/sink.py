@@ -186,15 +186,15 @@ class KafkaSink:
         self._producers: dict[str, Any] = {}
         self._done: dict[str, dict[tuple[int, int], str]] = {}  # by query: releases and their runs
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Publish the rows, unless the release is in the book."""
         run = run_of(table)
         rows = jsonl(with_numbers(table, window, trigger)).splitlines()
-        self._try(query, lambda: self._once(query, window, trigger, run, rows))
+        self._try(name, lambda: self._once(name, window, trigger, run, rows))
 
-    def fence(self, query: str, run: str) -> None:
+    def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
-        self._try(query, lambda: self._refuse_another(query, run))
+        self._try(name, lambda: self._refuse_another(name, run))
 
     def close(self) -> None:
         """Leave the broker; nothing is on its way."""

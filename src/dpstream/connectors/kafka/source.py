@@ -229,7 +229,7 @@ class Topic:
             )
         return RowsLost(
             f"{self._where}: the topic was deleted; make a new one, and start anew with another "
-            "checkpoint location"
+            "state directory"
         )
 
     def _gone(self, held: PartitionBuffer) -> RowsLost:
@@ -239,7 +239,7 @@ class Topic:
             f"{self.name}/{held.number} has to be read from offset {held.at} on, but its offsets "
             f"are {now} now: retention has removed messages that are needed, or the topic was cut "
             "off; keep messages for longer (retention.ms, retention.bytes), and start anew with "
-            "another checkpoint location"
+            "another state directory"
         )
 
     def _answered(self) -> None:
@@ -251,7 +251,7 @@ def another_topic(name: str, was: str, now: str) -> RowsLost:
     """A topic of the same name is not the one whose offsets are known."""
     return RowsLost(
         f"the topic {name} was deleted and made again, or is that of another cluster: its id was "
-        f"{was} and is {now}; start anew with another checkpoint location"
+        f"{was} and is {now}; start anew with another state directory"
     )
 
 
@@ -417,7 +417,7 @@ class KafkaSource:
             case _:
                 raise InvalidInput(
                     f"{position!r:.80} is no position in the topic {self._topic.name}; the "
-                    "checkpoint belongs to another source"
+                    "state belongs to another source"
                 )
         if topic != self._topic.id:
             raise another_topic(self._topic.name, topic, str(self._topic.id))
@@ -431,7 +431,7 @@ class KafkaSource:
         if topic != self._topic.name or not known:
             raise InvalidInput(
                 f"the topic {self._topic.name} has no partition {partition!r} but "
-                f"{len(self._topic.numbers)} others; the checkpoint belongs to another source"
+                f"{len(self._topic.numbers)} others; the state belongs to another source"
             )
         return int(number)
 
@@ -444,7 +444,7 @@ class KafkaSource:
             raise RowsLost(
                 f"{partition} was read up to offset {end - 1} before, but that message is gone: "
                 f"{'it was compacted' if beyond >= end else f'the partition ends at {beyond}'}; "
-                "restore the topic, or start anew with another checkpoint location"
+                "restore the topic, or start anew with another state directory"
             )
 
     def _batch(

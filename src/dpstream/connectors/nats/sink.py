@@ -83,28 +83,28 @@ class NatsSink:
                 f"take {self._prefix}.> too: add that, or give ?subject=..."
             )
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Publish what the stream does not have; waits for a server that is away."""
         run, table = run_of(table), with_numbers(table, window, trigger)
-        self.fence(query, run)
-        if self._runs.get(query) != run:
-            self._insisting(lambda js: self._publish(js, self._marker(query), run.encode(), {}))
-            self.fence(query, run)
-            self._runs[query] = run
-        subject = f"{self._prefix}.{safe_name(query)}.{window}.{trigger}"
+        self.fence(name, run)
+        if self._runs.get(name) != run:
+            self._insisting(lambda js: self._publish(js, self._marker(name), run.encode(), {}))
+            self.fence(name, run)
+            self._runs[name] = run
+        subject = f"{self._prefix}.{safe_name(name)}.{window}.{trigger}"
         parts = [*self._parts(table)]
         headers = {_PARTS: str(len(parts)), _RUN: run, **_about(table)}
         for number, payload in reversed([*enumerate(parts)]):
             place = f"{subject}.{number}"
             self._insisting(partial(self._release, subject=place, data=payload, headers=headers))
 
-    def fence(self, query: str, run: str) -> None:
+    def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
-        if self._runs.get(query) == run:
+        if self._runs.get(name) == run:
             return
-        kept = self._insisting(lambda js: self._last(js, self._marker(query)))
+        kept = self._insisting(lambda js: self._last(js, self._marker(name)))
         if kept is not None and (kept.data or b"").decode() != run:
-            raise another_run(f"the stream {self._stream}", query)
+            raise another_run(f"the stream {self._stream}", name)
 
     def close(self) -> None:
         """Close the connection."""

@@ -48,8 +48,7 @@ def placed(position: Position) -> StreamPosition | None:
         )
     except (TypeError, ValueError):
         raise InvalidInput(
-            f"{position!r} is no position of a NATS stream; the checkpoint belongs to another "
-            "source"
+            f"{position!r} is no position of a NATS stream; the state belongs to another source"
         ) from None
 
 
@@ -225,7 +224,7 @@ class NatsSource:
             raise RowsLost(
                 f"a step has read {goal.count - at.count} messages of {self._stream!r} after "
                 f"{at.sequence} up to {goal.sequence}, and {len(found)} of them are left; restore "
-                "the stream, or start anew with another checkpoint location"
+                "the stream, or start anew with another state directory"
             )
         return found, after, reached >= stop or not found
 
@@ -250,7 +249,7 @@ class NatsSource:
             raise RowsLost(
                 f"the stream {self._stream!r} that was read before is gone"
                 f"{'' if about is None else ', and another one has its name'}; restore it, or "
-                "start anew with another checkpoint location"
+                "start anew with another state directory"
             )
         state = about.state
         if at is None:
@@ -262,7 +261,7 @@ class NatsSource:
         if reached > state.last_seq:
             raise RowsLost(
                 f"the stream {self._stream!r} ends at {state.last_seq} now, and was read up to "
-                f"{reached}; restore it, or start anew with another checkpoint location"
+                f"{reached}; restore it, or start anew with another state directory"
             )
         if goal is None and state.first_seq > at.sequence + 1:
             raise self._expired(at.sequence + 1, state.first_seq)
@@ -281,7 +280,7 @@ class NatsSource:
         return RowsLost(
             f"the stream {self._stream!r} has dropped the messages {first} to {left - 1} before "
             "they were read: its limits of age or size are too small for how long this was down; "
-            "restore them, or start anew with another checkpoint location"
+            "restore them, or start anew with another state directory"
         )
 
     def _batch(

@@ -32,14 +32,14 @@ class StdoutSink:
             open_folder(journal.parent)
             self._done = _read_journal(journal)
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Write the rows, unless they were written before."""
-        key = (query, window, trigger)
+        key = (name, window, trigger)
         if key in self._done:
             return
         table = with_numbers(table, window, trigger)
         if "query" not in table.column_names:
-            table = table.add_column(0, "query", pa.array([query] * table.num_rows, pa.string()))
+            table = table.add_column(0, "query", pa.array([name] * table.num_rows, pa.string()))
         try:
             self._stream.write(jsonl(table))
             self._stream.flush()

@@ -63,15 +63,15 @@ class PostgresSink(DatabaseSink):
         connection.execute("SET synchronous_commit = on")  # a commit is there to stay
         return connection
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Insert the rows, unless the release is in the book; waits for a server that is away."""
         write = super().write
-        self._insisting(lambda: write(query, window, trigger, table))
+        self._insisting(lambda: write(name, window, trigger, table))
 
-    def fence(self, query: str, run: str) -> None:
+    def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
         fence = super().fence
-        self._insisting(lambda: fence(query, run))
+        self._insisting(lambda: fence(name, run))
 
     def insert(self, name: str, table: pa.Table, *, create: bool) -> None:
         """All rows in one COPY."""

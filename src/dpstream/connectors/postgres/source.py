@@ -185,8 +185,8 @@ class Checks:
             raise RowsLost(
                 f"{self._table.place} was read up to {self._table.key} {key}, and that row is gone"
                 f"{f', while the last key is {last}' if last is not None else ''}: rows that were "
-                "not read may be gone too; restore them, or start anew with another checkpoint "
-                "location"
+                "not read may be gone too; restore them, or start anew with another state "
+                "directory"
             )
         self.seen = True
 
@@ -208,7 +208,7 @@ class Checks:
         if rows < were:
             return RowsLost(
                 f"a step has read {were} rows of {self._table.place} {span}, and {rows} of them "
-                "are left; restore them, or start anew with another checkpoint location"
+                "are left; restore them, or start anew with another state directory"
             )
         return InvalidInput(
             f"a step has read {were} rows of {self._table.place} {span}, and there are {rows} now: "
@@ -540,5 +540,5 @@ def _placed(position: Position) -> TablePosition | None:
         return TablePosition(edges[0], edges[1], int(rows))
     except (TypeError, ValueError):
         raise InvalidInput(
-            f"{position!r} is no position of a table; the checkpoint belongs to another source"
+            f"{position!r} is no position of a table; the state belongs to another source"
         ) from None

@@ -173,10 +173,10 @@ class ListSink:
         self.tables: dict[tuple[str, int, int], pa.Table] = {}
         self.calls = 0
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Keep the table, unless there is one."""
         self.calls += 1
-        self.tables.setdefault((query, window, trigger), table)
+        self.tables.setdefault((name, window, trigger), table)
 
     def close(self) -> None:
         """Nothing is held open."""

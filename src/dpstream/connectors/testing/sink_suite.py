@@ -45,7 +45,7 @@ class SinkSuite:
         """A sink, as another process would open it."""
 
     @abstractmethod
-    def published(self, query: str) -> Seen:
+    def published(self, name: str) -> Seen:
         """`page` and `count` of every row that a reader sees of a query, sorted."""
 
     def test_releases_are_published(self) -> None:

@@ -132,7 +132,12 @@ def open_series(
         return SeriesState(runner=runner, secret=kept, notes=notes, shared_ledger=shared)
     drop_unbegun(folder)
     about, kept = find_run(
-        folder, kind=KIND, facts=query.facts(), dataset=dataset, given_secret=secret
+        folder,
+        kind=KIND,
+        facts=query.facts(),
+        names=query.rows.names_of_keys(),
+        dataset=dataset,
+        given_secret=secret,
     )
     book = open_ledger(folder, about, ledger)
     try:

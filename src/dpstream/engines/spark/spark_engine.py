@@ -30,9 +30,9 @@ _OF_FILES = ("parquet", "orc", "json", "csv", "avro", "text", "xml")
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseName:
-    """Which release a DataFrame is: (query, window, trigger) names it within its run."""
+    """Which release a DataFrame is: the query's name, window and trigger, and its run."""
 
-    query: str
+    name: str
     window: int
     trigger: int
     run: str
@@ -60,12 +60,12 @@ class SparkSink:
         """Write a release."""
         writer = frame.write.format(self.format).options(**self.options)
         if self.format in _OF_FILES and self.path is not None:
-            folder = f"query={quote(release.query, safe='')}/run={release.run}"
+            folder = f"query={quote(release.name, safe='')}/run={release.run}"
             place = f"{self.path}/{folder}/window={release.window}/trigger={release.trigger}"
             writer.mode("overwrite").save(place)
             return
         if self.format == "delta":
-            application = f"dpstream {release.run} {release.query} {release.window}"
+            application = f"dpstream {release.run} {release.name} {release.window}"
             writer = writer.option("txnAppId", application).option("txnVersion", release.trigger)
         writer = writer.mode("append")
         writer.save() if self.path is None else writer.save(self.path)
@@ -78,12 +78,12 @@ class FrameSink:
     session: SparkSession
     function: Write
 
-    def write(self, query: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Idempotent if the function is."""
         about = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}"))
-        name = ReleaseName(query=query, window=window, trigger=trigger, run=about.get("run", ""))
+        release = ReleaseName(name=name, window=window, trigger=trigger, run=about.get("run", ""))
         plain = table.replace_schema_metadata(None)
-        self.function(self.session.createDataFrame(plain), name)
+        self.function(self.session.createDataFrame(plain), release)
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -100,7 +100,7 @@ class SparkEngine:
     how often a live stream is asked for rows.
     """
 
-    session: Any
+    session: SparkSession
     buckets: int = 0
     state_location: str | None = None
     steps_at_once: int = 32
@@ -176,7 +176,7 @@ def require_java() -> None:
         )
 
 
-def local_session(master: str | None = None, **settings: str) -> Any:
+def local_session(master: str | None = None, **settings: str) -> SparkSession:
     """The session of this process; if there is none, one at `master` (default: all cores here).
 
     Under `spark-submit` the master is the one that was submitted to. Executors use this Python.
@@ -195,7 +195,7 @@ def local_session(master: str | None = None, **settings: str) -> Any:
     return builder.getOrCreate()
 
 
-def ship_code(session: Any) -> None:
+def ship_code(session: SparkSession) -> None:
     """Send this dpstream to executors that have not installed it; they need its dependencies."""
     package = Path(__file__).parents[2]
     folder = tempfile.mkdtemp(prefix="dpstream-code-")

@@ -46,7 +46,7 @@ def promise(
     *,
     epsilon: Amount,
     delta: Amount,
-    period: str = "forever",
+    privacy_unit_period: str = "forever",
     time_zone: str = "UTC",
     change: str = ALL_ROWS,
 ) -> Terms:
@@ -54,7 +54,7 @@ def promise(
 
     Half of delta is for Gaussian noise, half for tails, both made smaller by the factor e^-drift.
 
-    >>> book = promise(epsilon=6, delta=1e-9, period="1 day")
+    >>> book = promise(epsilon=6, delta=1e-9, privacy_unit_period="1 day")
     >>> book.describe()
     'mu_squared = 0.912113, tail = 4.95e-10, drift = 0.01 for all rows of one user (1 day)'
     >>> delta_of_terms(book) <= 1e-9
@@ -74,7 +74,7 @@ def promise(
         unit="user",
         total=total,
         measure="mu_squared",
-        period=period,
+        period=privacy_unit_period,
         time_zone=time_zone,
         change=change,
         tail=round_down(half),

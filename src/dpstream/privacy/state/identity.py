@@ -51,6 +51,11 @@ class Identified:
         if identity is not None:
             storable(identity, keys=cls.written_keys)(cls)
 
+    @classmethod
+    def names_of_keys(cls) -> dict[str, str]:
+        """What each parameter is called now, by its key."""
+        return {key: name for name, key in cls.written_keys.items()}
+
     def written(self) -> dict[str, Any]:
         """The value of every parameter, by its key."""
         return {key: getattr(self, name) for name, key in self.written_keys.items()}

@@ -16,7 +16,7 @@ What a kill can leave is never refused: the log is ahead of the ledger, and noth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -247,12 +247,18 @@ def _drop_unused_log(path: Path) -> None:
 
 
 def find_run(
-    folder: Path, *, kind: str, facts: Facts, dataset: str, given_secret: GivenSecret
+    folder: Path,
+    *,
+    kind: str,
+    facts: Facts,
+    names: Mapping[str, str],
+    dataset: str,
+    given_secret: GivenSecret,
 ) -> tuple[About | None, Secret]:
     """What a query's directory says about its run, and the run's secret.
 
     Another query, dataset or secret than those of the run is refused. Without a run the directory
-    is made, and the secret too where none is given.
+    is made, and the secret too where none is given. `names`: what users call a fact, by its key.
     """
     about = read_about(folder, kind=kind)
     if about is None:
@@ -264,8 +270,9 @@ def find_run(
     for key in asked | kept:
         if asked.get(key) != kept.get(key):
             raise StateError(
-                f"{folder} belongs to another query: {key} was {readable(kept.get(key))} and is "
-                f"now {readable(asked.get(key))}; use the same query, or {ANEW}"
+                f"{folder} belongs to another query: {names.get(key, key)} was "
+                f"{readable(kept.get(key))} and is now {readable(asked.get(key))}; use the same "
+                f"query, or {ANEW}"
             )
     return about, secret
 
