@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import whole
 from dpstream.privacy.accounting.promises import promise, rows_of
-from dpstream.privacy.amounts import positive
+from dpstream.privacy.amounts import Amount, positive
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.query.aggregates import Aggregate, Count, Measure, Sum, all_measures
 from dpstream.query.row_spec import Finish, Prepare, RowSpec
