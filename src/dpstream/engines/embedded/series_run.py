@@ -135,7 +135,7 @@ def open_series(
         folder,
         kind=KIND,
         facts=query.facts(),
-        names=query.rows.names_of_keys(),
+        names=query.names_of_keys(),
         dataset=dataset,
         given_secret=secret,
     )
