@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test golden long lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
+.PHONY: help demo test golden stored long lint format bench bench-peers .venv-bench serve-test .venv-serve servers spark browser docs clean
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -39,6 +39,10 @@ else
 	@DPSTREAM_GOLDEN_WRITE=1 $(BIN)/python -m pytest --quiet --numprocesses 0 --capture no \
 		--ignore tests/golden/test_changelog.py tests/golden
 endif
+
+stored: .venv/.dev ## store a state and a ledger of this version, which every later one must take up
+	@echo "stored: writing the folder of this version in tests/stored/"
+	@$(BIN)/python -m tests.stored.write
 
 # Tests of which `make test` does a fixed part.
 LONG = $(shell grep -l 'from tests.support.long import' -r tests --include 'test_*.py' | sort)

@@ -16,18 +16,18 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+from scipy.fft import irfft, next_fast_len, rfft
 
 from benchmarks.harness import Findings, Progress, Row, one_core, target
-from dpstream.counting.factorisation import begin, noise_paths
-from dpstream.counting.growing_epochs import Unbounded
-from dpstream.counting.linear_recurrences import convolve
 from dpstream.mechanisms import find
 from dpstream.mechanisms.counter import KeyedCounting
-from dpstream.mechanisms.counters.toeplitz import Toeplitz
+from dpstream.mechanisms.counters.toeplitz import root_coefficients
+from dpstream.mechanisms.counters.unbounded import UnboundedCounter
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.accounting.calibration import gaussian_sigma, mu_squared_for, rho_for
 from dpstream.privacy.accounting.curves import gdp_delta, gdp_epsilon, zcdp_delta, zcdp_epsilon
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.privacy.sensitivity import gaussian_stddev
 from dpstream.privacy.spend import Spend
 from dpstream.records import Reals
 
@@ -68,8 +68,7 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
 def fixed(name: str, steps: int, quick: bool) -> list[Row]:
     """One counter for a known number of steps."""
     mechanism: Any = find(name)(rho=1, steps=steps)  # type: ignore[call-arg]
-    process = mechanism.process
-    closed = process.error() * mechanism.stddev(steps) / process.row_norm(steps)
+    closed = claimed(mechanism, steps)
     return [
         {
             "part": "error",
@@ -77,22 +76,51 @@ def fixed(name: str, steps: int, quick: bool) -> list[Row]:
             "steps": steps,
             "max_std": float(closed.max()),
             "mean_std": float(closed.mean()),
-            "sampled_over_claimed": None if quick and steps > 2000 else sampled(process, steps),
-            "state_floats": int(process.width),
+            "sampled_over_claimed": None if quick and steps > 2000 else sampled(mechanism, steps),
+            "state_floats": state_floats(mechanism),
             "steps_per_second": speed(mechanism, min(RUN_STEPS // (10 if quick else 1), steps)),
         }
     ]
 
 
-def sampled(process: Any, steps: int) -> float:
-    """Root mean square of simulated noise over its claimed standard deviation."""
-    streams = 256 if steps < 10_000 else 64
-    z = np.random.default_rng(steps).normal(size=(steps, streams))
-    if isinstance(process, Toeplitz):
-        noise = convolve(z, process.coefficients()[:, None], steps)
-    else:
-        noise = noise_paths(process, z)
-    return float(np.sqrt(np.mean((noise / process.error()[:, None]) ** 2)))
+def claimed(mechanism: Any, steps: int) -> Reals:
+    """Standard deviations of all steps in closed form."""
+    if mechanism.identity == "toeplitz":  # summed anew for every step otherwise
+        return np.sqrt(np.cumsum(root_coefficients(steps) ** 2)) * float(mechanism.stddev(1))
+    return np.array([mechanism.stddev(step) for step in range(1, steps + 1)])
+
+
+def state_floats(mechanism: Any) -> int:
+    """Numbers that the decoder keeps for one bin."""
+    state = mechanism.coder(0).begin(1)
+    kept = getattr(state, "estimates", getattr(state, "increments", getattr(state, "decoder", 0)))
+    return int(np.size(kept)) or 1
+
+
+def sampled(mechanism: Any, steps: int) -> float:
+    """Root mean square of decoded noise over its claimed standard deviation, both for sigma = 1."""
+    streams, noise = 256 if steps < 10_000 else 64, []
+    rng = np.random.default_rng(steps)
+    errors = claimed(mechanism, steps) * mechanism.row_norm(steps) / mechanism.stddev(steps)
+    if mechanism.identity == "toeplitz":
+        return sampled_root(rng.normal(size=(steps, streams)), errors)
+    coder = mechanism.coder(0)
+    state = coder.begin(streams)
+    for step in range(1, steps + 1):
+        shape: tuple[int, ...] = (streams,)
+        if mechanism.identity == "honaker":  # every node that ends at the step is measured
+            shape = (mechanism.tree.level(step) + 1, streams)
+        state, sums = coder.decode(state, step, rng.normal(size=shape))
+        noise.append(float(np.mean((sums / errors[step - 1]) ** 2)))
+    return float(np.sqrt(np.mean(noise)))
+
+
+def sampled_root(z: Reals, errors: Reals) -> float:
+    """The same for the square root of the prefix-sum matrix, by fast Fourier transform."""
+    size = next_fast_len(2 * len(z), real=True)
+    weights = rfft(root_coefficients(len(z)), size)[:, None]
+    noise = irfft(rfft(z, size, axis=0) * weights, size, axis=0)[: len(z)]
+    return float(np.sqrt(np.mean((noise / errors[:, None]) ** 2)))
 
 
 def speed(mechanism: Any, steps: int) -> float:
@@ -109,32 +137,60 @@ def speed(mechanism: Any, steps: int) -> float:
 
 def unbounded(steps: int) -> list[Row]:
     """Largest error so far against the best counter for exactly t steps, at powers of two."""
-    counter, streams, seen = Unbounded(), 256, {}
-    errors = np.maximum.accumulate(counter.error(steps))
-    best = Toeplitz(steps=steps).error() ** 2  # column norm times row norm, for T = t
-    rng, state = np.random.default_rng(0), begin(counter, streams)
-    for step in range(1, steps + 1):
-        noise = counter.advance(state, step, rng.normal(size=streams))
-        if step & (step - 1) == 0:  # a power of two
-            seen[step] = float(np.sqrt((noise**2).mean()) / counter.row_norm(step))
+    mechanism = UnboundedCounter(rho=1)
+    powers = [2**k for k in range(steps.bit_length())]
+    errors = largest_so_far(mechanism, powers)
+    best = np.cumsum(root_coefficients(steps) ** 2)  # column norm times row norm, for T = t
+    seen = sampled_epochs(mechanism, powers)
     ledger = Ledger()
-    mechanism: Any = find("unbounded_counter")(rho=1)  # type: ignore[call-arg]
     list(Runner(mechanism, ledger=ledger).feed(np.ones((600, 1))))
     spent = {float(1 - ledger.left("stream", step)) for step in range(600)}
-    scale = 2**-0.5
     return [
         {
             "part": "no end",
             "counter": "unbounded_counter",
             "steps": power,
-            "max_std": float(errors[power - 1] * scale),
-            "times_best_fixed": float(errors[power - 1] / best[power - 1]),
-            "state_floats": counter.width,
+            "max_std": errors[power],
+            "times_best_fixed": float(errors[power] * 2**0.5 / best[power - 1]),
+            "state_floats": mechanism.buffers + 2,
             "rho_spent": max(spent) if len(spent) == 1 else None,
             "sampled_over_claimed": ratio,
         }
         for power, ratio in seen.items()
     ]
+
+
+def largest_so_far(mechanism: UnboundedCounter, powers: list[int]) -> dict[int, float]:
+    """Errors grow within an epoch, so the largest stand before the ends of epochs."""
+    ends, end, length = [], 0, mechanism.first
+    while end < powers[-1]:
+        end, length = end + length, length * mechanism.growth
+        ends.append(end - 1)
+    looked = sorted({*powers, *(end for end in ends if end < powers[-1])})
+    errors = np.maximum.accumulate([mechanism.stddev(step) for step in looked])
+    return {step: float(error) for step, error in zip(looked, errors, strict=True)}
+
+
+def sampled_epochs(mechanism: UnboundedCounter, powers: list[int]) -> dict[int, float]:
+    """Root mean square of decoded noise over its claimed standard deviation, at these steps."""
+    streams, rng, seen = 256, np.random.default_rng(0), {}
+    closed = np.zeros(streams)
+    inside, total = mechanism.shares
+    coder: Any  # which decodes integers in the mechanism, floats here
+    for step in range(1, powers[-1] + 1):
+        _, offset, length = mechanism.epoch(step)
+        coder, moved = mechanism.inner(length)
+        if offset == 1:
+            state, scale = coder.begin(streams), gaussian_stddev(moved, inside)
+        z = rng.normal(size=streams)
+        if offset == length:
+            noise = closed = closed + z * gaussian_stddev(mechanism.change, total)
+        else:
+            state, open_sums = coder.decode(state, offset, z * scale)
+            noise = closed + open_sums
+        if step & (step - 1) == 0:  # a power of two
+            seen[step] = float(np.sqrt((noise**2).mean()) / mechanism.stddev(step))
+    return seen
 
 
 def many_keys(keys: int) -> list[Row]:
@@ -175,12 +231,8 @@ def many_keys(keys: int) -> list[Row]:
 def curves(steps: int = 1024) -> dict[str, Reals]:
     """Standard deviation over time, every counter tuned for `steps`."""
     found = {name: find(name)(rho=1, steps=steps) for name in NAMES}  # type: ignore[call-arg]
-    lines = {}
-    for name, mechanism in found.items():
-        process: Any = mechanism.process  # type: ignore[attr-defined]
-        scale = mechanism.stddev(steps) / process.row_norm(steps)  # type: ignore[attr-defined]
-        lines[name] = process.error() * scale
-    return lines | {"unbounded_counter": Unbounded().error(steps) * 2**-0.5}
+    found["unbounded_counter"] = UnboundedCounter(rho=1)
+    return {name: claimed(mechanism, steps) for name, mechanism in found.items()}
 
 
 def targets(rows: list[Row]) -> list[Row]:

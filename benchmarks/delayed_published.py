@@ -31,9 +31,9 @@ import numpy as np
 from dpstream.audit.controls.published_mechanisms import THETA
 from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.base import SeriesMechanism, Spender, whole
-from dpstream.mechanisms.parts.grouping import GRID, Smoother, check_smoother, deviations, smooth
-from dpstream.mechanisms.parts.held_back import History, Payment, publish_groups
+from dpstream.mechanisms.base import SeriesMechanism, Spender, check_choice, whole
+from dpstream.mechanisms.parts.batches import Payment, publish_groups
+from dpstream.mechanisms.parts.grouping import GRID, History, Smoother, deviations, smooth
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.ledger.charges import Cells
 from dpstream.privacy.sensitivity import deviation_change, range_change
@@ -355,7 +355,7 @@ class CompOrderPublished(PublishedSeries, identity="control/comp_order", keys="d
     flags: Flags = "text"
     bounds: StartingBounds = "code"
     structure_share: ClassVar[Fraction] = Fraction(1, 4)
-    steady: ClassVar[bool] = True
+    constant_charges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -505,13 +505,13 @@ class PegasusPublished(PublishedSeries, identity="control/pegasus", keys="theta 
     """
 
     theta: float = THETA
-    smoother: Smoother = "average"
+    smoother: Smoother = "mean"
     structure_share: ClassVar[Fraction] = Fraction(1, 5)
-    steady: ClassVar[bool] = True
+    constant_charges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_smoother(self.smoother)
+        check_choice(self.smoother, "smoother", get_args(Smoother))
 
     @cached_property
     def true_cost(self) -> Fraction:

@@ -5,9 +5,12 @@ Streams are the paper's synthetic design, two that are not nearly even, and a re
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -15,7 +18,12 @@ import numpy as np
 from benchmarks.harness import Row
 from benchmarks.streams import Stream, streams
 from dpstream.evaluate.trials import fixed_noise
-from dpstream.mechanisms.infinite.budget_series import Theorem54, allocation, budget_series
+from dpstream.mechanisms.infinite.budget_series import (
+    allocation,
+    budget_series,
+    gap_for,
+    one_minus_power,
+)
 from dpstream.mechanisms.infinite.dpi import Dpi
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.amounts import on_grid
@@ -147,6 +155,55 @@ def _charged(name: str, rule: str, kind: str, rate: Fraction, slots: int) -> lis
                 | {"within": bool(left >= 0)}
             )
     return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Theorem54:
+    """The series as the paper states it, for a claimed epsilon; `true_cost` is what it spends.
+
+    C (Li2(1) - Li2(m^2)) = epsilon with C = change_of_pdf / (mu zeta).
+
+    >>> printed = Theorem54(epsilon=2, mu=0.5)
+    >>> round(printed.m_squared, 4), [round(printed.eta(t), 4) for t in (1, 2, 3)]
+    (0.8337, [0.0415, 0.019, 0.0117])
+    >>> round(Theorem54(epsilon=1, mu=2).true_cost / 1, 3)
+    4.0
+    """
+
+    epsilon: float
+    mu: float
+    zeta: float = 1.0
+    change_of_pdf: float = 2.0
+
+    @property
+    def constant(self) -> float:
+        """The paper's C."""
+        return self.change_of_pdf / (self.mu * self.zeta)
+
+    @cached_property
+    def m_squared(self) -> float:
+        """Li2^-1(pi^2 / 6 - epsilon / C)."""
+        return 1 - gap_for(
+            self.epsilon / self.constant,
+            lambda most: (
+                f"Theorem 5.4 needs epsilon < C pi^2 / 6 = {self.constant * most:g} (C = "
+                f"{self.constant:g}); got epsilon={self.epsilon:g}; lower epsilon, mu or zeta"
+            ),
+        )
+
+    def x(self, t: int) -> float:
+        """X_t."""
+        return one_minus_power(1 - self.m_squared, t) / (t * t * self.zeta)
+
+    def eta(self, t: int) -> float:
+        """The learning rate of slot t: tanh(X_t / 2) / 2."""
+        return math.tanh(self.x(t) / 2) / 2
+
+    @property
+    def true_cost(self) -> float:
+        """What all draws cost a user: 2 score_change * sum of X_t."""
+        change = min(2.0, 2 * self.change_of_pdf / self.mu)
+        return 2 * change * self.epsilon / self.constant / self.zeta
 
 
 def eta_rows() -> list[Row]:

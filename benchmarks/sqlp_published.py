@@ -24,7 +24,7 @@ from scipy.stats import norm
 
 from dpstream.compiled import compiled
 from dpstream.counting.binary_tree import Honaker
-from dpstream.counting.factorisation import begin, late_normals, late_start
+from dpstream.counting.factorisation import late_normals, late_start
 from dpstream.privacy.accounting.calibration import rho_for
 from dpstream.records import Reals
 
@@ -120,7 +120,7 @@ class SqlpPublished:
         place[looked] = np.arange(len(looked), dtype=np.int32)
         units, buffer, sums = (np.zeros(len(looked), np.int64) for _ in range(3))
         since, last = np.zeros(len(looked), np.int64), np.full(len(looked), -1)
-        state = begin(self.tree, len(looked))
+        state = np.zeros((len(looked), self.tree.width))
         for trigger in range(self.triggers):
             rows = slice(begins[trigger], begins[trigger + 1])
             _take_in(place, events.keys[rows], kept[rows], before[rows], since, units, buffer)

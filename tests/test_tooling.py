@@ -217,9 +217,12 @@ def test_every_requirement_of_core_and_dev_is_pinned():
     assert names <= set(pins("constraints.txt"))
 
 
-@pytest.mark.parametrize(
-    "target", ["demo", "test", "lint", "bench", "docs", "clean", "help", "servers"]
-)
+TARGETS = [
+    "demo", "test", "golden", "stored", "long", "lint", "bench", "docs", "clean", "help", "servers",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_make_help_explains_each_target(target):
     """Each target says in one line what it does."""
     text = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -9,7 +9,6 @@ import pytest
 
 from dpstream.counting.binary_tree import Honaker
 from dpstream.counting.buffered import BufferedLinearToeplitz
-from dpstream.counting.factorisation import noise_paths
 from dpstream.counting.float_error import (
     calibrate_query,
     float_error,
@@ -27,6 +26,7 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.sensitivity import group_by_change, units_change
 from dpstream.privacy.state import MemoryWindowKeys
+from tests.counting.matrices import dense, noise_paths
 
 HALVES = [Fraction(1, 2)] * 2
 COLUMNS = [
@@ -35,12 +35,12 @@ COLUMNS = [
 ]
 
 
-def noise_for(steps, epsilon=1, delta=1e-6, *, tail=None, **more):
+def noise_for(steps, epsilon=1, delta=1e-6, *, delta_slack=None, **more):
     amounts = {"epsilon": Fraction(epsilon), "delta": Fraction(delta)}
-    tail = amounts["delta"] / 2 if tail is None else tail
+    slack = amounts["delta"] / 2 if delta_slack is None else delta_slack
     columns = {"sensitivities": COLUMNS, "shares": HALVES, "influence": [32, 32]}
     return calibrate_query(
-        BufferedLinearToeplitz(steps=steps), **amounts, tail=tail, **columns | more
+        BufferedLinearToeplitz(steps=steps), **amounts, delta_slack=slack, **columns | more
     )
 
 
@@ -95,7 +95,7 @@ def test_all_of_it_together_keeps_the_promise(steps, epsilon, delta):
 def test_sigma_pays_for_the_shift_of_its_column(steps):
     """Sum over columns of (sensitivity * column norm / sigma)^2 is mu^2, and not above."""
     process, found = BufferedLinearToeplitz(steps=steps), noise_for(steps)
-    _, encoder = process.dense()
+    _, encoder = dense(process)
     norm = np.linalg.norm(encoder, axis=0).max()
     spent = sum(
         (float(s) * norm / float(q)) ** 2 for s, q in zip(COLUMNS, found.sigmas, strict=True)
@@ -154,9 +154,9 @@ def test_a_query_fits_the_book_it_opens():
         (100_000, {}),
         (100, {"sensitivities": [COLUMNS[0], Fraction(10**12)]}),  # more noise than floats hold
         (100, {"epsilon": 40}),  # lost mass times e^40
-        (100, {"tail": Fraction(1e-6)}),
-        (100, {"tail": Fraction(2e-6)}),
-        (100, {"delta": Fraction(0), "tail": Fraction(0)}),
+        (100, {"delta_slack": Fraction(1e-6)}),
+        (100, {"delta_slack": Fraction(2e-6)}),
+        (100, {"delta": Fraction(0), "delta_slack": Fraction(0)}),
         (100, {"shares": [Fraction(1, 2), Fraction(2, 3)]}),
         (100, {"shares": [Fraction(1), Fraction(0)]}),
         (100, {"influence": [0, 32]}),
@@ -183,7 +183,7 @@ def test_whoever_joins_late_has_the_noise_of_one_begun_at_step_one():
         joining = ids if step == 3 else ids[:0]
         noise, path = advance_noise(process, noise, joining, step, sigma, draw)
         paths.append(path)
-    decoder, _ = process.dense()
+    decoder, _ = dense(process)
     expected = (decoder @ decoder.T)[2:, 2:] * sigma**2
     found = np.cov(np.stack(paths[2:]))
     largest = 5.4 * expected.max() * np.sqrt(2 / keys)
@@ -250,7 +250,7 @@ def test_a_tree_costs_a_query_little_float_error():
         Honaker(steps=1000),
         epsilon=Fraction(1),
         delta=Fraction(1e-6),
-        tail=Fraction(5e-7),
+        delta_slack=Fraction(5e-7),
         **columns,
     )
     assert 0 < found.error.xi < Fraction(1, 200)

@@ -9,6 +9,7 @@ from dpstream.connectors.testing import ListSink
 from dpstream.query.aggregates import Avg, Count, CountUnits, Sum
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.windows import Tumble
+from tests.counting.matrices import dense
 from tests.laws.queries import ALARM, HOUR, Z, query_of, run_of
 
 GROUPS = 3000
@@ -92,7 +93,7 @@ def test_declared_deviations_are_what_the_bounds_ask_for():
     """sensitivity x column norm x row norm x sqrt(columns) / mu, with rounding: by hand."""
     plan = plan_query(MEASURED)
     window = plan.window(3)
-    decoder, encoder = window.process.dense()
+    decoder, encoder = dense(window.process)
     norm = np.linalg.norm(encoder, axis=0).max()
     mu = float(plan.calibrated.mu_squared) ** 0.5
     # 3 rows, 2 in a group: 2^2 + 1^2; units in 2 groups; values in half steps, up to 6 (or 4
@@ -118,7 +119,7 @@ def covariance_fits(noise, expected):
 def test_noise_of_successive_releases_is_correlated_as_designed(measured, name):
     """B B^T, for the counter's decoder B; fresh noise at every release would be averaged away."""
     noise, declared = measured
-    decoder, _ = plan_query(MEASURED).window(3).process.dense()
+    decoder, _ = dense(plan_query(MEASURED).window(3).process)
     for window in range(2):
         quantum = 0.5 if name == "s" else 1
         rounding = quantum**2 / 12
@@ -150,7 +151,7 @@ def test_a_key_that_comes_late_has_the_noise_of_one_that_was_there():
     )
     empty, also_empty, *late = run_of(query, table)
     window = plan_query(query).window(4)
-    decoder, _ = window.process.dense()
+    decoder, _ = dense(window.process)
 
     assert len(empty) == len(also_empty) == 0
     assert [len(release) for release in late] == [keys, keys]  # far above the threshold: at once

@@ -52,8 +52,8 @@ def test_averages_are_of_the_past_only():
     changed = PDFS.copy()
     changed[10:] = 1 / 12
 
-    assert (answers.averaged(PDFS)[:10] == answers.averaged(changed)[:10]).all()
-    assert answers.averaged(PDFS)[-1] == pytest.approx(PDFS.mean(axis=0))
+    assert (answers.running_mean(PDFS)[:10] == answers.running_mean(changed)[:10]).all()
+    assert answers.running_mean(PDFS)[-1] == pytest.approx(PDFS.mean(axis=0))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_averages_are_of_the_past_only():
         (lambda: answers.range_shares(PDFS, [(3, 13)]), "a range"),
         (lambda: answers.counts(PDFS, -1), "totals must be 0 or more"),
         (lambda: answers.outliers(PDFS, share=0), "share must be in"),
-        (lambda: answers.averaged([[0.5, -0.5]]), "0 or more"),
+        (lambda: answers.running_mean([[0.5, -0.5]]), "0 or more"),
     ],
 )
 def test_questions_that_make_no_sense_are_refused(ask, problem):

@@ -9,12 +9,12 @@ from scipy.stats import chi2, ks_2samp
 
 import dpstream as dps
 from dpstream.counting.buffered import BufferedLinearToeplitz
-from dpstream.counting.factorisation import noise_paths
 from dpstream.counting.float_error import calibrate, float_error, path_error
 from dpstream.errors import InvalidInput, InvalidParameter, NoiseReuse
 from dpstream.mechanisms.counter import KeyedCounting
 from dpstream.privacy.accounting.accountant import delta_of
 from dpstream.privacy.accounting.privacy_events import Composed, Gaussian
+from tests.counting.matrices import decoder_coefficients, dense, noise_paths
 
 SECRET, RUN, FALSE_ALARM = bytes(32), bytes(16), 1e-6
 BUDGET = {"epsilon": 1, "delta": 1e-9}
@@ -27,7 +27,7 @@ def keyed(steps=12, **more):
 def test_a_known_end_makes_the_error_smaller():
     """With steps the noise is that of the counter for T, without that of the unbounded one."""
     known, unknown = dps.Counter(steps=1000, **BUDGET), dps.Counter(**BUDGET)
-    stddevs = [c._counting.runner.mechanism.stddev(1000) for c in (known, unknown)]
+    stddevs = [c._counting.mechanism.stddev(1000) for c in (known, unknown)]
 
     assert 1 < stddevs[1] / stddevs[0] < 2
     assert known.add(12).stddev[0] < stddevs[0]
@@ -63,7 +63,7 @@ def late_errors(join, steps, keys, off=1.0):
     path = [counter.add([3] * keys, keys=names).values[-keys:]]
     path += [counter.add({}).values[-keys:] for _ in range(steps - join)]
     mechanism = counter._counting.mechanism
-    decoder = mechanism.process.dense()[0][join - 1 :]
+    decoder = dense(mechanism.process)[0][join - 1 :]
     sigma = float(mechanism.calibrated[1])
     claimed = decoder @ decoder.T * sigma**2 + np.eye(steps - join + 1) / 12
     return (np.array(path) - 3) * off, claimed
@@ -149,7 +149,7 @@ def test_streamed_noise_is_within_its_bound(steps):
     """Against sums in extended precision, on ordinary normals."""
     process = BufferedLinearToeplitz(steps=steps)
     z = np.random.default_rng(0).normal(size=(steps, 4))
-    powers = process.decoder_coefficients(steps)[::-1].astype(np.longdouble)
+    powers = decoder_coefficients(process, steps)[::-1].astype(np.longdouble)
     truth = powers @ z.astype(np.longdouble)
     error = np.abs(noise_paths(process, z)[-1] - truth).max()
 

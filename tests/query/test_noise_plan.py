@@ -14,6 +14,7 @@ from dpstream.query.aggregates import Avg, Count, CountUnits, Sum
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
 from dpstream.query.windows import Tumble
+from tests.counting.matrices import dense
 
 ALL = (
     Count("n"),
@@ -92,7 +93,7 @@ def test_the_shares_add_up_and_the_whole_keeps_the_promise():
     assert delta_of(Composed(events=events), epsilon=2) > plan.query.delta
     for releases in plan.query.schedule.lengths:
         window = plan.window(releases)
-        _, encoder = window.process.dense()
+        _, encoder = dense(window.process)
         norm_ = np.linalg.norm(encoder, axis=0).max()
         used = sum(
             (float(s) * norm_ / sigma) ** 2

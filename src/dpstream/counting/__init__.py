@@ -1,1 +1,4 @@
-"""Continual counters: factorisations A = B C, their noise, and exact integer coders."""
+"""Continual counters: factorisations A = B C, noise processes B z, and exact integer coders.
+
+Mechanisms count with the coders; queries stream float noise for many keys from the processes.
+"""

@@ -1,35 +1,98 @@
-"""Buffered linear Toeplitz counters: near-optimal error with a handful of floats per key."""
+"""Buffered linear Toeplitz counters: near-optimal error with a handful of floats per key.
+
+The noise is a weighted sum of geometric modes x_j(t) = (1 - decay_j) x_j(t - 1) + z_t under a
+shared z. Decays lie in [0, 1]; decay 0 is the plain sum of z. All formulas work on decays, not on
+factors near 1, and add nonnegative numbers only, so they lose no more than some units in the last
+place. Compiled loops use no fast-math: they give the same bytes on every replay.
+
+A counter of d buffers is fixed by 2d decays 0 < a_1 < b_1 < a_2 < ... < a_d < b_d <= 1: the a are
+those of C, the b those of B. Interlacing makes every weight of both matrices positive. Common
+parameters are in `blt_table.json`; others are optimised on the spot.
+
+`LastTwice` measures the last step once more: what a window ends with is what people keep.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from importlib.resources import files
 
 import numpy as np
-from scipy.linalg import toeplitz as toeplitz_matrix
 from scipy.optimize import minimize
 
-from dpstream.counting import linear_recurrences
+from dpstream.compiled import compiled
 from dpstream.counting.factorisation import check_advance, check_whole
-from dpstream.counting.linear_recurrences import advance_modes, convolve, gram
 from dpstream.errors import InvalidParameter
 from dpstream.records import Reals
 
-# Parameters of buffered linear Toeplitz counters: a shipped table, and an optimiser for the rest.
-#
-# A counter of d buffers is fixed by 2d decays 0 < a_1 < b_1 < a_2 < ... < a_d < b_d <= 1: the a are
-# those of C, the b those of B. Interlacing makes every weight of both matrices positive.
-
 MOST_BUFFERS = 6
 MOST_STEPS = 2**40
+UNIT = 2.0**-53  # largest relative error of one rounded operation
 COMMON_STEPS = sorted(
     {1, *(2**k for k in range(3, 31))}
     | {10**k for k in range(1, 8)}
     | {24, 30, 48, 52, 60, 96, 144, 168, 200, 288, 365, 500, 720, 1440, 8760, 86400}
 )
+
+
+def powers(decays: Reals, count: int) -> Reals:
+    """(1 - decay)^count."""
+    if count == 0:
+        return np.ones_like(decays)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.exp(count * np.log1p(-decays)))
+
+
+def spans(decays: Reals, count: int) -> Reals:
+    """Sum over i < count of (1 - decay)^i: what a mode reaches under z = 1."""
+    with np.errstate(divide="ignore"):
+        decayed = -np.expm1(count * np.log1p(-decays))
+    still = decays == 0
+    return np.where(still, float(count), decayed / np.where(still, 1.0, decays))
+
+
+def gram(decays: Reals, count: int) -> Reals:
+    """Covariance of the modes after `count` steps: sum over i < count of (f_j f_k)^i.
+
+    >>> gram(np.array([0.5, 0.0]), 2)
+    array([[1.25, 1.5 ],
+           [1.5 , 2.  ]])
+    """
+    if count == 0:
+        return np.zeros((len(decays), len(decays)))
+    gaps = decays[:, None] + decays[None, :] * (1 - decays[:, None])  # 1 - f_j f_k
+    with np.errstate(divide="ignore"):
+        logs = np.log1p(-decays)
+    decayed = -np.expm1(count * (logs[:, None] + logs[None, :]))
+    still = gaps == 0
+    return np.where(still, float(count), decayed / np.where(still, 1.0, gaps))
+
+
+def root(decays: Reals, count: int) -> Reals:
+    """R with R.T @ R = gram(decays, count), found without ever squaring.
+
+    The rows of V(n) are f^i for i < n. V(2n) stacks V(n) on V(n) f^n, so its triangular QR factor
+    follows from that of V(n); likewise for one more row. The error of R is a few log2(count) units
+    in the last place, where a Cholesky factor of the nearly singular gram would lose half of
+    them.
+    """
+    factor = np.zeros((0, len(decays)))
+    done = 0
+    for bit in bin(count)[2:] if count else "":
+        if done:
+            twice = np.vstack([factor, factor * powers(decays, done)])
+            factor = np.asarray(np.linalg.qr(twice, mode="r"))
+            done *= 2
+        if bit == "1":
+            ones = np.ones((1, len(decays)))
+            more = np.vstack([ones, factor * powers(decays, 1)])
+            factor = np.asarray(np.linalg.qr(more, mode="r"))
+            done += 1
+    return factor
 
 
 def exact(decays: Reals) -> Reals:
@@ -117,9 +180,6 @@ def table_text() -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-UNIT = 2.0**-53  # largest relative error of one rounded operation
-
-
 @dataclass(frozen=True, kw_only=True)
 class BufferedLinearToeplitz:
     """Toeplitz B and C whose coefficients are sums of few geometric sequences.
@@ -174,19 +234,6 @@ class BufferedLinearToeplitz:
         """Weights of the state's columns in the noise."""
         return decoder_weights(np.array(self.decays))
 
-    def encoder_coefficients(self, count: int) -> Reals:
-        """First `count` entries of C's first column."""
-        decays = np.array(self.decays)
-        weights = encoder_weights(decays)
-        rest = np.log1p(-decays[0::2])[None, :] * np.arange(count - 1)[:, None]
-        return np.append(1.0, np.exp(rest) @ weights)
-
-    def decoder_coefficients(self, count: int) -> Reals:
-        """First `count` entries of B's first column."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            rest = np.log1p(-self.mode_decays)[None, :] * np.arange(count)[:, None]
-        return np.exp(np.where(np.isnan(rest), 0.0, rest)) @ self.weights
-
     def column_norm(self) -> float:
         """Norm of C's first column over all steps, in closed form."""
         return math.sqrt(squared_norms(np.array(self.decays), self.steps)[0])
@@ -194,21 +241,27 @@ class BufferedLinearToeplitz:
     def row_norm(self, step: int) -> float:
         """Norm of the first `step` coefficients of B, in closed form."""
         check_whole("step", step, 1, self.steps)
-        return math.sqrt(
-            self.weights @ linear_recurrences.gram(self.mode_decays, step) @ self.weights
-        )
+        return math.sqrt(self.weights @ gram(self.mode_decays, step) @ self.weights)
 
     def error(self) -> Reals:
-        """All row norms."""
+        """All row norms, sqrt(weights @ gram(mode_decays, t) @ weights) for every t at once."""
         counts = np.arange(1, self.steps + 1, dtype=np.float64)
-        return linear_recurrences.weighted_norms(self.mode_decays, self.weights, counts)
+        decays, weights, total = self.mode_decays, self.weights, np.zeros(self.steps)
+        with np.errstate(divide="ignore"):
+            logs = np.log1p(-decays)
+        for j in range(len(decays)):
+            for k in range(j + 1):
+                weight = weights[j] * weights[k] * (1 if j == k else 2)
+                gap = decays[j] + decays[k] * (1 - decays[j])
+                total += weight * (-np.expm1(counts * (logs[j] + logs[k])) / gap if gap else counts)
+        return np.sqrt(total)
 
     def advance(self, state: Reals, step: int, z: Reals) -> Reals:
         """Decay the buffers, add the new normals, weigh."""
         check_whole("step", step, 1, self.steps)
         check_advance(state, self.width, z)
         noise = np.empty(len(z))
-        advance_modes(state, 1 - self.mode_decays, self.weights, z, np.zeros(len(z)), noise)
+        _advance_modes(state, 1 - self.mode_decays, self.weights, z, noise)
         return noise
 
     def readout(self, step: int) -> Reals:
@@ -221,31 +274,124 @@ class BufferedLinearToeplitz:
         check_whole("stop", stop, 0, self.steps)
         check_whole("start", start, 0, stop)
         count = int(stop - start)
-        kept = np.diag(linear_recurrences.powers(self.mode_decays, count))
-        return kept, linear_recurrences.root(self.mode_decays, count)
+        kept = np.diag(powers(self.mode_decays, count))
+        return kept, root(self.mode_decays, count)
 
-    def covariance(self, step: int) -> Reals:
-        """Joint covariance of buffers and plain sum: (1 - (f_j f_k)^t) / (1 - f_j f_k)."""
-        check_whole("step", step, 0, self.steps)
-        return linear_recurrences.gram(self.mode_decays, int(step))
 
-    def rounding(self, largest: float) -> float:
-        """Bound on |streamed noise - exact noise| at any step while every |z| <= `largest`.
+@compiled
+def _advance_modes(state: Reals, factors: Reals, weights: Reals, z: Reals, noise: Reals) -> None:
+    """state[k, j] = factors[j] state[k, j] + z[k]; noise[k] = weights . state[k]."""
+    for k in range(state.shape[0]):
+        total = 0.0
+        for j in range(factors.shape[0]):
+            value = factors[j] * state[k, j] + z[k]
+            state[k, j] = value
+            total += weights[j] * value
+        noise[k] = total
 
-        A mode is at most S = sum of its powers times `largest`; each step rounds a product and a
-        sum, and earlier errors decay with the mode, so the error is at most 2 u S^2 `largest`.
-        Weights and their sum add (8 d + 8) u S `largest`.
-        """
-        spans = linear_recurrences.spans(self.mode_decays, self.steps)
-        each = 2 * spans**2 + (8 * self.buffers + 8) * spans
-        return float(1.01 * UNIT * largest * (self.weights @ each))
 
-    def encode(self, changes: Reals) -> Reals:
-        """Convolution with C's coefficients."""
-        changes = np.asarray(changes, dtype=np.float64)
-        return convolve(changes, self.encoder_coefficients(self.steps), self.steps)
+@dataclass(frozen=True, kw_only=True)
+class LastTwice:
+    """`process`, and one more measurement of the total, both weighed by their variances.
 
-    def dense(self) -> tuple[Reals, Reals]:
-        """Both Toeplitz matrices."""
-        decoder = np.tril(toeplitz_matrix(self.decoder_coefficients(self.steps)))
-        return decoder, np.tril(toeplitz_matrix(self.encoder_coefficients(self.steps)))
+    The encoder has one more row, g times all ones, with g^2 = kappa^2 share / (1 - share): of what
+    an impulse costs, `share` goes to it, whenever the impulse comes. The last answer is
+    a N_T + (1 - a) n/g, n standard normal, a = 1 / (1 + g^2 row_T^2). Given the steps before, N_T
+    is known but for its newest normal, so one normal is enough for both.
+
+    Guarantee: an impulse has L2 sensitivity `column_norm()`; the noise of the last step has the
+    variance of the two measurements' best average, all other steps that of `process`.
+
+    >>> blt = BufferedLinearToeplitz(steps=100)
+    >>> twice = LastTwice(process=blt, share=Fraction(1, 8))
+    >>> [round(p.column_norm() * p.row_norm(t), 2) for p in (blt, twice) for t in (99, 100)]
+    [2.53, 2.53, 2.7, 1.96]
+    """
+
+    process: BufferedLinearToeplitz
+    share: Fraction
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise InvalidParameter(f"share must lie between 0 and 1; got {self.share}")
+
+    @property
+    def steps(self) -> int:
+        """T."""
+        return self.process.steps
+
+    @property
+    def width(self) -> int:
+        """Floats of state per key."""
+        return self.process.width
+
+    @property
+    def decays(self) -> tuple[float, ...]:
+        """Those of the process: with the share they fix the noise."""
+        return self.process.decays
+
+    @cached_property
+    def gain(self) -> float:
+        """g, the entries of the encoder's last row."""
+        odds = self.share / (1 - self.share)
+        return self.process.column_norm() * math.sqrt(odds)
+
+    @cached_property
+    def weights(self) -> tuple[float, float]:
+        """(a, b): the last answer is a times the process, plus b times a normal."""
+        first = 1 / (1 + (self.gain * self.process.row_norm(self.steps)) ** 2)
+        return first, (1 - first) / self.gain
+
+    @cached_property
+    def _newest(self) -> float:
+        """What the newest normal adds to a N_T, so that it stands for the other one too."""
+        first, other = self.weights
+        own = first * float(self.process.weights.sum())
+        return math.hypot(own, other) - own
+
+    def column_norm(self) -> float:
+        """Norm of the process's first column and of the last row's entry."""
+        return math.hypot(self.process.column_norm(), self.gain)
+
+    def row_norm(self, step: int) -> float:
+        """That of the process, but for the last step."""
+        check_whole("step", step, 1, self.steps)
+        known = self.process.row_norm(step)
+        first, other = self.weights
+        return known if step < self.steps else math.hypot(first * known, other)
+
+    def error(self) -> Reals:
+        """All row norms."""
+        rows = self.process.error()
+        rows[-1] = self.row_norm(self.steps)
+        return rows
+
+    def advance(self, state: Reals, step: int, z: Reals) -> Reals:
+        """The process; at the last step, less of it, and more of the newest normals."""
+        noise = self.process.advance(state, step, z)
+        if step == self.steps:
+            state *= self.weights[0]
+            state += z[:, None] * self._other_row
+            noise *= self.weights[0]
+            noise += self._newest * z
+        return noise
+
+    def readout(self, step: int) -> Reals:
+        """That of the process; the state at the last step is weighed already."""
+        return self.process.readout(step)
+
+    def jump(self, start: int, stop: int) -> tuple[Reals, Reals]:
+        """To the last step: to the one before it, and one step on."""
+        if stop < self.steps or start == stop:
+            return self.process.jump(start, stop)
+        kept, fresh = self.process.jump(start, stop - 1)
+        step = self.weights[0] * np.diag(self.process.jump(stop - 1, stop)[0])
+        newest = self.weights[0] + self._other_row
+        return kept * step, np.vstack([fresh * step, newest])
+
+    @cached_property
+    def _other_row(self) -> Reals:
+        """How the other measurement enters the state: in its first column."""
+        row = np.zeros(self.width)
+        row[0] = self._newest / self.process.weights[0]
+        return row

@@ -1,17 +1,22 @@
-"""Encoders and decoders in integers, one per family of schemes."""
+"""Counting schemes in integers: the encoder C x and the decoder B y, one class per family.
+
+What is measured, C x, is an integer vector on a public grid of 2^-`bits`. It gets discrete Gaussian
+noise, and the decoder turns the noisy vector into running sums.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dpstream.counting import buffered
-from dpstream.counting.binary_tree import Stack
+from dpstream.counting.binary_tree import Tree
 from dpstream.counting.buffered import BufferedLinearToeplitz
 from dpstream.errors import InvalidInput
 from dpstream.privacy.sensitivity import root_above
@@ -32,6 +37,33 @@ def refuse_overflow(values: Integers, limit: int) -> Integers:
     return values
 
 
+class Coder(ABC):
+    """Encoder and decoder of one scheme. Steps count from 1; states are values."""
+
+    bits: int = 0
+    """C x is measured in units of 2^-bits; 0 where it consists of integers already."""
+
+    @abstractmethod
+    def begin(self, bins: int) -> Any:
+        """The state before step 1."""
+
+    @abstractmethod
+    def encode(self, state: Any, step: int, x: Integers) -> tuple[Any, Integers]:
+        """The values measured at `step`: rows of C x, times 2^bits."""
+
+    @abstractmethod
+    def decode(self, state: Any, step: int, noisy: Integers) -> tuple[Any, Reals]:
+        """The running sums in grid steps of the input, from noisy values alone."""
+
+    @abstractmethod
+    def norm(self) -> Fraction:
+        """Not below the norm of any column of C."""
+
+    def slack(self) -> Fraction:
+        """What rounding C x to integers can add to the norm of its change, in grid steps."""
+        return Fraction(0)
+
+
 @storable("node code")
 @dataclass(frozen=True, kw_only=True)
 class NodeCode:
@@ -42,47 +74,38 @@ class NodeCode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeCoder:
-    """Tree-like schemes: one new node a step, measured as it is; entries of C are 0 and 1."""
+class NodeCoder(Coder):
+    """Trees: one new node a step, measured as it is; entries of C are 0 and 1."""
 
-    stack: Stack
-    squared_norm: int
-    bits: int = 0
+    tree: Tree
 
     def begin(self, bins: int) -> NodeCode:
         """No node is live."""
-        shape = (self.stack.width, bins)
+        shape = (self.tree.width, bins)
         return NodeCode(sums=np.zeros(shape, np.int64), estimates=np.zeros(shape))
 
     def encode(self, state: NodeCode, step: int, x: Integers) -> tuple[NodeCode, Integers]:
         """The node that ends at `step` holds it and all live nodes below."""
-        level = self.stack.level(step)
+        level = self.tree.level(step)
         node = refuse_overflow(x + state.sums[:level].sum(axis=0), _NODE_LIMIT)
-        return NodeCode(sums=_closed(state.sums, level, node), estimates=state.estimates), node
+        return NodeCode(sums=_close_node(state.sums, level, node), estimates=state.estimates), node
 
     def decode(self, state: NodeCode, step: int, noisy: Integers) -> tuple[NodeCode, Reals]:
         """The live nodes add up."""
-        estimates = _closed(state.estimates, self.stack.level(step), noisy)
+        estimates = _close_node(state.estimates, self.tree.level(step), noisy)
         return NodeCode(sums=state.sums, estimates=estimates), estimates.sum(axis=0)
 
     def norm(self) -> Fraction:
         """The root of the number of nodes that hold the first step."""
-        return root_above(Fraction(self.squared_norm))
-
-    def slack(self) -> Fraction:
-        """Nodes are integers already."""
-        return Fraction(0)
+        return root_above(Fraction(self.tree.nodes_of_a_step))
 
 
-def _closed(levels: Levels, level: int, node: Integers | Reals) -> Levels:
+def _close_node(levels: Levels, level: int, node: Integers | Reals) -> Levels:
     """The node of `level` takes the place of all live ones below."""
     changed = levels.copy()
     changed[:level] = 0
     changed[level] = node
     return changed
-
-
-# Toeplitz encoders with coefficients of their own, in integers; all past values are kept.
 
 
 @storable("history code")
@@ -96,8 +119,11 @@ class HistoryCode:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HistoryCoder:
-    """C with the coefficients rounded down to multiples of 2^-`bits`, the first of them 1."""
+class HistoryCoder(Coder):
+    """Toeplitz C with coefficients rounded down to multiples of 2^-`bits`, the first of them 1.
+
+    All past values are kept.
+    """
 
     coefficients: Reals
     bits: int
@@ -135,18 +161,6 @@ class HistoryCoder:
         square = sum(int(c) ** 2 for c in self._rounded)
         return root_above(Fraction(square, 4**self.bits))
 
-    def slack(self) -> Fraction:
-        """C x is an integer combination of integers."""
-        return Fraction(0)
-
-
-# The buffered linear Toeplitz encoder in integers, with a few numbers of state per bin.
-#
-# C x = x_t + sum_j v_j u_j(t - 1), u_j(t) = g_j u_j(t - 1) + x_t. The u_j are kept as integers, in
-# units of 2^-64, and rounded down once a step. Two streams that differ by one event see roundings
-# that differ by less than one unit each, so their u_j differ from the linear answer by less than
-# 2^-64 / (1 - g_j), and what is measured, rounded down once more, by less than one grid step and a
-# bit: `slack` adds that up over all steps.
 
 _FINE = 64
 _FACTOR = 53  # factors and weights are multiples of 2^-53
@@ -163,8 +177,15 @@ class BufferCode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BufferedCoder:
-    """C x on a grid of 2^-`bits`, for `process.steps` steps."""
+class BufferedCoder(Coder):
+    """The buffered linear Toeplitz encoder, with a few integers of state per bin.
+
+    C x = x_t + sum_j v_j u_j(t - 1), u_j(t) = g_j u_j(t - 1) + x_t. The u_j are kept in units of
+    2^-64, and rounded down once a step. Two streams that differ by one event see roundings that
+    differ by less than one unit each, so their u_j differ from the linear answer by less than
+    2^-64 / (1 - g_j), and what is measured, rounded down once more, by less than one grid step and
+    a bit: `slack` adds that up over all steps.
+    """
 
     process: BufferedLinearToeplitz
     bits: int

@@ -7,7 +7,6 @@ standard normals `z` are always handed in.
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -42,36 +41,14 @@ class NoiseProcess(Protocol):
         `R` has one row per normal needed and R.T @ R is the covariance of the increment.
         """
 
-    def covariance(self, step: int) -> Reals:
-        """Exact covariance of the state at `step`, `[width, width]`, in closed form."""
-
     def row_norm(self, step: int) -> float:
         """L2 norm of row `step` of B: the noise's standard deviation for sigma = 1."""
-
-    def column_norm(self) -> float:
-        """Largest L2 norm of a column of C: the sensitivity of a unit impulse, at any step."""
-
-
-class Strategy(NoiseProcess, Protocol):
-    """A counter for a known number of steps."""
-
-    @property
-    def steps(self) -> int:
-        """T, the number of steps."""
 
     def error(self) -> Reals:
         """L2 norms of all rows of B, `[steps]`."""
 
-    def encode(self, changes: Reals) -> Reals:
-        """C @ changes, for `changes` of shape `[steps]`."""
-
-    def dense(self) -> tuple[Reals, Reals]:
-        """(B, C) written out, for small T."""
-
-
-def begin(process: NoiseProcess, keys: int) -> Reals:
-    """The state of `keys` streams before step 1."""
-    return np.zeros((keys, process.width))
+    def column_norm(self) -> float:
+        """Largest L2 norm of a column of C: the sensitivity of a unit impulse, at any step."""
 
 
 def late_start(process: NoiseProcess, step: int, z: Reals) -> tuple[Reals, Reals]:
@@ -105,34 +82,6 @@ def late_normals(process: NoiseProcess, step: int) -> int:
 def _late_root(process: NoiseProcess, step: int) -> Reals:
     """A square root of the state's covariance at `step`; processes are frozen, so it is kept."""
     return process.jump(0, step)[1]
-
-
-def noise_paths(process: NoiseProcess, z: Reals) -> Reals:
-    """B @ z for many keys: `z` is `[steps, keys]`, and so is the result."""
-    state = begin(process, z.shape[1])
-    return np.stack([process.advance(state, step, row) for step, row in enumerate(z, start=1)])
-
-
-def sensitivity(strategy: Strategy, changes: Reals) -> float:
-    """Exact L2 sensitivity ||C changes|| of a unit that changes step t by `changes[t - 1]`.
-
-    Guarantee: every C of this package has nonnegative entries, so changing the sign of an entry
-    of a nonnegative `changes` never raises the norm; and the result is at most
-    sum |changes| * column_norm().
-    """
-    changes = np.asarray(changes, dtype=np.float64)
-    if changes.shape != (strategy.steps,):
-        raise InvalidParameter(
-            f"changes must have one entry per step ({strategy.steps}); got shape {changes.shape}"
-        )
-    return float(np.linalg.norm(strategy.encode(changes)))
-
-
-def standard_deviation(strategy: Strategy, *, rho: float, unit: float = 1.0) -> Reals:
-    """Noise standard deviation per step for rho-zCDP and impulses of size `unit`."""
-    if not rho > 0:
-        raise InvalidParameter(f"rho must be positive; got {rho}")
-    return strategy.error() * (unit * strategy.column_norm() / math.sqrt(2 * rho))
 
 
 def check_whole(name: str, value: Any, low: int, high: int) -> None:

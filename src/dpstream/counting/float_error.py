@@ -20,10 +20,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpstream.counting import linear_recurrences
 from dpstream.counting.binary_tree import Honaker
-from dpstream.counting.buffered import UNIT, BufferedLinearToeplitz
-from dpstream.counting.last_twice import LastTwice
+from dpstream.counting.buffered import UNIT, BufferedLinearToeplitz, LastTwice, gram, spans
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.accounting.accountant import delta_of
 from dpstream.privacy.accounting.calibration import mu_squared_for, round_up
@@ -43,7 +41,7 @@ Process = BufferedLinearToeplitz | LastTwice | Honaker
 
 
 def path_error(process: Process) -> float:
-    """Bound on |streamed - ideal| noise at any step, for sigma = 1, outside a mass of `tail`."""
+    """Bound on |streamed - ideal| noise at any step, for sigma = 1, outside a mass of tau."""
     if isinstance(process, Honaker):
         return _tree_error(process)
     if isinstance(process, LastTwice):
@@ -83,9 +81,8 @@ def _modes_error(process: BufferedLinearToeplitz) -> float:
     with the mode. A late start errs by some units in the last place of each mode.
     """
     steps, decays = process.steps, process.mode_decays
-    spread = NORMAL_LARGEST * np.sqrt(np.diag(linear_recurrences.gram(decays, steps)))
-    spans = linear_recurrences.spans(decays, steps)
-    streamed = (2 * UNIT * spread + NORMAL_PRECISION) * spans
+    spread = NORMAL_LARGEST * np.sqrt(np.diag(gram(decays, steps)))
+    streamed = (2 * UNIT * spread + NORMAL_PRECISION) * spans(decays, steps)
     joined = (process.width * (2 + math.log2(steps + 1)) * 64) * UNIT * spread
     joined = joined + NORMAL_PRECISION * process.width * spread
     weighing = (process.width + 2) * UNIT * spread
@@ -125,7 +122,7 @@ def weight_error(process: Process) -> Fraction:
         return Fraction(0)
     if isinstance(process, LastTwice):
         return weight_error(process.process)
-    total = float(process.weights @ linear_recurrences.spans(process.mode_decays, process.steps))
+    total = float(process.weights @ spans(process.mode_decays, process.steps))
     return round_up(_ROOM * 16 * process.buffers * UNIT * total)
 
 
@@ -220,15 +217,15 @@ def calibrate_query(
     influence: Sequence[int],
     epsilon: Fraction,
     delta: Fraction,
-    tail: Fraction,
+    delta_slack: Fraction,
 ) -> QueryCalibration:
     """The largest mu^2 with which a continual GROUP BY keeps (epsilon, delta).
 
     One unit reaches at most so many processes of each column (`influence`), over all windows;
     `sensitivities` are upper bounds on what it changes in each column, in grid steps; `shares`, of
-    sum 1, say how mu^2 is divided among the columns; `tail` is the part of delta that selecting
-    keys takes. `others` are the processes of windows of other lengths; sigmas are those of
-    `process`.
+    sum 1, say how mu^2 is divided among the columns; `delta_slack` is the part of delta that
+    selecting keys takes. `others` are the processes of windows of other lengths; sigmas are those
+    of `process`.
     """
     if not 0 < sum(shares) <= 1 or min(shares) <= 0 or min(influence) < 1:
         raise InvalidParameter(
@@ -239,11 +236,11 @@ def calibrate_query(
     spare = FloatError(xi=Fraction(0), tau=Fraction(0))
     for _ in range(3):
         lost = round_up(most * 1.001) * spare.tau
-        room = (delta * (1 - Fraction(1, 10**9)) - lost) * (1 - spare.xi) - tail
+        room = (delta * (1 - Fraction(1, 10**9)) - lost) * (1 - spare.xi) - delta_slack
         if room <= 0:
             raise InvalidParameter(
-                f"selecting keys takes {float(tail):g} of delta={float(delta):g}, and floats "
-                f"{float(lost):.2g}: nothing is left for noise; raise delta"
+                f"selecting keys takes {float(delta_slack):g} of delta={float(delta):g}, and "
+                f"floats {float(lost):.2g}: nothing is left for noise; raise delta"
             )
         mu_squared = on_grid(mu_squared_for(epsilon=epsilon - 2 * spare.xi, delta=room))
         if mu_squared <= 0:
@@ -259,7 +256,9 @@ def calibrate_query(
             mu_squares=mu_squares,
             influence=influence,
         )
-        event = Composed(events=(Gaussian(mu_squared=mu_squared), DeltaSlack(delta=tail), error))
+        event = Composed(
+            events=(Gaussian(mu_squared=mu_squared), DeltaSlack(delta=delta_slack), error)
+        )
         if delta_of(event, epsilon=epsilon) <= delta:
             sigmas = tuple(
                 query_sigma(process, sensitivity=sensitivity, mu_squared=share)

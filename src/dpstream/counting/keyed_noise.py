@@ -13,8 +13,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from dpstream.compiled import compiled
 from dpstream.counting.factorisation import NoiseProcess, late_normals, late_start
-from dpstream.counting.linear_recurrences import in_grid_steps
 from dpstream.errors import InvalidInput, StateError
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Words
@@ -66,8 +66,15 @@ def advance_noise(
         state, path = append_rows(state, new_state), np.concatenate([path, new_path])
         ids = append_rows(ids, joining)
     steps: Integers = np.empty(len(path), np.int64)
-    in_grid_steps(path, sigma, steps)
+    _round_to_grid(path, sigma, steps)
     return KeyedNoise(ids=ids, state=state, step=step), steps
+
+
+@compiled
+def _round_to_grid(noise: Reals, sigma: float, out: Integers) -> None:
+    """out[k] = sigma noise[k], rounded to the nearest whole number, ties to even."""
+    for k in range(len(noise)):
+        out[k] = np.int64(np.rint(noise[k] * sigma))
 
 
 def no_keys(process: NoiseProcess) -> KeyedNoise:

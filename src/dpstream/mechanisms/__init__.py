@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dpstream.mechanisms.delayed.discontin_group import DiscontinGroup as DiscontinGroup
     from dpstream.mechanisms.delayed.naive import Naive as Naive
     from dpstream.mechanisms.delayed.pegasus import Pegasus as Pegasus
-    from dpstream.mechanisms.delayed.pegasus_delay import PegasusDelay as PegasusDelay
+    from dpstream.mechanisms.delayed.pegasus import PegasusDelay as PegasusDelay
     from dpstream.mechanisms.delayed.truncation import (
         SensitivityTruncation as SensitivityTruncation,
     )
@@ -59,7 +59,7 @@ REGISTRY = {
     "adapub": "dpstream.mechanisms.w_event.adapub:AdaPub",
     "naive": "dpstream.mechanisms.delayed.naive:Naive",
     "pegasus": "dpstream.mechanisms.delayed.pegasus:Pegasus",
-    "pegasus_delay": "dpstream.mechanisms.delayed.pegasus_delay:PegasusDelay",
+    "pegasus_delay": "dpstream.mechanisms.delayed.pegasus:PegasusDelay",
     "contin_group": "dpstream.mechanisms.delayed.contin_group:ContinGroup",
     "discontin_group": "dpstream.mechanisms.delayed.discontin_group:DiscontinGroup",
     "comp_order": "dpstream.mechanisms.delayed.comp_order:CompOrder",

@@ -65,10 +65,10 @@ def range_shares(pdfs: npt.ArrayLike, ranges: Sequence[tuple[int, int]]) -> Real
     return shares
 
 
-def averaged(pdfs: npt.ArrayLike) -> Reals:
+def running_mean(pdfs: npt.ArrayLike) -> Reals:
     """The mean of all releases up to each step: smoother than any of them, and as private.
 
-    >>> averaged([[1.0, 0.0], [0.0, 1.0]]).tolist()
+    >>> running_mean([[1.0, 0.0], [0.0, 1.0]]).tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
     block = _block(pdfs)

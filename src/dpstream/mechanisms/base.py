@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -14,11 +14,9 @@ import numpy.typing as npt
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.privacy.amounts import Amount, exact, positive
 from dpstream.privacy.ledger.charges import Cells, Cover, Interval, Paid, Terms
-from dpstream.privacy.sensitivity import range_change
+from dpstream.privacy.sensitivity import histogram_change, range_change
 from dpstream.privacy.state.identity import Identified
 from dpstream.records import Integers, Reals, Release, Words
-
-# Numbers as people feed them: steps x bins; the first that cannot be used is named.
 
 _LARGEST = 1 << 53  # beyond it float64, in which releases leave, has no exact integers
 
@@ -69,6 +67,13 @@ def check_counts(block: Reals) -> Integers:
             f"{problem}: {value:g}; for other numbers use an event-level mechanism with lo and hi"
         )
     return block.astype(np.int64)
+
+
+def clamp_to_grid(block: Reals, lo: Fraction, hi: Fraction, quantum: Fraction) -> Integers:
+    """Numbers clamped to a public range, as whole multiples of `quantum`."""
+    refuse_nan(block)
+    grid = np.rint(np.clip(block, float(lo), float(hi)) / float(quantum))
+    return np.clip(grid.astype(np.int64), int(lo / quantum), int(hi / quantum))
 
 
 def refuse_nan(block: Reals) -> None:
@@ -175,7 +180,7 @@ class Mechanism(Protocol):
     def epsilon(self) -> Amount | None:
         """The budget that it was given; None: in other terms, such as rho."""
 
-    steady: ClassVar[bool]
+    constant_charges: ClassVar[bool]
     """True if every step makes the same charges, so that a batch of them is one ledger entry."""
 
     def terms(self) -> Terms:
@@ -203,8 +208,22 @@ class Delayed(Protocol):
         """In steps."""
 
 
+class MechanismBase(Identified, identity=None):
+    """What most mechanisms have in common: charges that may vary, and no delay."""
+
+    constant_charges: ClassVar[bool] = False
+
+    def start(self) -> Any:
+        """Nothing yet: the first step tells the number of bins."""
+        return None
+
+    def finish(self, state: Any, spend: Spender) -> tuple[Any, list[Release]]:
+        """Nothing is held back."""
+        return state, []
+
+
 @dataclass(frozen=True, kw_only=True)
-class HistogramMechanism(Identified, identity=None, keys="epsilon window"):
+class HistogramMechanism(MechanismBase, identity=None, keys="epsilon window"):
     """Common to mechanisms over counts per step: w-event privacy, one event moves one count by 1.
 
     `epsilon` is spent within any `window` successive steps.
@@ -212,7 +231,6 @@ class HistogramMechanism(Identified, identity=None, keys="epsilon window"):
 
     epsilon: Amount
     window: int
-    steady: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", positive(self.epsilon, "epsilon"))
@@ -231,13 +249,13 @@ class HistogramMechanism(Identified, identity=None, keys="epsilon window"):
         """Counts are whole and not negative."""
         return check_counts(block)
 
-    def finish(self, state: Any, spend: Spender) -> tuple[Any, list[Release]]:
-        """Nothing is held back."""
-        return state, []
+    def perturb(self, x: Integers, epsilon: Fraction, spend: Spender) -> Integers:
+        """A step's counts with the noise that `epsilon` pays for."""
+        return spend.laplace(x, sensitivity=histogram_change(), epsilon=epsilon, purpose="publish")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeriesMechanism(Identified, identity=None, keys="epsilon lo hi quantum"):
+class SeriesMechanism(MechanismBase, identity=None, keys="epsilon lo hi quantum"):
     """Common to mechanisms over numbers in a public range: event level, one value may change.
 
     Values outside [`lo`, `hi`] are clamped, then rounded to multiples of `quantum`.
@@ -247,7 +265,6 @@ class SeriesMechanism(Identified, identity=None, keys="epsilon lo hi quantum"):
     lo: Amount
     hi: Amount
     quantum: Amount = 1
-    steady: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", positive(self.epsilon, "epsilon"))
@@ -278,14 +295,18 @@ class SeriesMechanism(Identified, identity=None, keys="epsilon lo hi quantum"):
 
     def check(self, block: Reals) -> Integers:
         """Clamp to the public range and round to the grid."""
-        refuse_nan(block)
-        lo, hi, quantum = self.range
-        grid = np.rint(np.clip(block, float(lo), float(hi)) / float(quantum))
-        return np.clip(grid.astype(np.int64), int(lo / quantum), int(hi / quantum))
+        return clamp_to_grid(block, *self.range)
 
-    def finish(self, state: Any, spend: Spender) -> tuple[Any, list[Release]]:
-        """Nothing is held back."""
-        return state, []
+
+def release_or_hold(step: int, values: Integers | Reals, *, paid: bool, stddev: float) -> Release:
+    """What was published with this step's budget (`paid`), or an earlier release once more."""
+    return Release(
+        step=step,
+        values=values.astype(np.float64),
+        paid=paid,
+        held=not paid,
+        stddev=np.full(values.shape, stddev),
+    )
 
 
 def whole(value: Any, name: str, *, at_least: int) -> int:
@@ -299,3 +320,9 @@ def whole(value: Any, name: str, *, at_least: int) -> int:
             f"{name} must be a whole number of at least {at_least}; got {value!r}"
         )
     return number
+
+
+def check_choice(value: str, name: str, known: Iterable[str]) -> None:
+    """Refuse an unknown word."""
+    if value not in known:
+        raise InvalidParameter(f"{name} must be one of {', '.join(known)}; got {value!r}")

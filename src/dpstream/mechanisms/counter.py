@@ -30,12 +30,10 @@ from dpstream.privacy.state import Secret, chain_digest, mint_run_id
 from dpstream.privacy.state.identity import canonical
 from dpstream.records import Integers, Reals, Release, Words
 
-# Running sums for many keys, in floats.
-
 
 @dataclass(frozen=True, kw_only=True)
 class KeyedCounting(CountingParameters, identity="keyed_counter", keys="steps buffers"):
-    """Parameters of running sums per key, in GDP; they need `epsilon` and `delta`."""
+    """Parameters of running sums per key in floats, in GDP; they need `epsilon` and `delta`."""
 
     steps: int
     buffers: int = 4
@@ -134,7 +132,7 @@ class Counter:
     ) -> None:
         if keys and steps is None:
             raise InvalidParameter("a counter with keys needs steps: how many there will be")
-        self._counting: _Exact | _Keyed
+        self._counting: Runner | _Keyed
         if keys:
             keyed = KeyedCounting(steps=steps or 0, **parameters)
             self._counting = _Keyed(keyed, secret, run_id, ledger, dataset)
@@ -144,8 +142,9 @@ class Counter:
                 if steps is None
                 else BltCounter(steps=steps, **parameters)
             )
-            runner = Runner(exact, secret=secret, run_id=run_id, ledger=ledger, dataset=dataset)
-            self._counting = _Exact(runner)
+            self._counting = Runner(
+                exact, secret=secret, run_id=run_id, ledger=ledger, dataset=dataset
+            )
 
     def add(self, counts: Any, *, keys: Iterable[Any] | None = None) -> Release:
         """Take one step's counts; publish the running sums.
@@ -154,33 +153,21 @@ class Counter:
         counts with `keys` in the same order; a key that is not named adds 0. `values` and `stddev`
         are in the order of `keys`.
         """
-        return self._counting.add(counts, keys)
+        if isinstance(self._counting, _Keyed):
+            return self._counting.add(counts, keys)
+        if keys is not None or isinstance(counts, Mapping):
+            raise InvalidInput("this counter has no keys; make it with Counter(keys=True, ...)")
+        return self._counting.step(counts)[0]
 
     @property
     def keys(self) -> list[Any]:
         """Every key so far, in the order of joining."""
-        return list(self._counting.rows)
+        return list(self._counting.rows) if isinstance(self._counting, _Keyed) else []
 
     @property
     def steps_done(self) -> int:
         """How many steps were published."""
         return self._counting.steps_done
-
-
-class _Exact:
-    """Integers throughout: a Runner over an exact counter."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner, self.rows = runner, dict[Any, int]()
-
-    @property
-    def steps_done(self) -> int:
-        return self.runner.steps_done
-
-    def add(self, counts: Any, keys: Iterable[Any] | None) -> Release:
-        if keys is not None or isinstance(counts, Mapping):
-            raise InvalidInput("this counter has no keys; make it with Counter(keys=True, ...)")
-        return self.runner.step(counts)[0]
 
 
 class _Keyed:
@@ -213,7 +200,7 @@ class _Keyed:
         step, mechanism = self.steps_done, self.mechanism
         if step >= mechanism.steps:
             raise InvalidInput(f"this counter was made for steps={mechanism.steps}; they are over")
-        names, values = _named(counts, keys)
+        names, values = _keys_and_counts(counts, keys)
         grid = mechanism.check(as_block(values)[:, 0][None])[0] if names else np.zeros(0, np.int64)
         rows = dict(self.rows)
         places = np.array([rows.setdefault(name, len(rows)) for name in names], np.int64)
@@ -236,7 +223,7 @@ class _Keyed:
         return Release(step=step, values=published, paid=True, stddev=stddev)
 
 
-def _named(counts: Any, keys: Iterable[Any] | None) -> tuple[list[Any], Any]:
+def _keys_and_counts(counts: Any, keys: Iterable[Any] | None) -> tuple[list[Any], Any]:
     """Names and their counts; each name once."""
     if isinstance(counts, Mapping):
         if keys is not None:

@@ -19,8 +19,6 @@ from dpstream.privacy.ledger.ledger import Ledger, warn_of_own_book
 from dpstream.privacy.state import Secret
 from dpstream.records import Frame, Integers, Reals, Release
 
-# A released series, as people want to use it.
-
 RESERVED = frozenset({"step", "time", "paid", "held"})
 """Columns that a released table adds to the bins and their `<bin>_stddev`."""
 
@@ -259,9 +257,6 @@ def _columns(data: Any) -> dict[str, np.ndarray[Any, Any]] | None:
             table = {"time": index.to_numpy(), **table}
         return table
     return None
-
-
-# From rows with users to counts per step, at most so many rows of each user in a step.
 
 
 def bounded_counts(

@@ -257,7 +257,7 @@ class Runner:
             return digests[step - first].hex() if 0 <= step - first < len(digests) else ""
 
         self._spend.new_batch()
-        ahead = first + len(block) - 1 if self.mechanism.steady else -1
+        ahead = first + len(block) - 1 if self.mechanism.constant_charges else -1
         if self.directory is not None:
             self.directory.record(first, digests, positions=positions)
         for offset, row in enumerate(block):
@@ -304,7 +304,7 @@ class Runner:
         return checked
 
     def _connect(self) -> None:
-        """(Re)open the door to noise for this run."""
+        """Open, or open again, the one way to noise for this run."""
         fingerprint = self.fingerprint()
         self._ledger.register(self.dataset, self.run_id.hex(), fingerprint)
         self._digest_key = self._secret.key("input digest", self.run_id)
@@ -378,7 +378,7 @@ class Runner:
     def _pay_again(self, item: Any) -> Any:
         """What another run has paid for and this one would draw under, it pays in full.
 
-        (Values paid for one by one cannot be: the door refuses draws under another run's `Paid`,
+        (Values paid for one by one cannot be: `Spend` refuses draws under another run's `Paid`,
         and mechanisms that keep one begin afresh.)
         """
         return self._spend.adopt(item) if isinstance(item, Interval | Cover) else item

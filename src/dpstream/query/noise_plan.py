@@ -16,9 +16,8 @@ import numpy as np
 from scipy.special import ndtri
 
 from dpstream.counting.binary_tree import Honaker
-from dpstream.counting.buffered import BufferedLinearToeplitz
+from dpstream.counting.buffered import BufferedLinearToeplitz, LastTwice
 from dpstream.counting.float_error import Process, QueryCalibration, calibrate_query, query_sigma
-from dpstream.counting.last_twice import LastTwice
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.accounting.calibration import split_budget
 from dpstream.privacy.accounting.promises import own_terms
@@ -110,7 +109,7 @@ class NoisePlan:
             influence=[self._reached(column) for column in self.columns],
             epsilon=query.epsilon,
             delta=query.delta,
-            tail=self.delta_slack,
+            delta_slack=self.delta_slack,
         )
 
     @property

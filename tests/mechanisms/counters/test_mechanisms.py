@@ -9,11 +9,11 @@ from scipy.stats import chi2
 
 import dpstream as dps
 from dpstream.audit.replay import record, replay
-from dpstream.counting.growing_epochs import Unbounded
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter
 from dpstream.mechanisms import find
 from dpstream.mechanisms.counters.unbounded import UnboundedCounter
 from dpstream.privacy.accounting.calibration import rho_for
+from tests.counting.matrices import dense, dense_epochs
 
 FIXED = ["naive_counter", "tree", "honaker", "smooth_binary", "toeplitz", "blt"]
 EVERY = [*FIXED, "unbounded_counter"]
@@ -33,10 +33,10 @@ def counter(name, steps=40, **more):
 def covariance(mechanism, steps):
     """B B^T of the scheme, at the mechanism's own noise."""
     if not isinstance(mechanism, UnboundedCounter):
-        decoder = mechanism.process.dense()[0][:steps]
+        decoder = dense(mechanism)[0][:steps]
         product = decoder @ decoder.T
         return product * mechanism.stddev(steps) ** 2 / product[-1, -1]
-    decoder = Unbounded(first=4, growth=2).dense(steps)[0]
+    decoder = dense_epochs(mechanism, steps)[0]
     totals = np.isin(np.arange(1, steps + 1), (4, 12, 28))  # columns of the epochs' totals
     total = mechanism.stddev(4) ** 2 * mechanism.share  # their noise, for column norm 1
     inside = (mechanism.stddev(1) / decoder[0, 0]) ** 2

@@ -83,7 +83,9 @@ def test_values_outside_the_range_are_clamped(name):
 @pytest.mark.parametrize("name", BATCHED)
 def test_batches_do_not_depend_on_each_other(name):
     """What comes in one batch changes no other; the last one may be short."""
-    options = {"shrink": False} | ({"bucket": 10} if name == "buc_order" else {"threshold": 10})
+    options = {"epsilon": 20, "threshold": 10}  # little noise: shrinking does not hide the change
+    if name == "buc_order":  # which learns from batch to batch what it shrinks towards
+        options = {"bucket": 10, "shrink": False}
     data = np.array([5, 5, 90, 90, 5] * 3 + [40, 40])
     other = data.copy()
     other[5:10] = 77

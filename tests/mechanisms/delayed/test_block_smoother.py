@@ -6,7 +6,7 @@ import pytest
 import dpstream as dps
 from dpstream.audit.replay import record
 from dpstream.mechanisms import BlockSmoother, ContinGroup
-from dpstream.mechanisms.parts.block_filter import SPREAD, Beliefs, expected_errors, lengths, models
+from dpstream.mechanisms.parts.block_filter import MODELS, SPREAD, Beliefs, expected_errors, lengths
 from dpstream.privacy.state import pack
 
 SECRET, RUN = bytes(range(32)), bytes(16)
@@ -115,7 +115,7 @@ def test_a_later_block_corrects_an_earlier_one():
 
 def test_expected_errors_fall_with_epsilon_and_rise_with_drift():
     """The public table that block lengths are chosen by."""
-    drift, white, weight = models()
+    drift, white, weight = MODELS
     low, high = expected_errors(20, 0.1), expected_errors(20, 10.0)
     still = white == 0
 

@@ -10,7 +10,7 @@ from dpstream.audit.replay import record, replay
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import BucOrder, CompOrder, Naive
 from dpstream.mechanisms.delayed.buc_order import BucketPrior
-from dpstream.mechanisms.delayed.comp_order import CELLS, aligned, log_chances
+from dpstream.mechanisms.delayed.comp_order import CELLS, cell_median, log_chances
 from dpstream.privacy.sensitivity import comparison_change
 
 SECRET, RUN = bytes(range(32)), bytes(16)
@@ -37,9 +37,9 @@ def test_comparisons_pull_a_value_only_as_far_as_they_can_be_believed():
     above, none = np.zeros(CELLS, np.int64), np.zeros(CELLS, np.int64)
     above[CELLS // 2] = 8
 
-    sharp = aligned(0.3, 0.5, above, none, log_chances(0.01))
-    dull = aligned(0.3, 0.5, above, none, log_chances(1e4))
-    alone = aligned(0.3, 0.5, none, none, log_chances(0.01))
+    sharp = cell_median(0.3, 0.5, above, none, log_chances(0.01))
+    dull = cell_median(0.3, 0.5, above, none, log_chances(1e4))
+    alone = cell_median(0.3, 0.5, none, none, log_chances(0.01))
 
     assert sharp > 0.5
     assert dull == pytest.approx(alone, abs=0.01)
@@ -58,7 +58,7 @@ def test_alignment_is_the_median_of_the_density():
         total = np.cumsum(np.exp(log - log.max()))
         median = x[np.searchsorted(total, total[-1] / 2)]
 
-        assert aligned(z, scale, above, below, chances) == pytest.approx(median, abs=2e-4)
+        assert cell_median(z, scale, above, below, chances) == pytest.approx(median, abs=2e-4)
 
 
 def test_order_flags_follow_the_text():

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.mechanisms.infinite.boosting import SCORE, Scoring
-from dpstream.mechanisms.infinite.dpi import compress_sensitivity
+from dpstream.mechanisms.infinite.dpi import SCORE, Scoring, compress_sensitivity
 from dpstream.mechanisms.infinite.synopsis_pool import GRID, pool
 from dpstream.mechanisms.release import bounded_counts
 from dpstream.privacy.sensitivity import distribution_change, score_change

@@ -10,8 +10,7 @@ import dpstream as dps
 from dpstream.audit.controls.published_mechanisms import DpiPublished
 from dpstream.audit.replay import record, replay
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, StateError
-from dpstream.mechanisms.infinite.boosting import SCORE
-from dpstream.mechanisms.infinite.dpi import Dpi
+from dpstream.mechanisms.infinite.dpi import SCORE, Dpi
 from dpstream.mechanisms.infinite.synopsis_pool import pool
 from dpstream.privacy.state import pack
 from tests.support.fixed import RUN, SECRET

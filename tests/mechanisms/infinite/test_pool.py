@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.infinite.boosting import Workload, workload
 from dpstream.mechanisms.infinite.budget_series import below, gammas, uniforms
+from dpstream.mechanisms.infinite.dpi import Workload, workload
 from dpstream.mechanisms.infinite.synopsis_pool import (
     GRID,
     POOLS,

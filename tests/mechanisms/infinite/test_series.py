@@ -5,12 +5,12 @@ from fractions import Fraction as F
 
 import pytest
 
+from benchmarks.dpi_runs import Theorem54
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.infinite.budget_series import (
     Dilogarithm,
     Level,
     Telescoping,
-    Theorem54,
     budget_series,
     dilogarithm,
     gap_for,

@@ -1,13 +1,14 @@
 """Smoothing a group, and the memory it reads."""
 
 import statistics
+from functools import partial
 
 import numpy as np
 import pytest
 
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.parts.grouping import check_smoother, smooth
-from dpstream.mechanisms.parts.held_back import History
+from dpstream.mechanisms import Pegasus, PegasusW
+from dpstream.mechanisms.parts.grouping import History, smooth
 from dpstream.privacy.state import pack, unpack
 
 
@@ -22,7 +23,7 @@ def history(columns, longest=4):
     ("smoother", "expected"),
     [
         ("median", [7.0, 10.0, 6.0]),
-        ("average", [7.0, 10.0, 7.0]),
+        ("mean", [7.0, 10.0, 7.0]),
         # (7 - 7) / 1 + 7, (14 - 10) / 2 + 10, (12 - 7) / 4 + 7
         ("james_stein", [7.0, 12.0, 8.25]),
     ],
@@ -50,10 +51,14 @@ def test_medians_of_groups_of_any_length():
         assert smooth(noisy, size, "median").tolist() == expected
 
 
-def test_an_unknown_smoother_is_refused():
-    """By name, with the choices."""
-    with pytest.raises(InvalidParameter, match="median, average, james_stein; got 'mode'"):
-        check_smoother("mode")
+@pytest.mark.parametrize("mechanism", [PegasusW, partial(Pegasus, lo=0, hi=9)])
+def test_an_unknown_smoother_is_refused(mechanism):
+    """By name, with the choices, which are the same for both forms of PeGaSuS."""
+    size = {"window": 3} if mechanism is PegasusW else {}
+    for smoother in ("mean", "median", "james_stein"):
+        assert mechanism(epsilon=1, smoother=smoother, **size).smoother == smoother
+    with pytest.raises(InvalidParameter, match="mean, median, james_stein; got 'mode'"):
+        mechanism(epsilon=1, smoother="mode", **size)
 
 
 def newest(made, count):

@@ -10,7 +10,7 @@ from dpstream.audit.replay import record, replay
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import AdaPub
 from dpstream.mechanisms.parts.grouping import GRID
-from dpstream.mechanisms.w_event.adapub import alike, sums, thresholds
+from dpstream.mechanisms.w_event.adapub import alike, thresholds
 from tests.mechanisms.steering import Steering, drive
 from tests.support.fixed import RUN, SECRET
 
@@ -68,7 +68,6 @@ def test_pivots_are_at_evenly_spaced_ranks():
     assert alike(last, 2).tolist() == [0] * 6 + [1] * 2
     assert alike(last[::-1].copy(), 2).tolist() == [1] * 2 + [0] * 6
     assert alike(np.full(30, 7.0), 5).tolist() == [0] * 30
-    assert sums(np.array([1, 2, 4]), np.array([2, 0, 2]), 3).tolist() == [2, 0, 5]
 
 
 def test_thresholds_follow_the_relative_change():

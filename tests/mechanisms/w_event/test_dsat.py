@@ -61,10 +61,10 @@ def test_the_threshold_follows_the_sampling_share():
     """Too many samples raise the factor to at most 2, too few lower it to at least 0."""
     mechanism = Dsat(epsilon=1, window=20)
     state = mechanism.start()
-    assert mechanism._adapted(state, 50) == pytest.approx(1 - 0.5 * 3 / 20)
+    assert mechanism._adapt(state, 50) == pytest.approx(1 - 0.5 * 3 / 20)
     for step in range(30, 40):
-        state = replace(state, published=state.published.paid(step, F(1, 100)), factor=1.9)
-    assert mechanism._adapted(state, 40) == 2.0
+        state = replace(state, published=state.published.pay(step, F(1, 100)), factor=1.9)
+    assert mechanism._adapt(state, 40) == 2.0
 
 
 def test_the_fixed_form_keeps_its_threshold():

@@ -38,7 +38,7 @@ def test_medians_of_the_groups():
 
 @pytest.mark.parametrize(
     ("smoother", "expected"),
-    [("average", [10, 15, 30]), ("james_stein", [10, 17.5, 40])],
+    [("mean", [10, 15, 30]), ("james_stein", [10, 17.5, 40])],
 )
 def test_other_smoothers(smoother, expected):
     """(20 - 15) / 2 + 15 and (60 - 30) / 3 + 30."""
@@ -49,7 +49,7 @@ def test_other_smoothers(smoother, expected):
 
 def test_groups_are_at_most_a_window_long():
     """With w = 3 the fourth value starts a new group without a test."""
-    found, _ = values(PegasusW(epsilon=1, window=3, smoother="average"), [1, 2, 3, 100, 102])
+    found, _ = values(PegasusW(epsilon=1, window=3, smoother="mean"), [1, 2, 3, 100, 102])
 
     assert found == [1, 1.5, 2, 100, 101]
 
@@ -88,7 +88,7 @@ def test_it_smooths_what_rests():
 def test_parameters_are_checked():
     """Smoothers by name; a window of one step works, each value being its own group."""
     with pytest.raises(InvalidParameter, match="smoother must be one of"):
-        PegasusW(epsilon=1, window=5, smoother="mean")
+        PegasusW(epsilon=1, window=5, smoother="average")
     found, _ = values(PegasusW(epsilon=1, window=1), [4, 9, 2])
 
     assert found == [4, 9, 2]

@@ -117,7 +117,7 @@ def test_the_three_ways_to_look_back():
     two, everything = TwoWindows(window=4), AllHistory()
     decayed = Decayed(phases=np.zeros(4))
     for step, old, new in zip((2, 4, 9), rows, rows[1:], strict=False):
-        two, everything, decayed = (r.changed(step, old, new) for r in (two, everything, decayed))
+        two, everything, decayed = (r.add(step, old, new) for r in (two, everything, decayed))
 
     assert two.variance() == pytest.approx((9 + 25 + 1) / 3 - 9)
     assert everything.variance() == pytest.approx(35 / 3)
@@ -126,8 +126,8 @@ def test_the_three_ways_to_look_back():
 
 def test_two_windows_forget():
     """A change older than two windows no longer counts."""
-    record = TwoWindows(window=4).changed(0, np.array([0]), np.array([100]))
-    record = record.changed(8, np.array([100]), np.array([101]))
+    record = TwoWindows(window=4).add(0, np.array([0]), np.array([100]))
+    record = record.add(8, np.array([100]), np.array([101]))
 
     assert [step for step, _, _ in record.entries] == [8]
 

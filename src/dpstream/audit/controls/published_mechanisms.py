@@ -164,7 +164,7 @@ class DsatPublished(Dsat, identity="control/dsat"):
         return state, _is_above(
             state,
             distance(state.values, x),
-            self._threshold(state),
+            self._threshold(state.values, state.factor),
             spend,
             test=half / (2 * self.samples),
             positive=half / self.samples,

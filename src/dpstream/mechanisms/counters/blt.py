@@ -42,6 +42,10 @@ class BltCounter(CounterMechanism, identity="blt", keys="buffers decays"):
             steps=self.steps, buffers=self.buffers, decays=tuple(self.decays)
         )
 
+    def row_norm(self, step: int) -> float:
+        """Norm of the first `step` coefficients of B."""
+        return self.process.row_norm(step)
+
     def coder(self, bits: int) -> BufferedCoder:
         """A recursion on integers."""
         return BufferedCoder(process=self.process, bits=bits)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
-from dpstream.counting.binary_tree import Honaker
+from dpstream.counting.binary_tree import Honaker, Tree
 from dpstream.counting.coders import NodeCode, NodeCoder
-from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
+from dpstream.mechanisms.parts.factorised_counter import TreeMechanism
 from dpstream.records import Integers, Reals
 
 
@@ -19,7 +19,7 @@ class SubtreeCoder(NodeCoder):
 
     def encode(self, state: NodeCode, step: int, x: Integers) -> tuple[NodeCode, Integers]:
         """Nodes x bins: each holds the one before and its finished left sibling."""
-        top = self.stack.level(step)
+        top = self.tree.level(step)
         state, _ = super().encode(before := state, step, x)
         nodes = x + np.concatenate(
             [np.zeros_like(before.sums[:1]), before.sums[:top].cumsum(axis=0)]
@@ -29,15 +29,15 @@ class SubtreeCoder(NodeCoder):
     def decode(self, state: NodeCode, step: int, noisy: Integers) -> tuple[NodeCode, Reals]:
         """Average each node with the sum of its two children."""
         estimate = noisy[0].astype(np.float64)
-        for level in range(1, self.stack.level(step) + 1):
-            own = self.stack.variance(level)
+        for level in range(1, self.tree.level(step) + 1):
+            own = self.tree.variance(level)
             children = state.estimates[level - 1] + estimate
             estimate = own * noisy[level] + (1 - own) * children
         return super().decode(state, step, estimate)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HonakerCounter(CounterMechanism, identity="honaker"):
+class HonakerCounter(TreeMechanism, identity="honaker"):
     """Running sums from a binary tree in which every node is averaged with its subtree.
 
     Guarantee: event-level rho-zCDP: one event moves one node per level by `sensitivity`,
@@ -53,11 +53,8 @@ class HonakerCounter(CounterMechanism, identity="honaker"):
     ((3, 1), 4.147)
     """
 
-    @cached_property
-    def process(self) -> Honaker:
-        """The scheme's matrices."""
-        return Honaker(steps=self.steps)
+    tree_type: ClassVar[type[Tree]] = Honaker
 
     def coder(self, bits: int) -> SubtreeCoder:
-        """Nodes are integers; they need no finer grid."""
-        return SubtreeCoder(stack=self.process, squared_norm=self.process.width)
+        """Every node is measured."""
+        return SubtreeCoder(tree=self.tree)

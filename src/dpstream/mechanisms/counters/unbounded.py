@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from dpstream.counting.buffered import MOST_STEPS, BufferedLinearToeplitz, parameters
 from dpstream.counting.coders import BufferedCoder
-from dpstream.counting.growing_epochs import Unbounded, inside_counter
-from dpstream.mechanisms.base import Spender
+from dpstream.counting.factorisation import check_whole
+from dpstream.errors import InvalidParameter
+from dpstream.mechanisms.base import Spender, release_or_hold
 from dpstream.mechanisms.parts.factorised_counter import CounterState, CountingParameters, grid_bits
 from dpstream.privacy.sensitivity import encoded_change, gaussian_stddev
 from dpstream.privacy.state.serial import storable
@@ -23,8 +25,9 @@ from dpstream.records import Integers, Reals, Release
 def _epoch_coder(
     length: int, buffers: int, change: Fraction, rho: Fraction
 ) -> tuple[BufferedCoder, Fraction]:
-    """The coder of an epoch's steps, and how far one event moves what it measures."""
-    process = inside_counter(length, buffers)
+    """The coder of an epoch's steps but the last, and how far one event moves what it measures."""
+    decays = parameters(length, buffers)  # tuned for the whole epoch
+    process = BufferedLinearToeplitz(steps=length - 1, buffers=buffers, decays=decays)
     norm = BufferedCoder(process=process, bits=0).norm()
     bits = grid_bits(norm, change, rho)
     coder = BufferedCoder(process=process, bits=bits)
@@ -47,6 +50,14 @@ class UnboundedCounter(
 ):
     """Running sums of a stream without a known end.
 
+    Epochs of `first`, `first * growth`, ... steps; totals of closed epochs are added. An event lies
+    in one epoch, so every epoch spends the whole budget. Within an epoch the steps before the last
+    use a buffered linear Toeplitz counter, and the last step publishes the epoch's total with noise
+    of its own, for the part `share` of the budget. Without that measurement each closed epoch would
+    leave noise of variance O(log^2 n), log^3 t in all (with doubling epochs 2.8 times the best
+    fixed counter at 2^20); with it a closed epoch leaves a constant. The error at step t is within
+    a factor 2 of the best counter for exactly t steps.
+
     Guarantee: event-level rho-zCDP, for ever: an event lies in one epoch; what the epoch's counter
         measures costs the part 1 - share of rho, its total the part share.
     Unit: one event, which moves one bin of one step by at most `sensitivity`.
@@ -67,31 +78,42 @@ class UnboundedCounter(
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.process  # refuses what the scheme cannot do
+        check_whole("buffers", self.buffers, 1, 5)
+        check_whole("first", self.first, 2, 2**20)
+        check_whole("growth", self.growth, 2, 64)
+        if not 0 < self.share < 1:
+            raise InvalidParameter(f"share must lie between 0 and 1; got {self.share}")
+
+    def epoch(self, step: int) -> tuple[int, int, int]:
+        """(number of closed epochs before, step within the epoch, length of the epoch).
+
+        >>> counter = UnboundedCounter(rho=1)
+        >>> [counter.epoch(t) for t in (1, 8, 9, 73)]
+        [(0, 1, 8), (0, 8, 8), (1, 1, 64), (2, 1, 512)]
+        """
+        check_whole("step", step, 1, MOST_STEPS)
+        closed, offset, length = 0, int(step), self.first
+        while offset > length:
+            closed, offset, length = closed + 1, offset - length, length * self.growth
+        return closed, offset, length
 
     @cached_property
-    def process(self) -> Unbounded:
-        """The scheme's matrices."""
-        return Unbounded(
-            buffers=self.buffers, first=self.first, growth=self.growth, share=self.share
-        )
-
-    @cached_property
-    def _shares(self) -> tuple[Fraction, Fraction]:
+    def shares(self) -> tuple[Fraction, Fraction]:
         """Rho of an epoch's steps, and of its total."""
         share = Fraction(self.share)
         return self.budget * (1 - share), self.budget * share
 
-    def _inner(self, length: int) -> tuple[BufferedCoder, Fraction]:
-        return _epoch_coder(length, self.buffers, self.change, self._shares[0])
+    def inner(self, length: int) -> tuple[BufferedCoder, Fraction]:
+        """The coder of the steps of an epoch of `length`, and how far one event moves them."""
+        return _epoch_coder(length, self.buffers, self.change, self.shares[0])
 
     def stddev(self, step: int) -> float:
         """Standard deviation of the noise in step `step` (from 1), in units of the values."""
-        closed, offset, length = self.process.epoch(step)
-        inside, total = self._shares
+        closed, offset, length = self.epoch(step)
+        inside, total = self.shares
         square = (closed + (offset == length)) * gaussian_stddev(self.change, total) ** 2
         if offset < length:
-            coder, moved = self._inner(length)
+            coder, moved = self.inner(length)
             noise = gaussian_stddev(moved, inside) / 2**coder.bits
             square += (coder.process.row_norm(offset) * noise) ** 2
         return math.sqrt(square) * float(Fraction(self.quantum))
@@ -104,20 +126,20 @@ class UnboundedCounter(
         self, state: CounterState, x: Integers, spend: Spender
     ) -> tuple[CounterState, list[Release]]:
         """Measure with the open epoch's counter, or close the epoch with its total."""
-        _, offset, length = self.process.epoch(spend.step + 1)
+        _, offset, length = self.epoch(spend.step + 1)
         cover, code = state.cover, state.code
-        coder, moved = self._inner(length)
+        coder, moved = self.inner(length)
         if code is None or offset == 1:
             closed = np.zeros(len(x), np.int64) if code is None else code.closed
             code = EpochCode(
                 total=np.zeros(len(x), np.int64), code=coder.begin(len(x)), closed=closed
             )
             cover = spend.cover(self.budget, last=spend.step + length - 1)
-        inside, whole = self._shares
+        inside, for_total = self.shares
         code = replace(code, total=code.total + x)
         if offset == length:
             total = spend.gaussian(
-                code.total, sensitivity=self.change, rho=whole, purpose="total", cover=cover
+                code.total, sensitivity=self.change, rho=for_total, purpose="total", cover=cover
             )
             code = replace(code, closed=code.closed + total)
             sums: Reals = code.closed.astype(np.float64)
@@ -128,10 +150,6 @@ class UnboundedCounter(
             )
             inner, open_sums = coder.decode(inner, offset, noisy)
             code, sums = replace(code, code=inner), code.closed + open_sums
-        release = Release(
-            step=spend.step,
-            values=sums * float(Fraction(self.quantum)),
-            paid=True,
-            stddev=np.full(len(x), self.stddev(spend.step + 1)),
-        )
+        sums, stddev = sums * float(Fraction(self.quantum)), self.stddev(spend.step + 1)
+        release = release_or_hold(spend.step, sums, paid=True, stddev=stddev)
         return CounterState(cover=cover, code=code), [release]

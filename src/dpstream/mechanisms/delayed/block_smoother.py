@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from dpstream.mechanisms.base import SeriesMechanism, Spender
+from dpstream.mechanisms.parts.batches import check_delay, releases
 from dpstream.mechanisms.parts.block_filter import Beliefs, expected_errors, lengths
-from dpstream.mechanisms.parts.held_back import checked_delay, releases
 from dpstream.privacy.ledger.charges import Cells
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release
@@ -58,11 +58,7 @@ class BlockSmoother(SeriesMechanism, identity="block_smoother", keys="delay"):
     def __post_init__(self) -> None:
         super().__post_init__()
         why = "BlockSmoother: a block has at least one step"
-        object.__setattr__(self, "delay", checked_delay(self.delay, 1, why))
-
-    def start(self) -> BlockState | None:
-        """The number of bins is not known yet."""
-        return None
+        object.__setattr__(self, "delay", check_delay(self.delay, 1, why))
 
     def step(
         self, state: BlockState | None, x: Integers, spend: Spender
@@ -114,13 +110,8 @@ class BlockSmoother(SeriesMechanism, identity="block_smoother", keys="delay"):
         mean = (noisy / state.steps - lo) / float(self.change)
         scale = 1.0 / (float(self.budget) * state.steps)
         beliefs = state.beliefs.learn(mean, first=cells.first, steps=state.steps, scale=scale)
-        return BlockState(
-            total=np.zeros_like(state.total),
-            steps=0,
-            length=self.next_length(beliefs),
-            published=state.published,
-            beliefs=beliefs,
-        )
+        total, length = np.zeros_like(state.total), self.next_length(beliefs)
+        return replace(state, total=total, steps=0, length=length, beliefs=beliefs)
 
     def _publish(self, state: BlockState, last: int) -> tuple[BlockState, list[Release]]:
         """All values up to step `last` that are not published yet."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.held_back import (
+from dpstream.mechanisms.parts.batches import (
     BatchMechanism,
     OpenBatch,
     Payment,
@@ -25,14 +25,6 @@ from dpstream.privacy.sensitivity import bucket_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
 
-# Where values usually are, learnt from randomised bucket numbers, and what one of them then says.
-#
-# Guarantee: post-processing; it reads bucket numbers that randomised response has made public.
-#
-# A number said is right with odds `odds` = e^eps_g to 1 against each other bucket. With prior
-# weights pi, bucket k is the true one behind the answer a with probability pi_k / d (k != a), or
-# odds pi_a / d (k = a), where d = 1 + (odds - 1) pi_a.
-
 _KEPT = 0.998  # of the answers so far, per batch: old ones fade
 _ROUNDS = 2
 
@@ -40,7 +32,13 @@ _ROUNDS = 2
 @storable("bucket prior")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BucketPrior:
-    """Answers so far, and the weights they lead to: bins x buckets."""
+    """Where values usually are: answers so far, and the weights they lead to, bins x buckets.
+
+    A number said is right with odds `odds` = e^eps_g to 1 against each other bucket. With prior
+    weights pi, bucket k is the true one behind the answer a with probability pi_k / d (k != a), or
+    odds pi_a / d (k = a), where d = 1 + (odds - 1) pi_a.
+    Guarantee: post-processing; it reads bucket numbers that randomised response has made public.
+    """
 
     answers: Reals
     weight: Reals
@@ -163,12 +161,12 @@ class BucOrder(BatchMechanism, identity="buc_order", keys="bucket"):
         """Nothing is known of where values are."""
         return BucketPrior.flat(bins, self.buckets)
 
-    def carried(self, held: OpenBatch, labels: Integers) -> BucketPrior:
+    def next_groups(self, held: OpenBatch, labels: Integers) -> BucketPrior:
         """What the answers of this batch add to that."""
         prior: BucketPrior = held.groups
         return prior.learn(labels, odds_of(float(self.for_groups))) if self.buckets > 1 else prior
 
-    def labelled(self, block: Integers, labels: Integers, cells: Cells, spend: Spender) -> Integers:
+    def label(self, block: Integers, labels: Integers, cells: Cells, spend: Spender) -> Integers:
         """The bucket that each value says it is in."""
         if self.buckets == 1:
             return labels

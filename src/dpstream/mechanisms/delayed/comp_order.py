@@ -1,9 +1,16 @@
-"""Compare every value with its neighbours, and let the answers correct the noisy values."""
+"""Compare every value with its neighbours, and let the answers correct the noisy values.
+
+A value x in [0, 1] is known to be about z, with a Laplace density of some scale, and is compared
+with others that are known to be about y_1, y_2, ...: the answer to "is x > y?" is right more often
+the further they are apart. The range is cut into `CELLS` cells; within a cell the answers do not
+tell values apart, the density around z does. Published is the median of what is possible, which is
+post-processing: it reads noisy values, noisy answers and public scales.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar
@@ -12,20 +19,12 @@ import numpy as np
 
 from dpstream.compiled import njit
 from dpstream.mechanisms.base import Spender
+from dpstream.mechanisms.parts.batches import DelayedMechanism
 from dpstream.mechanisms.parts.block_filter import Beliefs
-from dpstream.mechanisms.parts.held_back import DelayedMechanism, History
+from dpstream.mechanisms.parts.grouping import History
 from dpstream.privacy.sensitivity import comparison_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
-
-# Which of two values is larger? What many noisy answers, and a noisy value, say together.
-#
-# Guarantee: post-processing; it reads noisy values, noisy answers and public scales.
-#
-# A value x in [0, 1] is known to be about z, with a Laplace density of some scale, and is compared
-# with others that are known to be about y_1, y_2, ...: the answer to "is x > y?" is right more
-# often the further they are apart. The range is cut into `CELLS` cells; within a cell the answers
-# do not tell values apart, the density around z does. Published is the median of what is possible.
 
 CELLS = 48
 
@@ -42,7 +41,7 @@ def log_chances(scale: float) -> Reals:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def aligned(z: float, scale: float, above: Integers, below: Integers, chances: Reals) -> float:
+def cell_median(z: float, scale: float, above: Integers, below: Integers, chances: Reals) -> float:
     """The median of x: `above[b]` values of cell b were said to be smaller, `below[b]` larger."""
     weight, mass, at = np.zeros(CELLS), np.empty(CELLS), min(max(z, 0.0), 1.0)
     for b in range(CELLS):
@@ -95,24 +94,6 @@ def _between(low: float, high: float, z: float, low_density: float, high_density
 
 
 @njit(cache=True, nogil=True)
-def differences(x: Integers, block: Integers, end: int, out: Integers) -> None:
-    """The newest value less those before it, the newest first, bin by bin."""
-    count = len(out) // len(x)
-    for j in range(len(x)):
-        for k in range(count):
-            out[j * count + k] = x[j] - block[j, end - 1 - k]
-
-
-@njit(cache=True, nogil=True)
-def answered(told: Integers, bins: int, out: Integers) -> None:
-    """1: larger, -1: smaller; in `out` every bin has room for as many as were ever asked."""
-    count, room = len(told) // bins, len(out) // bins
-    for j in range(bins):
-        for k in range(count):
-            out[j * room + k] = 1 if told[j * count + k] > 0 else -1
-
-
-@njit(cache=True, nogil=True)
 def align(
     row: int,
     values: Reals,
@@ -160,7 +141,7 @@ def align(
                 below[cell] += 1
         value = values[row, j]
         if weighed:
-            out[j] = aligned(value, max(spread[row, j] / _SQRT2, 1e-9), above, below, chances)
+            out[j] = cell_median(value, max(spread[row, j] / _SQRT2, 1e-9), above, below, chances)
         elif largest_below <= value <= smallest_above:
             out[j] = value
         elif largest_below == -math.inf:
@@ -210,7 +191,7 @@ class CompOrder(DelayedMechanism, identity="comp_order"):
     (5, 1)
     """
 
-    steady: ClassVar[bool] = True
+    constant_charges: ClassVar[bool] = True
 
     @cached_property
     def sensitivity(self) -> Fraction:
@@ -228,10 +209,6 @@ class CompOrder(DelayedMechanism, identity="comp_order"):
         """Logs of the chances of answers."""
         return log_chances(self.scales[1])
 
-    def start(self) -> ComparedState | None:
-        """The number of bins is not known yet."""
-        return None
-
     def step(
         self, state: ComparedState | None, x: Integers, spend: Spender
     ) -> tuple[Any, list[Release]]:
@@ -242,18 +219,17 @@ class CompOrder(DelayedMechanism, identity="comp_order"):
         )
         paid = spend.pay(x, sensitivity=self.change, epsilon=self.for_groups, purpose="compare")
         count = min(state.paid, self.delay) if state.run == paid.run else 0
-        answers = np.zeros(len(x) * self.delay, np.int8)
+        answers = np.zeros((len(x), self.delay), np.int8)
         if count:
-            apart = np.empty(len(x) * count, np.int64)
-            differences(x, state.exact.block, state.exact.end, apart)
+            before = state.exact.last(count)[:, ::-1]
             told = spend.laplace(
-                apart,
+                (x[:, None] - before).ravel(),
                 sensitivity=self.sensitivity,
                 epsilon=self.for_groups,
                 purpose="comparison",
                 interval=paid,
             )
-            answered(told, len(x), answers)
+            answers[:, :count] = np.where(told.reshape(len(x), count) > 0, 1, -1)
         lowest, change, _, _, _ = self._numbers
         share: Reals = (noisy.astype(np.float64) - lowest) / change
         beliefs = state.beliefs
@@ -263,7 +239,7 @@ class CompOrder(DelayedMechanism, identity="comp_order"):
             exact=state.exact.append(x),
             noisy=state.noisy.append(share),
             beliefs=beliefs,
-            answers=state.answers.append(answers),
+            answers=state.answers.append(answers.ravel()),
             published=state.published,
             waiting=state.waiting + 1,
             run=paid.run,
@@ -305,8 +281,7 @@ class CompOrder(DelayedMechanism, identity="comp_order"):
         if self.shrink:
             values, spread = state.beliefs.look_back(oldest, newest, epsilon, deviations=ready)
         else:
-            values = state.noisy.block[:, state.noisy.end - state.waiting : state.noisy.end].T
-            values = spread = np.ascontiguousarray(values)
+            values = spread = np.ascontiguousarray(state.noisy.last(state.waiting).T)
         out, published = [], state.published
         for row in range(ready):
             placed = np.empty(values.shape[1])
@@ -325,14 +300,4 @@ class CompOrder(DelayedMechanism, identity="comp_order"):
             published = published.append(placed)
             released = lo + placed * change * quantum
             out.append(Release(step=oldest + row, values=released, paid=True))
-        state = ComparedState(
-            exact=state.exact,
-            noisy=state.noisy,
-            beliefs=state.beliefs,
-            answers=state.answers,
-            published=published,
-            waiting=keep,
-            run=state.run,
-            paid=state.paid,
-        )
-        return state, out
+        return replace(state, published=published, waiting=keep), out

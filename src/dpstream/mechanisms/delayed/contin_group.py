@@ -10,9 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.grouped_batches import GroupedMechanism
+from dpstream.mechanisms.parts.batches import GroupedMechanism, OpenBatch
 from dpstream.mechanisms.parts.grouping import GRID, Grouping, TimeGroups
-from dpstream.mechanisms.parts.held_back import OpenBatch
 from dpstream.records import Integers
 
 
@@ -21,7 +20,7 @@ class ContinGroup(GroupedMechanism, identity="contin_group"):
     """Successive values of a batch form a group while their deviation stays below a threshold.
 
     `threshold`: in the units of the data. Without one no tests are made, for they cost more than
-    they tell (see `parts/grouped.py`): a batch is one group, or, from epsilon = 8 on, every value
+    they tell (see `GroupedMechanism`): a batch is one group, or, from epsilon = 8 on, every value
     is published alone. When to use it: for plain means of batches; or with a threshold, to compare.
 
     Guarantee: event-level epsilon-DP: a value takes part in one run of tests, which costs eps_g
@@ -38,7 +37,7 @@ class ContinGroup(GroupedMechanism, identity="contin_group"):
     ([1, 1], 7)
     """
 
-    steady: ClassVar[bool] = True
+    constant_charges: ClassVar[bool] = True
 
     @cached_property
     def grouping(self) -> Grouping:

@@ -12,16 +12,9 @@ import numpy as np
 
 from dpstream.compiled import njit
 from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.grouped_batches import GroupedMechanism
-from dpstream.mechanisms.parts.held_back import OpenBatch
+from dpstream.mechanisms.parts.batches import GroupedMechanism, OpenBatch
 from dpstream.privacy.sensitivity import deviation_grid, grouping_change
 from dpstream.records import Integers
-
-# Groups whose values need not follow each other.
-#
-# Guarantee: none by itself; deviations are exact, and are to be tested with noise.
-#
-# A group is known by the place of its first value in the batch.
 
 
 @njit(cache=True, nogil=True)
@@ -31,7 +24,8 @@ def deviations(
     """Each bin's newest value against every group of its bin that began at `first` or later.
 
     floor(grid n dev / (n - 1)) of the n values together, n, and the group (bin x steps + place);
-    bin by bin, the groups in the order of their first values. Steps x bins come in.
+    bin by bin, the groups in the order of their first values, by whose place in the batch they are
+    known. Steps x bins come in. Deviations are exact, and are to be tested with noise.
     """
     steps, bins = block.shape
     tested, size = np.empty(bins * steps, np.int64), np.empty(bins * steps, np.int64)
@@ -77,7 +71,7 @@ class DiscontinGroup(GroupedMechanism, identity="discontin_group"):
     """Every value of a batch may join any group before it, the largest whose test says so.
 
     `threshold`: in the units of the data. Without one no tests are made, for they cost more than
-    they tell (see `parts/grouped.py`): a batch is one group, or, from epsilon = 8 on, every value
+    they tell (see `GroupedMechanism`): a batch is one group, or, from epsilon = 8 on, every value
     is published alone. When to use it: for plain means of batches; or with a threshold, to compare.
 
     Guarantee: event-level epsilon-DP: a value takes part in at most `delay` - 1 tests, its own and
@@ -95,7 +89,7 @@ class DiscontinGroup(GroupedMechanism, identity="discontin_group"):
     [10.0, 90.0, 10.0, 90.0]
     """
 
-    steady: ClassVar[bool] = True
+    constant_charges: ClassVar[bool] = True
     least_delay: ClassVar[int] = 2
     why_least: ClassVar[str] = "a single value has no other to be grouped with; use naive"
 

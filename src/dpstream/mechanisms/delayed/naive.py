@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpstream.mechanisms.base import SeriesMechanism, Spender
+from dpstream.mechanisms.base import SeriesMechanism, Spender, release_or_hold
 from dpstream.privacy.sensitivity import laplace_stddev
 from dpstream.records import Integers, Release
 
@@ -30,20 +30,16 @@ class Naive(SeriesMechanism, identity="naive"):
     ((3, 1), 141.4)
     """
 
-    steady: ClassVar[bool] = True
+    constant_charges: ClassVar[bool] = True
 
     @cached_property
     def noise(self) -> float:
         """Standard deviation, in grid steps."""
         return laplace_stddev(self.change, self.budget)
 
-    def start(self) -> None:
-        """No memory is needed."""
-
     def step(self, state: None, x: Integers, spend: Spender) -> tuple[None, list[Release]]:
         """Noise on every value, at once."""
         noisy = spend.laplace(x, sensitivity=self.change, epsilon=self.budget, purpose="publish")
         quantum = float(self.range[2])
-        stddev = np.full(x.shape, self.noise * quantum)
-        values = noisy.astype(np.float64) * quantum
-        return None, [Release(step=spend.step, values=values, paid=True, stddev=stddev)]
+        values, stddev = noisy.astype(np.float64) * quantum, self.noise * quantum
+        return None, [release_or_hold(spend.step, values, paid=True, stddev=stddev)]

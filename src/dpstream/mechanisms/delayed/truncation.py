@@ -12,30 +12,20 @@ import numpy as np
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import find, name_of
 from dpstream.mechanisms.base import SeriesMechanism, Spender, whole
-from dpstream.mechanisms.parts.grouped_batches import GroupedMechanism
-from dpstream.mechanisms.parts.held_back import (
+from dpstream.mechanisms.parts.batches import (
     BatchMechanism,
-    History,
+    GroupedMechanism,
     Payment,
     SharedMechanism,
-    checked_delay,
+    check_delay,
     releases,
 )
+from dpstream.mechanisms.parts.grouping import History
 from dpstream.privacy.amounts import Amount, on_grid, positive
 from dpstream.privacy.ledger.charges import Cells, Paid
 from dpstream.privacy.sensitivity import truncation_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release
-
-# Score bounds at which values may be truncated: less noise against more bias.
-#
-# Guarantee: one value moves every score by at most `truncation_change`; everything else is public.
-#
-# Truncating at tau saves, for each of m values, `saved` (hi - tau) of error from noise, and costs
-# max(v - tau, 0) for a value v. Of each value (v - lo)/2 is added to all scores alike, which
-# changes no difference between them and halves what one value can move: by half of the range, up or
-# down, instead of by the whole range one way. The exponential mechanism then chooses as well as if
-# it were told that all scores move one way.
 
 
 def candidates(lo: int, hi: int, count: int) -> Integers:
@@ -45,6 +35,14 @@ def candidates(lo: int, hi: int, count: int) -> Integers:
 
 def scores(values: Integers, bounds: Integers, lo: int, hi: int, saved: Fraction) -> Integers:
     """Twice the score of every bound, in grid steps; the more the better.
+
+    Truncating at tau saves, for each of m values, `saved` (hi - tau) of error from noise, and costs
+    max(v - tau, 0) for a value v. Of each value (v - lo)/2 is added to all scores alike, which
+    changes no difference between them and halves what one value can move: by half of the range, up
+    or down, instead of by the whole range one way. The exponential mechanism then chooses as well
+    as if it were told that all scores move one way.
+
+    Guarantee: one value moves every score by at most `truncation_change`.
 
     >>> scores(np.array([2, 3, 10]), np.array([5, 10]), 0, 10, Fraction(0)).tolist()
     [5, 15]
@@ -58,10 +56,10 @@ def scores(values: Integers, bounds: Integers, lo: int, hi: int, saved: Fraction
     return total
 
 
-def kept_back(labels: Integers, every: int) -> Integers:
+def unsampled_mask(labels: Integers, every: int) -> Integers:
     """0 for every `every`-th value of each group, in the order of the steps; 1 for the others.
 
-    >>> kept_back(np.array([[0], [0], [7], [0], [7], [0]]), 2)[:, 0].tolist()
+    >>> unsampled_mask(np.array([[0], [0], [7], [0], [7], [0]]), 2)[:, 0].tolist()
     [1, 0, 1, 1, 0, 0]
     """
     keep = np.ones_like(labels)
@@ -142,7 +140,7 @@ class SensitivityTruncation(
     def __post_init__(self) -> None:
         super().__post_init__()
         why = "SensitivityTruncation: a bound is chosen from a batch of values"
-        object.__setattr__(self, "delay", checked_delay(self.delay, 1, why))
+        object.__setattr__(self, "delay", check_delay(self.delay, 1, why))
         object.__setattr__(self, "options", pairs_of(self.options))
         for name, least in (("every", 1), ("candidates", 2), ("sampled", 0)):
             object.__setattr__(self, name, whole(getattr(self, name), name, at_least=least))
@@ -214,10 +212,6 @@ class SensitivityTruncation(
         """The mechanism inside, for values truncated at `bound`; `choosing` leaves it less."""
         return _inside(self, bound, choosing)
 
-    def start(self) -> TruncationState | None:
-        """The number of bins is not known yet."""
-        return None
-
     def step(
         self, state: TruncationState | None, x: Integers, spend: Spender
     ) -> tuple[Any, list[Release]]:
@@ -229,7 +223,7 @@ class SensitivityTruncation(
         low = np.minimum(x, state.bound)
         if self.batched:
             inside = self.at(state.bound)
-            held = state.inside or inside.opened(len(x), inside.no_groups(len(x)))
+            held = state.inside or inside.open_batch(len(x), inside.no_groups(len(x)))
             state = replace(state, inside=inside.take(held, low, spend))
             return self._close(state, spend) if state.count == self.delay else (state, [])
         now = self.at(state.bound, choosing=self._chooses(state))
@@ -256,7 +250,7 @@ class SensitivityTruncation(
 
     def _block(self, state: TruncationState) -> Integers:
         """The exact values of this batch, steps x bins."""
-        return state.values.block[:, state.values.end - state.count : state.values.end].T
+        return state.values.last(state.count).T
 
     def _next(self, state: TruncationState, bound: int, inside: Any) -> TruncationState:
         return TruncationState(
@@ -287,7 +281,7 @@ class SensitivityTruncation(
         block, (_, labels) = self._block(state), inside.contents(held)
         bound, epsilon, keep, paid = state.bound, inside.for_values, None, None
         if self._chooses(state) and self.sampled:
-            labels = inside.labelled(np.minimum(block, bound), labels, cells, spend)
+            labels = inside.label(np.minimum(block, bound), labels, cells, spend)
             paid = spend.pay(
                 block,
                 sensitivity=self.change,
@@ -295,7 +289,7 @@ class SensitivityTruncation(
                 purpose="values",
                 cells=cells,
             )
-            keep = kept_back(labels, self.sampled)
+            keep = unsampled_mask(labels, self.sampled)
             bound = self._choose(block[keep == 0], cells, epsilon, spend, paid)
         elif self._chooses(state):
             bound = self._choose(block.ravel(), cells, self.for_bound, spend)
@@ -307,15 +301,15 @@ class SensitivityTruncation(
         speaker = inside if keep is not None and inside.labels_read_range else after
         low = np.minimum(block, bound)
         if keep is None:
-            labels = after.labelled(low, labels, cells, spend)
+            labels = after.label(low, labels, cells, spend)
         if speaker is after:
             held = replace(held, groups=groups)
-        learnt = speaker.carried(held, labels)
+        learnt = speaker.next_groups(held, labels)
         payment = Payment(epsilon=epsilon, cells=cells, keep=keep, paid=paid)
         values = speaker.answer(low, labels, learnt, payment, spend)
         if speaker is after:
             groups = learnt
-        state = self._next(state, bound, after.opened(block.shape[1], groups))
+        state = self._next(state, bound, after.open_batch(block.shape[1], groups))
         return state, releases(cells.first, values)
 
     def _choose(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,57 +22,6 @@ from scipy.special import spence
 
 from dpstream.errors import InvalidParameter
 from dpstream.records import Integers, Reals
-
-# Theorem 5.4 of DPI: the dilogarithm inverted, and what the series costs that it states.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Theorem54:
-    """The series as the paper states it, for a claimed epsilon; `true_cost` is what it spends.
-
-    C (Li2(1) - Li2(m^2)) = epsilon with C = change_of_pdf / (mu zeta).
-
-    >>> printed = Theorem54(epsilon=2, mu=0.5)
-    >>> round(printed.m_squared, 4), [round(printed.eta(t), 4) for t in (1, 2, 3)]
-    (0.8337, [0.0415, 0.019, 0.0117])
-    >>> round(Theorem54(epsilon=1, mu=2).true_cost / 1, 3)
-    4.0
-    """
-
-    epsilon: float
-    mu: float
-    zeta: float = 1.0
-    change_of_pdf: float = 2.0
-
-    @property
-    def constant(self) -> float:
-        """The paper's C."""
-        return self.change_of_pdf / (self.mu * self.zeta)
-
-    @cached_property
-    def m_squared(self) -> float:
-        """Li2^-1(pi^2 / 6 - epsilon / C)."""
-        return 1 - gap_for(
-            self.epsilon / self.constant,
-            lambda most: (
-                f"Theorem 5.4 needs epsilon < C pi^2 / 6 = {self.constant * most:g} (C = "
-                f"{self.constant:g}); got epsilon={self.epsilon:g}; lower epsilon, mu or zeta"
-            ),
-        )
-
-    def x(self, t: int) -> float:
-        """X_t."""
-        return one_minus_power(1 - self.m_squared, t) / (t * t * self.zeta)
-
-    def eta(self, t: int) -> float:
-        """The learning rate of slot t: tanh(X_t / 2) / 2."""
-        return math.tanh(self.x(t) / 2) / 2
-
-    @property
-    def true_cost(self) -> float:
-        """What all draws cost a user: 2 score_change * sum of X_t."""
-        change = min(2.0, 2 * self.change_of_pdf / self.mu)
-        return 2 * change * self.epsilon / self.constant / self.zeta
 
 
 def dilogarithm(x: float) -> float:
@@ -247,27 +197,22 @@ class Dilogarithm:
         return float(2 * self.change / self.decay)
 
 
-SERIES: Final = ("level", "telescoping", "dilogarithm")
-
-
 def budget_series(name: str, *, total: Fraction, change: Fraction, decay: Fraction) -> BudgetSeries:
     """The series of this name."""
-    if name == "level":
-        return Level(total=total)
-    if name == "telescoping":
-        return Telescoping(total=total)
-    if name == "dilogarithm":
-        return Dilogarithm(total=total, change=change, decay=decay)
-    raise InvalidParameter(f"series must be one of {', '.join(SERIES)}; got {name!r}")
-
-
-# Numbers that look random and are known to all: a hash of a public name.
-#
-# They make pools and budget schedules, which read no data. They hide nothing and must not.
+    known: dict[str, Callable[[], BudgetSeries]] = {
+        "level": lambda: Level(total=total),
+        "telescoping": lambda: Telescoping(total=total),
+        "dilogarithm": lambda: Dilogarithm(total=total, change=change, decay=decay),
+    }
+    if name not in known:
+        raise InvalidParameter(f"series must be one of {', '.join(known)}; got {name!r}")
+    return known[name]()
 
 
 def uniforms(name: str, size: int) -> Reals:
-    """`size` numbers strictly between 0 and 1, 52 bits each, the same for the same name.
+    """`size` numbers strictly between 0 and 1, 52 bits each, the same for the same public name.
+
+    They make pools and budget schedules, which read no data. They hide nothing and must not.
 
     >>> uniforms("an example", 2).tolist() == uniforms("an example", 3)[:2].tolist()
     True
@@ -306,11 +251,6 @@ def gammas(name: str, size: int, shape: float) -> Reals:
     return np.concatenate(found)[:size]
 
 
-# Which term of a series a slot may spend: each term at most once, by public rules only.
-#
-# Whatever the order, the sum of distinct terms is at most the series' total, for ever. An
-# allocation reads no data; its random choices are public numbers.
-
 RUNS: Final = 512
 """Runs of used terms that are remembered; when there are more, small terms are given up."""
 
@@ -318,22 +258,25 @@ LARGE, MEDIUM = 10, 1000
 """Algorithm 4's ranges: the first terms, those up to the thousandth, all others."""
 
 
-class Allocation(Protocol):
-    """A rule that gives every slot a term of the series, or none."""
+class Allocation(ABC):
+    """A public rule that gives every slot a term of the series, or none; each term at most once.
+
+    Whatever the order, the sum of distinct terms is at most the series' total, for ever. A rule
+    reads no data; its random choices are public numbers.
+    """
 
     def start(self) -> Any:
-        """What is remembered before the first slot."""
+        """What is remembered before the first slot; by default nothing."""
+        return None
 
+    @abstractmethod
     def pick(self, used: Any, slot: int) -> tuple[Any, int]:
         """The term of slot 1, 2, ... (0: none, the slot is free), and what to remember."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class InOrder:
+class InOrder(Allocation):
     """Term t in slot t: large budgets first."""
-
-    def start(self) -> None:
-        """Nothing to remember."""
 
     def pick(self, used: None, slot: int) -> tuple[None, int]:
         """The slot's own number."""
@@ -341,11 +284,8 @@ class InOrder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sparse:
+class Sparse(Allocation):
     """Term k in slot 4^(k-1), nothing in between: few budgets, and none of them tiny."""
-
-    def start(self) -> None:
-        """Nothing to remember."""
 
     def pick(self, used: None, slot: int) -> tuple[None, int]:
         """Powers of four publish; the others hold."""
@@ -354,7 +294,7 @@ class Sparse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nearest:
+class Nearest(Allocation):
     """Algorithm 3: draw a number from Exp(rate), spend the unused term nearest to it.
 
     With the paper's rate of 10^8 nearly all of them are tiny, and nearly all budget is kept.
@@ -373,7 +313,7 @@ class Nearest:
         aim = -math.log(uniforms(f"nearest {self.seed} {slot}", 1)[0]) / self.rate
         runs = used[: np.count_nonzero(used[:, 0])]
         term = self._unused(runs, self._closest(aim), aim)
-        return _with(runs, term), term
+        return _use_term(runs, term), term
 
     def _closest(self, aim: float) -> int:
         """The term nearest to `aim`, used or not: terms fall, so the place is found by halving."""
@@ -399,7 +339,7 @@ class Nearest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranges:
+class Ranges(Allocation):
     """Algorithm 4: queues of large, medium and small terms; a queue at random gives its next."""
 
     large: int = LARGE
@@ -420,23 +360,22 @@ class Ranges:
         return (large, medium, small), term
 
 
-ALLOCATIONS: Final = ("sparse", "random", "ranges", "in_order")
+ALLOCATIONS: Final[dict[str, Callable[[BudgetSeries, float, int], Allocation]]] = {
+    "sparse": lambda series, rate, seed: Sparse(),
+    "random": lambda series, rate, seed: Nearest(series=series, rate=rate, seed=seed),
+    "ranges": lambda series, rate, seed: Ranges(seed=seed),
+    "in_order": lambda series, rate, seed: InOrder(),
+}
 
 
 def allocation(name: str, *, series: BudgetSeries, rate: Fraction, seed: int) -> Allocation:
     """The rule of this name; `random` is Algorithm 3, `ranges` Algorithm 4."""
-    if name == "random":
-        return Nearest(series=series, rate=float(rate), seed=seed)
-    if name == "ranges":
-        return Ranges(seed=seed)
-    if name == "in_order":
-        return InOrder()
-    if name == "sparse":
-        return Sparse()
-    raise InvalidParameter(f"allocation must be one of {', '.join(ALLOCATIONS)}; got {name!r}")
+    if name not in ALLOCATIONS:
+        raise InvalidParameter(f"allocation must be one of {', '.join(ALLOCATIONS)}; got {name!r}")
+    return ALLOCATIONS[name](series, float(rate), seed)
 
 
-def _with(runs: Integers, term: int) -> Integers:
+def _use_term(runs: Integers, term: int) -> Integers:
     """The runs with one more term, joined where they meet, padded; too many lose a gap."""
     at = int(np.searchsorted(runs[:, 0], term, side="right"))
     before, after = runs[:at], runs[at:]

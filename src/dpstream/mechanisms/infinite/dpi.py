@@ -1,4 +1,8 @@
-"""DPI: a distribution a slot, for ever, each chosen from a public pool."""
+"""DPI: a distribution a slot, for ever, each chosen from a public pool.
+
+Boosting goes in both directions: synopses that answer well gain weight, and so do queries that
+they answer badly.
+"""
 
 from __future__ import annotations
 
@@ -6,41 +10,113 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from typing import Any, Final
 
 import numpy as np
 
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
-from dpstream.mechanisms.base import Spender, check_counts, whole
+from dpstream.mechanisms.base import MechanismBase, Spender, check_counts, whole
 from dpstream.mechanisms.infinite import budget_series as allocations
-from dpstream.mechanisms.infinite.boosting import SCORE, Scoring, Workload, workload
 from dpstream.mechanisms.infinite.budget_series import BudgetSeries, budget_series
 from dpstream.mechanisms.infinite.synopsis_pool import (
     GRID,
     POOLS,
+    BinGroups,
     Grouping,
     Naturals,
+    Pool,
     check_groups,
     even,
+    groups_of,
+    pool,
 )
 from dpstream.privacy.accounting.promises import ALL_ROWS
 from dpstream.privacy.amounts import Amount, exact, on_grid, positive
 from dpstream.privacy.ledger.charges import Terms
-from dpstream.privacy.sensitivity import distribution_change, score_sum_change
-from dpstream.privacy.state.identity import Identified
+from dpstream.privacy.sensitivity import distribution_change, score_change, score_sum_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 
-# Sensitivity compression: a step's rows as a distribution, which one user moves by a bounded part.
-#
-# Whatever a user did in a step, the distribution moves by at most 2 in L1. If at most b rows of a
-# user enter a step and n0 public dummy rows are spread evenly over the bins, it moves by at most
-# 2 b / (n0 + b): `privacy.sensitivity.distribution_change`.
+SCORE: Final = 1 << 20
+"""Scores are whole multiples of 1 / SCORE."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Workload:
+    """A pool and the queries that it answers, with the answers of every synopsis."""
+
+    pool: Pool
+    queries: tuple[BinGroups, ...]
+
+    @cached_property
+    def _answers(self) -> list[Naturals | None]:
+        """By query, synopses x groups; None where every bin stands for itself."""
+        return [None if one.single else self.pool.grouped(one) for one in self.queries]
+
+    def errors(self, probabilities: Naturals, query: int) -> Integers:
+        """How far every synopsis is from the right answer to one query, in grid steps."""
+        answers = self._answers[query]
+        if answers is None:
+            return self.pool.distances(probabilities)
+        wanted = self.queries[query].sum(probabilities).astype(np.uint32)
+        return self.pool.distances(wanted, answers)
+
+    def errors_of(self, synopsis: int, probabilities: Naturals) -> Integers:
+        """How far one synopsis is from the right answer to every query, in grid steps."""
+        off = self.pool.member(synopsis).astype(np.int64) - probabilities
+        sums = (off if one.single else one.sum(off) for one in self.queries)
+        return np.array([np.abs(one).sum() for one in sums])
+
+
+@lru_cache(maxsize=2)
+def workload(
+    name: str, queries: tuple[Grouping, ...], *, bins: int, size: int, seed: int
+) -> Workload:
+    """Made once and kept, for it is large."""
+    found = pool(name, bins=bins, size=size, seed=seed)
+    return Workload(pool=found, queries=groups_of(queries, bins))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """1 for an error below lambda, -1 from lambda + mu on, straight in between (Algorithm 1).
+
+    One user moves a slot's score by at most `change`, and the sum of t such scores, with whatever
+    queries and synopses earlier draws have chosen, by at most t times that.
+    """
+
+    error_bound: Fraction
+    overfitting_bound: Fraction
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.error_bound <= 2 and 0 < self.overfitting_bound <= 2):
+            raise InvalidParameter(
+                "L1 distances of distributions are at most 2: error_bound must be in [0, 2] and "
+                f"overfitting_bound in (0, 2]; got {self.error_bound} and {self.overfitting_bound}"
+            )
+
+    @property
+    def span(self) -> int:
+        """Mu in grid steps."""
+        return max(int(self.overfitting_bound * GRID), 1)
+
+    def of(self, errors: Integers) -> Integers:
+        """Scores of errors, in whole multiples of 1 / SCORE."""
+        free = int(self.error_bound * GRID)
+        scores = SCORE * (self.span + 2 * (free - errors)) // self.span
+        return np.clip(scores, -SCORE, SCORE)
+
+    def change(self, pdf_change: Fraction, bins: int) -> Fraction:
+        """How far one user moves a score, in whole multiples of 1 / SCORE."""
+        return score_change(pdf_change, bins=bins, grid=GRID, span=self.span, steps=SCORE)
 
 
 def compress_sensitivity(counts: Integers, *, dummy_rows: int) -> Naturals:
     """Counts as whole multiples of 1 / GRID, rounded down; nothing counted is evenly spread.
 
+    Whatever a user did in a step, the distribution moves by at most 2 in L1. If at most b rows of a
+    user enter a step and n0 public dummy rows are spread evenly over the bins, it moves by at most
+    2 b / (n0 + b): `privacy.sensitivity.distribution_change`.
     Each is within 1 + 2^-20 of the exact one: the quotient has a relative error below 2^-50.
 
     >>> (4 * compress_sensitivity(np.array([1, 3]), dummy_rows=0) / GRID).tolist()
@@ -55,13 +131,13 @@ def compress_sensitivity(counts: Integers, *, dummy_rows: int) -> Naturals:
     return np.floor(shares * GRID).astype(np.uint32)
 
 
-# What boosting remembers: a sum of scores for every candidate, over the slots so far.
-
-
 @storable("dpi memory")
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Sums by candidate; one user moves each by at most `slots` times the change of one score."""
+    """What boosting remembers: a sum of scores for every candidate, over the slots so far.
+
+    One user moves each by at most `slots` times the change of one score.
+    """
 
     sums: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     slots: int = 0
@@ -71,18 +147,13 @@ class Memory:
         """No slot seen."""
         return cls(sums=np.zeros(candidates, dtype=np.int64))
 
-    def plus(self, scores: Integers) -> Memory:
+    def add(self, scores: Integers) -> Memory:
         """One more slot."""
         return Memory(sums=self.sums + scores, slots=self.slots + 1)
 
-    def halved(self) -> Memory:
+    def halve(self) -> Memory:
         """The past counts half. Rounded down, a half moves by half the change, rounded up."""
         return Memory(sums=self.sums >> 1, slots=(self.slots + 1) // 2)
-
-    def choose(self, spend: Spender, *, change: Fraction, epsilon: Fraction, purpose: str) -> int:
-        """A candidate, those with a high mean more likely."""
-        sensitivity = score_sum_change(change, slots=self.slots)
-        return spend.choose(self.sums, sensitivity=sensitivity, epsilon=epsilon, purpose=purpose)
 
 
 @storable("dpi state")
@@ -105,7 +176,7 @@ _KEYS = """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dpi(Identified, identity="dpi", keys=_KEYS):
+class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
     """Publish one distribution a slot, sampled from a pool that was made without data.
 
     Guarantee: epsilon-DP for all rows of a user over the whole stream: the budgets of all slots
@@ -147,7 +218,6 @@ class Dpi(Identified, identity="dpi", keys=_KEYS):
     rate: Amount = 10**8
     half_life: int | None = None
     seed: int = 0
-    steady: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "overfitting_bound", "decay_rate", "rate"):
@@ -182,10 +252,17 @@ class Dpi(Identified, identity="dpi", keys=_KEYS):
 
     def _plan(self, change: Fraction) -> tuple[BudgetSeries, allocations.Allocation]:
         """The series of budgets and who gets which, for scores that move by `change`."""
-        return _plan(
-            *(self.series, Fraction(self.epsilon), change / SCORE, Fraction(self.decay_rate)),
-            *(self.allocation, Fraction(self.rate), self.seed),
-        )
+        if change not in self._plans:
+            total, decay = Fraction(self.epsilon), Fraction(self.decay_rate)
+            terms = budget_series(self.series, total=total, change=change / SCORE, decay=decay)
+            rate = Fraction(self.rate)
+            rule = allocations.allocation(self.allocation, series=terms, rate=rate, seed=self.seed)
+            self._plans[change] = terms, rule
+        return self._plans[change]
+
+    @cached_property
+    def _plans(self) -> dict[Fraction, tuple[BudgetSeries, allocations.Allocation]]:
+        return {}
 
     def terms(self) -> Terms:
         """All rows of a user, for ever."""
@@ -210,7 +287,7 @@ class Dpi(Identified, identity="dpi", keys=_KEYS):
         )
         change = self._scoring.change(self.pdf_change, len(x))
         terms, rule = self._plan(change)
-        state = self._begun(state, work, rule)
+        state = self._begin(state, work, rule)
         used, term = rule.pick(state.allocation, spend.step + 1)
         draws = 1 if len(work.queries) == 1 else 2
         name = work.pool.digest[:8]  # were the pool another one, the same noise must not serve it
@@ -220,25 +297,23 @@ class Dpi(Identified, identity="dpi", keys=_KEYS):
             state = replace(state, query=query)
         probabilities = compress_sensitivity(x, dummy_rows=self.dummy_rows)
         scores = self._scoring.of(work.errors(probabilities, state.query))
-        state = replace(state, synopses=state.synopses.plus(scores), allocation=used)
+        state = replace(state, synopses=state.synopses.add(scores), allocation=used)
         if share:
             chosen = self._choose(state.synopses, f"synopsis {name}", change, share, spend)
             state = replace(state, synopsis=chosen)
-        state = self._boosted(state, work, probabilities, spend.step + 1)
+        state = self._boost(state, work, probabilities, spend.step + 1)
         values = work.pool.pdf(state.synopsis) if state.synopsis >= 0 else even(len(x))
         release = Release(step=spend.step, values=values, paid=bool(share), held=not share)
         return state, [release]
 
-    def finish(self, state: DpiState, spend: Spender) -> tuple[DpiState, list[Release]]:
-        """Nothing is held back."""
-        return state, []
-
     def _choose(
         self, scores: Memory, purpose: str, change: Fraction, epsilon: Fraction, spend: Spender
     ) -> int:
-        return scores.choose(spend, change=change, epsilon=epsilon, purpose=purpose)
+        """A candidate of `scores`; a sum over t slots is drawn with t times the sensitivity."""
+        sensitivity = score_sum_change(change, slots=scores.slots)
+        return spend.choose(scores.sums, sensitivity=sensitivity, epsilon=epsilon, purpose=purpose)
 
-    def _begun(self, state: DpiState, work: Workload, rule: allocations.Allocation) -> DpiState:
+    def _begin(self, state: DpiState, work: Workload, rule: allocations.Allocation) -> DpiState:
         if not state.pool:
             return DpiState(
                 pool=work.pool.digest,
@@ -253,25 +328,11 @@ class Dpi(Identified, identity="dpi", keys=_KEYS):
             )
         return state
 
-    def _boosted(self, state: DpiState, work: Workload, probabilities: Any, slot: int) -> DpiState:
+    def _boost(self, state: DpiState, work: Workload, probabilities: Any, slot: int) -> DpiState:
         """Queries gain what the published synopsis loses on them; then the past may fade."""
         if len(work.queries) > 1 and state.synopsis >= 0:
             lost = -self._scoring.of(work.errors_of(state.synopsis, probabilities))
-            state = replace(state, queries=state.queries.plus(lost))
+            state = replace(state, queries=state.queries.add(lost))
         if self.half_life is None or slot % self.half_life:
             return state
-        return replace(state, synopses=state.synopses.halved(), queries=state.queries.halved())
-
-
-@lru_cache(maxsize=64)
-def _plan(
-    name: str,
-    total: Fraction,
-    change: Fraction,
-    decay: Fraction,
-    rule: str,
-    rate: Fraction,
-    seed: int,
-) -> tuple[BudgetSeries, allocations.Allocation]:
-    terms = budget_series(name, total=total, change=change, decay=decay)
-    return terms, allocations.allocation(rule, series=terms, rate=rate, seed=seed)
+        return replace(state, synopses=state.synopses.halve(), queries=state.queries.halve())

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import cycle
+from itertools import cycle, islice
 from typing import Any, Final
 
 import numpy as np
@@ -24,8 +24,6 @@ from dpstream.mechanisms.base import whole
 from dpstream.mechanisms.infinite.budget_series import below, gammas
 from dpstream.records import Integers, Reals
 
-# Public distributions over a domain: what a pool is made of. None of them has seen data.
-
 CONCENTRATIONS: Final = (0.02, 0.1, 0.5, 2.0, 10.0, 100.0)
 """Of Dirichlet synopses, per bin: from a few spikes to nearly even."""
 
@@ -35,7 +33,7 @@ SHARES: Final = (0.1, 0.3, 0.6, 0.9)
 _LARGEST_DRAW: Final = 10**5
 
 
-def multinomial(bins: int, count: int, *, seed: int, units: int = 100) -> Iterator[Reals]:
+def multinomial(bins: int, count: int, seed: int, units: int = 100) -> Iterator[Reals]:
     """Algorithm 2 of DPI: `units` of probability a bin, on average, each thrown into any bin.
 
     The paper throws as many units as the dataset has rows, which is private; here it is public.
@@ -46,7 +44,7 @@ def multinomial(bins: int, count: int, *, seed: int, units: int = 100) -> Iterat
         yield np.bincount(thrown, minlength=bins) / size
 
 
-def dirichlet(bins: int, count: int, *, seed: int) -> Iterator[Reals]:
+def dirichlet(bins: int, count: int, seed: int) -> Iterator[Reals]:
     """Dirichlet distributions, the concentrations in turn."""
     for number, concentration in zip(range(count), cycle(CONCENTRATIONS), strict=False):
         weights = gammas(f"dirichlet {seed} {number}", bins, concentration)
@@ -58,7 +56,7 @@ def even(bins: int) -> Reals:
     return np.full(bins, 1 / bins)
 
 
-def mixed(bins: int, count: int, *, seed: int) -> Iterator[Reals]:
+def mixed(bins: int, count: int, seed: int) -> Iterator[Reals]:
     """The uniform distribution, then simple shapes and Dirichlet distributions in turn."""
     yield even(bins)
     simple, random = _all_shapes(bins), dirichlet(bins, count, seed=seed)
@@ -68,9 +66,9 @@ def mixed(bins: int, count: int, *, seed: int) -> Iterator[Reals]:
 
 
 POOLS: Final[dict[str, Callable[[int, int, int], Iterator[Reals]]]] = {
-    "multinomial": lambda bins, count, seed: multinomial(bins, count, seed=seed),
-    "dirichlet": lambda bins, count, seed: dirichlet(bins, count, seed=seed),
-    "mixed": lambda bins, count, seed: mixed(bins, count, seed=seed),
+    "multinomial": multinomial,
+    "dirichlet": dirichlet,
+    "mixed": mixed,
 }
 """By name: bins, size and seed to distributions."""
 
@@ -103,18 +101,17 @@ def _normal(weights: Reals) -> Reals:
     return normal
 
 
-# Queries that boosting weighs: public groupings of the bins, each a coarser histogram.
-#
-# The answer to one is the distribution over its groups. Summing bins makes no L1 distance larger,
-# so one user moves every answer by no more than the distribution itself.
-
 Grouping = int | tuple[int, ...]
 """So many equal runs of successive bins, or the group number of every bin."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BinGroups:
-    """The group of every bin, 0 to count - 1."""
+    """A query that boosting weighs: the group of every bin, 0 to count - 1.
+
+    The answer is the distribution over the groups. Summing bins makes no L1 distance larger, so one
+    user moves every answer by no more than the distribution itself.
+    """
 
     of: tuple[int, ...]
 
@@ -278,18 +275,13 @@ def pool(name: str, *, bins: int, size: int, seed: int) -> Pool:
         raise InvalidParameter(f"a pool must be one of {', '.join(POOLS)}; got {name!r}")
     if not _FEWEST <= size <= _MOST:
         raise InvalidParameter(f"a pool has {_FEWEST} to {_MOST} synopses; got {size}")
-    return _stacked(POOLS[name](bins, size, seed))
+    return _stack(POOLS[name](bins, size, seed))
 
 
-def _stacked(rows: Any) -> Pool:
+def _stack(rows: Iterator[Reals]) -> Pool:
     """A few rows at a time: all of them in floats would take eight times the room."""
-    parts, chunk = [], []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == 64:
-            parts.append(quantise(chunk))
-            chunk = []
-    if chunk:
+    parts = []
+    while chunk := list(islice(rows, 64)):
         parts.append(quantise(chunk))
     return Pool(
         units=np.concatenate([part.units for part in parts]),

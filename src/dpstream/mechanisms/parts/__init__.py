@@ -1,1 +1,1 @@
-"""Pieces that several mechanisms share, each with its guarantee."""
+"""What two or more mechanisms share, each part with its guarantee."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,18 +41,11 @@ def split(budget: Fraction) -> tuple[Fraction, Fraction]:
     return threshold, budget - threshold
 
 
+@lru_cache(maxsize=64)
 def _shares(budget: Fraction) -> tuple[Fraction, Fraction]:
-    """e1, and half of e2; runs of one mechanism mostly have the same budget, to the object."""
-    global _LAST
-    known, shares = _LAST
-    if known is not budget:
-        threshold, tests = split(budget)
-        shares = (threshold, on_grid(tests / 2))
-        _LAST = (budget, shares)
-    return shares
-
-
-_LAST: tuple[Fraction | None, tuple[Fraction, Fraction]] = (None, (Fraction(0), Fraction(0)))
+    """e1, and half of e2."""
+    threshold, tests = split(budget)
+    return threshold, on_grid(tests / 2)
 
 
 @storable("above threshold")
@@ -83,7 +76,7 @@ class AboveThreshold:
         """Half of e2: nu ~ Lap(2 Delta / e2)."""
         return _shares(self.epsilon)[1]
 
-    def exceeded(self, distance: int, threshold: Fraction, spend: Spender) -> bool:
+    def exceeds(self, distance: int, threshold: Fraction, spend: Spender) -> bool:
         """One test; a "yes" ends the run with this step."""
         noisy = spend.laplace(
             np.array([distance]),
@@ -98,8 +91,6 @@ class AboveThreshold:
         spend.close_interval(self.interval)
         return True
 
-
-# A record with some fields changed, several times a step.
 
 _T = TypeVar("_T")
 

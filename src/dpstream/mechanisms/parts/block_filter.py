@@ -2,8 +2,13 @@
 
 Guarantee: post-processing; it reads noisy sums and public numbers.
 
+Many simple models are weighed. Model g says: level_t wanders around the middle of the range [0, 1]
+with steps of variance drift_g, pulled back just so much that it fills the range in the long run
+(variance 1/12, that of a uniform number); x_t = level_t + N(0, white_g). Of a block of b steps the
+mean is seen, with noise of scale 1 / (epsilon b).
+
 Forward, every model updates a Gaussian belief about the level by the exact Laplace noise
-(`laplace_filter`), and is weighed by how well it predicted. Backward, over the blocks that are not
+(`laplace_update`), and is weighed by how well it predicted. Backward, over the blocks that are not
 yet published, each model's beliefs are smoothed (Rauch, Tung, Striebel, "Maximum Likelihood
 Estimates of Linear Dynamic Systems", 1965). Between the middles of blocks levels are interpolated;
 to a block's values its own mean is added as far as white noise may have moved it.
@@ -14,23 +19,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Self
+from typing import NamedTuple
 
 import numpy as np
 
-from dpstream.compiled import njit
-from dpstream.mechanisms.parts.laplace_filter import laplace_update
+from dpstream.compiled import compiled, njit
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
-
-# Many simple models of a series in [0, 1], and how well each block length would serve them.
-#
-# Guarantee: public numbers only.
-#
-# Model g says: level_t wanders around the middle of the range with steps of variance drift_g,
-# pulled back just so much that it fills the range in the long run (variance 1/12, that of a uniform
-# number); x_t = level_t + N(0, white_g). Of a block of b steps the mean is seen, with noise of
-# scale 1 / (epsilon b).
 
 SPREAD = 1.0 / 12.0
 """Variance of a uniform number in [0, 1]: what is known before anything is seen."""
@@ -40,8 +35,7 @@ _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # blocks that a de
 _SETTLED = 60  # rounds after which a filter's variance no longer moves
 
 
-@lru_cache(maxsize=1)
-def models() -> tuple[Reals, Reals, Reals]:
+def _models() -> tuple[Reals, Reals, Reals]:
     """Variances of drift and white noise of every model, and its weight before it is tried."""
     drift_sd, white_sd = 10.0 ** np.arange(-4.0, -0.4, 0.5), np.array([0.0, 0.03, 0.1, 0.25])
     prior = np.exp(-0.5 * ((np.log10(drift_sd) - _CENTRE) / _WIDTH) ** 2)
@@ -50,11 +44,13 @@ def models() -> tuple[Reals, Reals, Reals]:
     return drift, white, weight
 
 
+MODELS = _models()
+
+
 @lru_cache(maxsize=64)
-def kept_of_all(steps: float) -> Reals:
+def retentions(steps: float) -> Reals:
     """How much every model keeps of a level's distance from the middle after some steps."""
-    drift, _, _ = models()
-    return np.array([kept(float(one), steps) for one in drift])
+    return np.array([retention(float(drift), steps) for drift in MODELS[0]])
 
 
 def lengths(delay: int) -> Integers:
@@ -66,13 +62,12 @@ def lengths(delay: int) -> Integers:
 @lru_cache(maxsize=64)
 def expected_errors(delay: int, epsilon: float) -> Reals:
     """Standard deviation of a published value, lengths x models, once a filter has settled."""
-    drift, white, _ = models()
-    out: Reals = _errors(lengths(delay), delay, epsilon, drift, white)
+    out: Reals = _errors(lengths(delay), delay, epsilon, *MODELS[:2])
     return out
 
 
 @njit(cache=True, nogil=True)
-def kept(drift: float, steps: float) -> float:
+def retention(drift: float, steps: float) -> float:
     """How much of a level's distance from the middle is left after some steps."""
     return float(max(1.0 - drift / SPREAD, 0.0) ** (0.5 * steps))
 
@@ -85,7 +80,7 @@ def _errors(length: Integers, delay: int, epsilon: float, drift: Reals, white: R
         ahead = delay // b - 1  # blocks that are seen before the first of them is published
         noise = 2.0 / (epsilon * b) ** 2
         for g in range(len(drift)):
-            phi, seen = kept(drift[g], b), noise + white[g] / b
+            phi, seen = retention(drift[g], b), noise + white[g] / b
             after = SPREAD
             for _ in range(_SETTLED):
                 before = phi * phi * after + (1.0 - phi * phi) * SPREAD
@@ -102,35 +97,100 @@ def _errors(length: Integers, delay: int, epsilon: float, drift: Reals, white: R
     return out
 
 
-# Compiled loops of `block_filter`: one block forward, and back over all that are kept.
-#
-# Guarantee: post-processing; they read noisy sums and public numbers.
-#
-# Models are the inner loop, so that a processor takes several of them at a time; sums over models
-# are made in their order, whatever it does.
-
+_SQRT2, _SQRT_PI = math.sqrt(2.0), math.sqrt(math.pi)
+NEGLIGIBLE = 30.0  # sd / scale from which the noise is a correction, and h^2 / 2 would overflow
 _TINY = 1e-4  # weights below this are left out
 _RETURN = 0.01  # weight that goes back to the prior with every block: a series may change
+
+Rows = tuple[Reals, Reals, Reals, Reals, Reals]
+"""Of every block: its middle, length and noisy means, and the beliefs before and after it."""
+
+
+@compiled
+def erfcx(x: float) -> float:
+    """exp(x^2) erfc(x) for x >= 0, without overflow."""
+    if x < 20.0:
+        return math.exp(x * x) * math.erfc(x)
+    return (1.0 - 0.5 / (x * x) + 0.75 / (x * x * x * x)) / (x * _SQRT_PI)
+
+
+@compiled
+def half(e: float, sd: float, h: float) -> tuple[float, float, float]:
+    """The half below z: log mass, shift of its mean, its variance."""
+    a = e / sd - h
+    if a < 0:
+        c = erfcx(-a / _SQRT2)
+        log_mass = -0.5 * (e / sd) ** 2 + math.log(0.5 * c)
+        hazard = math.sqrt(2.0 / math.pi) / c
+    else:
+        below = 0.5 * math.erfc(-a / _SQRT2)
+        log_mass = 0.5 * h * h - e * h / sd + math.log(below)
+        hazard = math.exp(-0.5 * a * a) / (_SQRT2 * _SQRT_PI * below)
+    # variance of a unit Gaussian cut off at a; far out the difference loses its digits
+    if a > -15.0:
+        unit = 1.0 - a * hazard - hazard * hazard
+    else:
+        unit = (1.0 - (6.0 - 50.0 / (a * a)) / (a * a)) / (a * a)
+    return log_mass, sd * (h - hazard), max(unit, 1e-9) * sd * sd
+
+
+@compiled
+def laplace_update(
+    mean: float, variance: float, z: float, scale: float
+) -> tuple[float, float, float]:
+    """Log density of z, then mean and variance of x given z: the exact update of a belief.
+
+    Before: x ~ N(mean, variance). Seen: z = x + Laplace(scale). The density of x given z is a
+    Gaussian cut in two at z, each half tilted by exp(-+x / scale): its mass, mean and variance are
+    in closed form. With sd = sqrt(variance), h = sd / scale and e = z - mean, the half x < z is a
+    Gaussian of mean `mean + sd h`, cut off above at a = e / sd - h standard deviations, with mass
+    exp(h^2 / 2 - e h / sd) Phi(a); the other half is its mirror image.
+
+    >>> log_density, mean, variance = laplace_update(100.0, 25.0, 130.0, 10.0)
+    >>> round(mean, 3), round(variance, 3)  # the pull is at most variance / scale
+    (102.5, 25.0)
+    """
+    sd = math.sqrt(variance)
+    h, e = sd / scale, z - mean
+    if h > NEGLIGIBLE:
+        return gaussian_update(mean, variance, z, 2.0 * scale * scale)
+    log_low, low, low_variance = half(e, sd, h)
+    log_high, high, high_variance = half(-e, sd, h)
+    high = -high
+    top = max(log_low, log_high)
+    p_low = 1.0 if log_low == top else math.exp(log_low - top)
+    p_high = 1.0 if log_high == top else math.exp(log_high - top)
+    total = p_low + p_high
+    p_low, p_high = p_low / total, p_high / total
+    shift = p_low * low + p_high * high
+    spread = p_low * (low_variance + (low - shift) ** 2)
+    spread += p_high * (high_variance + (high - shift) ** 2)
+    return top + math.log(total) - math.log(2.0 * scale), mean + shift, spread
+
+
+@compiled
+def gaussian_update(
+    mean: float, variance: float, z: float, noise: float
+) -> tuple[float, float, float]:
+    """The same for Gaussian noise of variance `noise`."""
+    total = variance + noise
+    e = z - mean
+    log_density = -0.5 * e * e / total - 0.5 * math.log(2.0 * math.pi * total)
+    return log_density, mean + variance / total * e, variance * noise / total
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def forward(
-    now: int,
-    seen: Reals,
-    scale: float,
-    steps: float,
-    phi: Reals,
-    weight: Reals,
-    prior: Reals,
-    white: Reals,
-    new: Reals,
-    before: Reals,
-    after: Reals,
+    now: int, rows: Rows, scale: float, steps: float, phi: Reals, weight: Reals, new: Reals
 ) -> None:
     """New weights (bins x models), and beliefs before and after block `now`, from the one before.
 
     `scale` is that of the noise in the mean of a block of `steps`; `phi` is empty for the first.
+    Models are the inner loop, so that a processor takes several of them at a time; sums over models
+    are made in their order, whatever it does.
     """
+    _, _, seen, before, after = rows
+    _, white, prior = MODELS
     bins, size = weight.shape
     log = np.empty(size)
     for j in range(bins):
@@ -160,24 +220,13 @@ def forward(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def look_back(
-    count: int,
-    middle: Reals,
-    length: Reals,
-    seen: Reals,
-    before: Reals,
-    after: Reals,
-    weight: Reals,
-    drift: Reals,
-    white: Reals,
-    epsilon: float,
-    first: int,
-    out: Reals,
-    deviation: Reals,
+    count: int, rows: Rows, weight: Reals, epsilon: float, first: int, out: Reals, deviation: Reals
 ) -> None:
     """From step `first` on, steps x bins: values in [0, 1], and of the first ones their deviation.
 
     The last `count` blocks are in use.
     """
+    middle, length, _, _, _ = rows
     last = len(middle) - 1
     oldest = last + 1 - count
     while oldest < last and middle[oldest] + length[oldest] / 2 < first:
@@ -190,28 +239,13 @@ def look_back(
     oldest = max(oldest - 1, last + 1 - count)  # levels are interpolated from the one before on
     told = np.empty((3, last + 1 - oldest))
     for j in range(out.shape[1]):
-        _backward(
-            j, oldest, until, middle, length, seen, before, after, weight, drift, white, epsilon,
-            told,
-        )  # fmt: skip
+        _backward(j, oldest, until, rows, weight, epsilon, told)
         _values(j, first, middle[oldest:], length[oldest:], told, out, deviation)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _backward(
-    j: int,
-    oldest: int,
-    until: int,
-    middle: Reals,
-    length: Reals,
-    seen: Reals,
-    before: Reals,
-    after: Reals,
-    weight: Reals,
-    drift: Reals,
-    white: Reals,
-    epsilon: float,
-    told: Reals,
+    j: int, oldest: int, until: int, rows: Rows, weight: Reals, epsilon: float, told: Reals
 ) -> None:
     """Of bin j: the level in the middle of each block, what is added in it, the variance.
 
@@ -219,6 +253,8 @@ def _backward(
     noise that the block's mean does not show, and of what the models disagree about. It is told of
     the blocks before `until`.
     """
+    middle, length, seen, before, after = rows
+    drift, white, _ = MODELS
     last, size = len(middle) - 1, weight.shape[1]
     mean, spread, phi, share = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
     u = np.empty(size)
@@ -233,7 +269,7 @@ def _backward(
             if middle[k + 1] - middle[k] != gap:
                 gap = middle[k + 1] - middle[k]
                 for g in range(size):
-                    phi[g] = kept(drift[g], gap)
+                    phi[g] = retention(drift[g], gap)
             for g in range(size):
                 gain = phi[g] * after[k, j, g, 1] / before[k + 1, j, g, 1]
                 mean[g] = after[k, j, g, 0] + gain * (mean[g] - before[k + 1, j, g, 0])
@@ -300,31 +336,22 @@ def _values(
 _NO_BLOCK_BEFORE = np.zeros(0)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Room:
+class _Room(NamedTuple):
     """The blocks of `Beliefs` and room for more: as in `History`, rows are written once.
 
     Beliefs see rows up to some end. The first to learn from them owns the next row, and whoever
     comes later (or finds the room full) takes a copy.
     """
 
-    middle: Reals
-    length: Reals
-    seen: Reals
-    before: Reals
-    after: Reals
+    rows: Rows
     written: list[int]  # rows that are taken, shared by all who see them
 
     @classmethod
-    def of(cls, beliefs: Beliefs) -> Self:
+    def of(cls, rows: Rows) -> _Room:
         """A copy, with room for as many blocks again."""
-        slots = len(beliefs.middle)
-        rows = {}
-        for name in ("middle", "length", "seen", "before", "after"):
-            kept = getattr(beliefs, name)
-            rows[name] = np.empty((2 * slots, *kept.shape[1:]))
-            rows[name][:slots] = kept
-        return cls(**rows, written=[slots])
+        slots = len(rows[0])
+        middle, length, seen, before, after = (np.concatenate([row, row]) for row in rows)
+        return cls((middle, length, seen, before, after), [slots])
 
 
 @storable("block beliefs")
@@ -346,7 +373,7 @@ class Beliefs:
     @classmethod
     def none(cls, bins: int, delay: int) -> Beliefs:
         """Before the first block."""
-        _, _, prior = models()
+        prior = MODELS[2]
         slots, shape = delay + 2, (delay + 2, bins, len(prior), 2)
         return cls(
             weight=np.tile(prior, (bins, 1)),
@@ -358,46 +385,38 @@ class Beliefs:
             after=np.zeros(shape),
         )
 
+    @property
+    def rows(self) -> Rows:
+        """What is kept of each block."""
+        return self.middle, self.length, self.seen, self.before, self.after
+
     @cached_property
     def _room(self) -> tuple[_Room, int]:
         """Where the blocks are, and their end there; those that `learn` made share theirs."""
-        return _Room.of(self), len(self.middle)
+        return _Room.of(self.rows), len(self.middle)
 
     def learn(self, mean: Reals, *, first: int, steps: int, scale: float) -> Beliefs:
         """With one block more: noisy means of `steps` steps from `first` on."""
-        _, white, prior = models()
         (room, end), slots = self._room, len(self.middle)
-        if room.written[0] != end or end == len(room.middle):
-            room, end = _Room.of(self), slots
-        middle = first + (steps - 1) / 2
+        if room.written[0] != end or end == len(room.rows[0]):
+            room, end = _Room.of(self.rows), slots
+        middle, length, seen, before, after = room.rows
         room.written[0] = end + 1
-        room.middle[end], room.length[end], room.seen[end] = middle, steps, mean
+        middle[end], length[end], seen[end] = first + (steps - 1) / 2, steps, mean
         phi = _NO_BLOCK_BEFORE
         if self.count:
-            phi = kept_of_all(middle - float(room.middle[end - 1]))
+            phi = retentions(float(middle[end]) - float(middle[end - 1]))
         weight = np.empty_like(self.weight)
-        forward(
-            end,
-            room.seen,
-            scale,
-            float(steps),
-            phi,
-            self.weight,
-            prior,
-            white,
-            weight,
-            room.before,
-            room.after,
-        )
-        rows = slice(end + 1 - slots, end + 1)
+        forward(end, room.rows, scale, float(steps), phi, self.weight, weight)
+        kept = slice(end + 1 - slots, end + 1)
         learnt = Beliefs(
             weight=weight,
             count=min(self.count + 1, slots),
-            middle=room.middle[rows],
-            length=room.length[rows],
-            seen=room.seen[rows],
-            before=room.before[rows],
-            after=room.after[rows],
+            middle=middle[kept],
+            length=length[kept],
+            seen=seen[kept],
+            before=before[kept],
+            after=after[kept],
         )
         learnt.__dict__["_room"] = room, end + 1
         return learnt
@@ -409,23 +428,8 @@ class Beliefs:
 
         `deviations` of them are told, of the first steps; by default all.
         """
-        drift, white, _ = models()
         steps, bins = last + 1 - first, self.seen.shape[1]
         out = np.empty((steps, bins))
         deviation = np.empty((steps if deviations is None else deviations, bins))
-        look_back(
-            self.count,
-            self.middle,
-            self.length,
-            self.seen,
-            self.before,
-            self.after,
-            self.weight,
-            drift,
-            white,
-            epsilon,
-            first,
-            out,
-            deviation,
-        )
+        look_back(self.count, self.rows, self.weight, epsilon, first, out, deviation)
         return out, deviation

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from operator import itemgetter
 
-from dpstream.privacy.amounts import GRID, units
+from dpstream.privacy.amounts import units
 from dpstream.privacy.state.serial import storable
 
 _STEP = itemgetter(0)
@@ -21,28 +21,24 @@ _STEP = itemgetter(0)
 class BudgetWindow:
     """Publication budgets of the last `width - 1` steps, newest last.
 
-    >>> spent = BudgetWindow(width=3).paid(0, Fraction(1, 4))
-    >>> spent.before(2), spent.before(3)
-    (Fraction(1, 4), Fraction(0, 1))
+    >>> spent = BudgetWindow(width=3).pay(0, Fraction(1, 4))
+    >>> spent.units_before(2) == units(Fraction(1, 4)), spent.units_before(3)
+    (True, 0)
     """
 
     width: int
     entries: tuple[tuple[int, int, int], ...] = ()
     """(step, amount in grid units, all that was ever paid up to it)."""
 
-    def before(self, step: int) -> Fraction:
-        """Spent in the steps that share a window of `width` with `step`, `step` itself excluded."""
-        return Fraction(self.units_before(step), GRID)
-
     def units_before(self, step: int) -> int:
-        """`before` in grid units."""
+        """Spent in the steps that share a window of `width` with `step`, without it; grid units."""
         entries, first = self.entries, self._since(step - self.width + 1)
         if first == len(entries):
             return 0
         _, amount, total = entries[first]
         return entries[-1][2] - total + amount
 
-    def paid(self, step: int, amount: Fraction) -> BudgetWindow:
+    def pay(self, step: int, amount: Fraction) -> BudgetWindow:
         """The record after paying `amount` at `step`."""
         cost, total = units(amount), self.entries[-1][2] if self.entries else 0
         kept = self.entries[self._since(step - self.width + 2) :]  # matters at the next step

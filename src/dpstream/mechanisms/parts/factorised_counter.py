@@ -11,22 +11,29 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
-from dpstream.counting.factorisation import NoiseProcess
+from dpstream.counting.binary_tree import Tree
+from dpstream.counting.coders import Coder, NodeCoder
+from dpstream.counting.factorisation import check_whole
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.mechanisms.base import Spender, check_counts, refuse_nan, whole
+from dpstream.mechanisms.base import (
+    MechanismBase,
+    Spender,
+    check_counts,
+    clamp_to_grid,
+    refuse_nan,
+    release_or_hold,
+    whole,
+)
 from dpstream.privacy.accounting.calibration import rho_for
 from dpstream.privacy.amounts import Amount, exact, on_grid, positive
 from dpstream.privacy.ledger.charges import Cover, Terms
 from dpstream.privacy.sensitivity import encoded_change, gaussian_stddev, range_change
-from dpstream.privacy.state.identity import Identified
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
-
-# What the counters' mechanisms have in common before any matrix: budget, bounds, checks.
 
 _LARGEST = 1 << 53
 _OFF_GRID = 1e-6
@@ -34,7 +41,7 @@ _OFF_GRID = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class CountingParameters(
-    Identified, identity=None, keys="rho epsilon delta sensitivity lo hi quantum"
+    MechanismBase, identity=None, keys="rho epsilon delta sensitivity lo hi quantum"
 ):
     """Budget and bounds of a running count or sum, at event level.
 
@@ -51,7 +58,7 @@ class CountingParameters(
     lo: Amount | None = None
     hi: Amount | None = None
     quantum: Amount = 1
-    steady: ClassVar[bool] = True
+    constant_charges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("rho", "epsilon", "delta", "sensitivity", "quantum"):
@@ -113,14 +120,8 @@ class CountingParameters(
         """Counts, sums on the grid, or numbers clamped to the public range."""
         quantum = float(Fraction(self.quantum))
         if self.lo is not None and self.hi is not None:
-            refuse_nan(block)
-            ends = (
-                Fraction(self.lo) / Fraction(self.quantum),
-                Fraction(self.hi) / Fraction(self.quantum),
-            )
-            clipped = np.clip(block, float(Fraction(self.lo)), float(Fraction(self.hi)))
-            grid = np.rint(clipped / quantum).astype(np.int64)
-            return np.clip(grid, int(ends[0]), int(ends[1]))
+            ends = Fraction(self.lo), Fraction(self.hi)
+            return clamp_to_grid(block, *ends, Fraction(self.quantum))
         if self.sensitivity == 1 and self.quantum == 1:
             return check_counts(block)
         refuse_nan(block)
@@ -134,38 +135,11 @@ class CountingParameters(
             )
         return np.rint(scaled).astype(np.int64)
 
-    def finish(self, state: Any, spend: Any) -> tuple[Any, list[Release]]:
-        """Nothing is held back."""
-        return state, []
-
 
 FINEST = 24
 """Bits after the point of what is measured; fewer where the noise is so wide that they are lost."""
 
 _WIDEST = 40  # the noise scale stays below 2^40 grid steps
-
-
-class Coder(Protocol):
-    """Encoder and decoder of one scheme, in integers. Steps count from 1; states are values."""
-
-    @property
-    def bits(self) -> int:
-        """C x is measured in units of 2^-bits."""
-
-    def begin(self, bins: int) -> Any:
-        """The state before step 1."""
-
-    def encode(self, state: Any, step: int, x: Integers) -> tuple[Any, Integers]:
-        """The values measured at `step`: rows of C x, times 2^bits."""
-
-    def decode(self, state: Any, step: int, noisy: Integers) -> tuple[Any, Reals]:
-        """The running sums in grid steps of the input, from noisy values alone."""
-
-    def norm(self) -> Fraction:
-        """Not below the norm of any column of C."""
-
-    def slack(self) -> Fraction:
-        """What rounding C x to integers can add to the norm of its change, in grid steps."""
 
 
 @storable("counter state")
@@ -188,11 +162,12 @@ class CounterMechanism(CountingParameters, ABC, identity=None, keys="steps"):
     """A counter for a known number of `steps`: running sums of every bin, each with its noise."""
 
     steps: int
+    most_steps: ClassVar[int] = 2**40
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", whole(self.steps, "steps", at_least=1))
+        check_whole("steps", self.steps, 1, self.most_steps)
         super().__post_init__()
-        _ = self.process  # refuses what the scheme cannot do
 
     def check(self, block: Reals) -> Integers:
         """As many steps as the counter was made for, at most; then as every counter."""
@@ -203,10 +178,9 @@ class CounterMechanism(CountingParameters, ABC, identity=None, keys="steps"):
             )
         return super().check(block)
 
-    @property
     @abstractmethod
-    def process(self) -> NoiseProcess:
-        """The scheme's matrices."""
+    def row_norm(self, step: int) -> float:
+        """L2 norm of row `step` of B: the noise's standard deviation for sigma = 1."""
 
     @abstractmethod
     def coder(self, bits: int) -> Coder:
@@ -225,7 +199,7 @@ class CounterMechanism(CountingParameters, ABC, identity=None, keys="steps"):
         """Standard deviation of the noise in step `step` (from 1), in units of the values."""
         scale = float(Fraction(self.quantum) / 2**self._coder.bits)
         noise = gaussian_stddev(self._measured_change, self.budget)
-        return self.process.row_norm(step) * noise * scale
+        return self.row_norm(step) * noise * scale
 
     def start(self) -> CounterState:
         """Nothing measured yet."""
@@ -254,10 +228,26 @@ class CounterMechanism(CountingParameters, ABC, identity=None, keys="steps"):
             cover=cover,
         )
         code, sums = self._coder.decode(code, step, noisy)
-        release = Release(
-            step=spend.step,
-            values=sums * float(Fraction(self.quantum)),
-            paid=True,
-            stddev=np.full(len(x), self.stddev(step)),
-        )
+        sums, stddev = sums * float(Fraction(self.quantum)), self.stddev(step)
+        release = release_or_hold(spend.step, sums, paid=True, stddev=stddev)
         return replace(state, cover=cover, code=code), [release]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeMechanism(CounterMechanism, identity=None):
+    """A counter that measures the nodes of a tree, which are integers."""
+
+    tree_type: ClassVar[type[Tree]] = Tree
+
+    @cached_property
+    def tree(self) -> Tree:
+        """Which nodes make up a running sum."""
+        return self.tree_type(steps=self.steps)
+
+    def row_norm(self, step: int) -> float:
+        """The root of the summed variances of the nodes."""
+        return self.tree.row_norm(step)
+
+    def coder(self, bits: int) -> NodeCoder:
+        """Nodes need no finer grid."""
+        return NodeCoder(tree=self.tree)

@@ -26,22 +26,70 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from dpstream.compiled import njit
-from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.held_back import History
-from dpstream.privacy.sensitivity import deviation_change
+from dpstream.mechanisms.base import HistogramMechanism, Spender
+from dpstream.privacy.amounts import on_grid
+from dpstream.privacy.sensitivity import deviation_change, histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
 
 GRID = 1024
 """dev is measured in steps of 1 / GRID, rounded down."""
 
+Smoother = Literal["mean", "median", "james_stein"]
+"""What noisy values of one group are published as; see `smooth`."""
+
+_SHORT = 24  # values that are sorted faster than selected from
+
 _NONE = np.zeros(0, np.int64)
+
+
+@storable("history")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class History:
+    """The newest values of every bin, which may be raw: at least the last `longest` steps.
+
+    `block` is bins x columns, the newest at column `end - 1`.
+
+    An older History goes on showing what it showed: columns are written once, the first to append
+    to a block owns its next column, and whoever comes later (or finds it full) takes a copy.
+
+    >>> old = History.of(bins=1, longest=2, dtype=np.int64).append(np.array([5]))
+    >>> new, other = old.append(np.array([6])), old.append(np.array([7]))
+    >>> [h.block[0, : h.end].tolist() for h in (old, new, other)]
+    [[5], [5, 6], [5, 7]]
+    """
+
+    block: npt.NDArray[Any]
+    end: int
+    written: npt.NDArray[np.int64]  # columns of the block that are taken, shared by all who see it
+
+    @classmethod
+    def of(cls, *, bins: int, longest: int, dtype: npt.DTypeLike) -> History:
+        """Nothing yet. Room for twice `longest`, so that a copy is made every `longest` steps."""
+        block = np.zeros((bins, 2 * longest), dtype)
+        return cls(block=block, end=0, written=np.zeros(1, np.int64))
+
+    def last(self, count: int) -> npt.NDArray[Any]:
+        """The newest `count` steps, bins x steps."""
+        return self.block[:, self.end - count : self.end]
+
+    def append(self, column: npt.NDArray[Any]) -> History:
+        """One step more."""
+        block, end, written = self.block, self.end, self.written
+        if end == block.shape[1] or written[0] != end:
+            keep = min(end, block.shape[1] // 2)
+            block = np.zeros_like(self.block)
+            block[:, :keep] = self.block[:, end - keep : end]
+            end, written = keep, np.zeros(1, np.int64)
+        block[:, end] = column
+        written[0] = end + 1
+        return History(block=block, end=end + 1, written=written)
 
 
 @storable("time groups")
@@ -101,9 +149,7 @@ class Grouping:
         """
         paid = spend.pay(x, sensitivity=self.change, epsilon=self.epsilon, purpose="group")
         length = groups.length
-        if (
-            groups.run is not paid.run and groups.run != paid.run
-        ):  # a copied state: this run has not paid for the open groups
+        if groups.run != paid.run:  # a copied state: this run has not paid for the open groups
             length = np.zeros_like(length)
         dev = deviations(groups.values.block, groups.values.end, length, x, self.largest)
         rho = noisy = _NONE
@@ -179,37 +225,38 @@ def _settle(
     return size, after, rho
 
 
-# Noisy values of one group, taken together.
-#
-# Guarantee: post-processing; only noisy values and group sizes, which the tests have made public,
-# are read.
+@dataclass(frozen=True, kw_only=True)
+class GroupedHistogram(HistogramMechanism, identity=None):
+    """4/5 of epsilon / window for the counts of each step, 1/5 for their groups in time."""
 
-Smoother = Literal["median", "average", "james_stein"]
+    constant_charges: ClassVar[bool] = True
 
-_SHORT = 24  # values that are sorted faster than selected from
+    @cached_property
+    def share(self) -> Fraction:
+        """eps_p, what the noisy counts of one step may spend."""
+        return on_grid(self.budget / self.window - self.grouping.epsilon)
 
-
-def check_smoother(smoother: str) -> None:
-    """Refuse an unknown name."""
-    if smoother not in get_args(Smoother):
-        raise InvalidParameter(
-            f"smoother must be one of {', '.join(get_args(Smoother))}; got {smoother!r}"
-        )
+    @cached_property
+    def grouping(self) -> Grouping:
+        """How groups grow, with eps_g per step; they hold at most `window` counts of one bin."""
+        epsilon = on_grid(self.budget / (5 * self.window))
+        return Grouping(epsilon=epsilon, change=histogram_change(), longest=self.window)
 
 
 def smooth(noisy: History, size: Integers, smoother: Smoother) -> Reals:
     """The newest value of every bin, from the last `size` of that bin (its group).
 
-    "james_stein" shrinks the newest value z towards the average: (z - average) / size + average.
+    Guarantee: post-processing; it reads noisy values and group sizes, which tests have made public.
+    "james_stein" shrinks the newest value z towards the mean: (z - mean) / size + mean.
 
     >>> noisy = History.of(bins=1, longest=3, dtype=np.float64)
     >>> for z in (1.0, 2.0, 9.0):
     ...     noisy = noisy.append(np.array([z]))
     >>> three = np.array([3])
-    >>> [float(smooth(noisy, three, how)[0]) for how in ("median", "average", "james_stein")]
+    >>> [float(smooth(noisy, three, how)[0]) for how in ("median", "mean", "james_stein")]
     [2.0, 4.0, 5.666666666666667]
     """
-    kernel = _medians if smoother == "median" else _averages
+    kernel = _medians if smoother == "median" else _means
     smoothed: Reals = kernel(noisy.block, noisy.end, size)
     if smoother == "james_stein":
         smoothed += (noisy.block[:, noisy.end - 1] - smoothed) / size
@@ -235,7 +282,7 @@ def _medians(block: Reals, end: int, size: Integers) -> Reals:
 
 
 @njit(cache=True, nogil=True)
-def _averages(block: Reals, end: int, size: Integers) -> Reals:
+def _means(block: Reals, end: int, size: Integers) -> Reals:
     out = np.empty(len(size))
     for j in range(len(size)):
         total = 0.0

@@ -13,26 +13,29 @@ overspend: their paid steps differ, and a trajectory through the groups meets al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from dpstream.compiled import njit
-from dpstream.mechanisms.base import Spender
+from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
+from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.sensitivity import histogram_change, laplace_stddev
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
-
-# Columns that change alike, found from releases alone.
-#
-# Guarantee: post-processing; only released values are read.
 
 
 @storable("column groups")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ColumnGroups:
-    """A group number per column, and how much each column's releases have moved."""
+    """Columns that change alike: a group number per column, and how much its releases have moved.
+
+    Guarantee: post-processing; only released values are read.
+    """
 
     group: Integers
     movement: Reals
@@ -54,26 +57,21 @@ class ColumnGroups:
         """Columns per group."""
         return np.bincount(self.group, minlength=self.count)
 
-    def moved(self, old: Integers, new: Integers) -> ColumnGroups:
+    def add_movement(self, old: Integers, new: Integers) -> ColumnGroups:
         """Remember how far releases moved (decayed mean square)."""
         movement = 0.9 * self.movement + 0.1 * np.square((new - old).astype(np.float64))
         return ColumnGroups(group=self.group, movement=movement, count=self.count)
 
-    def regrouped(self) -> ColumnGroups:
+    def regroup(self) -> ColumnGroups:
         """Columns sorted by movement, cut into groups of equal size."""
         rank = np.argsort(np.argsort(self.movement, kind="stable"), kind="stable")
         group = rank * self.count // len(rank)
         return ColumnGroups(group=group, movement=self.movement, count=self.count)
 
 
-# How far counts are from the last release.
-#
-# Guarantee: none; one event moves the distance by at most one, so noise on it costs what it says.
-
-
 @njit(cache=True, nogil=True)
 def distance(release: Integers, x: Integers) -> int:
-    """L1, over all bins.
+    """How far counts are from the last release: L1, over all bins. One event moves it by one.
 
     >>> import numpy as np
     >>> distance(np.array([3, -1]), np.array([1, 4]))
@@ -100,20 +98,13 @@ class LastReleases:
         return Release(step=step, values=values, paid=paid, held=not paid, stddev=self.stddev)
 
 
-def comparison_share(epsilon: Fraction, window: int, *, columns: int) -> Fraction:
-    """What one step's comparison may cost.
-
-    Half of epsilon per window; with many columns (d >= 2 w) epsilon / d is enough, because the
-    distance adds up over all of them while its noise does not (section 4.5 of the paper).
-    """
-    return epsilon / max(columns, 2 * window)
-
-
-def publish_all(x: Integers, spend: Spender, budget: Fraction, *, groups: int) -> LastReleases:
-    """Publish every column: the first step, with nothing to hold."""
+def publish_all(
+    x: Integers, spend: Spender, budget: Fraction, groups: ColumnGroups
+) -> LastReleases:
+    """Publish every column: the first step, with nothing to hold, or all columns as one group."""
     noisy = spend.laplace(x, sensitivity=histogram_change(), epsilon=budget, purpose="publish")
-    stddev = np.full(x.shape, laplace_stddev(histogram_change(), budget))
-    return LastReleases(values=noisy, stddev=stddev, groups=ColumnGroups.of(len(x), groups))
+    stddev = np.full(len(x), laplace_stddev(histogram_change(), budget))
+    return LastReleases(values=noisy, stddev=stddev, groups=groups)
 
 
 def compare(last: LastReleases, x: Integers, spend: Spender, test: Fraction) -> Integers:
@@ -135,7 +126,7 @@ def publish_groups(
     if last.groups.count == 1:
         if int(distances[0]) * over <= len(x) * under:
             return last, False
-        return publish_again(last, x, spend, budget), True
+        return publish_all(x, spend, budget, last.groups), True
     sizes = last.groups.sizes()
     worth = np.array(
         [int(d) * over > int(n) * under for d, n in zip(distances, sizes, strict=True)]
@@ -149,15 +140,50 @@ def publish_groups(
     values, stddev = last.values.copy(), last.stddev.copy()
     values[chosen] = noisy
     stddev[chosen] = laplace_stddev(histogram_change(), budget)
-    groups = last.groups.moved(last.values, values)
+    groups = last.groups.add_movement(last.values, values)
     return LastReleases(values=values, stddev=stddev, groups=groups), True
 
 
-def publish_again(
-    last: LastReleases, x: Integers, spend: Spender, budget: Fraction
-) -> LastReleases:
-    """Publish all columns, which are one group."""
-    noisy = spend.laplace(x, sensitivity=histogram_change(), epsilon=budget, purpose="publish")
-    stddev = np.empty(len(x))
-    stddev.fill(laplace_stddev(histogram_change(), budget))
-    return LastReleases(values=noisy, stddev=stddev, groups=last.groups)
+Share = TypeVar("Share")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishOrHold(HistogramMechanism, ABC, Generic[Share], identity=None, keys="groups"):
+    """The parameters of both mechanisms, and what a comparison costs."""
+
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "groups", whole(self.groups, "groups", at_least=1))
+
+    @abstractmethod
+    def publication_share(self, test: Fraction) -> Share:
+        """What is left for publications where every step's comparison costs `test`."""
+
+    def split(self, columns: int) -> tuple[Fraction, Share]:
+        """What a comparison costs, and what that leaves for publications.
+
+        Comparisons take half of epsilon per window; with many columns (d >= 2 w) epsilon / d per
+        step is enough, because the distance adds up over all of them while its noise does not
+        (section 4.5 of the paper).
+        """
+        known = self._splits.get(columns)
+        if known is None:
+            test = on_grid(self.budget / max(columns, 2 * self.window))
+            known = self._splits[columns] = (test, self.publication_share(test))
+        return known
+
+    @cached_property
+    def _splits(self) -> dict[int, tuple[Fraction, Share]]:
+        return {}
+
+    def first_groups(self, columns: int) -> ColumnGroups:
+        """Of neighbouring columns."""
+        return ColumnGroups.of(columns, self.groups)
+
+    def regroup(self, last: LastReleases, step: int) -> LastReleases:
+        """Form the groups anew at the start of every window."""
+        if self.groups == 1 or step % self.window:
+            return last
+        return replace(last, groups=last.groups.regroup())

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
 from dpstream.compiled import njit
-from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
-from dpstream.mechanisms.parts.grouping import GRID, Grouping, TimeGroups, smooth
-from dpstream.mechanisms.parts.held_back import History
-from dpstream.privacy.amounts import on_grid
-from dpstream.privacy.sensitivity import histogram_change
+from dpstream.mechanisms.base import Spender, whole
+from dpstream.mechanisms.parts.grouping import (
+    GRID,
+    GroupedHistogram,
+    History,
+    TimeGroups,
+    smooth,
+)
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 
@@ -36,7 +37,7 @@ class AdaPubState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaPub(HistogramMechanism, identity="adapub", keys="pivots"):
+class AdaPub(GroupedHistogram, identity="adapub", keys="pivots"):
     """Share noise between bins whose last releases are alike; smooth each bin's counts in time.
 
     4/5 of epsilon / window is for the counts of a step, 1/5 for the groups in time. Bins are put to
@@ -62,26 +63,10 @@ class AdaPub(HistogramMechanism, identity="adapub", keys="pivots"):
     """
 
     pivots: int = 20
-    steady: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "pivots", whole(self.pivots, "pivots", at_least=1))
-
-    @cached_property
-    def share(self) -> Fraction:
-        """eps_p, what the noisy sums of one step may spend."""
-        return on_grid(self.budget / self.window - self.grouping.epsilon)
-
-    @cached_property
-    def grouping(self) -> Grouping:
-        """How groups grow in time, with eps_c per step."""
-        epsilon = on_grid(self.budget / (5 * self.window))
-        return Grouping(epsilon=epsilon, change=histogram_change(), longest=self.window)
-
-    def start(self) -> AdaPubState | None:
-        """The number of bins is not known yet."""
-        return None
 
     def step(
         self, state: AdaPubState | None, x: Integers, spend: Spender
@@ -89,7 +74,7 @@ class AdaPub(HistogramMechanism, identity="adapub", keys="pivots"):
         """Perturb the sums of alike bins, group in time, publish the medians."""
         if state is None:
             state = self._first(len(x))
-        noisy = state.noisy.append(self._perturbed(state, x, spend))
+        noisy = state.noisy.append(self._perturb_alike(state, x, spend))
         groups, size = self.grouping.grow(state.groups, x, state.theta, spend)
         values, changes, theta = smooth(noisy, size, "median"), state.changes, state.theta
         if state.last is not None:
@@ -111,19 +96,16 @@ class AdaPub(HistogramMechanism, identity="adapub", keys="pivots"):
             theta=np.full(bins, GRID),
         )
 
-    def _perturbed(self, state: AdaPubState, x: Integers, spend: Spender) -> Reals:
+    def _perturb_alike(self, state: AdaPubState, x: Integers, spend: Spender) -> Reals:
         """A noisy count per bin: its own, or the mean of the bins that looked like it."""
         kind = None
         if len(x) > self.pivots and state.last is not None and spend.step % self.window:
             kind = alike(state.last, self.pivots)
-        noisy = spend.laplace(
-            x if kind is None else sums(x, kind, self.pivots),
-            sensitivity=histogram_change(),
-            epsilon=self.share,
-            purpose="publish",
-        ).astype(np.float64)
         if kind is None:
-            return noisy
+            return self.perturb(x, self.share, spend).astype(np.float64)
+        sums = np.zeros(self.pivots, np.int64)
+        np.add.at(sums, kind, x)
+        noisy = self.perturb(sums, self.share, spend).astype(np.float64)
         means: Reals = noisy / np.maximum(np.bincount(kind, minlength=self.pivots), 1)
         return means[kind]
 
@@ -144,15 +126,6 @@ def thresholds(
         delta = _PROPORTIONAL * e + _INTEGRAL * mean
         theta[j] = math.ceil(GRID * min(max(1.0, delta * delta / epsilon), _LARGEST))
     return changes, theta
-
-
-@njit(cache=True, nogil=True)
-def sums(x: Integers, kind: Integers, kinds: int) -> Integers:
-    """The counts of each kind of bins, added up."""
-    total = np.zeros(kinds, np.int64)
-    for j in range(len(x)):
-        total[kind[j]] += x[j]
-    return total
 
 
 def alike(last: Reals, pivots: int) -> Integers:

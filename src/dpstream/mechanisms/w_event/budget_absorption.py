@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
 
-from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
+from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.parts.publish_or_hold import (
     LastReleases,
+    PublishOrHold,
     compare,
-    comparison_share,
     publish_all,
     publish_groups,
 )
@@ -30,7 +29,7 @@ class BudgetAbsorptionState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetAbsorption(HistogramMechanism, identity="budget_absorption", keys="groups"):
+class BudgetAbsorption(PublishOrHold[Fraction], identity="budget_absorption"):
     """Publish with the saved shares of the steps that held before, then pay them back.
 
     A publication that took the shares of k earlier steps is followed by k steps that must hold.
@@ -50,12 +49,6 @@ class BudgetAbsorption(HistogramMechanism, identity="budget_absorption", keys="g
     (True, (4, 2))
     """
 
-    groups: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "groups", whole(self.groups, "groups", at_least=1))
-
     def start(self) -> BudgetAbsorptionState:
         """Nothing published, nothing saved."""
         return BudgetAbsorptionState()
@@ -64,36 +57,24 @@ class BudgetAbsorption(HistogramMechanism, identity="budget_absorption", keys="g
         self, state: BudgetAbsorptionState, x: Integers, spend: Spender
     ) -> tuple[BudgetAbsorptionState, list[Release]]:
         """Compare; then rest, publish with the saved shares, or hold and save one more."""
-        test, share = self._split(len(x))
+        test, share = self.split(len(x))
         now, last = spend.step, state.published
         if last is None:
-            last = publish_all(x, spend, share, groups=self.groups)
+            last = publish_all(x, spend, share, self.first_groups(len(x)))
             state = BudgetAbsorptionState(published=last, paid_at=now, shares=1)
             return state, [last.release(now, paid=True)]
-        if self.groups > 1 and now % self.window == 0:
-            last = replace(last, groups=last.groups.regrouped())
-        rests_until = state.paid_at + state.shares - 1
-        paid, shares = False, 0
+        last = self.regroup(last, now)
+        rests_until, paid = state.paid_at + state.shares - 1, False
         if now > rests_until:
             distances = compare(last, x, spend, test)
             shares = min(now - rests_until, self.window)
             last, paid = publish_groups(last, x, distances, spend, share * shares)
-        if not paid:
-            now_paid, shares = state.paid_at, state.shares
+        if paid:
+            state = BudgetAbsorptionState(published=last, paid_at=now, shares=shares)
         else:
-            now_paid = now
-        state = BudgetAbsorptionState(published=last, paid_at=now_paid, shares=shares)
+            state = replace(state, published=last)
         return state, [last.release(now, paid=paid)]
 
-    def _split(self, columns: int) -> tuple[Fraction, Fraction]:
-        """What a comparison costs, and the share of each step in the rest."""
-        known = self._splits.get(columns)
-        if known is None:
-            test = on_grid(comparison_share(self.budget, self.window, columns=columns))
-            share = on_grid((self.budget - test * self.window) / self.window)
-            known = self._splits[columns] = (test, share)
-        return known
-
-    @cached_property
-    def _splits(self) -> dict[int, tuple[Fraction, Fraction]]:
-        return {}
+    def publication_share(self, test: Fraction) -> Fraction:
+        """The share of each step."""
+        return on_grid((self.budget - test * self.window) / self.window)

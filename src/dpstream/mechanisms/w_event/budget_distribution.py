@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 
-from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
+from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.parts.budget_window import BudgetWindow
 from dpstream.mechanisms.parts.publish_or_hold import (
     LastReleases,
+    PublishOrHold,
     compare,
-    comparison_share,
     publish_all,
     publish_groups,
 )
-from dpstream.privacy.amounts import GRID, floor_units, on_grid
+from dpstream.privacy.amounts import GRID, floor_units
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release
 
@@ -30,7 +29,7 @@ class BudgetDistributionState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetDistribution(HistogramMechanism, identity="budget_distribution", keys="groups"):
+class BudgetDistribution(PublishOrHold[int], identity="budget_distribution"):
     """Publish with half of the remaining budget where the counts moved more than the noise would.
 
     `groups` > 1 lets groups of columns that change alike publish at different steps; they are
@@ -49,12 +48,6 @@ class BudgetDistribution(HistogramMechanism, identity="budget_distribution", key
     (True, (4, 2))
     """
 
-    groups: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "groups", whole(self.groups, "groups", at_least=1))
-
     def start(self) -> BudgetDistributionState:
         """Nothing published, nothing spent."""
         return BudgetDistributionState(spent=BudgetWindow(width=self.window))
@@ -63,28 +56,19 @@ class BudgetDistribution(HistogramMechanism, identity="budget_distribution", key
         self, state: BudgetDistributionState, x: Integers, spend: Spender
     ) -> tuple[BudgetDistributionState, list[Release]]:
         """Compare, then publish with half of what is left or hold."""
-        test, pool = self._split(len(x))
+        test, pool = self.split(len(x))
         half = (pool - state.spent.units_before(spend.step)) // 2
         amount, last, paid = Fraction(half, GRID), state.published, True
         if last is None:
-            last = publish_all(x, spend, amount, groups=self.groups)
+            last = publish_all(x, spend, amount, self.first_groups(len(x)))
         else:
-            if self.groups > 1 and spend.step % self.window == 0:
-                last = replace(last, groups=last.groups.regrouped())
+            last = self.regroup(last, spend.step)
             distances = compare(last, x, spend, test)
             last, paid = publish_groups(last, x, distances, spend, amount)
-        spent = state.spent.paid(spend.step, amount) if paid else state.spent
+        spent = state.spent.pay(spend.step, amount) if paid else state.spent
         new = BudgetDistributionState(spent=spent, published=last)
         return new, [last.release(spend.step, paid=paid)]
 
-    def _split(self, columns: int) -> tuple[Fraction, int]:
-        """What a comparison costs, and what that leaves a window's publications, in grid units."""
-        known = self._splits.get(columns)
-        if known is None:
-            test = on_grid(comparison_share(self.budget, self.window, columns=columns))
-            known = self._splits[columns] = (test, floor_units(self.budget - test * self.window))
-        return known
-
-    @cached_property
-    def _splits(self) -> dict[int, tuple[Fraction, int]]:
-        return {}
+    def publication_share(self, test: Fraction) -> int:
+        """All publications of a window, in grid units."""
+        return floor_units(self.budget - test * self.window)

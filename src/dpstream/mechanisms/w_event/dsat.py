@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-import numpy as np
-
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.base import HistogramMechanism, Spender
+from dpstream.mechanisms.base import HistogramMechanism, Spender, release_or_hold
 from dpstream.mechanisms.parts.above_threshold import AboveThreshold, with_changes
 from dpstream.mechanisms.parts.budget_window import BudgetWindow
 from dpstream.mechanisms.parts.publish_or_hold import distance
@@ -104,24 +102,15 @@ class Dsat(HistogramMechanism, identity="dsat", keys="change adaptive"):
         self, state: DsatState, x: Integers, spend: Spender
     ) -> tuple[DsatState, list[Release]]:
         """Publish the first step; then let the tests decide, as long as both budgets last."""
-        if self.adaptive and (factor := self._adapted(state, spend.step)) != state.factor:
+        if self.adaptive and (factor := self._adapt(state, spend.step)) != state.factor:
             state = with_changes(state, factor=factor)
         state, paid = self._decide(state, x, spend)
         if paid:
-            noisy = spend.laplace(
-                x, sensitivity=histogram_change(), epsilon=self.share, purpose="publish"
-            )
-            spent = state.published.paid(spend.step, self.share)
+            noisy = self.perturb(x, self.share, spend)
+            spent = state.published.pay(spend.step, self.share)
             state = with_changes(state, values=noisy, published=spent)
         assert state.values is not None
-        release = Release(
-            step=spend.step,
-            values=state.values.astype(np.float64),
-            paid=paid,
-            held=not paid,
-            stddev=np.full(x.shape, self.stddev),
-        )
-        return state, [release]
+        return state, [release_or_hold(spend.step, state.values, paid=paid, stddev=self.stddev)]
 
     def _decide(self, state: DsatState, x: Integers, spend: Spender) -> tuple[DsatState, bool]:
         if state.values is None:
@@ -132,29 +121,27 @@ class Dsat(HistogramMechanism, identity="dsat", keys="change adaptive"):
         if state.run is None:
             if state.runs.units_before(spend.step) > before_run:
                 return state, False
-            run = AboveThreshold.open(
-                spend, epsilon=self.run_budget, sensitivity=histogram_change()
-            )
+            unit = histogram_change()
+            run = AboveThreshold.open(spend, epsilon=self.run_budget, sensitivity=unit)
             state = with_changes(state, run=run)
         assert state.run is not None
         assert state.values is not None
-        threshold = self._threshold(state)
-        if not state.run.exceeded(distance(state.values, x), threshold, spend):
+        threshold = self._threshold(state.values, state.factor)
+        if not state.run.exceeds(distance(state.values, x), threshold, spend):
             return state, False
-        closed = state.runs.paid(spend.step, state.run.epsilon)
+        closed = state.runs.pay(spend.step, state.run.epsilon)
         return with_changes(state, run=None, runs=closed), True
 
-    def _threshold(self, state: DsatState) -> Fraction:
-        assert state.values is not None
-        level = max(int(state.values.sum()), 0)
-        (over, under), (change, per) = state.factor.as_integer_ratio(), self._change
+    def _threshold(self, values: Integers, factor: float) -> Fraction:
+        level = max(int(values.sum()), 0)
+        (over, under), (change, per) = factor.as_integer_ratio(), self._change
         return Fraction(over * level * change, under * per)
 
     @cached_property
     def _change(self) -> tuple[int, int]:
         return Fraction(self.change).as_integer_ratio()
 
-    def _adapted(self, state: DsatState, now: int) -> float:
+    def _adapt(self, state: DsatState, now: int) -> float:
         """Sampling more than c / w raises the threshold, less lowers it."""
         recent = state.published.steps(now - self.window + 1)
         gap = recent / min(max(now, 1), self.window) - self.samples / self.window

@@ -11,15 +11,8 @@ import numpy as np
 
 from dpstream.mechanisms.base import HistogramMechanism, Spender
 from dpstream.privacy.amounts import on_grid
-from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
-
-# A scalar Kalman filter shared by all bins: random walk, public variances.
-#
-# Guarantee: post-processing; it reads releases and public constants.
-# Paper: Fan, Xiong, "An Adaptive Approach to Real-Time Aggregate Monitoring with Differential
-#     Privacy", 2014 (FAST).
 
 PROCESS, MEASUREMENT, START = 1e5, 1e6, 100.0  # variances, public
 
@@ -27,7 +20,10 @@ PROCESS, MEASUREMENT, START = 1e5, 1e6, 100.0  # variances, public
 @storable("kalman")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Kalman:
-    """The posterior: one estimate per bin, one variance for all (they share every update)."""
+    """A random walk filtered: one estimate per bin, one variance for all, which share every update.
+
+    Guarantee: post-processing; it reads releases and public constants. So does `Pid`.
+    """
 
     estimate: Reals | None = None
     variance: float = START
@@ -45,12 +41,6 @@ class Kalman:
         return Kalman(estimate=estimate, variance=self.variance * (1 - gain))
 
 
-# A controller that turns the filter's feedback error into the distance to the next sample.
-#
-# Guarantee: post-processing; it reads releases and public constants.
-# Paper: Fan, Xiong, "An Adaptive Approach to Real-Time Aggregate Monitoring with Differential
-#     Privacy", 2014 (FAST).
-
 PROPORTIONAL, INTEGRAL, MEMORY = 0.9, 0.1, 5
 GAIN, SET_POINT = 5.0, 0.1
 
@@ -58,7 +48,7 @@ GAIN, SET_POINT = 5.0, 0.1
 @storable("pid")
 @dataclass(frozen=True, kw_only=True)
 class Pid:
-    """The sampling interval and the last feedback errors."""
+    """Turns feedback errors of the filter into the distance to the next sample."""
 
     interval: float = 1.0
     errors: tuple[float, ...] = ()
@@ -142,9 +132,7 @@ class FastW(HistogramMechanism, identity="fast_w"):
         return state, [release]
 
     def _sample(self, state: FastState, x: Integers, spend: Spender) -> FastState:
-        noisy = spend.laplace(
-            x, sensitivity=histogram_change(), epsilon=self.share, purpose="publish"
-        ).astype(np.float64)
+        noisy = self.perturb(x, self.share, spend).astype(np.float64)
         predicted, corrected = state.filter.estimate, state.filter.correct(noisy)
         assert corrected.estimate is not None
         pid = state.pid

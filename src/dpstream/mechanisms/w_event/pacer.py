@@ -34,13 +34,11 @@ from dpstream.mechanisms.w_event.pacer_models import (
     models,
 )
 from dpstream.privacy.amounts import Amount, exact, on_grid
-from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 
 _PROBE = 32  # the first publication costs at most this part of epsilon
 _CLEAR = 8.0  # probing ends once the mean count is this many times the noise scale
-_KNOWN = 64  # budgets that are kept at hand
 _SLOWING = 2  # at most this many times slower from one publication to the next
 
 
@@ -113,31 +111,16 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
         """Publish if it is time and can be paid; else hold."""
         shares = self._affordable(state, spend.step) if spend.step >= state.due else 0
         if shares:
-            budget, scale = self._budget(shares)
-            z = spend.laplace(
-                x, sensitivity=histogram_change(), epsilon=budget, purpose="publish"
-            ).astype(np.float64)
-            state, release = self._published(state, z, shares, scale, spend.step)
+            budget = shares * self.share
+            z = self.perturb(x, budget, spend).astype(np.float64)
+            scale = 1.0 / float(budget)
+            state, release = self._learn(state, z, shares, scale, spend.step)
             return state, [release]
         assert state.held is not None
         release = Release(
             step=spend.step, values=state.held, paid=False, held=True, stddev=state.stddev
         )
         return state, [release]
-
-    def _budget(self, shares: int) -> tuple[Fraction, float]:
-        """So many shares, and the scale of the noise that they buy; at a steady pace, known."""
-        known = self._budgets.get(shares)
-        if known is None:
-            if len(self._budgets) > _KNOWN:
-                self._budgets.clear()
-            budget = shares * self.share
-            known = self._budgets[shares] = (budget, 1.0 / float(budget))
-        return known
-
-    @cached_property
-    def _budgets(self) -> dict[int, tuple[Fraction, float]]:
-        return {}
 
     def _affordable(self, state: PacerState, now: int) -> int:
         """Shares to spend now; 0 if the window has too little left."""
@@ -152,7 +135,7 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
             )
         return shares if 10 * shares >= fair else 0
 
-    def _published(
+    def _learn(
         self, state: PacerState, z: Reals, shares: int, scale: float, now: int
     ) -> tuple[PacerState, Release]:
         """All that follows from a release: beliefs, pace, estimates."""
@@ -161,9 +144,9 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
             bank, belief = first_belief(z, scale, grid)
         else:
             bank, belief = learn(state.bank, z, scale, now - int(state.steps[-1]), grid)
-        count, due, probing = self._paced(state, bank, belief, scale, choices, now)
+        count, due, probing = self._choose_pace(state, bank, belief, scale, choices, now)
         variance = later_variance(bank, belief, 0.5 * (due - now), grid)
-        gamma = self._gamma
+        gamma = float(self.gamma)
         values, prior = estimate(belief.count, belief.count_variance, state.prior, gamma=gamma)
         held, held_prior = estimate(belief.level, variance, state.held_prior, gamma=gamma)
         steps, spent = remember(state.steps, state.shares, now, shares, self.window)
@@ -182,7 +165,7 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
         stddev = np.sqrt(belief.count_variance)
         return state, Release(step=now, values=values, paid=True, stddev=stddev)
 
-    def _paced(
+    def _choose_pace(
         self,
         state: PacerState,
         bank: Bank,
@@ -202,15 +185,7 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
         count = counts(self.window)[position]
         return count, now + interval(self.window, count), False
 
-    @cached_property
-    def _gamma(self) -> float:
-        return float(self.gamma)
-
-    @cached_property
-    def _epsilon(self) -> float:
-        return float(self.budget)
-
     def _public(self, bins: int) -> tuple[Models, Paces]:
-        epsilon = self._epsilon
+        epsilon = float(self.budget)
         grid = models(epsilon, self.window, thin=bins > FULL_BINS)
         return grid, paces(epsilon, self.window, grid)

@@ -1,11 +1,14 @@
-"""From a belief about each count to the number that is published.
+"""From beliefs about counts to the numbers that are published, and to the pace of publications.
 
-Guarantee: post-processing; only released values are read.
+Guarantee: post-processing; only released values and public parameters are read.
 
 The number o minimises the expected |o - x| / max(x, 1)^gamma: gamma = 0 is the absolute error,
 gamma = 1 the relative one. Bins well above their uncertainty have a Gaussian belief, which gamma
 tilts a little downward. The others are many, often mostly empty, and share a prior over counts
 from zero up that is estimated from all of them (empirical Bayes, a few EM steps).
+
+A pace is k publications per window, one every ceil(w / k) steps, each with a k-th of the budget:
+more of them follow the stream more closely and are noisier.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 
 from dpstream.compiled import njit
-from dpstream.mechanisms.parts.vector_math import exp
+from dpstream.mechanisms.w_event.pacer_math import exp
 from dpstream.mechanisms.w_event.pacer_models import Bank, Models
 from dpstream.records import Integers, Reals
 
@@ -140,7 +143,7 @@ def _estimate(
             weak_sd[weak] = sd[j]
             weak += 1
     if weak > 0:
-        typical, within = _median(weak_sd, weak), 0
+        typical, within = np.median(weak_sd[:weak]), 0
         for j in range(bins):
             if mean[j] < _STRONG * sd[j] and mean[j] < _STRONG * typical:  # within the cells
                 which[within], weak_mean[within], weak_sd[within] = j, mean[j], sd[j]
@@ -152,41 +155,6 @@ def _estimate(
         out[j] = np.rint(out[j])
     return bool(weak > 0)
 
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _median(values: Reals, size: int) -> float:
-    """Of the first `size` values, whose order is lost (Hoare's selection)."""
-    middle, low, high = size // 2, 0, size - 1
-    while low < high:
-        pivot, i, j = values[(low + high) // 2], low, high
-        while i <= j:
-            while values[i] < pivot:
-                i += 1
-            while values[j] > pivot:
-                j -= 1
-            if i <= j:
-                values[i], values[j] = values[j], values[i]
-                i, j = i + 1, j - 1
-        if middle <= j:
-            high = j
-        elif middle >= i:
-            low = i
-        else:
-            break
-    if size % 2 == 1:
-        return float(values[middle])
-    below = values[0]
-    for i in range(1, middle):
-        below = max(below, values[i])
-    return float((below + values[middle]) / 2)
-
-
-# How often to publish, and what each publication may cost so that the pace can be kept.
-#
-# Guarantee: post-processing; paces follow from released values and public parameters.
-#
-# A pace is k publications per window, one every ceil(w / k) steps, each with a k-th of the budget:
-# more of them follow the stream more closely and are noisier.
 
 SHARES = 1 << 40
 """A window's budget is this many equal shares; budgets are whole numbers of them."""
@@ -280,20 +248,12 @@ def _best(weight: Reals, level: Reals, log_error: Reals) -> int:
     return least
 
 
-@njit(cache=True, nogil=True)
 def remember(
     steps: Integers, shares: Integers, now: int, spent: int, window: int
 ) -> tuple[Integers, Integers]:
     """What was spent, and at which steps, with `spent` now; what left the window is forgotten."""
-    first = 0
-    while first < len(steps) and steps[first] <= now - window + 1:
-        first += 1
-    size = len(steps) - first + 1
-    new_steps, new_shares = np.empty(size, np.int64), np.empty(size, np.int64)
-    for i in range(size - 1):
-        new_steps[i], new_shares[i] = steps[first + i], shares[first + i]
-    new_steps[size - 1], new_shares[size - 1] = now, spent
-    return new_steps, new_shares
+    kept = steps > now - window + 1
+    return np.append(steps[kept], now), np.append(shares[kept], spent)
 
 
 @njit(cache=True, nogil=True)

@@ -20,14 +20,9 @@ from functools import lru_cache
 import numpy as np
 
 from dpstream.compiled import njit
-from dpstream.mechanisms.parts.laplace_filter import NEGLIGIBLE, updates
-from dpstream.mechanisms.parts.vector_math import exp, log, sum_of
+from dpstream.mechanisms.w_event.pacer_math import NEGLIGIBLE, exp, log, sum_of, updates
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Reals
-
-# The public grid of models that a bank weighs, and how likely each is before it is tried.
-#
-# Guarantee: public values and released values only.
 
 FULL_BINS = 300
 """Up to here every bin has the full grid; beyond it a thin one, three times smaller."""
@@ -116,13 +111,6 @@ def priors(
             row[g] += pooled * pool[g]
 
 
-# The loops of the model bank: what one publication teaches every model of every bin.
-#
-# Guarantee: post-processing; only released values are read.
-#
-# Eight bins at a time, all their models in one array. Loops over models hold no branch and no call,
-# so that they run in SIMD lanes; the few models that need the exact update are gathered for it.
-
 _SHARE = 0.02  # weight that returns to the prior at a publication
 _TINY = 1e-8  # weights below this are left out of averages
 _TOGETHER = 8  # bins whose models are worked on at once
@@ -144,7 +132,9 @@ def learn_all(
 ) -> tuple[Reals, Reals, Reals, Reals, Reals, Reals, Reals, Reals]:
     """`weight` comes as the prior and leaves as the posterior; a bank's rest, a belief's parts.
 
-    Models that weigh less than `light` learn as from Gaussian noise.
+    Eight bins at a time, all their models in one array. Loops over models hold no branch and no
+    call, so that they run in SIMD lanes; the few models that need the exact update are gathered for
+    it. Models that weigh less than `light` learn as from Gaussian noise.
     """
     bins, size = weight.shape
     mean, variance = np.empty((bins, size)), np.empty((bins, size))
@@ -180,14 +170,8 @@ def _see(
     which: Reals,
 ) -> None:
     """Each model's update by what was published: the first six rows of `work`."""
-    before, total, away, log_density, seen, seen_variance = (
-        work[0],
-        work[1],
-        work[2],
-        work[3],
-        work[4],
-        work[5],
-    )
+    before, total, away = work[0], work[1], work[2]
+    log_density, seen, seen_variance = work[3], work[4], work[5]
     exact = work[7:]
     size, noise, widest = len(weight) // len(z), 2.0 * scale * scale, (NEGLIGIBLE * scale) ** 2
     for j in range(len(z)):

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
-from typing import ClassVar
+from typing import get_args
 
 import numpy as np
 
-from dpstream.mechanisms.base import HistogramMechanism, Spender
+from dpstream.mechanisms.base import Spender, check_choice
 from dpstream.mechanisms.parts.grouping import (
     GRID,
-    Grouping,
+    GroupedHistogram,
+    History,
     Smoother,
     TimeGroups,
-    check_smoother,
     smooth,
 )
-from dpstream.mechanisms.parts.held_back import History
-from dpstream.privacy.amounts import on_grid
-from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release
 
@@ -39,14 +35,14 @@ class PegasusWState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PegasusW(HistogramMechanism, identity="pegasus_w", keys="smoother"):
+class PegasusW(GroupedHistogram, identity="pegasus_w", keys="smoother"):
     """PeGaSuS with epsilon / window for every step: 4/5 for the count, 1/5 for its group.
 
     Each bin groups its own counts, at most `window` of them, while their deviation is below
     theta = 5 / eps_g (eps_g the share of one step). What is published is the group's `smoother`:
-    its "median" or "average" so far, or the noisy count shrunk towards the average
-    ("james_stein"). Values are not clamped. When to use it: many bins that rest for long at
-    levels of their own and jump by more than window / epsilon.
+    its "median" or "mean" so far, or the noisy count shrunk towards the mean ("james_stein").
+    Values are not clamped. When to use it: many bins that rest for long at levels of their own and
+    jump by more than window / epsilon.
 
     Guarantee: w-event epsilon-DP, w = `window`: a count costs its step's eps_p for its noise and
         eps_g for all tests that ever read it, since it takes part in one run of them only.
@@ -62,31 +58,15 @@ class PegasusW(HistogramMechanism, identity="pegasus_w", keys="smoother"):
     """
 
     smoother: Smoother = "median"
-    steady: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_smoother(self.smoother)
-
-    @cached_property
-    def share(self) -> Fraction:
-        """eps_p, what the noisy counts of one step may spend."""
-        return on_grid(self.budget / self.window - self.grouping.epsilon)
-
-    @cached_property
-    def grouping(self) -> Grouping:
-        """How groups grow, with eps_g per step."""
-        epsilon = on_grid(self.budget / (5 * self.window))
-        return Grouping(epsilon=epsilon, change=histogram_change(), longest=self.window)
+        check_choice(self.smoother, "smoother", get_args(Smoother))
 
     @cached_property
     def theta(self) -> Integers:
         """The threshold of every deviation, on its grid."""
         return np.array([math.ceil(GRID * THRESHOLD / self.grouping.epsilon)])
-
-    def start(self) -> PegasusWState | None:
-        """The number of bins is not known yet."""
-        return None
 
     def step(
         self, state: PegasusWState | None, x: Integers, spend: Spender
@@ -95,10 +75,7 @@ class PegasusW(HistogramMechanism, identity="pegasus_w", keys="smoother"):
         if state is None:
             noisy = History.of(bins=len(x), longest=self.window, dtype=np.float64)
             state = PegasusWState(groups=self.grouping.start(len(x)), noisy=noisy)
-        perturbed = spend.laplace(
-            x, sensitivity=histogram_change(), epsilon=self.share, purpose="publish"
-        )
-        noisy = state.noisy.append(perturbed)
+        noisy = state.noisy.append(self.perturb(x, self.share, spend))
         groups, size = self.grouping.grow(state.groups, x, self.theta, spend)
         values = smooth(noisy, size, self.smoother)
         release = Release(step=spend.step, values=values, paid=True)

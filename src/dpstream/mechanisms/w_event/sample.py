@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from dpstream.mechanisms.base import HistogramMechanism, Spender
+from dpstream.mechanisms.base import HistogramMechanism, Spender, release_or_hold
 from dpstream.privacy.sensitivity import histogram_change, laplace_stddev
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
@@ -44,16 +44,10 @@ class Sample(HistogramMechanism, identity="sample"):
         self, state: SampleState, x: Integers, spend: Spender
     ) -> tuple[SampleState, list[Release]]:
         """Pay at steps 0, window, 2 window, ...; hold at the others."""
-        sensitivity = histogram_change()
         paid = spend.step % self.window == 0 or state.held is None
         if paid:
-            noisy = spend.laplace(
-                x, sensitivity=sensitivity, epsilon=self.budget, purpose="publish"
-            )
-            state = replace(state, held=noisy.astype(np.float64))
+            noisy = self.perturb(x, self.budget, spend)
+            state = SampleState(held=noisy.astype(np.float64))
         assert state.held is not None
-        stddev = np.full(x.shape, laplace_stddev(sensitivity, self.budget))
-        release = Release(
-            step=spend.step, values=state.held, paid=paid, held=not paid, stddev=stddev
-        )
-        return state, [release]
+        stddev = laplace_stddev(histogram_change(), self.budget)
+        return state, [release_or_hold(spend.step, state.held, paid=paid, stddev=stddev)]

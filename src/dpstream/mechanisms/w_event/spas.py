@@ -12,7 +12,7 @@ import numpy as np
 
 from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
+from dpstream.mechanisms.base import HistogramMechanism, Spender, release_or_hold, whole
 from dpstream.mechanisms.parts.above_threshold import AboveThreshold, with_changes
 from dpstream.mechanisms.parts.budget_window import BudgetWindow
 from dpstream.mechanisms.parts.publish_or_hold import distance
@@ -21,20 +21,17 @@ from dpstream.privacy.sensitivity import histogram_change, laplace_stddev
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 
-# How much successive publications differ: three ways to look back.
-#
-# Guarantee: post-processing; only released values are read.
-#
-# The three updates of "SPAS: Continuous Release of Data Streams under w-Event Differential
-# Privacy", 2025, section 4. Each keeps a state that does not grow with the stream.
-
 Update = Literal["two_windows", "all", "decay"]
 
 
 class ReleaseChanges(Protocol):
-    """A record of changes between adjacent publications."""
+    """How much successive publications differ: one of the three updates of the paper's section 4.
 
-    def changed(self, step: int, old: Integers, new: Integers) -> ReleaseChanges:
+    Each keeps a state that does not grow with the stream.
+    Guarantee: post-processing; only released values are read.
+    """
+
+    def add(self, step: int, old: Integers, new: Integers) -> ReleaseChanges:
         """The record after `new` was published over `old`."""
 
     def variance(self) -> float:
@@ -55,8 +52,8 @@ def release_changes(update: Update, window: int) -> ReleaseChanges:
 class TwoWindows:
     """Changes in the last `windows` windows, their mean taken off; two are the paper's choice.
 
-    >>> last = TwoWindows(window=2).changed(1, np.array([0]), np.array([3]))
-    >>> last.changed(2, np.array([3]), np.array([8])).variance()
+    >>> last = TwoWindows(window=2).add(1, np.array([0]), np.array([3]))
+    >>> last.add(2, np.array([3]), np.array([8])).variance()
     1.0
     """
 
@@ -65,11 +62,12 @@ class TwoWindows:
     entries: Reals = field(default_factory=lambda: np.empty((0, 3)))
     """Rows of (step, mean |change|, mean squared change)."""
 
-    def changed(self, step: int, old: Integers, new: Integers) -> TwoWindows:
+    def add(self, step: int, old: Integers, new: Integers) -> TwoWindows:
         """Forget what is too old, add one change."""
         oldest = step - self.windows * self.window + 1
         mean, square = _mean(np.abs(new - old).astype(np.float64)), _mean_square(old, new)
-        entries = _appended(self.entries, oldest, step, mean, square)
+        kept = self.entries[self.entries[:, 0] >= oldest]
+        entries = np.vstack([kept, [(step, mean, square)]])
         return TwoWindows(window=self.window, windows=self.windows, entries=entries)
 
     def variance(self) -> float:
@@ -85,7 +83,7 @@ class AllHistory:
     total: float = 0.0
     count: int = 0
 
-    def changed(self, step: int, old: Integers, new: Integers) -> AllHistory:
+    def add(self, step: int, old: Integers, new: Integers) -> AllHistory:
         """Add one squared change."""
         return AllHistory(total=self.total + _mean_square(old, new), count=self.count + 1)
 
@@ -106,7 +104,7 @@ class Decayed:
     step: int = 0
     count: int = 0
 
-    def changed(self, step: int, old: Integers, new: Integers) -> Decayed:
+    def add(self, step: int, old: Integers, new: Integers) -> Decayed:
         """Halve what has aged, then add one squared change."""
         width = len(self.phases)
         phase = np.arange(width)
@@ -129,17 +127,6 @@ def _mean_square(old: Integers, new: Integers) -> float:
 
 def _mean(values: Reals) -> float:
     return float(values[0]) if len(values) == 1 else float(values.mean())
-
-
-@njit(cache=True, nogil=True)
-def _appended(entries: Reals, oldest: int, step: int, mean: float, square: float) -> Reals:
-    first = 0
-    while first < len(entries) and entries[first, 0] < oldest:
-        first += 1
-    out = np.empty((len(entries) - first + 1, 3))
-    out[:-1] = entries[first:]
-    out[-1, 0], out[-1, 1], out[-1, 2] = step, mean, square
-    return out
 
 
 @njit(cache=True, nogil=True)
@@ -241,14 +228,7 @@ class Spas(HistogramMechanism, identity="spas", keys="update warm_up"):
         if paid:
             state = self._publish(state, x, amount, spend)
         assert state.values is not None
-        release = Release(
-            step=now,
-            values=state.values.astype(np.float64),
-            paid=paid,
-            held=not paid,
-            stddev=np.full(x.shape, state.stddev),
-        )
-        return state, [release]
+        return state, [release_or_hold(now, state.values, paid=paid, stddev=state.stddev)]
 
     @cached_property
     def _warm_up_interval(self) -> int:
@@ -294,9 +274,9 @@ class Spas(HistogramMechanism, identity="spas", keys="update warm_up"):
         assert state.run is not None
         assert state.values is not None
         threshold = len(x) * costs.error
-        if not state.run.exceeded(distance(state.values, x), threshold, spend):
+        if not state.run.exceeds(distance(state.values, x), threshold, spend):
             return state, False
-        closed = state.runs.paid(now, state.run.epsilon)
+        closed = state.runs.pay(now, state.run.epsilon)
         return with_changes(state, run=None, runs=closed), True
 
     def _covers_the_rest(self, state: SpasState, spent: int, costs: Costs, now: int) -> bool:
@@ -312,14 +292,14 @@ class Spas(HistogramMechanism, identity="spas", keys="update warm_up"):
     def _publish(
         self, state: SpasState, x: Integers, amount: Fraction, spend: Spender
     ) -> SpasState:
-        noisy = spend.laplace(x, sensitivity=histogram_change(), epsilon=amount, purpose="publish")
+        noisy = self.perturb(x, amount, spend)
         changes, count = state.changes, state.count
         if state.values is not None:
-            changes = changes.changed(spend.step, state.values, noisy)
+            changes = changes.add(spend.step, state.values, noisy)
             count = self._count(changes.variance())
         return with_changes(
             state,
-            published=state.published.paid(spend.step, amount),
+            published=state.published.pay(spend.step, amount),
             changes=changes,
             count=count,
             values=noisy,

@@ -7,9 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import ClassVar
 
-import numpy as np
-
-from dpstream.mechanisms.base import HistogramMechanism, Spender
+from dpstream.mechanisms.base import HistogramMechanism, Spender, release_or_hold
 from dpstream.privacy.sensitivity import histogram_change, laplace_stddev
 from dpstream.records import Integers, Release
 
@@ -30,20 +28,15 @@ class Uniform(HistogramMechanism, identity="uniform"):
     ([True, True, True], (3, 1))
     """
 
-    steady: ClassVar[bool] = True
+    constant_charges: ClassVar[bool] = True
 
     @cached_property
     def share(self) -> Fraction:
         """What one step may spend."""
         return self.budget / self.window
 
-    def start(self) -> None:
-        """No memory is needed."""
-
     def step(self, state: None, x: Integers, spend: Spender) -> tuple[None, list[Release]]:
         """Noise on every count, at once."""
-        sensitivity = histogram_change()
-        noisy = spend.laplace(x, sensitivity=sensitivity, epsilon=self.share, purpose="publish")
-        stddev = np.full(x.shape, laplace_stddev(sensitivity, self.share))
-        values = noisy.astype(np.float64)
-        return None, [Release(step=spend.step, values=values, paid=True, stddev=stddev)]
+        noisy = self.perturb(x, self.share, spend)
+        stddev = laplace_stddev(histogram_change(), self.share)
+        return None, [release_or_hold(spend.step, noisy, paid=True, stddev=stddev)]

@@ -1,4 +1,4 @@
-"""Common to mechanisms that hold values back: the delay, the shares of epsilon, batches of steps.
+"""Common to mechanisms that tell values apart before they publish them, and to batches of steps.
 
 A batch is `delay` successive steps. They are published together with the last of them, the first
 one `delay` - 1 steps late. What is left at the end of the stream is a shorter batch.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -19,26 +18,24 @@ import numpy.typing as npt
 
 from dpstream.compiled import vectorize
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.base import SeriesMechanism, Spender, whole
+from dpstream.mechanisms.base import SeriesMechanism, Spender, check_choice, whole
+from dpstream.mechanisms.parts.grouping import History, Smoother
 from dpstream.privacy.amounts import Amount, on_grid, positive
 from dpstream.privacy.ledger.charges import Cells, Paid
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 
-# What noise leaves possible of a number in a public range.
-#
-# Guarantee: post-processing; it reads a noisy number and public bounds.
-#
-# If m is anywhere in [lo, hi] alike and z = m + Laplace(scale) is seen, the density of m is cut out
-# of a Laplace density around z. Its median is near z where the noise is small against the range,
-# near the middle of the range where it is large, and never outside: no number has a smaller
-# expected absolute error.
-
 
 def posterior_median(
     z: npt.ArrayLike, scale: npt.ArrayLike, lo: npt.ArrayLike, hi: npt.ArrayLike
 ) -> Reals:
-    """The median of m given z, element by element.
+    """The median of m in [lo, hi] given z = m + Laplace(scale), element by element.
+
+    If m is anywhere in [lo, hi] alike, its density given z is cut out of a Laplace density around
+    z. The median is near z where the noise is small against the range, near the middle of the range
+    where it is large, and never outside: no number has a smaller expected absolute error.
+
+    Guarantee: post-processing; it reads a noisy number and public bounds.
 
     >>> posterior_median([5.0, 12.0, 5e9], [0.1, 0.1, 1e9], 0.0, 10.0).round(2).tolist()
     [5.0, 9.93, 5.0]
@@ -59,14 +56,7 @@ def _median(z: float, scale: float, lo: float, hi: float) -> float:
     return min(max(found, lo), hi)
 
 
-# Publish the values of a batch, group by group.
-#
-# Guarantee: epsilon for every value that changes by at most `sensitivity`, given the labels, which
-# are public: a value enters the sum of one group, or is published alone, and nothing else reads it.
-# What the smoother makes of the noisy numbers is post-processing.
-
 Publish = Literal["reduce", "pp"]
-Smoother = Literal["mean", "median", "james_stein"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,7 +83,12 @@ def publish_groups(
     sensitivity: Fraction,
     payment: Payment,
 ) -> tuple[Reals, Reals]:
-    """A number for every value (steps x bins), and the scale of the noise in it."""
+    """A number for every value (steps x bins), and the scale of the noise in it.
+
+    Guarantee: epsilon for every value that changes by at most `sensitivity`, given the labels,
+    which are public: a value enters the sum of one group, or is published alone, and nothing else
+    reads it. What the smoother makes of the noisy numbers is post-processing.
+    """
     steps, bins = block.shape
     groups = labels + (labels.max(initial=0) + 1) * np.arange(bins)
     _, group = np.unique(groups.ravel(), return_inverse=True)
@@ -135,47 +130,8 @@ def _centres(noisy: Reals, group: Integers, size: Integers, smoother: Smoother) 
     return median
 
 
-# The newest values of every bin, as a value that is cheap to extend.
-#
-# Guarantee: none; it is memory, and what it holds may be raw.
-
-
-@storable("history")
-@dataclass(frozen=True, kw_only=True, eq=False)
-class History:
-    """At least the last `longest` steps: bins x columns, the newest at column `end - 1`.
-
-    An older History goes on showing what it showed: columns are written once, the first to append
-    to a block owns its next column, and whoever comes later (or finds it full) takes a copy.
-
-    >>> old = History.of(bins=1, longest=2, dtype=np.int64).append(np.array([5]))
-    >>> new, other = old.append(np.array([6])), old.append(np.array([7]))
-    >>> [h.block[0, : h.end].tolist() for h in (old, new, other)]
-    [[5], [5, 6], [5, 7]]
-    """
-
-    block: npt.NDArray[Any]
-    end: int
-    written: npt.NDArray[np.int64]  # columns of the block that are taken, shared by all who see it
-
-    @classmethod
-    def of(cls, *, bins: int, longest: int, dtype: npt.DTypeLike) -> History:
-        """Nothing yet. Room for twice `longest`, so that a copy is made every `longest` steps."""
-        block = np.zeros((bins, 2 * longest), dtype)
-        return cls(block=block, end=0, written=np.zeros(1, np.int64))
-
-    def append(self, column: npt.NDArray[Any]) -> History:
-        """One step more."""
-        block, end, written = self.block, self.end, self.written
-        if end == block.shape[1] or written[0] != end:
-            keep = min(end, block.shape[1] // 2)
-            block = np.zeros_like(self.block)
-            block[:, :keep] = self.block[:, end - keep : end]
-            end, written = keep, np.zeros(1, np.int64)
-        block[:, end] = column
-        written[0] = end + 1
-        return History(block=block, end=end + 1, written=written)
-
+_SHARP = 8
+"""Epsilon from which a value alone has noise of less than an eighth of the range."""
 
 LONGEST = 1 << 20
 """Steps that may be held back: a state of that size is still written in a second."""
@@ -212,7 +168,7 @@ class SharedMechanism(SeriesMechanism, identity=None, keys="group_share shrink")
         """eps_p, for publishing."""
         return self.budget - self.for_groups
 
-    def settled(self, values: Reals, scale: npt.ArrayLike) -> Reals:
+    def shrink_and_scale(self, values: Reals, scale: npt.ArrayLike) -> Reals:
         """What is published for noisy numbers in grid steps, with noise of that scale."""
         lo, hi, quantum = self._bounds
         if self.shrink:
@@ -242,7 +198,7 @@ class DelayedMechanism(SharedMechanism, identity=None, keys="delay"):
     def __post_init__(self) -> None:
         super().__post_init__()
         why = f"{type(self).__name__}: {self.why_least}"
-        object.__setattr__(self, "delay", checked_delay(self.delay, self.least_delay, why))
+        object.__setattr__(self, "delay", check_delay(self.delay, self.least_delay, why))
 
 
 @storable("held values")
@@ -254,6 +210,11 @@ class OpenBatch:
     labels: History
     count: int
     groups: Any = None
+
+    def append(self, x: Integers, label: Integers, groups: Any) -> OpenBatch:
+        """With one step's values more."""
+        values, labels = self.values.append(x), self.labels.append(label)
+        return OpenBatch(values=values, labels=labels, count=self.count + 1, groups=groups)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,15 +240,11 @@ class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoothe
                 f"smoother={self.smoother!r} needs publish='pp': a noisy sum has a mean only"
             )
 
-    def start(self) -> OpenBatch | None:
-        """The number of bins is not known yet."""
-        return None
-
     def step(
         self, state: OpenBatch | None, x: Integers, spend: Spender
     ) -> tuple[Any, list[Release]]:
         """Take a value in; at the end of a batch publish it."""
-        held = self.take(state or self.opened(len(x), self.no_groups(len(x))), x, spend)
+        held = self.take(state or self.open_batch(len(x), self.no_groups(len(x))), x, spend)
         return self.close(held, spend) if held.count == self.delay else (held, [])
 
     def finish(self, state: OpenBatch | None, spend: Spender) -> tuple[Any, list[Release]]:
@@ -296,7 +253,7 @@ class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoothe
             return state, []
         return self.close(state, spend)
 
-    def opened(self, bins: int, groups: Any = None) -> OpenBatch:
+    def open_batch(self, bins: int, groups: Any = None) -> OpenBatch:
         """An empty batch."""
         values = History.of(bins=bins, longest=self.delay, dtype=np.int64)
         labels = History.of(bins=bins, longest=self.delay, dtype=np.int64)
@@ -306,36 +263,29 @@ class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoothe
         """Label what is not labelled yet, publish, and open the next batch."""
         block, labels = self.contents(held)
         cells = Cells(first=spend.step - held.count + 1, last=spend.step)
-        labels = self.labelled(block, labels, cells, spend)
-        groups = self.carried(held, labels)
+        labels = self.label(block, labels, cells, spend)
+        groups = self.next_groups(held, labels)
         payment = Payment(epsilon=self.for_values, cells=cells)
         values = self.answer(block, labels, groups, payment, spend)
-        return self.opened(block.shape[1], groups), releases(cells.first, values)
+        return self.open_batch(block.shape[1], groups), releases(cells.first, values)
 
     def contents(self, held: OpenBatch) -> tuple[Integers, Integers]:
         """Values and labels of the open batch, steps x bins."""
-        newest = slice(held.values.end - held.count, held.values.end)
-        labels = slice(held.labels.end - held.count, held.labels.end)
-        return held.values.block[:, newest].T, held.labels.block[:, labels].T
+        return held.values.last(held.count).T, held.labels.last(held.count).T
 
     def no_groups(self, bins: int) -> Any:
         """What the groups of the first batch need."""
         return None
 
-    def carried(self, held: OpenBatch, labels: Integers) -> Any:
+    def next_groups(self, held: OpenBatch, labels: Integers) -> Any:
         """What the groups of the next batch need."""
         return self.no_groups(labels.shape[1])
 
     def take(self, held: OpenBatch, x: Integers, spend: Spender) -> OpenBatch:
         """One value more, with its label (0: not labelled yet)."""
-        return OpenBatch(
-            values=held.values.append(x),
-            labels=held.labels.append(np.zeros_like(x)),
-            count=held.count + 1,
-            groups=held.groups,
-        )
+        return held.append(x, np.zeros_like(x), held.groups)
 
-    def labelled(self, block: Integers, labels: Integers, cells: Cells, spend: Spender) -> Integers:
+    def label(self, block: Integers, labels: Integers, cells: Cells, spend: Spender) -> Integers:
         """The labels, public from here on."""
         return labels
 
@@ -348,7 +298,78 @@ class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoothe
         payment: Payment,
         spend: Spender,
     ) -> Reals:
-        """What is published for every value of a labelled batch (see `group_release`)."""
+        """What is published for every value of a labelled batch; see `publish_groups`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedMechanism(BatchMechanism, identity=None, keys="threshold"):
+    """With a `threshold`, tests; without, a batch is one group, or none if epsilon is large.
+
+    A group of n values with deviation dev = sum |c - mean|, published by its mean, costs an
+    absolute error of about dev and one noise; n values published alone cost n noises. But a test of
+    dev has tens of times the noise of a value (its share of epsilon is smaller, its sensitivity
+    larger), so where it could tell groups apart, the values alone would already be good, and where
+    they are not, it tells nothing: no threshold makes tests worth their share.
+    """
+
+    threshold: Amount | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threshold is not None:
+            object.__setattr__(self, "threshold", positive(self.threshold, "threshold"))
+
+    @property
+    def tests(self) -> bool:
+        """Are tests made?"""
+        return self.threshold is not None
+
+    @cached_property
+    def theta(self) -> Fraction:
+        """The threshold of a deviation, in grid steps."""
+        return Fraction(self.threshold or 0) / self.range[2]
+
+    @cached_property
+    def for_values(self) -> Fraction:
+        """eps_p: all of epsilon where no tests are made."""
+        return self.budget - self.for_groups if self.tests else self.budget
+
+    @property
+    def together(self) -> int:
+        """How many values usually share one noise, as far as that is public."""
+        one_sum = not self.tests and self.publish == "reduce" and self.budget < _SHARP
+        return self.delay if one_sum else 1
+
+    def take(self, held: OpenBatch, x: Integers, spend: Spender) -> OpenBatch:
+        """One value more, in the group that its tests say."""
+        label, groups = np.full_like(x, held.count if self.budget >= _SHARP else 0), held.groups
+        if self.tests:
+            label, groups = self.join(held, x, spend)
+        return held.append(x, label, groups)
+
+    @abstractmethod
+    def join(self, held: OpenBatch, x: Integers, spend: Spender) -> tuple[Integers, Any]:
+        """A label for every bin's value, and what the groups need from now on."""
+
+    def answer(
+        self,
+        block: Integers,
+        labels: Integers,
+        groups: Any,
+        payment: Payment,
+        spend: Spender,
+    ) -> Reals:
+        """Each group's mean with the noise of one sum, or its smoothed noisy values."""
+        values, scale = publish_groups(
+            block,
+            labels,
+            spend,
+            publish=self.publish,
+            smoother=self.smoother,
+            sensitivity=self.change,
+            payment=payment,
+        )
+        return self.shrink_and_scale(values, scale)
 
 
 def releases(first: int, values: Reals, stddev: Reals | None = None) -> list[Release]:
@@ -360,16 +381,10 @@ def releases(first: int, values: Reals, stddev: Reals | None = None) -> list[Rel
     ]
 
 
-def checked_delay(delay: Any, least: int, why: str) -> int:
+def check_delay(delay: Any, least: int, why: str) -> int:
     """A delay that can be; another is refused with the reason."""
     steps = whole(delay, "delay", at_least=0)
     if not least <= steps <= LONGEST:
         reason = why if steps < least else f"all values held back are kept, at most {LONGEST}"
         raise InvalidParameter(f"delay={steps} is not possible: {reason}")
     return steps
-
-
-def check_choice(value: str, name: str, known: Iterable[str]) -> None:
-    """Refuse an unknown word."""
-    if value not in known:
-        raise InvalidParameter(f"{name} must be one of {', '.join(known)}; got {value!r}")

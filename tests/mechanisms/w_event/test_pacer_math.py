@@ -5,7 +5,7 @@ import pytest
 from numba import njit
 from scipy import special
 
-from dpstream.mechanisms.parts.vector_math import erfcx, exp, log, sum_of
+from dpstream.mechanisms.w_event.pacer_math import erfcx, exp, log, sum_of
 
 
 def over(function):

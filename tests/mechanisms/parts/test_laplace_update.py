@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from dpstream.mechanisms.parts.laplace_filter import NEGLIGIBLE, laplace_update, updates
+from dpstream.mechanisms.parts.block_filter import NEGLIGIBLE, laplace_update
+from dpstream.mechanisms.w_event.pacer_math import updates
 
 CASES = [
     (100.0, 25.0, 130.0, 10.0),
