@@ -59,7 +59,7 @@ from dpstream.query.aggregates import (
     Variance,
 )
 from dpstream.query.noise_plan import plan_query
-from dpstream.query.query import Finish, Prepare
+from dpstream.query.row_spec import Finish, Prepare
 from dpstream.records import (
     Batch,
     ChunkRanges,

@@ -12,6 +12,7 @@ from dpstream.audit.mechanism_samplers import PooledSpend
 from dpstream.audit.query_samplers import QueryRuns, Scenario
 from dpstream.audit.query_targets import day_query
 from dpstream.audit.replay import Changed, Recorder, drive, replay
+from dpstream.counting.keyed_noise import advance_noise
 from dpstream.mechanisms import REGISTRY
 from dpstream.mechanisms.counters import unbounded
 from dpstream.privacy import sensitivity
@@ -168,16 +169,10 @@ def test_a_fifth_less_in_a_plan_is_more_than_the_query_pays_for(name, monkeypatc
 def published_error(monkeypatch=None):
     """Variance of what public groups without rows publish, against the plan, in its own errors."""
     if monkeypatch is not None:
-        from dpstream.group_by import key_selection as select_keys
-        from dpstream.group_by import perturb
-
-        for module in (perturb, select_keys):
-            real = module.move
-            monkeypatch.setattr(
-                module,
-                "move",
-                lambda p, n, j, s, sigma, d, real=real, **k: real(p, n, j, s, 0.8 * sigma, d, **k),
-            )
+        monkeypatch.setattr(
+            "dpstream.group_by.perturb.advance_noise",
+            lambda p, n, j, s, sigma, d, **k: advance_noise(p, n, j, s, 0.8 * sigma, d, **k),
+        )
     runs = 4000
     sampler = QueryRuns(query=lambda runs: day_query(public_groups=list(range(runs))))
     values = sampler(Scenario(), runs, SECRET)

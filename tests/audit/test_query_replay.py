@@ -273,10 +273,10 @@ class TestControls:
         """An order that counts rows lets one unit change which rows of others are kept."""
         keep = UnitBucket.keep
 
-        def by_place(self, window, period, batch, places, verdicts, *, by_value):
+        def by_place(self, window, period, batch, places, keep_mask, *, by_value):
             order = np.zeros((len(batch[2]), 2), np.uint64)
             order[:, 0] = np.arange(len(order)).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-            keep(self, window, period, (*batch[:2], order), places, verdicts, by_value=by_value)
+            keep(self, window, period, (*batch[:2], order), places, keep_mask, by_value=by_value)
 
         monkeypatch.setattr(UnitBucket, "keep", by_place)
         assert "kept rows of other units" in self.found()
@@ -319,9 +319,9 @@ class TestControls:
         """A unit that fills a bucket's common bound takes it from the others."""
         keep = UnitBucket.keep
 
-        def shared(self, window, period, batch, places, verdicts, *, by_value):
-            keep(self, window, period, batch, places, verdicts, by_value=by_value)
-            verdicts[np.cumsum(verdicts > 0) > 8] = 0
+        def shared(self, window, period, batch, places, keep_mask, *, by_value):
+            keep(self, window, period, batch, places, keep_mask, by_value=by_value)
+            keep_mask[np.cumsum(keep_mask > 0) > 8] = 0
 
         monkeypatch.setattr(UnitBucket, "keep", shared)
         found = self.found()
@@ -330,7 +330,7 @@ class TestControls:
 
     def test_noise_that_depends_on_the_number_of_groups(self, monkeypatch):
         """Draws that depend on how many groups there are differ for groups of others."""
-        monkeypatch.setattr("dpstream.group_by.key_selection.move", _pairwise)
+        monkeypatch.setattr("dpstream.group_by.perturb.advance_noise", _pairwise)
         assert "draw of another group" in self.found("tumbling windows, one row per group")
 
 

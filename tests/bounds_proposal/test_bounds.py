@@ -141,7 +141,7 @@ def test_noise_fits_three_facts():
     mu = math.sqrt(plan.calibrated.mu_squared)
     assert plan.window(1).sigmas[0] == pytest.approx(math.sqrt(3) / mu, rel=1e-6)
     assert asked.schedule.steps == 1
-    assert plan.tail == 0
+    assert plan.delta_slack == 0
 
 
 def test_the_book_pays_first_and_refuses_what_does_not_fit(tmp_path):

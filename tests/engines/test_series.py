@@ -24,7 +24,6 @@ from dpstream.errors import (
 from dpstream.group_by.step_counts import StepCounts
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret
-from dpstream.query.series_query import SeriesQuery
 from dpstream.session import OperatorCounts
 from tests.support.kill_and_replay import AfterReleases, WhenSeen, kill_and_replay
 from tests.support.live_runs import ScriptedClock
@@ -283,13 +282,12 @@ def test_what_does_not_fit_a_mechanism_is_refused():
     for change in (
         {"window": None, "start": None, "end": None, "time_column": None},
         {"every": "10 minutes"},
-        {"aggregates": [dps.Sum("s", column="x", contribution_bounds_per_row=(0, 1))]},
+        {"count": dps.Sum("s", column="x", contribution_bounds_per_row=(0, 1))},
         {"public_groups": None},
-        {"max_groups_contributed": 2, "max_rows_contributed": 2},
         {"privacy_unit_period": "1 day"},
     ):
         with pytest.raises(InvalidParameter):
-            SeriesQuery(mechanism=good.mechanism, rows=replace(good.rows, **change))
+            replace(good, **change)
     with pytest.raises(InvalidParameter, match="needs its public range"):
         dps.run(dps.sql(text(span="")), source=log())
     with pytest.raises(InvalidInput, match="no column"):

@@ -64,16 +64,16 @@ def test_sums_of_parts_are_sums_of_rows(pre_threshold):
     ids = rng.integers(0, 2**63, (40, 2)).astype(np.uint64)
     for _ in range(3):
         which = np.where(rng.random(600) < 0.7, 0, rng.integers(0, 40, 600))
-        verdicts = rng.choice(np.array([0, 1, 3], np.uint8), 600)
+        keep_mask = rng.choice(np.array([0, 1, 3], np.uint8), 600)
         values = rng.integers(-9, 9, (600, columns))
         keys = pa.table({"page": pa.array([f"/{one}" for one in which])})
-        kept = np.flatnonzero(verdicts)
-        plain.add(ids[which], verdicts, values, keys, kept, pre_threshold=pre_threshold)
+        kept = np.flatnonzero(keep_mask)
+        plain.add(ids[which], keep_mask, values, keys, kept, pre_threshold=pre_threshold)
         for part in (slice(0, 100), slice(100, 600)):
             groups, sums, first = sum_groups(
-                measures, ids[which[part]], verdicts[part], values[part]
+                measures, ids[which[part]], keep_mask[part], values[part]
             )
-            assert len(groups) == len(np.unique(which[part][verdicts[part] > 0]))
+            assert len(groups) == len(np.unique(which[part][keep_mask[part] > 0]))
             mine = keys.slice(part.start).take(pa.array(first))
             parted.add_sums(groups, sums, mine, pre_threshold=pre_threshold)
 
@@ -175,7 +175,8 @@ def test_rows_of_windows_that_are_due_later(changes, at):
 
     due = schedule.due(int(rows.steps[0]))
     flow = Flow(ShippedPlan.of(plan, due), reader, buckets=1, threads=1)
-    flow.take([(rows, first, end) for *_, first, end in rows.runs])
+    slices = [(rows, first, end) for *_, first, end in rows.runs]
+    flow.aggregate_rows(flow.bound_rows(slices))
 
     entered = {schedule.releases(window) for window in flow.state.windows}
     assert entered - {one.releases for one in due}

@@ -63,13 +63,13 @@ def fast(rows, bounds, *, by_value=True, buckets=1):
         ids = UNIT_IDS[[r[3] for r in found], period]
         groups = GROUP_IDS[[r[4] for r in found]]
         hashes = np.array([[order_of(r), 0] for r in found], np.uint64)
-        verdicts = np.zeros(len(found), np.uint8)
+        keep_mask = np.zeros(len(found), np.uint8)
         order, ends = np.empty(len(found), np.int64), np.empty(buckets, np.int64)
         split(ids, np.ones(len(found), np.uint8), buckets, order, ends)
         for bucket, places in zip(units, np.split(order, ends[:-1]), strict=True):
             batch = (ids, groups, hashes)
-            bucket.keep(window, period, batch, places, verdicts, by_value=by_value)
-        for one, verdict in zip(found, verdicts.tolist(), strict=True):
+            bucket.keep(window, period, batch, places, keep_mask, by_value=by_value)
+        for one, verdict in zip(found, keep_mask.tolist(), strict=True):
             if verdict:
                 assert verdict & KEPT
                 kept[(*one, bool(verdict & FIRST))] += 1

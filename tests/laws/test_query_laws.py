@@ -240,8 +240,8 @@ def test_the_state_of_final_windows_and_periods_is_gone(monkeypatch):
         state = self.state
         periods = {n for bucket in state.units for n in bucket.periods}
         pairs = {n for bucket in state.units for n in bucket.windows}
-        layouts = set(self._layouts)
-        seen.append((set(state.windows), periods, pairs, layouts, state.bytes, len(self._doors)))
+        layouts = set(self._orders)
+        seen.append((set(state.windows), periods, pairs, layouts, state.bytes, len(self._streams)))
         return gone
 
     def erasing(self, window):

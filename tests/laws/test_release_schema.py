@@ -13,7 +13,6 @@ import dpstream as dps
 from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidInput, StateError
 from dpstream.group_by.release_table import ReleaseTables
-from dpstream.query.series_query import SeriesQuery
 from dpstream.rows.column_values import types_of
 from tests.laws.queries import HOUR, LATE, OTHERS, busy, query_of
 from tests.sql_compiler.test_accepted import ACCEPTED, compiled
@@ -56,19 +55,18 @@ def test_every_release_has_the_schema_that_was_told(name, rows):
 
 def some_rows(query):
     """A thousand rows of every column that a query reads; times within its range."""
-    rows = query.rows if isinstance(query, SeriesQuery) else query
     rng = np.random.default_rng(1)
-    columns = {name: rng.integers(0, 3, 1000) for name in rows.source_columns}
-    columns[rows.privacy_unit_column] = np.arange(1000)
-    columns |= {name: ["2024-05-01"] * 1000 for name, k in rows.declared.items() if k == DATE}
-    for number, name in enumerate(rows.keys):
-        listed = [row[number] for row in rows.public_groups or ()]
+    columns = {name: rng.integers(0, 3, 1000) for name in query.source_columns}
+    columns[query.privacy_unit_column] = np.arange(1000)
+    columns |= {name: ["2024-05-01"] * 1000 for name, k in query.declared.items() if k == DATE}
+    for number, name in enumerate(query.keys):
+        listed = [row[number] for row in query.public_groups or ()]
         if name in columns and any(isinstance(item, str) for item in listed):
             columns[name] = ["a"] * 1000
-    for name in (rows.time_column, rows.arrival_column):
-        if name is not None and rows.time_unit is None:
-            first = rows.start or 0
-            instants = first + rng.integers(0, min((rows.end or first) - first, 10**9) or 1, 1000)
+    for name in (query.time_column, query.arrival_column):
+        if name is not None and query.time_unit is None:
+            first = query.start or 0
+            instants = first + rng.integers(0, min((query.end or first) - first, 10**9) or 1, 1000)
             columns[name] = pa.array(instants).cast(pa.timestamp("us", "UTC"))
     return pa.table(columns)
 
@@ -85,15 +83,13 @@ def runnable():
     """The accepted queries of the SQL suite that can be run over numbers."""
     for text, facts in ACCEPTED:
         query = compiled(text, facts).query
-        rows = query.rows if isinstance(query, SeriesQuery) else query
-        if rows.time_column is not None and rows.end is None:
+        if query.time_column is not None and query.end is None:
             day = {"start": "2024-05-01", "end": "2024-05-03"}
             try:
-                rows = replace(rows, **day)
-                query = replace(query, rows=rows) if isinstance(query, SeriesQuery) else rows
+                query = replace(query, **day)
             except dps.InvalidParameter:
                 continue
-        if (query.schedule.steps or 0) <= 200 and takes_numbers(rows):
+        if (query.schedule.steps or 0) <= 200 and takes_numbers(query):
             yield pytest.param(query, id=" ".join(text.split())[-60:])
 
 
@@ -202,12 +198,12 @@ def test_a_run_keeps_the_types_it_began_with(tmp_path):
 
 def test_a_table_of_another_schema_is_never_published(monkeypatch):
     """The control: were a release to differ, it would stop here and not in a sink."""
-    real = ReleaseTables._finished
+    real = ReleaseTables._columns
 
     def broken(self, sums, *args, **named):
         made = real(self, sums, *args, **named)
         return made if not len(sums) else made.append_column("more", pa.nulls(len(made)))
 
-    monkeypatch.setattr(ReleaseTables, "_finished", broken)
+    monkeypatch.setattr(ReleaseTables, "_columns", broken)
     with pytest.raises(StateError, match=r"have the columns.*and this one has.*not published"):
         dps.run(query_of(), source=busy(), secret=SECRET, options=FIXED).finish()

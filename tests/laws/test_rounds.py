@@ -100,11 +100,11 @@ def test_rounds_are_what_a_slow_reference_says(monkeypatch):
     kept, bound = {}, Flow.bound
 
     def watched(self, window, period, rows):
-        verdicts = bound(self, window, period, rows)
+        keep_mask = bound(self, window, period, rows)
         names = rows.keys["key"].to_pylist()
-        for i in np.flatnonzero(verdicts):
+        for i in np.flatnonzero(keep_mask):
             kept.setdefault(names[i], []).append((int(rows.steps[i]) + 1, rows.units[i].tobytes()))
-        return verdicts
+        return keep_mask
 
     monkeypatch.setattr(Flow, "bound", watched)
     sink = ListSink()

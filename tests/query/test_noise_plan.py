@@ -79,7 +79,7 @@ def test_the_shares_add_up_and_the_whole_keeps_the_promise():
     spent = Composed(
         events=(
             Gaussian(mu_squared=calibrated.mu_squared),
-            DeltaSlack(delta=plan.tail),
+            DeltaSlack(delta=plan.delta_slack),
             calibrated.error,
         )
     )
@@ -89,9 +89,8 @@ def test_the_shares_add_up_and_the_whole_keeps_the_promise():
     assert float(sum(plan.shares)) == pytest.approx(float(calibrated.mu_squared), rel=1e-9)
     assert delta_of(spent, epsilon=2) <= plan.query.delta
     less = Gaussian(mu_squared=calibrated.mu_squared * Fraction(102, 100))
-    assert (
-        delta_of(Composed(events=(less, DeltaSlack(delta=plan.tail))), epsilon=2) > plan.query.delta
-    )
+    events = (less, DeltaSlack(delta=plan.delta_slack))
+    assert delta_of(Composed(events=events), epsilon=2) > plan.query.delta
     for releases in plan.query.schedule.lengths:
         window = plan.window(releases)
         _, encoder = dense(window.process)
@@ -113,12 +112,12 @@ def test_thresholds_leave_the_tail_to_a_units_own_keys(early):
     ideal = window.sigmas[0] * window.process.error()
     z = norm.isf(2.5e-7 / 3 * np.array([*[1 / 14] * 7, 1 / 2]))  # half of it for the last
 
-    assert plan.tail == query.delta / 4
+    assert plan.delta_slack == query.delta / 4
     assert window.pre_threshold == early
     assert window.thresholds.tolist() == (early + 1 + np.ceil(z * ideal + 0.5)).tolist()
     # a unit alone in a key above `early` others: rounded noise must pass threshold - early - 1
     crossing = norm.sf((window.thresholds - early - 1 - 0.5) / ideal)
-    assert 3 * crossing.sum() <= float(plan.tail)
+    assert 3 * crossing.sum() <= float(plan.delta_slack)
     assert (np.diff(window.thresholds[:-1]) >= 0).all()
 
 
@@ -140,12 +139,12 @@ def test_public_keys_need_no_tail():
     private, public = (
         plan_query(query_of(public_groups=keys, every="6 hours")) for keys in (None, ["a", "b"])
     )
-    assert private.tail == private.query.delta / 2
-    assert public.tail == 0
+    assert private.delta_slack == private.query.delta / 2
+    assert public.delta_slack == 0
     assert public.window(8).public
     assert public.calibrated.mu_squared > private.calibrated.mu_squared
     assert public.window(8).sigmas[0] < private.window(8).sigmas[0]
-    assert plan_query(query_of(keys=())).tail == 0  # one group, and everybody knows it
+    assert plan_query(query_of(keys=())).delta_slack == 0  # one group, and everybody knows it
 
 
 def test_deviations_include_rounding():

@@ -167,11 +167,12 @@ def test_the_typed_signature_has_every_field():
         if isinstance(node, ast.FunctionDef) and node.name == "__init__"
     ]
 
-    assert [one.arg for one in told.args.kwonlyargs] == [one.name for one in fields(Query)]
+    names = sorted(one.name for one in fields(Query))
+    assert sorted(one.arg for one in told.args.kwonlyargs) == names
     required = [
         one.arg
         for one, given in zip(told.args.kwonlyargs, told.args.kw_defaults, strict=True)
         if given is None
     ]
     made = inspect.signature(Query).parameters.values()
-    assert required == [one.name for one in made if one.default is one.empty]
+    assert sorted(required) == sorted(one.name for one in made if one.default is one.empty)

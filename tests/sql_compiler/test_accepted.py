@@ -8,6 +8,7 @@ import pytest
 
 import dpstream as dps
 from dpstream.query.query import Query
+from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler import compile_sql
 from dpstream.sql_compiler.compile_sql import Compiled
@@ -26,8 +27,8 @@ def described(compiled: Compiled) -> str:
     query = compiled.query
     if isinstance(query, SeriesQuery):
         lines.append(f"mechanism = {query.mechanism!r}")
-        query = query.rows
-    for each in fields(Query):
+        lines.append(f"count = {query.count!r}")
+    for each in fields(RowSpec if isinstance(query, SeriesQuery) else Query):
         value = getattr(query, each.name)
         required = each.default is MISSING
         if required or repr(value) != repr(getattr(plain, each.name)):

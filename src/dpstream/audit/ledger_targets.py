@@ -67,8 +67,7 @@ def _query(
 
 def _series(name: str, options: str) -> Callable[[int], SeriesQuery]:
     def query(runs: int) -> SeriesQuery:
-        made = series_query(options, runs)
-        return replace(made, rows=replace(made.rows, name=name))
+        return replace(series_query(options, runs), name=name)
 
     return query
 

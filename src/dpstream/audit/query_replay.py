@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from dpstream.audit.query_samplers import run_plan
 from dpstream.connectors.memory.source import ROWS
-from dpstream.group_by.bounding import Verdicts
+from dpstream.group_by.bounding import KeepMask
 from dpstream.group_by.flow import BoundedRows, Flow
 from dpstream.group_by.key_selection import Mask, Passes
 from dpstream.group_by.perturb import NoisySums
@@ -118,18 +118,18 @@ class _RecordingFlow(Flow):
         self._recording, self._frozen = recording, frozen
         self._before: dict[Group, Integers] = {}
 
-    def bound(self, window: int, period: int, rows: Rows) -> Verdicts:
-        verdicts = super().bound(window, period, rows)
-        for i, verdict in enumerate(verdicts.tolist()):
+    def bound(self, window: int, period: int, rows: Rows) -> KeepMask:
+        keep_mask = super().bound(window, period, rows)
+        for i, verdict in enumerate(keep_mask.tolist()):
             unit, digest = rows.units[i].tobytes(), rows.digests[i].tobytes()
             step, group = int(rows.steps[i]), rows.groups[i].tobytes()
             self._recording.rows[unit, step, window, digest] += 1
             if verdict:
                 self._recording.kept[unit, step, window, group, digest, verdict] += 1
-        return verdicts
+        return keep_mask
 
-    def aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
-        super().aggregate(window, rows, verdicts)
+    def aggregate(self, window: int, rows: Rows, keep_mask: KeepMask) -> None:
+        super().aggregate(window, rows, keep_mask)
         step = int(rows.steps[0])
         for bucket in self.groups(window):
             used = bucket.table.used
@@ -156,13 +156,13 @@ class _RecordingFlow(Flow):
                 by_step = self._recording.sums.setdefault((*group, number), {})
                 by_step[step] = by_step.get(step, np.zeros_like(part)) + part
 
-    def count(self, judged: BoundedRows) -> None:
+    def count_totals(self, bounded: BoundedRows) -> None:
         if not self.query.totals:
             return
-        window, step = judged.window, int(judged.rows.steps[0])
+        window, step = bounded.window, int(bounded.rows.steps[0])
         numbers = self.totals(window).bucket.table.numbers
         before = numbers[0].copy()
-        super().count(judged)
+        super().count_totals(bounded)
         by_step = self._recording.totals.setdefault(window, {})
         by_step[step] = by_step.get(step, np.zeros_like(before)) + numbers[0] - before
 

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from dpstream.cli.output import people, print_whole
 from dpstream.connectors.encode import jsonl
-from dpstream.query.series_query import SeriesQuery
 from dpstream.session.budget import AnyQuery
 
 _OF_RELEASE = ("window_start", "window_end", "trigger_time", "release_index")
@@ -38,7 +37,7 @@ def as_json(release: pa.Table, *, rows: bool = True) -> str:
 
 def zone_of(query: AnyQuery) -> str:
     """The time zone that a query's days and windows are of."""
-    return (query.rows if isinstance(query, SeriesQuery) else query).time_zone
+    return query.time_zone
 
 
 def in_words(release: pa.Table, zone: str = "UTC") -> str:

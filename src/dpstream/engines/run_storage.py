@@ -45,6 +45,7 @@ from dpstream.privacy.state.secret import beside
 from dpstream.privacy.state.window_keys import MemoryWindowKeys
 from dpstream.query.column_types import Types
 from dpstream.query.query import Query
+from dpstream.query.row_spec import RowSpec
 from dpstream.records import Position
 from dpstream.rows.column_values import types_before_rows, types_of
 from dpstream.rows.row_reader import RowReader
@@ -97,7 +98,7 @@ class RunStorage:
         """The key of the log's digests."""
         return self.secret.key("input digest", self.run)
 
-    def reader(self, query: Query) -> RowReader:
+    def reader(self, query: RowSpec) -> RowReader:
         """Reads rows with the run's keys, and with the column types that the run has met."""
         reader = RowReader(query, self.secret, self.run)
         if self.directory is not None:
@@ -213,7 +214,7 @@ def keep_types(reader: RowReader, log: InputLog) -> None:
     )
 
 
-def known_types(query: Query, folder: Path | None, schemas: list[Types | None]) -> Types:
+def known_types(query: RowSpec, folder: Path | None, schemas: list[Types | None]) -> Types:
     """The types of unit and keys: those that a run has fixed, or would fix if it began now.
 
     `schemas`: what the sources declare. The run of the folder may be running.

@@ -229,7 +229,7 @@ def _threshold_range(thresholds: Any, least: int, most: int) -> str:
 
 
 def _budget(plan: NoisePlan) -> dict[str, Any]:
-    query, tail = plan.query, plan.tail
+    query, tail = plan.query, plan.delta_slack
     words = (
         f"epsilon = {show(query.epsilon)}, delta = {show(query.delta)} for the whole run, charged "
         f"once before the first noise: mu^2 = {show(plan.calibrated.mu_squared)}"

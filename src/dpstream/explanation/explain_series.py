@@ -28,8 +28,8 @@ _SEEN_BYTES = 16  # of a unit in an open window
 def explain_series(query: SeriesQuery) -> Explanation:
     """Explain a query; one that runs live is taken to begin with its first window."""
     query = query.starting(0)
-    rows, terms = query.rows, query.mechanism.terms()
-    bins = len(rows.public_groups or ())
+    terms = query.mechanism.terms()
+    bins = len(query.public_groups or ())
     return Explanation(
         stages=_stages(query),
         unit=_unit(query),
@@ -37,8 +37,8 @@ def explain_series(query: SeriesQuery) -> Explanation:
         schedule={
             "window": in_words(query.window.size),
             "every": None,
-            "start": None if query.live else iso(rows.start),
-            "end": iso(rows.end),
+            "start": None if query.live else iso(query.start),
+            "end": iso(query.end),
             "releases_per_window": 1,
         },
         budget={
@@ -51,43 +51,42 @@ def explain_series(query: SeriesQuery) -> Explanation:
         },
         measures=[
             {
-                "measure": query.column,
+                "measure": query.count.name,
                 "sensitivity": 1.0,
                 "quantum": 1.0,
                 "derivation": "one row per unit and window: one count changes by 1",
                 "share": "",
             }
         ],
-        columns=[_noise(query, bins), *computed_columns(rows.finish)],
+        columns=[_noise(query, bins), *computed_columns(query.finish)],
         keys=_keys(query, bins),
         memory={
             "bytes_per_unit": [_SEEN_BYTES, _SEEN_BYTES],
             "words": f"about {_SEEN_BYTES} bytes per unit of a window that is not published yet, "
             f"and the mechanism's state: {bins} bin{'s' * (bins != 1)}",
         },
-        schema=schema_facts(series_schema(query, types_before_rows(rows)), rows),
+        schema=schema_facts(series_schema(query, types_before_rows(query)), query),
         not_protected=_not_protected(query),
     )
 
 
 def _stages(query: SeriesQuery) -> list[Stage]:
-    rows = query.rows
     found = [Stage("source", f"read {', '.join(query.source_columns)}")]
-    if rows.prepare is not None:
-        found.append(Stage("prepare", rows.prepare.text))
-    late = f", rows up to {in_words(rows.allowed_lateness)} late" if rows.allowed_lateness else ""
+    if query.prepare is not None:
+        found.append(Stage("prepare", query.prepare.text))
+    late = f", rows up to {in_words(query.allowed_lateness)} late" if query.allowed_lateness else ""
     size = in_words(query.window.size)
     found.append(
-        Stage("window", f"windows of {size} by {rows.time_column} in {rows.time_zone}{late}")
+        Stage("window", f"windows of {size} by {query.time_column} in {query.time_zone}{late}")
     )
-    found.append(Stage("bound", f"keep of each {rows.privacy_unit_column} one row in each window"))
-    by = ", ".join(rows.keys) or "nothing (one bin)"
-    found.append(Stage("count", f"{query.column} by {by}: each window is one step"))
+    found.append(Stage("bound", f"keep of each {query.privacy_unit_column} one row in each window"))
+    by = ", ".join(query.keys) or "nothing (one bin)"
+    found.append(Stage("count", f"{query.count.name} by {by}: each window is one step"))
     name = name_of(query.mechanism)
     does = f"{name} spends, adds noise or repeats; each window is published once"
     found.append(Stage("mechanism", does, noisy=True))
-    if rows.finish is not None:
-        does = f"{rows.finish!r} (of noisy values: costs nothing)"
+    if query.finish is not None:
+        does = f"{query.finish!r} (of noisy values: costs nothing)"
         found.append(Stage("finish", does, noisy=True))
     return found
 
@@ -98,7 +97,7 @@ def _unit(query: SeriesQuery) -> str:
     return (
         f"Protected are {query.protected}, there or not: that changes the chance of anything that "
         "is published only within the budget. Other rows in their place count as two such changes. "
-        f"What the same {query.rows.privacy_unit_column} does in {beyond} is not protected "
+        f"What the same {query.privacy_unit_column} does in {beyond} is not protected "
         "together with it."
     )
 
@@ -112,7 +111,7 @@ def _noise(query: SeriesQuery, bins: int) -> dict[str, Any]:
     found += runner.finish()
     spreads = [float(np.mean(r.stddev)) for r in found if r.stddev is not None]
     known = [spread for spread in spreads if np.isfinite(spread)]
-    column: dict[str, Any] = {"column": query.column, "first": None, "last": None}
+    column: dict[str, Any] = {"column": query.count.name, "first": None, "last": None}
     if not known:
         return column | {"note": "its releases do not say: the mechanism knows no noise of its own"}
     return column | {
@@ -125,7 +124,7 @@ def _noise(query: SeriesQuery, bins: int) -> dict[str, Any]:
 
 def _keys(query: SeriesQuery, bins: int) -> dict[str, Any]:
     words = f"the {bins} public groups are shown in every window; others are dropped"
-    if not query.rows.keys:
+    if not query.keys:
         words = "there is one group, all rows, and it is always shown"
     return {"public": True, "words": words}
 
@@ -133,8 +132,8 @@ def _keys(query: SeriesQuery, bins: int) -> dict[str, Any]:
 def _not_protected(query: SeriesQuery) -> list[str]:
     found = list(NOT_PROTECTED)
     found.insert(
-        0, f"what one {query.rows.privacy_unit_column} does over more windows than that, together"
+        0, f"what one {query.privacy_unit_column} does over more windows than that, together"
     )
-    if query.rows.keys:
+    if query.keys:
         found.insert(1, "which groups exist: they were listed as public")
     return found

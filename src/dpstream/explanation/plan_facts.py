@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.query.query import Finish, Query
+from dpstream.query.row_spec import Finish, RowSpec
 from dpstream.query.windows import in_words
 
 _LINE = "above: exact, never leaves; below: noisy, may be published"
@@ -148,13 +148,13 @@ class Explanation:
         return f"{as_svg(self.stages)}<pre>{html.escape(rest, quote=False)}</pre>"
 
 
-def lateness(query: Query) -> str:
+def lateness(query: RowSpec) -> str:
     """How late rows may be, in words; empty if they may not."""
     allowed = query.allowed_lateness
     return f", rows up to {in_words(allowed)} late" if allowed else ""
 
 
-def schema_facts(schema: pa.Schema, query: Query) -> list[dict[str, str]]:
+def schema_facts(schema: pa.Schema, query: RowSpec) -> list[dict[str, str]]:
     """Names and types of the columns of a query's releases; types of keys may be the source's."""
     read = query.source_columns
     facts = []

@@ -14,18 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.compiled import compiled
-from dpstream.group_by.hash_tables import FAR, SLICE, HashTable, prefetch, row_bits
+from dpstream.group_by.hash_tables import FAR, SLICE, Flags, HashTable, prefetch, row_bits
 from dpstream.query.query import Bounds
 from dpstream.records import Integers, Words
 
-Limits = tuple[int, int, int]
-Verdicts = npt.NDArray[np.uint8]
 KEPT, FIRST = 1, 2
 """A row is kept; it is the first of its unit in its group."""
+KeepMask = npt.NDArray[np.uint8]
+"""By row: 0, KEPT, or KEPT | FIRST."""
 
 _ROWS, _GROUPS = 2, 3  # words of a unit: rows and groups kept of it
-_NONE: Integers = np.zeros(0, np.int64)
-_EVERY: Verdicts = np.zeros(0, np.uint8)  # no estimate: every row is taken as it comes
+_EVERY: Flags = np.zeros(0, np.uint8)  # no estimate: every row is taken as it comes
 _MOST = 255  # what a cell of the estimate counts up to
 
 
@@ -55,11 +54,11 @@ class UnitBucket:
         period: int,
         batch: tuple[Words, Words, Words],
         places: Integers,
-        verdicts: Verdicts,
+        keep_mask: KeepMask,
         *,
         by_value: bool,
     ) -> None:
-        """Give a verdict on the rows at `places` of a batch, all of one window and period.
+        """Set the flags of the rows at `places` of a batch, all of one window and period.
 
         The batch: units, groups, and a keyed hash of each row, whose first word is its place in
         the order. `by_value`: rows of one group differ in what they add.
@@ -67,22 +66,22 @@ class UnitBucket:
         _, _, hashes = batch
         units = self.periods.setdefault(period, unit_table())
         pairs = self.windows.setdefault(window, pair_table(self.bounds))
-        most = estimate(batch[0], places)  # of each place's unit: not fewer rows than it has here
-        waiting = self._keep(units, pairs, batch, places, most, verdicts, by_value=by_value)
+        most = rows_of_unit(batch[0], places)
+        waiting = self._keep_slices(units, pairs, batch, places, most, keep_mask, by_value=by_value)
         later = places[waiting]
         later = later[np.argsort(hashes[later, 0], kind="stable")]
-        self._keep(units, pairs, batch, later, None, verdicts, by_value=by_value)
+        self._keep_slices(units, pairs, batch, later, None, keep_mask, by_value=by_value)
         if not pairs.used:
             del self.windows[window]  # nobody has got into it
 
-    def _keep(
+    def _keep_slices(
         self,
         units: HashTable,
         pairs: HashTable,
         batch: tuple[Words, Words, Words],
         places: Integers,
-        most: Verdicts | None,
-        verdicts: Verdicts,
+        most: Flags | None,
+        keep_mask: KeepMask,
         *,
         by_value: bool,
     ) -> Integers:
@@ -90,13 +89,13 @@ class UnitBucket:
         limits = (self.bounds.rows, self.bounds.groups, self.bounds.rows_per_group)
         rows: Integers = np.empty(min(len(places), SLICE), np.int64)
         waiting: Integers = np.empty(len(rows), np.int64)
-        put_off = [_NONE]
+        put_off: list[Integers] = [np.zeros(0, np.int64)]
         for start in range(0, len(places), SLICE):
             part = places[start : start + SLICE]
             units.find(batch[0], part, rows)
             pairs.reserve(len(part))
             known = _EVERY if most is None else most[start : start + SLICE]
-            pairs.used, left = _keep(
+            pairs.used, left = _keep_rows(
                 part,
                 rows,
                 known,
@@ -109,7 +108,7 @@ class UnitBucket:
                 pairs.used,
                 limits,
                 by_value,
-                verdicts,
+                keep_mask,
                 waiting,
             )
             if left:
@@ -117,30 +116,30 @@ class UnitBucket:
         return np.concatenate(put_off)
 
 
-def estimate(units: Words, places: Integers) -> Verdicts:
+def rows_of_unit(units: Words, places: Integers) -> Flags:
     """For each place at least the number of rows of its unit among all places (255: that or more).
 
     Units that share a cell of a small table count as one; that errs on the safe side.
     """
     cells = np.zeros(1 << min(max(len(places) * 4, 256).bit_length(), 22), np.uint8)
-    found: Verdicts = np.empty(len(places), np.uint8)
-    _estimate(units, places, cells, found)
-    return found
+    rows: Flags = np.empty(len(places), np.uint8)
+    _count_rows(units, places, cells, rows)
+    return rows
 
 
 @compiled
-def _estimate(units: Any, places: Any, cells: Any, found: Any) -> None:
+def _count_rows(units: Any, places: Any, cells: Any, rows: Any) -> None:
     mask = np.uint64(len(cells) - 1)
     for place in places:
         cell = units[place, 1] & mask
         if cells[cell] < _MOST:
             cells[cell] += 1
     for i in range(len(places)):
-        found[i] = cells[units[places[i], 1] & mask]
+        rows[i] = cells[units[places[i], 1] & mask]
 
 
 @compiled
-def _keep(
+def _keep_rows(
     places: Any,
     rows: Any,
     most: Any,
@@ -151,7 +150,7 @@ def _keep(
     index: Any,
     touched: Any,
     used: int,
-    limits: Limits,
+    limits: tuple[int, int, int],
     by_value: bool,
     out: Any,
     waiting: Any,

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.compiled import compiled
 from dpstream.counting.keyed_noise import KeyedNoise
 from dpstream.errors import StateError
-from dpstream.group_by.bounding import FIRST, Verdicts
+from dpstream.group_by.bounding import FIRST, KeepMask
 from dpstream.group_by.hash_tables import SLICE, HashTable
 from dpstream.query.aggregates import Measure
 from dpstream.records import Integers, Reals, Words
@@ -20,8 +21,8 @@ from dpstream.records import Integers, Reals, Words
 _LARGEST_SUM = 1 << 61
 _TOO_LARGE = "a sum left the integers of 61 bits; use a coarser quantum"
 _KINDS = ("units", "rows", "value", "round")
+_FEW = 32  # tables of key columns before they are joined
 _ACTIVE = 1  # a group has been active, and its key columns are known
-_FEW = 32  # pieces of key columns before they are joined
 
 
 @dataclass(kw_only=True)
@@ -59,7 +60,7 @@ class GroupBucket:
     def add(
         self,
         groups: Words,
-        verdicts: Verdicts,
+        keep_mask: KeepMask,
         values: Integers,
         keys: pa.Table,
         places: Integers,
@@ -75,27 +76,27 @@ class GroupBucket:
         """
         rows: Integers = np.empty(min(len(places), SLICE), np.int64)
         became, at = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        found: list[tuple[Integers, Integers]] = []
+        activated: list[tuple[Integers, Integers]] = []  # groups, and the rows that name them
         for start in range(0, len(places), SLICE):
             part = places[start : start + SLICE]
             self.table.find(groups, part, rows)
-            new = verdicts  # in its first round, a unit is new where it is new to the group
+            new = keep_mask  # in its first round, a unit is new where it is new to the group
             if units is not None:
-                new = self._new_in_round(groups, units, rows, part, step, len(verdicts))
+                new = self._new_in_round(groups, units, rows, part, step, len(keep_mask))
             state = (self.codes, self.table.numbers, pre_threshold, became, at, _LARGEST_SUM)
-            count, over = _add(rows, part, verdicts, new, values, *state)
+            count, over = _add(rows, part, keep_mask, new, values, *state)
             if over:
                 raise StateError(_TOO_LARGE)
             if count:
-                found.append((became[:count].copy(), at[:count].copy()))
-        if found:
-            active, named = (np.concatenate(parts) for parts in zip(*found, strict=True))
+                activated.append((became[:count].copy(), at[:count].copy()))
+        if activated:
+            active, named = (np.concatenate(parts) for parts in zip(*activated, strict=True))
             self._activate(active, keys.take(pa.array(named)))
 
     def add_sums(
         self, groups: Words, sums: Integers, keys: pa.Table, *, pre_threshold: int
     ) -> None:
-        """Add what `summed` has made of rows elsewhere: the same as to add the rows."""
+        """Add what `sum_groups` has made of rows elsewhere: the same as to add the rows."""
         rows = self.table.rows(groups)
         became: Integers = np.empty(len(rows), np.int64)
         state = (self.table.numbers, pre_threshold, became, _LARGEST_SUM)
@@ -107,14 +108,14 @@ class GroupBucket:
 
     def _new_in_round(
         self, groups: Words, units: Words, rows: Integers, places: Integers, step: int, size: int
-    ) -> Verdicts:
+    ) -> KeepMask:
         """Which rows are the first of their unit since their group was last published."""
         if self.members is None:
             self.members = HashTable(1)
         # Ids are pseudo-random, so an exclusive or with the words swapped is an id of the pair.
         pairs = units[places] ^ groups[places][:, ::-1]
         known = self.members.rows(np.ascontiguousarray(pairs))
-        new: Verdicts = np.zeros(size, np.uint8)
+        new: KeepMask = np.zeros(size, np.uint8)
         _first_since(rows, places, known, self.members.numbers, self.table.numbers, step, new)
         return new
 
@@ -128,29 +129,31 @@ class GroupBucket:
         if len(self.keys) > _FEW:
             self.keys = [pa.concat_tables(self.keys).combine_chunks()]
 
+    def hidden(self) -> npt.NDArray[np.bool_]:
+        """Which active groups have not been shown."""
+        hidden = np.ones(len(self.active), bool)
+        hidden[self.shown.active] = False
+        return hidden
+
     def ids(self, active: Integers) -> Words:
         """The ids of active groups."""
-        found: Words = self.table.ids[self.active[active]]
-        return found
+        return self.table.ids[self.active[active]]
 
     def sums(self, active: Integers) -> Integers:
         """The exact sums of active groups, groups x measures."""
-        found: Integers = self.table.numbers[self.active[active], : len(self.codes)]
-        return found
+        return self.table.numbers[self.active[active], : len(self.codes)]
 
     def key_columns(self, active: Integers) -> pa.Table:
         """The key columns of active groups."""
-        ends = np.cumsum([len(piece) for piece in self.keys])
-        piece_of = np.searchsorted(ends, active, side="right")
-        order = np.argsort(piece_of, kind="stable")
-        found = []
-        for number in np.unique(piece_of):
+        ends = np.cumsum([len(table) for table in self.keys])
+        table_of = np.searchsorted(ends, active, side="right")
+        order = np.argsort(table_of, kind="stable")
+        tables = []
+        for number in np.unique(table_of):
             first = ends[number] - len(self.keys[number])
-            within = active[order[piece_of[order] == number]] - first
-            found.append(self.keys[number].take(pa.array(within)))
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        return pa.concat_tables(found).combine_chunks().take(pa.array(back))
+            within = active[order[table_of[order] == number]] - first
+            tables.append(self.keys[number].take(pa.array(within)))
+        return pa.concat_tables(tables).combine_chunks().take(pa.array(np.argsort(order)))
 
     @property
     def bytes(self) -> int:
@@ -162,19 +165,19 @@ class GroupBucket:
 
 
 def sum_groups(
-    measures: Sequence[Measure], groups: Words, verdicts: Verdicts, values: Integers
+    measures: Sequence[Measure], groups: Words, keep_mask: KeepMask, values: Integers
 ) -> tuple[Words, Integers, Integers]:
     """Groups of rows that are kept, their sums, and the first row of each.
 
     Sums are exact integers, so parts of a step may be summed wherever they are and added later, in
     any order. Not for keys that are found in rounds: there it matters whose rows they are.
     """
-    places = np.flatnonzero(verdicts)
+    places = np.flatnonzero(keep_mask)
     codes, table = np.array([_KINDS.index(m.kind) for m in measures]), HashTable(len(measures))
     rows = table.rows(groups, places)
     nowhere: Integers = np.empty(0, np.int64)
     state = (codes, table.numbers, -1, nowhere, nowhere, _LARGEST_SUM)
-    _, over = _add(rows, places, verdicts, verdicts, values, *state)
+    _, over = _add(rows, places, keep_mask, keep_mask, values, *state)
     if over:
         raise StateError(_TOO_LARGE)
     first: Integers = np.empty(table.used, np.int64)
@@ -203,7 +206,7 @@ def _add_sums(
 def _add(
     rows: Any,
     places: Any,
-    verdicts: Any,
+    keep_mask: Any,
     new: Any,
     values: Any,
     codes: Any,
@@ -219,7 +222,7 @@ def _add(
         row, place, value = rows[i], places[i], 0
         for m in range(len(codes)):
             if codes[m] == 0:
-                if verdicts[place] & FIRST:
+                if keep_mask[place] & FIRST:
                     sums[row, m] += 1
                     if m == 0 and pre_threshold >= 0 and sums[row, 0] == pre_threshold + 1:
                         became[count], at[count] = row, place

@@ -25,13 +25,12 @@ from dpstream.compiled import compiled
 from dpstream.errors import StateError
 from dpstream.records import Integers, Words
 
-# Ask the processor for memory ahead of its use: loops over large tables wait less for it.
-#
-# A table of millions of rows is far larger than any cache, and each look at it misses; but which
-# rows will be looked at is known many rows ahead, so a dozen misses can be under way at once.
-
 FAR, NEAR = 24, 12
-"""Rows ahead at which the slot of an index, and then the row it names, are asked for."""
+"""Rows ahead at which the slot of an index, and then the row it names, are asked for.
+
+A table of millions of rows is far larger than any cache, and each look at it misses; but which
+rows will be looked at is known many rows ahead, so a dozen misses can be under way at once.
+"""
 
 
 @intrinsic
@@ -94,7 +93,9 @@ class HashTable:
         if wanted > _MOST_ROWS:
             raise StateError("a hash bucket is full (2^32 rows); use more buckets")
         if wanted > len(self.words):
-            self.words = _longer(self.words, self.used, wanted)
+            words, size = self.words, max(wanted, _GROWTH * len(self.words))
+            self.words = _zeros(size, words.shape[1:], np.uint64)
+            self.words[: self.used] = words[: self.used]
             touched, self.touched = self.touched, _zeros(len(self.words), (), np.uint8, spare=(1,))
             if self.words.shape[1] > 2:
                 self.touched[: self.used] = touched[: self.used]
@@ -113,10 +114,10 @@ class HashTable:
         """The row of each id, or of those at `places`; new ids get new rows."""
         if places is None:
             places = np.arange(len(ids))
-        found: Integers = np.empty(len(places), np.int64)
+        rows: Integers = np.empty(len(places), np.int64)
         for start in range(0, len(places), SLICE):
-            self.find(ids, places[start : start + SLICE], found[start : start + SLICE])
-        return found
+            self.find(ids, places[start : start + SLICE], rows[start : start + SLICE])
+        return rows
 
     def find(self, ids: Words, places: Integers, rows: Integers) -> None:
         """The same for a slice, into `rows`."""
@@ -131,7 +132,7 @@ class HashTable:
         older: Integers = np.empty(np.count_nonzero(flags.view(np.bool_)), np.int64)
         changed: Words = np.empty((len(older), self.words.shape[1] - 2), np.uint64)
         _collect_flagged(self.words, flags, older, changed)
-        self._forget_marks(self.used)
+        self._clear_touched(self.used)
         new = self.words[since : self.used]
         return {
             "since": since,
@@ -153,11 +154,11 @@ class HashTable:
         self.words[delta["older"], 2:] = delta["changed"]
         self.used = end
         self.words[end:before] = 0
-        self._forget_marks(max(before, end))
+        self._clear_touched(max(before, end))
         self.index[:] = 0
         reindex(self.words, self.used, self.index)
 
-    def _forget_marks(self, rows: int) -> None:
+    def _clear_touched(self, rows: int) -> None:
         if self.words.shape[1] > 2:
             self.touched[:rows] = 0
 
@@ -170,13 +171,6 @@ class HashTable:
     def bytes(self) -> int:
         """Memory held: the rows in use, and the index."""
         return int(self.stored + self.index.nbytes)
-
-
-def _longer(words: Words, used: int, wanted: int) -> Words:
-    """Room for more rows."""
-    longer = _zeros(max(wanted, _GROWTH * len(words)), words.shape[1:], np.uint64)
-    longer[:used] = words[:used]
-    return longer
 
 
 def _zeros(

@@ -8,6 +8,7 @@ the others do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,6 @@ from dpstream.group_by.groups import GroupBucket
 from dpstream.group_by.hash_tables import HashTable
 from dpstream.group_by.key_selection import select_keys
 from dpstream.group_by.perturb import perturb
-from dpstream.group_by.release_table import kept_share
 from dpstream.privacy.query_spend import NoiseStream
 from dpstream.query.aggregates import Measure
 from dpstream.query.noise_plan import WindowPlan
@@ -32,8 +32,7 @@ class Totals:
     """Rows offered and kept in one window."""
 
     def __init__(self, measures: Sequence[Measure]) -> None:
-        rows = [Measure(kind="rows") for _ in measures]
-        self.bucket = GroupBucket(rows)
+        self.bucket = GroupBucket([Measure(kind="rows") for _ in measures])
         self.bucket.open(_ONE_GROUP, pa.table({"": pa.nulls(1)}))
 
     def add(self, *, offered: int, kept: int) -> None:
@@ -42,14 +41,26 @@ class Totals:
         self.bucket.table.touched[0] = 1
 
     def share(
-        self, plan: WindowPlan, release: int, doors: Sequence[NoiseStream]
+        self, plan: WindowPlan, release: int, streams: Sequence[NoiseStream]
     ) -> tuple[float, float]:
         """The noisy share of rows kept, and its standard deviation."""
-        noise, appearing = select_keys(self.bucket, plan, release, doors[0])
-        noisy = perturb(self.bucket, plan, release, doors, noise, appearing)
+        noise, appearing = select_keys(self.bucket, plan, release, streams[0])
+        noisy = perturb(self.bucket, plan, release, streams, noise, appearing)
         offered, kept = noisy.sums[0].tolist()
         of_offered, of_kept = plan.stddevs[:, release - 1].tolist()
         return kept_share((offered, of_offered), (kept, of_kept))
+
+
+def kept_share(offered: tuple[int, float], kept: tuple[int, float]) -> tuple[float, float]:
+    """Share of rows that were kept, and its standard deviation, from two noisy counts.
+
+    Where the counts drown in their noise nothing is known, and nothing is made up for.
+    """
+    (rows, of_rows), (left, of_left) = offered, kept
+    if rows < 10 * of_rows or left < 10 * of_left or left >= rows:
+        return 1.0, 0.0
+    share = left / rows
+    return share, share * math.hypot(of_rows / rows, of_left / left)
 
 
 def count_offered(counters: HashTable, units: Words, places: Integers, most: int) -> int:
@@ -60,9 +71,9 @@ def count_offered(counters: HashTable, units: Words, places: Integers, most: int
 
 @compiled
 def _count_offered(rows: Any, counts: Any, most: int) -> int:
-    found = 0
+    counted = 0
     for row in rows:
         if counts[row, 0] < most:
             counts[row, 0] += 1
-            found += 1
-    return found
+            counted += 1
+    return counted

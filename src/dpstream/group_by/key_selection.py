@@ -1,7 +1,17 @@
-"""Latch keys: show a key from the first release on at which its noisy units pass the threshold.
+"""Select keys: which groups are published, by the noisy number of their units.
 
-Every active key is tested at every release of its window, also without new data: its noise moves on
-by itself. Testing only keys with new data would reveal which keys those were.
+"latched" shows a key from the first release on at which its noisy units pass the threshold
+(`select_keys`). "sqlp" publishes a group when enough units have come to it since the last time
+(`end_rounds`): a group's round begins when it was last published, at first with the window. Its
+units of the round are a running count with noise of its own, a binary tree over the window's
+releases; when the count passes the threshold, all that has come so far is published, and the next
+round begins. Sums are noisy by a second tree per column, which is never begun anew.
+
+Either way every active key is tested at every release of its window, also without new data: its
+noise moves on by itself. Testing only keys with new data would reveal which keys those were.
+
+Paper: Zhang, Doroshenko, Kairouz, Steinke, Thakurta, Ma, Apte, Spacek, "Differentially Private
+Stream Processing at Scale", 2023, Algorithms 2 to 4.
 """
 
 from __future__ import annotations
@@ -13,48 +23,38 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.compiled import compiled
-from dpstream.counting.keyed_noise import KeyedNoise, advance_noise
+from dpstream.counting.keyed_noise import KeyedNoise
 from dpstream.group_by.groups import GroupBucket
 from dpstream.group_by.hash_tables import FAR, prefetch
-from dpstream.group_by.perturb import NoisySums, perturb
+from dpstream.group_by.perturb import NoisySums, next_noise, perturb
 from dpstream.privacy.query_spend import NoiseStream
 from dpstream.query.noise_plan import WindowPlan
 from dpstream.records import Integers, Words
 
+Mask = npt.NDArray[np.bool_]
+Passes = Callable[[Words, Integers, int], Mask]
+"""(group ids, noisy units, threshold): whose round ends."""
+
 
 def select_keys(
-    bucket: GroupBucket, plan: WindowPlan, release: int, door: NoiseStream
+    bucket: GroupBucket, plan: WindowPlan, release: int, stream: NoiseStream
 ) -> tuple[Integers, Integers]:
-    """(noise of every active group's first measure, the groups that appear now).
-
-    Groups that became active since the last release join with noise from the exact law that it
-    has by now.
-    """
-    start = bucket.joined
-    joining = bucket.ids(np.arange(start, len(bucket.active)))
-    bucket.noise, noise = advance_noise(
-        plan.process,
-        bucket.noise,
-        joining,
-        release,
-        plan.sigmas[0],
-        lambda ids, purpose, each: door.normals(ids, release=release, purpose=purpose, each=each),
-        distinct=True,
-    )
+    """(noise of every active group's first measure, the groups that appear now)."""
+    joining = bucket.ids(np.arange(bucket.joined, len(bucket.active)))
+    bucket.noise, noise = next_noise(plan, 0, bucket.noise, joining, release, stream)
     bucket.joined = len(bucket.active)
-    hidden = np.ones(len(bucket.active), bool)
-    hidden[bucket.shown.active] = False
+    hidden = bucket.hidden()
     if plan.public:
         return noise, np.flatnonzero(hidden)
-    found: Integers = np.empty(len(noise), np.int64)
+    appearing: Integers = np.empty(len(noise), np.int64)
     least = int(plan.thresholds[release - 1])
-    count = _appearing(bucket.table.numbers, bucket.active, hidden, noise, least, found)
-    return noise, found[:count]
+    count = _appearing(bucket.table.numbers, bucket.active, hidden, noise, least, appearing)
+    return noise, appearing[:count]
 
 
 @compiled
 def _appearing(
-    sums: Any, active: Integers, hidden: Any, noise: Integers, least: int, found: Integers
+    sums: Any, active: Integers, hidden: Any, noise: Integers, least: int, appearing: Integers
 ) -> int:
     """The hidden groups whose noisy units, column 0, have reached the threshold: how many."""
     count = 0
@@ -63,76 +63,48 @@ def _appearing(
         ahead = group + FAR
         if ahead < len(active):
             prefetch(lines + np.uint64(active[ahead]) * line)
-        found[count] = group
+        appearing[count] = group
         count += hidden[group] and sums[active[group], 0] + noise[group] >= least
     return count
 
 
-# Find keys in rounds: publish a group when enough units have come to it since the last time.
-#
-# A group's round begins when it was last published (at first, with the window). Its units of the
-# round are a running count with noise of its own, a binary tree over the window's releases; when
-# the count passes the threshold, all that has come so far is published, and the next round begins.
-# Sums are noisy by a second tree per column, which is never begun anew.
-#
-# Paper: Zhang, Doroshenko, Kairouz, Steinke, Thakurta, Ma, Apte, Spacek, "Differentially Private
-# Stream Processing at Scale", 2023, Algorithms 2 to 4. Every group with enough units is
-# tested at every release, also without new rows, so there is nothing to predict.
-
-Mask = npt.NDArray[np.bool_]
-Passes = Callable[[Words, Integers, int], Mask]
-"""(group ids, noisy units, threshold): whose round ends."""
-
-
 def passes(_: Words, noisy: Integers, threshold: int) -> Mask:
     """Those with enough noisy units."""
-    found: Mask = noisy >= threshold
-    return found
+    return noisy >= threshold
 
 
-def in_rounds(
+def end_rounds(
     bucket: GroupBucket,
     plan: WindowPlan,
     release: int,
     step: int,
-    doors: Sequence[NoiseStream],
+    streams: Sequence[NoiseStream],
     choose: Passes = passes,
 ) -> NoisySums:
     """The groups whose round ends now, with all their sums; their next round begins."""
-    chosen = _chosen(bucket, plan, release, doors[0], choose)
-    rows = bucket.active[chosen]
+    ending = _ending(bucket, plan, release, streams[0], choose)
+    rows = bucket.active[ending]
     bucket.table.numbers[rows, 0] = 0
     bucket.table.numbers[rows, -1] = step + 2  # see GroupBucket
     bucket.table.touched[rows] = 1
-    hidden = np.ones(len(bucket.active), bool)
-    hidden[bucket.shown.active] = False
+    appearing = ending[bucket.hidden()[ending]]
     unseen: Integers = np.zeros(len(bucket.active), np.int64)  # nobody sees the count itself
-    noisy = perturb(bucket, plan, release, doors, unseen, chosen[hidden[chosen]])
-    ends = np.zeros(len(bucket.active), bool)
-    ends[chosen] = True
-    return noisy.part(ends[noisy.groups])
+    noisy = perturb(bucket, plan, release, streams, unseen, appearing)
+    return noisy.select(np.isin(noisy.groups, ending))
 
 
-def _chosen(
-    bucket: GroupBucket, plan: WindowPlan, release: int, door: NoiseStream, choose: Passes
+def _ending(
+    bucket: GroupBucket, plan: WindowPlan, release: int, stream: NoiseStream, choose: Passes
 ) -> Integers:
     """Active groups whose noisy units of the round pass the threshold; their noise ends here."""
     units = bucket.table.numbers[bucket.active, 0]
     resting = np.ones(len(bucket.active), bool)
     resting[bucket.round] = False
     joining = np.flatnonzero(resting & (units > plan.pre_threshold))
-    state, noise = advance_noise(
-        plan.process,
-        bucket.noise,
-        bucket.ids(joining),
-        release,
-        plan.sigmas[0],
-        lambda ids, purpose, each: door.normals(ids, release=release, purpose=purpose, each=each),
-        distinct=True,
-    )
+    state, noise = next_noise(plan, 0, bucket.noise, bucket.ids(joining), release, stream)
     tested = np.concatenate([bucket.round, joining])
     passed = choose(state.ids, units[tested] + noise, int(plan.thresholds[release - 1]))
     bucket.round = tested[~passed]
     bucket.noise = KeyedNoise(ids=state.ids[~passed], state=state.state[~passed], step=release)
-    found: Integers = tested[passed]
-    return found
+    ending: Integers = tested[passed]
+    return ending

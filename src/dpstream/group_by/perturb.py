@@ -1,4 +1,7 @@
-"""Noisy sums of the groups that are shown: all of them, at every release of their window."""
+"""Add noise to the sums of the groups that are shown, at every release of their window.
+
+A window's table has its groups in the order of their appearance, then of their ids (`TableOrder`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dpstream.counting.keyed_noise import advance_noise
+from dpstream.counting.keyed_noise import KeyedNoise, advance_noise
 from dpstream.group_by.groups import GroupBucket
 from dpstream.privacy.query_spend import NoiseStream
 from dpstream.query.noise_plan import WindowPlan
@@ -26,7 +29,7 @@ class NoisySums:
     groups: Integers
     """Which of the bucket's active groups they are."""
 
-    def part(self, kept: npt.NDArray[np.bool_]) -> NoisySums:
+    def select(self, kept: npt.NDArray[np.bool_] | slice) -> NoisySums:
         """Some of them."""
         return NoisySums(
             ids=self.ids[kept],
@@ -36,11 +39,31 @@ class NoisySums:
         )
 
 
+def next_noise(
+    plan: WindowPlan,
+    measure: int,
+    known: KeyedNoise | None,
+    joining: Words,
+    release: int,
+    stream: NoiseStream,
+) -> tuple[KeyedNoise, Integers]:
+    """A measure's noise moves on to a release: its new state, and the noise of each group.
+
+    Groups that join draw theirs from the exact law that it has by now.
+    """
+
+    def draw(ids: Words, purpose: str, each: int) -> Reals:
+        return stream.normals(ids, release=release, purpose=purpose, each=each)
+
+    sigma = plan.sigmas[measure]
+    return advance_noise(plan.process, known, joining, release, sigma, draw, distinct=True)
+
+
 def perturb(
     bucket: GroupBucket,
     plan: WindowPlan,
     release: int,
-    doors: Sequence[NoiseStream],
+    streams: Sequence[NoiseStream],
     first: Integers,
     appearing: Integers,
 ) -> NoisySums:
@@ -51,33 +74,26 @@ def perturb(
     """
     shown = bucket.shown
     ids = bucket.ids(appearing)
-    in_order = appearing[np.lexsort((ids[:, 1], ids[:, 0]))]
-    joining = bucket.ids(in_order)
-    shown.active = np.concatenate([shown.active, in_order])
-    shown.since = np.concatenate([shown.since, np.full(len(in_order), release, np.int64)])
-    noise = [first[shown.active]]
-    for number, door in enumerate(doors[1:]):
-        known = shown.noise[number] if number < len(shown.noise) else None
-        state, path = advance_noise(
-            plan.process,
-            known,
-            joining,
-            release,
-            plan.sigmas[number + 1],
-            lambda rows, purpose, each, door=door: door.normals(  # type: ignore[misc]
-                rows, release=release, purpose=purpose, each=each
-            ),
-            distinct=True,
-        )
-        shown.noise[number:] = [state, *shown.noise[number + 1 :]]
-        noise.append(path)
-    sums = bucket.sums(shown.active) + np.stack(noise, axis=1)
+    appearing = appearing[np.lexsort((ids[:, 1], ids[:, 0]))]
+    joining = bucket.ids(appearing)
+    shown.active = np.concatenate([shown.active, appearing])
+    shown.since = np.concatenate([shown.since, np.full(len(appearing), release, np.int64)])
+    known: Sequence[KeyedNoise | None] = shown.noise or [None] * (len(streams) - 1)
+    others = [
+        next_noise(plan, measure, noise, joining, release, stream)
+        for measure, (noise, stream) in enumerate(zip(known, streams[1:], strict=True), start=1)
+    ]
+    shown.noise = [state for state, _ in others]
+    noise = np.stack([first[shown.active], *(path for _, path in others)], axis=1)
     return NoisySums(
-        ids=bucket.ids(shown.active), since=shown.since, sums=sums, groups=shown.active
+        ids=bucket.ids(shown.active),
+        since=shown.since,
+        sums=bucket.sums(shown.active) + noise,
+        groups=shown.active,
     )
 
 
-def thinned(bucket: GroupBucket, noisy: NoisySums, least: Reals) -> NoisySums:
+def thin_out(bucket: GroupBucket, noisy: NoisySums, least: Reals) -> NoisySums:
     """Only groups of which some noisy sum has moved by `least` since it was last published.
 
     Noisy values decide, so this is post-processing: which rows are left out reveals nothing more.
@@ -91,24 +107,21 @@ def thinned(bucket: GroupBucket, noisy: NoisySums, least: Reals) -> NoisySums:
         new[:known] = moved.any(axis=1)
         published[:known] = np.where(new[:known, None], noisy.sums[:known], shown.published)
     shown.published = published
-    return noisy.part(new)
-
-
-# The order of a window's rows in its tables: oldest appearance first, then by id.
-#
-# Groups only ever join at the end, so the order and the key columns grow with each release instead
-# of being made anew.
+    return noisy.select(new)
 
 
 @dataclass(kw_only=True)
-class Layout:
-    """Where each bucket's groups stand, and the key columns of all of them in order."""
+class TableOrder:
+    """Where each bucket's groups stand in a window's tables, and the key columns in that order.
+
+    Groups only ever join at the end, so both grow with each release instead of being made anew.
+    """
 
     size: int = 0
     places: list[Integers] = field(default_factory=list)
     keys: pa.Table | None = None
 
-    def arranged(
+    def arrange(
         self, buckets: Sequence[GroupBucket], noisy: Sequence[NoisySums]
     ) -> tuple[Integers, pa.Table | None]:
         """(sums, keys) of everything shown, in order; no keys as long as nothing was."""
@@ -120,26 +133,28 @@ class Layout:
 
     def _grow(self, buckets: Sequence[GroupBucket], noisy: Sequence[NoisySums]) -> None:
         """Take in the groups that have come since the last release."""
-        places = self.places = self.places or [np.zeros(0, np.int64) for _ in noisy]
-        new = [slice(len(known), None) for known in places]
-        ids = np.concatenate([part.ids[rest] for part, rest in zip(noisy, new, strict=True)])
-        since = np.concatenate([part.since[rest] for part, rest in zip(noisy, new, strict=True)])
+        self.places = self.places or [np.zeros(0, np.int64) for _ in noisy]
+        new = [
+            part.select(slice(len(known), None))
+            for known, part in zip(self.places, noisy, strict=True)
+        ]
+        ids = np.concatenate([part.ids for part in new])
         if not len(ids):
             return
+        since = np.concatenate([part.since for part in new])
         order = np.lexsort((ids[:, 1], ids[:, 0], since))
         rank = np.empty(len(order), np.int64)
         rank[order] = self.size + np.arange(len(order))
-        ends = np.cumsum([len(part.ids[rest]) for part, rest in zip(noisy, new, strict=True)])
+        ends = np.cumsum([len(part.ids) for part in new])
         self.places = [
             np.concatenate([known, more])
-            for known, more in zip(places, np.split(rank, ends[:-1]), strict=True)
+            for known, more in zip(self.places, np.split(rank, ends[:-1]), strict=True)
         ]
-        shown = [
-            bucket.key_columns(part.groups[rest])
-            for bucket, part, rest in zip(buckets, noisy, new, strict=True)
-            if len(part.groups[rest])
-        ]
-        fresh = pa.concat_tables(shown).take(pa.array(order))
-        known = [] if self.keys is None else [self.keys]
-        self.keys = pa.concat_tables([*known, fresh]).combine_chunks()
+        keys = pa.concat_tables(
+            bucket.key_columns(part.groups)
+            for bucket, part in zip(buckets, new, strict=True)
+            if len(part.groups)
+        ).take(pa.array(order))
+        self.keys = keys if self.keys is None else pa.concat_tables([self.keys, keys])
+        self.keys = self.keys.combine_chunks()
         self.size += len(order)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,30 +41,31 @@ class QueryState:
         return {period for bucket in self.units for period in list(bucket.periods)}
 
     def evict_window(self, window: int) -> None:
-        """A window is final: its groups, its pairs and its totals go."""
+        """Drop a final window's groups, the units in them, and its totals."""
         self.windows.pop(window, None)
         self.totals.pop(window, None)
         for bucket in self.units:
             bucket.windows.pop(window, None)
 
     def evict_period(self, period: int) -> None:
-        """Its units go."""
+        """Drop a period's units."""
         for bucket in self.units:
             bucket.periods.pop(period, None)
             bucket.offered.pop(period, None)
 
+    def evict_periods(self, query: Query, step: int) -> None:
+        """Drop every period of which no row can be kept any more: its windows are final."""
+        for period in self.periods:
+            if _last_step(query, period, step) < step:
+                self.evict_period(period)
 
-def is_over(query: Query, step: int) -> Callable[[int], bool]:
-    """Is every window of a period final by `step`? Then no row of it can be kept any more."""
+
+def _last_step(query: Query, period: int, step: int) -> int:
+    """The last step that publishes a window of a period; without an end, it is not over yet."""
     ticks, schedule = query.periods, query.schedule
     if ticks is None:
-        return lambda period: schedule.steps is not None and step >= schedule.steps
-
-    def over(period: int) -> bool:
-        end = ticks.at(period + 1)
-        if schedule.end is not None:  # the period may reach beyond it
-            end = min(end, schedule.end)
-        last = int(schedule.last_window_of(np.array([end - 1]))[0])
-        return schedule.last_step(last) < step
-
-    return over
+        return step if schedule.steps is None else schedule.steps - 1
+    end = ticks.at(period + 1)
+    if schedule.end is not None:  # the period may reach beyond it
+        end = min(end, schedule.end)
+    return schedule.last_step(int(schedule.last_window_of(np.array([end - 1]))[0]))

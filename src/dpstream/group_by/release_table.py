@@ -1,13 +1,16 @@
-"""The table of a release: noisy sums become answers with error bars, beside keys and times."""
+"""The table of a release: noisy sums become answers with error bars, beside keys and times.
+
+All of it is post-processing: nothing here has seen a row. `ReleaseTables` makes those of a query,
+`series_table` that of a step that a time-series mechanism has released.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,15 +19,12 @@ from dpstream.errors import StateError
 from dpstream.query.aggregates import Aggregate, Measure
 from dpstream.query.column_types import Types
 from dpstream.query.noise_plan import NoisePlan
+from dpstream.query.row_spec import RowSpec
 from dpstream.query.schedule import DueRelease
 from dpstream.query.series_query import SeriesQuery
 from dpstream.query.windows import iso
 from dpstream.records import Integers, Reals, Release
 from dpstream.rows.row_reader import RowReader
-
-# Noisy measures become the columns of a release: answers, their error bars, intervals.
-#
-# All of it is post-processing: nothing here has seen a row.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,21 +68,6 @@ def answer_columns(
     return table
 
 
-def kept_share(offered: tuple[int, float], kept: tuple[int, float]) -> tuple[float, float]:
-    """Share of rows that were kept, and its standard deviation, from two noisy counts.
-
-    Where the counts drown in their noise nothing is known, and nothing is made up for.
-    """
-    (rows, of_rows), (left, of_left) = offered, kept
-    if rows < 10 * of_rows or left < 10 * of_left or left >= rows:
-        return 1.0, 0.0
-    share = left / rows
-    return share, share * math.hypot(of_rows / rows, of_left / left)
-
-
-WINDOW = ("window_start", "window_end")
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReleaseTables:
     """Makes the tables of one run; `run_tag` names it, so that a sink can tell runs apart."""
@@ -92,7 +77,7 @@ class ReleaseTables:
     """Of the keys, once they are known."""
     run_tag: str = ""
 
-    def made(
+    def table(
         self,
         step: int,
         due: DueRelease,
@@ -105,50 +90,31 @@ class ReleaseTables:
         `kept`: the noisy share of rows that bounding kept, and its standard deviation.
         """
         query, plan = self.plan.query, self.plan.window(due.releases)
-        start, end = query.schedule.span(due.window)
-        time = query.schedule.time_of(step)
-        release = self._finished(
-            sums,
-            plan.stddevs[:, due.release - 1],
-            self.no_keys() if keys is None else keys,
-            span=(start, end),
-            time=time,
-            release=due.release,
-            kept=kept,
-        )
+        span, time = query.schedule.span(due.window), query.schedule.time_of(step)
+        keys = no_keys(query, self.types) if keys is None else keys
+        stddevs = plan.stddevs[:, due.release - 1]
+        release = self._columns(sums, stddevs, keys, kept, Place(span, time, due.release))
         if not release.schema.equals(self.schema):
             raise StateError(
                 f"the releases of {query.name!r} have the columns {shown_schema(self.schema)}, and "
                 f"this one has {shown_schema(release.schema)}; it was not published: please report "
                 "this query"
             )
-        about = about_release(
-            query.name,
-            self.run_tag,
-            due.window,
-            span=(start, end),
-            time=time,
-            release=due.release,
-            releases=due.releases,
-        )
-        if query.totals:
-            about["kept_share"] = kept[0]
-        return release.replace_schema_metadata({"dpstream": json.dumps(about)})
+        more = {"kept_share": kept[0]} if query.totals else {}
+        place = Place(span, time, due.release, due.releases)
+        return place.describe(release, query.name, self.run_tag, due.window, **more)
 
-    def _finished(
+    def _columns(
         self,
         sums: Integers,
         stddevs: Reals,
         keys: pa.Table,
-        *,
-        span: tuple[int | None, int | None],
-        time: int | None,
-        release: int,
         kept: tuple[float, float],
+        place: Place,
     ) -> pa.Table:
         """All columns of a table, after the query's own post-processing."""
-        query, size = self.plan.query, len(sums)
-        by_measure = {
+        query = self.plan.query
+        noisy = {
             measure: (sums[:, number], float(stddevs[number]))
             for number, measure in enumerate(query.measures)
         }
@@ -158,37 +124,16 @@ class ReleaseTables:
             deviations=self.plan.interval,
             kept=kept if query.totals else None,
         )
-        columns = answer_columns(query.aggregates, by_measure, reading)
-        named: dict[str, Any] = {}
-        if query.time_column is not None:
-            named |= dict(zip(WINDOW, (instants(edge, size) for edge in span), strict=True))
-        named |= {name: keys[name] for name in query.keys}
-        named |= {name: pa.array(values) for name, values in columns.items()}
-        named["trigger_time"] = instants(time, size)
-        named["release_index"] = pa.array(np.full(size, release, np.int64))
-        made = pa.table(named)
-        return made if query.finish is None else query.finish(made)
+        answers = answer_columns(query.aggregates, noisy, reading)
+        return place.table(query, len(sums), keys, answers)
 
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns of every release and their types: known before the first one."""
-        measures = len(self.plan.query.measures)
+        measures, keys = len(self.plan.query.measures), no_keys(self.plan.query, self.types)
         none: Integers = np.zeros((0, measures), np.int64)
-        made = self._finished(
-            none,
-            np.zeros(measures),
-            self.no_keys(),
-            span=(None, None),
-            time=None,
-            release=1,
-            kept=(1.0, 0.0),
-        )
-        return made.schema.remove_metadata()
-
-    def no_keys(self) -> pa.Table:
-        """Key columns without rows."""
-        keys = self.plan.query.keys
-        return pa.table({name: pa.array([], self.types[name]) for name in keys})
+        table = self._columns(none, np.zeros(measures), keys, (1.0, 0.0), Place((None, None), None))
+        return table.schema.remove_metadata()
 
 
 def release_schema(plan: NoisePlan, types: Types) -> pa.Schema:
@@ -196,35 +141,76 @@ def release_schema(plan: NoisePlan, types: Types) -> pa.Schema:
     return ReleaseTables(plan=plan, types=types).schema
 
 
-def about_release(
-    query: str,
-    run: str,
-    window: int,
-    *,
-    span: tuple[int | None, int | None],
-    time: int | None,
-    release: int = 1,
-    releases: int = 1,
-) -> dict[str, Any]:
-    """What a sink is told of a table beside its rows: the metadata of its schema."""
-    return {
-        "query": query,
-        "run": run,
-        "window": window,
-        "window_start": iso(span[0]),
-        "window_end": iso(span[1]),
-        "trigger_time": iso(time),
-        "release_index": release,
-        "releases": releases,
+def series_table(
+    query: SeriesQuery, release: Release, step: int, run_tag: str, reader: RowReader
+) -> pa.Table:
+    """All public groups of one window; `held`: the mechanism repeats an earlier value."""
+    place = Place(query.schedule.span(release.step), query.schedule.time_of(step))
+    table = _series_columns(query, release, reader.public_table(), place)
+    return place.describe(table, query.name, run_tag, release.step)
+
+
+def series_schema(query: SeriesQuery, types: Types) -> pa.Schema:
+    """The columns of every release and their types, by those of the keys."""
+    none = Release(step=0, values=np.zeros(0), paid=False)
+    return _series_columns(query, none, no_keys(query, types), Place((None, None), None)).schema
+
+
+def _series_columns(query: SeriesQuery, release: Release, keys: pa.Table, place: Place) -> pa.Table:
+    """All columns of a table, after the query's own post-processing."""
+    size = len(release.values)
+    spread = np.full(size, np.nan) if release.stddev is None else release.stddev
+    answers = {
+        query.count.name: np.asarray(release.values, np.float64),
+        f"{query.count.name}_stddev": np.broadcast_to(np.asarray(spread, np.float64), size),
+        "held": np.full(size, release.held),
     }
+    return place.table(query, size, keys, answers)
 
 
-def shown_schema(schema: pa.Schema) -> str:
-    """Names and types, for people."""
-    return ", ".join(f"{field.name} ({field.type})" for field in schema)
+class Place(NamedTuple):
+    """Where a table stands: the span of its window, its trigger, and which of its releases."""
+
+    span: tuple[int | None, int | None]
+    time: int | None
+    release: int = 1
+    releases: int = 1
+
+    def table(
+        self, query: RowSpec, size: int, keys: pa.Table, answers: Mapping[str, Any]
+    ) -> pa.Table:
+        """Window, keys, answers and trigger side by side, after the query's post-processing."""
+        named: dict[str, Any] = {}
+        if query.time_column is not None:
+            named = {
+                "window_start": _instants(self.span[0], size),
+                "window_end": _instants(self.span[1], size),
+            }
+        named |= {name: keys[name] for name in query.keys}
+        named |= {name: pa.array(values) for name, values in answers.items()}
+        named["trigger_time"] = _instants(self.time, size)
+        named["release_index"] = pa.array(np.full(size, self.release, np.int64))
+        table = pa.table(named)
+        return table if query.finish is None else query.finish(table)
+
+    def describe(
+        self, table: pa.Table, query: str, run_tag: str, window: int, **more: Any
+    ) -> pa.Table:
+        """The table with what a sink is told beside its rows: the metadata of its schema."""
+        about = {
+            "query": query,
+            "run": run_tag,
+            "window": window,
+            "window_start": iso(self.span[0]),
+            "window_end": iso(self.span[1]),
+            "trigger_time": iso(self.time),
+            "release_index": self.release,
+            "releases": self.releases,
+        }
+        return table.replace_schema_metadata({"dpstream": json.dumps(about | more)})
 
 
-def instants(time: int | None, size: int) -> pa.Array:
+def _instants(time: int | None, size: int) -> pa.Array:
     """A column with one time in all rows."""
     kind = pa.timestamp("us", tz="UTC")
     if time is None:
@@ -232,46 +218,11 @@ def instants(time: int | None, size: int) -> pa.Array:
     return pa.array(np.full(size, time, np.int64)).view(kind)
 
 
-# The table of a step that a time-series mechanism has released: one row for each public group.
+def no_keys(query: RowSpec, types: Types) -> pa.Table:
+    """Key columns without rows."""
+    return pa.table({name: pa.array([], types[name]) for name in query.keys})
 
 
-def series_table(
-    query: SeriesQuery, release: Release, step: int, run_tag: str, reader: RowReader
-) -> pa.Table:
-    """All public groups of one window; `held`: the mechanism repeats an earlier value."""
-    start, end = query.schedule.span(release.step)
-    time = query.schedule.time_of(step)
-    keys = reader.public_table() if query.rows.keys else None
-    table = _finished(query, release, keys, span=(start, end), time=time)
-    about = about_release(query.name, run_tag, release.step, span=(start, end), time=time)
-    return table.replace_schema_metadata({"dpstream": json.dumps(about)})
-
-
-def series_schema(query: SeriesQuery, types: Types) -> pa.Schema:
-    """The columns of every release and their types, by those of the keys."""
-    keys = pa.table({name: pa.array([], types[name]) for name in query.rows.keys})
-    none = Release(step=0, values=np.zeros(0), paid=False)
-    return _finished(query, none, keys, span=(None, None), time=None).schema
-
-
-def _finished(
-    query: SeriesQuery,
-    release: Release,
-    keys: pa.Table | None,
-    *,
-    span: tuple[int | None, int | None],
-    time: int | None,
-) -> pa.Table:
-    """All columns of a table, after the query's own post-processing."""
-    size = len(release.values)
-    spread = np.full(size, np.nan) if release.stddev is None else release.stddev
-    named: dict[str, Any] = dict(zip(WINDOW, (instants(edge, size) for edge in span), strict=True))
-    if keys is not None:
-        named |= {name: keys[name] for name in query.rows.keys}
-    named[query.column] = pa.array(release.values, pa.float64())
-    named[f"{query.column}_stddev"] = pa.array(np.broadcast_to(spread, size).copy(), pa.float64())
-    named["held"] = pa.array([release.held] * size, pa.bool_())
-    named["trigger_time"] = instants(time, size)
-    named["release_index"] = pa.array(np.ones(size, np.int64))
-    table = pa.table(named)
-    return table if query.rows.finish is None else query.rows.finish(table)
+def shown_schema(schema: pa.Schema) -> str:
+    """Names and types, for people."""
+    return ", ".join(f"{field.name} ({field.type})" for field in schema)

@@ -14,7 +14,7 @@ import numpy as np
 from dpstream.privacy.state import Secret
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Integers, Words
-from dpstream.rows.row_batch import RowSlice, id_pairs
+from dpstream.rows.row_batch import RowSlice, id_pairs, rows_by_window
 from dpstream.rows.row_reader import RowReader
 
 
@@ -22,46 +22,38 @@ class StepCounts:
     """Counts per public group of every window that is not published yet, and who is in them."""
 
     def __init__(self, query: SeriesQuery, secret: Secret, run: bytes) -> None:
-        self.reader = RowReader(query.rows, secret, run)
-        self._bins: Words | None = None
+        self.reader = RowReader(query, secret, run)
         self._seen: dict[int, Words] = {}
         self._counts: dict[int, Integers] = {}
 
-    def take(self, pieces: Iterable[RowSlice]) -> None:
+    def take(self, slices: Iterable[RowSlice]) -> None:
         """Add the rows of a step, whatever windows they belong to."""
-        parts = [(rows, slice(first, end)) for rows, first, end in pieces if end > first]
-        if not parts:
-            return
-        units, groups, digests, windows = (
-            np.concatenate([getattr(rows, name)[part] for rows, part in parts])
-            for name in ("units", "groups", "digests", "windows")
-        )
-        for window in np.unique(windows).tolist():
-            mine = windows == window
-            self._add(window, units[mine], groups[mine], digests[mine])
+        for window, _, rows in rows_by_window(slices):
+            # of each unit the row with the smallest digest
+            order = np.lexsort((*rows.digests.T[::-1], *rows.units.T[::-1]))
+            units, groups = rows.units[order], rows.groups[order]
+            first = np.ones(len(units), bool)
+            first[1:] = (units[1:] != units[:-1]).any(axis=1)
+            self._add(window, units[first], groups[first])
 
-    def _add(self, window: int, units: Words, groups: Words, digests: Words) -> None:
+    def _add(self, window: int, units: Words, groups: Words) -> None:
+        """Count the groups of units that are not in the window yet."""
         seen = self._seen.get(window, np.zeros((0, 2), np.uint64))
-        order = np.lexsort((digests[:, 1], digests[:, 0], units[:, 1], units[:, 0]))
-        units, groups = units[order], groups[order]
-        first = np.ones(len(units), bool)
-        first[1:] = (units[1:] != units[:-1]).any(axis=1)
-        units, groups = units[first], groups[first]
-        fresh = ~np.isin(id_pairs(units), id_pairs(seen))
-        self._seen[window] = np.concatenate([seen, units[fresh]])
-        bins = self._bin_ids()
-        order = np.argsort(id_pairs(bins))
-        place = order[np.searchsorted(id_pairs(bins)[order], id_pairs(groups[fresh]))]
-        counts = self._counts.get(window, np.zeros(len(bins), np.int64))
-        self._counts[window] = counts + np.bincount(place, minlength=len(bins))
+        new = ~np.isin(id_pairs(units), id_pairs(seen))
+        self._seen[window] = np.concatenate([seen, units[new]])
+        bins = id_pairs(self.reader.public_ids())
+        order = np.argsort(bins)
+        places = order[np.searchsorted(bins[order], id_pairs(groups[new]))]
+        self._counts[window] = self.counts(window) + np.bincount(places, minlength=len(bins))
 
     def counts(self, window: int) -> Integers:
         """A window's histogram, in the order of the public groups."""
-        found = self._counts.get(window)
-        return np.zeros(len(self._bin_ids()), np.int64) if found is None else found
+        if window not in self._counts:
+            return np.zeros(len(self.reader.public_ids()), np.int64)
+        return self._counts[window]
 
     def evict(self, window: int) -> None:
-        """A window is published."""
+        """Drop a window that is published."""
         self._seen.pop(window, None)
         self._counts.pop(window, None)
 
@@ -78,8 +70,3 @@ class StepCounts:
         """Go on from what was saved."""
         self._counts = dict(zip(saved["windows"], saved["counts"], strict=True))
         self._seen = dict(zip(saved["windows"], saved["seen"], strict=True))
-
-    def _bin_ids(self) -> Words:
-        if self._bins is None:
-            self._bins = self.reader.public_ids()
-        return self._bins

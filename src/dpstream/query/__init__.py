@@ -1,1 +1,5 @@
-"""What is asked: queries, aggregates, windows, schedules, and the noise that follows from them."""
+"""What is asked, as frozen values: rows and times (`row_spec`), aggregates, windows, schedules.
+
+`query` is a continual GROUP BY, `series_query` a time-series mechanism over counts; `noise_plan`
+says how much noise a query needs.
+"""

@@ -1,7 +1,8 @@
 """Aggregates: which measures each is made of, and what it makes of them once they are noisy.
 
-Each aggregate is a function of a few *measures*: running sums of integers per group, to which noise
-is added.
+Each aggregate is a function of a few *measures*: exact running sums of integers per group. Noise is
+added to measures and to nothing else. A value lies on a public grid, `quantum`, after clamping to
+[lo, hi]; what one row adds is at most `largest`, from which sensitivities are computed.
 
     COUNT(*)              rows (with one row per unit and group: units)
     COUNT(DISTINCT unit)  units
@@ -24,11 +25,6 @@ from dpstream.errors import InvalidParameter
 from dpstream.privacy.amounts import Amount, exact, positive
 from dpstream.privacy.state.identity import Identified
 from dpstream.records import Integers, Reals
-
-# Measures: the exact integer columns behind the aggregates, one running sum per group each.
-#
-# Noise is added to measures and to nothing else. A value lies on a public grid, `quantum`, after
-# clamping to [lo, hi]; what one row adds is bounded by `largest`, of which sensitivities are made.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,10 +260,10 @@ class Stddev(Variance, identity="stddev"):
     def answer(self, noisy: Sequence[Pair], nonnegative: bool) -> Pair:
         """The root of the variance; where that drowns in noise, so does this."""
         variance, spread = super().answer(noisy, nonnegative)
-        found, most = np.sqrt(variance), float(self.hi - self.lo) / 2
+        stddev, most = np.sqrt(variance), float(self.hi - self.lo) / 2
         with np.errstate(divide="ignore", invalid="ignore"):
-            slope = np.where(found > 0, spread / (2 * found), np.inf)
-        return found, np.minimum(np.minimum(slope, np.sqrt(spread)), most)
+            slope = np.where(stddev > 0, spread / (2 * stddev), np.inf)
+        return stddev, np.minimum(np.minimum(slope, np.sqrt(spread)), most)
 
     def within(self, low: Reals, high: Reals, nonnegative: bool) -> tuple[Reals, Reals]:
         """Nor can it be below 0, or above that of values at both clamps."""
@@ -297,9 +293,5 @@ def all_measures(
     aggregates: Sequence[Aggregate], *, one_row: bool, finder: Measure | None
 ) -> tuple[Measure, ...]:
     """Every column that needs noise, once; unknown keys are found by `finder`, column 0."""
-    found = [] if finder is None else [finder]
-    for aggregate in aggregates:
-        for measure in aggregate.measures(one_row):
-            if measure not in found:
-                found.append(measure)
-    return tuple(found)
+    measures = [measure for each in aggregates for measure in each.measures(one_row)]
+    return tuple(dict.fromkeys(measures if finder is None else [finder, *measures]))

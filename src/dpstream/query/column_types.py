@@ -29,9 +29,19 @@ NAMES: dict[str, pa.DataType] = {
 }
 """Types of columns as BigQuery names them; DATETIME has no time zone, TIMESTAMP is an instant."""
 
-_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _WIDTHS = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
 _AS_THEY_ARE = (pa.types.is_boolean, pa.types.is_time, pa.types.is_timestamp, pa.types.is_duration)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Is it a column of strings?"""
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Is it a column of integers, floats or decimals?"""
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    return any(holds(kind) for holds in tests)
 
 
 def named_type(given: Any) -> pa.DataType:
@@ -83,7 +93,7 @@ def canonical_type(kind: pa.DataType, name: str = "") -> pa.DataType:
         return canonical_type(kind.storage_type, name)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return canonical_type(kind.value_type, name)
-    if any(holds(kind) for holds in (*_TEXTS, pa.types.is_null)):  # no value: text is missing
+    if is_text(kind) or pa.types.is_null(kind):  # no value: text is missing
         return pa.string()
     if any(holds(kind) for holds in _WIDTHS) or kind == pa.binary_view():
         return pa.binary()

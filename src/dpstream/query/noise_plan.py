@@ -1,14 +1,13 @@
 """How much noise, and when a key is shown: all of it follows from the query alone.
 
-The whole run is one charge of mu^2 (GDP), a tail for the selection of keys, and what float
-arithmetic adds. The columns share mu^2; each window's noise has the standard deviation that its own
-number of releases asks for. Proofs: `docs/soundness/latched.md`, `docs/soundness/sqlp.md`.
+The whole run is one charge of mu^2 (GDP), a slack of delta for the selection of keys, and what
+float arithmetic adds. The columns share mu^2; each window's noise has the standard deviation that
+its own number of releases asks for. Proofs: `docs/soundness/latched.md`, `docs/soundness/sqlp.md`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -46,6 +45,11 @@ class WindowPlan:
     pre_threshold: int
     thresholds: Integers
     """Noisy units that show a key, by release."""
+
+    @property
+    def activation(self) -> int:
+        """Units above which a group becomes active; -1: all groups are known and active."""
+        return -1 if self.public else self.pre_threshold
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class NoisePlan:
         return bounds.rows if measure.kind in ("round", "kept") else bounds.groups
 
     @property
-    def tail(self) -> Fraction:
+    def delta_slack(self) -> Fraction:
         """What selecting keys may take from delta; nothing if the keys are public."""
         query = self.query
         return query.delta * query.selection_share if query.public_groups is None else Fraction(0)
@@ -105,7 +109,7 @@ class NoisePlan:
             influence=[self._reached(column) for column in self.columns],
             epsilon=query.epsilon,
             delta=query.delta,
-            delta_slack=self.tail,
+            delta_slack=self.delta_slack,
         )
 
     @property
@@ -130,11 +134,8 @@ class NoisePlan:
     @property
     def matrices(self) -> list[tuple[int, tuple[float, ...]]]:
         """The counters' matrices, by the number of releases: they fix the noise."""
-        found = []
-        for releases in self.query.schedule.lengths:
-            process = self._process(releases)
-            found.append((releases, () if isinstance(process, Honaker) else process.decays))
-        return found
+        processes = [(length, self._process(length)) for length in self.query.schedule.lengths]
+        return [(n, () if isinstance(p, Honaker) else p.decays) for n, p in processes]
 
     def terms(self) -> Terms:
         """The book that this query opens where there is none."""
@@ -142,7 +143,7 @@ class NoisePlan:
         return own_terms(
             epsilon=query.epsilon,
             mu_squared=self.calibrated.mu_squared,
-            delta_slack=self.tail,
+            delta_slack=self.delta_slack,
             error=self.calibrated.error,
             period=query.period_in_words,
             time_zone=query.time_zone,
@@ -151,13 +152,8 @@ class NoisePlan:
 
     def pay(self, spend: QuerySpend, digest: str) -> None:
         """Charge the whole run, once."""
-        calibrated = self.calibrated
-        spend.pay(
-            mu_squared=calibrated.mu_squared,
-            delta_slack=self.tail,
-            error=calibrated.error,
-            digest=digest,
-        )
+        mu_squared, error = self.calibrated.mu_squared, self.calibrated.error
+        spend.pay(mu_squared=mu_squared, delta_slack=self.delta_slack, error=error, digest=digest)
 
     def window(self, releases: int) -> WindowPlan:
         """The noise of a window with so many releases."""
@@ -171,38 +167,31 @@ class NoisePlan:
         return {}
 
     def _window(self, releases: int) -> WindowPlan:
-        query, public = self.query, self.query.public_groups is not None
-        process, sigmas = self._process(releases), self._sigmas(releases)[: len(query.measures)]
-        rows, early = process.error(), 0
-        thresholds: Integers = np.zeros(releases, np.int64)
-        if not public:
-            deviations = self._quantiles(releases) * sigmas[0] * rows * (1 + 1e-12)
-            if query.pre_threshold is not None:
-                early = query.pre_threshold
-            else:
-                early = math.floor(_EARLY * float(deviations[-1]))
-            thresholds = early + 1 + np.ceil(deviations + 0.5).astype(np.int64)
-        return WindowPlan(
-            public=public,
-            process=process,
-            sigmas=sigmas,
-            stddevs=_stddevs(sigmas, rows),
-            pre_threshold=early,
-            thresholds=thresholds,
-        )
+        query = self.query
+        plan = self._of_columns(releases, slice(len(query.measures)))
+        if query.public_groups is not None:
+            return plan
+        deviations = self._quantiles(releases) * plan.sigmas[0] * plan.process.error() * (1 + 1e-12)
+        early = query.pre_threshold
+        if early is None:
+            early = math.floor(_EARLY * float(deviations[-1]))
+        thresholds = early + 1 + np.ceil(deviations + 0.5).astype(np.int64)
+        return replace(plan, public=False, pre_threshold=early, thresholds=thresholds)
 
     @lru_cache(maxsize=64)  # noqa: B019
     def totals(self, releases: int) -> WindowPlan:
         """The noise of a window's totals: one group, which everybody knows."""
-        process, sigmas = (
-            self._process(releases),
-            self._sigmas(releases)[len(self.query.measures) :],
-        )
+        return self._of_columns(releases, slice(len(self.query.measures), None))
+
+    def _of_columns(self, releases: int, columns: slice) -> WindowPlan:
+        """The noise of some columns of groups that everybody knows."""
+        process, sigmas = self._process(releases), self._sigmas(releases)[columns]
+        stddevs: Reals = np.hypot(np.outer(sigmas, process.error()), 12**-0.5)
         return WindowPlan(
             public=True,
             process=process,
             sigmas=sigmas,
-            stddevs=_stddevs(sigmas, process.error()),
+            stddevs=stddevs,
             pre_threshold=0,
             thresholds=np.zeros(releases, np.int64),
         )
@@ -215,23 +204,17 @@ class NoisePlan:
         )
 
     def _quantiles(self, releases: int) -> Reals:
-        """How many standard deviations no noise of a unit's own keys passes, but for the tail.
+        """How many standard deviations no noise of a unit's own keys passes, but for the slack.
 
-        By release: the last one has a part of the tail of its own, the others share the rest.
+        By release: the last one has a part of the slack of its own, the others share the rest.
         """
         parts = np.full(releases, 1 / releases)
         if self.query.last_share is not None and releases > 1:
             last = float(self.query.last_share)
             parts[:-1], parts[-1] = (1 - last) / (releases - 1), last
-        each = float(self.tail) * (1 - 1e-12) / self._reached(self.columns[0]) * parts
-        found: Reals = -ndtri(each) * (1 + 1e-12)
-        return found
-
-
-def _stddevs(sigmas: Sequence[float], rows: Reals) -> Reals:
-    """Measures x releases, rounding included."""
-    found: Reals = np.hypot(np.outer(sigmas, rows), 12**-0.5)
-    return found
+        each = float(self.delta_slack) * (1 - 1e-12) / self._reached(self.columns[0]) * parts
+        quantiles: Reals = -ndtri(each) * (1 + 1e-12)
+        return quantiles
 
 
 @lru_cache(maxsize=256)
@@ -261,17 +244,17 @@ def plan_query(query: Query) -> NoisePlan:
 
 def _coarser(query: Query) -> Query | None:
     """The query with its finest default grid ten times as coarse, if that leaves enough steps."""
-    found = []
+    grids = []
     for aggregate in query.aggregates:
         if isinstance(aggregate, Sum) and not aggregate.chosen:
             largest = max(abs(aggregate.lo), abs(aggregate.hi))
             wider = aggregate.quantum * 10
             fits = (aggregate.lo / wider).denominator == (aggregate.hi / wider).denominator == 1
             if fits and largest / wider >= _COARSEST:
-                found.append((largest / aggregate.quantum, aggregate, wider))
-    if not found:
+                grids.append((largest / aggregate.quantum, aggregate, wider))
+    if not grids:
         return None
-    _, finest, quantum = max(found, key=lambda item: item[0])
+    _, finest, quantum = max(grids, key=lambda item: item[0])
     changed = replace(finest, quantum=quantum, chosen=False)
     aggregates = tuple(changed if a is finest else a for a in query.aggregates)
     return replace(query, aggregates=aggregates)

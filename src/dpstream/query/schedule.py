@@ -15,16 +15,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from dpstream.errors import InvalidParameter
-from dpstream.query.windows import DAY, SECOND, Ticks, duration, instant, iso
+from dpstream.query.windows import DAY, Ticks, iso
 from dpstream.records import Integers
-
-if TYPE_CHECKING:
-    from dpstream.query.query import Query
 
 _ENDLESS = 36525 * DAY  # a stream without end is taken to last a hundred years
 _PROBE = 3660  # windows that are looked at one by one
@@ -169,11 +166,11 @@ class Schedule:
         stream without end, and its neighbours are added to be safe.
         """
         if self.windows is not None and self.windows <= _PROBE:
-            found = {self.releases(w) for w in range(self.windows)}
+            lengths = {self.releases(w) for w in range(self.windows)}
         else:
             seen = {self.releases(w) for w in range(_PROBE)}
-            found = {number + more for number in seen for more in (-1, 0, 1)}
-        return sorted((number for number in found if number > 0), reverse=True)
+            lengths = {number + more for number in seen for more in (-1, 0, 1)}
+        return sorted((number for number in lengths if number > 0), reverse=True)
 
     def due(self, step: int) -> list[DueRelease]:
         """The windows that are published at a step, oldest first."""
@@ -185,14 +182,14 @@ class Schedule:
         newest = self.edges.last_before(time - 1)
         if self.windows is not None:
             newest = min(newest, self.windows - 1)
-        found = []
+        due = []
         for window in range(newest, -1, -1):
             if self.last_step(window) < step:
                 break
             if self.releases(window) > 0:  # a zone may leave out a day
                 release = step - self.first_step(window) + 1
-                found.append(DueRelease(window, release, self.releases(window)))
-        return found[::-1]
+                due.append(DueRelease(window, release, self.releases(window)))
+        return due[::-1]
 
     def window_of(self, times: Integers) -> Integers:
         """The first window of each event time, -1 where there is none."""
@@ -235,12 +232,12 @@ class Schedule:
         if self.triggers is not None:
             return self.triggers.before(within)
         if self.edges is None:
-            found = np.zeros(len(arrivals), np.int64)
+            first = np.zeros(len(arrivals), np.int64)
         else:
             closing = self.edges.before(within - self.lateness) - self._last_cell(0)
-            found = np.maximum(closing, 0)
+            first = np.maximum(closing, 0)
         over = arrivals >= last  # the last window may be cut short
-        return found if steps is None else np.where(over, steps, np.minimum(found, steps - 1))
+        return first if steps is None else np.where(over, steps, np.minimum(first, steps - 1))
 
     def last_steps(self, windows: Integers) -> Integers:
         """The last step of each window."""
@@ -250,85 +247,5 @@ class Schedule:
         if last - first > _WIDE:
             known, where = np.unique(windows, return_inverse=True)
             return np.array([self.last_step(int(w)) for w in known], np.int64)[where]
-        found = np.array([self.last_step(w) for w in range(first, last + 1)], np.int64)
-        return found[windows - first]
-
-
-# The times of a query: understood, checked against each other, and laid out as a schedule.
-
-TIME_UNITS = {"us": 1, "ms": 1000, "s": SECOND, "min": 60 * SECOND, "h": 3600 * SECOND, "day": DAY}
-"""What one unit of a numeric time column may be, in microseconds."""
-
-
-def checked_times(query: Query) -> dict[str, Any]:
-    """The query's durations and instants, by name; those that do not go together are refused."""
-    found: dict[str, Any] = {
-        name: duration(getattr(query, name), name, least=0)
-        for name in ("allowed_lateness", "max_ahead")
-    }
-    if query.every is not None:
-        found["every"] = duration(query.every, "every")
-    if query.privacy_unit_period != "forever":
-        found["privacy_unit_period"] = duration(query.privacy_unit_period, "privacy_unit_period")
-    for name in ("start", "end", "time_origin"):
-        if getattr(query, name) is not None:
-            found[name] = instant(getattr(query, name), name, query.time_zone)
-    if query.triggers is not None:
-        times = (instant(time, "a trigger", query.time_zone) for time in query.triggers)
-        found["triggers"] = tuple(times)
-    _refuse_contradictions(query)
-    return found
-
-
-def _refuse_contradictions(query: Query) -> None:
-    if query.every is not None and query.triggers is not None:
-        raise InvalidParameter("give every= or triggers=, not both")
-    if query.window is not None:
-        query.window.check(query.time_zone)
-    if query.time_unit is not None and query.time_unit not in TIME_UNITS:
-        raise InvalidParameter(
-            f"time_unit must be one of {', '.join(TIME_UNITS)}; got {query.time_unit!r}"
-        )
-    timed = (
-        query.window,
-        query.every,
-        query.triggers,
-        query.start,
-        query.end,
-        query.arrival_column,
-    )
-    if query.time_column is None and any(item is not None for item in timed):
-        raise InvalidParameter(
-            "window, every, triggers, start, end and arrival_column need time_column, the column "
-            "of the event time"
-        )
-    if query.time_column is None and query.privacy_unit_period != "forever":
-        raise InvalidParameter(
-            "privacy_unit_period needs time_column, the column of the event time"
-        )
-    if query.time_column is not None and query.window is None and query.start is None:
-        raise InvalidParameter(
-            "a query with a time column needs its public range: start= and end= (or a window "
-            "and a live source); taken from the data it would reveal the first and last row"
-        )
-
-
-def schedule_of(query: Query) -> Schedule:
-    """When what is published, once the times are understood."""
-    if query.time_column is None or query.start is None:
-        return Schedule()
-    window, edges = query.window, None
-    if window is not None:
-        edges = Ticks(origin=query.start, size=window.cell, zone=query.time_zone)
-    ticks: Ticks | tuple[int, ...] | None = query.triggers
-    if query.every is not None:
-        ticks = Ticks(origin=query.start, size=query.every, zone=query.time_zone)
-    return Schedule(
-        start=query.start,
-        end=query.end,
-        edges=edges,
-        kind="tumble" if window is None else window.kind,
-        cells=1 if window is None else window.cells,
-        triggers=ticks,
-        lateness=query.allowed_lateness,
-    )
+        last_steps = np.array([self.last_step(w) for w in range(first, last + 1)], np.int64)
+        return last_steps[windows - first]

@@ -1,4 +1,8 @@
-"""Windows of event time, by the words that stream users know."""
+"""Windows of event time, by the words that stream users know; edges, triggers, periods as ticks.
+
+Times are whole microseconds since the Unix epoch, UTC. Whole days in a time zone follow its
+calendar, so a day may have 23 or 25 hours; every other length is a fixed duration.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,6 @@ import numpy.typing as npt
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.state.identity import Identified
 from dpstream.records import Integers
-
-# Public, regular points in time: window edges, triggers, periods.
-#
-# Times are whole microseconds since the Unix epoch, UTC. Whole days in a time zone follow its
-# calendar, so a day may have 23 or 25 hours; every other length is a fixed duration.
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
@@ -53,9 +52,9 @@ def duration(value: Any, name: str, *, least: int = 1) -> Micros:
     (900000000, 86400000000)
     """
     if isinstance(value, Micros):
-        found = int(value)
+        micros = int(value)
     elif isinstance(value, timedelta):
-        found = value // timedelta(microseconds=1)
+        micros = value // timedelta(microseconds=1)
     elif isinstance(value, str) and (
         match := re.fullmatch(r"\s*(\d+)\s*([a-z]+?)s?\s*", value.lower())
     ):
@@ -63,16 +62,16 @@ def duration(value: Any, name: str, *, least: int = 1) -> Micros:
             raise InvalidParameter(
                 f"{name} must be in {', '.join(unit + 's' for unit in _UNITS)}; got {value!r}"
             )
-        found = int(match[1]) * _UNITS[match[2]]
+        micros = int(match[1]) * _UNITS[match[2]]
     elif value in (0, "0"):
-        found = 0
+        micros = 0
     else:
         raise InvalidParameter(
             f"{name} must be a timedelta or words such as '15 minutes'; got {value!r}"
         )
-    if found < least:
+    if micros < least:
         raise InvalidParameter(f"{name} must be at least {least} microseconds; got {value!r}")
-    return Micros(found)
+    return Micros(micros)
 
 
 def in_words(length: int) -> str:

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.errors import InvalidInput
-from dpstream.query.column_types import Types, canonical_type
-from dpstream.query.query import Query
+from dpstream.query.column_types import Types, canonical_type, is_number, is_text
+from dpstream.query.row_spec import RowSpec
 from dpstream.rows import parse
 from dpstream.rows.number_text import number_text, one_number_spelling
 
@@ -59,37 +60,31 @@ def in_type(array: pa.Array, kind: pa.DataType, name: str) -> tuple[pa.Array, pa
         return array, fine
     if array.null_count == len(array):  # an empty chunk, or one without a value
         return pa.nulls(len(array), kind), fine
-    made = _converted(array, kind)
-    if made is None:  # by the types alone: no row can cause this
+    values = _by_value(array, kind)
+    if values is None:  # by the types alone: no row can cause this
         raise InvalidInput(
             f"column {name!r} is {kind} in this run and {array.type} in what is read now, and the "
             "one does not become the other by value; give all files one type, or declare it: "
             f"column_types={{{name!r}: ...}}"
         )
-    lost = np.asarray(pc.and_(made.is_null(), array.is_valid()), bool)
-    if parse.is_text(array.type):  # an empty cell has no value
+    lost = np.asarray(pc.and_(values.is_null(), array.is_valid()), bool)
+    if is_text(array.type):  # an empty cell has no value
         lost &= ~np.asarray(pc.fill_null(pc.equal(array, ""), False), bool)
-    return made, lost
+    return values, lost
 
 
-def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
+def _by_value(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     """By value; NULL where the type has no such value, None if it never has."""
     old = array.type
-    if parse.is_text(kind):
+    if is_text(kind):
         return _texts(array)
-    if parse.is_text(old):
+    if is_text(old):
         return _read(array, kind)
-    if _is_number(old) and _is_number(kind):
+    if is_number(old) and is_number(kind):
         return _numbers(array, kind)
     zones = [getattr(each, "tz", None) is None for each in (old, kind)]
     same = any(holds(old) and holds(kind) for holds in _OF_TIME)
     return parse.cast_each(array, kind) if same and zones[0] == zones[1] else None
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    )
 
 
 def _numbers(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
@@ -100,16 +95,16 @@ def _numbers(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
         valid = np.asarray(array.is_valid(), bool)
         values = array.fill_null(0).to_numpy(zero_copy_only=False)
         if pa.types.is_floating(kind):
-            made = values.astype(np.float64)
-            inside = made < float(2 ** (64 if pa.types.is_uint64(array.type) else 63))
-            exact = inside & (np.where(inside, made, 0).astype(values.dtype) == values)
+            numbers = values.astype(np.float64)
+            inside = numbers < float(2 ** (64 if pa.types.is_uint64(array.type) else 63))
+            exact = inside & (np.where(inside, numbers, 0).astype(values.dtype) == values)
         else:
             unsigned = pa.types.is_uint64(kind)
             least, most = (0.0, 2.0**64) if unsigned else (-(2.0**63), 2.0**63)
             with np.errstate(invalid="ignore"):
                 exact = (values >= least) & (values < most) & (np.floor(values) == values)
-            made = np.where(exact, values, 0).astype(np.uint64 if unsigned else np.int64)
-        return pa.array(made, kind, mask=~(exact & valid), from_pandas=False)
+            numbers = np.where(exact, values, 0).astype(np.uint64 if unsigned else np.int64)
+        return pa.array(numbers, kind, mask=~(exact & valid), from_pandas=False)
     if pa.types.is_integer(array.type) and pa.types.is_decimal(kind):
         array = pc.cast(array, pa.string())  # Arrow asks for room for the largest integer
     return parse.cast_each(array, kind)
@@ -119,17 +114,17 @@ def _texts(array: pa.Array) -> pa.Array | None:
     """Numbers in their one spelling, true and false."""
     if pa.types.is_boolean(array.type) or pa.types.is_integer(array.type):
         return pc.cast(array, pa.string())
-    return one_number_spelling(pc.cast(array, pa.string())) if _is_number(array.type) else None
+    return one_number_spelling(pc.cast(array, pa.string())) if is_number(array.type) else None
 
 
 def _read(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     """What text says; NULL where it says nothing of the kind."""
     text = pc.utf8_trim_whitespace(array)
-    if _is_number(kind):
-        made = parse.cast_each(_plain_numbers(text), kind)
+    if is_number(kind):
+        numbers = parse.cast_each(_plain_numbers(text), kind)
         if pa.types.is_floating(kind):
-            made = pc.if_else(pc.is_finite(made), made, pa.scalar(None, kind))
-        return made
+            numbers = pc.if_else(pc.is_finite(numbers), numbers, pa.scalar(None, kind))
+        return numbers
     if pa.types.is_timestamp(kind):
         micros, readable = parse.written_times(text, "UTC")
         instants = pa.array(micros, pa.int64(), mask=~readable).view(pa.timestamp("us", kind.tz))
@@ -176,20 +171,12 @@ def _days(array: pa.Array) -> pa.Array:
 
 def _uuid_texts(storage: pa.Array) -> pa.Array:
     """As RFC 9562 writes them: 8-4-4-4-12 digits."""
-    raw = pc.cast(storage, pa.binary())
-    few = raw.dictionary_encode()
-    texts = []
-    for item in few.dictionary.to_pylist():
-        digits = item.hex()
-        ends = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
-        texts.append("-".join(digits[first:end] for first, end in ends))
+    few = pc.cast(storage, pa.binary()).dictionary_encode()
+    texts = [str(UUID(bytes=item)) for item in few.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(few.indices)
 
 
-# The types of a query's unit and keys: declared, told by the first schema, or text.
-
-
-def types_of(query: Query, source: Types | None) -> Types:
+def types_of(query: RowSpec, source: Types | None) -> Types:
     """The types of unit and keys over a source with these columns; one that tells none has text.
 
     What the query declares goes before what the source says.
@@ -199,12 +186,12 @@ def types_of(query: Query, source: Types | None) -> Types:
     kinds = {name: pa.string() if source is None else source[name] for name in columns}
     kinds |= {name: kind for name, kind in query.declared.items() if name in kinds}
     if prepare is not None:  # what it makes of nothing has the types of what it makes
-        made = prepare(pa.schema(list(kinds.items())).empty_table()).schema
-        kinds = {field.name: field.type for field in made if field.name in names}
+        prepared = prepare(pa.schema(list(kinds.items())).empty_table()).schema
+        kinds = {field.name: field.type for field in prepared if field.name in names}
     return {name: canonical_type(kind, name) for name, kind in kinds.items()}
 
 
-def types_before_rows(query: Query) -> Types:
+def types_before_rows(query: RowSpec) -> Types:
     """The same before any source has told its types: text, or what a list of public keys holds."""
     known = types_of(query, None)
     for number, name in enumerate(query.keys if query.public_groups is not None else ()):
@@ -217,19 +204,19 @@ def types_before_rows(query: Query) -> Types:
 
 def listed_keys(listed: Sequence[Any], kind: pa.DataType, name: str) -> pa.Array:
     """Public keys of one column in its type: by value, as rows are read."""
-    if parse.is_text(kind):
+    if is_text(kind):
         return pa.array([_text(item) for item in listed], kind)
     try:
-        found = pa.array(listed, kind)
+        keys = pa.array(listed, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        found = _array(listed, name)
-    made, lost = in_type(found, kind, name)
+        keys = _array(listed, name)
+    keys, lost = in_type(keys, kind, name)
     if lost.any():
         wrong = listed[int(lost.argmax())]
         raise InvalidInput(
             f"public_groups of column {name!r} must fit its type {kind}; got {wrong!r}"
         )
-    return made
+    return keys
 
 
 def _array(listed: Sequence[Any], name: str) -> pa.Array:

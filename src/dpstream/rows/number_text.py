@@ -16,64 +16,6 @@ import pyarrow.compute as pc
 
 from dpstream.compiled import compiled
 
-# Quick looks at a whole column of text: mostly nothing is wrong with it, and that is soon seen.
-
-_HIGH = 0x8080808080808080
-
-
-def plain(array: pa.Array) -> bool:
-    """Is every byte of its text ASCII? (If not, it may be valid UTF-8 all the same.)
-
-    >>> plain(pa.array(["a", None, "b"])), plain(pa.array(["caf\u00e9"]))
-    (True, False)
-    """
-    found = slices(array)
-    if found is None:
-        return False
-    offsets, data = found
-    used = data[offsets[0] : offsets[-1]]
-    words = len(used) // 8 * 8
-    return not _has_high(used[:words].view(np.uint64)) and not (used[words:] > 127).any()
-
-
-def lengths(array: pa.Array) -> tuple[int, int]:
-    """Bytes of the shortest and of the longest, or wider limits; a NULL row may count as 0.
-
-    >>> lengths(pa.array(["abc", "z", "zz"]))
-    (1, 3)
-    """
-    found = slices(array)
-    if found is None:
-        return 0, 1 << 62
-    return _extremes(found[0])
-
-
-def slices(array: pa.Array) -> tuple[Any, Any] | None:
-    """(offsets, data) of strings that lie one after another; None for other arrays, or no rows."""
-    if not len(array) or array.type not in (pa.string(), pa.binary()):
-        return None
-    _, where, data = array.buffers()
-    offsets = np.frombuffer(where, np.int32, len(array) + 1, 4 * array.offset)
-    return offsets, np.frombuffer(data or b"", np.uint8)
-
-
-@compiled
-def _has_high(words: Any) -> bool:
-    seen = np.uint64(0)
-    for word in words:
-        seen |= word
-    return bool(seen & np.uint64(_HIGH))
-
-
-@compiled
-def _extremes(offsets: Any) -> tuple[int, int]:
-    least, most = offsets[1] - offsets[0], offsets[1] - offsets[0]
-    for i in range(1, len(offsets) - 1):
-        length = offsets[i + 1] - offsets[i]
-        least, most = min(least, length), max(most, length)
-    return least, most
-
-
 LONGEST = 40
 """Characters up to which a number is written without an exponent."""
 _NUMBER = re.compile(
@@ -93,22 +35,22 @@ def number_text(text: str) -> str:
     >>> number_text("1e400"), number_text("10e399"), number_text("007"), number_text("1.2.3")
     ('1e400', '1e400', '007', '1.2.3')
     """
-    found = _NUMBER.fullmatch(text)
-    if found is None:
+    number = _NUMBER.fullmatch(text)
+    if number is None:
         return text
-    minus, whole, fraction, sign, power = (part or "" for part in found.groups())
+    minus, integer, fraction, sign, power = (part or "" for part in number.groups())
     if len(power) > _MOST_DIGITS:
         return text
-    digits = (whole + fraction).lstrip("0")
+    digits = (integer + fraction).lstrip("0")
     exponent = int(f"{sign}{power or 0}") - len(fraction) + len(digits)
     digits = digits.rstrip("0")
     if not digits:
         return "0"
     exponent -= len(digits)  # the value is digits * 10^exponent
-    return minus + _written(digits, exponent, LONGEST - len(minus))
+    return minus + _spell(digits, exponent, LONGEST - len(minus))
 
 
-def _written(digits: str, exponent: int, longest: int) -> str:
+def _spell(digits: str, exponent: int, longest: int) -> str:
     point = len(digits) + exponent  # digits before the point
     if exponent >= 0:
         size = point
@@ -147,10 +89,10 @@ def one_number_spelling(array: pa.Array) -> pa.Array:
 
 def _odd(array: pa.Array) -> pa.Array | None:
     """Which cells may be numbers in another than their one spelling; None if there are none."""
-    found = slices(array)
-    if found is None:
+    text = slices(array)
+    if text is None:
         return None
-    offsets, data = found
+    offsets, data = text
     odd: Any = np.zeros(len(array), np.bool_)
     return pa.array(odd) if _find_odd(data, offsets, odd) else None
 
@@ -181,3 +123,38 @@ def _is_odd(data: Any, start: int, stop: int) -> bool:
         else:
             return False
     return (odd or (points == 1 and data[stop - 1] == 48)) and points < 2
+
+
+def is_ascii(array: pa.Array) -> bool:
+    """Is every byte of its text ASCII? (If not, it may be valid UTF-8 all the same.)
+
+    >>> is_ascii(pa.array(["a", None, "b"])), is_ascii(pa.array(["caf\u00e9"]))
+    (True, False)
+    """
+    text = slices(array)
+    if text is None:
+        return False
+    offsets, data = text
+    return bool(data[offsets[0] : offsets[-1]].max(initial=0) < 128)
+
+
+def lengths(array: pa.Array) -> tuple[int, int]:
+    """Bytes of the shortest and of the longest, or wider limits; a NULL row may count as 0.
+
+    >>> lengths(pa.array(["abc", "z", "zz"]))
+    (1, 3)
+    """
+    text = slices(array)
+    if text is None:
+        return 0, 1 << 62
+    sizes = np.diff(text[0])
+    return int(sizes.min()), int(sizes.max())
+
+
+def slices(array: pa.Array) -> tuple[Any, Any] | None:
+    """(offsets, data) of strings that lie one after another; None for other arrays, or no rows."""
+    if not len(array) or array.type not in (pa.string(), pa.binary()):
+        return None
+    _, where, data = array.buffers()
+    offsets = np.frombuffer(where, np.int32, len(array) + 1, 4 * array.offset)
+    return offsets, np.frombuffer(data or b"", np.uint8)

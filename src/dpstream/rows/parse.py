@@ -1,4 +1,4 @@
-"""Columns as they come, to times and numbers; what cannot be read is marked, never fatal."""
+"""Columns of a source become times and numbers; what cannot be read is flagged, never fatal."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.errors import InvalidInput
+from dpstream.query.column_types import is_number, is_text
 from dpstream.records import Integers, Reals
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -21,13 +22,6 @@ _TIME = (
     r"([T ]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,9})?)?)?(Z|[+-]\d\d:?\d\d|[+-]\d\d)?$"
 )
 _LARGEST = float(2**62)  # microseconds that an int64 holds with room
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Is it a column of strings?"""
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
 
 
 def whole_column(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -43,7 +37,7 @@ def _without_type_null(array: pa.Array) -> pa.Array:
     return pc.cast(array, pa.string()) if pa.types.is_null(array.type) else array
 
 
-def numbers(column: pa.ChunkedArray, name: str) -> tuple[Reals, Mask]:
+def numbers(column: pa.ChunkedArray | pa.Array, name: str) -> tuple[Reals, Mask]:
     """(values, readable): NULL and empty text are NaN and readable; other text that is no number is
     not readable."""
     array = _without_type_null(whole_column(column))
@@ -58,12 +52,7 @@ def numbers(column: pa.ChunkedArray, name: str) -> tuple[Reals, Mask]:
         values[odd] = [float(word) for word in text.filter(pa.array(odd)).to_pylist()]
         values[odd & np.isnan(values)] = np.inf  # NaN in the data is not NULL
         return values, plain | odd | empty
-    if not (
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_boolean(kind)
-    ):
+    if not (is_number(kind) or pa.types.is_boolean(kind)):
         raise InvalidInput(
             f"column {name!r} must hold numbers; it holds {kind}; aggregate another column"
         )
@@ -89,7 +78,7 @@ def times(
                 f"the time column {name!r} holds numbers ({kind}); say what they count: "
                 "time_unit='s' for seconds since 1970 (time_origin= for another beginning)"
             )
-        return _counted(column, name, unit, origin)
+        return _counted(array, name, unit, origin)
     if is_text(kind):
         return written_times(pc.cast(array, pa.string()), zone)
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
@@ -99,15 +88,14 @@ def times(
     return _instants(array, zone)
 
 
-def _counted(column: Any, name: str, unit: int, origin: int) -> tuple[Integers, Mask]:
-    array = _without_type_null(whole_column(column))
+def _counted(array: pa.Array, name: str, unit: int, origin: int) -> tuple[Integers, Mask]:
     if pa.types.is_integer(array.type):  # exact, whatever else is in the batch
         filled = pc.fill_null(array, pa.scalar(0, array.type))
         size = np.abs(filled.to_numpy(zero_copy_only=False).astype(np.float64)) * unit
         readable = (size < _LARGEST) & ~_mask(array.is_null())
         counts = pc.cast(filled, pa.int64(), safe=False).to_numpy(zero_copy_only=False)
         return np.where(readable, counts, 0) * unit + origin, readable
-    values, readable = numbers(column, name)
+    values, readable = numbers(array, name)
     with np.errstate(invalid="ignore", over="ignore"):
         micros = np.floor(values * unit)
         readable = readable & (np.abs(micros) < _LARGEST)
@@ -121,8 +109,8 @@ def _instants(array: pa.Array, zone: str) -> tuple[Integers, Mask]:
     micros = pc.cast(array, pa.timestamp("us", tz=kind.tz if aware else None), safe=False)
     if not aware and zone != "UTC":
         micros = pc.assume_timezone(micros, zone, ambiguous="earliest", nonexistent="earliest")
-    found = pc.cast(micros, pa.int64(), safe=False)
-    return pc.fill_null(found, 0).to_numpy(zero_copy_only=False), readable
+    counts = pc.cast(micros, pa.int64(), safe=False)
+    return pc.fill_null(counts, 0).to_numpy(zero_copy_only=False), readable
 
 
 def written_times(text: pa.Array, zone: str) -> tuple[Integers, Mask]:

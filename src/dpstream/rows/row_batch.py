@@ -11,52 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dpstream.compiled import compiled
 from dpstream.privacy.state import Secret
 from dpstream.records import Integers, Rejected, Words
-
-# Functions that never fall, such as the step of a time, over many times that are in order.
-#
-# Logs are mostly written in the order of time. Then such a function is a staircase with few steps:
-# it is worked out at the two ends of each block, and within a block only where these differ.
-
-_BLOCK = 1 << 12
-_FEW = 4 * _BLOCK
-
-
-def stepwise(function: Callable[[Integers], Integers], times: Integers) -> Integers:
-    """function(times), for a function that never falls where it is not negative.
-
-    If it has one value only, that is not written out: the array has one item, many times.
-    """
-    if len(times) < _FEW or not rising(times):
-        return function(times)
-    starts = np.arange(0, len(times), _BLOCK)
-    stops = np.append(starts[1:], len(times))
-    ends = function(np.concatenate([times[starts], times[stops - 1]]))
-    first, last = ends[: len(starts)], ends[len(starts) :]
-    flat = (first == last) & (first >= 0)
-    if flat.all() and (first == first[0]).all():
-        return np.broadcast_to(np.int64(first[0]), times.shape)
-    found = np.repeat(first, stops - starts)
-    for block in np.flatnonzero(~flat):
-        part = slice(starts[block], stops[block])
-        found[part] = function(times[part])
-    return found
-
-
-def is_constant(column: Integers) -> bool:
-    """Is it one item, many times?"""
-    return column.strides[0] == 0
-
-
-@compiled
-def rising(times: Integers) -> bool:
-    """Is no time earlier than the one before it?"""
-    falls = 0
-    for i in range(1, len(times)):
-        falls += times[i] < times[i - 1]
-    return falls == 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,9 +54,63 @@ class Rows:
         return sum(a.nbytes for a in (*ids, *places)) + int(self.keys.nbytes)
 
 
+RowSlice = tuple[Rows, int, int]
+"""Rows `first` to `end` of a batch, all of one step, window and period."""
+
+
+def rows_by_window(slices: Iterable[RowSlice]) -> Iterator[tuple[int, int, Rows]]:
+    """Rows of each window and period together, in their order."""
+    by_place: dict[tuple[int, int], list[RowSlice]] = {}
+    for rows, first, end in slices:
+        place = (int(rows.windows[first]), int(rows.periods[first]))
+        by_place.setdefault(place, []).append((rows, first, end))
+    for window, period in sorted(by_place):
+        yield window, period, _join(by_place[window, period], window, period)
+
+
+def _join(slices: Sequence[RowSlice], window: int, period: int) -> Rows:
+    parts = [
+        {
+            name: getattr(rows, name)[first:end]
+            for name in ("units", "groups", "digests", "steps", "values")
+        }
+        for rows, first, end in slices
+    ]
+    keys = [rows.keys.slice(first, end - first) for rows, first, end in slices]
+    columns = parts[0]
+    if len(parts) > 1:
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in columns}
+    size = len(columns["steps"])
+    windows, periods = (np.broadcast_to(np.int64(one), size) for one in (window, period))
+    return Rows(**columns, windows=windows, periods=periods, keys=pa.concat_tables(keys))
+
+
+def in_order(rows: Rows) -> Rows:
+    """Sorted by step, window and period; rows that come so are left alone."""
+    if len(rows.runs) == 1 or not len(rows):
+        return rows
+    firsts = [run[:3] for run in rows.runs]
+    if all(one <= two for one, two in pairwise(firsts)):
+        return rows
+    order = np.lexsort((rows.periods, rows.windows, rows.steps))
+    return Rows(
+        **{
+            name: getattr(rows, name)[order]
+            for name in ("units", "groups", "digests", "windows", "periods", "steps", "values")
+        },
+        keys=rows.keys.take(pa.array(order)),
+    )
+
+
+def id_pairs(ids: Words) -> Any:
+    """Ids as single items, for set operations."""
+    pair = np.dtype([("first", "<u8"), ("second", "<u8")])
+    return np.ascontiguousarray(ids, "<u8").view(pair)[:, 0]
+
+
 @dataclass(kw_only=True)
 class RejectedRows:
-    """Rows that were set aside, for the operator alone."""
+    """What became of the other rows of a batch, for the operator alone."""
 
     rejected: list[Rejected] = field(default_factory=list)
     outside: int = 0
@@ -133,57 +143,38 @@ class RowKeys:
         )
 
 
-def id_pairs(ids: Words) -> Any:
-    """Ids as single items, for set operations."""
-    pair = np.dtype([("first", "<u8"), ("second", "<u8")])
-    return np.ascontiguousarray(ids, "<u8").view(pair)[:, 0]
+_BLOCK = 1 << 12
+_FEW = 4 * _BLOCK
 
 
-def in_order(rows: Rows) -> Rows:
-    """Sorted by step, window and period; rows that come so are left alone."""
-    if len(rows.runs) == 1 or not len(rows):
-        return rows
-    firsts = [run[:3] for run in rows.runs]
-    if all(one <= two for one, two in pairwise(firsts)):
-        return rows
-    order = np.lexsort((rows.periods, rows.windows, rows.steps))
-    return Rows(
-        **{
-            name: getattr(rows, name)[order]
-            for name in ("units", "groups", "digests", "windows", "periods", "steps", "values")
-        },
-        keys=rows.keys.take(pa.array(order)),
-    )
+def stepwise(function: Callable[[Integers], Integers], times: Integers) -> Integers:
+    """function(times), for a function that never falls where it is not negative.
+
+    Logs are mostly written in the order of time. Then such a function is a staircase with few
+    steps: it is worked out at the two ends of each block, and within a block only where these
+    differ. If it has one value only, that is not written out: the array has one item, many times.
+    """
+    if len(times) < _FEW or not rising(times):
+        return function(times)
+    starts = np.arange(0, len(times), _BLOCK)
+    stops = np.append(starts[1:], len(times))
+    ends = function(np.concatenate([times[starts], times[stops - 1]]))
+    first, last = ends[: len(starts)], ends[len(starts) :]
+    flat = (first == last) & (first >= 0)
+    if flat.all() and (first == first[0]).all():
+        return np.broadcast_to(np.int64(first[0]), times.shape)
+    values = np.repeat(first, stops - starts)
+    for block in np.flatnonzero(~flat):
+        part = slice(starts[block], stops[block])
+        values[part] = function(times[part])
+    return values
 
 
-# Parts of batches that make up a step, put together by window and period.
-
-RowSlice = tuple[Rows, int, int]
-"""Rows `first` to `end` of a batch, all of one step, window and period."""
-
-
-def slices_by_window(pieces: Iterable[RowSlice]) -> Iterator[tuple[int, int, Rows]]:
-    """Rows of each window and period together, in their order."""
-    found: dict[tuple[int, int], list[RowSlice]] = {}
-    for rows, first, end in pieces:
-        place = (int(rows.windows[first]), int(rows.periods[first]))
-        found.setdefault(place, []).append((rows, first, end))
-    for window, period in sorted(found):
-        yield window, period, _joined(found[window, period], window, period)
+def is_constant(column: Integers) -> bool:
+    """Is it one item, many times?"""
+    return column.strides[0] == 0
 
 
-def _joined(pieces: Sequence[RowSlice], window: int, period: int) -> Rows:
-    parts = [
-        {
-            name: getattr(rows, name)[first:end]
-            for name in ("units", "groups", "digests", "steps", "values")
-        }
-        for rows, first, end in pieces
-    ]
-    keys = [rows.keys.slice(first, end - first) for rows, first, end in pieces]
-    columns = parts[0]
-    if len(parts) > 1:
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in columns}
-    size = len(columns["steps"])
-    windows, periods = (np.broadcast_to(np.int64(one), size) for one in (window, period))
-    return Rows(**columns, windows=windows, periods=periods, keys=pa.concat_tables(keys))
+def rising(times: Integers) -> bool:
+    """Is no time earlier than the one before it?"""
+    return bool((times[1:] >= times[:-1]).all())

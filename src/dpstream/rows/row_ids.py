@@ -1,40 +1,47 @@
-"""Ids in place of names: units, groups and rows, under the keys of a secret and of one run."""
+"""Ids in place of names: 128-bit keyed ids of units and groups, digests of rows.
+
+They are the same on every replay. The caller's 16-byte key never hashes a value itself: it derives
+one key per kind of value (a tag), per number of key columns and per number of words in a row, so
+that none of these can meet another. Under a secret key two different values share an id with
+probability about 2^-128.
+
+A column is hashed in its canonical form (`column_values.canonical`), in parts: the first covers
+every row, a later one replaces the rows it names, for values that need a tag of their own. Equal
+values have the same tag and the same bytes, whatever type they are stored in; different values
+differ in one of the two. The tags are part of every stored id: a number that has been used never
+changes its meaning.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from decimal import Context, Decimal
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.query.query import Query
+from dpstream.errors import InvalidParameter
+from dpstream.query.column_types import canonical_type
+from dpstream.query.row_spec import RowSpec
 from dpstream.records import Integers, Words
+from dpstream.rows.column_values import canonical
 from dpstream.rows.number_text import one_number_spelling
 from dpstream.rows.row_batch import RowKeys, stepwise
 from dpstream.rows.siphash import add_rows, hash_rows, hash_slices
 
-# One form for equal values: what of an Arrow column is hashed, and under which tag.
-#
-# A column becomes parts: the first covers every row, a later one replaces the rows it names, for
-# values that need a tag of their own. Equal values have the same tag and the same bytes, whatever
-# type they are stored in; different values differ in one of the two. The tags are part of every
-# stored id: a number that has been used never changes its meaning.
+T = TypeVar("T", bound=np.generic)
 
 NULL, BOOLEAN, INTEGER, UNSIGNED, FLOAT, TEXT, BINARY, DECIMAL, DATE = range(9)
 LOCAL, ZONED, TIME, DURATION = 16, 20, 24, 28  # plus the unit's number
 MICRO, NANO, MILLI, SECOND = range(4)
-
+_COLUMN, _GROUP, _ROW = range(3)
 _MOST_DIGITS = Context(prec=100)  # decimal256 has 76
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FixedWidth:
+class FixedWidth(NamedTuple):
     """Eight bytes a row; `rows` says which rows these are, None that they are all."""
 
     tag: int
@@ -42,173 +49,12 @@ class FixedWidth:
     rows: NDArray[np.bool_] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ByteSlices:
+class ByteSlices(NamedTuple):
     """Any number of bytes a row: row i is data[offsets[i] : offsets[i + 1]]."""
 
     tag: int
     data: NDArray[np.uint8]
-    offsets: NDArray[np.int32] | NDArray[np.int64]
-
-
-Part = FixedWidth | ByteSlices
-Rule = Callable[[pa.Array], Iterator[Part]]
-
-
-def rule(kind: pa.DataType) -> Rule:
-    """How columns of a type are taken apart, if they have rows; a NULL row's part means nothing.
-
-    >>> [part.words.tolist() for part in rule(pa.int8())(pa.array([1, 2], pa.int8()))]
-    [[1, 2]]
-    """
-    for holds, parts in _RULES:
-        if holds(kind):
-            return parts
-    raise InvalidInput(
-        f"a column of type {kind} cannot be hashed: ids are made from single values; "
-        "use one of its fields, or cast it to a string, a number or a time"
-    )
-
-
-def _values(array: pa.Array, dtype: np.dtype[Any], extra: int = 0) -> NDArray[Any]:
-    """The array's own values as they lie in memory, those of NULL rows too."""
-    start, count = array.offset * dtype.itemsize, len(array) + extra
-    return np.frombuffer(array.buffers()[1], dtype, count, start)
-
-
-def _words(values: NDArray[Any]) -> NDArray[np.uint64]:
-    return np.ascontiguousarray(values).view(np.uint64)
-
-
-def _booleans(array: pa.Array) -> Iterator[Part]:
-    values = _values(pc.cast(array, pa.uint8()), np.dtype(np.uint8))
-    yield FixedWidth(tag=BOOLEAN, words=values.astype(np.uint64))
-
-
-def _integers(array: pa.Array) -> Iterator[Part]:
-    values = _values(array, np.dtype(array.type.to_pandas_dtype()))
-    yield FixedWidth(tag=INTEGER, words=_words(values.astype(np.int64, copy=False)))
-    if array.type == pa.uint64() and (large := values >= np.uint64(2**63)).any():
-        yield FixedWidth(tag=UNSIGNED, words=_words(values[large]), rows=large)
-
-
-def _floats(array: pa.Array) -> Iterator[Part]:
-    values = _values(array, np.dtype(array.type.to_pandas_dtype())).astype(np.float64)
-    values += 0.0  # -0.0 becomes 0.0
-    values[np.isnan(values)] = np.nan  # one sign, one payload
-    yield FixedWidth(tag=FLOAT, words=_words(values))
-
-
-def _text(array: pa.Array) -> Iterator[Part]:
-    yield from _slices(array, TEXT)
-
-
-def _binary(array: pa.Array) -> Iterator[Part]:
-    yield from _slices(array, BINARY)
-
-
-def _slices(array: pa.Array, tag: int) -> Iterator[Part]:
-    kind = array.type
-    if kind in (pa.string_view(), pa.binary_view()):
-        array = pc.cast(array, pa.large_string() if tag == TEXT else pa.large_binary())
-    if pa.types.is_fixed_size_binary(kind):
-        # shape: row i is the `width` bytes from i * width on
-        offsets = np.arange(array.offset, array.offset + len(array) + 1) * kind.byte_width
-    else:
-        large = array.type in (pa.large_string(), pa.large_binary())
-        offsets = _values(array, np.dtype(np.int64 if large else np.int32), extra=1)
-    data = array.buffers()[-1]
-    yield ByteSlices(tag=tag, data=np.frombuffer(data or b"", np.uint8), offsets=offsets)
-
-
-def _decimals(array: pa.Array) -> Iterator[Part]:
-    """The shortest plain text: 1.50 and 1.5 are equal, whatever their scale and width."""
-    kind = array.type
-    if kind.bit_width < 128:  # no dictionaries of these
-        array = pc.cast(array, pa.decimal128(kind.precision, kind.scale))
-    distinct = array.dictionary_encode()
-    texts = pa.array([plain(value) for value in distinct.dictionary.to_pylist()], pa.large_string())
-    yield from _slices(texts.take(distinct.indices), DECIMAL)
-
-
-def plain(value: Decimal) -> str:
-    """The shortest text without an exponent.
-
-    >>> plain(Decimal("1.50")), plain(Decimal("1E+2"))
-    ('1.5', '100')
-    """
-    return format(value.normalize(_MOST_DIGITS), "f")
-
-
-def _dates(array: pa.Array) -> Iterator[Part]:
-    if array.type == pa.date32():
-        days = _values(array, np.dtype(np.int32)).astype(np.int64)
-    else:
-        days = _values(array, np.dtype(np.int64)) // np.int64(86_400_000)
-    yield FixedWidth(tag=DATE, words=_words(days))
-
-
-def _times(array: pa.Array) -> Iterator[Part]:
-    """Microseconds; where they do not fit or are too coarse, the one other unit that is exact."""
-    kind = array.type
-    if pa.types.is_timestamp(kind):
-        tag = LOCAL if kind.tz is None else ZONED
-    else:
-        tag = DURATION if pa.types.is_duration(kind) else TIME
-    stored = np.dtype(np.int32 if pa.types.is_time32(kind) else np.int64)
-    raw: Integers = _values(array, stored).astype(np.int64, copy=False)
-    if kind.unit == "us":
-        yield FixedWidth(tag=tag + MICRO, words=_words(raw))
-    elif kind.unit == "ns":
-        micros = raw // 1000
-        yield FixedWidth(tag=tag + MICRO, words=_words(micros))
-        if (finer := micros * 1000 != raw).any():
-            yield FixedWidth(tag=tag + NANO, words=_words(raw[finer]), rows=finer)
-    else:
-        yield from _coarse_times(raw, tag, 1000 if kind.unit == "ms" else 1_000_000)
-
-
-def _coarse_times(raw: Integers, tag: int, micros: int) -> Iterator[Part]:
-    yield FixedWidth(tag=tag + MICRO, words=_words(raw * micros))
-    if (far := _overflows(raw, micros)).any():
-        millis = micros // 1000
-        yield FixedWidth(tag=tag + MILLI, words=_words(raw[far] * millis), rows=far)
-        if millis > 1 and (farther := _overflows(raw, millis)).any():
-            yield FixedWidth(tag=tag + SECOND, words=_words(raw[farther]), rows=farther)
-
-
-def _overflows(values: Integers, factor: int) -> NDArray[np.bool_]:
-    """Is values * factor beyond int64? (One limit serves both signs: 1000 does not divide 2^63.)"""
-    limit = (2**63 - 1) // factor
-    return (values > limit) | (values < -limit)
-
-
-_RULES: tuple[tuple[Callable[[pa.DataType], bool], Rule], ...] = (
-    (lambda kind: kind in (pa.string(), pa.large_string(), pa.string_view()), _text),
-    (pa.types.is_integer, _integers),
-    (pa.types.is_boolean, _booleans),
-    (pa.types.is_floating, _floats),
-    (pa.types.is_date, _dates),
-    (pa.types.is_timestamp, _times),
-    (pa.types.is_time, _times),
-    (pa.types.is_duration, _times),
-    (pa.types.is_decimal, _decimals),
-    (lambda kind: kind in (pa.binary(), pa.large_binary(), pa.binary_view()), _binary),
-    (pa.types.is_fixed_size_binary, _binary),
-    (pa.types.is_null, lambda array: iter(())),
-)
-
-
-# 128-bit keyed ids of units and groups, and digests of rows: the same on every replay.
-#
-# The caller's 16-byte key never hashes a value itself. It derives one key per kind of value
-# (`canonical.py`), per number of key columns and per number of words in a row, so that none of
-# these can meet another. Under a secret key two different values share an id with probability about
-# 2^-128.
-
-T = TypeVar("T", bound=np.generic)
-
-_COLUMN, _GROUP, _ROW = range(3)
+    offsets: NDArray[np.int32]
 
 
 def column_ids(array: pa.Array | pa.ChunkedArray, key: bytes) -> Words:
@@ -220,23 +66,108 @@ def column_ids(array: pa.Array | pa.ChunkedArray, key: bytes) -> Words:
     - Timestamps are equal if they are the same instant, in any unit. With a time zone they are
       instants in UTC, the zone's name does not count; without one they are a kind of their own.
     - NULL is a value, the same one in every type, and equal to no other.
-    - A type that wraps another (dictionary, run-end, extension) counts as what it wraps.
+    - A type that wraps another (dictionary, run-end, extension) counts as what it wraps; a UUID is
+      its text.
 
     >>> ids = column_ids(pa.array(["a", "b", None, "a"]), bytes(16))
     >>> ids.shape, bool((ids[0] == ids[3]).all()), len(np.unique(ids, axis=0))
     ((4, 2), True, 3)
     """
     words = _key_words(key)
-    rule(_unwrapped(array.type))  # refused with rows or without
-    out = np.empty((len(array), 2), np.uint64)
+    canonical_type(array.type)  # refused with rows or without
     chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
-    known = _Dictionary(words)
-    start = 0
-    for chunk in chunks:
-        if len(chunk):
-            _fill(chunk, words, known, out[start : start + len(chunk)])
-        start += len(chunk)
+    ids = [_array_ids(canonical(chunk), words) for chunk in chunks if len(chunk)]
+    return ids[0] if len(ids) == 1 else np.concatenate([np.empty((0, 2), np.uint64), *ids])
+
+
+def _array_ids(array: pa.Array, key: Words) -> Words:
+    """The ids of a canonical array."""
+    out = np.empty((len(array), 2), np.uint64)
+    for part in _parts(array):
+        part_key = _derived(key, _COLUMN, part.tag)
+        if isinstance(part, ByteSlices):
+            hash_slices(_fixed(part.data), _fixed(part.offsets), part_key, out)
+        elif part.rows is None:
+            _digest([part.words], part_key, out)
+        else:
+            out[part.rows] = _digest([part.words], part_key)
+    if array.null_count:
+        out[array.is_null().to_numpy(zero_copy_only=False)] = _derived(key, _COLUMN, NULL)
     return out
+
+
+def _parts(array: pa.Array) -> Iterator[FixedWidth | ByteSlices]:
+    """What of a canonical array is hashed; a NULL row's part means nothing."""
+    kind = array.type
+    if kind in (pa.string(), pa.binary()):
+        yield _slices(array, TEXT if kind == pa.string() else BINARY)
+    elif pa.types.is_integer(kind):
+        words = _values(array, np.uint64)
+        yield FixedWidth(INTEGER, words)
+        if kind == pa.uint64() and (large := words >= np.uint64(2**63)).any():
+            yield FixedWidth(UNSIGNED, words[large], large)
+    elif pa.types.is_boolean(kind):
+        yield FixedWidth(BOOLEAN, _values(pc.cast(array, pa.uint8()), np.uint8).astype(np.uint64))
+    elif pa.types.is_floating(kind):
+        yield FixedWidth(FLOAT, _values(array, np.uint64))
+    elif pa.types.is_date(kind):
+        yield FixedWidth(DATE, _values(array, np.int32).astype(np.int64).view(np.uint64))
+    elif pa.types.is_decimal(kind):  # the shortest plain text: 1.50 and 1.5 are equal
+        distinct = array.dictionary_encode()
+        texts = [plain_decimal(value) for value in distinct.dictionary.to_pylist()]
+        yield _slices(pa.array(texts, pa.string()).take(distinct.indices), DECIMAL)
+    else:
+        yield from _times(array)
+
+
+def _values(array: pa.Array, kind: Any, extra: int = 0) -> NDArray[Any]:
+    """The array's own values as they lie in memory, those of NULL rows too."""
+    start, count = array.offset * np.dtype(kind).itemsize, len(array) + extra
+    return np.frombuffer(array.buffers()[1], kind, count, start)
+
+
+def _slices(array: pa.Array, tag: int) -> ByteSlices:
+    data = np.frombuffer(array.buffers()[2] or b"", np.uint8)
+    return ByteSlices(tag, data, _values(array, np.int32, extra=1))
+
+
+def plain_decimal(value: Decimal) -> str:
+    """The shortest text without an exponent.
+
+    >>> plain_decimal(Decimal("1.50")), plain_decimal(Decimal("1E+2"))
+    ('1.5', '100')
+    """
+    return format(value.normalize(_MOST_DIGITS), "f")
+
+
+def _times(array: pa.Array) -> Iterator[FixedWidth]:
+    """Microseconds; where they do not fit or are too coarse, the one other unit that is exact."""
+    kind = array.type
+    if pa.types.is_timestamp(kind):
+        tag = LOCAL if kind.tz is None else ZONED
+    else:
+        tag = DURATION if pa.types.is_duration(kind) else TIME
+    stored = np.int32 if pa.types.is_time32(kind) else np.int64
+    raw: Integers = _values(array, stored).astype(np.int64, copy=False)
+    if kind.unit in ("us", "ns"):
+        micros = raw if kind.unit == "us" else raw // 1000
+        yield FixedWidth(tag + MICRO, micros.view(np.uint64))
+        if kind.unit == "ns" and (finer := micros * 1000 != raw).any():
+            yield FixedWidth(tag + NANO, raw[finer].view(np.uint64), finer)
+        return
+    factor = 1000 if kind.unit == "ms" else 1_000_000
+    yield FixedWidth(tag + MICRO, (raw * factor).view(np.uint64))
+    if (far := _overflows(raw, factor)).any():
+        millis = factor // 1000
+        yield FixedWidth(tag + MILLI, (raw[far] * millis).view(np.uint64), far)
+        if millis > 1 and (farther := _overflows(raw, millis)).any():
+            yield FixedWidth(tag + SECOND, raw[farther].view(np.uint64), farther)
+
+
+def _overflows(values: Integers, factor: int) -> NDArray[np.bool_]:
+    """Is values * factor beyond int64? (One limit serves both signs: 1000 does not divide 2^63.)"""
+    limit = (2**63 - 1) // factor
+    return (values > limit) | (values < -limit)
 
 
 def group_ids(columns: Sequence[pa.Array | pa.ChunkedArray], key: bytes) -> Words:
@@ -284,67 +215,6 @@ def combine(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
     (1, 7)
     """
     return (one[0] + other[0]) % 2**128, one[1] + other[1]
-
-
-class _Dictionary:
-    """The ids of the dictionary seen last: the chunks of a column mostly share one."""
-
-    def __init__(self, key: Words) -> None:
-        self.key = key
-        self.values: pa.Array | None = None
-        self.ids = np.empty((0, 2), np.uint64)
-
-    def of(self, values: pa.Array) -> Words:
-        if self.values is None or not values.equals(self.values):
-            self.ids = np.empty((len(values), 2), np.uint64)
-            _fill(values, self.key, _Dictionary(self.key), self.ids)
-            self.values = values
-        return self.ids
-
-
-def _unwrapped(kind: pa.DataType) -> pa.DataType:
-    """The type of the values themselves."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _unwrapped(kind.storage_type)
-    wrapped = pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind)
-    return _unwrapped(kind.value_type) if wrapped else kind
-
-
-def _fill(array: pa.Array, key: Words, known: _Dictionary, out: Words) -> None:
-    """Write the ids of an array that has rows."""
-    kind = array.type
-    if isinstance(kind, pa.BaseExtensionType):
-        _fill(array.storage, key, known, out)
-    elif pa.types.is_run_end_encoded(kind):
-        _fill(pc.run_end_decode(array), key, known, out)
-    elif pa.types.is_null(kind) or (
-        pa.types.is_dictionary(kind) and array.null_count == len(array)
-    ):
-        out[:] = _derived(key, _COLUMN, NULL)
-    elif pa.types.is_dictionary(kind) and len(array.dictionary) > len(array):
-        _fill(array.dictionary_decode(), key, known, out)
-    elif pa.types.is_dictionary(kind):
-        places = pc.cast(pc.fill_null(array.indices, 0), pa.int64()).to_numpy()
-        np.take(known.of(array.dictionary), places, axis=0, out=out, mode="clip")
-        _fill_nulls(array.indices, key, out)
-    else:
-        for part in rule(kind)(array):
-            _fill_part(part, _derived(key, _COLUMN, part.tag), out)
-        _fill_nulls(array, key, out)
-
-
-def _fill_part(part: Part, key: Words, out: Words) -> None:
-    if not isinstance(part, FixedWidth):
-        hash_slices(_fixed(part.data), _fixed(part.offsets), key, out)
-    elif part.rows is None:
-        _digest([part.words], key, out)
-    else:
-        out[part.rows] = _digest([part.words], key)
-
-
-def _fill_nulls(array: pa.Array, key: Words, out: Words) -> None:
-    if array.null_count:
-        out[array.is_null().to_numpy(zero_copy_only=False)] = _derived(key, _COLUMN, NULL)
 
 
 def _digest(columns: Sequence[NDArray[Any]], key: Words, out: Words | None = None) -> Words:
@@ -404,7 +274,7 @@ def _fixed(array: NDArray[T]) -> NDArray[T]:
 class RowIds:
     """Makes the ids and digests of one run's rows."""
 
-    def __init__(self, query: Query, keys: RowKeys) -> None:
+    def __init__(self, query: RowSpec, keys: RowKeys) -> None:
         self._query, self._keys = query, keys
 
     def units(self, units: pa.Array, periods: Integers) -> Words:

@@ -1,17 +1,18 @@
-"""Batches of a source become rows of the engine; what cannot be used is set aside.
+"""Batches of a source become rows of the engine; what cannot be used is rejected.
 
 Everything here looks at one row at a time: what becomes of a row depends on that row and on public
-configuration alone.
+configuration alone. No row may stop the feed or touch another row: whatever is in it, it is read,
+or rejected with a reason, spelled out for the operator.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable
-from enum import IntEnum
+from enum import StrEnum
 from functools import partial
 from threading import RLock
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,8 @@ import pyarrow.compute as pc
 
 from dpstream.errors import InvalidInput
 from dpstream.privacy.state import Secret
-from dpstream.query.column_types import Types
-from dpstream.query.query import Query
+from dpstream.query.column_types import Types, is_text
+from dpstream.query.row_spec import RowSpec
 from dpstream.query.windows import within_calendar
 from dpstream.records import Integers, Rejected, Words
 from dpstream.rows import number_text, parse
@@ -29,79 +30,59 @@ from dpstream.rows.column_values import in_type, listed_keys, types_before_rows,
 from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, id_pairs, in_order, stepwise
 from dpstream.rows.row_ids import RowIds
 
-# Rows that cannot be used: found one by one, marked with a reason, spelled out for the operator.
-#
-# No row may stop the feed or touch another row: whatever is in it, it is read, or set aside.
-
 Codes = npt.NDArray[np.uint8]
-"""Why a row cannot be used; 0: it can."""
+"""By row: one more than the place of its `Reason`; 0 for a row that can be used."""
 
 
-class Reason(IntEnum):
+class Reason(StrEnum):
     """Why a row cannot be used."""
 
-    MISSING_UNIT = 1
-    TIME = 2
-    ARRIVAL = 3
-    NUMBER = 4
-    NOT_FINITE = 5
-    OVERSIZE_KEY = 6
-    AHEAD = 7
-    NOT_UTF8 = 8
-    TYPE = 9
+    MISSING_UNIT = "missing unit"
+    TIME = "unparsable time"
+    ARRIVAL = "unparsable arrival time"
+    NUMBER = "not a number"
+    NOT_FINITE = "NaN or infinite number"
+    OVERSIZE_KEY = "oversize key"
+    AHEAD = "time too far ahead of the clock"
+    NOT_UTF8 = "invalid UTF-8"
+    TYPE = "not of its column's type"
 
 
-_WORDS = {
-    Reason.MISSING_UNIT: "missing unit",
-    Reason.TIME: "unparsable time",
-    Reason.ARRIVAL: "unparsable arrival time",
-    Reason.NUMBER: "not a number",
-    Reason.NOT_FINITE: "NaN or infinite number",
-    Reason.OVERSIZE_KEY: "oversize key",
-    Reason.AHEAD: "time too far ahead of the clock",
-    Reason.NOT_UTF8: "invalid UTF-8",
-    Reason.TYPE: "not of its column's type",
-}
-_CUT = 4096
+_REASONS = tuple(Reason)
+_LONGEST_SHOWN = 4096  # characters of a rejected row
 
 
-def flag(reasons: Codes, code: int, bad: parse.Mask) -> None:
+def flag(reasons: Codes, reason: Reason, bad: parse.Mask) -> None:
     """Note a reason; the first one of a row counts."""
     if bad.any():
-        reasons[bad & (reasons == 0)] = code
+        reasons[bad & (reasons == 0)] = _REASONS.index(reason) + 1
 
 
 def readable_text(table: pa.Table, name: str) -> tuple[pa.Array, parse.Mask]:
     """A column, with "" where it is text that is not UTF-8, and where that is."""
     array = parse.whole_column(table[name])
     bad = np.zeros(len(table), bool)
-    if parse.is_text(array.type) and not number_text.plain(array):
+    if is_text(array.type) and not number_text.is_ascii(array):
         try:
             array.validate(full=True)
         except pa.ArrowInvalid:
             raw = array.cast(pa.binary()).to_pylist()
             bad[:] = [item is not None and not _is_utf8(item) for item in raw]
-            whole = [b"" if wrong else item for item, wrong in zip(raw, bad, strict=True)]
-            array = pa.array(whole, pa.binary()).cast(pa.string())
+            cells = [b"" if wrong else item for item, wrong in zip(raw, bad, strict=True)]
+            array = pa.array(cells, pa.binary()).cast(pa.string())
     return array, bad
 
 
 def _is_utf8(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    return raw.decode(errors="ignore").encode() == raw
 
 
 def missing(units: pa.Array) -> parse.Mask:
     """Where no unit is named."""
-    if not units.null_count and (
-        not parse.is_text(units.type) or number_text.lengths(units)[0] > 0
-    ):
+    if not units.null_count and (not is_text(units.type) or number_text.lengths(units)[0] > 0):
         return np.zeros(len(units), bool)
     none = units.is_null().to_numpy(zero_copy_only=False)
-    if parse.is_text(units.type):
+    if is_text(units.type):
         empty = pc.fill_null(pc.equal(units, ""), True)
         none = none | empty.to_numpy(zero_copy_only=False)
     return np.asarray(none, bool)
@@ -109,7 +90,7 @@ def missing(units: pa.Array) -> parse.Mask:
 
 def oversize(column: pa.ChunkedArray, most: int) -> parse.Mask:
     """Where a key is longer than it may be."""
-    if not (parse.is_text(column.type) or pa.types.is_binary(column.type)):
+    if not (is_text(column.type) or pa.types.is_binary(column.type)):
         return np.zeros(len(column), bool)
     if all(number_text.lengths(chunk)[1] <= most for chunk in column.chunks):
         return np.zeros(len(column), bool)
@@ -123,34 +104,29 @@ def reject(table: pa.Table, reasons: Codes, where: str) -> list[Rejected]:
     raw = table.take(pa.array(bad)) if len(bad) else table.slice(0, 0)
     raw = pa.table({name: parse.whole_column(raw[name]) for name in raw.column_names})
     try:
-        found = raw.to_pylist()
+        rows = raw.to_pylist()
     except (ValueError, OverflowError, pa.ArrowException):  # a date or text that Python lacks
-        found = [
-            {name: _spelled(raw[name][i]) for name in raw.column_names} for i in range(len(raw))
+        rows = [
+            {name: _as_python(raw[name][i]) for name in raw.column_names} for i in range(len(raw))
         ]
     return [
         Rejected(
             where=f"{where}, row {number}",
-            reason=_WORDS[Reason(reasons[number])],
-            row=json.dumps(row, default=str, ensure_ascii=False)[:_CUT],
+            reason=_REASONS[reasons[number] - 1].value,
+            row=json.dumps(row, default=str, ensure_ascii=False)[:_LONGEST_SHOWN],
         )
-        for number, row in zip(bad.tolist(), found, strict=True)
+        for number, row in zip(bad.tolist(), rows, strict=True)
     ]
 
 
-def _spelled(value: pa.Scalar) -> object:
+def _as_python(value: pa.Scalar) -> object:
     """A value as Python has it, or else as near as can be."""
     try:
         return value.as_py()
     except (ValueError, OverflowError, pa.ArrowException):
-        if parse.is_text(value.type):
+        if is_text(value.type):
             return value.as_buffer().to_pybytes().decode(errors="replace")
         return f"a {value.type} that cannot be shown"
-
-
-# Columns of one chunk, parsed once for all queries that read it.
-
-T = TypeVar("T")
 
 
 class ParsedColumns:
@@ -162,30 +138,29 @@ class ParsedColumns:
     def __init__(self) -> None:
         self._lock, self._known = RLock(), dict[Hashable, Any]()
 
-    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+    def once(self, what: Hashable, make: Callable[[], Any]) -> Any:
         """What was made under this name, or is made now."""
         with self._lock:
             if what not in self._known:
                 self._known[what] = make()
-            found: T = self._known[what]
-            return found
+            return self._known[what]
 
 
 class RowReader:
     """Turns batches of one query's source into rows."""
 
-    def __init__(self, query: Query, secret: Secret, run: bytes) -> None:
+    def __init__(self, query: RowSpec, secret: Secret, run: bytes) -> None:
         self._begin(query, RowKeys.of(secret, run))
 
     @classmethod
-    def with_keys(cls, query: Query, keys: RowKeys, types: Types) -> RowReader:
-        """One that reads elsewhere, for a run whose types are fixed."""
-        made = cls.__new__(cls)
-        made._begin(query, keys)
-        made.types = dict(types)
-        return made
+    def with_keys(cls, query: RowSpec, keys: RowKeys, types: Types) -> RowReader:
+        """A reader in another process, for a run whose types are fixed."""
+        reader = cls.__new__(cls)
+        reader._begin(query, keys)
+        reader.types = dict(types)
+        return reader
 
-    def _begin(self, query: Query, keys: RowKeys) -> None:
+    def _begin(self, query: RowSpec, keys: RowKeys) -> None:
         self.query = query
         self.types: Types = {}
         self.learned: Callable[[Types], None] = lambda _: None
@@ -201,34 +176,36 @@ class RowReader:
         arrived: int | None = None,
         parsed: ParsedColumns | None = None,
     ) -> tuple[Rows, RejectedRows]:
-        """The rows of a batch, and what was set aside. `arrived`: its step, for a live source.
+        """The rows of a batch, and what was rejected. `arrived`: its step, for a live source.
 
         `parsed`: what other queries have parsed of this batch, and what they need not parse again.
         """
-        aside, prepare = RejectedRows(), self.query.prepare
-        table = self._declared(table, where, aside.rejected)
+        rejects, prepare = RejectedRows(), self.query.prepare
+        table = self._declared(table, where, rejects.rejected)
         declared = sorted((name, str(kind)) for name, kind in self.query.declared.items())
         once = _Once(parsed, f"{declared} {type(prepare)} {prepare!r}")
         if prepare is not None:
             table = once("prepare", make=partial(prepare, table))
         reasons: Codes = np.zeros(len(table), np.uint8)
         columns = self._columns(table, reasons, arrived, once)
-        aside.rejected += reject(table, reasons, where)
+        rejects.rejected += reject(table, reasons, where)
         good = reasons == 0
         inside = good & (columns["windows"] >= 0)
         late = np.zeros(len(inside), bool)
-        overlapping = self.query.schedule.overlapping  # then, some windows of a row may be over
-        if not overlapping and (arrived is not None or self.query.arrival_column is not None):
-            late = inside & (columns["steps"] > self._last_steps(columns["windows"], inside))
-        aside.outside, aside.late = int((good & ~inside).sum()), int(late.sum())
+        schedule = self.query.schedule
+        by_clock = arrived is not None or self.query.arrival_column is not None
+        if by_clock and not schedule.overlapping:  # else some windows of a row may be over
+            last_steps = schedule.last_steps(columns["windows"][inside])
+            late[inside] = columns["steps"][inside] > last_steps
+        rejects.outside, rejects.late = int((good & ~inside).sum()), int(late.sum())
         columns = _filtered(columns, inside & ~late)
         if "groups" not in columns:
             columns["groups"] = self.ids.groups(columns["keys"], len(columns["steps"]))
         if self.query.public_groups is not None:  # other keys go before anything is bounded
             known = np.isin(id_pairs(columns["groups"]), id_pairs(self.public_ids()))
-            aside.other_keys = int((~known).sum())
+            rejects.other_keys = int((~known).sum())
             columns = _filtered(columns, known)
-        return in_order(self._identified(columns, aside)), aside
+        return in_order(self._identified(columns, rejects)), rejects
 
     def _columns(
         self, table: pa.Table, reasons: Codes, arrived: int | None, once: _Once
@@ -256,7 +233,9 @@ class RowReader:
                 flag(reasons, Reason.AHEAD, moments - arrivals > query.max_ahead)
         else:
             steps = np.broadcast_to(np.int64(arrived), len(table))
-            flag(reasons, Reason.AHEAD, self._ahead(moments, arrived))
+            clock = query.schedule.time_of(arrived)
+            if clock is not None:
+                flag(reasons, Reason.AHEAD, moments > clock + query.max_ahead)
         return self._hashed_once(table, units, keys, once) | {
             "units": units,
             "keys": keys,
@@ -272,22 +251,14 @@ class RowReader:
         """Ids of units and groups, where other queries may need them too."""
         if not once.shared:
             return {}
-        ids, unit, kinds = (
-            self.ids,
-            self.query.privacy_unit_column,
-            [str(kind) for kind in keys.schema.types],
-        )
+        ids, unit = self.ids, self.query.privacy_unit_column
         names = once("names", ids.common, unit, str(units.type), make=partial(ids.names, units))
+        kinds = [str(kind) for kind in keys.schema.types]
         of_keys = partial(ids.groups, keys, len(table))
         of = ("groups", ids.common, tuple(keys.column_names), tuple(kinds))
         return {"names": names, "groups": once(*of, make=of_keys)}
 
-    def _last_steps(self, windows: Integers, inside: parse.Mask) -> Integers:
-        last = np.zeros(len(windows), np.int64)
-        last[inside] = self.query.schedule.last_steps(windows[inside])
-        return last
-
-    def _in_every_window(self, columns: dict[str, Any], aside: RejectedRows) -> dict[str, Any]:
+    def _in_every_window(self, columns: dict[str, Any], rejects: RejectedRows) -> dict[str, Any]:
         """Once for each window of a row that is not over; the row's own step stays."""
         schedule = self.query.schedule
         if not schedule.overlapping:
@@ -301,30 +272,21 @@ class RowReader:
         }
         columns["windows"] += np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         late = columns["steps"] > schedule.last_steps(columns["windows"])
-        aside.late += int(late.sum())
+        rejects.late += int(late.sum())
         return _filtered(columns, ~late)
 
-    def _identified(self, columns: dict[str, Any], aside: RejectedRows) -> Rows:
+    def _identified(self, columns: dict[str, Any], rejects: RejectedRows) -> Rows:
         """Ids and digests in place of units, keys and times."""
         columns["periods"] = self.ids.periods(columns["moments"])
         names = columns.pop("names", None)
         if names is None:
             names = self.ids.names(columns["units"])
         columns["units"] = self.ids.in_periods(names, columns["periods"])
-        columns = self._in_every_window(columns, aside)
-        moments, groups, values = columns["moments"], columns["groups"], columns["values"]
-        units, periods = columns["units"], columns["periods"]
-        content = [units, groups, columns["windows"], moments, *values.T]
-        return Rows(
-            units=units,
-            groups=groups,
-            digests=self.ids.digests(content),
-            windows=columns["windows"],
-            periods=periods,
-            steps=columns["steps"],
-            values=values,
-            keys=columns["keys"],
-        )
+        columns = self._in_every_window(columns, rejects)
+        moments = columns.pop("moments")
+        content = [columns[name] for name in ("units", "groups", "windows")]
+        digests = self.ids.digests([*content, moments, *columns["values"].T])
+        return Rows(**columns, digests=digests)
 
     def public_ids(self) -> Words:
         """The ids of the public groups, in the order of the query's list."""
@@ -349,16 +311,14 @@ class RowReader:
 
     def learn(self, declared: Types | None) -> None:
         """Fix the types of unit and keys by what the source declares: text if nothing."""
-        self._fix(types_of(self.query, declared))
+        self._fix_types(types_of(self.query, declared))
 
     def settle_types(self) -> None:
         """Fix the types that no source has told, before the first release: they stay."""
-        if any(
-            name not in self.types for name in (self.query.privacy_unit_column, *self.query.keys)
-        ):
-            self._fix(types_before_rows(self.query))
+        if not {self.query.privacy_unit_column, *self.query.keys} <= self.types.keys():
+            self._fix_types(types_before_rows(self.query))
 
-    def _fix(self, kinds: Types) -> None:
+    def _fix_types(self, kinds: Types) -> None:
         new = {name: kind for name, kind in kinds.items() if name not in self.types}
         if new:
             self.learned(self.types | new)
@@ -366,57 +326,47 @@ class RowReader:
 
     def _typed(self, table: pa.Table, name: str, reasons: Codes) -> pa.Array:
         """A column in the type it has in this run: 5 and "5" must not become two users."""
-        made, lost = in_type(parse.whole_column(table[name]), self.types[name], name)
+        column, lost = in_type(parse.whole_column(table[name]), self.types[name], name)
         flag(reasons, Reason.TYPE, lost)
-        return made
+        return column
 
     def _declared(self, table: pa.Table, where: str, rejected: list[Rejected]) -> pa.Table:
         """The source's columns in the types that the query declares; other rows are rejected."""
         reasons: Codes = np.zeros(len(table), np.uint8)
-        made = table
+        typed = table
         for name, kind in self.query.declared.items():
             if name in table.column_names:
-                column, bad = readable_text(made, name)
+                column, bad = readable_text(typed, name)
                 flag(reasons, Reason.NOT_UTF8, bad)
                 column, lost = in_type(column, kind, name)
                 flag(reasons, Reason.TYPE, lost)
-                made = made.set_column(made.column_names.index(name), name, column)
+                typed = typed.set_column(typed.column_names.index(name), name, column)
         if not reasons.any():
-            return made
+            return typed
         rejected += reject(table, reasons, where)
-        return made.filter(pa.array(reasons == 0))
+        return typed.filter(pa.array(reasons == 0))
 
     def _times(self, table: pa.Table, reasons: Codes, once: _Once) -> tuple[Integers, Integers]:
-        query = self.query
-        if query.time_column is None:
+        """The event time and the arrival time of each row."""
+        if self.query.time_column is None:
             zero = np.zeros(len(table), np.int64)
             return zero, zero
-        how = (query.time_zone, query.time_unit_micros, query.time_origin)
-        moments, readable = once(
-            "time", query.time_column, *how, make=partial(self._parsed, table, query.time_column)
-        )
-        flag(reasons, Reason.TIME, ~readable)
-        if query.arrival_column is None:
+        moments = self._parsed_times(table, self.query.time_column, Reason.TIME, reasons, once)
+        if self.query.arrival_column is None:
             return moments, moments
-        arrivals, readable = once(
-            "time",
-            query.arrival_column,
-            *how,
-            make=partial(self._parsed, table, query.arrival_column),
-        )
-        flag(reasons, Reason.ARRIVAL, ~readable)
-        return moments, arrivals
+        arrival = self.query.arrival_column
+        return moments, self._parsed_times(table, arrival, Reason.ARRIVAL, reasons, once)
 
-    def _parsed(self, table: pa.Table, name: str) -> tuple[Integers, parse.Mask]:
-        query = self.query
-        found, readable = parse.times(
-            table[name],
-            name,
-            zone=query.time_zone,
-            unit=query.time_unit_micros,
-            origin=query.time_origin,
-        )
-        return found, readable & within_calendar(found)
+    def _parsed_times(
+        self, table: pa.Table, name: str, problem: Reason, reasons: Codes, once: _Once
+    ) -> Integers:
+        zone, unit = self.query.time_zone, self.query.time_unit_micros
+        origin = self.query.time_origin
+        read = partial(parse.times, table[name], name, zone=zone, unit=unit, origin=origin)
+        parsed: tuple[Integers, parse.Mask] = once("time", name, zone, unit, origin, make=read)
+        times, readable = parsed
+        flag(reasons, problem, ~(readable & within_calendar(times)))
+        return times
 
     def steps_of(self, table: pa.Table) -> Integers:
         """The step of each row of a table with the time columns alone; -1 if it has none."""
@@ -434,10 +384,9 @@ class RowReader:
         return np.where(none, -1, steps)
 
     def _values(self, table: pa.Table, reasons: Codes, once: _Once) -> Integers:
+        """What each row adds to the measures of values, rows x measures, in grid steps."""
         columns = []
-        for measure in self.query.measures:
-            if measure.kind != "value":
-                continue
+        for measure in self.query.value_measures:
             values, readable = once(
                 "number",
                 measure.column,
@@ -447,13 +396,6 @@ class RowReader:
             flag(reasons, Reason.NOT_FINITE, np.isinf(values))
             columns.append(measure.on_grid(values))
         return np.stack(columns, axis=1) if columns else np.zeros((len(table), 0), np.int64)
-
-    def _ahead(self, moments: Integers, arrived: int) -> parse.Mask:
-        clock = self.query.schedule.time_of(arrived)
-        if clock is None:
-            return np.zeros(len(moments), bool)
-        ahead: parse.Mask = moments > clock + self.query.max_ahead
-        return ahead
 
 
 class _Once:

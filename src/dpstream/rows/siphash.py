@@ -18,13 +18,9 @@ from numba.extending import intrinsic
 
 from dpstream.compiled import njit
 
-# Read memory by its address, which need not be aligned: for compiled loops over bytes.
-#
-# Nothing is checked here: who asks for an address knows that the bytes are there.
-
 
 def _loader(bits: int) -> Any:
-    """Code that reads `bits` bits at an address."""
+    """Code that reads `bits` bits at an address, which need not be aligned; nothing is checked."""
 
     @intrinsic
     def load(typing_context, address):  # type: ignore[no-untyped-def]
@@ -105,13 +101,13 @@ def _last_word(start, length, limit):  # type: ignore[no-untyped-def]
     `limit` is the address where the buffer ends: nothing is read beyond it.
     """
     rest = length & np.uint64(7)
-    tail = start + length - rest
+    rest_at = start + length - rest
     word = np.uint64(0)
-    if tail + np.uint64(8) <= limit:
-        word = load_word(tail) & ((np.uint64(1) << (rest << np.uint64(3))) - np.uint64(1))
+    if rest_at + np.uint64(8) <= limit:
+        word = load_word(rest_at) & ((np.uint64(1) << (rest << np.uint64(3))) - np.uint64(1))
     else:
         for i in range(rest):
-            word |= load_byte(tail + i) << (i << np.uint64(3))
+            word |= load_byte(rest_at + i) << (i << np.uint64(3))
     return word | (length << np.uint64(56))
 
 

@@ -50,21 +50,16 @@ class QueryDescription:
         return self.query.name
 
     @cached_property
-    def rows(self) -> Query:
-        """The query, or the rows that a mechanism reads."""
-        return self.query.rows if isinstance(self.query, SeriesQuery) else self.query
-
-    @cached_property
     def schema(self) -> pa.Schema:
         """The columns of its releases; keys that nothing is known of stand as text."""
         if isinstance(self.query, SeriesQuery):
-            return series_schema(self.query, types_before_rows(self.rows))
-        return release_schema(plan_query(self.rows.starting(0)), types_before_rows(self.rows))
+            return series_schema(self.query, types_before_rows(self.query))
+        return release_schema(plan_query(self.query.starting(0)), types_before_rows(self.query))
 
     @cached_property
     def keys(self) -> list[str]:
         """The columns that tell its rows apart."""
-        return [name for name in self.rows.keys if name in self.schema.names]
+        return [name for name in self.query.keys if name in self.schema.names]
 
     @cached_property
     def figures(self) -> list[str]:
@@ -116,14 +111,14 @@ class QueryDescription:
                     for name in self.figures
                 ],
             },
-            "unit": self.rows.privacy_unit_column,
-            "unit_period": None if series else self.rows.period_in_words,
+            "unit": self.query.privacy_unit_column,
+            "unit_period": None if series else self.query.period_in_words,
             "protected": self.query.protected,
             "epsilon": budget.get("epsilon", budget.get("total")),
             "delta": budget.get("delta"),
             "measure": "epsilon" if terms is None else terms.measure,
             "windows": self._windows(facts["schedule"]),
-            "strategy": None if series else self.rows.strategy,
+            "strategy": self.query.strategy if isinstance(self.query, Query) else None,
             "mechanism": (
                 name_of(self.query.mechanism) if isinstance(self.query, SeriesQuery) else None
             ),
@@ -132,7 +127,7 @@ class QueryDescription:
         }
 
     def _windows(self, schedule: dict[str, Any]) -> dict[str, Any]:
-        window = self.rows.window
+        window = self.query.window
         return {
             "kind": "global" if window is None else window.kind,
             "size": schedule["window"],

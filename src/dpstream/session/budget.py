@@ -106,7 +106,7 @@ def _refuse_series(
     spent = ledger.peak(dataset)
     for query in queries:
         terms = query.mechanism.terms()
-        if query.rows.start is not None:
+        if query.start is not None:
             refuse_other_steps(ledger, dataset, query.terms())
         if terms.measure != book.measure or terms.width is None or book.width is None:
             continue  # refused in its own words when the run begins

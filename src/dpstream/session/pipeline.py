@@ -24,7 +24,6 @@ from dpstream.privacy.amounts import on_grid, positive
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.state.secret import beside
 from dpstream.query.query import Query
-from dpstream.query.series_query import SeriesQuery
 from dpstream.session import Feed
 from dpstream.session.budget import AnyQuery
 from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
@@ -207,16 +206,15 @@ def _declare_types(
             f"{where}: column_types names {strange[0]!r}, which no query reads; leave it out"
         )
     query = one.query
-    rows = query.rows if isinstance(query, SeriesQuery) else query
-    mine = {column: kind for column, kind in given.items() if column in rows.source_columns}
+    mine = {column: kind for column, kind in given.items() if column in query.source_columns}
     if not mine:
         return one
     try:
-        rows = replace(rows, column_types=tuple((mine | rows.declared).items()))
+        types = tuple((mine | query.declared).items())
+        query = replace(query, column_types=types)
     except InvalidParameter as problem:
         raise InvalidInput(f"{where}: {problem}") from None
-    made = replace(query, rows=rows) if isinstance(query, SeriesQuery) else rows
-    return replace(one, query=made)
+    return replace(one, query=query)
 
 
 def _feed(base: Path, name: str, table: Mapping[str, Any]) -> Feed:
@@ -293,7 +291,7 @@ class PipelineBook:
     def _terms_of(self, query: AnyQuery) -> Terms:
         if isinstance(query, Query):
             return query.promise(epsilon=self.epsilon, delta=self._delta_for(query))
-        if query.rows.start is None:
+        if query.start is None:
             raise InvalidParameter(
                 f"{self.where}: {query.name!r} has no start, and its book counts steps from there; "
                 "add start = TIMESTAMP '...' to its OPTIONS"

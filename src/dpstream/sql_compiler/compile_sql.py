@@ -9,6 +9,7 @@ from typing import Any
 
 from dpstream.errors import InvalidParameter
 from dpstream.query.query import Query
+from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler import from_clause, select, series_options, validate
 from dpstream.sql_compiler.draft import Draft
@@ -94,16 +95,16 @@ def _query(draft: Draft) -> Query | SeriesQuery:
     parts: dict[str, Any] = {
         "name": draft.name,
         "keys": tuple(draft.keys),
-        "aggregates": list(aggregates.values()),
         "prepare": builder.prepare(),
         "finish": Finisher(builder, aggregates).finish(),
     }
-    parameters = rows_of_series(draft) if draft.series else draft.parameters
     try:
-        query = Query(**parts, **parameters)
+        if not draft.series:
+            return Query(**parts, aggregates=list(aggregates.values()), **draft.parameters)
+        rows = RowSpec(**parts, **rows_of_series(draft))
     except InvalidParameter as error:
         raise _underline_option(draft, error) from None
-    return series_query(draft, query) if draft.series else query
+    return series_query(draft, rows, *aggregates.values())
 
 
 def _underline_option(draft: Draft, error: InvalidParameter) -> InvalidParameter:

@@ -12,7 +12,7 @@ from dpstream.errors import DpstreamError, InvalidParameter
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
 from dpstream.mechanisms.parts.factorised_counter import CountingParameters
-from dpstream.query.query import Query
+from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler.draft import Draft, call_name
 from dpstream.sql_compiler.expressions import suggestion
@@ -149,13 +149,12 @@ def require_one_count(draft: Draft) -> None:
 
 
 def rows_of_series(draft: Draft) -> dict[str, Any]:
-    """Parameters of the query that reads the rows; delta is not used, it has no noise."""
-    of_mechanism = ("privacy_unit", "w", "mechanism", "mechanism_options", "delta")
-    rows = {key: value for key, value in draft.parameters.items() if key not in of_mechanism}
-    return rows | {"delta": "1/2", "max_groups_contributed": 1}
+    """The parameters that say which rows are read; the others are the mechanism's."""
+    of_mechanism = ("privacy_unit", "w", "mechanism", "mechanism_options", "epsilon", "delta")
+    return {key: value for key, value in draft.parameters.items() if key not in of_mechanism}
 
 
-def series_query(draft: Draft, rows: Query) -> SeriesQuery:
+def series_query(draft: Draft, rows: RowSpec, count: Any) -> SeriesQuery:
     """Build the query; the mechanism takes the options that it knows."""
     name = draft.parameters["mechanism"]
     node = node_of(draft.clause, "mechanism") or draft.clause
@@ -170,12 +169,13 @@ def series_query(draft: Draft, rows: Query) -> SeriesQuery:
             options, f"{name} cannot use its parameters: {error}", "change them"
         ) from None
     try:
-        return SeriesQuery(mechanism=mechanism, rows=rows)
+        of_rows = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
+        return SeriesQuery(mechanism=mechanism, count=count, **of_rows)
     except DpstreamError as error:
         raise draft.refusal(options, str(error), "change its parameters") from None
 
 
-def _mechanism_parameters(draft: Draft, node: exp.Expr, rows: Query) -> dict[str, Any]:
+def _mechanism_parameters(draft: Draft, node: exp.Expr, rows: RowSpec) -> dict[str, Any]:
     """What the mechanism is built with: nothing that it does not know, all that it needs."""
     given = draft.parameters
     name, unit = given["mechanism"], given["privacy_unit"]

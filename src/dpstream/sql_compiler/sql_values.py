@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.errors import InvalidInput
+from dpstream.query.column_types import is_text
 from dpstream.query.windows import within_calendar
 from dpstream.rows import parse
 
@@ -46,7 +47,7 @@ def source_column(column: Any, name: str, zone: str) -> pa.Array:
     """A column of a source as one of the kinds; text that is not UTF-8 is NULL."""
     array = parse.whole_column(column)
     type_ = array.type
-    if parse.is_text(type_):
+    if is_text(type_):
         return _readable(pc.cast(array, pa.string()))
     if pa.types.is_boolean(type_) or pa.types.is_null(type_) or pa.types.is_date32(type_):
         return array
@@ -154,7 +155,7 @@ def as_moment(value: pa.Array, zone: str) -> pa.Array:
     """An instant; text and dates without an offset are in the query's time zone."""
     if value.type.equals(MOMENT) or pa.types.is_null(value.type):
         return _in_calendar(pc.cast(value, MOMENT))
-    if not (parse.is_text(value.type) or pa.types.is_temporal(value.type)):
+    if not (is_text(value.type) or pa.types.is_temporal(value.type)):
         raise wrong_kind(value, "a time")
     micros, readable = parse.times(value, "an expression", zone=zone, unit=None, origin=0)
     return _in_calendar(pa.array(micros, pa.int64(), mask=~readable).cast(MOMENT))

@@ -28,7 +28,7 @@ from dpstream.audit.query_samplers import unit_spellings
 from dpstream.connectors.memory.source import TableSource
 from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.embedded.series_run import SeriesRun, SeriesState
-from dpstream.group_by.bounding import FIRST, KEPT, UnitBucket, Verdicts
+from dpstream.group_by.bounding import FIRST, KEPT, KeepMask, UnitBucket
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.perturb import NoisySums
 from dpstream.group_by.step_counts import StepCounts
@@ -39,7 +39,8 @@ from dpstream.privacy.state import WindowKeySource
 from dpstream.privacy.state.secret import derive
 from dpstream.query.aggregates import Measure
 from dpstream.query.noise_plan import NoisePlan, WindowPlan
-from dpstream.query.query import Bounds, Query
+from dpstream.query.query import Bounds
+from dpstream.query.row_spec import RowSpec
 from dpstream.query.schedule import DueRelease
 from dpstream.records import Reals, Words
 from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, RowSlice
@@ -90,10 +91,10 @@ class UnitCountedTwice(Flow):
     key with K.
     """
 
-    def bound(self, window: int, period: int, rows: Rows) -> Verdicts:
+    def bound(self, window: int, period: int, rows: Rows) -> KeepMask:
         """Every row that is kept is a first one."""
-        verdicts = super().bound(window, period, rows)
-        return np.where(verdicts > 0, np.uint8(KEPT | FIRST), np.uint8(0))
+        keep_mask = super().bound(window, period, rows)
+        return np.where(keep_mask > 0, np.uint8(KEPT | FIRST), np.uint8(0))
 
 
 class UncappedOfferedRows(Flow):
@@ -102,7 +103,7 @@ class UncappedOfferedRows(Flow):
     True: the rows offered move by all rows of a unit, and their noise is for `debias_rows`.
     """
 
-    def offered(self, period: int, rows: Rows) -> int:
+    def offered_rows(self, period: int, rows: Rows) -> int:
         """All of them."""
         return len(rows)
 
@@ -128,17 +129,17 @@ class OnlyTouchedKeys(Flow):
         super().__init__(*args, **facts)
         self._touched: dict[int, set[bytes]] = {}
 
-    def aggregate(self, window: int, rows: Rows, verdicts: Verdicts) -> None:
+    def aggregate(self, window: int, rows: Rows, keep_mask: KeepMask) -> None:
         """Note who had rows."""
-        super().aggregate(window, rows, verdicts)
+        super().aggregate(window, rows, keep_mask)
         touched = self._touched.setdefault(window, set())
-        touched.update(group.tobytes() for group in rows.groups[verdicts > 0])
+        touched.update(group.tobytes() for group in rows.groups[keep_mask > 0])
 
     def perturb(self, due: DueRelease, spend: NoiseStreams) -> list[NoisySums]:
         """Only those who had rows."""
         touched = self._touched.pop(due.window, set())
         return [
-            noisy.part(np.array([group.tobytes() in touched for group in noisy.ids], bool))
+            noisy.select(np.array([group.tobytes() in touched for group in noisy.ids], bool))
             for noisy in super().perturb(due, spend)
         ]
 
@@ -181,7 +182,7 @@ class UnitBySpelling(RowReader):
     True: who is written 5, 5.0, 5e0 and " 5" is four units, and contributes four times.
     """
 
-    def _begin(self, query: Query, keys: RowKeys) -> None:
+    def _begin(self, query: RowSpec, keys: RowKeys) -> None:
         super()._begin(query, keys)
         self.ids = _IdsBySpelling(query, keys)
 
@@ -200,11 +201,11 @@ class ColumnTypeFromData(Flow):
 
     _dropped = False
 
-    def bound(self, window: int, period: int, rows: Rows) -> Verdicts:
+    def bound(self, window: int, period: int, rows: Rows) -> KeepMask:
         """Note whether all were kept."""
-        verdicts = super().bound(window, period, rows)
-        self._dropped = self._dropped or not verdicts.all()
-        return verdicts
+        keep_mask = super().bound(window, period, rows)
+        self._dropped = self._dropped or not keep_mask.all()
+        return keep_mask
 
     def _table(self, *args: Any) -> pa.Table:
         table, kind = super()._table(*args), pa.float64() if self._dropped else pa.int64()

@@ -129,7 +129,7 @@ class LocalRun(QueryRun):
     def _from_live(self, live: LiveInput) -> Iterator[pa.Table]:
         """One step after another: a table is out before the next rows are waited for."""
         while (slices := self._read(self.steps_done)) is not None:
-            self._flow.take(slices)
+            self._flow.aggregate_rows(self._flow.bound_rows(slices))
             self._charge()
             self._chain = self._log(self.steps_done, slices, self._chain)
             self._publish()
@@ -142,7 +142,7 @@ class LocalRun(QueryRun):
         begun = self._begin_step(self.steps_done)
         while begun is not None:
             rows, logged = begun
-            self._flow.add(rows.result())
+            self._flow.aggregate_rows(rows.result())
             self._chain = logged.result()
             ahead = self._may_go_ahead()
             begun = self._begin_step(self.steps_done + 1) if ahead else None
@@ -176,7 +176,7 @@ class LocalRun(QueryRun):
         if slices is None:
             return None
         self._charge()
-        rows = self._bounder.submit(self._flow.judged, slices)
+        rows = self._bounder.submit(self._flow.bound_rows, slices)
         return rows, self._logger.submit(self._log, step, slices, self._chain)
 
     def _log(self, step: int, slices: list[RowSlice], before: bytes) -> bytes:

@@ -60,12 +60,12 @@ class SeriesRun(Run):
     def __post_init__(self) -> None:
         self._begin(None if self.folder is None else read_about(self.folder, kind=KIND))
         self._sources = RunSources(source=self.source, history=self.history)
-        self._sources.check_columns(self.query.rows)
+        self._sources.check_columns(self.query)
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of every release and their types, as they are known by now."""
-        types = known_types(self.query.rows, self.folder, self._sources.schemas())
+        types = known_types(self.query, self.folder, self._sources.schemas())
         return series_schema(self.query, types)
 
     def erase_unit(self, unit: Any) -> int:
@@ -243,7 +243,7 @@ def open_series(
             folder,
             kind=KIND,
             facts=query.facts(),
-            names=query.rows.names_of_keys(),
+            names=query.names_of_keys(),
             dataset=dataset,
             given_secret=secret,
         )

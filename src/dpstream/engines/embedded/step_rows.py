@@ -23,7 +23,7 @@ from dpstream.engines.embedded.arrivals import Arrivals, ArrivedChunk, LiveView,
 from dpstream.errors import InvalidInput, NoiseReuse
 from dpstream.privacy.state import InputLog
 from dpstream.query.column_types import Types
-from dpstream.query.query import Query
+from dpstream.query.row_spec import RowSpec
 from dpstream.records import (
     Batch,
     ChunkRanges,
@@ -56,7 +56,7 @@ class RunSources:
     def _bounded(self) -> list[Source]:
         return [source for source in self._all[::-1] if source.bounded]
 
-    def check_columns(self, query: Query) -> None:
+    def check_columns(self, query: RowSpec) -> None:
         """Refuse sources that declare other columns before anything is paid for."""
         for source in self._all:
             check_columns(source, query)
@@ -105,7 +105,7 @@ class RunSources:
         return files, live
 
 
-def check_columns(source: Source, query: Query) -> None:
+def check_columns(source: Source, query: RowSpec) -> None:
     """Refuse a source that declares other columns before anything is paid for.
 
     So is a key whose type follows from the rows: one of them could change what is published.

@@ -145,7 +145,7 @@ class Jobs:
         for step, release in due:
             sums, keys = noisy.get((step, release.window), nothing)
             share = shares.get((step, release.window), (1.0, 0.0))
-            table = tables.made(step, release, sums, keys, share)
+            table = tables.table(step, release, sums, keys, share)
             publications.append(Publication(due=release, table=table))
         return publications, saved
 

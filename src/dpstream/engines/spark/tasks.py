@@ -46,7 +46,7 @@ from dpstream.privacy.state.secret import seal, unseal
 from dpstream.query.noise_plan import NoisePlan, WindowPlan
 from dpstream.query.schedule import DueRelease
 from dpstream.records import Rejected, Source, Words
-from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, in_order, slices_by_window
+from dpstream.rows.row_batch import RejectedRows, RowKeys, Rows, in_order, rows_by_window
 from dpstream.rows.row_reader import RowReader
 
 _LOG: Final = logging.getLogger("dpstream.spark")
@@ -315,14 +315,14 @@ def _bound(task: PublishTask, bucket: int) -> Batches:
     kept_rows: list[pa.Table] = []
     for step in range(task.first, task.end):
         slices = [(rows, a, b) for rows in parts for at, _, _, a, b in rows.runs if at == step]
-        for window, period, rows in slices_by_window(slices):
-            verdicts = flow.bound(window, period, rows)
+        for window, period, rows in rows_by_window(slices):
+            keep_mask = flow.bound(window, period, rows)
             if flow.query.totals:
-                kept = int(np.count_nonzero(verdicts))
-                counts = {"offered": flow.offered(period, rows), "kept": kept}
+                kept = int(np.count_nonzero(keep_mask))
+                counts = {"offered": flow.offered_rows(period, rows), "kept": kept}
                 totals.append({"total": [step, window], **counts})
-            if verdicts.any():
-                kept_rows.append(_kept(task, rows, verdicts))
+            if keep_mask.any():
+                kept_rows.append(_kept(task, rows, keep_mask))
         for due in flow.query.schedule.due(step):
             if due.release == due.releases:
                 flow.evict(due.window)
@@ -335,7 +335,7 @@ def _bound(task: PublishTask, bucket: int) -> Batches:
         yield from packets(task.divide(table, ids(table, "group")))
 
 
-def _kept(task: PublishTask, rows: Rows, verdicts: Any) -> pa.Table:
+def _kept(task: PublishTask, rows: Rows, keep_mask: Any) -> pa.Table:
     """What is kept of a step and window: a row for each group, however many it has here.
 
     So a key that half of the rows have costs its bucket no more than others. Where keys are found
@@ -343,7 +343,7 @@ def _kept(task: PublishTask, rows: Rows, verdicts: Any) -> pa.Table:
     """
     query, shape = task.plan.query, task.shape
     if not query.in_rounds:
-        groups, sums, first = sum_groups(query.measures, rows.groups, verdicts, rows.values)
+        groups, sums, first = sum_groups(query.measures, rows.groups, keep_mask, rows.values)
         of = {"step": rows.steps[first], "window": rows.windows[first]}
         return shape.of_groups(groups, sums, rows.keys.take(pa.array(first)), **of)
     table = shape.packed(
@@ -351,9 +351,9 @@ def _kept(task: PublishTask, rows: Rows, verdicts: Any) -> pa.Table:
         unit=packed_ids(rows.units) if query.rounds_of_units else None,
         digest=None,
         period=None,
-        verdict=verdicts,
+        verdict=keep_mask,
     )
-    return table.take(pa.array(np.flatnonzero(verdicts)))
+    return table.take(pa.array(np.flatnonzero(keep_mask)))
 
 
 def _save(
@@ -405,8 +405,8 @@ def add(task: PublishTask, flow: Flow, window: int, table: pa.Table) -> None:
     """Take in what `_kept` has sent of a step and window."""
     shape = task.shape
     if flow.query.in_rounds:
-        verdicts = numbers(table, "verdict").astype(np.uint8)
-        flow.aggregate(window, shape.rows(table), verdicts)
+        keep_mask = numbers(table, "verdict").astype(np.uint8)
+        flow.aggregate(window, shape.rows(table), keep_mask)
     else:
         flow.add_sums(window, ids(table, "group"), shape.sums(table), shape.keys_of(table))
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.group_by.groups import GroupBucket
-from dpstream.group_by.perturb import Layout, NoisySums
+from dpstream.group_by.perturb import NoisySums, TableOrder
 from dpstream.query.aggregates import Measure
 
 
@@ -15,7 +15,7 @@ def test_groups_that_join_later_stand_behind_and_by_id(buckets):
     rng = np.random.default_rng(buckets)
     made = [GroupBucket([Measure(kind="units")]) for _ in range(buckets)]
     shown = [[] for _ in made]  # (release, first word, second word, group) of each bucket
-    layout = Layout()
+    layout = TableOrder()
     for release in range(1, 9):
         for number, bucket in enumerate(made):
             many = int(rng.integers(0, 5)) * (release % 4 > 0)
@@ -27,8 +27,8 @@ def test_groups_that_join_later_stand_behind_and_by_id(buckets):
             order = np.lexsort((ids[:, 1], ids[:, 0]))
             shown[number] += [(release, *ids[at].tolist(), first + at) for at in order]
         noisy = [parts(rows) for rows in shown]
-        sums, keys = layout.arranged(made, noisy)
-        again, other = Layout().arranged(made, noisy)
+        sums, keys = layout.arrange(made, noisy)
+        again, other = TableOrder().arrange(made, noisy)
 
         expected = sorted(row[:3] for rows in shown for row in rows)
         assert sums[:, 0].tolist() == [b for _, _, b in expected] == again[:, 0].tolist()

@@ -10,7 +10,7 @@ from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import StateError
 from dpstream.group_by.bounding import FIRST, KEPT
 from dpstream.group_by.groups import GroupBucket
-from dpstream.group_by.perturb import NoisySums, thinned
+from dpstream.group_by.perturb import NoisySums, thin_out
 from dpstream.query.aggregates import Count, Measure, Sum
 from dpstream.query.query import Query
 
@@ -73,7 +73,7 @@ def test_thinning_leaves_out_what_has_hardly_moved():
             sums=np.array(sums, np.int64)[:, None],
             groups=np.arange(count),
         )
-        return thinned(bucket, noisy, np.array([3.0])).groups.tolist()
+        return thin_out(bucket, noisy, np.array([3.0])).groups.tolist()
 
     assert kept(10, 20) == [0, 1]
     assert kept(12, 23) == [1]  # 20 to 23
@@ -108,8 +108,8 @@ def test_a_group_without_keys_is_published_from_the_beginning():
 
 def group_rows(count, values):
     ids = np.tile(np.array([[7, 9]], np.uint64), (count, 1))
-    verdicts = np.full(count, KEPT | FIRST, np.uint8)
-    return ids, verdicts, np.array(values, np.int64)[:, None], pa.table({"key": ["a"] * count})
+    keep_mask = np.full(count, KEPT | FIRST, np.uint8)
+    return ids, keep_mask, np.array(values, np.int64)[:, None], pa.table({"key": ["a"] * count})
 
 
 def test_sums_that_leave_the_integers_are_refused():

@@ -248,7 +248,7 @@ def test_queries_of_one_source_hash_a_text_once(monkeypatch):
         reader.learn({"user": pa.string(), "key": pa.string()})
         together.append(reader.read(table_of(rows), "t", parsed=shared)[0])
 
-    assert len(calls) == 1
+    assert len(calls) == 2  # the units and the keys, of both queries
     assert (together[0].units == alone[0].units).all()
     assert (together[0].groups == alone[1].groups).all()
     assert not (together[0].units == together[1].units).any()
