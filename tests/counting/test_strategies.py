@@ -50,7 +50,7 @@ def streamed(process: Any) -> np.ndarray:
     return noise_paths(process, np.eye(process.steps))
 
 
-@pytest.mark.parametrize("name", {*PROCESSES, *COUNTERS})
+@pytest.mark.parametrize("name", sorted({*PROCESSES, *COUNTERS}))
 @some_steps
 def test_factors_multiply_to_prefix_sums(name: str, steps: int) -> None:
     """B C = A, and C has no negative entry."""
