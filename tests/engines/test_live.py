@@ -189,7 +189,7 @@ class Pipe:
 
     def feed(self, text):
         os.write(self._in, text.encode())
-        until(lambda: not self.source._pieces.empty())
+        until(lambda: not self.source._queue.empty())
 
     def close(self):
         os.close(self._in)

@@ -56,16 +56,16 @@ def test_keys_do_not_print_themselves():
 def test_neither_half_of_the_keys_says_anything():
     """One is random, the other is sealed by it; two that do not belong together are refused."""
     keys = Keys(rows=ROWS, lent=LENT)
-    opener, sealed = keys.halves()
-    other, _ = keys.halves()
+    opener, sealed = keys.seal()
+    other, _ = keys.seal()
 
-    assert Keys.joined(opener, sealed) == keys
+    assert Keys.unseal(opener, sealed) == keys
     for secret in (ROWS.units, ROWS.groups, LENT.keys[3]):
         for form in (secret, secret.hex().encode()):
             assert form not in opener + sealed
     assert opener != other
     with pytest.raises(SecretError, match="do not belong together"):
-        Keys.joined(other, sealed)
+        Keys.unseal(other, sealed)
 
 
 def test_engines_of_a_pipeline(tmp_path, monkeypatch, capsys):

@@ -163,10 +163,10 @@ def begin_book():
     """A book of windows with charges, and one of users; their runs are gone."""
     write_visits(range(1, 11))
     run("ledger", "open", "--ledger", "book", "--dataset", "visits",
-        "--unit", "w_event", "--window", 4, "--epsilon", 1)  # fmt: skip
+        "--privacy-unit", "w_event", "--window", 4, "--epsilon", 1)  # fmt: skip
     run("ledger", "open", "--ledger", "book", "--dataset", "clicks",
-        "--unit", "user", "--unit-column", "user", "--time-column", "ts",
-        "--period", "1 day", "--epsilon", 4, "--delta", "1e-6")  # fmt: skip
+        "--privacy-unit", "user", "--privacy-unit-column", "user", "--time-column", "ts",
+        "--privacy-unit-period", "1 day", "--epsilon", 4, "--delta", "1e-6")  # fmt: skip
     charge_book(epsilon=0.5)
 
 

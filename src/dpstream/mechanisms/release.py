@@ -164,15 +164,17 @@ def release(
         run_id=run_id,
     )
     releases = []
-    for done, batch in enumerate(runner.feed(block), start=1):
-        releases += batch
-        progress(done, len(block))
-    if runner.ended or (state is None if final is None else final):
-        releases += runner.finish()
+    try:
+        for done, batch in enumerate(runner.feed(block), start=1):
+            releases += batch
+            progress(done, len(block))
+        if runner.ended or (state is None if final is None else final):
+            releases += runner.finish()
+            if state is not None:
+                runner.save()
+    finally:
         if state is not None:
-            runner.save()
-    if state is not None:
-        runner.close()
+            runner.close()  # also where an error is kept: the directory must not stay locked
     return Series.of(releases, run=runner.run_id.hex(), names=names, times=times)
 
 

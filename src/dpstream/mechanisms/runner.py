@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.errors import InvalidInput, StateError
+from dpstream.errors import InvalidInput, InvalidParameter, StateError
 from dpstream.mechanisms import find, name_of
 from dpstream.mechanisms.base import Mechanism, as_block
 from dpstream.privacy.ledger.charges import Cover, Interval, chain_digest
@@ -102,6 +102,11 @@ class Runner:
         new_run: bool = False,
         run_id: bytes | None = None,
     ) -> None:
+        if new_run and replay:
+            raise InvalidParameter(
+                "a new run goes on from a snapshot, and a replay repeats a run from its first "
+                "step; choose new_run or replay"
+            )
         self.mechanism, self.dataset, self.name = mechanism, dataset, name
         self._progress = RunnerProgress(mechanism.start())
         self._bins: int | None = None
@@ -371,7 +376,8 @@ class Runner:
                 f"this run is logged from step {self._logged_from} on only, so it cannot start "
                 "again from step 0; leave replay out and feed what follows its snapshot"
             )
-        self._ended = self.steps_done if self._finished else None
+        if self._finished:
+            self._ended = self.steps_done
         self._progress, self._finished = RunnerProgress(self.mechanism.start()), False
 
     def _pay_again(self, item: Any) -> Any:

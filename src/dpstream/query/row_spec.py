@@ -323,5 +323,5 @@ def _one_tuple_per_group(
         )
     as_text = {tuple(None if item is None else str(item) for item in row) for row in rows}
     if len(as_text) < len(rows):  # in a column of text, 1 and "1" are one key
-        raise InvalidParameter("public_groups must not list a key twice")
+        raise InvalidParameter("public_groups must not list a group twice")
     return rows

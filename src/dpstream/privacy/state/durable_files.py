@@ -21,7 +21,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TypeAlias
 
-from dpstream.errors import StateError
+from dpstream.errors import DpstreamError, StateError
 
 Buffer: TypeAlias = bytes | memoryview
 
@@ -200,6 +200,8 @@ def writing(path: Path) -> Iterator[None]:
     """Turn a failure to write `path` into a StateError."""
     try:
         yield
+    except DpstreamError:  # a server that does not answer says so itself
+        raise
     except OSError as problem:
         if problem.errno in _FULL:
             raise StateError(
