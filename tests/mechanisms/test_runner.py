@@ -10,11 +10,12 @@ import dpstream as dps
 from dpstream.errors import (
     BudgetExceeded,
     InvalidInput,
+    InvalidParameter,
     NoiseReuse,
     SecretError,
     StateError,
 )
-from dpstream.mechanisms import Sample, Uniform
+from dpstream.mechanisms import ContinGroup, Sample, Uniform
 from tests.support.fixed import RUN, SECRET
 from tests.support.processes import run_python
 
@@ -321,3 +322,55 @@ def test_a_closed_run_says_so(tmp_path):
         runner.step([1])
     with pytest.raises(StateError, match="closed"):
         runner.step([1])
+
+
+def test_a_new_run_is_no_replay(tmp_path):
+    """Both at once contradict each other: refused before anything is paid or written."""
+    saved(tmp_path / "state")[0].close()
+    before = (tmp_path / "state" / "run.dps").read_bytes()
+    other = dps.Ledger()
+
+    with pytest.raises(InvalidParameter, match="choose new_run or replay"):
+        sample(tmp_path / "state", new_run=True, replay=True, ledger=other)
+
+    assert other.report() == []
+    assert (tmp_path / "state" / "run.dps").read_bytes() == before
+
+
+def test_a_replay_knows_that_the_stream_has_ended(tmp_path):
+    """A kill between `finish` and `save`: what a delay held back comes for those steps alone."""
+    mechanism = ContinGroup(epsilon=1, delay=3, lo=0, hi=9)
+    values_of_stream = np.arange(6.0)[:, None]
+    first = dps.Runner(mechanism, state=tmp_path / "s", secret=SECRET, replay=True)
+    values(first, values_of_stream[:5])
+    first.finish()
+    first.close()  # not saved
+
+    again = dps.Runner(mechanism, state=tmp_path / "s", secret=SECRET, replay=True)
+    with pytest.raises(StateError, match="was finished after 5 steps"):
+        values(again, values_of_stream)
+    again.close()
+
+
+def test_a_release_that_fails_leaves_its_directory_open_to_others(tmp_path):
+    """Also while the error is still held, as a notebook holds it."""
+    mechanism, settings = Uniform(epsilon=1, window=3), {"secret": SECRET, "run_id": RUN}
+    first = dps.release(mechanism, [[1], [2], [3]], state=tmp_path / "s", **settings)
+    with pytest.raises(NoiseReuse) as held:
+        dps.release(mechanism, [[1], [2], [4]], state=tmp_path / "s", secret=SECRET)
+    again = dps.release(mechanism, [[1], [2], [3]], state=tmp_path / "s", secret=SECRET)
+
+    assert held.value is not None
+    assert (again.values == first.values).all()
+
+
+def test_a_directory_is_made_before_the_first_step(tmp_path):
+    """Later the steps before it would have no digest, and their noise could meet other data."""
+    runner = dps.Runner(Uniform(epsilon=1, window=3), secret=SECRET)
+    steps = runner.feed(DATA)
+    next(steps)
+
+    with pytest.raises(StateError, match="before a run's first step"):
+        runner.attach(tmp_path / "state")
+
+    assert not (tmp_path / "state").exists()

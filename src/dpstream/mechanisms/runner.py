@@ -325,6 +325,11 @@ class Runner:
 
         `kind` and `more` are for those who keep a run of their own around this one.
         """
+        if self.steps_done:
+            raise StateError(
+                "a state directory is made before a run's first step: the input of its steps must "
+                "be logged before their noise is drawn"
+            )
         if (folder / "run.dps").exists():
             raise StateError(f"{folder} holds another run; name another place")
         make_empty(folder)

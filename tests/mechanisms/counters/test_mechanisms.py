@@ -200,3 +200,11 @@ def test_the_unbounded_counter_keeps_its_budget_over_epochs():
 
     assert {ledger.left("stream", step) for step in range(200)} == {0}
     assert series.stddev[-1, 0] < 3 * series.stddev[3, 0]
+
+
+@pytest.mark.parametrize("step", [0, -1, 10, 2**41, 1.5])
+@pytest.mark.parametrize("name", ["naive_counter", "toeplitz", "tree", "honaker", "blt"])
+def test_an_error_bar_is_of_a_step_that_there_is(name, step):
+    """Never a number for a step outside the stream."""
+    with pytest.raises(InvalidParameter):
+        find(name)(rho=1, steps=9).stddev(step)

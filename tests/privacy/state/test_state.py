@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from xxhash import xxh3_128
 
-from dpstream.errors import NoiseReuse, SecretError, StateError
+from dpstream.errors import NoiseReuse, SecretError, ServerUnreachable, StateError
 from dpstream.privacy.state import (
     InputLog,
     Journal,
@@ -36,7 +36,7 @@ from dpstream.privacy.state import (
     unpack,
     write_packed,
 )
-from dpstream.privacy.state.durable_files import create_exclusive, erase
+from dpstream.privacy.state.durable_files import create_exclusive, erase, writing
 from dpstream.privacy.state.serial import FORMAT
 from tests.support.processes import run_python
 
@@ -820,3 +820,11 @@ def test_a_journal_that_nobody_has_any_more_is_closed(tmp_path):
         Journal(tmp_path / f"{number}", kind="test")
 
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_server_that_does_not_answer_is_told_as_such():
+    """It is an OSError too, but no failure to write the state."""
+    with pytest.raises(ServerUnreachable, match="does not answer"), writing(Path("state")):
+        raise ServerUnreachable("kafka://x does not answer")
+    with pytest.raises(StateError, match="cannot be written"), writing(Path("state")):
+        raise ConnectionError("reset")

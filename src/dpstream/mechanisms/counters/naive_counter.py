@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from dpstream.counting.coders import Coder
+from dpstream.counting.factorisation import check_whole
 from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
 from dpstream.records import Integers, Reals
 
@@ -56,6 +57,7 @@ class NaiveCounter(CounterMechanism, identity="naive_counter"):
 
     def row_norm(self, step: int) -> float:
         """As many increments as steps."""
+        check_whole("step", step, 1, self.steps)
         return math.sqrt(step)
 
     def coder(self, bits: int) -> IncrementCoder:

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpstream.counting.coders import HistoryCoder
+from dpstream.counting.factorisation import check_whole
 from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
 from dpstream.records import Reals
 
@@ -57,6 +58,7 @@ class ToeplitzCounter(CounterMechanism, identity="toeplitz"):
 
     def row_norm(self, step: int) -> float:
         """Norm of the first `step` coefficients."""
+        check_whole("step", step, 1, self.steps)
         return math.sqrt(math.fsum(root_coefficients(self.steps)[:step] ** 2))
 
     def coder(self, bits: int) -> HistoryCoder:
