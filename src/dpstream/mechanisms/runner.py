@@ -7,7 +7,7 @@ snapshot.dps      the newest state; snapshot.1.dps the one before
 inputs-<run>.log  digests of every later step, durable before its noise
 ledger            the book, unless the run shares another
 
-`privacy/run_directory.py` says how the files and the ledger are tied to each other.
+`privacy/state/run_directory.py` says how the files and the ledger are tied to each other.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Continual counters: one file per scheme, its matrices and its mechanism."""
+"""Continual counters: one mechanism a file; the matrices that queries use too are in `counting`."""
