@@ -24,7 +24,7 @@ from scipy.stats import norm
 
 from dpstream.compiled import compiled
 from dpstream.counting.binary_tree import Honaker
-from dpstream.counting.factorisation import late_normals, late_start
+from dpstream.counting.noise_process import late_normals, late_start
 from dpstream.privacy.accounting.calibration import rho_for
 from dpstream.records import Reals
 

@@ -19,7 +19,7 @@ from dpstream.counting.buffered import (
     decoder_weights,
     encoder_weights,
 )
-from dpstream.counting.factorisation import NoiseProcess
+from dpstream.counting.noise_process import NoiseProcess
 from dpstream.mechanisms.counters.naive_counter import NaiveCounter
 from dpstream.mechanisms.counters.smooth_binary import SmoothBinary
 from dpstream.mechanisms.counters.toeplitz import ToeplitzCounter, root_coefficients

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dpstream.counting.binary_tree import Honaker
 from dpstream.counting.buffered import BufferedLinearToeplitz, LastTwice
-from dpstream.counting.factorisation import NoiseProcess, late_normals, late_start
+from dpstream.counting.noise_process import NoiseProcess, late_normals, late_start
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import find
 from tests.counting.matrices import dense, noise_paths, row_norms

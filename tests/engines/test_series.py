@@ -21,7 +21,7 @@ from dpstream.errors import (
     NoiseReuse,
     StateError,
 )
-from dpstream.group_by.step_counts import StepCounts
+from dpstream.group_by.series_counts import StepCounts
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret
 from dpstream.session import OperatorCounts

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.connectors.testing import ListSink
-from dpstream.counting.factorisation import late_normals, late_start
+from dpstream.counting.noise_process import late_normals, late_start
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys, Secret

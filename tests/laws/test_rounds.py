@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import chi2
 
 from dpstream.connectors.testing import ListSink
-from dpstream.counting.factorisation import late_normals, late_start
+from dpstream.counting.noise_process import late_normals, late_start
 from dpstream.group_by.flow import Flow
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend

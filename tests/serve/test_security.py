@@ -9,9 +9,9 @@ from starlette.testclient import TestClient
 
 from dpstream.errors import InvalidParameter, SecretError
 from dpstream.serve import middleware
-from dpstream.serve.endpoints import Parameter, Refusal
 from dpstream.serve.middleware import HEADERS as SECURITY
 from dpstream.serve.middleware import Token, load_token
+from dpstream.serve.routing import Parameter, Refusal
 from dpstream.serve.server import check_binding, is_loopback, listening_socket
 from tests.support.pipelines import HEADERS, TOKEN, operator_side, public_side
 

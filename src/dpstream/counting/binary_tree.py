@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpstream.compiled import compiled
-from dpstream.counting.factorisation import check_advance, check_whole
+from dpstream.counting.noise_process import check_advance, check_whole
 from dpstream.records import Reals
 
 

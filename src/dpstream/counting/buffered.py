@@ -25,7 +25,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from dpstream.compiled import compiled
-from dpstream.counting.factorisation import check_advance, check_whole
+from dpstream.counting.noise_process import check_advance, check_whole
 from dpstream.errors import InvalidParameter
 from dpstream.records import Reals
 

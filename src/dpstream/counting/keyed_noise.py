@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from dpstream.compiled import compiled
-from dpstream.counting.factorisation import NoiseProcess, late_normals, late_start
+from dpstream.counting.noise_process import NoiseProcess, late_normals, late_start
 from dpstream.errors import InvalidInput, StateError
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Words

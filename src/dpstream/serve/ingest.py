@@ -14,7 +14,7 @@ from dpstream.connectors.files.text import rejected_rows
 from dpstream.connectors.write_ahead import Inbox
 from dpstream.errors import InvalidInput, StateError
 from dpstream.records import Batch
-from dpstream.serve.endpoints import Refusal
+from dpstream.serve.routing import Refusal
 from dpstream.session.pipeline import PushedTable
 
 JSONL = ("application/jsonl", "application/x-ndjson", "application/json-lines", "application/json")

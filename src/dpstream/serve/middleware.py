@@ -24,7 +24,7 @@ from starlette.responses import Response
 from dpstream.errors import SecretError
 from dpstream.privacy.state.durable_files import create_exclusive
 from dpstream.privacy.state.secret import mint_token
-from dpstream.serve.endpoints import Refusal
+from dpstream.serve.routing import Refusal
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

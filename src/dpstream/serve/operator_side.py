@@ -22,7 +22,10 @@ from starlette.responses import Response
 
 from dpstream.connectors.write_ahead import Inbox
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.serve.endpoints import (
+from dpstream.serve.event_stream import Hub
+from dpstream.serve.ingest import ARROW, JSONL, Intake, content_type, read_body
+from dpstream.serve.middleware import HANDLERS, App, Limits, SecurityHeaders, Token, TokenGate
+from dpstream.serve.routing import (
     Endpoint,
     Given,
     Parameter,
@@ -31,9 +34,6 @@ from dpstream.serve.endpoints import (
     json_answer,
     openapi,
 )
-from dpstream.serve.event_stream import Hub
-from dpstream.serve.ingest import ARROW, JSONL, Intake, content_type, read_body
-from dpstream.serve.middleware import HANDLERS, App, Limits, SecurityHeaders, Token, TokenGate
 from dpstream.serve.supervisor import Supervisor
 from dpstream.session.pipeline import Pipeline
 

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.connectors.storage import safe_name
+from dpstream.engines.query_run import AnyQuery
 from dpstream.errors import InvalidParameter
 from dpstream.explanation import explain
 from dpstream.explanation.explain_group_by import measure_name
@@ -25,8 +26,7 @@ from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.rows.column_values import types_before_rows
-from dpstream.serve.endpoints import Refusal
-from dpstream.session.budget import AnyQuery
+from dpstream.serve.routing import Refusal
 from dpstream.session.pipeline import Pipeline, PipelineBook
 
 _PLACE = ("window_start", "window_end", "trigger_time", "release_index")

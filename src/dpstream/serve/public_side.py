@@ -16,7 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from dpstream.serve.endpoints import (
+from dpstream.serve.event_stream import EventStream, Hub
+from dpstream.serve.middleware import HANDLERS, App, Limits, SecurityHeaders
+from dpstream.serve.public_facts import QueryDescription, what_if
+from dpstream.serve.release_files import FILE_TYPES, Archive, file_stream
+from dpstream.serve.release_history import History
+from dpstream.serve.release_segments import KEY_ID
+from dpstream.serve.routing import (
     Endpoint,
     Given,
     Parameter,
@@ -26,12 +32,6 @@ from dpstream.serve.endpoints import (
     json_answer,
     openapi,
 )
-from dpstream.serve.event_stream import EventStream, Hub
-from dpstream.serve.middleware import HANDLERS, App, Limits, SecurityHeaders
-from dpstream.serve.public_facts import QueryDescription, what_if
-from dpstream.serve.release_files import FILE_TYPES, Archive, file_stream
-from dpstream.serve.release_history import History
-from dpstream.serve.release_segments import KEY_ID
 
 _WINDOW = Parameter("window", "The number of a window.", kind="integer", least=0, most=2**53)
 _WINDOW_OR_ALL = Parameter(

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 
 from dpstream.connectors.encode import csv, jsonl, with_numbers
 from dpstream.records import Integers
-from dpstream.serve.endpoints import Given
 from dpstream.serve.public_facts import QueryDescription
 from dpstream.serve.release_history import id_of_json, rows_of
 from dpstream.serve.release_segments import OWN, Segment
 from dpstream.serve.release_store import Released, ReleaseReader
+from dpstream.serve.routing import Given
 
 _AT_ONCE = 64  # releases that are looked up together
 FILE_TYPES = {

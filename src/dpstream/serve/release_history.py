@@ -15,10 +15,10 @@ from scipy.stats import norm
 
 from dpstream.connectors.encode import simple_column
 from dpstream.records import Integers, Reals
-from dpstream.serve.endpoints import Given, Refusal
 from dpstream.serve.public_facts import QueryDescription
 from dpstream.serve.release_segments import FIRST, Segment, key_id, key_values
 from dpstream.serve.release_store import Released, ReleaseReader
+from dpstream.serve.routing import Given, Refusal
 
 CONFIDENCE = 0.95
 """Of all orders together that an answer calls meaningful."""

@@ -31,7 +31,7 @@ from dpstream.engines.embedded.series_run import SeriesRun, SeriesState
 from dpstream.group_by.bounding import FIRST, KEPT, KeepMask, UnitBucket
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.perturb import NoisySums
-from dpstream.group_by.step_counts import StepCounts
+from dpstream.group_by.series_counts import StepCounts
 from dpstream.privacy.ledger.charges import Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import NoiseStreams

@@ -29,7 +29,7 @@ from dpstream.engines.run_storage import keep_types, known_types, run_tag
 from dpstream.engines.sender import explain_sink_error
 from dpstream.errors import LedgerError, StateError
 from dpstream.group_by.release_table import series_schema, series_table
-from dpstream.group_by.step_counts import StepCounts
+from dpstream.group_by.series_counts import StepCounts
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from dpstream.counting.coders import Coder
-from dpstream.counting.factorisation import check_whole
+from dpstream.counting.noise_process import check_whole
 from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
 from dpstream.records import Integers, Reals
 

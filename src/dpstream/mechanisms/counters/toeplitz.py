@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpstream.counting.coders import HistoryCoder
-from dpstream.counting.factorisation import check_whole
+from dpstream.counting.noise_process import check_whole
 from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
 from dpstream.records import Reals
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpstream.counting.buffered import MOST_STEPS, BufferedLinearToeplitz, parameters
 from dpstream.counting.coders import BufferedCoder
-from dpstream.counting.factorisation import check_whole
+from dpstream.counting.noise_process import check_whole
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import Spender, release_or_hold
 from dpstream.mechanisms.parts.factorised_counter import CounterState, CountingParameters, grid_bits

@@ -17,7 +17,7 @@ import numpy as np
 
 from dpstream.counting.binary_tree import Tree
 from dpstream.counting.coders import Coder, NodeCoder
-from dpstream.counting.factorisation import check_whole
+from dpstream.counting.noise_process import check_whole
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.mechanisms.base import (
     MechanismBase,
