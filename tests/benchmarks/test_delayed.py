@@ -92,11 +92,11 @@ def test_a_run_has_every_figure_its_targets_and_a_plot(tmp_path):
 def test_noise_is_fixed_by_name():
     """The same cell again has the same figures; another name has others."""
     one, two, other = (
-        trials(Naive(epsilon=1, lo=0, hi=10), SHORT, runs=3, fixed=name) for name in "aab"
+        trials(Naive(epsilon=1, lo=0, hi=10), SHORT, runs=3, fixed=name) for name in "aac"
     )
 
     assert one.plain == two.plain
-    assert one.plain != other.plain
+    assert set(one.plain).isdisjoint(other.plain)
 
 
 @pytest.mark.parametrize("name", [*SOUND, *PUBLISHED])

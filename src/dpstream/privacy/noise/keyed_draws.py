@@ -190,7 +190,7 @@ class Draws:
     def _fill(
         self, out: Words, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]
     ) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # the two kinds of draws below fill their own way
 
 
 class VectorDraws(Draws):
