@@ -27,7 +27,7 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Lock
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,7 @@ import pyarrow.parquet as pq
 from dpstream.audit.query_samplers import (
     HOUR,
     STEPS,
+    WINDOWS,
     Scenario,
     sample_in_parts,
     scenario_table,
@@ -50,7 +51,9 @@ from dpstream.mechanisms.release import bounded_counts
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
+from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Reals
 from dpstream.session.budget import AnyQuery
 from dpstream.session.start import run_all
@@ -75,19 +78,10 @@ class RunContext:
     folder: Path
     ledger: Path
     secret: bytes
+    clock: str
+    """What one step is, in the words of the ledger's terms."""
     run_id: bytes
     """Fixed, so that an audit can be made again."""
-
-
-class RestartedRun(Protocol):
-    """A run that publishes, charges the shared ledger, and is killed and begun again."""
-
-    @property
-    def kills(self) -> tuple[int, ...]:
-        """How many tables are seen before each kill; after the last one it runs to its end."""
-
-    def begin(self, at: RunContext, start: int) -> Tables:
-        """Begin, or go on where a directory was left: each table, as runs x outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +92,19 @@ class RestartedQuery:
     """From the number of runs."""
     columns: tuple[str, ...] = ("n",)
     kills: tuple[int, ...] = ()
+    """How many tables are seen before each kill; after the last one it runs to its end."""
     snapshot_every: int = 10
     """More than there are steps: what was shown before a kill is shown again."""
     engine: Callable[..., LocalRun | SeriesRun] = LocalRun
     rows: Rows = lambda table, start: table
 
+    def terms(self) -> Terms:
+        """Those of a ledger that this query fills."""
+        query = self.query(1)
+        return query.terms() if isinstance(query, SeriesQuery) else plan_query(query).terms()
+
     def begin(self, at: RunContext, start: int) -> Tables:
-        """One start of the run."""
+        """Begin, or go on where a directory was left: each table, as runs x outputs."""
         options = EngineOptions(
             run_id=at.run_id, buckets=1, threads=1, snapshot_every=self.snapshot_every
         )
@@ -129,9 +129,6 @@ class RestartedMechanism:
     """A mechanism that is fed counts, a bin for each group, in a run that can be repeated."""
 
     mechanism: Mechanism
-    clock: str
-    """What one step is, in the words of the ledger's terms."""
-    steps: int
     kills: tuple[int, ...] = ()
 
     def begin(self, at: RunContext, start: int) -> Tables:
@@ -140,35 +137,33 @@ class RestartedMechanism:
             steps=at.rows["ts"].to_numpy() // _STEP,
             users=at.rows["user"].to_numpy(),
             bins=at.rows["key"].to_numpy(),
-            slots=self.steps,
+            slots=WINDOWS,
             domain=at.runs * at.groups,
             rows_per_user=1,
         )
-        with self._runner(at) as runner:
+        with Runner(
+            self.mechanism,
+            state=at.folder,
+            secret=at.secret,
+            ledger=at.ledger,
+            dataset=DATASET,
+            clock=at.clock,
+            run_id=at.run_id,
+        ) as runner:
             for releases in runner.feed(counts):
                 for release in releases:
                     yield release.values.reshape(at.runs, at.groups)
             for release in runner.finish():
                 yield release.values.reshape(at.runs, at.groups)
 
-    def _runner(self, at: RunContext) -> Runner:
-        return Runner(
-            self.mechanism,
-            state=at.folder,
-            secret=at.secret,
-            ledger=at.ledger,
-            dataset=DATASET,
-            clock=self.clock,
-            run_id=at.run_id,
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class SharedLedgerRuns:
-    """A sampler over a ledger with these terms; the runs that share it take turns."""
+    """A sampler over a ledger; the runs that share it take turns."""
 
-    terms: Terms
-    sharing: tuple[RestartedRun, ...]
+    sharing: tuple[RestartedQuery | RestartedMechanism, ...]
+    terms: Terms | None = None
+    """Of the ledger; None: those that the first query fills by itself."""
     groups: int = 1
     most: int = 4_000
     """Samples from one ledger: a statement has an upper limit."""
@@ -181,8 +176,12 @@ class SharedLedgerRuns:
 
     def _sample(self, data: Scenario, runs: int, secret: bytes) -> Reals:
         rows, seen = scenario_table(data, runs, self.groups, windows=False), list[Reals]()
+        terms, first = self.terms, self.sharing[0]
+        if terms is None:
+            assert isinstance(first, RestartedQuery)
+            terms = first.terms()
         with TemporaryDirectory() as place:
-            shared = _open_ledger(Path(place), self.terms)
+            shared = _open_ledger(Path(place), terms)
             ledgers: dict[int, Path] = {}
             for start, number in self._turns():
                 if number not in ledgers:
@@ -194,6 +193,7 @@ class SharedLedgerRuns:
                     folder=Path(place) / f"run-{number}",
                     ledger=ledgers[number],
                     secret=secret,
+                    clock=terms.clock,
                     run_id=sha256(secret + bytes([number])).digest()[:16],
                 )
                 run = self.sharing[number]

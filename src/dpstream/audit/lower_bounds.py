@@ -228,10 +228,7 @@ def lower_bound(
         if score is None:
             continue
         first, second = score(one[learn:half]), score(two[learn:half])
-        for order, p, q in (
-            ("one over two", first, second),
-            ("two over one", -second, -first),
-        ):
+        for order, p, q in (("one over two", first, second), ("two over one", -second, -first)):
             promise, threshold = _threshold(p, q, runs - half, delta=delta, error=error)
             if best is None or promise > best[0]:
                 best = promise, name, order, threshold, score
@@ -242,12 +239,7 @@ def lower_bound(
         worlds = -worlds[1], -worlds[0]
     hits, other = (int((world >= threshold).sum()) for world in worlds)
     event = Event(
-        score=name,
-        order=order,
-        threshold=threshold,
-        hits=hits,
-        other_hits=other,
-        runs=runs - half,
+        score=name, order=order, threshold=threshold, hits=hits, other_hits=other, runs=runs - half
     )
     return bound_from_event(event, epsilon=epsilon, delta=delta, error=error)
 
@@ -266,13 +258,10 @@ def _threshold(p: Reals, q: Reals, runs: int, *, delta: float, error: float) -> 
     """The threshold that promises most if the test's runs are like these, and what it promises."""
     both = np.sort(np.concatenate([p, q]))
     thresholds = np.unique(np.quantile(both, np.linspace(0, 1, _THRESHOLDS), method="nearest"))
-    hits, other = (_expected(world, thresholds, runs) for world in (p, q))
+    hits, other = (
+        (len(world) - np.searchsorted(np.sort(world), thresholds)) * (runs / len(world))
+        for world in (p, q)
+    )
     promises = epsilon_bounds(hits, other, runs, delta=delta, error=error)
     at = int(np.argmax(promises))
     return float(promises[at]), float(thresholds[at])
-
-
-def _expected(world: Reals, thresholds: Reals, runs: int) -> Reals:
-    """How many of `runs` runs should pass each threshold."""
-    passing = len(world) - np.searchsorted(np.sort(world), thresholds)
-    return np.asarray(passing * (runs / len(world)), dtype=np.float64)

@@ -98,21 +98,22 @@ def _values(lo: int, hi: int, delay: int, count: int, rng: np.random.Generator) 
     """One value moved across the range: among equal ones, among extremes, or random ones."""
     steps, middle = 2 * delay, (lo + hi) // 2
     ends = np.where(np.arange(steps) % 2 == 0, lo, hi)[:, None]
-    for name, base in (
-        ("all at the lower end", np.full((steps, 1), lo)),
-        ("all in the middle", np.full((steps, 1), middle)),
-        ("from end to end", ends),
-    ):
-        for at in sorted({0, delay - 1}):
-            low, high = base.copy(), base.copy()
-            low[at, 0], high[at, 0] = lo, hi
-            yield Pair(name=f"{name}, step {at} from {lo} to {hi}", one=low, two=high)
+    cases = [
+        (f"{name}, step {at} from {lo} to {hi}", base, at)
+        for name, base in (
+            ("all at the lower end", np.full((steps, 1), lo)),
+            ("all in the middle", np.full((steps, 1), middle)),
+            ("from end to end", ends),
+        )
+        for at in sorted({0, delay - 1})
+    ]
     for number in range(count):
-        base = rng.integers(lo, hi + 1, size=(steps, 1))
+        base, at = rng.integers(lo, hi + 1, size=(steps, 1)), int(rng.integers(0, steps))
+        cases.append((f"random values {number}, step {at}", base, at))
+    for name, base, at in cases:
         low, high = base.copy(), base.copy()
-        at = int(rng.integers(0, steps))
         low[at, 0], high[at, 0] = lo, hi
-        yield Pair(name=f"random values {number}, step {at}", one=low, two=high)
+        yield Pair(name=name, one=low, two=high)
 
 
 def dominating_user(slots: int = 4) -> Pair:

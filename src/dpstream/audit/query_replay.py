@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from dpstream.query.noise_plan import NoisePlan
 from dpstream.query.schedule import DueRelease
 from dpstream.records import Integers, Reals, Words
 from dpstream.rows.row_batch import Rows
-from dpstream.rows.row_reader import RowReader
 
 Group = tuple[int, bytes]
 """(window, group id)."""
@@ -91,9 +91,8 @@ def record_query(
         table,
         secret=secret,
         run=run,
-        flow=lambda plan, reader: _RecordingFlow(
-            plan, reader, recording, buckets=buckets, frozen=frozen
-        ),
+        flow=partial(_RecordingFlow, recording=recording, frozen=frozen),
+        buckets=buckets,
         chunk=chunk,
         wrap_spend=lambda real: _RecordingSpend(real, recording),
     )
@@ -105,16 +104,8 @@ def record_query(
 class _RecordingFlow(Flow):
     """A Flow that records what its stages return."""
 
-    def __init__(
-        self,
-        plan: NoisePlan,
-        reader: RowReader,
-        recording: Recording,
-        *,
-        buckets: int,
-        frozen: Ends | None,
-    ) -> None:
-        super().__init__(plan, reader, buckets=buckets, threads=1)
+    def __init__(self, *args: Any, recording: Recording, frozen: Ends | None, **facts: Any) -> None:
+        super().__init__(*args, **facts)
         self._recording, self._frozen = recording, frozen
         self._before: dict[Group, Integers] = {}
 
@@ -211,10 +202,10 @@ class _RecordingSpend(QuerySpend):
 
     def noise_stream(self, *, window: int, column: str, part: int) -> NoiseStream:
         made = self._real.noise_stream(window=window, column=column, part=part)
-        return _RecordingDoor(made, self._recording, window, column)
+        return _RecordingStream(made, self._recording, window, column)
 
 
-class _RecordingDoor(NoiseStream):
+class _RecordingStream(NoiseStream):
     def __init__(self, real: NoiseStream, recording: Recording, window: int, column: str) -> None:
         self._real, self._recording = real, recording
         self._place = (window, column)

@@ -93,7 +93,8 @@ class ReleaseTables:
         span, time = query.schedule.span(due.window), query.schedule.time_of(step)
         keys = no_keys(query, self.types) if keys is None else keys
         stddevs = plan.stddevs[:, due.release - 1]
-        release = self._columns(sums, stddevs, keys, kept, Place(span, time, due.release))
+        place = Place(span, time, due.release, due.releases)
+        release = self._columns(sums, stddevs, keys, kept, place)
         if not release.schema.equals(self.schema):
             raise StateError(
                 f"the releases of {query.name!r} have the columns {shown_schema(self.schema)}, and "
@@ -101,7 +102,6 @@ class ReleaseTables:
                 "this query"
             )
         more = {"kept_share": kept[0]} if query.totals else {}
-        place = Place(span, time, due.release, due.releases)
         return place.describe(release, query.name, self.run_tag, due.window, **more)
 
     def _columns(
