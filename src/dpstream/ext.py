@@ -10,9 +10,9 @@ The how-to guides build one of each. Modules of dpstream itself import from wher
 """
 
 from dpstream.audit.mechanism_samplers import SequentialRuns as SequentialRuns
-from dpstream.audit.neighbours import Pair as Pair
-from dpstream.audit.neighbours import block as block
+from dpstream.audit.targets import Pair as Pair
 from dpstream.audit.targets import Target as Target
+from dpstream.audit.targets import block as block
 from dpstream.connectors.memory.source import TableSource as TableSource
 from dpstream.connectors.options import ServerOptions as ServerOptions
 from dpstream.connectors.retry import RetryPolicy as RetryPolicy

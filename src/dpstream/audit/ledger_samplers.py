@@ -61,6 +61,7 @@ from dpstream.session.start import run_all
 DATASET = "audit"
 _STEP = 24 * HOUR // STEPS
 _MICROS = 1_000_000
+_MOST_RUNS = 4_000  # on one ledger: a statement has an upper limit
 
 Tables: TypeAlias = Generator[Reals, None, None]
 """What is published, table by table: runs x outputs."""
@@ -165,14 +166,12 @@ class SharedLedgerRuns:
     terms: Terms | None = None
     """Of the ledger; None: those that the first query fills by itself."""
     groups: int = 1
-    most: int = 4_000
-    """Samples from one ledger: a statement has an upper limit."""
     ledger: Callable[[Path, int], Path] = lambda path, number: path
     """The ledger file that a run charges, from the shared file and the number of the run."""
 
     def __call__(self, data: Scenario, runs: int, secret: bytes) -> Reals:
         """All that is published of each run, NaN where a group is not shown."""
-        return sample_in_parts(self._sample, data, runs, secret, most=self.most)
+        return sample_in_parts(self._sample, data, runs, secret, most=_MOST_RUNS)
 
     def _sample(self, data: Scenario, runs: int, secret: bytes) -> Reals:
         rows, seen = scenario_table(data, runs, self.groups, windows=False), list[Reals]()

@@ -33,7 +33,6 @@ from dpstream.audit.ledger_samplers import (
     SharedLedgerRuns,
 )
 from dpstream.audit.lower_bounds import MANY_OUTPUTS
-from dpstream.audit.neighbours import Pair
 from dpstream.audit.query_samplers import STEPS, WINDOWS, series_query, unit_pair
 from dpstream.audit.query_targets import (
     ALL_WINDOWS,
@@ -44,7 +43,7 @@ from dpstream.audit.query_targets import (
     day_query,
     query_target,
 )
-from dpstream.audit.targets import Catalogue, Maker, by_name
+from dpstream.audit.targets import Catalogue, Maker, Pair, by_name
 from dpstream.engines.embedded.series_run import SeriesRun
 from dpstream.mechanisms.counters.toeplitz import ToeplitzCounter
 from dpstream.mechanisms.w_event.sample import Sample

@@ -11,7 +11,7 @@ in which budgets are small and many, or scores barely move, hides that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
@@ -41,10 +41,9 @@ from dpstream.audit.mechanism_samplers import (
     unlimited_spend,
     worst_choices_loss,
 )
-from dpstream.audit.neighbours import Pair, block, dominating_user, pairs_of, user_in_every_slot
-from dpstream.audit.targets import Catalogue, Exact, Maker, Target, by_name, target
+from dpstream.audit.targets import Catalogue, Exact, Maker, Pair, Target, block, by_name, target
 from dpstream.mechanisms import REGISTRY, find
-from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
+from dpstream.mechanisms.base import Delayed, HistogramMechanism, Mechanism, SeriesMechanism
 from dpstream.mechanisms.infinite.dpi import Dpi
 from dpstream.mechanisms.parts.factorised_counter import CounterMechanism, CountingParameters
 from dpstream.mechanisms.release import bounded_counts
@@ -55,10 +54,11 @@ from dpstream.records import Integers, Reals
 EPSILON, WINDOW, DELAY, DELTA = 2, 3, 3, 0.01
 RHO = Fraction(1, 2)
 LO, HI = 0, 8
+_MILLION = 10**6
+_HIGH = 400  # far beyond any noise: who compares, sees a change
 LARGE_EPSILON = 6
 """A budget that several draws share shows only if it is large."""
 SLOTS = 4
-_IN_EVERY_SLOT = user_in_every_slot()
 _IN_RHO = {"epsilon": zcdp_epsilon(rho=float(RHO), delta=DELTA), "delta": DELTA}
 
 HARD_DPI: dict[str, Any] = {
@@ -134,6 +134,104 @@ def example(name: str) -> Mechanism:
     return made
 
 
+def pairs_of(mechanism: Mechanism) -> list[Pair]:
+    """Pairs for a mechanism's family and unit: the worst that theory knows, then random ones."""
+    random, rng = 4, np.random.default_rng(0)
+    if isinstance(mechanism, HistogramMechanism):
+        return [*_window_pairs(mechanism.window), *_random_windows(mechanism.window, random, rng)]
+    if isinstance(mechanism, CountingParameters):
+        return [*_impulses(random, rng)]
+    if isinstance(mechanism, SeriesMechanism):
+        lo, hi, quantum = mechanism.range
+        delay = mechanism.delay if isinstance(mechanism, Delayed) else 2
+        return [*_values(int(lo / quantum), int(hi / quantum), delay, random, rng)]
+    if mechanism.terms().unit == "user":
+        return [dominating_user(), user_in_every_slot(4, (0, 1))]
+    raise TypeError(f"no neighbours are known for {type(mechanism).__name__}; give pairs")
+
+
+def _window_pairs(window: int) -> Iterator[Pair]:
+    """An event in each of `window` steps: always in one bin, or moving; early, or late."""
+    steps = 2 * window
+    jumps = np.where(np.arange(steps)[:, None] % 2 == 0, (0, _HIGH), (_HIGH, 0))
+    flat = np.full((steps, 2), 20)
+    for base_name, base in (("jumping", jumps), ("flat", flat)):
+        for start in (0, window):
+            inside = np.arange(start, start + window)
+            same, moving, apart = base.copy(), base.copy(), base.copy()
+            same[inside, 0] += 1
+            moving[inside, inside % 2] += 1
+            apart[inside] += np.where(base[inside] == 0, 1, 0)  # where a jump has just gone to 0
+            when = f"{base_name} counts, steps {start} to {start + window - 1}"
+            yield Pair(name=f"{when}, one bin", one=base, two=same)
+            yield Pair(name=f"{when}, another bin each step", one=base, two=moving)
+            if base_name == "jumping":
+                yield Pair(name=f"{when}, the low bin", one=base, two=apart)
+
+
+def _random_windows(window: int, count: int, rng: np.random.Generator) -> Iterator[Pair]:
+    for number in range(count):
+        steps = 2 * window
+        level = rng.choice([0, 3, 30, _HIGH], size=(steps, 2))
+        base = rng.poisson(level)
+        other, start = base.copy(), int(rng.integers(0, steps - window + 1))
+        for step in range(start, start + window):
+            bin_, sign = int(rng.integers(0, 2)), int(rng.choice([-1, 1]))
+            other[step, bin_] += sign if other[step, bin_] + sign >= 0 else 1
+        yield Pair(name=f"random counts {number}", one=base, two=other)
+
+
+def _impulses(count: int, rng: np.random.Generator, steps: int = 8) -> Iterator[Pair]:
+    """One event more: at the first step, which every prefix sum contains, or somewhere."""
+    for number, at in enumerate([0, *(int(n) for n in rng.integers(1, steps, count))]):
+        base = rng.poisson(3, size=(steps, 1))
+        other = base.copy()
+        other[at, 0] += 1
+        yield Pair(name=f"one event at step {at} ({number})", one=base, two=other)
+
+
+def _values(lo: int, hi: int, delay: int, count: int, rng: np.random.Generator) -> Iterator[Pair]:
+    """One value moved across the range: among equal ones, among extremes, or random ones."""
+    steps, middle = 2 * delay, (lo + hi) // 2
+    ends = np.where(np.arange(steps) % 2 == 0, lo, hi)[:, None]
+    cases = [
+        (f"{name}, step {at} from {lo} to {hi}", base, at)
+        for name, base in (
+            ("all at the lower end", np.full((steps, 1), lo)),
+            ("all in the middle", np.full((steps, 1), middle)),
+            ("from end to end", ends),
+        )
+        for at in sorted({0, delay - 1})
+    ]
+    for number in range(count):
+        base, at = rng.integers(lo, hi + 1, size=(steps, 1)), int(rng.integers(0, steps))
+        cases.append((f"random values {number}, step {at}", base, at))
+    for name, base, at in cases:
+        low, high = base.copy(), base.copy()
+        low[at, 0], high[at, 0] = lo, hi
+        yield Pair(name=name, one=low, two=high)
+
+
+def dominating_user(slots: int = 4) -> Pair:
+    """A user with nearly all rows of every slot, against one row of somebody else."""
+    others = np.tile((0, 1), (slots, 1))
+    return Pair(
+        name=f"a user who decides each of {slots} slots",
+        one=others + np.array([_MILLION, 0]),
+        two=others,
+    )
+
+
+def user_in_every_slot(slots: int = 200, others: tuple[int, int] = (0, 0)) -> Pair:
+    """All rows of a user come or go: one in each slot, beside the same others in each."""
+    without = np.tile(others, (slots, 1))
+    return Pair(
+        name=f"a user in each of {slots} slots, beside {sum(others)} others",
+        one=without + np.array([1, 0]),
+        two=without,
+    )
+
+
 def mechanism_target(name: str) -> Target:
     """One registered mechanism against its own terms."""
     mechanism = example(name)
@@ -190,6 +288,9 @@ def draw_targets() -> Catalogue:
         randomised_response=draw(_one_draw("respond", buckets=4, epsilon=unit), another_bucket),
         choice=draw(_choose, scores, runs=(4_000, 40_000)),
     )
+
+
+_IN_EVERY_SLOT = user_in_every_slot()
 
 
 def _dpi_loss() -> float:

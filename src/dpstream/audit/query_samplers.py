@@ -30,7 +30,7 @@ from weakref import finalize
 import numpy as np
 import pyarrow as pa
 
-from dpstream.audit.neighbours import Pair
+from dpstream.audit.targets import Pair
 from dpstream.connectors.memory.source import ROWS, TableSource
 from dpstream.connectors.registry import open_source
 from dpstream.engines.chunks import ChunkReader, OperatorCounts

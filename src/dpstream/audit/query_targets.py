@@ -30,7 +30,6 @@ from dpstream.audit.controls.broken_engine import (
     WatermarkFromData,
     units_as_text,
 )
-from dpstream.audit.neighbours import Pair
 from dpstream.audit.query_samplers import (
     SPELLINGS,
     STEPS,
@@ -42,7 +41,7 @@ from dpstream.audit.query_samplers import (
     key_bytes,
     unit_pair,
 )
-from dpstream.audit.targets import Catalogue, Maker, by_name, target
+from dpstream.audit.targets import Catalogue, Maker, Pair, by_name, target
 from dpstream.query.aggregates import Avg, Count, CountUnits, Sum
 from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble

@@ -6,12 +6,15 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
 
 from dpstream.audit.lower_bounds import LEARNERS, Bound, Learner, lower_bound
 from dpstream.audit.mechanism_samplers import Sampler
-from dpstream.audit.neighbours import Pair
+from dpstream.records import Integers
 
 CONFIDENCE = 0.999
 FINALISTS = 2
@@ -21,6 +24,45 @@ _LOOSE = 0.05
 
 Row: TypeAlias = dict[str, Any]
 Watch: TypeAlias = Callable[[int, int], None]
+
+
+@runtime_checkable
+class Reported(Protocol):
+    """An input that says in a report what it is."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """As JSON has them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two inputs that differ by one unit."""
+
+    name: str
+    one: Any
+    two: Any
+
+    def facts(self) -> dict[str, Any]:
+        """The witness, for a report."""
+        return {"name": self.name, "one": _plain(self.one), "two": _plain(self.two)}
+
+
+def _plain(data: Any) -> Any:
+    """Data as JSON has them."""
+    if isinstance(data, np.ndarray):
+        return _plain(data.tolist())
+    if isinstance(data, Fraction):
+        return float(data)
+    if isinstance(data, Reported):
+        return data.facts()
+    if isinstance(data, list | tuple):
+        return [_plain(part) for part in data]
+    return data
+
+
+def block(*rows: Any) -> Integers:
+    """A stream written down: steps x bins."""
+    return np.array(rows, dtype=np.int64).reshape(len(rows), -1)
 
 
 @dataclass(frozen=True, kw_only=True)
