@@ -118,11 +118,9 @@ class RestartedQuery:
             dataset=DATASET,
             options=options,
         )
-        try:
+        with closing(run):
             for table in run:
                 yield values_by_run(table, self.columns, runs=at.runs, groups=at.groups)
-        finally:
-            run.close()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.audit.query_samplers import run_plan
-from dpstream.connectors.memory.source import ROWS
 from dpstream.group_by.bounding import KeepMask
 from dpstream.group_by.flow import BoundedRows, Flow
 from dpstream.group_by.key_selection import Mask, Passes
@@ -72,32 +71,18 @@ class Recording:
 
 
 def record_query(
-    plan: NoisePlan,
-    table: pa.Table,
-    *,
-    secret: bytes,
-    run: bytes,
-    buckets: int = 1,
-    chunk: int = ROWS,
-    frozen: Ends | None = None,
+    plan: NoisePlan, table: pa.Table, *, frozen: Ends | None = None, **options: Any
 ) -> Recording:
-    """Run a query over a table, on a ledger of its own, and record what it computes.
+    """Run a query over a table, as `run_plan` does, and record what it computes.
 
     `frozen`: rounds end where they did in another run, as if the same had been published.
     """
     recording = Recording()
-    published = run_plan(
-        plan,
-        table,
-        secret=secret,
-        run=run,
-        flow=partial(_RecordingFlow, recording=recording, frozen=frozen),
-        buckets=buckets,
-        chunk=chunk,
-        wrap_spend=lambda real: _RecordingSpend(real, recording),
-    )
-    for step, made in published:
-        recording.tables.append((step, *made.due, tuple(made.table.column_names)))
+    flow = partial(_RecordingFlow, recording=recording, frozen=frozen)
+    wrap_spend = partial(_RecordingSpend, recording=recording)
+    for step, publication in run_plan(plan, table, flow=flow, wrap_spend=wrap_spend, **options):
+        columns = tuple(publication.table.column_names)
+        recording.tables.append((step, *publication.due, columns))
     return recording
 
 
@@ -230,24 +215,16 @@ class QueryReplay:
 
 
 def replay_query(
-    plan: NoisePlan,
-    table: pa.Table,
-    unit: Sequence[bool],
-    *,
-    secret: bytes = bytes(32),
-    run: bytes = bytes(16),
-    buckets: int = 1,
-    chunk: int = ROWS,
+    plan: NoisePlan, table: pa.Table, unit: Sequence[bool], **options: Any
 ) -> QueryReplay:
     """Compare a run over `table` with one without the rows marked in `unit`.
 
     Those must be all rows of one unit: of one user, within one period if the query has periods.
-    The same pair of runs shows what adding the unit does. `chunk`: rows per read of the source.
+    The same pair of runs shows what adding the unit does. `options`: those of `run_plan`.
     """
     without = table.filter(pa.array([not gone for gone in unit], pa.bool_()))
-    facts: dict[str, Any] = {"secret": secret, "run": run, "buckets": buckets, "chunk": chunk}
-    less = record_query(plan, without, **facts)
-    more = record_query(plan, table, **facts, frozen=less.ends if plan.query.in_rounds else None)
+    less = record_query(plan, without, **options)
+    more = record_query(plan, table, **options, frozen=less.ends if plan.query.in_rounds else None)
     return compare(plan, more, less)
 
 

@@ -68,8 +68,8 @@ def run_plan(
     plan: NoisePlan,
     table: pa.Table,
     *,
-    secret: bytes,
-    run: bytes,
+    secret: bytes = bytes(32),
+    run: bytes = bytes(16),
     flow: Callable[..., Flow] = Flow,
     buckets: int = 1,
     reader: type[RowReader] = RowReader,
@@ -80,8 +80,8 @@ def run_plan(
 ) -> Iterator[tuple[int, Publication]]:
     """Run a planned query on a ledger of its own, without a disk: (step, what is published).
 
-    `source`: what is read in place of the table itself, made of it. `wrap_spend`: what the flow
-    draws noise through, made of the real spend.
+    `chunk`: rows per read of the source. `source`: what is read in place of the table itself, made
+    of it. `wrap_spend`: what the flow draws noise through, made of the real spend.
     """
     steps = plan.query.schedule.steps
     if steps is None:

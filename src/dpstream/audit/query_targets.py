@@ -34,6 +34,7 @@ from dpstream.audit.query_samplers import (
     SPELLINGS,
     STEPS,
     WINDOWS,
+    Place,
     QueryRuns,
     SeriesRuns,
     column_types,
@@ -118,18 +119,25 @@ def unit_pairs(groups: int, *, again: bool = False) -> tuple[Pair, ...]:
 
     `again`: with a row in every step of each group.
     """
-    found = []
-    for name, others in (("near the threshold", 9), ("busy", 60), ("few", 2), ("nobody else", 0)):
-        for first in (0, STEPS - 1):
-            steps = range(first, STEPS) if again else (first,)
-            found.append(
-                unit_pair(
-                    f"{name}, a unit from step {first} on",
-                    others=tuple((group, 0, others) for group in range(groups) if others),
-                    unit=tuple((group, step) for group in range(groups) for step in steps),
-                )
-            )
-    return tuple(found)
+    crowds = {"near the threshold": 9, "busy": 60, "few": 2, "nobody else": 0}
+    return tuple(
+        unit_pair(
+            f"{name}, a unit from step {first} on",
+            others=tuple((group, 0, others) for group in range(groups) if others),
+            unit=tuple(
+                (group, step)
+                for group in range(groups)
+                for step in range(first, STEPS if again else first + 1)
+            ),
+        )
+        for name, others in (
+            ("near the threshold", 9),
+            ("busy", 60),
+            ("few", 2),
+            ("nobody else", 0),
+        )
+        for first in (0, STEPS - 1)
+    )
 
 
 def query_target(about: str, sample: Any, *pairs: Pair, **facts: Any) -> Maker:
@@ -245,23 +253,17 @@ def query_targets() -> Catalogue:
     )
 
 
+def _rows_of_unit(*unit: Place, others: tuple[tuple[int, int, int], ...] = ()) -> Pair:
+    return unit_pair("all rows of a unit", others=others, unit=unit)
+
+
 def _control(
-    about: str,
-    *,
-    unit: tuple[tuple[int, int], ...],
-    others: tuple[tuple[int, int, int], ...] = (),
-    runs: tuple[int, int] = (16_000, 60_000),
-    **facts: Any,
+    about: str, pair: Pair, *, runs: tuple[int, int] = (16_000, 60_000), **facts: Any
 ) -> Maker:
     """A GROUP BY of which one piece is broken."""
-    return query_target(
-        about,
-        _day_runs(**{"max_groups_contributed": 1} | facts),
-        unit_pair("all rows of a unit", others=others, unit=unit),
-        runs=runs,
-        epsilon=float(facts.get("epsilon", EPSILON)),
-        control=True,
-    )
+    sample = _day_runs(**{"max_groups_contributed": 1} | facts)
+    epsilon = float(facts.get("epsilon", EPSILON))
+    return query_target(about, sample, pair, runs=runs, epsilon=epsilon, control=True)
 
 
 def _debias_control(about: str, rows: int, **how: Any) -> Maker:
@@ -279,8 +281,7 @@ def query_controls() -> Catalogue:
     return by_name(
         bounds_off_by_one=_control(
             "One row and one group more than the plan knows.",
-            others=((0, 0, 40), (1, 0, 40)),
-            unit=((0, 0), (1, 0)),
+            _rows_of_unit((0, 0), (1, 0), others=((0, 0, 40), (1, 0, 40))),
             flow=BoundsOffByOne,
             groups=2,
             every=None,
@@ -288,14 +289,13 @@ def query_controls() -> Catalogue:
         ),
         keys_only_when_touched=_control(
             "A key is published only where it has new rows.",
-            others=((0, 0, 40),),
-            unit=((0, 2),),
+            _rows_of_unit((0, 2), others=((0, 0, 40),)),
             flow=OnlyTouchedKeys,
             runs=(4_000, 20_000),
         ),
         threshold_without_plus_one=_control(
             "A key with one unit is tested against the threshold of its neighbour.",
-            unit=((0, 0),),
+            _rows_of_unit((0, 0)),
             plan=ThresholdWithoutPlusOne,
             every=None,
             epsilon=3,
@@ -303,8 +303,7 @@ def query_controls() -> Catalogue:
         ),
         unit_counted_twice=_control(
             "A unit counts once per row, not once per group.",
-            others=((0, 0, 40),),
-            unit=((0, 0), (0, 1), (0, 2)),
+            _rows_of_unit((0, 0), (0, 1), (0, 2), others=((0, 0, 40),)),
             flow=UnitCountedTwice,
             aggregates=(CountUnits("n"),),
             max_rows_per_group=3,
@@ -312,7 +311,7 @@ def query_controls() -> Catalogue:
         ),
         sqlp_per_trigger=_control(
             "DP-SQLP's bound per trigger, where it must hold for all triggers.",
-            unit=((0, 0),),
+            _rows_of_unit((0, 0)),
             plan=TailPerTrigger,
             strategy="sqlp",
             selection_share=Fraction(9, 10),
@@ -320,8 +319,7 @@ def query_controls() -> Catalogue:
         ),
         key_as_spelled=_control(
             "A key looks as the first row spelled it: -0.0 beside others' 0.0.",
-            others=((0, 1, 60),),
-            unit=((0, 0),),
+            _rows_of_unit((0, 0), others=((0, 1, 60),)),
             reader=KeyAsSpelled,
             keys=("key", "zero"),
             looks=key_bytes,
@@ -329,8 +327,7 @@ def query_controls() -> Catalogue:
         ),
         type_from_data=_control(
             "A count is a column of floats once somebody had too many rows, else of integers.",
-            others=((0, 0, 40),),
-            unit=((0, 0), (0, 0)),
+            _rows_of_unit((0, 0), (0, 0), others=((0, 0, 40),)),
             flow=ColumnTypeFromData,
             apart="nothing",
             epsilon=1,
@@ -340,8 +337,7 @@ def query_controls() -> Catalogue:
         ),
         unit_by_spelling=_control(
             "A unit is what is written: 5, 5.0, 5e0 and ' 5' are four of them.",
-            others=((0, 0, 5),),
-            unit=((0, 0),) * 4,
+            _rows_of_unit(*((0, 0),) * 4, others=((0, 0, 5),)),
             reader=UnitBySpelling,
             source=units_as_text,
             public_groups=range,
@@ -349,8 +345,7 @@ def query_controls() -> Catalogue:
         ),
         watermark_from_data=_control(
             "Steps by the latest event time seen: one row moves those of all others.",
-            others=((0, 0, 60),),
-            unit=((0, 2),),
+            _rows_of_unit((0, 2), others=((0, 0, 60),)),
             reader=WatermarkFromData,
             apart="nothing",
             epsilon=1,

@@ -6,7 +6,6 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from fractions import Fraction
 from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -44,20 +43,11 @@ class Pair:
 
     def facts(self) -> dict[str, Any]:
         """The witness, for a report."""
-        return {"name": self.name, "one": _plain(self.one), "two": _plain(self.two)}
-
-
-def _plain(data: Any) -> Any:
-    """Data as JSON has them."""
-    if isinstance(data, np.ndarray):
-        return _plain(data.tolist())
-    if isinstance(data, Fraction):
-        return float(data)
-    if isinstance(data, Reported):
-        return data.facts()
-    if isinstance(data, list | tuple):
-        return [_plain(part) for part in data]
-    return data
+        one, two = (
+            data.facts() if isinstance(data, Reported) else np.asarray(data).tolist()
+            for data in (self.one, self.two)
+        )
+        return {"name": self.name, "one": one, "two": two}
 
 
 def block(*rows: Any) -> Integers:

@@ -146,7 +146,6 @@ class SparseVector:
     """
 
     version: int
-    epsilon: Fraction = Fraction(1)
     count: int = 1
     """How many answers above the threshold there may be (c)."""
     grid: int = 4
@@ -171,15 +170,15 @@ class SparseVector:
         return answers
 
     def _scales(self) -> tuple[Fraction, Fraction | None]:
-        """Of the threshold's noise and of the queries': the table above."""
-        one, c = 1 / self.epsilon, self.count
+        """Of the threshold's noise and of the queries': the table above, where e = 1."""
+        two, c = Fraction(2), self.count
         return {
-            1: (2 * one, 4 * c * one),
-            2: (2 * c * one, 4 * c * one),
-            3: (2 * one, 2 * c * one),
-            4: (4 * one, Fraction(4, 3) * one),
-            5: (2 * one, None),
-            6: (2 * one, 2 * one),
+            1: (two, two * 2 * c),
+            2: (two * c, two * 2 * c),
+            3: (two, two * c),
+            4: (two * 2, two * 2 / 3),
+            5: (two, None),
+            6: (two, two),
         }[self.version]
 
     def _noise(self, spend: PooledSpend, scale: Fraction | None, runs: int) -> Integers:
