@@ -274,13 +274,15 @@ class LiveQueryRuns:
                         if number == most:
                             break
         nothing = np.full((runs, self.groups), np.nan)
-        places = [
-            (start, query.name, release)
-            for start in range(1 + len(self.kills))
-            for query in queries
-            for release in range(1, 1 + STEPS)
-        ]
-        return np.concatenate([seen.get(place, nothing) for place in places], axis=1)
+        return np.concatenate(
+            [
+                seen.get((start, query.name, release), nothing)
+                for start in range(1 + len(self.kills))
+                for query in queries
+                for release in range(1, 1 + STEPS)
+            ],
+            axis=1,
+        )
 
 
 def _arrival(folder: Path, rows: pa.Table, step: int) -> tuple[int, Callable[[], object]]:

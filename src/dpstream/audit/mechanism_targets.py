@@ -130,8 +130,8 @@ def example(name: str) -> Mechanism:
         family = {"rho": RHO}
         if issubclass(cls, CounterMechanism):
             family["steps"] = 8
-    made: Mechanism = cls(**(family | EXTRA.get(name, {})))
-    return made
+    mechanism: Mechanism = cls(**(family | EXTRA.get(name, {})))
+    return mechanism
 
 
 def pairs_of(mechanism: Mechanism) -> list[Pair]:
@@ -181,10 +181,10 @@ def _random_windows(window: int, count: int, rng: np.random.Generator) -> Iterat
         yield Pair(name=f"random counts {number}", one=base, two=other)
 
 
-def _impulses(count: int, rng: np.random.Generator, steps: int = 8) -> Iterator[Pair]:
+def _impulses(count: int, rng: np.random.Generator) -> Iterator[Pair]:
     """One event more: at the first step, which every prefix sum contains, or somewhere."""
-    for number, at in enumerate([0, *(int(n) for n in rng.integers(1, steps, count))]):
-        base = rng.poisson(3, size=(steps, 1))
+    for number, at in enumerate([0, *(int(n) for n in rng.integers(1, 8, count))]):
+        base = rng.poisson(3, size=(8, 1))
         other = base.copy()
         other[at, 0] += 1
         yield Pair(name=f"one event at step {at} ({number})", one=base, two=other)
@@ -214,22 +214,18 @@ def _values(lo: int, hi: int, delay: int, count: int, rng: np.random.Generator) 
 
 def dominating_user(slots: int = 4) -> Pair:
     """A user with nearly all rows of every slot, against one row of somebody else."""
-    others = np.tile((0, 1), (slots, 1))
-    return Pair(
-        name=f"a user who decides each of {slots} slots",
-        one=others + np.array([_MILLION, 0]),
-        two=others,
-    )
+    return _user_in_slots(f"a user who decides each of {slots} slots", slots, (0, 1), _MILLION)
 
 
 def user_in_every_slot(slots: int = 200, others: tuple[int, int] = (0, 0)) -> Pair:
     """All rows of a user come or go: one in each slot, beside the same others in each."""
+    name = f"a user in each of {slots} slots, beside {sum(others)} others"
+    return _user_in_slots(name, slots, others, 1)
+
+
+def _user_in_slots(name: str, slots: int, others: tuple[int, int], rows: int) -> Pair:
     without = np.tile(others, (slots, 1))
-    return Pair(
-        name=f"a user in each of {slots} slots, beside {sum(others)} others",
-        one=without + np.array([1, 0]),
-        two=without,
-    )
+    return Pair(name=name, one=without + np.array([rows, 0]), two=without)
 
 
 def mechanism_target(name: str) -> Target:

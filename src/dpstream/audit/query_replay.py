@@ -147,12 +147,12 @@ class _RecordingFlow(Flow):
         ends = self._recording.ends.setdefault(place, set())
 
         def choose(ids: Words, noisy: Integers, threshold: int) -> Mask:
-            found = usual(ids, noisy, threshold)
+            passing = usual(ids, noisy, threshold)
             if self._frozen is not None:
                 known = self._frozen.get(place, set())
-                found = np.array([one.tobytes() in known for one in ids], bool)
-            ends.update(one.tobytes() for one in ids[found])
-            return found
+                passing = np.array([one.tobytes() in known for one in ids], bool)
+            ends.update(one.tobytes() for one in ids[passing])
+            return passing
 
         return choose
 
@@ -186,8 +186,8 @@ class _RecordingSpend(QuerySpend):
         self._real.begin(step)
 
     def noise_stream(self, *, window: int, column: str, part: int) -> NoiseStream:
-        made = self._real.noise_stream(window=window, column=column, part=part)
-        return _RecordingStream(made, self._recording, window, column)
+        stream = self._real.noise_stream(window=window, column=column, part=part)
+        return _RecordingStream(stream, self._recording, window, column)
 
 
 class _RecordingStream(NoiseStream):
@@ -232,7 +232,7 @@ def compare(plan: NoisePlan, more: Recording, less: Recording) -> QueryReplay:
     """What the unit that only `more` has changed; every answer but those of its groups is equal."""
     units = more.units() - less.units()
     touched = more.groups_of(units)
-    found = [f"{len(units)} units are gone, not one"] if len(units) > 1 else []
+    faults = [f"{len(units)} units are gone, not one"] if len(units) > 1 else []
     for name, one, two in (
         ("window or step", more.rows, less.rows),
         ("kept rows", more.kept, less.kept),
@@ -240,20 +240,22 @@ def compare(plan: NoisePlan, more: Recording, less: Recording) -> QueryReplay:
         others = Counter({row: count for row, count in one.items() if row[0] not in units})
         moved = (others - two) + (two - others)
         if moved:
-            found.append(f"{name} of other units: {moved.total()} rows differ")
+            faults.append(f"{name} of other units: {moved.total()} rows differ")
     if more.tables != less.tables:
-        found.append(f"tables differ: {len(more.tables)} with the unit, {len(less.tables)} without")
+        faults.append(
+            f"tables differ: {len(more.tables)} with the unit, {len(less.tables)} without"
+        )
     moved = (more.draws - less.draws) + (less.draws - more.draws)
-    found += [f"draw of another group: {_words(d)}" for d in moved if (d[0], d[1]) not in touched]
-    found += [f"drawn {n} times: {_words(d)}" for d, n in more.draws.items() if n > 1]
-    found += _published(more, less, touched)
+    faults += [f"draw of another group: {_words(d)}" for d in moved if (d[0], d[1]) not in touched]
+    faults += [f"drawn {n} times: {_words(d)}" for d, n in more.draws.items() if n > 1]
+    faults += _published(more, less, touched)
     used, beyond = _changes(plan, more, less, touched)
-    return QueryReplay(violations=found + beyond, used=used)
+    return QueryReplay(violations=faults + beyond, used=used)
 
 
 def _published(more: Recording, less: Recording, touched: set[Group]) -> list[str]:
     """Groups that the unit is not in are published alike, and the keys of all groups."""
-    found = [
+    faults = [
         f"window {it[0]}: a group reads {sorted(more.keys[it])} or {sorted(less.keys[it])}"
         for it in more.keys.keys() & less.keys.keys()
         if more.keys[it] != less.keys[it]
@@ -262,20 +264,20 @@ def _published(more: Recording, less: Recording, touched: set[Group]) -> list[st
         one, two = more.published.get(place, {}), less.published.get(place, {})
         others = {g for g in one.keys() | two.keys() if (place[0], g) not in touched}
         if any(one.get(group) != two.get(group) for group in others):
-            found.append(f"window {place[0]}, release {place[1]}: other groups differ")
-    return found
+            faults.append(f"window {place[0]}, release {place[1]}: other groups differ")
+    return faults
 
 
 def _changes(
     plan: NoisePlan, more: Recording, less: Recording, touched: set[Group]
 ) -> tuple[tuple[float, ...], list[str]]:
     """Per measure: L2 over groups of the sum over steps of what changed, against the plan."""
-    found, squares = [], [0] * len(plan.sensitivities)
+    faults, squares = [], [0] * len(plan.sensitivities)
     count = len(plan.query.measures)
     for group in more.sums.keys() | less.sums.keys():
         moved = _moved(more.sums.get(group, {}), less.sums.get(group, {}), count)
         if moved.any() and group[:2] not in touched:
-            found.append(f"window {group[0]}: the sums of another group move by {moved.tolist()}")
+            faults.append(f"window {group[0]}: the sums of another group move by {moved.tolist()}")
         squares[:count] = (s + int(by) ** 2 for s, by in zip(squares, moved, strict=False))
     for window in more.totals.keys() | less.totals.keys():
         totals = more.totals.get(window, {}), less.totals.get(window, {})
@@ -283,9 +285,9 @@ def _changes(
         squares[count:] = (s + int(by) ** 2 for s, by in zip(squares[count:], moved, strict=True))
     for measure, square, bound in zip(plan.columns, squares, plan.sensitivities, strict=True):
         if square > bound**2:
-            found.append(f"{measure.name!r} moves by {square**0.5}, its sensitivity is {bound}")
+            faults.append(f"{measure.name!r} moves by {square**0.5}, its sensitivity is {bound}")
     used = (s**0.5 / float(b) for s, b in zip(squares, plan.sensitivities, strict=True))
-    return tuple(used), found
+    return tuple(used), faults
 
 
 def _moved(one: dict[int, Integers], two: dict[int, Integers], count: int) -> Integers:

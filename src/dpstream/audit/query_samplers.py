@@ -122,8 +122,8 @@ class Scenario:
 
     def facts(self) -> dict[str, Any]:
         """For a report."""
-        found = {"others": [list(o) for o in self.others], "unit": [list(p) for p in self.unit]}
-        return found | ({"again": self.again} if self.again else {})
+        rows = {"others": [list(o) for o in self.others], "unit": [list(p) for p in self.unit]}
+        return rows | ({"again": self.again} if self.again else {})
 
 
 def unit_pair(name: str, **facts: Any) -> Pair:
@@ -208,12 +208,12 @@ def key_bytes(table: pa.Table) -> dict[str, Reals]:
 
     A date may be kept as days or as milliseconds, which may lie within the day.
     """
-    found = {}
+    numbers = {}
     for name in ("zero", "day"):
         if name in table.column_names:
             kind = pa.int32() if table[name].type.bit_width == 32 else pa.int64()
-            found[name] = table[name].combine_chunks().view(kind).to_numpy().astype(np.float64)
-    return found
+            numbers[name] = table[name].combine_chunks().view(kind).to_numpy().astype(np.float64)
+    return numbers
 
 
 def column_types(table: pa.Table) -> dict[str, Reals]:
@@ -225,11 +225,11 @@ def column_types(table: pa.Table) -> dict[str, Reals]:
 def unit_spellings(table: pa.Table) -> list[str]:
     """The users of all rows as JSON has them, each row of a unit in another spelling."""
     seen: Counter[int] = Counter()
-    found = []
+    spellings = []
     for user in table["user"].to_pylist():
-        found.append(SPELLINGS[seen[user] % len(SPELLINGS)].format(user))
+        spellings.append(SPELLINGS[seen[user] % len(SPELLINGS)].format(user))
         seen[user] += 1
-    return found
+    return spellings
 
 
 def json_source(table: pa.Table) -> Source:

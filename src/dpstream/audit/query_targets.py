@@ -99,7 +99,7 @@ def debias_query(**facts: Any) -> Callable[[int], Query]:
     return query
 
 
-def offering_pair(rows: int, *, others: int = 2, again: int = 20) -> Pair:
+def offering_pair(rows: int, *, others: int = 2) -> Pair:
     """A unit with `rows` rows of which one is kept, in a small group beside a large one.
 
     Hard because the share of rows kept is published: totals are just large enough for that
@@ -110,7 +110,7 @@ def offering_pair(rows: int, *, others: int = 2, again: int = 20) -> Pair:
         f"a unit that offers {rows} rows, {others} others in its group",
         others=((0, 0, 200), (1, 0, others)),
         unit=((1, 0),) * rows,
-        again=again,
+        again=20,
     )
 
 
@@ -130,12 +130,7 @@ def unit_pairs(groups: int, *, again: bool = False) -> tuple[Pair, ...]:
                 for step in range(first, STEPS if again else first + 1)
             ),
         )
-        for name, others in (
-            ("near the threshold", 9),
-            ("busy", 60),
-            ("few", 2),
-            ("nobody else", 0),
-        )
+        for name, others in crowds.items()
         for first in (0, STEPS - 1)
     )
 

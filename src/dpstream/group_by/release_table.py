@@ -90,10 +90,13 @@ class ReleaseTables:
         place = Place(span, time, due.release, due.releases)
         release = self._columns(sums, stddevs, keys, kept, place)
         if not release.schema.equals(self.schema):
+            known, new = (
+                ", ".join(f"{field.name} ({field.type})" for field in schema)
+                for schema in (self.schema, release.schema)
+            )
             raise StateError(
-                f"the releases of {query.name!r} have the columns {shown_schema(self.schema)}, and "
-                f"this one has {shown_schema(release.schema)}; it was not published: please report "
-                "this query"
+                f"the releases of {query.name!r} have the columns {known}, and this one has {new}; "
+                "it was not published: please report this query"
             )
         more = {"kept_share": kept[0]} if query.totals else {}
         return place.describe(release, query.name, self.run_tag, due.window, **more)
@@ -216,8 +219,3 @@ def _instants(time: int | None, size: int) -> pa.Array:
 def no_keys(query: RowSpec, types: Types) -> pa.Table:
     """Key columns without rows."""
     return pa.table({name: pa.array([], types[name]) for name in query.keys})
-
-
-def shown_schema(schema: pa.Schema) -> str:
-    """Names and types, for people."""
-    return ", ".join(f"{field.name} ({field.type})" for field in schema)
