@@ -19,14 +19,14 @@ are known and read again, and the others are read by the clock.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Lock
+from threading import Event
 from typing import TypeAlias
 
 import numpy as np
@@ -177,10 +177,15 @@ class SharedLedgerRuns:
         if terms is None:
             assert isinstance(first, RestartedQuery)
             terms = first.terms()
+        turns = sorted(  # the first starts of all runs, then the second ones, and so on
+            (start, number)
+            for number, run in enumerate(self.sharing)
+            for start in range(1 + len(run.kills))
+        )
         with TemporaryDirectory() as place:
             shared = _open_ledger(Path(place), terms)
             ledgers: dict[int, Path] = {}
-            for start, number in self._turns():
+            for start, number in turns:
                 if number not in ledgers:
                     ledgers[number] = self.ledger(shared, number)
                 at = RunContext(
@@ -198,13 +203,6 @@ class SharedLedgerRuns:
                     seen += islice(tables, *run.kills[start : start + 1] or (None,))
         return np.concatenate(seen, axis=1)
 
-    def _turns(self) -> Iterator[tuple[int, int]]:
-        """(start, run): the first starts of all runs, then the second ones, and so on."""
-        for start in range(1 + max(len(run.kills) for run in self.sharing)):
-            for number, run in enumerate(self.sharing):
-                if start <= len(run.kills):
-                    yield start, number
-
 
 class ManualClock:
     """Time that moves only while somebody waits, from one event to the next."""
@@ -212,7 +210,7 @@ class ManualClock:
     real_time = False
 
     def __init__(self, events: list[tuple[int, Callable[[], object]]]) -> None:
-        self._time, self._events, self._lock = 0, sorted(events, key=lambda one: one[0]), Lock()
+        self._time, self._events = 0, sorted(events, key=lambda event: event[0])
 
     def now(self) -> int:
         """Microseconds since 1970."""
@@ -220,13 +218,12 @@ class ManualClock:
 
     def wait(self, until: int, stop: Event) -> None:
         """Move on to the next event, or to the time that is waited for."""
-        with self._lock:
-            if self._events and self._events[0][0] <= until:
-                time, action = self._events.pop(0)
-                self._time = max(self._time, time)
-                action()
-            else:
-                self._time = max(self._time, until)
+        if self._events and self._events[0][0] <= until:
+            time, action = self._events.pop(0)
+            self._time = max(self._time, time)
+            action()
+        else:
+            self._time = max(self._time, until)
 
 
 @dataclass(frozen=True, kw_only=True)
