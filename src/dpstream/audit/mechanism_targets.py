@@ -59,7 +59,7 @@ _HIGH = 400  # far beyond any noise: who compares, sees a change
 LARGE_EPSILON = 6
 """A budget that several draws share shows only if it is large."""
 SLOTS = 4
-_IN_RHO = {"epsilon": zcdp_epsilon(rho=float(RHO), delta=DELTA), "delta": DELTA}
+_IN_RHO: dict[str, Any] = {"epsilon": zcdp_epsilon(rho=float(RHO), delta=DELTA), "delta": DELTA}
 
 HARD_DPI: dict[str, Any] = {
     "pool": "dirichlet",
