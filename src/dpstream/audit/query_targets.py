@@ -155,11 +155,10 @@ def _day_runs(**facts: Any) -> QueryRuns:
     return QueryRuns(query=query, **sampler)
 
 
-def _group_by(about: str, *, again: bool = False, **facts: Any) -> Maker:
-    facts = {"groups": 2, "strategy": "latched"} | facts
-    pairs = facts.pop("pairs", None) or unit_pairs(facts["groups"], again=again)
-    about = f"A continual GROUP BY, strategy {facts['strategy']}{about}"
-    return query_target(about, _day_runs(**facts), *pairs, runs=(6_000, 40_000))
+def _group_by(about: str, *, groups: int = 2, again: bool = False, **facts: Any) -> Maker:
+    pairs: tuple[Pair, ...] = facts.pop("pairs", None) or unit_pairs(groups, again=again)
+    about = f"A continual GROUP BY, strategy {facts.get('strategy', 'latched')}{about}"
+    return query_target(about, _day_runs(groups=groups, **facts), *pairs, runs=(6_000, 40_000))
 
 
 def _debias(about: str, others: int, **facts: Any) -> Maker:
