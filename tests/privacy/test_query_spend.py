@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, NoiseReuse, StateError
-from dpstream.privacy.accounting.privacy_events import FloatError
+from dpstream.privacy.accounting.accountant import FloatError
 from dpstream.privacy.accounting.promises import promise
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
