@@ -27,7 +27,7 @@ from typing import Any
 
 from dpstream.errors import LedgerError, NoiseReuse
 from dpstream.privacy.amounts import GRID, floor_units, show
-from dpstream.privacy.ledger.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger.charges import Charge, Terms
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of bins."""
@@ -428,14 +428,16 @@ class SettledCharges:
     DIGEST = "settled"
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[Any, ...], array[int]] = {}
+        self._runs: dict[tuple[Any, ...], tuple[Charge, array[int]]] = {}
 
     def add(self, charge: Charge) -> None:
         """Keep a charge; it lengthens the run of equal ones that it follows."""
         step, digest = charge.step, SettledCharges.DIGEST if charge.digest else ""
         slack = charge.delta_slack, charge.rounding_slack
         key = (charge.source, charge.amount, charge.offsets, slack, digest)
-        runs = self._runs.setdefault(key, array("q"))
+        if key not in self._runs:
+            self._runs[key] = dataclasses.replace(charge, digest=digest), array("q")
+        _, runs = self._runs[key]
         single = charge.kind != "cells" or any(slack)
         if runs and not single and runs[-2] + runs[-1] == step:
             runs[-1] += charge.repeat
@@ -444,23 +446,9 @@ class SettledCharges:
 
     def charges(self) -> Iterator[Charge]:
         """All of them, run by run."""
-        for (source, amount, offsets, slack, digest), runs in self._runs.items():
-            first, last, bins = offsets
-            run, query, purpose, kind = source
+        for charge, runs in self._runs.values():
             for step, repeat in zip(runs[::2], runs[1::2], strict=True):
-                yield Charge(
-                    run=run,
-                    query=query,
-                    purpose=purpose,
-                    step=step,
-                    amount=amount,
-                    cells=Cells(first=step + first, last=step + last, bins=bins),
-                    repeat=repeat,
-                    digest=digest,
-                    kind=kind,
-                    delta_slack=slack[0],
-                    rounding_slack=slack[1],
-                )
+                yield charge.at(step, repeat=repeat)
 
 
 def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> None:

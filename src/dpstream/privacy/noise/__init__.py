@@ -7,13 +7,10 @@ import this package.
 
 from dpstream.privacy.noise.exact_samplers import (
     add_laplace,
-    bernoulli_exp,
     choose,
     discrete_gaussian,
     discrete_laplace,
-    geometric,
     respond,
-    uniform,
     within,
 )
 from dpstream.privacy.noise.keyed_draws import NOISE_VERSION, Address, Draws, Mode, Stream, Words
@@ -31,13 +28,10 @@ __all__ = [
     "Stream",
     "Words",
     "add_laplace",
-    "bernoulli_exp",
     "choose",
     "discrete_gaussian",
     "discrete_laplace",
-    "geometric",
     "normals",
     "respond",
-    "uniform",
     "within",
 ]
