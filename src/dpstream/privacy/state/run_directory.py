@@ -136,7 +136,6 @@ class RunDirectory:
             self.folder / "windows",
             self.secret,
             run=self.run,
-            ordered=True,
             derived_for_tests=derived_for_tests,
             witness=self.note_windows,
         )
