@@ -160,8 +160,8 @@ def zcdp_delta(*, rho: Number, epsilon: Number) -> float:
 
 def _best(objective: Callable[[float], float]) -> float:
     """The least value found over all orders; each objective here has a single valley."""
-    found = minimize_scalar(objective, bounds=_LOG_ORDER, method="bounded", options={"xatol": 1e-9})
-    return float(found.fun)
+    best = minimize_scalar(objective, bounds=_LOG_ORDER, method="bounded", options={"xatol": 1e-9})
+    return float(best.fun)
 
 
 def zcdp_epsilon(*, rho: Number, delta: Number) -> float:

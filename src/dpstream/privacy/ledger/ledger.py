@@ -33,7 +33,7 @@ from dpstream.errors import (
 from dpstream.privacy.amounts import GRID
 from dpstream.privacy.ledger.balance import Book, DigestAt, report
 from dpstream.privacy.ledger.charges import Charge, KnownRun, Terms, is_about_run
-from dpstream.privacy.ledger.refusals import in_words, protected, refuse_overspend
+from dpstream.privacy.ledger.refusals import in_words, protection, refuse_overspend
 from dpstream.privacy.state.journal import Journal, Record, this_process
 
 _KEEP = 1 << 14  # steps held in memory beyond the window; older ones are read back if asked for
@@ -83,7 +83,7 @@ class Ledger:
         book = self.terms(dataset)
         if book is None:
             self.open(dataset, asked)
-        elif "user" in (book.unit, asked.unit) and protected(book) != protected(asked):
+        elif "user" in (book.unit, asked.unit) and protection(book) != protection(asked):
             raise LedgerError(
                 f"the book of {dataset!r} protects {in_words(book)}; {who} protects "
                 f"{in_words(asked)}; use the book's, or another dataset name"

@@ -42,16 +42,16 @@ def as_epsilon(terms: Terms, amount: Fraction) -> float | None:
     delta = gdp_delta(mu=math.sqrt(terms.total), epsilon=terms.epsilon - slack)
     if not 0 < delta < 1:
         return None
-    found = gdp_epsilon(mu=math.sqrt(amount), delta=delta) + float(slack * amount / terms.total)
-    return min(found, float(terms.epsilon))
+    epsilon = gdp_epsilon(mu=math.sqrt(amount), delta=delta) + float(slack * amount / terms.total)
+    return min(epsilon, float(terms.epsilon))
 
 
-def shown(terms: Terms, amount: Fraction) -> str:
+def amount_in_words(terms: Terms, amount: Fraction) -> str:
     """An amount of a book for people: "epsilon = 0.25", or what else the book counts."""
-    found = as_epsilon(terms, amount)
-    if found is None:
+    epsilon = as_epsilon(terms, amount)
+    if epsilon is None:
         return f"{terms.measure} = {show(amount)}"
-    return f"epsilon = {_short(found)}"
+    return f"epsilon = {_short(epsilon)}"
 
 
 def spent_and_left(report: Mapping[str, Any]) -> str:
@@ -72,9 +72,9 @@ def spent_and_left(report: Mapping[str, Any]) -> str:
     if spent is None or rest is None:
         known = f"{terms.measure}: {show(terms.total - left)} of {show(terms.total)} spent"
         return f"{known}{_where(terms)}, {show(_next(terms, left, report))} left{_then(terms)}"
-    whole = terms.epsilon if terms.measure == "mu_squared" else terms.total
-    assert whole is not None
-    line = f"epsilon: {_short(spent)} of {_short(float(whole))} spent{_where(terms)}"
+    budget = terms.epsilon if terms.measure == "mu_squared" else terms.total
+    assert budget is not None
+    line = f"epsilon: {_short(spent)} of {_short(float(budget))} spent{_where(terms)}"
     if terms.unit != "user":
         return f"{line}, {_short(float(_next(terms, left, report)))} left{_then(terms)}"
     line += f", {_short(rest)} left"
@@ -173,7 +173,7 @@ def _refuse_allowance(which: str, book: Book, charge: Charge) -> None:
             )
 
 
-def protected(terms: Terms) -> tuple[str, ...]:
+def protection(terms: Terms) -> tuple[str, ...]:
     """What a book and a charge must agree on where users are protected."""
     return terms.unit, terms.period, terms.time_zone, terms.measure, terms.change
 

@@ -244,12 +244,12 @@ def counter(attempt: int, lane: int = 0, extension: int = 0) -> int:
 @njit(cache=True, nogil=True)
 def _fill_vector(out, step, which, counters):  # type: ignore[no-untyped-def]
     """Blocks of vector mode: step 48 | coordinate 48 | counter 32."""
-    one = counters.shape[0] == 1
+    single = counters.shape[0] == 1
     for row in range(which.shape[0]):
         coordinate = np.uint64(which[row])
         out[row, 0] = (np.uint64(step) << np.uint64(16)) | (coordinate >> np.uint64(32))
         out[row, 1] = ((coordinate & np.uint64(0xFFFFFFFF)) << np.uint64(32)) | np.uint64(
-            counters[0 if one else row]
+            counters[0 if single else row]
         )
 
 
@@ -267,10 +267,10 @@ def _fill_ahead(out, step, width):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _fill_keyed(out, masked, step, which, counters):  # type: ignore[no-untyped-def]
     """Second blocks of keyed mode: AES(key id) xor (step 64 | counter 32)."""
-    one = counters.shape[0] == 1
+    single = counters.shape[0] == 1
     for row in range(which.shape[0]):
         out[row, 0] = masked[which[row], 0] ^ np.uint64(step)
-        out[row, 1] = masked[which[row], 1] ^ np.uint64(counters[0 if one else row])
+        out[row, 1] = masked[which[row], 1] ^ np.uint64(counters[0 if single else row])
 
 
 @njit(cache=True, nogil=True)
