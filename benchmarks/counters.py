@@ -10,7 +10,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from fractions import Fraction
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -24,7 +23,7 @@ from dpstream.mechanisms.counter import KeyedCounting
 from dpstream.mechanisms.counters.toeplitz import root_coefficients
 from dpstream.mechanisms.counters.unbounded import UnboundedCounter
 from dpstream.mechanisms.runner import Runner
-from dpstream.privacy.accounting.calibration import gaussian_sigma, mu_squared_for, rho_for
+from dpstream.privacy.accounting.calibration import mu_squared_for, rho_for
 from dpstream.privacy.accounting.curves import gdp_delta, gdp_epsilon, zcdp_delta, zcdp_epsilon
 from dpstream.privacy.amounts import gaussian_stddev
 from dpstream.privacy.ledger.ledger import Ledger
@@ -282,7 +281,6 @@ def accounting_rows() -> list[Row]:
 _CALLS: dict[str, Callable[[], object]] = {
     "rho_for": lambda: rho_for(epsilon=3, delta=1e-9),
     "mu_squared_for": lambda: mu_squared_for(epsilon=3, delta=1e-9),
-    "gaussian_sigma": lambda: gaussian_sigma(epsilon=3, delta=1e-9, sensitivity=Fraction(1)),
     "zcdp_epsilon": lambda: zcdp_epsilon(rho=0.1, delta=1e-9),
     "zcdp_delta": lambda: zcdp_delta(rho=0.1, epsilon=3),
     "gdp_epsilon": lambda: gdp_epsilon(mu=0.5, delta=1e-9),

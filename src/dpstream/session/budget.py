@@ -83,7 +83,8 @@ def _short_of(query: Query, asked: Fraction, book: dict[str, Any], problem: str)
     return (
         f"it asks for epsilon = {show(query.epsilon)}, delta = {show(query.delta)}, and of the "
         f"book's {amount_in_words(terms, terms.total)} only "
-        f"{amount_in_words(terms, left).partition(' = ')[2]} is left; lower its epsilon, or agree on a larger book"
+        f"{amount_in_words(terms, left).partition(' = ')[2]} is left; lower its epsilon, or agree "
+        "on a larger book"
     )
 
 

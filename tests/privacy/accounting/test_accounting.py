@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.accounting.accountant import FloatError, delta_of, with_float_error
 from dpstream.privacy.accounting.calibration import (
-    gaussian_sigma,
     mu_squared_for,
     rho_for,
     round_down,
@@ -226,9 +225,6 @@ def test_calibration_keeps_the_promise_and_wastes_nothing(epsilon, log_delta):
     assert zcdp_delta(rho=rho * more, epsilon=epsilon) > delta
     assert delta_of(epsilon=epsilon, mu_squared=mu_squared) <= delta
     assert delta_of(epsilon=epsilon, mu_squared=mu_squared * more) > delta
-    sigma = gaussian_sigma(epsilon=epsilon, delta=delta, sensitivity=3)
-    assert delta_of(epsilon=epsilon, mu_squared=(3 / sigma) ** 2) <= delta
-    assert float(sigma) == pytest.approx(3 / math.sqrt(mu_squared), rel=1e-8)
 
 
 @given(value=st.fractions(min_value=0, max_value=10**9), bits=st.integers(1, 60))
@@ -273,8 +269,6 @@ def test_float_error_refuses_what_is_not_exact(value):
         lambda: gdp_epsilon(mu=1, delta=0),
         lambda: zcdp_delta(rho=math.inf, epsilon=1),
         lambda: rho_for(epsilon=1, delta=1),
-        lambda: gaussian_sigma(epsilon=0, delta=1e-30, sensitivity=1),
-        lambda: gaussian_sigma(epsilon=1, delta=1e-6, sensitivity=-1),
         lambda: delta_of(epsilon=-1, mu_squared=1),
         lambda: delta_of(epsilon=1, mu_squared=Fraction(-1, 9)),
         lambda: delta_of(epsilon=1, mu_squared=1, delta_slack=math.nan),

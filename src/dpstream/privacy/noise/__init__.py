@@ -13,8 +13,8 @@ from dpstream.privacy.noise.exact_samplers import (
     respond,
     within,
 )
-from dpstream.privacy.noise.keyed_draws import NOISE_VERSION, Address, Draws, Mode, Stream, Words
-from dpstream.privacy.noise.normals import LARGEST, LOST, PRECISION, Reals, normals
+from dpstream.privacy.noise.keyed_draws import NOISE_VERSION, Address, Draws, Mode, Stream
+from dpstream.privacy.noise.normals import LARGEST, LOST, PRECISION, normals
 
 __all__ = [
     "LARGEST",
@@ -24,9 +24,7 @@ __all__ = [
     "Address",
     "Draws",
     "Mode",
-    "Reals",
     "Stream",
-    "Words",
     "add_laplace",
     "choose",
     "discrete_gaussian",

@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
-from dpstream.privacy.noise.keyed_draws import SMALL, Draws, Words, counter
-from dpstream.records import Integers
+from dpstream.privacy.noise.keyed_draws import SMALL, Draws, counter
+from dpstream.records import Integers, Words
 
 Status = npt.NDArray[np.int8]
 Kernel = Callable[[Words, Status, Integers], int]

@@ -20,15 +20,14 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter, NoiseExhausted, NoiseReuse
 from dpstream.privacy.state.secret import derive
+from dpstream.records import Integers, Words
 
 Mode = Literal["vector", "keyed"]
-Words = npt.NDArray[np.uint64]
 
 NOISE_VERSION = 1
 """Part of every address: a change to any sampler's use of its bits must change this number."""
@@ -164,7 +163,7 @@ class Draws:
             raise NoiseReuse(f"the draws of step {self.step} were already used by a sampler")
         self._used = True
 
-    def blocks(self, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]) -> Words:
+    def blocks(self, which: Integers, counters: Integers) -> Words:
         """Row i: the two words of draw which[i] at counters[i] (or at the one counter given)."""
         out = np.empty((len(which), 2), dtype="<u8")
         self._fill(out, which, counters)
@@ -187,9 +186,7 @@ class Draws:
         """The blocks of every draw's attempt 0, if they are at most `largest` and a vector's."""
         return None
 
-    def _fill(
-        self, out: Words, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]
-    ) -> None:
+    def _fill(self, out: Words, which: Integers, counters: Integers) -> None:
         raise NotImplementedError  # the two kinds of draws below fill their own way
 
 
@@ -200,9 +197,7 @@ class VectorDraws(Draws):
         """From those that the stream has made, for several steps if draws are few."""
         return self.stream.first_blocks(self.step, self.size) if self.size <= largest else None
 
-    def _fill(
-        self, out: Words, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]
-    ) -> None:
+    def _fill(self, out: Words, which: Integers, counters: Integers) -> None:
         _fill_vector(out, self.step, which, counters)
 
 
@@ -228,9 +223,7 @@ class KeyedDraws(Draws):
 
         return blocks
 
-    def _fill(
-        self, out: Words, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]
-    ) -> None:
+    def _fill(self, out: Words, which: Integers, counters: Integers) -> None:
         _fill_keyed(out, self._masked, self.step, which, counters)
 
 
