@@ -29,7 +29,8 @@ class FloatError:
     tau: Fraction
 
     def __post_init__(self) -> None:
-        for name, value in (("xi", self.xi), ("tau", self.tau)):
+        for name in ("xi", "tau"):
+            value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | Fraction):
                 raise InvalidParameter(
                     f"{name} must be a Fraction (or int), so that sums stay exact; got {value!r}; "
