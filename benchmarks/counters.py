@@ -11,13 +11,14 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
 
 from benchmarks.harness import Findings, Progress, Row, one_core, target
+from dpstream.errors import MissingDependency
 from dpstream.mechanisms import find
 from dpstream.mechanisms.counter import KeyedCounting
 from dpstream.mechanisms.counters.toeplitz import root_coefficients
@@ -41,6 +42,13 @@ SAMPLED = 0.25  # five standard errors of the naive counter's error over 64 stre
 
 def measure(*, quick: bool, progress: Progress) -> Findings:
     """Errors and speed of every counter, a stream without end, many keys, accounting."""
+    try:
+        peers = {"dp-accounting": version("dp-accounting")}
+    except PackageNotFoundError:
+        raise MissingDependency(
+            "delta is compared with that of dp-accounting, which is not installed; install it with "
+            "`pip install dp-accounting`"
+        ) from None
     parts: list[tuple[str, Callable[[], list[Row]]]] = [
         (f"{name}, T = {steps:,}", partial(fixed, name, steps, quick))
         for steps in STEPS
@@ -58,7 +66,7 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     return Findings(
         rows=rows,
         targets=targets(rows),
-        peers={"dp-accounting": version("dp-accounting")},
+        peers=peers,
         notes=["errors: standard deviations at rho = 1, sensitivity 1; speeds: one core"],
         draw=lambda figure: draw(figure, curves()),
     )
