@@ -68,7 +68,7 @@ class JournalEnd(NamedTuple):
 
 
 class Journal:
-    """Records of one `kind`, described by one `header` fixed at creation.
+    """Records of one `kind`, which the first line of the file names.
 
     Every method but `locked` must be called inside `with journal.locked()`. With `head`, the end
     of the file is kept beside it too, and one record is appended at a time.
@@ -113,11 +113,11 @@ class Journal:
         sync_directory(path.parent)
 
     @contextmanager
-    def locked(self, *, wait: bool = True) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Hold the file against other processes and threads."""
         with self._thread_lock:
             if not self._depth:
-                self.acquire(wait=wait)
+                self.acquire()
             self._depth += 1
             try:
                 yield
