@@ -10,8 +10,8 @@ from starlette.testclient import TestClient
 from dpstream.errors import InvalidParameter, SecretError
 from dpstream.serve import middleware
 from dpstream.serve.middleware import HEADERS as SECURITY
-from dpstream.serve.middleware import Token, load_token
-from dpstream.serve.routing import Parameter, Refusal
+from dpstream.serve.middleware import Refusal, Token, load_token
+from dpstream.serve.routing import Parameter
 from dpstream.serve.server import check_binding, is_loopback, listening_socket
 from tests.support.pipelines import HEADERS, TOKEN, operator_side, public_side
 

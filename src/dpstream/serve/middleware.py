@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -20,17 +20,11 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dpstream.errors import SecretError
 from dpstream.privacy.state.durable_files import create_exclusive
 from dpstream.privacy.state.secret import mint_token
-from dpstream.serve.routing import Refusal
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LONGEST_URL = 8192
 _MOST_CLIENTS = 10_000  # addresses that are remembered
@@ -54,10 +48,41 @@ VARIABLE = "DPSTREAM_OPERATOR_TOKEN"
 _SHORTEST = 16
 
 
+class Refusal(Exception):
+    """An answer that is no success; its words are fixed, and hold nothing of data or request."""
+
+    def __init__(self, status: int, words: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(words)
+        self.status, self.words, self.headers = status, words, headers or {}
+
+    def response(self) -> Response:
+        """The answer that it stands for."""
+        return Response(
+            json.dumps({"error": self.words}),
+            status_code=self.status,
+            media_type="application/json",
+            headers={"cache-control": "no-store", **self.headers},
+        )
+
+
+async def answer_problem(request: Request, problem: Exception) -> Response:
+    """A refusal of our own or of the router; the operator's log alone says more of an error."""
+    if isinstance(problem, HTTPException):
+        words = _WORDS.get(problem.status_code, "the request cannot be answered")
+        problem = Refusal(problem.status_code, words, dict(problem.headers or {}))
+    if not isinstance(problem, Refusal):
+        _LOG.error("a request to %s failed", request.scope.get("path"), exc_info=problem)
+        problem = Refusal(500, "something went wrong here; the operator can see what")
+    return problem.response()
+
+
+HANDLERS: dict[Any, Any] = dict.fromkeys((Refusal, HTTPException, Exception), answer_problem)
+
+
 class SecurityHeaders:
     """Adds the security headers to every answer."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
@@ -72,70 +97,44 @@ class SecurityHeaders:
         await self._app(scope, receive, sending if scope["type"] == "http" else send)
 
 
-class Limits:
-    """A bucket of requests for each address, and a longest URL."""
+class Gate:
+    """Passes on the requests that a check does not refuse."""
 
-    def __init__(self, app: App, *, rate: float, burst: int) -> None:
-        self._app, self._rate, self._burst = app, rate, burst
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+    def __init__(self, app: ASGIApp, check: Callable[[Scope], None]) -> None:
+        self._app, self._check = app, check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or refuse."""
+        app = self._app
         if scope["type"] == "http":
-            length = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
-            if length > LONGEST_URL:
-                await refusal_response(Refusal(414, "the address is too long"))(
-                    scope, receive, send
-                )
-                return
-            if not self._has_one((scope.get("client") or ("",))[0]):
-                slower = Refusal(429, "too many requests; slow down", {"retry-after": "1"})
-                await refusal_response(slower)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+            try:
+                self._check(scope)
+            except Refusal as refusal:
+                app = refusal.response()
+        await app(scope, receive, send)
 
-    def _has_one(self, client: str) -> bool:
-        now = time.monotonic()
+
+class Limits:
+    """A bucket of requests for each address, and a longest URL."""
+
+    def __init__(self, *, rate: float, burst: int) -> None:
+        self._rate, self._burst = rate, burst
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def check(self, scope: Scope) -> None:
+        """Refuse an address that is too long, or a client that asks too often."""
+        length = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+        if length > LONGEST_URL:
+            raise Refusal(414, "the address is too long")
+        client, now = (scope.get("client") or ("",))[0], time.monotonic()
         left, at = self._left.get(client, (float(self._burst), now))
         left = min(self._burst, left + (now - at) * self._rate)
         self._left[client] = (left - 1 if left >= 1 else left, now)
         self._left.move_to_end(client)
         while len(self._left) > _MOST_CLIENTS:
             self._left.popitem(last=False)
-        return left >= 1
-
-
-def refusal_response(problem: Refusal) -> Response:
-    """The answer that a refusal stands for."""
-    headers = {"cache-control": "no-store", **problem.headers}
-    return Response(
-        json.dumps({"error": problem.words}),
-        status_code=problem.status,
-        media_type="application/json",
-        headers=headers,
-    )
-
-
-async def on_refusal(request: Request, problem: Exception) -> Response:
-    """A refusal of our own."""
-    assert isinstance(problem, Refusal)
-    return refusal_response(problem)
-
-
-async def on_http(request: Request, problem: Exception) -> Response:
-    """A refusal of the router."""
-    assert isinstance(problem, HTTPException)
-    words = _WORDS.get(problem.status_code, "the request cannot be answered")
-    return refusal_response(Refusal(problem.status_code, words, dict(problem.headers or {})))
-
-
-async def on_error(request: Request, problem: Exception) -> Response:
-    """Anything else: the operator's log has it, the answer says nothing of it."""
-    _LOG.error("a request to %s failed", request.scope.get("path"), exc_info=problem)
-    return refusal_response(Refusal(500, "something went wrong here; the operator can see what"))
-
-
-HANDLERS: dict[Any, Any] = {Refusal: on_refusal, HTTPException: on_http, Exception: on_error}
+        if left < 1:
+            raise Refusal(429, "too many requests; slow down", {"retry-after": "1"})
 
 
 class Token:
@@ -155,6 +154,12 @@ class Token:
         scheme, _, given = (authorization or "").partition(" ")
         digest = sha256(given.strip().encode("utf-8", "surrogatepass")).digest()
         return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
+
+    def check(self, scope: Scope) -> None:
+        """Refuse a request without the token."""
+        given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        if not self.fits(given):
+            raise Refusal(401, "the operator's token is needed", {"www-authenticate": "Bearer"})
 
     def __repr__(self) -> str:
         return f"Token(from {self.source})"
@@ -181,23 +186,3 @@ def load_token(path: Path) -> Token:
     except UnicodeDecodeError:
         value = ""
     return Token(value, source=str(path))
-
-
-class TokenGate:
-    """Lets nobody in without the token."""
-
-    def __init__(self, app: App, token: Token) -> None:
-        self._app, self._token = app, token
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or refuse."""
-        if scope["type"] == "http":
-            headers = dict(scope["headers"])
-            given = headers.get(b"authorization", b"").decode("latin-1")
-            if not self._token.fits(given):
-                refusal = Refusal(
-                    401, "the operator's token is needed", {"www-authenticate": "Bearer"}
-                )
-                await refusal_response(refusal)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""A route as a value: where it is, what it takes and gives; its OpenAPI follows from that."""
+"""Routes as values: where each is, what it takes and gives; their OpenAPI follows from that."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import KW_ONLY, dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal
+from importlib.metadata import version
+from typing import Any, ClassVar, Literal
 
-from starlette.datastructures import QueryParams
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import StatelessLifespan
+
+from dpstream.serve.middleware import HANDLERS, Refusal
 
 _NUMBERS = re.compile(r"-?[0-9]{1,18}")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 Given = Mapping[str, Any]
-Handler = Callable[[Request, Given], Response | Awaitable[Response]]
+Handler = Callable[[Given], Any]
+QuickHandler = Callable[[Request, Given], Response | Awaitable[Response]]
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 _REFUSALS = {
     401: "the token is missing or wrong",
@@ -32,14 +38,6 @@ _REFUSALS = {
     429: "too many requests",
     503: "not now; try again later",
 }
-
-
-class Refusal(Exception):
-    """An answer that is no success; its words are fixed, and hold nothing of data or request."""
-
-    def __init__(self, status: int, words: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(words)
-        self.status, self.words, self.headers = status, words, headers or {}
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,12 @@ class Parameter:
     """How often it may be given."""
     required: bool = False
     place: Literal["query", "path"] = "query"
+
+    def of_request(self, request: Request) -> Any:
+        """The checked value of a request; what nobody asked for is not looked at."""
+        if self.place == "path":
+            return self.read([request.path_params[self.name]])
+        return self.read(request.query_params.getlist(self.name))
 
     def read(self, given: Sequence[str]) -> Any:
         """The checked value, or values."""
@@ -87,7 +91,7 @@ class Parameter:
         if self.kind == "string":
             fits = fits and (self.choices is None or text in self.choices)
             fits = fits and (self.pattern is None or re.fullmatch(self.pattern, text) is not None)
-            fits = fits and _is_text(text)
+            fits = fits and _SURROGATES.search(text) is None
         else:
             fits = fits and (self.least is None or value >= self.least)
             fits = fits and (self.most is None or value <= self.most)
@@ -136,15 +140,6 @@ class Parameter:
         }
 
 
-def read_all(parameters: Sequence[Parameter], query: QueryParams) -> dict[str, Any]:
-    """The checked parameters of a query string; what nobody asked for is not looked at."""
-    return {
-        each.name: each.read(query.getlist(each.name))
-        for each in parameters
-        if each.place == "query"
-    }
-
-
 def _number(text: str) -> float:
     try:
         return float(text) if len(text) < 40 else math.nan
@@ -152,21 +147,17 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 @dataclass(frozen=True)
 class Endpoint:
-    """One route; `quick` ones are answered on the event loop, others on a thread."""
+    """One route.
+
+    Its handler runs on a thread, and gives what is answered as JSON, or a response. That of a
+    `quick` one runs on the event loop, sees the request too, and always gives a response.
+    """
 
     path: str
     summary: str
-    handler: Handler
+    handler: Handler | QuickHandler
     _: KW_ONLY
     parameters: Sequence[Parameter] = ()
     method: str = "GET"
@@ -183,20 +174,19 @@ class Endpoint:
     def route(self, pool: Executor | None = None) -> Route:
         """For the router; `pool`: the threads that answer, by default those that all share."""
 
+        handler: Any = self.handler
+
+        def answer_on_thread(request: Request, given: Given) -> Response:
+            content = handler(given)
+            return content if isinstance(content, Response) else json_answer(request, content)
+
         async def answer(request: Request) -> Response:
-            given = {
-                each.name: each.read([request.path_params[each.name]])
-                for each in self.parameters
-                if each.place == "path"
-            }
-            given |= read_all(self.parameters, request.query_params)
+            given = {each.name: each.of_request(request) for each in self.parameters}
             if self.quick:
-                answered = self.handler(request, given)
-            else:
-                answered = await asyncio.get_running_loop().run_in_executor(
-                    pool, self.handler, request, given
-                )
-            return answered if isinstance(answered, Response) else await answered
+                answered = handler(request, given)
+                return answered if isinstance(answered, Response) else await answered
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(pool, answer_on_thread, request, given)
 
         return Route(self.path, answer, methods=[self.method], name=self.path)
 
@@ -220,25 +210,50 @@ class Endpoint:
         return operation
 
 
-def openapi(
-    title: str, endpoints: Sequence[Endpoint], *, version: str, about: str, secured: bool = False
-) -> dict[str, Any]:
-    """The OpenAPI document of an application."""
-    paths: dict[str, Any] = {}
-    for each in endpoints:
-        paths.setdefault(each.path, {})[each.method.lower()] = each.openapi()
-    error = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
-    components: dict[str, Any] = {"schemas": {"Error": error}}
-    document: dict[str, Any] = {
-        "openapi": "3.1.0",
-        "info": {"title": title, "version": version, "description": about},
-        "paths": paths,
-        "components": components,
-    }
-    if secured:
-        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"token": []}]
-    return document
+class Side:
+    """The routes of one server, and the document that describes them."""
+
+    title: ClassVar[str]
+    about: ClassVar[str]
+    secured: ClassVar[bool] = False
+    """Does every route ask for the token?"""
+
+    def endpoints(self) -> list[Endpoint]:
+        """Every route of the document."""
+        raise NotImplementedError
+
+    def starlette(
+        self,
+        lifespan: StatelessLifespan[Starlette],
+        *,
+        pool: Executor | None = None,
+        more: Sequence[Route] = (),
+    ) -> Starlette:
+        """The application of all routes; `lifespan`: what runs while it does."""
+        routes = [*(each.route(pool) for each in self.endpoints()), *more]
+        return Starlette(routes=routes, exception_handlers=HANDLERS, lifespan=lifespan)
+
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI document."""
+        text = {"type": "string"}
+        error = {"type": "object", "required": ["error"], "properties": {"error": text}}
+        components: dict[str, Any] = {"schemas": {"Error": error}}
+        document: dict[str, Any] = {
+            "openapi": "3.1.0",
+            "info": {
+                "title": self.title,
+                "version": version("dpstream"),
+                "description": self.about,
+            },
+            "paths": {
+                each.path: {each.method.lower(): each.openapi()} for each in self.endpoints()
+            },
+            "components": components,
+        }
+        if self.secured:
+            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"token": []}]
+        return document
 
 
 def json_answer(request: Request, content: Any, status: int = 200) -> Response:

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.serve.event_stream import Hub
-from dpstream.serve.middleware import App, Token, load_token
+from dpstream.serve.middleware import Token, load_token
 from dpstream.serve.operator_side import OperatorSide
 from dpstream.serve.public_facts import declared_books, describe_queries
 from dpstream.serve.public_side import PublicSide
 from dpstream.serve.release_store import ReleaseReader, hold_folder
-from dpstream.serve.supervisor import Supervisor
-from dpstream.serve.worker import store_folder
+from dpstream.serve.worker import Supervisor, store_folder
 from dpstream.session.pipeline import Pipeline
 
 __all__ = ["Settings", "check_pipes", "load_token", "serve"]
@@ -169,7 +169,7 @@ def check_pipes(pipeline: Pipeline) -> None:
 
 
 async def _serve(
-    apps: list[App], hub: Hub, settings: Settings, sockets: list[socket.socket]
+    apps: list[ASGIApp], hub: Hub, settings: Settings, sockets: list[socket.socket]
 ) -> None:
     servers = [_Quiet(_config(app, settings)) for app in apps]
 
@@ -186,7 +186,7 @@ async def _serve(
     )
 
 
-def _config(app: App, settings: Settings) -> uvicorn.Config:
+def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     files: dict[str, Any] = {}
     if settings.certificate is not None:
         files = {"ssl_certfile": settings.certificate, "ssl_keyfile": settings.key}

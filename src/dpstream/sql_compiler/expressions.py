@@ -14,8 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from dpstream.sql_compiler.dialect import canonical
-from dpstream.sql_compiler.draft import AGGREGATES, call_name, present_args
 from dpstream.sql_compiler.functions import (
     FUNCTIONS,
     PARTS,
@@ -32,7 +30,14 @@ from dpstream.sql_compiler.functions import (
     truncate_time,
 )
 from dpstream.sql_compiler.sql_values import Value, as_bool, as_text, convert, kind, unify_kinds
-from dpstream.sql_compiler.statement import Statement, closest_word
+from dpstream.sql_compiler.statement import (
+    AGGREGATES,
+    Statement,
+    call_name,
+    canonical,
+    closest_word,
+    present_args,
+)
 
 Columns: TypeAlias = Mapping[str, Value]
 Compute: TypeAlias = Callable[[Columns], Value]

@@ -12,18 +12,20 @@ from sqlglot import exp
 
 from dpstream.errors import InvalidParameter
 from dpstream.query.windows import Cumulate, Hop, Tumble
-from dpstream.sql_compiler.dialect import WINDOWS, WindowTable, canonical
-from dpstream.sql_compiler.draft import (
+from dpstream.sql_compiler.privacy_clause import WrongKind, interval
+from dpstream.sql_compiler.statement import (
     AGGREGATES,
+    WINDOWS,
     Draft,
     Relation,
+    WindowTable,
     call_name,
+    canonical,
+    closest_word,
     find_calls,
     other_clauses,
     present_args,
 )
-from dpstream.sql_compiler.privacy_clause import WrongKind, interval
-from dpstream.sql_compiler.statement import closest_word
 
 _ATOMS = (exp.Column, exp.Literal, exp.Anonymous, exp.Paren, exp.Cast, exp.Null, exp.Boolean)
 _MIXES = "inside FROM it would mix the rows of several units before they are bounded"

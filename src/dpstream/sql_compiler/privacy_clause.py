@@ -16,9 +16,8 @@ from sqlglot import exp
 
 from dpstream.errors import InvalidParameter
 from dpstream.query.windows import duration
-from dpstream.sql_compiler.dialect import canonical
 from dpstream.sql_compiler.expressions import literal_value, suggestion
-from dpstream.sql_compiler.statement import Statement
+from dpstream.sql_compiler.statement import Statement, canonical
 
 
 class WrongKind(ValueError):

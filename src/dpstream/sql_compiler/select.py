@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from dpstream.sql_compiler.dialect import canonical
-from dpstream.sql_compiler.draft import (
+from dpstream.sql_compiler.from_clause import substitute
+from dpstream.sql_compiler.statement import (
     AGGREGATES,
     BOUNDED_AGGREGATES,
     RELEASE_COLUMNS,
     WINDOW_COLUMNS,
     Draft,
     call_name,
+    canonical,
     find_calls,
     present_args,
 )
-from dpstream.sql_compiler.from_clause import substitute
 
 BOUNDS = "contribution_bounds_per_row"
 """The argument of an aggregate that clamps its values."""

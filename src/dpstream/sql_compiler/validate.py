@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from dpstream.sql_compiler.dialect import Emit, PrivacyClause, WindowTable, canonical
-from dpstream.sql_compiler.draft import (
+from dpstream.sql_compiler.expressions import known_functions
+from dpstream.sql_compiler.privacy_clause import node_of, read_options, read_overrides
+from dpstream.sql_compiler.statement import (
     AGGREGATES,
     Draft,
+    Emit,
+    PrivacyClause,
+    WindowTable,
     call_name,
+    canonical,
+    closest_word,
     find_calls,
     other_clauses,
     present_args,
 )
-from dpstream.sql_compiler.expressions import known_functions
-from dpstream.sql_compiler.privacy_clause import node_of, read_options, read_overrides
-from dpstream.sql_compiler.statement import closest_word
 
 _ALLOWED_CLAUSES = {
     *("hint", "expressions", "with_", "from_", "where", "group", "having"),
