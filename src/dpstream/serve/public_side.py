@@ -19,7 +19,7 @@ from dpstream.serve.middleware import Gate, Limits, Refusal, SecurityHeaders
 from dpstream.serve.public_facts import QueryDescription, what_if
 from dpstream.serve.release_history import FILE_TYPES, History, file_stream
 from dpstream.serve.release_segments import KEY_ID
-from dpstream.serve.routing import Endpoint, Given, Parameter, Side, etag, find_or_404
+from dpstream.serve.routing import Endpoint, Given, Parameter, Side, find_or_404, tagged_answer
 
 _WINDOW = Parameter("window", "The number of a window.", kind="integer", least=0, most=2**53)
 _WINDOW_OR_ALL = Parameter(
@@ -59,15 +59,11 @@ _CHANGES = (
 _FILES: dict[str, Any] = {kind.partition(";")[0]: {} for kind in FILE_TYPES.values()}
 _MOST_DOWNLOADS = 4  # at the same time; each takes a thread and a release in memory
 _TYPES = {
-    ".js": "text/javascript; charset=utf-8",
-    ".mjs": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".html": "text/html",
     ".svg": "image/svg+xml",
-    ".txt": "text/plain; charset=utf-8",
-    ".woff2": "font/woff2",
 }
-_PAGE = "index.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +84,7 @@ class PublicSide(Side):
 
     def app(self) -> ASGIApp:
         """As an ASGI application."""
-        inner = self.starlette(lambda app: self.hub.running(), more=Assets().routes())
+        inner = self.starlette(lambda app: self.hub.running(), more=asset_routes())
         return SecurityHeaders(Gate(inner, Limits(rate=self.rate, burst=self.burst).check))
 
     def endpoints(self) -> list[Endpoint]:
@@ -243,37 +239,21 @@ def _releases(history: History, given: Given) -> Any:
     return Response(body, media_type=FILE_TYPES[given["format"]], headers=headers)
 
 
-class Assets:
-    """The files of the page, read once, and served with their digests."""
+def asset_routes() -> list[Route]:
+    """The page and what it needs: files, read once, and served with their digests."""
+    folder = Path(__file__).parent / "assets"
+    files = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith(".")
+    }
 
-    def __init__(self) -> None:
-        folder = Path(__file__).parent / "assets"
-        self._files = {
-            path.relative_to(folder).as_posix(): path.read_bytes()
-            for path in folder.rglob("*")
-            if path.is_file() and not path.name.startswith(".")
-        }
-        self._etags = {name: etag(content) for name, content in self._files.items()}
-
-    def routes(self) -> list[Route]:
-        """The page, and what it needs."""
-
-        async def page(request: Request) -> Response:
-            return self._answer(request, _PAGE)
-
-        async def asset(request: Request) -> Response:
-            return self._answer(request, request.path_params["path"])
-
-        return [Route("/", page), Route("/assets/{path:path}", asset)]
-
-    def _answer(self, request: Request, name: str) -> Response:
-        content = self._files.get(name)
-        if content is None:
+    async def answer(request: Request) -> Response:
+        name = request.path_params.get("path", "index.html")
+        if name not in files:
             raise Refusal(404, "there is nothing here")
+        kind = _TYPES.get(Path(name).suffix) or mimetypes.guess_type(name)[0]
         # a new version of the program has other files under the same names: ask, but do not load
-        headers = {"etag": self._etags[name], "cache-control": "no-cache"}
-        if self._etags[name] in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=headers)
-        suffix = f".{name.rpartition('.')[2]}"
-        kind = _TYPES.get(suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
-        return Response(content, media_type=kind, headers=headers)
+        return tagged_answer(request, files[name], kind or "application/octet-stream")
+
+    return [Route("/", answer), Route("/assets/{path:path}", answer)]

@@ -107,9 +107,8 @@ class Parameter:
         if self.kind == "string":
             shape = f" that matches {self.pattern}" if self.pattern else ""
             return f"text of at most {self.longest} characters{shape}"
-        ends = [f"at least {self.least:g}" if self.least is not None else ""]
-        ends += [f"at most {self.most:g}" if self.most is not None else ""]
-        limits = " and ".join(end for end in ends if end)
+        ends = (("at least", self.least), ("at most", self.most))
+        limits = " and ".join(f"{words} {end:g}" for words, end in ends if end is not None)
         return f"{'a whole number' if self.kind == 'integer' else 'a number'} {limits}".strip()
 
     def openapi(self) -> dict[str, Any]:
@@ -120,21 +119,18 @@ class Parameter:
         for key, value in (("minimum", self.least), ("maximum", self.most)):
             if value is not None and self.kind != "string":
                 schema[key] = int(value) if self.kind == "integer" else value
-        if self.choices is not None:
-            schema = {"type": "string", "enum": list(self.choices)}
-        if self.names:
-            schema = {"type": "string", "enum": list(self.names)}
+        if self.choices or self.names:
+            schema = {"type": "string", "enum": list(self.names or self.choices or ())}
         if self.pattern is not None:
             schema["pattern"] = self.pattern
         if self.default is not None:
             schema["default"] = self.default
         if self.repeated > 1:
             schema = {"type": "array", "items": schema, "maxItems": self.repeated}
-        required = self.required or self.place == "path"
         return {
             "name": self.name,
             "in": self.place,
-            "required": required,
+            "required": self.required or self.place == "path",
             "description": self.about,
             "schema": schema,
         }
@@ -257,18 +253,18 @@ class Side:
 
 
 def json_answer(request: Request, content: Any, status: int = 200) -> Response:
-    """The content as JSON; a client that has the same bytes already gets 304."""
+    """The content as JSON."""
     body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
-    tag = etag(body)
+    return tagged_answer(request, body, "application/json", status)
+
+
+def tagged_answer(request: Request, body: bytes, kind: str, status: int = 200) -> Response:
+    """The bytes under their digest; a client that has the same bytes already gets 304."""
+    tag = f'"{blake2b(body, digest_size=16).hexdigest()}"'
     headers = {"etag": tag, "cache-control": "no-cache"}
     if status == 200 and tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return Response(body, status_code=status, media_type="application/json", headers=headers)
-
-
-def etag(body: bytes) -> str:
-    """A digest that stands for these bytes in a cache."""
-    return f'"{blake2b(body, digest_size=16).hexdigest()}"'
+    return Response(body, status_code=status, media_type=kind, headers=headers)
 
 
 def find_or_404(things: Mapping[str, Any], name: str, what: str) -> Any:

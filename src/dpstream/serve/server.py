@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -38,10 +37,6 @@ def is_loopback(host: str) -> bool:
     """
     if not host:
         return False  # every address of this machine
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        pass
     try:
         infos = socket.getaddrinfo(host, None)
     except OSError:
@@ -187,9 +182,6 @@ async def _serve(
 
 
 def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
-    files: dict[str, Any] = {}
-    if settings.certificate is not None:
-        files = {"ssl_certfile": settings.certificate, "ssl_keyfile": settings.key}
     return uvicorn.Config(
         app,
         http="h11",
@@ -201,7 +193,8 @@ def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         proxy_headers=settings.behind_proxy,
         timeout_graceful_shutdown=_LEAVING,
         limit_concurrency=settings.clients + 200,
-        **files,
+        ssl_certfile=settings.certificate,
+        ssl_keyfile=settings.key,
     )
 
 

@@ -211,7 +211,6 @@ class Supervisor:
             self.state = "stopped" if self.state not in ("finished", "refused") else self.state
 
     async def _keep(self) -> None:
-        tries = 0
         while True:
             self.state = "starting"
             try:
@@ -227,8 +226,7 @@ class Supervisor:
             _LOG.warning("the pipeline's process has left with %s: %s", code, self.problem)
             self.state = "restarting"
             self.restarts += 1
-            await asyncio.sleep(PATIENCE[min(tries, len(PATIENCE) - 1)])
-            tries += 1
+            await asyncio.sleep(PATIENCE[min(self.restarts, len(PATIENCE)) - 1])
 
     def _is_refused(self) -> bool:
         """Has it left for a reason that the next try would find unchanged?"""
