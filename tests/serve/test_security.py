@@ -9,10 +9,9 @@ from starlette.testclient import TestClient
 
 from dpstream.errors import InvalidParameter, SecretError
 from dpstream.serve import middleware
-from dpstream.serve.middleware import HEADERS as SECURITY
-from dpstream.serve.middleware import Refusal, Token, load_token
-from dpstream.serve.routing import Parameter
 from dpstream.serve.server import check_binding, is_loopback, listening_socket
+from dpstream.serve.sides import HEADERS as SECURITY
+from dpstream.serve.sides import Parameter, Refusal, Token, load_token
 from tests.support.pipelines import HEADERS, TOKEN, operator_side, public_side
 
 

@@ -20,10 +20,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from dpstream.serve.middleware import Refusal
 from dpstream.serve.public_facts import QueryDescription
 from dpstream.serve.release_history import rows_of
 from dpstream.serve.release_store import Released, ReleaseReader
+from dpstream.serve.sides import Refusal
 
 _LOG = logging.getLogger("dpstream.serve")
 _KEPT = 1024  # events in memory; a client that is further behind reads the store

@@ -29,8 +29,7 @@ from dpstream.errors import InvalidInput, StateError
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.records import Batch
 from dpstream.serve.event_stream import Hub
-from dpstream.serve.middleware import Gate, Limits, Refusal, SecurityHeaders, Token
-from dpstream.serve.routing import Endpoint, Given, Parameter, Side, find_or_404, json_answer
+from dpstream.serve.sides import Endpoint, Given, Parameter, Refusal, Side, Token, json_answer
 from dpstream.serve.worker import Supervisor
 from dpstream.session.pipeline import Pipeline, PushedTable
 
@@ -180,11 +179,9 @@ class OperatorSide(Side):
 
     def app(self, *, run: bool = True) -> ASGIApp:
         """As an ASGI application; `run`: the pipeline runs with it."""
-        inner = self.starlette(
-            lambda app: self.supervisor.running() if run else nullcontext(), pool=self._pool
-        )
-        return SecurityHeaders(
-            Gate(Gate(inner, self.token.check), Limits(rate=500, burst=5000).check)
+        running = self.supervisor.running if run else nullcontext
+        return self.asgi(
+            lambda app: running(), self.token.check, rate=500, burst=5000, pool=self._pool
         )
 
     def endpoints(self) -> list[Endpoint]:
@@ -294,7 +291,7 @@ class OperatorSide(Side):
     def _letters(self, given: Given) -> dict[str, Any]:
         folders = self.pipeline.folders
         if given["query"] is not None:
-            folders = {given["query"]: find_or_404(folders, given["query"], "query")}
+            folders = {given["query"]: self.find(folders, given["query"], "query")}
         letters: list[dict[str, Any]] = []
         for name, folder in folders.items():
             letters += [{"query": name} | row for row in dead_letters(folder, given["limit"])]
@@ -306,7 +303,7 @@ class OperatorSide(Side):
             raise Refusal(
                 409, "the pipeline does not run, or has ended; nobody would read the rows"
             )
-        intake: Intake = find_or_404(self.intakes, given["source"], "source that takes rows in")
+        intake: Intake = self.find(self.intakes, given["source"], "source that takes rows in")
         body = await read_body(request.stream(), self.most_body)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         request_id = request.headers.get("idempotency-key")

@@ -26,7 +26,7 @@ from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.rows.column_values import types_before_rows
-from dpstream.serve.middleware import Refusal
+from dpstream.serve.sides import Refusal
 from dpstream.session.pipeline import Pipeline, PipelineBook
 
 _PLACE = ("window_start", "window_end", "trigger_time", "release_index")

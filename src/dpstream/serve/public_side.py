@@ -15,11 +15,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from dpstream.serve.event_stream import EventStream, Hub
-from dpstream.serve.middleware import Gate, Limits, Refusal, SecurityHeaders
 from dpstream.serve.public_facts import QueryDescription, what_if
 from dpstream.serve.release_history import FILE_TYPES, History, file_stream
 from dpstream.serve.release_segments import KEY_ID
-from dpstream.serve.routing import Endpoint, Given, Parameter, Side, find_or_404, tagged_answer
+from dpstream.serve.sides import Endpoint, Given, Parameter, Refusal, Side, tagged_answer
 
 _WINDOW = Parameter("window", "The number of a window.", kind="integer", least=0, most=2**53)
 _WINDOW_OR_ALL = Parameter(
@@ -84,8 +83,8 @@ class PublicSide(Side):
 
     def app(self) -> ASGIApp:
         """As an ASGI application."""
-        inner = self.starlette(lambda app: self.hub.running(), more=asset_routes())
-        return SecurityHeaders(Gate(inner, Limits(rate=self.rate, burst=self.burst).check))
+        lifespan, more = (lambda app: self.hub.running()), asset_routes()
+        return self.asgi(lifespan, rate=self.rate, burst=self.burst, more=more)
 
     def endpoints(self) -> list[Endpoint]:
         """Every route but the page."""
@@ -172,7 +171,7 @@ class PublicSide(Side):
         """A route below a query's, which answers from the query's releases."""
 
         def handler(given: Given) -> Any:
-            description = find_or_404(self.queries, given["name"], "query")
+            description = self.find(self.queries, given["name"], "query")
             return answer(History(description=description, reader=self.hub.reader), given)
 
         path, parameters = f"/api/queries/{{name}}{path}", [self._name, *parameters]
@@ -223,7 +222,7 @@ class PublicSide(Side):
         return begun
 
     def _what_if(self, given: Given) -> dict[str, Any]:
-        description = find_or_404(self.queries, given["query"], "query")
+        description = self.find(self.queries, given["query"], "query")
         changes = {name: value for name, value in given.items() if name != "query"}
         return what_if(description, changes)
 

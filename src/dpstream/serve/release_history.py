@@ -17,11 +17,10 @@ from scipy.stats import norm
 
 from dpstream.connectors.encode import csv, jsonl, simple_column, with_numbers
 from dpstream.records import Integers, Reals
-from dpstream.serve.middleware import Refusal
 from dpstream.serve.public_facts import QueryDescription
 from dpstream.serve.release_segments import FIRST, OWN, Segment, key_id, key_values
 from dpstream.serve.release_store import Released, ReleaseReader
-from dpstream.serve.routing import Given
+from dpstream.serve.sides import Given, Refusal
 
 FILE_TYPES = {
     "arrow": "application/vnd.apache.arrow.stream",

@@ -17,11 +17,11 @@ from starlette.types import ASGIApp
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.serve.event_stream import Hub
-from dpstream.serve.middleware import Token, load_token
 from dpstream.serve.operator_side import OperatorSide
 from dpstream.serve.public_facts import declared_books, describe_queries
 from dpstream.serve.public_side import PublicSide
 from dpstream.serve.release_store import ReleaseReader, hold_folder
+from dpstream.serve.sides import Token, load_token
 from dpstream.serve.worker import Supervisor, store_folder
 from dpstream.session.pipeline import Pipeline
 

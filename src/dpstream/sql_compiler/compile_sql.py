@@ -23,7 +23,7 @@ from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler import from_clause, select, validate
 from dpstream.sql_compiler.expressions import suggestion
-from dpstream.sql_compiler.privacy_clause import OPTIONS, node_of, parameter_of
+from dpstream.sql_compiler.privacy_clause import OPTIONS, node_of, parameter_of, read_parameters
 from dpstream.sql_compiler.query_builder import QueryBuilder
 from dpstream.sql_compiler.statement import Draft, call_name, parse
 
@@ -166,15 +166,14 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     validate.refuse_joins,
     validate.refuse_window_functions,
     validate.refuse_subqueries_in_expressions,
-    validate.refuse_nondeterminism,
-    validate.refuse_unbounded_aggregates,
+    validate.refuse_unsafe_calls,
     validate.refuse_misplaced_aggregates,
     validate.refuse_select_star,
     validate.refuse_session_windows,
     validate.refuse_data_dependent_triggers,
     validate.require_plain_order_and_limit,
     # OPTIONS: the parameters of the query.
-    validate.read_parameters,
+    read_parameters,
     choose_privacy_unit,
     validate.require_unit_and_budget,
     # FROM and EMIT: the table, its windows, its triggers.

@@ -17,7 +17,7 @@ from sqlglot import exp
 from dpstream.errors import InvalidParameter
 from dpstream.query.windows import duration
 from dpstream.sql_compiler.expressions import literal_value, suggestion
-from dpstream.sql_compiler.statement import Statement, canonical
+from dpstream.sql_compiler.statement import Draft, canonical
 
 
 class WrongKind(ValueError):
@@ -237,44 +237,35 @@ OPTIONS = {
 """BigQuery's names where it has them; `start` and `end` of event time are public."""
 
 
-def read_options(statement: Statement, clause: exp.Expr) -> dict[str, Any]:
-    """Parameters of a query, from its clause."""
-    parameters: dict[str, Any] = {}
-    for node in clause.expressions:
+def read_parameters(draft: Draft) -> None:
+    """Every option is known and readable; what was given to the call goes before the text."""
+    for node in draft.clause.expressions:
         if not isinstance(node, exp.EQ) or not isinstance(node.this, exp.Column):
             fix = "write privacy_unit_column = user_id"
-            raise statement.refusal(node, "an option is name = value", fix)
-        name = node.this.name.lower()
-        option = find_option(statement, node.this, name)
-        if parameter_of(name) in parameters:
-            raise statement.refusal(node, f"{name} is given twice", "give it once")
+            raise draft.refusal(node, "an option is name = value", fix)
+        name, value = node.this.name.lower(), node.expression
+        option = _find_option(draft, node.this, name)
+        if parameter_of(name) in draft.parameters:
+            raise draft.refusal(node, f"{name} is given twice", "give it once")
         try:
-            parameters[parameter_of(name)] = option.given(option.read(node.expression))
+            draft.parameters[parameter_of(name)] = option.given(option.read(value))
         except WrongKind as wanted:
-            raise statement.refusal(
-                node.expression, f"{name} cannot be {canonical(node.expression)}", f"give {wanted}"
-            ) from None
-    return parameters
-
-
-def read_overrides(statement: Statement, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of a query, from options that were given as Python values."""
-    parameters: dict[str, Any] = {}
-    for name, value in overrides.items():
-        option = find_option(statement, None, name)
+            reason = f"{name} cannot be {canonical(value)}"
+            raise draft.refusal(value, reason, f"give {wanted}") from None
+    for name, value in draft.overrides.items():
+        option = _find_option(draft, None, name)
         try:
-            parameters[parameter_of(name)] = option.given(value)
+            draft.parameters[parameter_of(name)] = option.given(value)
         except WrongKind as wanted:
-            raise statement.refusal(None, f"{name} cannot be {value!r}", f"give {wanted}") from None
-    return parameters
+            raise draft.refusal(None, f"{name} cannot be {value!r}", f"give {wanted}") from None
 
 
-def find_option(statement: Statement, node: exp.Expr | None, name: str) -> Option:
+def _find_option(draft: Draft, node: exp.Expr | None, name: str) -> Option:
     """The option of a name, or a refusal with the nearest one."""
     if name in OPTIONS:
         return OPTIONS[name]
     fix = _OTHER_DIALECTS.get(name) or suggestion(name, OPTIONS)
-    raise statement.refusal(node, f"there is no option {name}", fix)
+    raise draft.refusal(node, f"there is no option {name}", fix)
 
 
 def parameter_of(option: str) -> str:

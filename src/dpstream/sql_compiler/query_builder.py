@@ -65,11 +65,10 @@ class Expression:
             if size == 1:
                 empty = {name: column.slice(0, 0) for name, column in columns.items()}
                 return pa.nulls(1, self._evaluate(empty, 0).type)
-            half = size // 2
             halves = []
-            for at, length in ((0, half), (half, size - half)):
-                rows = {name: column.slice(at, length) for name, column in columns.items()}
-                halves.append(self._evaluate(rows, length))
+            for at, end in ((0, size // 2), (size // 2, size)):
+                rows = {name: column.slice(at, end - at) for name, column in columns.items()}
+                halves.append(self._evaluate(rows, end - at))
             return pa.concat_arrays(halves)
         if isinstance(value, pa.Scalar):
             value = pa.repeat(value, size)
@@ -112,8 +111,7 @@ class RowPreparation:
     def __call__(self, table: pa.Table) -> pa.Table:
         """The rows that are wanted, with the query's columns."""
         if self.where is not None:
-            condition = as_bool(self.where.evaluate(table, self.zone))
-            table = table.filter(pc.fill_null(condition, False))
+            table = table.filter(as_bool(self.where.evaluate(table, self.zone)))
         columns = {name: table[name] for name in self.passed}
         for name, expression in self.computed:
             columns[name] = expression.evaluate(table, self.zone)
@@ -220,8 +218,7 @@ class PostProcessing:
                 release = release.append_column(f"{each.name}_stddev", stddevs)
             release = release.append_column(each.name, value)
         if self.having is not None:
-            condition = as_bool(self.having.evaluate(release, self.zone))
-            release = release.filter(pc.fill_null(condition, False))
+            release = release.filter(as_bool(self.having.evaluate(release, self.zone)))
         if self.order:
             release = release.take(pa.array(self._row_order(release)))
         release = release.slice(self.offset, self.limit)

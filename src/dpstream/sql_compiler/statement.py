@@ -9,7 +9,7 @@ is a string, "name" and `name` are names.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -259,7 +259,7 @@ def parse(text: str) -> Statement:
             text, None, f"this is not SQL: {error}", "close every quote and comment"
         ) from None
     except ParseError as error:
-        raise _misspelling(text, tokens, error) or _parser_error(text, error) from None
+        raise _parse_error(text, tokens, error) from None
     except RecursionError:
         raise refusal(text, None, "the SQL is nested too deeply", "use fewer parentheses") from None
     except InvalidParameter:
@@ -302,41 +302,26 @@ def _name_units(tree: exp.Expr) -> None:
             last.replace(exp.var(last.name).update_positions(last.this))
 
 
-def _misspelling(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidParameter | None:
-    """A word beside the parser's complaint that is nearly a word of the language."""
-    end = _error_end(text, error)
-    at = next((n for n, token in enumerate(tokens) if end and token.end + 1 >= end), None)
-    beside = () if at is None else (at, at - 1, at + 1)
-    for token in (tokens[n] for n in beside if n in range(len(tokens))):
-        meant = closest_word(token.text, _WORDS)
-        if meant and not token.text.upper().startswith(meant):  # "orders" may be meant
-            reason = f"this cannot be read as SQL: {token.text} is not expected here"
-            return refusal(text, (token.start, token.end + 1), reason, f"did you mean {meant}?")
-    return None
-
-
-def _error_end(text: str, error: ParseError) -> int | None:
-    """Where the token ends that the parser complains about."""
+def _parse_error(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidParameter:
+    """The parser's complaint, or a word beside its place that is nearly a word of the language."""
     about = error.errors[0] if error.errors else {}
-    line, col = about.get("line"), about.get("col")
-    if not isinstance(line, int) or not isinstance(col, int):
-        return None
-    before = sum(len(row) + 1 for row in text.split("\n")[: line - 1])
-    return min(before + col, len(text))
-
-
-def _parser_error(text: str, error: ParseError) -> InvalidParameter:
-    """The parser's complaint, with its place."""
-    about = error.errors[0] if error.errors else {}
+    line, col, span = about.get("line"), about.get("col"), None
+    if isinstance(line, int) and isinstance(col, int):
+        before = sum(len(row) + 1 for row in text.split("\n")[: line - 1])
+        end = min(before + col, len(text))
+        span = (max(end - max(len(str(about.get("highlight") or "x")), 1), 0), end)
+        at = next((n for n, token in enumerate(tokens) if end and token.end + 1 >= end), None)
+        beside = () if at is None else (at, at - 1, at + 1)
+        for token in (tokens[n] for n in beside if n in range(len(tokens))):
+            meant = closest_word(token.text, _WORDS)
+            if meant and not token.text.upper().startswith(meant):  # "orders" may be meant
+                reason = f"this cannot be read as SQL: {token.text} is not expected here"
+                return refusal(text, (token.start, token.end + 1), reason, f"did you mean {meant}?")
     words = str(about.get("description") or error).split(" but got <")[0].rstrip(".")
     if words.startswith("Required keyword"):
         words = "something is missing here"
     if words.startswith("Invalid expression"):
         words = "this is not expected here"
-    span, end = None, _error_end(text, error)
-    if end is not None:
-        size = max(len(str(about.get("highlight") or "x")), 1)
-        span = (max(end - size, 0), end)
     return refusal(text, span, f"this cannot be read as SQL: {words}", f"the shape is {_SHAPE}")
 
 
@@ -402,7 +387,7 @@ def call_name(node: exp.Expr) -> str:
     return node.name.upper() if isinstance(node, exp.Anonymous) else ""
 
 
-def find_calls(node: exp.Expr, names: tuple[str, ...] | frozenset[str]) -> Iterator[exp.Expr]:
+def find_calls(node: exp.Expr, names: Collection[str]) -> Iterator[exp.Expr]:
     """Every call of these functions within a node."""
     return (each for each in node.find_all(exp.Anonymous) if call_name(each) in names)
 
