@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,30 +39,36 @@ _LOG = logging.getLogger("dpstream.serve")
 _LETTERS = 1000
 _THREADS = 4  # of its own: a flood on the public side takes none of them
 _WELL = ("starting", "running", "finished", "not run")
-COUNTS = {
-    "read": "Rows read since this start.",
-    "outside": "Rows outside the public range since this start.",
-    "late": "Rows that came too late since this start.",
-    "other_keys": "Rows of keys that are not public since this start.",
-    "rejected": "Rows set aside as dead letters since this start.",
-}
-_GAUGES = {
+COUNTS = ("read", "outside", "late", "other_keys", "rejected")
+METRICS = {
+    "up": "Does the pipeline run, or has it ended?",
+    "restarts_total": "Times it was restarted.",
+    "sse_clients": "Who follows the events.",
+    "newest_release": "The newest number.",
+    "rows_read_total": "Rows read since this start.",
+    "rows_outside_total": "Rows outside the public range since this start.",
+    "rows_late_total": "Rows that came too late since this start.",
+    "rows_other_keys_total": "Rows of keys that are not public since this start.",
+    "rows_rejected_total": "Rows set aside as dead letters since this start.",
+    "triggers_total": "Triggers done.",
+    "lag_seconds": "Behind its schedule.",
     "rows_waiting": "Rows that have come and that the query has not read.",
     "release_delay_seconds": "From a trigger to its release, the last one.",
     "worst_release_delay_seconds": "From a trigger to its release, the worst since this start.",
+    "query_starved": "Has it read nothing, while another query over its source has?",
+    "query_failed": "Has it failed, while the others go on?",
+    "posted_accepted_total": "Rows taken in.",
+    "posted_rejected_total": "Posted lines that are no rows.",
+    "posted_requests_total": "Posts taken in.",
+    "posted_bytes": "Kept for the run.",
 }
-_POSTED = {
-    "accepted": "Rows taken in.",
-    "rejected": "Posted lines that are no rows.",
-    "requests": "Posts taken in.",
-}
+"""Names without the prefix; totals only grow."""
 JSONL = ("application/jsonl", "application/x-ndjson", "application/json-lines", "application/json")
 ARROW = "application/vnd.apache.arrow.stream"
 MOST_WAITING = 1 << 32
 """Bytes that may wait for the run before more are refused."""
-Labels = Mapping[str, str]
-Sample = tuple[str, str, str, Labels, float]
-"""Name, type, help, labels and value."""
+Sample = tuple[str, Mapping[str, str], float | None]
+"""Name of a metric, labels and value."""
 
 
 @dataclass(kw_only=True)
@@ -247,22 +255,26 @@ class OperatorSide(Side):
         return json_answer(request, content, 200 if healthy else 503)
 
     def _metrics(self, given: Given) -> Response:
-        return Response(exposition(self._samples()), media_type="text/plain; version=0.0.4")
-
-    def _samples(self) -> list[Sample]:
-        seen, newest = self.supervisor, self.hub.reader.horizon
-        runs = float(seen.state in ("running", "finished"))
+        seen = self.supervisor
         samples: list[Sample] = [
-            ("dpstream_up", "gauge", "Does the pipeline run, or has it ended?", {}, runs),
-            ("dpstream_restarts_total", "counter", "Times it was restarted.", {}, seen.restarts),
-            ("dpstream_sse_clients", "gauge", "Who follows the events.", {}, self.hub.clients),
-            ("dpstream_newest_release", "gauge", "The newest number.", {}, newest),
+            ("up", {}, seen.state in ("running", "finished")),
+            ("restarts_total", {}, seen.restarts),
+            ("sse_clients", {}, self.hub.clients),
+            ("newest_release", {}, self.hub.reader.horizon),
         ]
-        for name, told in self.supervisor.queries.items():
-            samples += samples_of_query(name, told)
-        for intake in self.intakes.values():
-            samples += samples_of_intake(intake)
-        return samples
+        gauges = ("rows_waiting", "release_delay_seconds", "worst_release_delay_seconds")
+        for name, told in seen.queries.items():
+            values = {f"rows_{count}_total": told[count] for count in COUNTS}
+            values |= {"triggers_total": told["triggers_done"], "lag_seconds": lag(told)}
+            values |= {gauge: told.get(gauge) for gauge in gauges}
+            values |= {f"query_{state}": bool(told.get(state)) for state in ("starved", "failed")}
+            samples += [(metric, {"query": name}, value) for metric, value in values.items()]
+        for name, intake in self.intakes.items():
+            posted = ("accepted", "rejected", "requests")
+            values = {f"posted_{count}_total": getattr(intake, count) for count in posted}
+            values["posted_bytes"] = intake.inbox.waiting
+            samples += [(metric, {"source": name}, value) for metric, value in values.items()]
+        return Response(exposition(samples), media_type="text/plain; version=0.0.4")
 
     def _lag(self, given: Given) -> dict[str, Any]:
         lags = {
@@ -314,44 +326,6 @@ class OperatorSide(Side):
         return json_answer(request, told, 202)
 
 
-def samples_of_query(name: str, told: Mapping[str, Any]) -> list[Sample]:
-    """One query, as its run has told."""
-    label = {"query": name}
-    samples: list[Sample] = [
-        (f"dpstream_rows_{count}_total", "counter", about, label, told[count])
-        for count, about in COUNTS.items()
-    ]
-    done = told["triggers_done"]
-    samples.append(("dpstream_triggers_total", "counter", "Triggers done.", label, done))
-    behind = lag(told)
-    if behind is not None:
-        samples.append(("dpstream_lag_seconds", "gauge", "Behind its schedule.", label, behind))
-    samples += [
-        (f"dpstream_{name}", "gauge", about, label, told[name])
-        for name, about in _GAUGES.items()
-        if name in told
-    ]
-    stands = {
-        "starved": "Has it read nothing, while another query over its source has?",
-        "failed": "Has it failed, while the others go on?",
-    }
-    return samples + [
-        (f"dpstream_query_{name}", "gauge", about, label, float(bool(told.get(name))))
-        for name, about in stands.items()
-    ]
-
-
-def samples_of_intake(intake: Intake) -> list[Sample]:
-    """Rows that were posted to one source."""
-    label = {"source": intake.name}
-    samples: list[Sample] = [
-        (f"dpstream_posted_{count}_total", "counter", about, label, getattr(intake, count))
-        for count, about in _POSTED.items()
-    ]
-    waiting = intake.inbox.waiting
-    return [*samples, ("dpstream_posted_bytes", "gauge", "Kept for the run.", label, waiting)]
-
-
 def lag(told: Mapping[str, Any]) -> float | None:
     """Seconds since the next trigger was due; 0 if it is not due yet."""
     due = told["next_trigger"]
@@ -374,21 +348,21 @@ def dead_letters(folder: Path, limit: int) -> list[dict[str, Any]]:
 
 
 def exposition(samples: Iterable[Sample]) -> str:
-    """Prometheus' text format, version 0.0.4.
+    """Prometheus' text format, version 0.0.4; a sample without a value is left out.
 
-    >>> print(exposition([("rows_total", "counter", "Rows.", {"query": 'a"b'}, 5)]), end="")
-    # HELP rows_total Rows.
-    # TYPE rows_total counter
-    rows_total{query="a\\"b"} 5
+    >>> print(exposition([("triggers_total", {"query": 'a"b'}, 5)]), end="")
+    # HELP dpstream_triggers_total Triggers done.
+    # TYPE dpstream_triggers_total counter
+    dpstream_triggers_total{query="a\\"b"} 5
     """
     lines: list[str] = []
-    told: set[str] = set()
-    for name, kind, about, labels, value in sorted(samples, key=lambda each: each[0]):
-        if name not in told:
-            lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-            told.add(name)
-        inside = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
-        lines.append(f"{name}{{{inside}}} {value:.17g}" if inside else f"{name} {value:.17g}")
+    known = sorted((sample for sample in samples if sample[2] is not None), key=itemgetter(0))
+    for name, group in groupby(known, key=itemgetter(0)):
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += [f"# HELP dpstream_{name} {METRICS[name]}", f"# TYPE dpstream_{name} {kind}"]
+        for _, labels, value in group:
+            inside = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
+            lines.append(f"dpstream_{name}{f'{{{inside}}}' if inside else ''} {value:.17g}")
     return "\n".join([*lines, ""])
 
 
