@@ -80,11 +80,6 @@ class QueryDescription:
         return name if name in self.schema.names else None
 
     @property
-    def holds(self) -> bool:
-        """Does a release say which values repeat earlier ones?"""
-        return "held" in self.schema.names
-
-    @property
     def partial(self) -> bool:
         """Does a release hold only the rows that have changed?"""
         query = self.query

@@ -47,11 +47,8 @@ class History:
         """Windows, newest first; `next` goes on."""
         limit = given["limit"]
         lines = self.reader.windows(self.description.name, before=given["after"], limit=limit + 1)
-        more = len(lines) > limit
-        return {
-            "windows": lines[:limit],
-            "next": str(lines[limit - 1]["window"]) if more else None,
-        }
+        following = str(lines[limit - 1]["window"]) if len(lines) > limit else None
+        return {"windows": lines[:limit], "next": following}
 
     def latest(self, given: Given) -> dict[str, Any]:
         """The newest value of every key of a window: those that match, in order."""
@@ -277,7 +274,9 @@ def figures_of(
                 columns[kind][name] = _numbers(segment.array(spread)[chosen])
             elif kind == "stddev":
                 columns[kind][name] = nothing
-    held = segment.table["held"].take(pa.array(chosen)).to_pylist() if description.holds else None
+    held = None
+    if "held" in description.schema.names:  # which values repeat earlier ones
+        held = segment.table["held"].take(pa.array(chosen)).to_pylist()
     rows = []
     for number in range(len(chosen)):
         row: dict[str, Any] = {

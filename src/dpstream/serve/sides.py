@@ -67,7 +67,6 @@ _REFUSALS = {
     404: "there is no such thing",
     409: "not possible here",
     413: "the body is too large",
-    414: "the address is too long",
     415: "the body is of a kind that is not taken",
     422: "a parameter or the body cannot be used",
     429: "too many requests",
@@ -209,11 +208,7 @@ def load_token(path: Path) -> Token:
             f"{path} has mode {mode:04o}: others may read the operator's token; run chmod 600 "
             f"{path}, and replace the token if it may have been read"
         )
-    try:
-        value = text.decode("ascii").strip()
-    except UnicodeDecodeError:
-        value = ""
-    return Token(value, source=str(path))
+    return Token(text.decode("ascii", "replace").strip(), source=str(path))
 
 
 @dataclass(frozen=True)
@@ -372,7 +367,7 @@ class Endpoint:
             responses[str(status)] = {"description": _REFUSALS[status], "content": _ERROR}
         operation: dict[str, Any] = {
             "summary": self.summary,
-            "operationId": _operation(self.method, self.path),
+            "operationId": re.sub(r"\W+", "_", f"{self.method.lower()}{self.path}").strip("_"),
             "parameters": [each.openapi() for each in self.parameters],
             "responses": responses,
         }
@@ -455,8 +450,3 @@ def tagged_answer(request: Request, body: bytes, kind: str, status: int = 200) -
     if status == 200 and tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(body, status_code=status, media_type=kind, headers=headers)
-
-
-def _operation(method: str, path: str) -> str:
-    words = [word.strip("{}").replace("-", "_").replace(".", "_") for word in path.split("/")]
-    return "_".join([method.lower(), *(word for word in words if word)])

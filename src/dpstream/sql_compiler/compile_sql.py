@@ -181,8 +181,7 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     require_tumbling_windows,
     from_clause.read_window,
     from_clause.read_emit,
-    validate.require_unit_column,
-    validate.require_time_columns,
+    validate.require_source_columns,
     # GROUP BY and SELECT: keys and aggregates.
     select.name_keys,
     select.refuse_unit_as_key,
@@ -205,6 +204,30 @@ class Compiled:
     text: str
     given: frozenset[str] = frozenset()
     """The parameters of the query that were said, by the text or beside it."""
+
+
+def sql(text: str, name: str | None = None, **options: Any) -> Query | SeriesQuery:
+    """The query that SQL stands for, ready for `dps.run`.
+
+    `name`: what its releases are called. `options`: options of the privacy clause by their names,
+    as Python values; they go before those of the text. What would break the promise is refused with
+    the offending SQL underlined.
+
+    >>> query = sql('''
+    ...     SELECT WITH DIFFERENTIAL_PRIVACY
+    ...            OPTIONS (epsilon = 2, delta = 1e-9, privacy_unit_column = user_id,
+    ...                     max_groups_contributed = 4)
+    ...            page, COUNT(*) AS clicks
+    ...     FROM log GROUP BY page''')
+    >>> query.privacy_unit_column, query.keys, query.bounds
+    ('user_id', ('page',), Bounds(rows=4, groups=4, rows_per_group=1))
+    """
+    if not isinstance(name, str | None):
+        raise InvalidParameter(
+            f"name must be text, what the releases are called; got a {type(name).__name__}; rows "
+            "are given to dps.run(query, source=...)"
+        )
+    return compile_sql(text, name, **options).query
 
 
 def compile_sql(text: str, name: str | None = None, **overrides: Any) -> Compiled:

@@ -224,10 +224,7 @@ def _constant(compiler: Compiler, node: exp.Expr) -> Compute:
 def _negative(compiler: Compiler, node: exp.Expr) -> Compute:
     if isinstance(node.this, exp.Literal) and not node.this.is_string:
         return _constant(compiler, node)
-    inner = compiler.compile(node.this)
-    return lambda columns: functions.arithmetic(
-        "subtract", compiler.zone, pa.scalar(0), inner(columns)
-    )
+    return compiler.compile(exp.Sub(this=exp.Literal.number(0), expression=node.this))
 
 
 def _binary(compute: Callable[..., Value]) -> Build:

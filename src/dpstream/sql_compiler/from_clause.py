@@ -57,7 +57,13 @@ def _from_and_where(draft: Draft, select: exp.Expr, tables: dict[str, Relation])
 def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Relation:
     """A table, a window function of one, or a subquery."""
     if isinstance(node, exp.Table) and isinstance(node.this, WindowTable):
-        relation = _windowed(draft, node.this, tables)
+        window = node.this
+        if not isinstance(window.this, exp.Expr):
+            raise draft.refusal(window, "the window has no table", _example("TUMBLE"))
+        relation = _relation(draft, window.this, tables)
+        if relation.window is not None:
+            raise draft.refusal(window, "a window of windows", "use one window")
+        relation.window = window
     elif isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
         if present_args(node) - {"this", "alias"}:
             raise draft.refusal(
@@ -83,16 +89,6 @@ def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Rela
         if alias.args.get("columns"):
             raise draft.refusal(alias, "columns cannot be renamed here", "use SELECT x AS y")
         relation.names = {alias.name}
-    return relation
-
-
-def _windowed(draft: Draft, window: WindowTable, tables: dict[str, Relation]) -> Relation:
-    if not isinstance(window.this, exp.Expr):
-        raise draft.refusal(window, "the window has no table", _example("TUMBLE"))
-    relation = _relation(draft, window.this, tables)
-    if relation.window is not None:
-        raise draft.refusal(window, "a window of windows", "use one window")
-    relation.window = window
     return relation
 
 

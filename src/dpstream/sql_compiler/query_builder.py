@@ -184,22 +184,20 @@ class PostProcessing:
     @property
     def text(self) -> str:
         """All of it, in SQL."""
-        text = [f"{each.value.text} AS {each.name!r}," for each in self.columns]
-        if self.shown is not None:
-            text.append(f"SHOW {', '.join(self.shown)}")
-        if self.having is not None:
-            text.append(f"HAVING {self.having.text}")
-        if self.order:
-            terms = (
-                f"{by.text} {'DESC' if down else 'ASC'} NULLS {'FIRST' if nulls_first else 'LAST'}"
-                for by, down, nulls_first in self.order
-            )
-            text.append(f"ORDER BY {', '.join(terms)}")
-        if self.limit is not None:
-            text.append(f"LIMIT {self.limit}")
-        if self.offset:
-            text.append(f"OFFSET {self.offset}")
-        return " ".join([*text, f"IN {self.zone}"])
+        order = ", ".join(
+            f"{by.text} {'DESC' if down else 'ASC'} NULLS {'FIRST' if nulls_first else 'LAST'}"
+            for by, down, nulls_first in self.order
+        )
+        parts = (
+            *(f"{each.value.text} AS {each.name!r}," for each in self.columns),
+            "" if self.shown is None else f"SHOW {', '.join(self.shown)}",
+            "" if self.having is None else f"HAVING {self.having.text}",
+            f"ORDER BY {order}" if order else "",
+            "" if self.limit is None else f"LIMIT {self.limit}",
+            f"OFFSET {self.offset}" if self.offset else "",
+            f"IN {self.zone}",
+        )
+        return " ".join(filter(None, parts))
 
     def __repr__(self) -> str:
         return self.text

@@ -171,13 +171,10 @@ class Statement:
 
     def span(self, node: exp.Expr) -> tuple[int, int] | None:
         """From where to where (exclusive) a part stands in the text; None if it cannot be told."""
-        starts, ends = [], []
-        for part in node.walk():
-            if "start" in part.meta:
-                starts.append(part.meta["start"])
-                ends.append(self._end(part.meta["start"], part.meta["end"]))
-        if starts:
-            return min(starts), max(ends) + 1
+        places = [part.meta for part in node.walk() if "start" in part.meta]
+        if places:
+            ends = (self._end(place["start"], place["end"]) for place in places)
+            return min(place["start"] for place in places), max(ends) + 1
         return None if node.parent is None else self.span(node.parent)
 
     def _end(self, start: int, end: int) -> int:
@@ -293,13 +290,10 @@ def _require_select(text: str, tokens: Sequence[Token]) -> None:
 def _name_units(tree: exp.Expr) -> None:
     """DAY in DATE_TRUNC(ts, DAY) is a word, not a column."""
     for call in list(tree.find_all(exp.Anonymous)):
-        if not call.expressions:
-            continue
-        last = call.expressions[-1]
-        if call.name.upper() not in TRUNCATIONS or isinstance(call.expressions[0], exp.Literal):
-            continue
-        if isinstance(last, exp.Column):
-            last.replace(exp.var(last.name).update_positions(last.this))
+        if call.name.upper() in TRUNCATIONS and call.expressions:
+            first, last = call.expressions[0], call.expressions[-1]
+            if not isinstance(first, exp.Literal) and isinstance(last, exp.Column):
+                last.replace(exp.var(last.name).update_positions(last.this))
 
 
 def _parse_error(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidParameter:

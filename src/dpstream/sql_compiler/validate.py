@@ -262,38 +262,35 @@ def require_unit_and_budget(draft: Draft) -> None:
             )
 
 
-def require_unit_column(draft: Draft) -> None:
-    """The unit is a column of the source: anything made of it could split one person in many."""
-    why = "one person could become many units"
-    _require_column(draft, "privacy_unit_column", "the privacy unit", why)
+_PERIODS = "periods would be cut at other times"
+_SOURCE_COLUMNS = {
+    "privacy_unit_column": ("the privacy unit", "one person could become many units"),
+    "time_column": ("the time", _PERIODS),
+    "arrival_column": ("the time", _PERIODS),
+}
 
 
-def require_time_columns(draft: Draft) -> None:
-    """Event time and arrival are columns of the source: periods and budget are counted by them."""
-    for parameter in ("time_column", "arrival_column"):
-        if parameter in draft.parameters:
-            _require_column(draft, parameter, "the time", "periods would be cut at other times")
-
-
-def _require_column(draft: Draft, parameter: str, what: str, why: str) -> None:
-    """The parameter names a column of the source: no expression, no other table's column."""
-    relation, name = draft.relation, draft.parameters[parameter]
-    node = node_of(draft.clause, parameter) or draft.relation.window
-    if not isinstance(name, str):
-        raise draft.refusal(node, f"{what} must be a column's name; got {name!r}", "name a column")
-    expression = relation.columns.get(name)
-    if expression is None and relation.open:
-        return
-    if expression is None:
-        raise draft.refusal(
-            node,
-            f"{name} is not among the columns of the subquery: {', '.join(relation.columns)}",
-            "select it there",
-        )
-    if not isinstance(expression, exp.Column):
-        raise draft.refusal(
-            expression,
-            f"{what} must be a column of the source; {name} is {canonical(expression)}: {why}",
-            "name the column itself",
-        )
-    draft.parameters[parameter] = expression.name
+def require_source_columns(draft: Draft) -> None:
+    """Unit and times are columns of the source: no expression, no other table's column."""
+    relation = draft.relation
+    for parameter, (what, why) in _SOURCE_COLUMNS.items():
+        if parameter not in draft.parameters:
+            continue
+        name = draft.parameters[parameter]
+        node = node_of(draft.clause, parameter) or relation.window
+        if not isinstance(name, str):
+            reason = f"{what} must be a column's name; got {name!r}"
+            raise draft.refusal(node, reason, "name a column")
+        expression = relation.columns.get(name)
+        if expression is None and not relation.open:
+            known = ", ".join(relation.columns)
+            reason = f"{name} is not among the columns of the subquery: {known}"
+            raise draft.refusal(node, reason, "select it there")
+        if isinstance(expression, exp.Column):
+            draft.parameters[parameter] = expression.name
+        elif expression is not None:
+            raise draft.refusal(
+                expression,
+                f"{what} must be a column of the source; {name} is {canonical(expression)}: {why}",
+                "name the column itself",
+            )
