@@ -54,7 +54,11 @@ class History:
         """The newest value of every key of a window: those that match, in order."""
         description, newest = self.description, self.newest(given["window"])
         segment = self.reader.segment(newest)
-        figure = self._figure(given["sort"])
+        figure = given["sort"]
+        if figure is None:
+            figure = next(iter(description.figures), None)
+        elif figure not in description.figures:
+            raise Refusal(422, "sort must name an aggregate of the query")
         places = matching_rows(description, segment, given["q"] or "")
         matched, offset, limit = len(places), given["offset"], given["limit"]
         if figure is not None:
@@ -171,12 +175,6 @@ class History:
             words = "nothing was published yet" if window is None else "there is no such window"
             raise Refusal(404, words)
         return newest
-
-    def _figure(self, sort: str | None) -> str | None:
-        figures = self.description.figures
-        if sort is not None and sort not in figures:
-            raise Refusal(422, "sort must name an aggregate of the query")
-        return sort if sort is not None else (figures[0] if figures else None)
 
     def page(self, given: Given) -> dict[str, Any]:
         """Rows of all releases, oldest first; `next` goes on."""

@@ -102,25 +102,25 @@ class Segment:
         values = self._arrays.get(name)
         if values is None:
             column = self.table[name]
-            whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-            values = self._arrays[name] = whole.to_numpy(zero_copy_only=False)
+            array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+            values = self._arrays[name] = array.to_numpy(zero_copy_only=False)
         return values
 
     @property
     def published(self) -> pa.Table:
         """The release as it was published."""
         shown = self.table.drop_columns(list(OWN))
-        return shown if self.whole else shown.filter(pa.array(self.array(FRESH) == 1))
+        return shown if self.all_fresh else shown.filter(pa.array(self.array(FRESH) == 1))
 
     @cached_property
-    def whole(self) -> bool:
+    def all_fresh(self) -> bool:
         """Are all rows of this release?"""
         return bool(self.array(FRESH).all())
 
     @property
     def fresh(self) -> Integers:
         """The rows that were published now."""
-        return np.arange(len(self)) if self.whole else np.flatnonzero(self.array(FRESH))
+        return np.arange(len(self)) if self.all_fresh else np.flatnonzero(self.array(FRESH))
 
     def id_at(self, place: int) -> str:
         """The id of a row's key."""

@@ -247,10 +247,10 @@ class Parameter:
         if len(given) > self.repeated:
             times = "once" if self.repeated == 1 else f"{self.repeated} times"
             raise Refusal(422, f"the parameter {self.name} may be given {times} at most")
-        values = [self._one(text) for text in given]
+        values = [self._value(text) for text in given]
         return values if self.repeated > 1 else values[0]
 
-    def _one(self, text: str) -> Any:
+    def _value(self, text: str) -> Any:
         value: Any = text
         fits = len(text) <= self.longest
         if self.kind == "integer":

@@ -64,10 +64,14 @@ def publish(
     terms = [book.terms() for book in pipeline.books]
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
     make_directory(pipeline.state, mode=0o700)
-    make_directory(store_folder(pipeline), mode=0o700)
-    with hold_folder(store_folder(pipeline)), ExitStack() as stack:
-        store = _open_store(pipeline)
+    folder, queries = store_folder(pipeline), describe_queries(pipeline)
+    make_directory(folder, mode=0o700)
+    with hold_folder(folder), ExitStack() as stack:
+        keys = {name: query.keys for name, query in queries.items()}
+        partial_queries = [name for name, query in queries.items() if query.partial]
+        store = ReleaseStore(folder, keys=keys, partial=partial_queries)
         stack.callback(store.shut)
+        store.announce_rest(list(queries))  # what a kill has left unannounced
         paths = {book.ledger for book in pipeline.books}
         ledgers = {path: stack.enter_context(closing(Ledger(path))) for path in paths}
         runs = start(
@@ -83,18 +87,6 @@ def publish(
                 store.announce(name, about["window"], about["release_index"])
                 if stopped is not None and stopped.is_set():
                     runs.stop()
-
-
-def _open_store(pipeline: Pipeline) -> ReleaseStore:
-    """The store of a pipeline; what a kill has left unannounced is announced."""
-    queries = describe_queries(pipeline)
-    store = ReleaseStore(
-        store_folder(pipeline),
-        keys={name: one.keys for name, one in queries.items()},
-        partial=[name for name, one in queries.items() if one.partial],
-    )
-    store.announce_rest([*queries])
-    return store
 
 
 def report(runs: Runs) -> dict[str, Any]:

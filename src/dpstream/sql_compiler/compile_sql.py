@@ -65,8 +65,15 @@ def choose_privacy_unit(draft: Draft) -> None:
         )
     draft.series = unit in ("event", "w_event")
     for name in _USER_OPTIONS if draft.series else _SERIES_OPTIONS:
+        if name in given and not draft.series:
+            reason = f"{name} goes with time-series mechanisms"
+            raise draft.refusal(node_of(clause, name), reason, "add privacy_unit = 'w_event'")
         if name in given:
-            raise draft.refusal(node_of(clause, name), *_misplaced(name, series=draft.series))
+            why = "here at most one row of a unit enters each window"
+            if name == "privacy_unit_period":
+                why = "here a window, or w of them, is what is protected together"
+            reason = f"{name} goes with users: {why}"
+            raise draft.refusal(node_of(clause, name), reason, "leave it out")
     if not draft.series:
         return
     if (unit == "w_event") != ("w" in given):
@@ -85,17 +92,6 @@ def choose_privacy_unit(draft: Draft) -> None:
         )
     given["privacy_unit"] = unit
     given.setdefault("mechanism", _DEFAULT_MECHANISM)
-
-
-def _misplaced(name: str, *, series: bool) -> tuple[str, str]:
-    """Why an option does not go with the privacy unit, and what to do."""
-    if not series:
-        return f"{name} goes with time-series mechanisms", "add privacy_unit = 'w_event'"
-    if name == "privacy_unit_period":
-        why = "here a window, or w of them, is what is protected together"
-    else:
-        why = "here at most one row of a unit enters each window"
-    return f"{name} goes with users: {why}", "leave it out"
 
 
 def _mechanisms_for(unit: str) -> list[str]:

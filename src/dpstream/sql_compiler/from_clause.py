@@ -116,9 +116,10 @@ def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Re
             "put it around: TUMBLE((SELECT ...), ...)",
         )
     columns: dict[str, exp.Expr] = {}
-    stars = [node for node in select.expressions if _is_star(node)]
+    stars = []  # a plain * takes all other columns along
     for node in select.expressions:
-        if _is_star(node):
+        if isinstance(node, exp.Star) and not present_args(node):
+            stars.append(node)
             continue
         expression = node.unalias()
         name = node.alias_or_name if isinstance(node, exp.Alias | exp.Column) else ""
@@ -135,11 +136,6 @@ def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Re
         open=bool(stars) and relation.open,
         names=set(),
     )
-
-
-def _is_star(node: exp.Expr) -> bool:
-    """Is it a plain *, which takes all other columns along?"""
-    return isinstance(node, exp.Star) and not present_args(node)
 
 
 def substitute(draft: Draft, node: exp.Expr, relation: Relation) -> exp.Expr:

@@ -43,7 +43,7 @@ def _constant_of(kind: type, words: str) -> Callable[[exp.Expr], Any]:
     return read
 
 
-whole = _constant_of(int, "a whole number")
+integer = _constant_of(int, "a whole number")
 text = _constant_of(str, "text in quotes")
 flag = _constant_of(bool, "TRUE or FALSE")
 
@@ -165,7 +165,7 @@ def words(value: Any) -> str:
     return value
 
 
-def one_of(*known: str) -> Callable[[Any], str]:
+def choice_of(*known: str) -> Callable[[Any], str]:
     """One of a few words."""
 
     def given(name: Any) -> str:
@@ -176,7 +176,7 @@ def one_of(*known: str) -> Callable[[Any], str]:
     return given
 
 
-def one_less(units: Any) -> Any:
+def minus_one(units: Any) -> Any:
     """A threshold "more than n" for the number in "at least n + 1"."""
     if type(units) is not int:
         raise WrongKind("a whole number")
@@ -206,21 +206,21 @@ OPTIONS = {
     "delta": Option(number),
     "privacy_unit_column": Option(column),
     "privacy_unit_period": Option(period),
-    "max_groups_contributed": Option(whole),
-    "max_rows_per_group": Option(whole),
-    "max_rows_contributed": Option(whole),
+    "max_groups_contributed": Option(integer),
+    "max_rows_per_group": Option(integer),
+    "max_rows_contributed": Option(integer),
     "column_types": Option(types, named),
-    "max_key_bytes": Option(whole),
+    "max_key_bytes": Option(integer),
     "public_groups": Option(groups),
-    "strategy": Option(text, one_of("latched", "sqlp")),
+    "strategy": Option(text, choice_of("latched", "sqlp")),
     "weights": Option(weights, named),
     "confidence": Option(lambda node: float(number(node))),
-    "debias": Option(text, one_of("global")),
-    "debias_rows": Option(whole),
+    "debias": Option(text, choice_of("global")),
+    "debias_rows": Option(integer),
     "min_change": Option(lambda node: float(number(node))),
     "nonnegative": Option(flag),
-    "pre_threshold": Option(whole),
-    "min_privacy_units_per_group": Option(whole, one_less, sets="pre_threshold"),
+    "pre_threshold": Option(integer),
+    "min_privacy_units_per_group": Option(integer, minus_one, sets="pre_threshold"),
     "time_column": Option(column),
     "time_unit": Option(text),
     "time_origin": Option(instant),
@@ -230,7 +230,7 @@ OPTIONS = {
     "start": Option(instant),
     "end": Option(instant),
     "privacy_unit": Option(text, words),
-    "w": Option(whole),
+    "w": Option(integer),
     "mechanism": Option(text, words),
     "mechanism_options": Option(mechanism_options, named),
 }
