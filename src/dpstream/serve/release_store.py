@@ -145,12 +145,12 @@ class ReleaseStore:
                 before=self._before(name, window, trigger),
                 carry=name in self._partial,
             )
-            content: bytes | None = encode(segment)
-            if content is not None and len(content) > INLINE:
+            content = encode(segment)
+            inline = len(content) <= INLINE
+            if not inline:
                 put_new(segment_path(self._folder, place), content, private=True)
-                content = None
             span = (about["window_start"], about["window_end"], about["trigger_time"])
-            line = (*place, *span, about["releases"], table.num_rows, content)
+            line = (*place, *span, about["releases"], table.num_rows, content if inline else None)
             self._connection.execute(
                 "INSERT INTO releases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", line
             )
@@ -183,7 +183,7 @@ class ReleaseStore:
                 'SELECT time, query, "window", "trigger" FROM releases WHERE id IS NULL'
             ).fetchall()
             rank = {name: number for number, name in enumerate(order)}
-            left.sort(key=lambda one: (one[0] or "", rank.get(one[1], len(rank)), *one[1:]))
+            left.sort(key=lambda line: (line[0] or "", rank.get(line[1], len(rank)), *line[1:]))
             for _, query, window, trigger in left:
                 self.announce(query, window, trigger)
             return len(left)

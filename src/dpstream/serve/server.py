@@ -97,10 +97,8 @@ class Settings:
     def check(self) -> None:
         """Refuse addresses that others can reach, unless they are encrypted or meant."""
         encrypted = self.certificate is not None
-        for host, what in (
-            (self.host, "the public side"),
-            (self.operator_host, "the operator side"),
-        ):
+        hosts = {"the public side": self.host, "the operator side": self.operator_host}
+        for what, host in hosts.items():
             check_binding(host, what, encrypted=encrypted, allowed=self.plain_http)
 
 

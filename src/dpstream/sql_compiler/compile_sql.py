@@ -30,20 +30,9 @@ from dpstream.sql_compiler.statement import Draft, call_name, parse
 _PRIVACY_UNITS = ("user", "event", "w_event")
 _SERIES_OPTIONS = ("w", "mechanism", "mechanism_options")
 _OF_MECHANISM = {"privacy_unit", *_SERIES_OPTIONS, "epsilon", "delta"}  # the others are of rows
-_USER_OPTIONS = (
-    "max_groups_contributed",
-    "max_rows_per_group",
-    "max_rows_contributed",
-    "privacy_unit_period",
-    "pre_threshold",
-    "min_change",
-    "nonnegative",
-    "strategy",
-    "weights",
-    "confidence",
-    "debias",
-    "debias_rows",
-)
+_OF_ROWS = {field.name for field in dataclasses.fields(RowSpec)}
+_OF_USERS = {field.name for field in dataclasses.fields(Query)} - _OF_ROWS - {"epsilon", "delta"}
+_USER_OPTIONS = ("privacy_unit_period", *sorted(_OF_USERS))
 _DEFAULT_MECHANISM = "pacer"  # the w-event mechanism that is nowhere far from the best
 
 

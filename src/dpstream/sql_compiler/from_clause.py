@@ -116,10 +116,10 @@ def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Re
             "put it around: TUMBLE((SELECT ...), ...)",
         )
     columns: dict[str, exp.Expr] = {}
-    stars = []  # a plain * takes all other columns along
+    star = False  # a plain * takes all other columns along
     for node in select.expressions:
         if isinstance(node, exp.Star) and not present_args(node):
-            stars.append(node)
+            star = True
             continue
         expression = node.unalias()
         name = node.alias_or_name if isinstance(node, exp.Alias | exp.Column) else ""
@@ -132,8 +132,8 @@ def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Re
         columns[name] = substitute(draft, expression, relation)
     return replace(
         relation,
-        columns={**relation.columns, **columns} if stars else columns,
-        open=bool(stars) and relation.open,
+        columns={**relation.columns, **columns} if star else columns,
+        open=star and relation.open,
         names=set(),
     )
 
