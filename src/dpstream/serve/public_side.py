@@ -83,8 +83,9 @@ class PublicSide(Side):
 
     def app(self) -> ASGIApp:
         """As an ASGI application."""
-        lifespan, more = (lambda app: self.hub.running()), asset_routes()
-        return self.asgi(lifespan, rate=self.rate, burst=self.burst, more=more)
+        return self.asgi(
+            lambda app: self.hub.running(), rate=self.rate, burst=self.burst, more=asset_routes()
+        )
 
     def endpoints(self) -> list[Endpoint]:
         """Every route but the page."""
