@@ -10,11 +10,10 @@ from contextlib import suppress
 import pytest
 
 from dpstream.errors import StateError
-from dpstream.serve import public_facts, supervisor
+from dpstream.serve import public_facts, worker
 from dpstream.serve.event_stream import Hub
 from dpstream.serve.release_store import ReleaseReader, hold_folder
-from dpstream.serve.supervisor import Supervisor
-from dpstream.serve.worker import publish, store_folder
+from dpstream.serve.worker import Supervisor, publish, store_folder
 from tests.support.pipelines import HEADERS, operator_side
 
 
@@ -66,7 +65,7 @@ def test_the_feed_goes_on_after_it_could_not_be_read(pipeline, caplog, problem):
 
 def test_a_process_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):
     """The operator sees why."""
-    monkeypatch.setattr(supervisor, "PATIENCE", (0.01,))
+    monkeypatch.setattr(worker, "PATIENCE", (0.01,))
     one = Supervisor(path=tmp_path, command=(str(tmp_path / "nothing"),))
 
     async def keep():
@@ -149,7 +148,7 @@ def test_the_operator_is_told_once_a_minute_of_rows_that_were_not_used(tmp_path,
     assert said[0].startswith(
         "operator only: pages: 300 of 600 rows rejected since this start, 300"
     )
-    monkeypatch.setattr(supervisor, "_SAYING", 0.0)
+    monkeypatch.setattr(worker, "_SAYING", 0.0)
     hear(700, 400, 300)
     hear(700, 400, 300)
     assert len(said) == 2

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from dpstream.serve.ingest import ARROW, JSONL
+from dpstream.serve.operator_side import ARROW, JSONL
 from dpstream.session.pipeline import load_pipeline
 from tests.support.long import some_examples
 from tests.support.pipelines import HEADERS, PAGES, PUSHED, operator_side, write

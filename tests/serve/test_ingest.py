@@ -10,7 +10,7 @@ from dpstream.connectors import write_ahead
 from dpstream.connectors.write_ahead import Inbox, PushedSource
 from dpstream.errors import RowsLost, StateError
 from dpstream.records import Batch
-from dpstream.serve.ingest import ARROW, JSONL
+from dpstream.serve.operator_side import ARROW, JSONL
 from dpstream.session.pipeline import load_pipeline
 from tests.support.pipelines import HEADERS, PUSHED, operator_side, write
 

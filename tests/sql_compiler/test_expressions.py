@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from sqlglot import exp
 
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.sql_compiler.dialect import canonical
 from dpstream.sql_compiler.expressions import Compiler
-from dpstream.sql_compiler.row_expressions import Expression, RowPreparation
-from dpstream.sql_compiler.statement import parse
+from dpstream.sql_compiler.query_builder import Expression, RowPreparation
+from dpstream.sql_compiler.statement import canonical, parse
 from tests.support.long import some_examples
 
 KINDS = {

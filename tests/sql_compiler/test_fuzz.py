@@ -12,7 +12,7 @@ from dpstream.mechanisms import REGISTRY, find
 from dpstream.query.noise_plan import NoisePlan
 from dpstream.query.series_query import SeriesQuery
 from dpstream.sql_compiler import compile_sql
-from dpstream.sql_compiler.dialect import PrivateSql
+from dpstream.sql_compiler.statement import PrivateSql
 from tests.sql_compiler.test_accepted import ACCEPTED
 from tests.sql_compiler.test_refused import REFUSED
 from tests.support.long import part_of

@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -22,7 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from dpstream.serve.public_facts import QueryDescription
 from dpstream.serve.release_history import rows_of
 from dpstream.serve.release_store import Released, ReleaseReader
-from dpstream.serve.routing import Refusal
+from dpstream.serve.sides import Refusal
 
 _LOG = logging.getLogger("dpstream.serve")
 _KEPT = 1024  # events in memory; a client that is further behind reads the store
@@ -65,9 +66,7 @@ class Hub:
         try:
             yield
         finally:
-            self.addresses[address] -= 1
-            if not self.addresses[address]:
-                del self.addresses[address]
+            self.addresses -= Counter([address])  # an address without clients is forgotten
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -120,7 +119,8 @@ class Hub:
         """See what is new, in an order in which nobody sees an event without its release."""
         fresh = await asyncio.get_running_loop().run_in_executor(self._pool, self._fresh)
         if fresh:
-            self._recent = [*self._recent, *fresh][-_KEPT:] if self._follows(fresh) else fresh
+            follows = not self._recent or fresh[0].id == self._recent[-1].id + 1
+            self._recent = [*self._recent, *fresh][-_KEPT:] if follows else fresh
             self.newest = fresh[-1].id
             self._wake()
 
@@ -131,9 +131,6 @@ class Hub:
             with suppress(OSError):  # it would be fetched later
                 self.reader.expect(released)
         return fresh
-
-    def _follows(self, fresh: list[Released]) -> bool:
-        return not self._recent or fresh[0].id == self._recent[-1].id + 1
 
     def _wake(self) -> None:
         self._changed.set()
@@ -184,11 +181,8 @@ class EventStream:
         place = (released.id, rows)
         known = self._rendered.get(place)
         if known is None:
-            known = (
-                await asyncio.to_thread(self._render, released, rows)
-                if rows
-                else self._render(released, rows)
-            )
+            render = partial(self._render, released, rows)
+            known = await asyncio.to_thread(render) if rows else render()
             self._rendered[place] = known
             while len(self._rendered) > _RENDERED:
                 self._rendered.popitem(last=False)

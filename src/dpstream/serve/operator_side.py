@@ -7,66 +7,165 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from starlette.applications import Starlette
+import pyarrow as pa
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
+from dpstream.connectors.encode import simple_column
+from dpstream.connectors.files.jsonl import JsonlParser
+from dpstream.connectors.files.text import rejected_rows
 from dpstream.connectors.write_ahead import Inbox
+from dpstream.errors import InvalidInput, StateError
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.records import Batch
 from dpstream.serve.event_stream import Hub
-from dpstream.serve.ingest import ARROW, JSONL, Intake, content_type, read_body
-from dpstream.serve.middleware import HANDLERS, App, Limits, SecurityHeaders, Token, TokenGate
-from dpstream.serve.routing import (
-    Endpoint,
-    Given,
-    Parameter,
-    Refusal,
-    find_or_404,
-    json_answer,
-    openapi,
-)
-from dpstream.serve.supervisor import Supervisor
-from dpstream.session.pipeline import Pipeline
+from dpstream.serve.sides import Endpoint, Given, Parameter, Refusal, Side, Token, json_answer
+from dpstream.serve.worker import Supervisor
+from dpstream.session.pipeline import Pipeline, PushedTable
 
-_ABOUT = "For the operator alone: exact counts and raw rows, which are not private."
+_LOG = logging.getLogger("dpstream.serve")
 _LETTERS = 1000
 _THREADS = 4  # of its own: a flood on the public side takes none of them
 _WELL = ("starting", "running", "finished", "not run")
-COUNTS = {
-    "read": "Rows read since this start.",
-    "outside": "Rows outside the public range since this start.",
-    "late": "Rows that came too late since this start.",
-    "other_keys": "Rows of keys that are not public since this start.",
-    "rejected": "Rows set aside as dead letters since this start.",
-}
-_GAUGES = {
+COUNTS = ("read", "outside", "late", "other_keys", "rejected")
+METRICS = {
+    "up": "Does the pipeline run, or has it ended?",
+    "restarts_total": "Times it was restarted.",
+    "sse_clients": "Who follows the events.",
+    "newest_release": "The newest number.",
+    "rows_read_total": "Rows read since this start.",
+    "rows_outside_total": "Rows outside the public range since this start.",
+    "rows_late_total": "Rows that came too late since this start.",
+    "rows_other_keys_total": "Rows of keys that are not public since this start.",
+    "rows_rejected_total": "Rows set aside as dead letters since this start.",
+    "triggers_total": "Triggers done.",
+    "lag_seconds": "Behind its schedule.",
     "rows_waiting": "Rows that have come and that the query has not read.",
     "release_delay_seconds": "From a trigger to its release, the last one.",
     "worst_release_delay_seconds": "From a trigger to its release, the worst since this start.",
+    "query_starved": "Has it read nothing, while another query over its source has?",
+    "query_failed": "Has it failed, while the others go on?",
+    "posted_accepted_total": "Rows taken in.",
+    "posted_rejected_total": "Posted lines that are no rows.",
+    "posted_requests_total": "Posts taken in.",
+    "posted_bytes": "Kept for the run.",
 }
-_POSTED = {
-    "accepted": "Rows taken in.",
-    "rejected": "Posted lines that are no rows.",
-    "requests": "Posts taken in.",
-}
-Labels = Mapping[str, str]
-Sample = tuple[str, str, str, Labels, float]
-"""Name, type, help, labels and value."""
+"""Names without the prefix; totals only grow."""
+JSONL = ("application/jsonl", "application/x-ndjson", "application/json-lines", "application/json")
+ARROW = "application/vnd.apache.arrow.stream"
+MOST_WAITING = 1 << 32
+"""Bytes that may wait for the run before more are refused."""
+Sample = tuple[str, Mapping[str, str], float | None]
+"""Name of a metric, labels and value."""
 
 
 @dataclass(kw_only=True)
-class OperatorSide:
+class Intake:
+    """Takes in the rows of one source."""
+
+    name: str
+    pushed: PushedTable
+    inbox: Inbox
+    """Where they are kept."""
+    most_waiting: int = MOST_WAITING
+    accepted: int = 0
+    rejected: int = 0
+    requests: int = 0
+    _looked: int = field(default=0, init=False)
+    _waiting: int = field(default=0, init=False)
+
+    def take(self, kind: str, body: bytes, request: str | None) -> dict[str, object]:
+        """Keep the rows of a body; what was kept, and how many lines were set aside."""
+        if kind in JSONL:
+            batch = self._jsonl(body)
+        elif kind == ARROW:
+            batch = self._arrow(body)
+        else:
+            raise Refusal(415, f"a body must be {JSONL[0]} or {ARROW}")
+        if self._full(len(body)):
+            raise Refusal(503, "too much waits for the pipeline already", {"retry-after": "10"})
+        try:
+            number, again = self.inbox.put(batch, request=request)
+        except StateError as problem:
+            _LOG.error("posted rows cannot be kept: %s", problem)
+            raise Refusal(503, "rows cannot be kept just now", {"retry-after": "10"}) from None
+        rows, bad = batch.table.num_rows, len(batch.rejected)
+        if not again:
+            self.accepted, self.rejected = self.accepted + rows, self.rejected + bad
+        self.requests += 1
+        return {"accepted": rows, "rejected": bad, "segment": number, "repeated": again}
+
+    def _full(self, size: int) -> bool:
+        """Does too much wait? The folder is looked through now and then only."""
+        self._waiting += size
+        if self._looked % 64 == 0 or self._waiting > self.most_waiting:
+            self._waiting = self.inbox.waiting + size
+        self._looked += 1
+        return self._waiting > self.most_waiting
+
+    def _jsonl(self, body: bytes) -> Batch:
+        parser = JsonlParser(self.name)
+        try:
+            head = parser.head(body, final=True) or 0
+            parsed = parser.parse(body[head:], final=True, columns=self.pushed.columns)
+        except InvalidInput:
+            raise Refusal(422, "the body cannot be read as JSON lines") from None
+        rejected = rejected_rows(f"posted to {self.name}", body[head:], parsed.bad)
+        return Batch(table=parsed.table, position=None, done=True, rejected=rejected)
+
+    def _arrow(self, body: bytes) -> Batch:
+        """Columns as text, as JSON lines have them: a run must not meet 5 and "5"."""
+        try:
+            table = pa.ipc.open_stream(body).read_all()
+            table.validate(full=True)
+        except (pa.ArrowException, OSError, ValueError):
+            raise Refusal(422, "the body is not a whole Arrow stream") from None
+        names = table.column_names
+        if len(set(names)) < len(names):
+            raise Refusal(422, "the columns of a stream must differ")
+        try:
+            columns = {
+                name: simple_column(table[name]).cast(pa.string())
+                if name in names
+                else pa.nulls(len(table), pa.string())
+                for name in self.pushed.columns
+            }
+        except (pa.ArrowException, ValueError):
+            raise Refusal(422, "a column of the stream is of a kind that has no text") from None
+        return Batch(table=pa.table(columns), position=None, done=True)
+
+
+async def read_body(pieces: AsyncIterator[bytes], most: int) -> bytes:
+    """A body that is not too large; the rest of a larger one is not read."""
+    body = bytearray()
+    async for piece in pieces:
+        body += piece
+        if len(body) > most:
+            raise Refusal(413, "the body is too large; send it in parts")
+    return bytes(body)
+
+
+@dataclass(kw_only=True)
+class OperatorSide(Side):
     """What the operator sees and does."""
 
+    title: ClassVar[str] = "dpstream operator"
+    about: ClassVar[str] = (
+        "For the operator alone: exact counts and raw rows, which are not private."
+    )
+    secured: ClassVar[bool] = True
     pipeline: Pipeline
     token: Token
     supervisor: Supervisor
@@ -86,19 +185,12 @@ class OperatorSide:
             for name, pushed in given
         }
 
-    def app(self, *, run: bool = True) -> App:
+    def app(self, *, run: bool = True) -> ASGIApp:
         """As an ASGI application; `run`: the pipeline runs with it."""
-
-        @asynccontextmanager
-        async def lifespan(app: Starlette) -> AsyncIterator[None]:
-            async with AsyncExitStack() as stack:
-                if run:
-                    await stack.enter_async_context(self.supervisor.running())
-                yield
-
-        routes = [each.route(self._pool) for each in self.endpoints()]
-        inner = Starlette(routes=routes, exception_handlers=HANDLERS, lifespan=lifespan)
-        return SecurityHeaders(Limits(TokenGate(inner, self.token), rate=500, burst=5000))
+        running = self.supervisor.running if run else nullcontext
+        return self.asgi(
+            lambda app: running(), self.token.check, rate=500, burst=5000, pool=self._pool
+        )
 
     def endpoints(self) -> list[Endpoint]:
         """Every route."""
@@ -112,7 +204,7 @@ class OperatorSide:
         )
         asked = (401, 422, 429)
         return [
-            Endpoint("/health", "Does it run?", self._health, refuses=(*asked, 503)),
+            Endpoint("/health", "Does it run?", self._health, refuses=(*asked, 503), quick=True),
             Endpoint(
                 "/metrics",
                 "Numbers for Prometheus.",
@@ -143,7 +235,7 @@ class OperatorSide:
                 refuses=(404, 409, 413, 415, 503, *asked),
                 quick=True,
             ),
-            Endpoint("/openapi.json", "This document.", self._openapi, refuses=asked),
+            Endpoint("/openapi.json", "This document.", lambda _: self.document(), refuses=asked),
         ]
 
     def _health(self, request: Request, given: Given) -> Response:
@@ -162,25 +254,29 @@ class OperatorSide:
         }
         return json_answer(request, content, 200 if healthy else 503)
 
-    def _metrics(self, request: Request, given: Given) -> Response:
-        return Response(exposition(self._samples()), media_type="text/plain; version=0.0.4")
-
-    def _samples(self) -> list[Sample]:
-        seen, newest = self.supervisor, self.hub.reader.horizon
-        runs = float(seen.state in ("running", "finished"))
+    def _metrics(self, given: Given) -> Response:
+        seen = self.supervisor
         samples: list[Sample] = [
-            ("dpstream_up", "gauge", "Does the pipeline run, or has it ended?", {}, runs),
-            ("dpstream_restarts_total", "counter", "Times it was restarted.", {}, seen.restarts),
-            ("dpstream_sse_clients", "gauge", "Who follows the events.", {}, self.hub.clients),
-            ("dpstream_newest_release", "gauge", "The newest number.", {}, newest),
+            ("up", {}, seen.state in ("running", "finished")),
+            ("restarts_total", {}, seen.restarts),
+            ("sse_clients", {}, self.hub.clients),
+            ("newest_release", {}, self.hub.reader.horizon),
         ]
-        for name, told in self._told().items():
-            samples += samples_of_query(name, told)
-        for intake in self.intakes.values():
-            samples += samples_of_intake(intake)
-        return samples
+        gauges = ("rows_waiting", "release_delay_seconds", "worst_release_delay_seconds")
+        for name, told in seen.queries.items():
+            values = {f"rows_{count}_total": told[count] for count in COUNTS}
+            values |= {"triggers_total": told["triggers_done"], "lag_seconds": lag(told)}
+            values |= {gauge: told.get(gauge) for gauge in gauges}
+            values |= {f"query_{state}": bool(told.get(state)) for state in ("starved", "failed")}
+            samples += [(metric, {"query": name}, value) for metric, value in values.items()]
+        for name, intake in self.intakes.items():
+            posted = ("accepted", "rejected", "requests")
+            values = {f"posted_{count}_total": getattr(intake, count) for count in posted}
+            values["posted_bytes"] = intake.inbox.waiting
+            samples += [(metric, {"source": name}, value) for metric, value in values.items()]
+        return Response(exposition(samples), media_type="text/plain; version=0.0.4")
 
-    def _lag(self, request: Request, given: Given) -> Response:
+    def _lag(self, given: Given) -> dict[str, Any]:
         lags = {
             name: {
                 "seconds": lag(told),
@@ -192,30 +288,26 @@ class OperatorSide:
                 "triggers": told["triggers"],
                 **{count: told[count] for count in COUNTS},
             }
-            for name, told in self._told().items()
+            for name, told in self.supervisor.queries.items()
         }
-        return json_answer(request, {"queries": lags})
+        return {"queries": lags}
 
-    def _told(self) -> Mapping[str, Any]:
-        queries: Mapping[str, Any] = self.supervisor.told.get("queries", {})
-        return queries
-
-    def _ledger(self, request: Request, given: Given) -> Response:
+    def _ledger(self, given: Given) -> dict[str, Any]:
         books = []
         for path in dict.fromkeys(book.ledger for book in self.pipeline.books):
             if path.exists():
                 with closing(Ledger(path)) as ledger:
                     books += ledger.report()
-        return json_answer(request, {"datasets": books})
+        return {"datasets": books}
 
-    def _letters(self, request: Request, given: Given) -> Response:
+    def _letters(self, given: Given) -> dict[str, Any]:
         folders = self.pipeline.folders
         if given["query"] is not None:
-            folders = {given["query"]: find_or_404(folders, given["query"], "query")}
+            folders = {given["query"]: self.find(folders, given["query"], "query")}
         letters: list[dict[str, Any]] = []
         for name, folder in folders.items():
             letters += [{"query": name} | row for row in dead_letters(folder, given["limit"])]
-        return json_answer(request, {"dead_letters": letters[: given["limit"]]})
+        return {"dead_letters": letters[: given["limit"]]}
 
     async def _ingest(self, request: Request, given: Given) -> Response:
         over = not self.takes_rows or self.supervisor.state in ("finished", "refused")
@@ -223,63 +315,15 @@ class OperatorSide:
             raise Refusal(
                 409, "the pipeline does not run, or has ended; nobody would read the rows"
             )
-        intake: Intake = find_or_404(self.intakes, given["source"], "source that takes rows in")
+        intake: Intake = self.find(self.intakes, given["source"], "source that takes rows in")
         body = await read_body(request.stream(), self.most_body)
-        kind = content_type(request.headers.get("content-type"))
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         request_id = request.headers.get("idempotency-key")
         if request_id is not None and not 1 <= len(request_id) <= 200:
             raise Refusal(422, "an Idempotency-Key must have 1 to 200 characters")
         loop = asyncio.get_running_loop()
         told = await loop.run_in_executor(self._pool, intake.take, kind, body, request_id)
         return json_answer(request, told, 202)
-
-    def _openapi(self, request: Request, given: Given) -> Response:
-        return json_answer(request, self.document())
-
-    def document(self) -> dict[str, Any]:
-        """The OpenAPI document."""
-        title = "dpstream operator"
-        return openapi(
-            title, self.endpoints(), version=version("dpstream"), about=_ABOUT, secured=True
-        )
-
-
-def samples_of_query(name: str, told: Mapping[str, Any]) -> list[Sample]:
-    """One query, as its run has told."""
-    label = {"query": name}
-    samples: list[Sample] = [
-        (f"dpstream_rows_{count}_total", "counter", about, label, told[count])
-        for count, about in COUNTS.items()
-    ]
-    done = told["triggers_done"]
-    samples.append(("dpstream_triggers_total", "counter", "Triggers done.", label, done))
-    behind = lag(told)
-    if behind is not None:
-        samples.append(("dpstream_lag_seconds", "gauge", "Behind its schedule.", label, behind))
-    samples += [
-        (f"dpstream_{name}", "gauge", about, label, told[name])
-        for name, about in _GAUGES.items()
-        if name in told
-    ]
-    stands = {
-        "starved": "Has it read nothing, while another query over its source has?",
-        "failed": "Has it failed, while the others go on?",
-    }
-    return samples + [
-        (f"dpstream_query_{name}", "gauge", about, label, float(bool(told.get(name))))
-        for name, about in stands.items()
-    ]
-
-
-def samples_of_intake(intake: Intake) -> list[Sample]:
-    """Rows that were posted to one source."""
-    label = {"source": intake.name}
-    samples: list[Sample] = [
-        (f"dpstream_posted_{count}_total", "counter", about, label, getattr(intake, count))
-        for count, about in _POSTED.items()
-    ]
-    waiting = intake.inbox.waiting
-    return [*samples, ("dpstream_posted_bytes", "gauge", "Kept for the run.", label, waiting)]
 
 
 def lag(told: Mapping[str, Any]) -> float | None:
@@ -289,45 +333,36 @@ def lag(told: Mapping[str, Any]) -> float | None:
 
 
 def dead_letters(folder: Path, limit: int) -> list[dict[str, Any]]:
-    """The rows that a query has set aside last."""
-    return _newest(sorted((folder / "dead-letters").glob("*.jsonl"), key=_age), limit)
-
-
-def _age(path: Path) -> float:
-    try:
-        return -path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-
-
-def _newest(files: Iterable[Path], limit: int) -> list[dict[str, Any]]:
+    """The rows that a query has set aside last; a file that goes meanwhile is passed over."""
+    files: list[tuple[float, Path]] = []
+    for path in (folder / "dead-letters").glob("*.jsonl"):
+        with suppress(FileNotFoundError):
+            files.append((path.stat().st_mtime, path))
     letters: list[dict[str, Any]] = []
-    for path in files:
+    for _, path in sorted(files, reverse=True):
         if len(letters) >= limit:
             break
-        try:
+        with suppress(FileNotFoundError):
             letters += [json.loads(line) for line in path.read_bytes().splitlines()[::-1]]
-        except FileNotFoundError:
-            continue
     return letters[:limit]
 
 
 def exposition(samples: Iterable[Sample]) -> str:
-    """Prometheus' text format, version 0.0.4.
+    """Prometheus' text format, version 0.0.4; a sample without a value is left out.
 
-    >>> print(exposition([("rows_total", "counter", "Rows.", {"query": 'a"b'}, 5)]), end="")
-    # HELP rows_total Rows.
-    # TYPE rows_total counter
-    rows_total{query="a\\"b"} 5
+    >>> print(exposition([("triggers_total", {"query": 'a"b'}, 5)]), end="")
+    # HELP dpstream_triggers_total Triggers done.
+    # TYPE dpstream_triggers_total counter
+    dpstream_triggers_total{query="a\\"b"} 5
     """
     lines: list[str] = []
-    told: set[str] = set()
-    for name, kind, about, labels, value in sorted(samples, key=lambda each: each[0]):
-        if name not in told:
-            lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-            told.add(name)
-        inside = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
-        lines.append(f"{name}{{{inside}}} {value:.17g}" if inside else f"{name} {value:.17g}")
+    known = sorted((sample for sample in samples if sample[2] is not None), key=itemgetter(0))
+    for name, group in groupby(known, key=itemgetter(0)):
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += [f"# HELP dpstream_{name} {METRICS[name]}", f"# TYPE dpstream_{name} {kind}"]
+        for _, labels, value in group:
+            inside = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
+            lines.append(f"dpstream_{name}{f'{{{inside}}}' if inside else ''} {value:.17g}")
     return "\n".join([*lines, ""])
 
 

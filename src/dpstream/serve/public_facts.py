@@ -26,13 +26,14 @@ from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.rows.column_values import types_before_rows
-from dpstream.serve.routing import Refusal
+from dpstream.serve.sides import Refusal
 from dpstream.session.pipeline import Pipeline, PipelineBook
 
 _PLACE = ("window_start", "window_end", "trigger_time", "release_index")
 _OPERATORS = ("memory", "drawing")  # of no use to a reader of the releases
 Line = dict[str, Any]
-_FIELDS = ("epsilon", "delta", "max_groups_contributed", "max_rows_per_group")
+_OF_USERS = ("delta", "max_groups_contributed", "max_rows_per_group")
+_ENDS = ("first", "last")  # releases of a window that an error is told for
 _ONE_AT_A_TIME = Lock()  # a calibration takes a while, and must not take every thread
 _FEW = BoundedSemaphore(2)  # one at work, one that waits for it
 
@@ -66,27 +67,17 @@ class QueryDescription:
         """The published numbers."""
         names = self.schema.names
         extra = {f"{name}{more}" for name in names for more in ("_stddev", "_low", "_high")}
+        others = {*extra, *self.keys, *_PLACE, "held"}
         return [
             name
-            for name in names
-            if name not in extra
-            and name not in (*self.keys, *_PLACE, "held")
-            and self._number(name)
+            for name, kind in zip(names, self.schema.types, strict=True)
+            if name not in others and (pa.types.is_floating(kind) or pa.types.is_integer(kind))
         ]
-
-    def _number(self, name: str) -> bool:
-        kind = self.schema.field(name).type
-        return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
     def spread(self, figure: str, kind: str = "stddev") -> str | None:
         """The column with a figure's standard deviation, or an end of its interval."""
         name = f"{figure}_{kind}"
         return name if name in self.schema.names else None
-
-    @property
-    def holds(self) -> bool:
-        """Does a release say which values repeat earlier ones?"""
-        return "held" in self.schema.names
 
     @property
     def partial(self) -> bool:
@@ -98,9 +89,9 @@ class QueryDescription:
     def public(self) -> dict[str, Any]:
         """As the feed shows it."""
         facts = explain(self.query).to_json()
-        budget = facts["budget"]
-        series = isinstance(self.query, SeriesQuery)
-        terms = self.query.mechanism.terms() if isinstance(self.query, SeriesQuery) else None
+        budget, schedule = facts["budget"], facts["schedule"]
+        mechanism = self.query.mechanism if isinstance(self.query, SeriesQuery) else None
+        parts = ("every", "start", "end", "releases_per_window")
         return {
             "name": self.name,
             "sql": self.text,
@@ -112,29 +103,20 @@ class QueryDescription:
                 ],
             },
             "unit": self.query.privacy_unit_column,
-            "unit_period": None if series else self.query.period_in_words,
+            "unit_period": None if mechanism is not None else self.query.period_in_words,
             "protected": self.query.protected,
             "epsilon": budget.get("epsilon", budget.get("total")),
             "delta": budget.get("delta"),
-            "measure": "epsilon" if terms is None else terms.measure,
-            "windows": self._windows(facts["schedule"]),
+            "measure": "epsilon" if mechanism is None else mechanism.terms().measure,
+            "windows": {
+                "kind": "global" if self.query.window is None else self.query.window.kind,
+                "size": schedule["window"],
+                **{part: schedule[part] for part in parts},
+            },
             "strategy": self.query.strategy if isinstance(self.query, Query) else None,
-            "mechanism": (
-                name_of(self.query.mechanism) if isinstance(self.query, SeriesQuery) else None
-            ),
+            "mechanism": None if mechanism is None else name_of(mechanism),
             "live": self.query.live,
             "explain": {key: fact for key, fact in facts.items() if key not in _OPERATORS},
-        }
-
-    def _windows(self, schedule: dict[str, Any]) -> dict[str, Any]:
-        window = self.query.window
-        return {
-            "kind": "global" if window is None else window.kind,
-            "size": schedule["window"],
-            "every": schedule["every"],
-            "start": schedule["start"],
-            "end": schedule["end"],
-            "releases_per_window": schedule["releases_per_window"],
         }
 
 
@@ -261,10 +243,13 @@ def what_if(description: QueryDescription, changes: dict[str, Any]) -> dict[str,
 def _expected(
     description: QueryDescription, changes: tuple[tuple[str, Any], ...]
 ) -> dict[str, Any]:
-    query = description.query
+    query, given = description.query, dict(changes)
     if isinstance(query, SeriesQuery):
-        return _expected_of_series(query, dict(changes))
-    changed = replace(query, **_with_rows(query, dict(changes)))
+        return _expected_of_series(query, given)
+    product = query.max_groups_contributed * query.max_rows_per_group
+    if given and query.max_rows_contributed == product:
+        given["max_rows_contributed"] = None  # nobody chose it: it follows from the other two
+    changed = replace(query, **given)
     facts = explain(changed)
     return {
         "epsilon": float(changed.epsilon),
@@ -276,14 +261,8 @@ def _expected(
     }
 
 
-def _with_rows(query: Query, changes: dict[str, Any]) -> dict[str, Any]:
-    """A limit on all rows that nobody chose follows from the other two."""
-    follows = query.max_rows_contributed == query.max_groups_contributed * query.max_rows_per_group
-    return changes | {"max_rows_contributed": None} if changes and follows else changes
-
-
 def _expected_of_series(query: SeriesQuery, changes: dict[str, Any]) -> dict[str, Any]:
-    for name in _FIELDS[1:]:
+    for name in _OF_USERS:
         if name in changes:
             raise Refusal(409, f"{name} does not apply to a query through a time-series mechanism")
     if "epsilon" in changes and query.mechanism.epsilon is None:
@@ -292,20 +271,16 @@ def _expected_of_series(query: SeriesQuery, changes: dict[str, Any]) -> dict[str
     if changes:
         mechanism = replace(mechanism, **changes)
     facts = explain(replace(query, mechanism=mechanism))
-    tried = [column.get("tried") or {} for column in facts.columns]
+    columns = []
+    for column in facts.columns:
+        tried = column.get("tried") or {}
+        ends = {end: tried.get(end) if column[end] is None else column[end] for end in _ENDS}
+        columns.append({"column": column["column"], **ends, "note": column["note"]})
     return {
         "epsilon": float(mechanism.epsilon or facts.budget["total"]),
         "delta": None,
         "max_groups_contributed": 1,
         "max_rows_per_group": 1,
-        "columns": [
-            {
-                "column": column["column"],
-                "first": column["first"] if column["first"] is not None else told.get("first"),
-                "last": column["last"] if column["last"] is not None else told.get("last"),
-                "note": column["note"],
-            }
-            for column, told in zip(facts.columns, tried, strict=True)
-        ],
+        "columns": columns,
         "keys": facts.keys,
     }

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import mimetypes
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from threading import Semaphore
-from typing import Any
+from typing import Any, ClassVar
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from dpstream.serve.event_stream import EventStream, Hub
-from dpstream.serve.middleware import HANDLERS, App, Limits, SecurityHeaders
 from dpstream.serve.public_facts import QueryDescription, what_if
-from dpstream.serve.release_files import FILE_TYPES, Archive, file_stream
-from dpstream.serve.release_history import History
+from dpstream.serve.release_history import FILE_TYPES, History, file_stream
 from dpstream.serve.release_segments import KEY_ID
-from dpstream.serve.routing import (
-    Endpoint,
-    Given,
-    Parameter,
-    Refusal,
-    etag,
-    find_or_404,
-    json_answer,
-    openapi,
-)
+from dpstream.serve.sides import Endpoint, Given, Parameter, Refusal, Side, tagged_answer
 
 _WINDOW = Parameter("window", "The number of a window.", kind="integer", least=0, most=2**53)
 _WINDOW_OR_ALL = Parameter(
@@ -42,6 +29,7 @@ _AFTER = Parameter("after", _BEFORE.about, longest=25, pattern=r"^[0-9]{1,15}(\.
 _LIMIT = Parameter(
     "limit", "The most that is given.", kind="integer", least=1, most=200, default=50
 )
+_LONG_LIMIT = replace(_LIMIT, most=10_000, default=1000)
 _OFFSET = Parameter("offset", "Rows to leave out.", kind="integer", least=0, most=10**9, default=0)
 _SORT = Parameter("sort", "The aggregate to sort by.", longest=200)
 _ORDER = Parameter("order", "Its direction.", choices=("desc", "asc"), default="desc")
@@ -68,29 +56,24 @@ _CHANGES = (
     replace(_BOUND, name="max_rows_per_group", about="Another bound on the rows in a group."),
 )
 _FILES: dict[str, Any] = {kind.partition(";")[0]: {} for kind in FILE_TYPES.values()}
-_QUERY = "/api/queries/{name}"
-_OF_QUERY = (404, 422, 429)
 _MOST_DOWNLOADS = 4  # at the same time; each takes a thread and a release in memory
-_ABOUT = (
-    "Releases under differential privacy, with error bars, and what is public about them. Nothing "
-    "here depends on the data but the releases themselves."
-)
 _TYPES = {
-    ".js": "text/javascript; charset=utf-8",
-    ".mjs": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".html": "text/html",
     ".svg": "image/svg+xml",
-    ".txt": "text/plain; charset=utf-8",
-    ".woff2": "font/woff2",
 }
-_PAGE = "index.html"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicSide:
+class PublicSide(Side):
     """What the public side shows."""
 
+    title: ClassVar[str] = "dpstream feed"
+    about: ClassVar[str] = (
+        "Releases under differential privacy, with error bars, and what is public about them. "
+        "Nothing here depends on the data but the releases themselves."
+    )
     queries: Mapping[str, QueryDescription]
     hub: Hub
     ledger: Sequence[Mapping[str, Any]]
@@ -98,85 +81,59 @@ class PublicSide:
     burst: int = 1000
     _downloads: Semaphore = field(default_factory=lambda: Semaphore(_MOST_DOWNLOADS))
 
-    def app(self) -> App:
+    def app(self) -> ASGIApp:
         """As an ASGI application."""
-        routes = [*(each.route() for each in self.endpoints()), *Assets().routes()]
-
-        @asynccontextmanager
-        async def lifespan(app: Starlette) -> AsyncIterator[None]:
-            async with self.hub.running():
-                yield
-
-        inner = Starlette(routes=routes, exception_handlers=HANDLERS, lifespan=lifespan)
-        return SecurityHeaders(Limits(inner, rate=self.rate, burst=self.burst))
+        return self.asgi(
+            lambda app: self.hub.running(), rate=self.rate, burst=self.burst, more=asset_routes()
+        )
 
     def endpoints(self) -> list[Endpoint]:
         """Every route but the page."""
-        about = "The name of a query."
-        name = Parameter("name", about, place="path", longest=200, names=list(self.queries))
-        query = replace(name, name="query", place="query", required=True)
+        query = replace(self._name, name="query", place="query", required=True)
         thinned = replace(
             _LIMIT, about="More releases than this are thinned.", most=2000, default=2000
         )
         return [
             Endpoint("/api/queries", "All queries.", self._all),
-            Endpoint(_QUERY, "One query.", self._one, parameters=[name], refuses=_OF_QUERY),
-            Endpoint(
-                f"{_QUERY}/windows",
+            self._of_query("", "One query.", lambda history, _: self._shown(history.description)),
+            self._of_query(
+                "/windows",
                 "The windows that were published, newest first.",
-                self._windows,
-                parameters=[name, _BEFORE, _LIMIT],
-                refuses=_OF_QUERY,
+                History.windows,
+                [_BEFORE, _LIMIT],
             ),
-            Endpoint(
-                f"{_QUERY}/latest",
+            self._of_query(
+                "/latest",
                 "The newest value of every key in a window, sorted and searched.",
-                self._latest,
-                parameters=[name, _WINDOW, _SORT, _ORDER, _LIMIT, _OFFSET, _TEXT],
-                refuses=_OF_QUERY,
+                History.latest,
+                [_WINDOW, _SORT, _ORDER, _LIMIT, _OFFSET, _TEXT],
             ),
-            Endpoint(
-                f"{_QUERY}/series",
+            self._of_query(
+                "/series",
                 "The releases of some keys over time.",
-                self._series,
-                parameters=[
-                    name,
-                    *(replace(one, repeated=12) for one in (_KEY, _ID)),
-                    _WINDOW_OR_ALL,
-                    thinned,
-                ],
-                refuses=_OF_QUERY,
+                History.series,
+                [*(replace(each, repeated=12) for each in (_KEY, _ID)), _WINDOW_OR_ALL, thinned],
             ),
-            Endpoint(
-                f"{_QUERY}/keys/{{id}}",
+            self._of_query(
+                "/keys/{id}",
                 "The full text of a key.",
-                self._key,
-                parameters=[name, replace(_ID, place="path"), _WINDOW],
-                refuses=_OF_QUERY,
+                History.key,
+                [replace(_ID, place="path"), _WINDOW],
             ),
-            Endpoint(
-                f"{_QUERY}/releases",
+            self._of_query(
+                "/releases",
                 "Everything that was published, oldest first, page by page.",
-                self._releases,
-                parameters=[
-                    name,
-                    _WINDOW,
-                    _AFTER,
-                    replace(_LIMIT, most=10_000, default=1000),
-                    _KEY,
-                    _ID,
-                    _ANY_FORMAT,
-                ],
+                _releases,
+                [_WINDOW, _AFTER, _LONG_LIMIT, _KEY, _ID, _ANY_FORMAT],
                 gives={"application/json": {"type": "object"}} | _FILES,
-                refuses=_OF_QUERY,
             ),
-            Endpoint(
-                f"{_QUERY}/download",
+            self._of_query(
+                "/download",
                 "Everything that was published (in a window), in one file.",
                 self._download,
-                parameters=[name, _FORMAT, _WINDOW],
+                [_FORMAT, _WINDOW],
                 gives=_FILES,
-                refuses=(*_OF_QUERY, 503),
+                refuses=(404, 422, 429, 503),
             ),
             Endpoint(
                 "/api/events",
@@ -190,7 +147,7 @@ class PublicSide:
             Endpoint(
                 "/api/ledger",
                 "What was promised, and what was declared to be spent.",
-                self._ledger,
+                lambda given: {"datasets": self.ledger},
             ),
             Endpoint(
                 "/api/what-if",
@@ -199,65 +156,51 @@ class PublicSide:
                 parameters=[query, *_CHANGES],
                 refuses=(404, 409, 422, 429, 503),
             ),
-            Endpoint("/openapi.json", "This document.", self._openapi),
+            Endpoint("/openapi.json", "This document.", lambda given: self.document()),
         ]
 
-    def _all(self, request: Request, given: Given) -> Response:
-        return json_answer(
-            request, {"queries": [self._shown(each) for each in self.queries.values()]}
-        )
+    def _of_query(
+        self,
+        path: str,
+        summary: str,
+        answer: Callable[[History, Given], Any],
+        parameters: Sequence[Parameter] = (),
+        *,
+        refuses: Sequence[int] = (404, 422, 429),
+        **more: Any,
+    ) -> Endpoint:
+        """A route below a query's, which answers from the query's releases."""
 
-    def _one(self, request: Request, given: Given) -> Response:
-        return json_answer(request, self._shown(self._query(given)))
+        def handler(given: Given) -> Any:
+            description = self.find(self.queries, given["name"], "query")
+            return answer(History(description=description, reader=self.hub.reader), given)
+
+        path, parameters = f"/api/queries/{{name}}{path}", [self._name, *parameters]
+        return Endpoint(path, summary, handler, parameters=parameters, refuses=refuses, **more)
+
+    @property
+    def _name(self) -> Parameter:
+        about, names = "The name of a query.", list(self.queries)
+        return Parameter("name", about, place="path", longest=200, names=names)
+
+    def _all(self, given: Given) -> dict[str, Any]:
+        return {"queries": [self._shown(each) for each in self.queries.values()]}
 
     def _shown(self, description: QueryDescription) -> dict[str, Any]:
         newest = self.hub.reader.newest(description.name)
         windows = description.query.schedule.windows
-        over = newest is not None and windows is not None and newest.window == windows - 1
-        return description.public | {
-            "finished": over and newest is not None and newest.release == newest.planned
-        }
+        finished = (
+            newest is not None
+            and windows is not None
+            and (newest.window, newest.release) == (windows - 1, newest.planned)
+        )
+        return description.public | {"finished": finished}
 
-    def _query(self, given: Given) -> QueryDescription:
-        query: QueryDescription = find_or_404(self.queries, given["name"], "query")
-        return query
-
-    def _history(self, given: Given) -> History:
-        return History(description=self._query(given), reader=self.hub.reader)
-
-    def _archive(self, given: Given) -> Archive:
-        return Archive(description=self._query(given), reader=self.hub.reader)
-
-    def _windows(self, request: Request, given: Given) -> Response:
-        return json_answer(request, self._history(given).windows(given["after"], given["limit"]))
-
-    def _latest(self, request: Request, given: Given) -> Response:
-        return json_answer(request, self._history(given).latest(given))
-
-    def _series(self, request: Request, given: Given) -> Response:
-        return json_answer(request, self._history(given).series(given))
-
-    def _key(self, request: Request, given: Given) -> Response:
-        return json_answer(request, self._history(given).key(given["id"], given["window"]))
-
-    def _releases(self, request: Request, given: Given) -> Response:
-        archive = self._archive(given)
-        if given["format"] == "json":
-            return json_answer(request, archive.page(given))
-        tables, following = archive.tables(given)
-        description = archive.description
-        body = b"".join(file_stream(given["format"], tables, description.schema))
-        headers = {"cache-control": "no-cache"}
-        if following is not None:
-            headers["dpstream-next"] = following
-        return Response(body, media_type=FILE_TYPES[given["format"]], headers=headers)
-
-    def _download(self, request: Request, given: Given) -> Response:
-        archive = self._archive(given)
+    def _download(self, history: History, given: Given) -> Response:
         if not self._downloads.acquire(blocking=False):
             raise Refusal(503, "too many downloads at the same time", {"retry-after": "5"})
         body = self._count_download(
-            file_stream(given["format"], archive.all(given["window"]), archive.description.schema)
+            file_stream(given["format"], history.all(given["window"]), history.description.schema)
         )
         headers = {
             "cache-control": "no-cache",
@@ -279,53 +222,38 @@ class PublicSide:
         next(begun)  # a generator that has begun is closed however the answer ends
         return begun
 
-    def _ledger(self, request: Request, given: Given) -> Response:
-        return json_answer(request, {"datasets": self.ledger})
-
-    def _what_if(self, request: Request, given: Given) -> Response:
-        description = find_or_404(self.queries, given["query"], "query")
+    def _what_if(self, given: Given) -> dict[str, Any]:
+        description = self.find(self.queries, given["query"], "query")
         changes = {name: value for name, value in given.items() if name != "query"}
-        return json_answer(request, what_if(description, changes))
-
-    def _openapi(self, request: Request, given: Given) -> Response:
-        return json_answer(request, self.document())
-
-    def document(self) -> dict[str, Any]:
-        """The OpenAPI document."""
-        return openapi("dpstream feed", self.endpoints(), version=version("dpstream"), about=_ABOUT)
+        return what_if(description, changes)
 
 
-class Assets:
-    """The files of the page, read once, and served with their digests."""
+def _releases(history: History, given: Given) -> Any:
+    if given["format"] == "json":
+        return history.page(given)
+    tables, following = history.tables(given)
+    body = b"".join(file_stream(given["format"], tables, history.description.schema))
+    headers = {"cache-control": "no-cache"}
+    if following is not None:
+        headers["dpstream-next"] = following
+    return Response(body, media_type=FILE_TYPES[given["format"]], headers=headers)
 
-    def __init__(self) -> None:
-        folder = Path(__file__).parent / "assets"
-        self._files = {
-            path.relative_to(folder).as_posix(): path.read_bytes()
-            for path in folder.rglob("*")
-            if path.is_file() and not path.name.startswith(".")
-        }
-        self._etags = {name: etag(content) for name, content in self._files.items()}
 
-    def routes(self) -> list[Route]:
-        """The page, and what it needs."""
+def asset_routes() -> list[Route]:
+    """The page and what it needs: files, read once, and served with their digests."""
+    folder = Path(__file__).parent / "assets"
+    files = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith(".")
+    }
 
-        async def page(request: Request) -> Response:
-            return self._answer(request, _PAGE)
-
-        async def asset(request: Request) -> Response:
-            return self._answer(request, request.path_params["path"])
-
-        return [Route("/", page), Route("/assets/{path:path}", asset)]
-
-    def _answer(self, request: Request, name: str) -> Response:
-        content = self._files.get(name)
-        if content is None:
+    async def answer(request: Request) -> Response:
+        name = request.path_params.get("path", "index.html")
+        if name not in files:
             raise Refusal(404, "there is nothing here")
+        kind = _TYPES.get(Path(name).suffix) or mimetypes.guess_type(name)[0]
         # a new version of the program has other files under the same names: ask, but do not load
-        headers = {"etag": self._etags[name], "cache-control": "no-cache"}
-        if self._etags[name] in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=headers)
-        suffix = f".{name.rpartition('.')[2]}"
-        kind = _TYPES.get(suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
-        return Response(content, media_type=kind, headers=headers)
+        return tagged_answer(request, files[name], kind or "application/octet-stream")
+
+    return [Route("/", answer), Route("/assets/{path:path}", answer)]

@@ -1,25 +1,36 @@
-"""Answers about one query from its releases: windows, the newest values, series."""
+"""Answers about one query from its releases: windows, the newest values, series, files of all."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from scipy.stats import norm
 
-from dpstream.connectors.encode import simple_column
+from dpstream.connectors.encode import csv, jsonl, simple_column, with_numbers
 from dpstream.records import Integers, Reals
 from dpstream.serve.public_facts import QueryDescription
-from dpstream.serve.release_segments import FIRST, Segment, key_id, key_values
+from dpstream.serve.release_segments import FIRST, OWN, Segment, key_id, key_values
 from dpstream.serve.release_store import Released, ReleaseReader
-from dpstream.serve.routing import Given, Refusal
+from dpstream.serve.sides import Given, Refusal
 
+FILE_TYPES = {
+    "arrow": "application/vnd.apache.arrow.stream",
+    "csv": "text/csv; charset=utf-8",
+    "parquet": "application/vnd.apache.parquet",
+    "jsonl": "application/jsonl",
+}
+Numbered = tuple[int, int, pa.Table]
+"""Window, release and table."""
+_AT_ONCE = 64  # releases that are looked up together
 CONFIDENCE = 0.95
 """Of all orders together that an answer calls meaningful."""
 _LONGEST = 200  # code points of a key that are shown in lists
@@ -32,29 +43,22 @@ class History:
     description: QueryDescription
     reader: ReleaseReader
 
-    def windows(self, before: int | None, limit: int) -> dict[str, Any]:
+    def windows(self, given: Given) -> dict[str, Any]:
         """Windows, newest first; `next` goes on."""
-        lines = self.reader.windows(self.description.name, before=before, limit=limit + 1)
-        shown = [
-            {
-                "window": line.window,
-                "start": line.start,
-                "end": line.end,
-                "releases": line.releases,
-                "planned": line.planned,
-                "last_release_index": line.last_release,
-                "last_release_time": line.last_time,
-            }
-            for line in lines[:limit]
-        ]
-        more = len(lines) > limit
-        return {"windows": shown, "next": str(lines[limit - 1].window) if more else None}
+        limit = given["limit"]
+        lines = self.reader.windows(self.description.name, before=given["after"], limit=limit + 1)
+        following = str(lines[limit - 1]["window"]) if len(lines) > limit else None
+        return {"windows": lines[:limit], "next": following}
 
     def latest(self, given: Given) -> dict[str, Any]:
         """The newest value of every key of a window: those that match, in order."""
         description, newest = self.description, self.newest(given["window"])
         segment = self.reader.segment(newest)
-        figure = self._figure(given["sort"])
+        figure = given["sort"]
+        if figure is None:
+            figure = next(iter(description.figures), None)
+        elif figure not in description.figures:
+            raise Refusal(422, "sort must name an aggregate of the query")
         places = matching_rows(description, segment, given["q"] or "")
         matched, offset, limit = len(places), given["offset"], given["limit"]
         if figure is not None:
@@ -101,24 +105,24 @@ class History:
                 also=list(first.values()),
                 limit=given["limit"],
             )
-        lines = self._lines(wanted, first, released, complete=complete)
         return head | {
             "complete": complete,
             "aggregates": self.description.figures,
-            "series": lines,
+            "series": self._lines(wanted, first, released, complete=complete),
         }
 
     def _first_seen(self, wanted: Sequence[str], newest: Released) -> dict[str, int]:
         """The releases at which keys have appeared; a key that is not there has none."""
         segment = self.reader.segment(newest)
-        places = {identity: segment.find(identity) for identity in wanted}
         first = segment.array(FIRST)
-        return {one: int(first[place]) for one, place in places.items() if place is not None}
+        return {
+            each: int(first[place]) for each in wanted if (place := segment.find(each)) is not None
+        }
 
     def _lines(
         self,
-        wanted: list[str],
-        first: Mapping[str, int],
+        wanted: Sequence[str],
+        first: dict[str, int],
         released: Sequence[Released],
         *,
         complete: bool,
@@ -128,39 +132,40 @@ class History:
         Of releases that hold changes only, all tell what has changed; a selection of them tells
         what was known at each.
         """
-        description = self.description
         points: dict[str, list[dict[str, Any]]] = {identity: [] for identity in wanted}
         keys: dict[str, list[Any]] = {}
         for each in released:
             segment = self.reader.segment(each)
             at = {"window": each.window, "release_index": each.release, "time": each.time}
             find = segment.find_fresh if complete else segment.find
-            known = [(one, find(one)) for one in wanted]
-            places = [place for _, place in known if place is not None]
-            here = [one for one, place in known if place is not None]
-            figures = figures_of(description, segment, places) if places else []
-            for identity, place, figure in zip(here, places, figures, strict=True):
+            places = {key: place for key in wanted if (place := find(key)) is not None}
+            figures = figures_of(self.description, segment, list(places.values()))
+            for (identity, place), figure in zip(places.items(), figures, strict=True):
                 points[identity].append(at | figure)
                 if identity not in keys:
-                    row = segment.table.slice(place, 1)
-                    keys[identity] = key_values(row, description.keys)[0]
+                    keys[identity] = self._key_at(segment, place)
+        for identity, line in points.items():
+            if line:
+                first.setdefault(identity, line[0]["release_index"])
         return [
-            _line(identity, keys.get(identity), points[identity], first.get(identity))
-            for identity in wanted
+            shown_key(identity, keys.get(identity))
+            | {"first_seen": first.get(identity), "points": line}
+            for identity, line in points.items()
         ]
 
-    def key(self, identity: str, window: int | None) -> dict[str, Any]:
+    def _key_at(self, segment: Segment, place: int) -> list[Any]:
+        return key_values(segment.table.slice(place, 1), self.description.keys)[0]
+
+    def key(self, given: Given) -> dict[str, Any]:
         """The full text of a key that was published."""
-        newest = self.newest(window)
-        candidates = [newest]
-        if window is None:
+        candidates = [self.newest(given["window"])]
+        if given["window"] is None:
             candidates += self.reader.last_of_windows(self.description.name, 1000)[::-1]
         for released in candidates:
             segment = self.reader.segment(released)
-            place = segment.find(identity)
+            place = segment.find(given["id"])
             if place is not None:
-                row = segment.table.slice(place, 1)
-                return {"id": identity, "key": key_values(row, self.description.keys)[0]}
+                return {"id": given["id"], "key": self._key_at(segment, place)}
         raise Refusal(404, "there is no such key")
 
     def newest(self, window: int | None) -> Released:
@@ -171,27 +176,67 @@ class History:
             raise Refusal(404, words)
         return newest
 
-    def _figure(self, sort: str | None) -> str | None:
-        figures = self.description.figures
-        if sort is not None and sort not in figures:
-            raise Refusal(422, "sort must name an aggregate of the query")
-        return sort if sort is not None else (figures[0] if figures else None)
+    def page(self, given: Given) -> dict[str, Any]:
+        """Rows of all releases, oldest first; `next` goes on."""
+        rows: list[dict[str, Any]] = []
+        following = None
+        for released, segment, places, cursor in self._places(given):
+            place = {"release": released.id, "window": released.window}
+            rows += [place | row for row in rows_of(self.description, segment, places)]
+            following = cursor
+        return {"query": self.description.name, "rows": rows, "next": following}
+
+    def tables(self, given: Given) -> tuple[list[Numbered], str | None]:
+        """The same rows as tables."""
+        tables, following = [], None
+        for released, segment, places, cursor in self._places(given):
+            table = segment.table.drop_columns(list(OWN)).take(pa.array(places))
+            tables.append((released.window, released.release, table))
+            following = cursor
+        return tables, following
+
+    def all(self, window: int | None) -> Iterator[Numbered]:
+        """Every release (of a window), as it was published."""
+        after = 0
+        while True:
+            batch = self.reader.releases(self.description.name, window, after=after, limit=_AT_ONCE)
+            for released in batch:
+                yield released.window, released.release, self.reader.segment(released).published
+                after = released.id
+            if len(batch) < _AT_ONCE:
+                return
+
+    def _places(self, given: Given) -> Iterator[tuple[Released, Segment, Integers, str | None]]:
+        """Releases with the places of their rows on one page, and the cursor behind each."""
+        wanted = given["id"] or (None if given["key"] is None else id_of_json(given["key"]))
+        number, _, skipped = (given["after"] or "0").partition(".")
+        left, skip, after = given["limit"], int(skipped or 0), int(number)
+        at = after - 1 if skip else after
+        while left > 0:
+            batch = self.reader.releases(
+                self.description.name, given["window"], after=at, limit=_AT_ONCE
+            )
+            for each in batch:
+                segment = self.reader.segment(each)
+                places = segment.fresh
+                if wanted is not None:
+                    place = segment.find_fresh(wanted)
+                    places = places[:0] if place is None else np.array([place])
+                start = skip if each.id == after else 0
+                shown = places[start : start + left]
+                left -= len(shown)
+                rest = start + len(shown) < len(places)
+                cursor = f"{each.id}.{start + len(shown)}" if rest else str(each.id)
+                yield each, segment, shown, cursor
+                if left <= 0:
+                    return
+                at = each.id
+            if len(batch) < _AT_ONCE:
+                return
 
 
 def _about(released: Released) -> dict[str, Any]:
     return released.facts | {"final": released.release == released.planned}
-
-
-def _line(
-    identity: str, key: list[Any] | None, points: list[dict[str, Any]], first: int | None
-) -> dict[str, Any]:
-    shown, lengths = cut(key or [])
-    line: dict[str, Any] = {"id": identity, "key": None if key is None else shown}
-    if any(lengths):
-        line["cut"] = lengths
-    if first is None and points:
-        first = points[0]["release_index"]
-    return line | {"first_seen": first, "points": points}
 
 
 def rows_of(
@@ -206,11 +251,7 @@ def rows_of(
     rows = []
     for number, key in enumerate(key_values(taken, description.keys)):
         place = places[number]
-        shown, lengths = cut(key)
-        row: dict[str, Any] = {"id": segment.id_at(place), "key": shown}
-        if any(lengths):
-            row["cut"] = lengths
-        row |= figures[number]
+        row = shown_key(segment.id_at(place), key) | figures[number]
         row |= {"release_index": int(releases[place]), "time": times[number]}
         rows.append(row | {"first_seen": int(first[place])})
     return rows
@@ -231,7 +272,9 @@ def figures_of(
                 columns[kind][name] = _numbers(segment.array(spread)[chosen])
             elif kind == "stddev":
                 columns[kind][name] = nothing
-    held = segment.table["held"].take(pa.array(chosen)).to_pylist() if description.holds else None
+    held = None
+    if "held" in description.schema.names:  # which values repeat earlier ones
+        held = segment.table["held"].take(pa.array(chosen)).to_pylist()
     rows = []
     for number in range(len(chosen)):
         row: dict[str, Any] = {
@@ -243,18 +286,20 @@ def figures_of(
     return rows
 
 
-def cut(key: Sequence[Any]) -> tuple[list[Any], list[int | None]]:
-    """A key that fits into a list, and the full lengths of what was cut.
+def shown_key(identity: str, key: list[Any] | None) -> dict[str, Any]:
+    """A key that fits into a list; `cut` has the full lengths of texts that were cut.
 
-    >>> cut(["a" * 300, 5])[1]
+    >>> shown_key("id", ["a" * 300, 5])["cut"]
     [300, None]
     """
-    shown, lengths = [], []
-    for value in key:
-        long = isinstance(value, str) and len(value) > _LONGEST
-        shown.append(value[:_LONGEST] if long else value)
-        lengths.append(len(value) if long else None)
-    return shown, lengths
+    lengths = [
+        len(value) if isinstance(value, str) and len(value) > _LONGEST else None
+        for value in key or []
+    ]
+    if key is None or not any(lengths):
+        return {"id": identity, "key": key}
+    shown = [value[:_LONGEST] if cut else value for value, cut in zip(key, lengths, strict=True)]
+    return {"id": identity, "key": shown, "cut": lengths}
 
 
 def id_of_json(text: str) -> str:
@@ -274,9 +319,7 @@ def matching_rows(description: QueryDescription, segment: Segment, text: str) ->
         return np.arange(len(segment) if not text else 0)
     matches = np.zeros(len(segment), bool)
     for name in description.keys:
-        column = simple_column(segment.table[name])
-        if not pa.types.is_string(column.type):
-            column = column.cast(pa.string())
+        column = simple_column(segment.table[name]).cast(pa.string())
         match = pc.match_substring(column, text, ignore_case=True)
         matches |= pc.fill_null(match, False).to_numpy()
         if text.lower() == "null":
@@ -322,3 +365,47 @@ def _reals(segment: Segment, name: str) -> Reals:
 def _numbers(values: Any) -> list[float | int | None]:
     """As JSON has them: what is no finite number is null."""
     return [None if not math.isfinite(value) else value for value in values.tolist()]
+
+
+def file_stream(kind: str, releases: Iterable[Numbered], empty: pa.Schema) -> Iterator[bytes]:
+    """The bytes of a file with all releases, as they are made; one without any has a header."""
+    tables = (with_numbers(table, window, release) for window, release, table in releases)
+    if kind == "jsonl":
+        return map(jsonl, tables)
+    if kind == "csv":
+        return _csv(tables, empty)
+    return _write_tables(tables, empty, pa.ipc.new_stream if kind == "arrow" else pq.ParquetWriter)
+
+
+def _write_tables(
+    tables: Iterable[pa.Table],
+    empty: pa.Schema,
+    open_writer: Callable[
+        [io.BytesIO, pa.Schema], pa.ipc.RecordBatchStreamWriter | pq.ParquetWriter
+    ],
+) -> Iterator[bytes]:
+    file, writer = io.BytesIO(), None
+    for table in tables:
+        writer = writer or open_writer(file, table.schema)
+        writer.write_table(table)
+        yield _take(file)
+    (writer or open_writer(file, empty)).close()
+    yield _take(file)
+
+
+def _take(file: io.BytesIO) -> bytes:
+    """What was written since the last time; writers of Arrow count what they write themselves."""
+    content = file.getvalue()
+    file.seek(0)
+    file.truncate()
+    return content
+
+
+def _csv(tables: Iterable[pa.Table], empty: pa.Schema) -> Iterator[bytes]:
+    first = True
+    for table in tables:
+        text = csv(table)
+        yield text if first else text[len(csv(table.slice(0, 0))) :]
+        first = False
+    if first:
+        yield csv(empty.empty_table())

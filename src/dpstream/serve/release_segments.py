@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dpstream.records import Integers
 
@@ -77,11 +78,6 @@ def digests(keys: Sequence[Sequence[Any]]) -> Digests:
     return words
 
 
-def words_of(identity: str) -> tuple[np.uint64, np.uint64]:
-    """The two words of an id."""
-    return np.uint64(int(identity[:16], 16)), np.uint64(int(identity[16:], 16))
-
-
 def id_of(high: int, low: int) -> str:
     """The id of two words."""
     return f"{high:016x}{low:016x}"
@@ -106,25 +102,25 @@ class Segment:
         values = self._arrays.get(name)
         if values is None:
             column = self.table[name]
-            whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-            values = self._arrays[name] = whole.to_numpy(zero_copy_only=False)
+            array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+            values = self._arrays[name] = array.to_numpy(zero_copy_only=False)
         return values
 
     @property
     def published(self) -> pa.Table:
         """The release as it was published."""
         shown = self.table.drop_columns(list(OWN))
-        return shown if self.whole else shown.filter(pa.array(self.array(FRESH) == 1))
+        return shown if self.all_fresh else shown.filter(pa.array(self.array(FRESH) == 1))
 
     @cached_property
-    def whole(self) -> bool:
+    def all_fresh(self) -> bool:
         """Are all rows of this release?"""
         return bool(self.array(FRESH).all())
 
     @property
     def fresh(self) -> Integers:
         """The rows that were published now."""
-        return np.arange(len(self)) if self.whole else np.flatnonzero(self.array(FRESH))
+        return np.arange(len(self)) if self.all_fresh else np.flatnonzero(self.array(FRESH))
 
     def id_at(self, place: int) -> str:
         """The id of a row's key."""
@@ -132,7 +128,7 @@ class Segment:
 
     def find(self, identity: str) -> int | None:
         """The row of a key."""
-        high, low = words_of(identity)
+        high, low = (np.uint64(int(word, 16)) for word in (identity[:16], identity[16:]))
         highs, lows, order = (self.array(name) for name in (HIGH, LOW, ORDER))
         at = int(np.searchsorted(highs, high, sorter=order))
         while at < len(order) and highs[order[at]] == high:
@@ -214,16 +210,12 @@ def _places(known: Digests, wanted: Digests) -> tuple[npt.NDArray[np.bool_], Int
     """Which of the wanted are known, and where."""
     if known.shape == wanted.shape and np.array_equal(known, wanted):
         return np.ones(len(wanted), bool), np.arange(len(wanted))
-    pairs, sought = _pairs(known), _pairs(wanted)
-    order = np.argsort(pairs)
-    at = np.searchsorted(pairs, sought, sorter=order)
-    at = np.minimum(at, max(len(pairs) - 1, 0))
-    if not len(pairs):
-        return np.zeros(len(wanted), bool), np.zeros(len(wanted), np.int64)
-    places = order[at]
-    return pairs[places] == sought, places
+    at = pc.index_in(_pairs(wanted), value_set=_pairs(known))
+    is_known = at.is_valid().to_numpy(zero_copy_only=False)
+    return is_known, at.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _pairs(ids: Digests) -> npt.NDArray[np.void]:
-    """Both words as one value that can be sorted and compared."""
-    return np.ascontiguousarray(ids.astype(">u8")).view("S16").ravel()
+def _pairs(ids: Digests) -> pa.Array:
+    """Both words as one value."""
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(ids))]
+    return pa.Array.from_buffers(pa.binary(16), len(ids), buffers)

@@ -20,6 +20,7 @@ import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock, RLock
 from typing import Any, NamedTuple
@@ -51,9 +52,12 @@ _SCHEMA = (
     "CREATE INDEX IF NOT EXISTS by_query ON releases (query, id)",
     f"PRAGMA user_version = {FORMAT}",
 )
+Place = tuple[str, int, int]
+"""Query, window and trigger of a release."""
 PLACE = 'query = ? AND "window" = ? AND "trigger" = ?'
 _RECENT = 8  # windows whose newest segment is kept in memory
 _COLUMNS = 'id, query, "window", "trigger", start, "end", time, planned, rows'
+_NO_WINDOW = 2**63 - 1  # no window has this number
 _OPEN = 512  # segments that are kept open; large ones are mapped, not read
 
 
@@ -77,12 +81,9 @@ def connect(folder: Path, *, reading: bool = False) -> sqlite3.Connection:
     return connection
 
 
-def make_tables(connection: sqlite3.Connection) -> None:
-    """Make the tables of a new book, with the number of their format: all or none."""
-    connection.execute("BEGIN IMMEDIATE")
-    with connection:
-        for statement in _SCHEMA:
-            connection.execute(statement)
+def segment_path(folder: Path, place: Place) -> Path:
+    """Where a large release is kept."""
+    return folder / SEGMENTS / file_name(*place, "arrow")
 
 
 @contextmanager
@@ -122,7 +123,10 @@ class ReleaseStore:
         remove_leftovers(folder / SEGMENTS)
         with self._explained():
             self._connection = connect(folder)
-            make_tables(self._connection)
+            self._connection.execute("BEGIN IMMEDIATE")
+            with self._connection:  # the tables and the number of their format: all or none
+                for statement in _SCHEMA:
+                    self._connection.execute(statement)
 
     def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Keep a release, unless it is there; releases of another run are refused."""
@@ -131,7 +135,8 @@ class ReleaseStore:
             run = run_of(table)
             self.fence(name, run)
             self._connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (name, run))
-            if self._has(name, window, trigger):
+            place = (name, window, trigger)
+            if self._content(place) is not None:
                 return
             segment = build(
                 table,
@@ -140,16 +145,19 @@ class ReleaseStore:
                 before=self._before(name, window, trigger),
                 carry=name in self._partial,
             )
-            content: bytes | None = encode(segment)
-            if content is not None and len(content) > INLINE:
-                put_new(self._path(name, window, trigger), content, private=True)
-                content = None
+            content = encode(segment)
+            inline = len(content) <= INLINE
+            if not inline:
+                put_new(segment_path(self._folder, place), content, private=True)
             span = (about["window_start"], about["window_end"], about["trigger_time"])
-            line = (name, window, trigger, *span, about["releases"], table.num_rows, content)
+            line = (*place, *span, about["releases"], table.num_rows, content if inline else None)
             self._connection.execute(
                 "INSERT INTO releases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", line
             )
-            self._remember(name, window, trigger, segment)
+            self._recent[name, window] = (trigger, segment)
+            self._recent.move_to_end((name, window))
+            while len(self._recent) > _RECENT:
+                self._recent.popitem(last=False)
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
@@ -175,7 +183,7 @@ class ReleaseStore:
                 'SELECT time, query, "window", "trigger" FROM releases WHERE id IS NULL'
             ).fetchall()
             rank = {name: number for number, name in enumerate(order)}
-            left.sort(key=lambda one: (one[0] or "", rank.get(one[1], len(rank)), *one[1:]))
+            left.sort(key=lambda line: (line[0] or "", rank.get(line[1], len(rank)), *line[1:]))
             for _, query, window, trigger in left:
                 self.announce(query, window, trigger)
             return len(left)
@@ -188,31 +196,22 @@ class ReleaseStore:
         with self._lock:
             self._connection.close()
 
-    def _has(self, query: str, window: int, trigger: int) -> bool:
-        asked = f"SELECT 1 FROM releases WHERE {PLACE}"
-        return self._connection.execute(asked, (query, window, trigger)).fetchone() is not None
+    def _content(self, place: Place) -> tuple[bytes | None] | None:
+        """What the book has of a release (None: its file has it); None if it is not there."""
+        asked = f"SELECT content FROM releases WHERE {PLACE}"
+        line: tuple[bytes | None] | None = self._connection.execute(asked, place).fetchone()
+        return line
 
     def _before(self, query: str, window: int, trigger: int) -> Segment | None:
         """The window's release before this one."""
         known = self._recent.get((query, window))
         if known is not None and known[0] == trigger - 1:
             return known[1]
-        line = self._connection.execute(
-            f"SELECT content FROM releases WHERE {PLACE}", (query, window, trigger - 1)
-        ).fetchone()
+        place = (query, window, trigger - 1)
+        line = self._content(place)
         if line is None:
             return None
-        path = self._path(query, window, trigger - 1)
-        return decode(pa.py_buffer(line[0]) if line[0] is not None else path.read_bytes())
-
-    def _remember(self, query: str, window: int, trigger: int, segment: Segment) -> None:
-        self._recent[query, window] = (trigger, segment)
-        self._recent.move_to_end((query, window))
-        while len(self._recent) > _RECENT:
-            self._recent.popitem(last=False)
-
-    def _path(self, query: str, window: int, trigger: int) -> Path:
-        return self._folder / SEGMENTS / file_name(query, window, trigger, "arrow")
+        return decode(line[0] or segment_path(self._folder, place).read_bytes())
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -239,6 +238,11 @@ class Released(NamedTuple):
     rows: int
 
     @property
+    def place(self) -> Place:
+        """Where it stands in the schedule."""
+        return self.query, self.window, self.release
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Which release it is, as answers and events say it."""
         return {
@@ -253,18 +257,6 @@ class Released(NamedTuple):
         }
 
 
-class WindowLine(NamedTuple):
-    """A window, and how often it was published."""
-
-    window: int
-    start: str | None
-    end: str | None
-    releases: int
-    planned: int
-    last_release: int
-    last_time: str | None
-
-
 class ReleaseReader:
     """Reads the store of a run that may still write; a store that is not there yet is empty.
 
@@ -275,7 +267,7 @@ class ReleaseReader:
         self._folder = folder
         self._connection: sqlite3.Connection | None = None
         self._lock = Lock()
-        self._open: OrderedDict[int, Segment] = OrderedDict()
+        self.segment = lru_cache(_OPEN)(self._segment)
         self.horizon = 0
 
     def look(self) -> int:
@@ -291,11 +283,8 @@ class ReleaseReader:
 
     def releases(self, query: str, window: int | None, *, after: int, limit: int) -> list[Released]:
         """Releases of one query (and window) after a number, oldest first."""
-        if window is None:
-            where = "query = ? AND id > ? AND id <= ? ORDER BY id LIMIT ?"
-            return self._lines(where, query, after, self.horizon, limit)
-        where = 'query = ? AND "window" = ? AND id > ? AND id <= ? ORDER BY id LIMIT ?'
-        return self._lines(where, query, window, after, self.horizon, limit)
+        rest = "id > ? AND id <= ? ORDER BY id LIMIT ?"
+        return self._of_query(query, window, rest, after, self.horizon, limit)
 
     def spread(
         self, query: str, window: int, *, last: int, also: Sequence[int], limit: int
@@ -319,14 +308,8 @@ class ReleaseReader:
 
     def newest(self, query: str, window: int | None = None) -> Released | None:
         """The newest release of a window, or of the newest window."""
-        most = 'id <= ? ORDER BY "window" DESC, "trigger" DESC LIMIT 1'
-        if window is None:
-            lines = self._lines(f"query = ? AND {most}", query, self.horizon)
-        else:
-            lines = self._lines(
-                f'query = ? AND "window" = ? AND {most}', query, window, self.horizon
-            )
-        return lines[0] if lines else None
+        rest = 'id <= ? ORDER BY "window" DESC, "trigger" DESC LIMIT 1'
+        return next(iter(self._of_query(query, window, rest, self.horizon)), None)
 
     def last_of_windows(self, query: str, limit: int) -> list[Released]:
         """The newest release of each of the newest windows, oldest first."""
@@ -337,40 +320,35 @@ class ReleaseReader:
         lines = self._rows(newest, (query, self.horizon, limit))
         return [Released._make(line[:-1]) for line in lines][::-1]
 
-    def windows(self, query: str, *, before: int | None, limit: int) -> list[WindowLine]:
-        """Windows, newest first."""
-        most = "" if before is None else 'AND "window" < ?'
+    def windows(self, query: str, *, before: int | None, limit: int) -> list[dict[str, Any]]:
+        """Windows and how often each was published, newest first, as answers say it."""
+        columns = {
+            "window": '"window"',
+            "start": "start",
+            "end": '"end"',
+            "releases": "COUNT(*)",
+            "planned": "planned",
+            "last_release_index": 'MAX("trigger")',
+            "last_release_time": "time",
+        }
         asked = (
-            'SELECT "window", start, "end", COUNT(*), planned, MAX("trigger"), time '
-            f"FROM releases WHERE query = ? AND id <= ? {most} "
-            'GROUP BY "window" ORDER BY "window" DESC LIMIT ?'
+            f"SELECT {', '.join(columns.values())} FROM releases WHERE query = ? AND id <= ? "
+            'AND "window" < ? GROUP BY "window" ORDER BY "window" DESC LIMIT ?'
         )
-        given: list[Any] = [query, self.horizon]
-        given += [] if before is None else [before]
-        return [WindowLine._make(line) for line in self._rows(asked, [*given, limit])]
+        end = _NO_WINDOW if before is None else before
+        lines = self._rows(asked, (query, self.horizon, end, limit))
+        return [dict(zip(columns, line, strict=True)) for line in lines]
 
-    def segment(self, released: Released) -> Segment:
+    def _segment(self, released: Released) -> Segment:
         """The content of a release."""
-        with self._lock:
-            known = self._open.get(released.id)
-            if known is not None:
-                self._open.move_to_end(released.id)
-                return known
-        place = (released.query, released.window, released.release)
-        ((content,),) = self._rows(f"SELECT content FROM releases WHERE {PLACE}", place)
-        if content is None:
-            segment = decode(pa.memory_map(str(self._path(released))))
-        else:
-            segment = decode(pa.py_buffer(content))
-        with self._lock:
-            self._open[released.id] = segment
-            while len(self._open) > _OPEN:
-                self._open.popitem(last=False)
-        return segment
+        asked = f"SELECT content FROM releases WHERE {PLACE}"
+        ((content,),) = self._rows(asked, released.place)
+        path = segment_path(self._folder, released.place)
+        return decode(pa.memory_map(str(path)) if content is None else pa.py_buffer(content))
 
     def expect(self, released: Released) -> None:
         """Have the system fetch a large release: it was written past the system's memory."""
-        path = self._path(released)
+        path = segment_path(self._folder, released.place)
         if path.exists():
             file = os.open(path, os.O_RDONLY)
             try:
@@ -378,16 +356,17 @@ class ReleaseReader:
             finally:
                 os.close(file)
 
-    def _path(self, released: Released) -> Path:
-        place = (released.query, released.window, released.release)
-        return self._folder / SEGMENTS / file_name(*place, "arrow")
-
     def close(self) -> None:
         """Close the book."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
+
+    def _of_query(self, query: str, window: int | None, where: str, *given: Any) -> list[Released]:
+        if window is None:
+            return self._lines(f"query = ? AND {where}", query, *given)
+        return self._lines(f'query = ? AND "window" = ? AND {where}', query, window, *given)
 
     def _lines(self, where: str, *given: Any) -> list[Released]:
         statement = f"SELECT {_COLUMNS} FROM releases WHERE {where}"

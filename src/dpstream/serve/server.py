@@ -10,20 +10,19 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.serve.event_stream import Hub
-from dpstream.serve.middleware import App, Token, load_token
 from dpstream.serve.operator_side import OperatorSide
 from dpstream.serve.public_facts import declared_books, describe_queries
 from dpstream.serve.public_side import PublicSide
 from dpstream.serve.release_store import ReleaseReader, hold_folder
-from dpstream.serve.supervisor import Supervisor
-from dpstream.serve.worker import store_folder
+from dpstream.serve.sides import Token, load_token
+from dpstream.serve.worker import Supervisor, store_folder
 from dpstream.session.pipeline import Pipeline
 
 __all__ = ["Settings", "check_pipes", "load_token", "serve"]
@@ -38,10 +37,6 @@ def is_loopback(host: str) -> bool:
     """
     if not host:
         return False  # every address of this machine
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        pass
     try:
         infos = socket.getaddrinfo(host, None)
     except OSError:
@@ -102,10 +97,8 @@ class Settings:
     def check(self) -> None:
         """Refuse addresses that others can reach, unless they are encrypted or meant."""
         encrypted = self.certificate is not None
-        for host, what in (
-            (self.host, "the public side"),
-            (self.operator_host, "the operator side"),
-        ):
+        hosts = {"the public side": self.host, "the operator side": self.operator_host}
+        for what, host in hosts.items():
             check_binding(host, what, encrypted=encrypted, allowed=self.plain_http)
 
 
@@ -169,7 +162,7 @@ def check_pipes(pipeline: Pipeline) -> None:
 
 
 async def _serve(
-    apps: list[App], hub: Hub, settings: Settings, sockets: list[socket.socket]
+    apps: list[ASGIApp], hub: Hub, settings: Settings, sockets: list[socket.socket]
 ) -> None:
     servers = [_Quiet(_config(app, settings)) for app in apps]
 
@@ -186,10 +179,7 @@ async def _serve(
     )
 
 
-def _config(app: App, settings: Settings) -> uvicorn.Config:
-    files: dict[str, Any] = {}
-    if settings.certificate is not None:
-        files = {"ssl_certfile": settings.certificate, "ssl_keyfile": settings.key}
+def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="h11",
@@ -201,7 +191,8 @@ def _config(app: App, settings: Settings) -> uvicorn.Config:
         proxy_headers=settings.behind_proxy,
         timeout_graceful_shutdown=_LEAVING,
         limit_concurrency=settings.clients + 200,
-        **files,
+        ssl_certfile=settings.certificate,
+        ssl_keyfile=settings.key,
     )
 
 

@@ -1,21 +1,27 @@
-"""The process that runs a pipeline for the server: it writes releases, and tells how it goes.
+"""The process that runs a pipeline for the server, and the supervisor that keeps it alive.
 
-It tells on standard output, a JSON object a line; that is for the operator alone. A line on its
-standard input asks it to stop, with a snapshot. When that input ends it leaves at once: the server
-that started it is gone, and a run survives a kill at any moment.
+The process writes releases, and tells on standard output how it goes, a JSON object a line: that
+is for the operator alone. A line on its standard input asks it to stop, with a snapshot. When that
+input ends it leaves at once: the server that started it is gone, and a run survives a kill at any
+moment.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dpstream.engines.clock import SystemClock
 from dpstream.engines.embedded.process_memory import keep_freed_memory
@@ -24,7 +30,7 @@ from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.durable_files import make_directory
 from dpstream.serve.public_facts import describe_queries
 from dpstream.serve.release_store import ReleaseStore, hold_folder
-from dpstream.session import Run, Runs
+from dpstream.session import Runs
 from dpstream.session.pipeline import Pipeline, load_pipeline
 from dpstream.session.start_pipeline import open_book, refuse_lost_secret, start, with_engine
 
@@ -34,6 +40,11 @@ PATIENCE = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds before what has failed is tried again."""
 NOT_AGAIN = ("BudgetExceeded",)
 """Errors that nothing changes about until the operator acts."""
+_LOG = logging.getLogger("dpstream.serve")
+_STOPPING = 5.0  # seconds that a stop may take
+_LONGEST_LINE = 1 << 24
+_SAYING = 60.0  # seconds between two notes about rows that were not used
+State = Literal["starting", "running", "restarting", "finished", "stopped", "not run", "refused"]
 
 
 def store_folder(pipeline: Pipeline) -> Path:
@@ -53,10 +64,14 @@ def publish(
     terms = [book.terms() for book in pipeline.books]
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
     make_directory(pipeline.state, mode=0o700)
-    make_directory(store_folder(pipeline), mode=0o700)
-    with hold_folder(store_folder(pipeline)), ExitStack() as stack:
-        store = _open_store(pipeline)
+    folder, queries = store_folder(pipeline), describe_queries(pipeline)
+    make_directory(folder, mode=0o700)
+    with hold_folder(folder), ExitStack() as stack:
+        keys = {name: query.keys for name, query in queries.items()}
+        partial_queries = [name for name, query in queries.items() if query.partial]
+        store = ReleaseStore(folder, keys=keys, partial=partial_queries)
         stack.callback(store.shut)
+        store.announce_rest(list(queries))  # what a kill has left unannounced
         paths = {book.ledger for book in pipeline.books}
         ledgers = {path: stack.enter_context(closing(Ledger(path))) for path in paths}
         runs = start(
@@ -74,37 +89,26 @@ def publish(
                     runs.stop()
 
 
-def _open_store(pipeline: Pipeline) -> ReleaseStore:
-    """The store of a pipeline; what a kill has left unannounced is announced."""
-    queries = describe_queries(pipeline)
-    store = ReleaseStore(
-        store_folder(pipeline),
-        keys={name: one.keys for name, one in queries.items()},
-        partial=[name for name, one in queries.items() if one.partial],
-    )
-    store.announce_rest([*queries])
-    return store
-
-
 def report(runs: Runs) -> dict[str, Any]:
     """How far the queries are, and what became of their rows; not private."""
     starved = runs.warn_starved()
     queries = {}
     for name, run in [*runs.runs.items()]:
-        queries[name] = _of_run(run) | {"starved": name in starved}
+        queries[name] = {
+            **run.operator_facts(),
+            "triggers_done": run.steps_done,
+            "triggers": run.query.schedule.steps,
+            "next_trigger": run.next_trigger,
+            "starved": name in starved,
+        }
         problem = runs.failures.get(name)
         if problem is not None:
-            queries[name]["failed"] = {"error": type(problem).__name__, "message": str(problem)}
+            queries[name]["failed"] = _described(problem)
     return {"queries": queries}
 
 
-def _of_run(run: Run) -> dict[str, Any]:
-    return {
-        **run.operator_facts(),
-        "triggers_done": run.steps_done,
-        "triggers": run.query.schedule.steps,
-        "next_trigger": run.next_trigger,
-    }
+def _described(problem: Exception) -> dict[str, Any]:
+    return {"error": type(problem).__name__, "message": str(problem)}
 
 
 def _retry_delay(problem: Exception, tries: int) -> float | None:
@@ -155,7 +159,7 @@ def main(args: Sequence[str]) -> int:
         engine = args[1] if len(args) > 1 else None
         publish(with_engine(load_pipeline(Path(args[0])), engine), tell=tell, stopped=stop)
     except Exception as problem:
-        failed = {"error": type(problem).__name__, "message": str(problem)}
+        failed = _described(problem)
     finally:
         over.set()
         for thread in threads:
@@ -164,6 +168,147 @@ def main(args: Sequence[str]) -> int:
         _tell(failed)  # the last word: a report after it would say that all is well
         return 1
     return 0
+
+
+@dataclass(kw_only=True)
+class Supervisor:
+    """Starts a pipeline's process, and starts it again when it dies."""
+
+    path: Path
+    engine: str = "embedded"
+    """Where the queries run."""
+    command: tuple[str, ...] = (sys.executable, "-m", "dpstream.serve.worker")
+    state: State = "not run"
+    restarts: int = 0
+    told: dict[str, Any] = field(default_factory=dict)
+    """What the process has told last; not private."""
+    problem: dict[str, Any] | None = None
+    """What it has died of; not private."""
+    pid: int | None = None
+    say: Callable[[str], None] = lambda words: None
+    """Tells the operator, and nobody else, about rows that were not used."""
+    _said: str = field(default="", init=False)
+    _said_at: float = field(default=-_SAYING, init=False)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The pipeline runs while this lasts."""
+        task = asyncio.create_task(self._keep())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            self.state = "stopped" if self.state not in ("finished", "refused") else self.state
+
+    async def _keep(self) -> None:
+        while True:
+            self.state = "starting"
+            try:
+                code: int | None = await self._once()
+            except Exception as problem:  # it could not even be started
+                code = None
+                self.problem = _described(problem)
+            if code == 0:
+                self.state = "finished"
+                return
+            if code is not None and self._is_refused():
+                return
+            _LOG.warning("the pipeline's process has left with %s: %s", code, self.problem)
+            self.state = "restarting"
+            self.restarts += 1
+            await asyncio.sleep(PATIENCE[min(self.restarts, len(PATIENCE)) - 1])
+
+    def _is_refused(self) -> bool:
+        """Has it left for a reason that the next try would find unchanged?"""
+        if self.problem is None or self.problem.get("error") not in NOT_AGAIN:
+            return False
+        self.state = "refused"
+        self.problem["next"] = (
+            "it is not tried again; what was released is still served; mend the budget or the "
+            "pipeline file, and start dpstream serve again"
+        )
+        self.say(f"the pipeline does not run: {self.problem['message']}; {self.problem['next']}")
+        return True
+
+    async def _once(self) -> int:
+        process = await asyncio.create_subprocess_exec(
+            *self.command,
+            str(self.path),
+            self.engine,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_LONGEST_LINE,
+        )
+        assert process.stdout is not None
+        self.pid = process.pid
+        try:
+            async for line in process.stdout:
+                self._hear(line)
+            return await process.wait()
+        finally:
+            self.pid = None
+            if process.returncode is None:
+                await _end(process)
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            told = json.loads(line)
+        except ValueError:
+            told = None
+        if not isinstance(told, dict):
+            return
+        if "error" in told:
+            self.problem = told
+        else:
+            self.state, self.told, self.problem = "running", told, None
+            self._note_rows()
+
+    @property
+    def queries(self) -> dict[str, Any]:
+        """What it has told of each query; not private."""
+        return dict(self.told.get("queries", {}))
+
+    @property
+    def failed(self) -> dict[str, Any]:
+        """Queries that have failed while the others go on, and why; not private."""
+        return {name: told["failed"] for name, told in self.queries.items() if "failed" in told}
+
+    @property
+    def starved(self) -> list[str]:
+        """Queries that have read nothing though others over their source have; not private."""
+        return [name for name, told in self.queries.items() if told.get("starved")]
+
+    def _note_rows(self) -> None:
+        words = "; ".join(
+            f"{name}: {told['rejected']} of {told['read']} rows rejected since this start, "
+            f"{told['outside']} outside the range"
+            for name, told in self.queries.items()
+            if told["rejected"] or told["outside"]
+        )
+        for name in self.starved:
+            words = f"{name} has read nothing, and others over its source have; {words}"
+        for name, why in self.failed.items():
+            words = f"{name} has failed, the others go on: {why['message']}; {words}"
+        now = time.monotonic()
+        if words and words != self._said and now >= self._said_at + _SAYING:
+            self._said, self._said_at = words, now
+            self.say(f"operator only: {words}; see /dead-letters and /lag")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ask it to stop; if that takes too long its input ends, and it leaves where it is."""
+    pipe = process.stdin
+    assert pipe is not None
+    for ending in (partial(pipe.write, b"stop\n"), pipe.close, process.kill):
+        with suppress(OSError):
+            ending()
+        try:
+            await asyncio.wait_for(process.wait(), _STOPPING)
+        except TimeoutError:
+            continue
+        return
 
 
 if __name__ == "__main__":

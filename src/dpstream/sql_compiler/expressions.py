@@ -8,31 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from dpstream.sql_compiler.dialect import canonical
-from dpstream.sql_compiler.draft import AGGREGATES, call_name, present_args
-from dpstream.sql_compiler.functions import (
-    FUNCTIONS,
-    PARTS,
-    TRUNCATIONS,
-    UNITS,
-    arithmetic,
-    compare,
-    concatenate,
-    divide,
-    extract_part,
-    if_else,
-    list_item,
-    remainder,
-    truncate_time,
-)
+from dpstream.sql_compiler import functions
+from dpstream.sql_compiler.functions import FUNCTIONS, PARTS, TRUNCATIONS, UNITS
 from dpstream.sql_compiler.sql_values import Value, as_bool, as_text, convert, kind, unify_kinds
-from dpstream.sql_compiler.statement import Statement, closest_word
+from dpstream.sql_compiler.statement import (
+    AGGREGATES,
+    Statement,
+    call_name,
+    canonical,
+    closest_word,
+    present_args,
+)
 
 Columns: TypeAlias = Mapping[str, Value]
 Compute: TypeAlias = Callable[[Columns], Value]
@@ -134,8 +127,8 @@ def _extract(compiler: Compiler, node: exp.Expr) -> Compute:
     """EXTRACT(part FROM time)."""
     part, inner = node.name.upper(), compiler.compile(node.args["expression"])
     if part not in PARTS:
-        raise _unknown(compiler, node, f"EXTRACT knows no {part}", part, PARTS)
-    return lambda columns: extract_part(compiler.zone, inner(columns), part)
+        raise compiler.statement.refusal(node, f"EXTRACT knows no {part}", suggestion(part, PARTS))
+    return lambda columns: functions.extract_part(compiler.zone, inner(columns), part)
 
 
 def _list_item(compiler: Compiler, node: exp.Expr) -> Compute:
@@ -151,7 +144,7 @@ def _list_item(compiler: Compiler, node: exp.Expr) -> Compute:
     if at < 0:
         raise compiler.statement.refusal(node, "there is no such item", "count from the beginning")
     lists = _function(compiler, node.this)
-    return lambda columns: list_item(compiler.zone, lists(columns), at)
+    return lambda columns: functions.list_item(compiler.zone, lists(columns), at)
 
 
 def _call(compiler: Compiler, node: exp.Expr) -> Compute:
@@ -165,7 +158,9 @@ def _call(compiler: Compiler, node: exp.Expr) -> Compute:
         )
     if name not in FUNCTIONS:
         known = [*AGGREGATES, *known_functions()]
-        raise _unknown(compiler, node, f"there is no function {name}", name, known)
+        raise compiler.statement.refusal(
+            node, f"there is no function {name}", suggestion(name, known)
+        )
     return _function(compiler, node)
 
 
@@ -208,18 +203,14 @@ def _truncation(compiler: Compiler, node: exp.Expr) -> Compute:
     unit = arguments[1].name.upper() if len(arguments) == 2 else ""
     if unit not in UNITS:
         reason = f"{node.name.upper()} takes a time and one of {', '.join(UNITS)}"
-        raise _unknown(compiler, node, reason, unit, UNITS)
+        raise compiler.statement.refusal(node, reason, suggestion(unit, UNITS))
     inner = compiler.compile(arguments[0])
-    return lambda columns: truncate_time(compiler.zone, inner(columns), unit)
+    return lambda columns: functions.truncate_time(compiler.zone, inner(columns), unit)
 
 
 def known_functions() -> list[str]:
     """Every name that an expression may call."""
     return sorted([*FUNCTIONS, *TRUNCATIONS, "CAST", "SAFE_CAST", "EXTRACT"])
-
-
-def _unknown(compiler: Compiler, node: exp.Expr, reason: str, name: str, known: Any) -> Exception:
-    return compiler.statement.refusal(node, reason, suggestion(name, known))
 
 
 def _constant(compiler: Compiler, node: exp.Expr) -> Compute:
@@ -230,16 +221,10 @@ def _constant(compiler: Compiler, node: exp.Expr) -> Compute:
     return lambda columns: scalar
 
 
-def _column(compiler: Compiler, node: exp.Expr) -> Compute:
-    name = node.name
-    return lambda columns: columns[name]
-
-
 def _negative(compiler: Compiler, node: exp.Expr) -> Compute:
     if isinstance(node.this, exp.Literal) and not node.this.is_string:
         return _constant(compiler, node)
-    inner = compiler.compile(node.this)
-    return lambda columns: arithmetic("subtract", compiler.zone, pa.scalar(0), inner(columns))
+    return compiler.compile(exp.Sub(this=exp.Literal.number(0), expression=node.this))
 
 
 def _binary(compute: Callable[..., Value]) -> Build:
@@ -253,15 +238,9 @@ def _binary(compute: Callable[..., Value]) -> Build:
 
 
 def _between(compiler: Compiler, node: exp.Expr) -> Compute:
-    value, low, high = (compiler.compile(node.args[n]) for n in ("this", "low", "high"))
-
-    def compute(columns: Columns) -> Value:
-        it = value(columns)
-        above = compare("greater_equal", compiler.zone, it, low(columns))
-        below = compare("less_equal", compiler.zone, it, high(columns))
-        return pc.and_kleene(above, below)
-
-    return compute
+    value, low, high = (node.args[part] for part in ("this", "low", "high"))
+    above, below = exp.GTE(this=value, expression=low), exp.LTE(this=value, expression=high)
+    return compiler.compile(exp.And(this=above, expression=below))
 
 
 def _in_list(compiler: Compiler, node: exp.Expr) -> Compute:
@@ -336,7 +315,7 @@ def _case(compiler: Compiler, node: exp.Expr) -> Compute:
     def compute(columns: Columns) -> Value:
         *values, chosen = unify_kinds([answer(columns) for answer in answers], compiler.zone)
         for test, value in zip(reversed(tests), reversed(values), strict=True):
-            chosen = if_else(compiler.zone, test(columns), value, chosen)
+            chosen = functions.if_else(compiler.zone, test(columns), value, chosen)
         return chosen
 
     return compute
@@ -350,19 +329,19 @@ _PLAIN: dict[type, Build] = {
     exp.RawString: _constant,
     exp.Boolean: _constant,
     exp.Null: _constant,
-    exp.Column: _column,
+    exp.Column: lambda compiler, node: itemgetter(node.name),
     exp.Paren: lambda compiler, node: compiler.compile(node.this),
     exp.Neg: _negative,
-    exp.Add: _binary(partial(arithmetic, "add")),
-    exp.Sub: _binary(partial(arithmetic, "subtract")),
-    exp.Mul: _binary(partial(arithmetic, "multiply")),
-    exp.Mod: _binary(remainder),
-    exp.EQ: _binary(partial(compare, "equal")),
-    exp.NEQ: _binary(partial(compare, "not_equal")),
-    exp.LT: _binary(partial(compare, "less")),
-    exp.LTE: _binary(partial(compare, "less_equal")),
-    exp.GT: _binary(partial(compare, "greater")),
-    exp.GTE: _binary(partial(compare, "greater_equal")),
+    exp.Add: _binary(partial(functions.arithmetic, "add")),
+    exp.Sub: _binary(partial(functions.arithmetic, "subtract")),
+    exp.Mul: _binary(partial(functions.arithmetic, "multiply")),
+    exp.Mod: _binary(functions.remainder),
+    exp.EQ: _binary(partial(functions.compare, "equal")),
+    exp.NEQ: _binary(partial(functions.compare, "not_equal")),
+    exp.LT: _binary(partial(functions.compare, "less")),
+    exp.LTE: _binary(partial(functions.compare, "less_equal")),
+    exp.GT: _binary(partial(functions.compare, "greater")),
+    exp.GTE: _binary(partial(functions.compare, "greater_equal")),
     exp.Is: _is,
     exp.And: _binary(lambda zone, left, right: pc.and_kleene(as_bool(left), as_bool(right))),
     exp.Or: _binary(lambda zone, left, right: pc.or_kleene(as_bool(left), as_bool(right))),
@@ -373,8 +352,8 @@ _PLAIN: dict[type, Build] = {
 BUILDERS: dict[type, tuple[Build, tuple[str, ...]]] = {
     **{type_: (build, ()) for type_, build in _PLAIN.items()},
     exp.Literal: (_constant, ("is_string",)),
-    exp.Div: (_binary(divide), ("typed", "safe")),
-    exp.DPipe: (_binary(concatenate), ("safe",)),
+    exp.Div: (_binary(functions.divide), ("typed", "safe")),
+    exp.DPipe: (_binary(functions.concatenate), ("safe",)),
     exp.Between: (_between, ("low", "high")),
     exp.In: (_in_list, ("query", "unnest", "field")),
     exp.Like: (_like, ("negate",)),

@@ -12,18 +12,20 @@ from sqlglot import exp
 
 from dpstream.errors import InvalidParameter
 from dpstream.query.windows import Cumulate, Hop, Tumble
-from dpstream.sql_compiler.dialect import WINDOWS, WindowTable, canonical
-from dpstream.sql_compiler.draft import (
+from dpstream.sql_compiler.privacy_clause import WrongKind, interval
+from dpstream.sql_compiler.statement import (
     AGGREGATES,
+    WINDOWS,
     Draft,
     Relation,
+    WindowTable,
     call_name,
+    canonical,
+    closest_word,
     find_calls,
     other_clauses,
     present_args,
 )
-from dpstream.sql_compiler.privacy_clause import WrongKind, interval
-from dpstream.sql_compiler.statement import closest_word
 
 _ATOMS = (exp.Column, exp.Literal, exp.Anonymous, exp.Paren, exp.Cast, exp.Null, exp.Boolean)
 _MIXES = "inside FROM it would mix the rows of several units before they are bounded"
@@ -55,7 +57,13 @@ def _from_and_where(draft: Draft, select: exp.Expr, tables: dict[str, Relation])
 def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Relation:
     """A table, a window function of one, or a subquery."""
     if isinstance(node, exp.Table) and isinstance(node.this, WindowTable):
-        relation = _windowed(draft, node.this, tables)
+        window = node.this
+        if not isinstance(window.this, exp.Expr):
+            raise draft.refusal(window, "the window has no table", _example("TUMBLE"))
+        relation = _relation(draft, window.this, tables)
+        if relation.window is not None:
+            raise draft.refusal(window, "a window of windows", "use one window")
+        relation.window = window
     elif isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
         if present_args(node) - {"this", "alias"}:
             raise draft.refusal(
@@ -84,16 +92,6 @@ def _relation(draft: Draft, node: exp.Expr, tables: dict[str, Relation]) -> Rela
     return relation
 
 
-def _windowed(draft: Draft, window: WindowTable, tables: dict[str, Relation]) -> Relation:
-    if not isinstance(window.this, exp.Expr):
-        raise draft.refusal(window, "the window has no table", _example("TUMBLE"))
-    relation = _relation(draft, window.this, tables)
-    if relation.window is not None:
-        raise draft.refusal(window, "a window of windows", "use one window")
-    relation.window = window
-    return relation
-
-
 def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Relation:
     """A SELECT that projects and filters, as a relation."""
     if not isinstance(select, exp.Select):
@@ -118,9 +116,10 @@ def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Re
             "put it around: TUMBLE((SELECT ...), ...)",
         )
     columns: dict[str, exp.Expr] = {}
-    stars = [node for node in select.expressions if _is_star(node)]
+    star = False  # a plain * takes all other columns along
     for node in select.expressions:
-        if _is_star(node):
+        if isinstance(node, exp.Star) and not present_args(node):
+            star = True
             continue
         expression = node.unalias()
         name = node.alias_or_name if isinstance(node, exp.Alias | exp.Column) else ""
@@ -133,15 +132,10 @@ def _subquery(draft: Draft, select: exp.Expr, tables: dict[str, Relation]) -> Re
         columns[name] = substitute(draft, expression, relation)
     return replace(
         relation,
-        columns={**relation.columns, **columns} if stars else columns,
-        open=bool(stars) and relation.open,
+        columns={**relation.columns, **columns} if star else columns,
+        open=star and relation.open,
         names=set(),
     )
-
-
-def _is_star(node: exp.Expr) -> bool:
-    """Is it a plain *, which takes all other columns along?"""
-    return isinstance(node, exp.Star) and not present_args(node)
 
 
 def substitute(draft: Draft, node: exp.Expr, relation: Relation) -> exp.Expr:

@@ -217,18 +217,14 @@ def _numeric(compute: Callable[[Value], Value]) -> Function:
 
 def _substring(zone: str, value: Value, start: int, length: int | None = None) -> Value:
     first = start - 1 if start > 0 else start  # 0 reads as 1, negative counts from the end
-    if length is not None and length <= 0:
-        return pc.utf8_slice_codeunits(as_text(value), 0, 0)
+    text = as_text(value)
     if length is None:
-        return pc.utf8_slice_codeunits(as_text(value), first)
-    stop = first + length
-    if first < 0 <= stop:
-        return pc.utf8_slice_codeunits(pc.utf8_slice_codeunits(as_text(value), first), 0, length)
-    return pc.utf8_slice_codeunits(as_text(value), first, stop)
-
-
-def _right(zone: str, value: Value, count: int) -> Value:
-    return _substring(zone, value, -count) if count > 0 else _substring(zone, value, 1, 0)
+        return pc.utf8_slice_codeunits(text, first)
+    if length <= 0:
+        return pc.utf8_slice_codeunits(text, 0, 0)
+    if first < 0 <= first + length:
+        return pc.utf8_slice_codeunits(pc.utf8_slice_codeunits(text, first), 0, length)
+    return pc.utf8_slice_codeunits(text, first, first + length)
 
 
 def _trim(plain: Callable[..., Value], of: Callable[..., Value]) -> Function:
@@ -292,12 +288,7 @@ FUNCTIONS: dict[str, Function] = {
     "GREATEST": Function(_extreme(pc.max_element_wise), 1, 64),
     "IF": Function(if_else, 3, 3),
     "LEAST": Function(_extreme(pc.min_element_wise), 1, 64),
-    "LEFT": Function(
-        lambda zone, value, count: pc.utf8_slice_codeunits(as_text(value), 0, max(count, 0)),
-        2,
-        2,
-        {1: int},
-    ),
+    "LEFT": Function(lambda zone, value, n: _substring(zone, value, 1, n), 2, 2, {1: int}),
     "LENGTH": _text(lambda text: pc.cast(pc.utf8_length(text), pa.int64())),
     "LN": _real(pc.ln),
     "LOG10": _real(pc.log10),
@@ -315,7 +306,7 @@ FUNCTIONS: dict[str, Function] = {
         lambda text, old, new: pc.replace_substring(text, pattern=old, replacement=new), 2
     ),
     "REVERSE": _text(pc.utf8_reverse),
-    "RIGHT": Function(_right, 2, 2, {1: int}),
+    "RIGHT": Function(lambda zone, value, n: _substring(zone, value, -n, n), 2, 2, {1: int}),
     "ROUND": Function(round_number, 1, 2, {1: int}),
     "RTRIM": _trim(pc.utf8_rtrim_whitespace, pc.utf8_rtrim),
     "SIGN": Function(lambda zone, value: pc.cast(pc.sign(as_number(value)), pa.int64())),

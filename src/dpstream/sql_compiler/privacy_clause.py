@@ -16,9 +16,8 @@ from sqlglot import exp
 
 from dpstream.errors import InvalidParameter
 from dpstream.query.windows import duration
-from dpstream.sql_compiler.dialect import canonical
 from dpstream.sql_compiler.expressions import literal_value, suggestion
-from dpstream.sql_compiler.statement import Statement
+from dpstream.sql_compiler.statement import Draft, canonical
 
 
 class WrongKind(ValueError):
@@ -44,7 +43,7 @@ def _constant_of(kind: type, words: str) -> Callable[[exp.Expr], Any]:
     return read
 
 
-whole = _constant_of(int, "a whole number")
+integer = _constant_of(int, "a whole number")
 text = _constant_of(str, "text in quotes")
 flag = _constant_of(bool, "TRUE or FALSE")
 
@@ -166,7 +165,7 @@ def words(value: Any) -> str:
     return value
 
 
-def one_of(*known: str) -> Callable[[Any], str]:
+def choice_of(*known: str) -> Callable[[Any], str]:
     """One of a few words."""
 
     def given(name: Any) -> str:
@@ -177,7 +176,7 @@ def one_of(*known: str) -> Callable[[Any], str]:
     return given
 
 
-def one_less(units: Any) -> Any:
+def minus_one(units: Any) -> Any:
     """A threshold "more than n" for the number in "at least n + 1"."""
     if type(units) is not int:
         raise WrongKind("a whole number")
@@ -207,21 +206,21 @@ OPTIONS = {
     "delta": Option(number),
     "privacy_unit_column": Option(column),
     "privacy_unit_period": Option(period),
-    "max_groups_contributed": Option(whole),
-    "max_rows_per_group": Option(whole),
-    "max_rows_contributed": Option(whole),
+    "max_groups_contributed": Option(integer),
+    "max_rows_per_group": Option(integer),
+    "max_rows_contributed": Option(integer),
     "column_types": Option(types, named),
-    "max_key_bytes": Option(whole),
+    "max_key_bytes": Option(integer),
     "public_groups": Option(groups),
-    "strategy": Option(text, one_of("latched", "sqlp")),
+    "strategy": Option(text, choice_of("latched", "sqlp")),
     "weights": Option(weights, named),
     "confidence": Option(lambda node: float(number(node))),
-    "debias": Option(text, one_of("global")),
-    "debias_rows": Option(whole),
+    "debias": Option(text, choice_of("global")),
+    "debias_rows": Option(integer),
     "min_change": Option(lambda node: float(number(node))),
     "nonnegative": Option(flag),
-    "pre_threshold": Option(whole),
-    "min_privacy_units_per_group": Option(whole, one_less, sets="pre_threshold"),
+    "pre_threshold": Option(integer),
+    "min_privacy_units_per_group": Option(integer, minus_one, sets="pre_threshold"),
     "time_column": Option(column),
     "time_unit": Option(text),
     "time_origin": Option(instant),
@@ -231,51 +230,42 @@ OPTIONS = {
     "start": Option(instant),
     "end": Option(instant),
     "privacy_unit": Option(text, words),
-    "w": Option(whole),
+    "w": Option(integer),
     "mechanism": Option(text, words),
     "mechanism_options": Option(mechanism_options, named),
 }
 """BigQuery's names where it has them; `start` and `end` of event time are public."""
 
 
-def read_options(statement: Statement, clause: exp.Expr) -> dict[str, Any]:
-    """Parameters of a query, from its clause."""
-    parameters: dict[str, Any] = {}
-    for node in clause.expressions:
+def read_parameters(draft: Draft) -> None:
+    """Every option is known and readable; what was given to the call goes before the text."""
+    for node in draft.clause.expressions:
         if not isinstance(node, exp.EQ) or not isinstance(node.this, exp.Column):
             fix = "write privacy_unit_column = user_id"
-            raise statement.refusal(node, "an option is name = value", fix)
-        name = node.this.name.lower()
-        option = find_option(statement, node.this, name)
-        if parameter_of(name) in parameters:
-            raise statement.refusal(node, f"{name} is given twice", "give it once")
+            raise draft.refusal(node, "an option is name = value", fix)
+        name, value = node.this.name.lower(), node.expression
+        option = _find_option(draft, node.this, name)
+        if parameter_of(name) in draft.parameters:
+            raise draft.refusal(node, f"{name} is given twice", "give it once")
         try:
-            parameters[parameter_of(name)] = option.given(option.read(node.expression))
+            draft.parameters[parameter_of(name)] = option.given(option.read(value))
         except WrongKind as wanted:
-            raise statement.refusal(
-                node.expression, f"{name} cannot be {canonical(node.expression)}", f"give {wanted}"
-            ) from None
-    return parameters
-
-
-def read_overrides(statement: Statement, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of a query, from options that were given as Python values."""
-    parameters: dict[str, Any] = {}
-    for name, value in overrides.items():
-        option = find_option(statement, None, name)
+            reason = f"{name} cannot be {canonical(value)}"
+            raise draft.refusal(value, reason, f"give {wanted}") from None
+    for name, value in draft.overrides.items():
+        option = _find_option(draft, None, name)
         try:
-            parameters[parameter_of(name)] = option.given(value)
+            draft.parameters[parameter_of(name)] = option.given(value)
         except WrongKind as wanted:
-            raise statement.refusal(None, f"{name} cannot be {value!r}", f"give {wanted}") from None
-    return parameters
+            raise draft.refusal(None, f"{name} cannot be {value!r}", f"give {wanted}") from None
 
 
-def find_option(statement: Statement, node: exp.Expr | None, name: str) -> Option:
+def _find_option(draft: Draft, node: exp.Expr | None, name: str) -> Option:
     """The option of a name, or a refusal with the nearest one."""
     if name in OPTIONS:
         return OPTIONS[name]
     fix = _OTHER_DIALECTS.get(name) or suggestion(name, OPTIONS)
-    raise statement.refusal(node, f"there is no option {name}", fix)
+    raise draft.refusal(node, f"there is no option {name}", fix)
 
 
 def parameter_of(option: str) -> str:

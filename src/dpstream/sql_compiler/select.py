@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from dpstream.sql_compiler.dialect import canonical
-from dpstream.sql_compiler.draft import (
+from dpstream.sql_compiler.from_clause import substitute
+from dpstream.sql_compiler.statement import (
     AGGREGATES,
     BOUNDED_AGGREGATES,
     RELEASE_COLUMNS,
     WINDOW_COLUMNS,
     Draft,
     call_name,
+    canonical,
     find_calls,
     present_args,
 )
-from dpstream.sql_compiler.from_clause import substitute
 
 BOUNDS = "contribution_bounds_per_row"
 """The argument of an aggregate that clamps its values."""
@@ -40,9 +40,10 @@ def name_keys(draft: Draft) -> None:
         if isinstance(plain, exp.Literal | exp.Null | exp.Boolean):
             raise draft.refusal(node, "a constant is no key", "group by columns")
         expression = substitute(draft, plain, draft.relation)
-        name = _alias_of(draft, plain) or (
-            plain.name if isinstance(plain, exp.Column) else canonical(plain)
-        )
+        own_name = plain.name if isinstance(plain, exp.Column) else canonical(plain)
+        aliases = (each for each in draft.select.expressions if isinstance(each, exp.Alias))
+        same = (each.alias for each in aliases if canonical(each.this) == canonical(plain))
+        name = next(same, "") or own_name
         if name in draft.keys:
             raise draft.refusal(node, f"the key {name} is listed twice", "list it once")
         draft.keys[name] = expression
@@ -66,14 +67,6 @@ def selected_position(draft: Draft, node: exp.Expr) -> int:
     if not 1 <= number <= len(draft.select.expressions):
         raise draft.refusal(node, f"there is no column {node.name}", "count from 1")
     return number - 1
-
-
-def _alias_of(draft: Draft, plain: exp.Expr) -> str:
-    """The alias under which SELECT shows the same expression."""
-    for item in draft.select.expressions:
-        if isinstance(item, exp.Alias) and canonical(item.this) == canonical(plain):
-            return str(item.alias)
-    return ""
 
 
 def _is_window_column(draft: Draft, node: exp.Expr) -> bool:

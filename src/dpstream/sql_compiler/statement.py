@@ -1,19 +1,30 @@
-"""SQL text to one parsed statement, with the places of its parts for errors that point at them."""
+"""A statement: the SQL that dpstream reads, its parsed text, and the draft that the rules fill.
+
+The SQL is BigQuery's privacy clause, Flink's window tables, and EMIT. Function calls stay as they
+are written (name and arguments): what they mean is said in one table, `functions.py`, and a name
+that is not in it is refused. Names are case-sensitive, as the columns of Arrow tables are; 'text'
+is a string, "name" and `name` are names.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from sqlglot import exp
+from sqlglot import exp, generator, parser, tokens
+from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, SqlglotError, TokenError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from dpstream.errors import InvalidParameter
-from dpstream.sql_compiler.dialect import PrivateSql
+from dpstream.query.aggregates import Avg, Stddev, Sum, Variance
 from dpstream.sql_compiler.functions import TRUNCATIONS
 
+WINDOWS = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
+_EMIT = TokenType.PREWHERE  # a word that this dialect has no other use for
+_CALLS = ("CAST", "SAFE_CAST", "TRY_CAST", "EXTRACT")  # calls with a grammar of their own
 _LONGEST = 100_000  # characters
 _BEGINNINGS = (TokenType.SELECT, TokenType.WITH, TokenType.L_PAREN)
 _SHAPE = (
@@ -24,6 +35,130 @@ _WORDS = (
     *("SELECT", "WITH", "DIFFERENTIAL_PRIVACY", "OPTIONS", "FROM", "WHERE", "GROUP", "HAVING"),
     *("ORDER", "LIMIT", "OFFSET", "EMIT", "EVERY", "INTERVAL", "BETWEEN"),
 )
+BOUNDED_AGGREGATES: dict[str, type[Sum]] = {
+    "SUM": Sum,
+    "AVG": Avg,
+    "VARIANCE": Variance,
+    "VAR_POP": Variance,
+    "STDDEV": Stddev,
+    "STDDEV_POP": Stddev,
+}
+"""Aggregates of values, each clamped to bounds; a new one is a class and a line here."""
+AGGREGATES = ("COUNT", "COUNTIF", *BOUNDED_AGGREGATES)
+WINDOW_COLUMNS = ("window_start", "window_end")
+RELEASE_COLUMNS = ("trigger_time", "release_index")
+
+
+class PrivacyClause(exp.Expression):
+    """WITH DIFFERENTIAL_PRIVACY OPTIONS (name = value, ...)."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"expressions": False}
+
+
+class WindowTable(exp.Expression):
+    """TUMBLE(table, DESCRIPTOR(time), size), and its relatives."""
+
+    arg_types: ClassVar[dict[str, bool]] = {
+        "kind": True,
+        "this": True,
+        "time": False,
+        "expressions": False,
+    }
+
+
+class Emit(exp.Expression):
+    """EMIT EVERY interval; EMIT ON WINDOW CLOSE (without `every`); `other`: anything else."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"every": False, "other": False}
+
+
+def _with_position(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A parser of a call that notes where the call's name stands."""
+
+    def parse_call(self: Any) -> Any:
+        name = self._tokens[self._index - 2]  # before the parenthesis
+        return parse(self).update_positions(name)
+
+    return parse_call
+
+
+class PrivateSql(Dialect):
+    """SELECT WITH DIFFERENTIAL_PRIVACY ... EMIT ..."""
+
+    class Tokenizer(tokens.Tokenizer):
+        """Raw strings for regular expressions; EMIT is a reserved word."""
+
+        IDENTIFIERS: ClassVar[list[Any]] = ['"', "`"]
+        RAW_STRINGS: ClassVar[list[Any]] = [("r'", "'"), ("R'", "'")]
+        KEYWORDS: ClassVar[dict[str, TokenType]] = {
+            **{
+                word: kind
+                for word, kind in tokens.Tokenizer.KEYWORDS.items()
+                if word not in ("DIV", "SESSION")  # here they are calls
+            },
+            "EMIT": _EMIT,
+        }
+
+    class Parser(parser.Parser):
+        """The general parser, with three additions and without its library of functions."""
+
+        FUNCTIONS: ClassVar[dict[str, Callable[..., Any]]] = {}
+        NO_PAREN_FUNCTIONS: ClassVar[dict[Any, Any]] = {}
+        FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
+            **{name: _with_position(parser.Parser.FUNCTION_PARSERS[name]) for name in _CALLS},
+            **{name: _with_position(lambda self: self._parse_window_table()) for name in WINDOWS},
+        }
+        QUERY_MODIFIER_PARSERS: ClassVar[dict[TokenType, Callable[..., Any]]] = {
+            **parser.Parser.QUERY_MODIFIER_PARSERS,
+            _EMIT: lambda self: ("emit", self._parse_emit()),
+        }
+
+        def _parse_hint(self) -> Any:
+            """The clause stands where other dialects have their hints: right after SELECT."""
+            if not self._match_text_seq("WITH", "DIFFERENTIAL_PRIVACY"):
+                return super()._parse_hint()
+            place = self._prev
+            options: list[Any] = []
+            if self._match_text_seq("OPTIONS"):
+                self._match_l_paren()
+                if not self._match(TokenType.R_PAREN):
+                    options = self._parse_csv(self._parse_assignment)
+                    self._match_r_paren()
+            return self.expression(PrivacyClause(expressions=options), place)
+
+        def _parse_window_table(self) -> Any:
+            kind = self._tokens[self._index - 2].text.upper()
+            self._match(TokenType.TABLE)
+            table = self._parse_table()
+            rest = self._parse_csv(self._parse_assignment) if self._match(TokenType.COMMA) else []
+            time = rest.pop(0) if rest else None
+            return self.expression(WindowTable(kind=kind, this=table, time=time, expressions=rest))
+
+        def _parse_emit(self) -> Any:
+            self._match(_EMIT)
+            place = self._prev
+            if self._match_text_seq("EVERY") and (every := self._parse_interval()):
+                return self.expression(Emit(every=every), place)
+            if self._match_text_seq("ON", "WINDOW", "CLOSE"):
+                return self.expression(Emit(), place)
+            while self._curr and self._curr.token_type not in (TokenType.R_PAREN, _EMIT):
+                self._advance()
+            return self.expression(Emit(other=True), place)
+
+    class Generator(generator.Generator):
+        """The general generator, and the three additions in short."""
+
+        TRANSFORMS: ClassVar[dict[Any, Any]] = {
+            **generator.Generator.TRANSFORMS,
+            PrivacyClause: lambda self, node: "WITH DIFFERENTIAL_PRIVACY",
+            WindowTable: lambda self, node: f"{node.args['kind']}({self.sql(node, 'this')}, ...)",
+            Emit: lambda self, node: "EMIT",
+        }
+
+
+def canonical(node: exp.Expr) -> str:
+    """One spelling of an expression, whatever spaces, comments and case of words it came with."""
+    return node.sql(dialect=PrivateSql, comments=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +171,10 @@ class Statement:
 
     def span(self, node: exp.Expr) -> tuple[int, int] | None:
         """From where to where (exclusive) a part stands in the text; None if it cannot be told."""
-        starts, ends = [], []
-        for part in node.walk():
-            if "start" in part.meta:
-                starts.append(part.meta["start"])
-                ends.append(self._end(part.meta["start"], part.meta["end"]))
-        if starts:
-            return min(starts), max(ends) + 1
+        places = [part.meta for part in node.walk() if "start" in part.meta]
+        if places:
+            ends = (self._end(place["start"], place["end"]) for place in places)
+            return min(place["start"] for place in places), max(ends) + 1
         return None if node.parent is None else self.span(node.parent)
 
     def _end(self, start: int, end: int) -> int:
@@ -124,7 +256,7 @@ def parse(text: str) -> Statement:
             text, None, f"this is not SQL: {error}", "close every quote and comment"
         ) from None
     except ParseError as error:
-        raise _misspelling(text, tokens, error) or _parser_error(text, error) from None
+        raise _parse_error(text, tokens, error) from None
     except RecursionError:
         raise refusal(text, None, "the SQL is nested too deeply", "use fewer parentheses") from None
     except InvalidParameter:
@@ -158,48 +290,110 @@ def _require_select(text: str, tokens: Sequence[Token]) -> None:
 def _name_units(tree: exp.Expr) -> None:
     """DAY in DATE_TRUNC(ts, DAY) is a word, not a column."""
     for call in list(tree.find_all(exp.Anonymous)):
-        if not call.expressions:
-            continue
-        last = call.expressions[-1]
-        if call.name.upper() not in TRUNCATIONS or isinstance(call.expressions[0], exp.Literal):
-            continue
-        if isinstance(last, exp.Column):
-            last.replace(exp.var(last.name).update_positions(last.this))
+        if call.name.upper() in TRUNCATIONS and call.expressions:
+            first, last = call.expressions[0], call.expressions[-1]
+            if not isinstance(first, exp.Literal) and isinstance(last, exp.Column):
+                last.replace(exp.var(last.name).update_positions(last.this))
 
 
-def _misspelling(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidParameter | None:
-    """A word beside the parser's complaint that is nearly a word of the language."""
-    end = _error_end(text, error)
-    at = next((n for n, token in enumerate(tokens) if end and token.end + 1 >= end), None)
-    beside = () if at is None else (at, at - 1, at + 1)
-    for token in (tokens[n] for n in beside if n in range(len(tokens))):
-        meant = closest_word(token.text, _WORDS)
-        if meant and not token.text.upper().startswith(meant):  # "orders" may be meant
-            reason = f"this cannot be read as SQL: {token.text} is not expected here"
-            return refusal(text, (token.start, token.end + 1), reason, f"did you mean {meant}?")
-    return None
-
-
-def _error_end(text: str, error: ParseError) -> int | None:
-    """Where the token ends that the parser complains about."""
+def _parse_error(text: str, tokens: Sequence[Token], error: ParseError) -> InvalidParameter:
+    """The parser's complaint, or a word beside its place that is nearly a word of the language."""
     about = error.errors[0] if error.errors else {}
-    line, col = about.get("line"), about.get("col")
-    if not isinstance(line, int) or not isinstance(col, int):
-        return None
-    before = sum(len(row) + 1 for row in text.split("\n")[: line - 1])
-    return min(before + col, len(text))
-
-
-def _parser_error(text: str, error: ParseError) -> InvalidParameter:
-    """The parser's complaint, with its place."""
-    about = error.errors[0] if error.errors else {}
+    line, col, span = about.get("line"), about.get("col"), None
+    if isinstance(line, int) and isinstance(col, int):
+        before = sum(len(row) + 1 for row in text.split("\n")[: line - 1])
+        end = min(before + col, len(text))
+        span = (max(end - max(len(str(about.get("highlight") or "x")), 1), 0), end)
+        at = next((n for n, token in enumerate(tokens) if end and token.end + 1 >= end), None)
+        beside = () if at is None else (at, at - 1, at + 1)
+        for token in (tokens[n] for n in beside if n in range(len(tokens))):
+            meant = closest_word(token.text, _WORDS)
+            if meant and not token.text.upper().startswith(meant):  # "orders" may be meant
+                reason = f"this cannot be read as SQL: {token.text} is not expected here"
+                return refusal(text, (token.start, token.end + 1), reason, f"did you mean {meant}?")
     words = str(about.get("description") or error).split(" but got <")[0].rstrip(".")
     if words.startswith("Required keyword"):
         words = "something is missing here"
     if words.startswith("Invalid expression"):
         words = "this is not expected here"
-    span, end = None, _error_end(text, error)
-    if end is not None:
-        size = max(len(str(about.get("highlight") or "x")), 1)
-        span = (max(end - size, 0), end)
     return refusal(text, span, f"this cannot be read as SQL: {words}", f"the shape is {_SHAPE}")
+
+
+@dataclass(kw_only=True)
+class Relation:
+    """What FROM gives: a table of the source, filtered, with columns made of its columns."""
+
+    table: str
+    columns: dict[str, exp.Expr] = field(default_factory=dict)
+    """Expressions of the table's columns, by name."""
+    open: bool = True
+    """Are other columns of the table there too, as they are?"""
+    where: list[exp.Expr] = field(default_factory=list)
+    window: WindowTable | None = None
+    names: set[str] = field(default_factory=set)
+    """What columns may be qualified with."""
+
+
+@dataclass(kw_only=True)
+class Draft:
+    """A statement and what the rules know of it; each rule reads it and adds to it."""
+
+    statement: Statement
+    overrides: dict[str, Any]
+    name: str = "query"
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """Of the query, by their names in `Query`."""
+    relation: Relation = field(default_factory=lambda: Relation(table=""))
+    keys: dict[str, exp.Expr] = field(default_factory=dict)
+    """Expressions of the source's columns to group by, by the name they are published under."""
+    aggregates: dict[str, exp.Expr] = field(default_factory=dict)
+    """Calls as they are written, by the name they are published under."""
+    hidden: set[str] = field(default_factory=set)
+    """Aggregates that only computed columns need: they are not shown themselves."""
+    computed: dict[str, exp.Expr] = field(default_factory=dict)
+    """Expressions of published columns, by the name they are published under."""
+    outputs: list[str] = field(default_factory=list)
+    """The columns of SELECT, in order."""
+    windowed: bool = False
+    """Is window_start or window_end grouped by?"""
+    series: bool = False
+    """Is it published through a time-series mechanism?"""
+
+    @property
+    def select(self) -> exp.Expr:
+        """The outer SELECT."""
+        return self.statement.tree
+
+    @property
+    def clause(self) -> PrivacyClause:
+        """The privacy clause."""
+        clause = self.select.args["hint"]
+        assert isinstance(clause, PrivacyClause)
+        return clause
+
+    def refusal(self, node: exp.Expr | None, reason: str, fix: str) -> InvalidParameter:
+        """What is wrong, where, and what to do."""
+        return self.statement.refusal(node, reason, fix)
+
+
+def call_name(node: exp.Expr) -> str:
+    """The name of a call in capitals; empty if it is none."""
+    return node.name.upper() if isinstance(node, exp.Anonymous) else ""
+
+
+def find_calls(node: exp.Expr, names: Collection[str]) -> Iterator[exp.Expr]:
+    """Every call of these functions within a node."""
+    return (each for each in node.find_all(exp.Anonymous) if call_name(each) in names)
+
+
+def present_args(node: exp.Expr) -> set[str]:
+    """The arguments of a node that are there, such as the clauses of a SELECT."""
+    return {name for name, value in node.args.items() if value}
+
+
+def other_clauses(select: exp.Expr, allowed: set[str]) -> Iterator[tuple[str, exp.Expr]]:
+    """The name in capitals and the node of each clause that is not among the allowed ones."""
+    for name in sorted(present_args(select) - allowed):
+        value = select.args[name]
+        node = value[0] if isinstance(value, list) else value
+        yield name.rstrip("_").upper(), node if isinstance(node, exp.Expr) else select

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from dpstream.sql_compiler.dialect import Emit, PrivacyClause, WindowTable, canonical
-from dpstream.sql_compiler.draft import (
+from dpstream.sql_compiler.expressions import known_functions
+from dpstream.sql_compiler.privacy_clause import node_of
+from dpstream.sql_compiler.statement import (
     AGGREGATES,
     Draft,
+    Emit,
+    PrivacyClause,
+    WindowTable,
     call_name,
+    canonical,
+    closest_word,
     find_calls,
     other_clauses,
     present_args,
 )
-from dpstream.sql_compiler.expressions import known_functions
-from dpstream.sql_compiler.privacy_clause import node_of, read_options, read_overrides
-from dpstream.sql_compiler.statement import closest_word
 
 _ALLOWED_CLAUSES = {
     *("hint", "expressions", "with_", "from_", "where", "group", "having"),
@@ -164,75 +167,60 @@ def require_plain_order_and_limit(draft: Draft) -> None:
             )
 
 
-_CLOCK_WORDS = frozenset(
-    (
-        *("CURRENT_DATE", "CURRENT_DATETIME", "CURRENT_TIME", "CURRENT_TIMESTAMP", "CURRENT_USER"),
-        *("SESSION_USER", "SYSDATE", "SYSTIMESTAMP", "LOCALTIME", "LOCALTIMESTAMP"),
-    )
+_CLOCK_WORDS = {
+    *("CURRENT_DATE", "CURRENT_DATETIME", "CURRENT_TIME", "CURRENT_TIMESTAMP", "CURRENT_USER"),
+    *("SESSION_USER", "SYSDATE", "SYSTIMESTAMP", "LOCALTIME", "LOCALTIMESTAMP"),
+}
+_CLOCK = (
+    "changes with the clock: a replay would publish other numbers",
+    "use the time column, or a constant such as TIMESTAMP '2024-05-01'",
 )
-_CLOCK_CALLS = _CLOCK_WORDS | {"NOW", "GETDATE", "TODAY", "PROCTIME", "UNIX_TIMESTAMP"}
-_RANDOM_CALLS = frozenset(
+_REFUSED_CALLS = (
+    ({*_CLOCK_WORDS, "NOW", "GETDATE", "TODAY", "PROCTIME", "UNIX_TIMESTAMP"}, *_CLOCK),
     (
-        *("RAND", "RANDOM", "RANDN", "RAND_INTEGER", "SETSEED"),
-        *("UUID", "GEN_RANDOM_UUID", "GENERATE_UUID", "NEWID"),
-    )
-)
-_SINGLE_ROW_AGGREGATES = frozenset(
+        {
+            *("RAND", "RANDOM", "RANDN", "RAND_INTEGER", "SETSEED"),
+            *("UUID", "GEN_RANDOM_UUID", "GENERATE_UUID", "NEWID"),
+        },
+        "draws at random: a replay would publish other numbers",
+        "leave it out; noise is added where it is accounted for",
+    ),
     (
-        *("MIN", "MAX", "ARG_MIN", "ARG_MAX", "MIN_BY", "MAX_BY", "MODE", "ANY_VALUE"),
-        *("FIRST", "LAST", "FIRST_VALUE", "LAST_VALUE", "APPROX_TOP_COUNT"),
-        *("ARRAY_AGG", "ARRAY_CONCAT_AGG", "STRING_AGG", "LISTAGG", "GROUP_CONCAT", "JSON_AGG"),
-    )
-)
-_UNSUPPORTED_AGGREGATES = frozenset(
+        {
+            *("MIN", "MAX", "ARG_MIN", "ARG_MAX", "MIN_BY", "MAX_BY", "MODE", "ANY_VALUE"),
+            *("FIRST", "LAST", "FIRST_VALUE", "LAST_VALUE", "APPROX_TOP_COUNT"),
+            *("ARRAY_AGG", "ARRAY_CONCAT_AGG", "STRING_AGG", "LISTAGG", "GROUP_CONCAT", "JSON_AGG"),
+        },
+        "can show the value of a single row",
+        "use COUNT, SUM or AVG with bounds",
+    ),
     (
-        *("VAR", "VAR_SAMP", "STDDEV_SAMP", "CORR", "COVAR_POP", "COVAR_SAMP", "MEDIAN"),
-        *("QUANTILE", "PERCENTILE_CONT", "PERCENTILE_DISC", "APPROX_QUANTILES"),
-        *("BIT_AND", "BIT_OR", "LOGICAL_AND", "LOGICAL_OR", "GROUPING", "APPROX_COUNT_DISTINCT"),
-    )
+        {
+            *("VAR", "VAR_SAMP", "STDDEV_SAMP", "CORR", "COVAR_POP", "COVAR_SAMP", "MEDIAN"),
+            *("QUANTILE", "PERCENTILE_CONT", "PERCENTILE_DISC", "APPROX_QUANTILES"),
+            *("BIT_AND", "BIT_OR", "LOGICAL_AND", "LOGICAL_OR", "GROUPING"),
+            "APPROX_COUNT_DISTINCT",
+        },
+        "is not offered",
+        f"use one of {', '.join(AGGREGATES)}; variances are those of all rows",
+    ),
 )
+"""Names, what is wrong with them, and what to do instead."""
 
 
-def refuse_nondeterminism(draft: Draft) -> None:
-    """The same row gives the same result, today and in a replay."""
-    for node in draft.select.find_all(exp.Anonymous, exp.Column):
-        name = node.name.upper()
-        call = isinstance(node, exp.Anonymous)
-        word = not call and name in _CLOCK_WORDS and not node.this.args.get("quoted")
-        if word or (call and name in _CLOCK_CALLS):
-            raise draft.refusal(
-                node,
-                f"{name} changes with the clock: a replay would publish other numbers",
-                "use the time column, or a constant such as TIMESTAMP '2024-05-01'",
-            )
-        if call and name in _RANDOM_CALLS:
-            raise draft.refusal(
-                node,
-                f"{name} draws at random: a replay would publish other numbers",
-                "leave it out; noise is added where it is accounted for",
-            )
-
-
-def refuse_unbounded_aggregates(draft: Draft) -> None:
-    """Only aggregates whose change by one unit is bounded."""
-    for call in find_calls(draft.select, _SINGLE_ROW_AGGREGATES):
-        raise draft.refusal(
-            call,
-            f"{call_name(call)} can show the value of a single row",
-            "use COUNT, SUM or AVG with bounds",
-        )
-    for call in find_calls(draft.select, _UNSUPPORTED_AGGREGATES):
-        raise draft.refusal(
-            call,
-            f"{call_name(call)} is not offered",
-            f"use one of {', '.join(AGGREGATES)}; variances are those of all rows",
-        )
+def refuse_unsafe_calls(draft: Draft) -> None:
+    """The same row gives the same result, today and in a replay, and no call shows single rows."""
+    for column in draft.select.find_all(exp.Column):
+        name, (reason, fix) = column.name.upper(), _CLOCK
+        if name in _CLOCK_WORDS and not column.this.args.get("quoted"):
+            raise draft.refusal(column, f"{name} {reason}", fix)
+    for names, reason, fix in _REFUSED_CALLS:
+        for call in find_calls(draft.select, names):
+            raise draft.refusal(call, f"{call_name(call)} {reason}", fix)
     for call in draft.select.find_all(exp.Anonymous):
         name = call_name(call)
-        meant = (
-            None if name in {*AGGREGATES, *known_functions()} else closest_word(name, AGGREGATES)
-        )
-        if meant:
+        meant = closest_word(name, AGGREGATES)
+        if meant and name not in {*AGGREGATES, *known_functions()}:
             raise draft.refusal(call, f"there is no function {name}", f"did you mean {meant}?")
     for node in draft.select.find_all(exp.Filter):
         raise draft.refusal(
@@ -257,12 +245,6 @@ def refuse_misplaced_aggregates(draft: Draft) -> None:
                 raise draft.refusal(nested, "an aggregate of an aggregate", "use one of them")
 
 
-def read_parameters(draft: Draft) -> None:
-    """Every option is known and readable; what was given to the call goes before the text."""
-    draft.parameters = read_options(draft.statement, draft.clause)
-    draft.parameters |= read_overrides(draft.statement, draft.overrides)
-
-
 def require_unit_and_budget(draft: Draft) -> None:
     """Unit, epsilon and delta have no defaults."""
     wanted = {
@@ -280,38 +262,35 @@ def require_unit_and_budget(draft: Draft) -> None:
             )
 
 
-def require_unit_column(draft: Draft) -> None:
-    """The unit is a column of the source: anything made of it could split one person in many."""
-    why = "one person could become many units"
-    _require_column(draft, "privacy_unit_column", "the privacy unit", why)
+_PERIODS = "periods would be cut at other times"
+_SOURCE_COLUMNS = {
+    "privacy_unit_column": ("the privacy unit", "one person could become many units"),
+    "time_column": ("the time", _PERIODS),
+    "arrival_column": ("the time", _PERIODS),
+}
 
 
-def require_time_columns(draft: Draft) -> None:
-    """Event time and arrival are columns of the source: periods and budget are counted by them."""
-    for parameter in ("time_column", "arrival_column"):
-        if parameter in draft.parameters:
-            _require_column(draft, parameter, "the time", "periods would be cut at other times")
-
-
-def _require_column(draft: Draft, parameter: str, what: str, why: str) -> None:
-    """The parameter names a column of the source: no expression, no other table's column."""
-    relation, name = draft.relation, draft.parameters[parameter]
-    node = node_of(draft.clause, parameter) or draft.relation.window
-    if not isinstance(name, str):
-        raise draft.refusal(node, f"{what} must be a column's name; got {name!r}", "name a column")
-    expression = relation.columns.get(name)
-    if expression is None and relation.open:
-        return
-    if expression is None:
-        raise draft.refusal(
-            node,
-            f"{name} is not among the columns of the subquery: {', '.join(relation.columns)}",
-            "select it there",
-        )
-    if not isinstance(expression, exp.Column):
-        raise draft.refusal(
-            expression,
-            f"{what} must be a column of the source; {name} is {canonical(expression)}: {why}",
-            "name the column itself",
-        )
-    draft.parameters[parameter] = expression.name
+def require_source_columns(draft: Draft) -> None:
+    """Unit and times are columns of the source: no expression, no other table's column."""
+    relation = draft.relation
+    for parameter, (what, why) in _SOURCE_COLUMNS.items():
+        if parameter not in draft.parameters:
+            continue
+        name = draft.parameters[parameter]
+        node = node_of(draft.clause, parameter) or relation.window
+        if not isinstance(name, str):
+            reason = f"{what} must be a column's name; got {name!r}"
+            raise draft.refusal(node, reason, "name a column")
+        expression = relation.columns.get(name)
+        if expression is None and not relation.open:
+            known = ", ".join(relation.columns)
+            reason = f"{name} is not among the columns of the subquery: {known}"
+            raise draft.refusal(node, reason, "select it there")
+        if isinstance(expression, exp.Column):
+            draft.parameters[parameter] = expression.name
+        elif expression is not None:
+            raise draft.refusal(
+                expression,
+                f"{what} must be a column of the source; {name} is {canonical(expression)}: {why}",
+                "name the column itself",
+            )

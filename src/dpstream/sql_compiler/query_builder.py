@@ -1,0 +1,500 @@
+"""What a query does around its private part: filters and computed columns of rows before it;
+SELECT, HAVING, ORDER BY and LIMIT as post-processing of what is published after it.
+
+A computed column has an error bar if it is a sum of aggregates with constant factors, or a quotient
+of two such sums, and the noises are independent: they are, unless two aggregates are made of one
+measure (AVG and COUNT(*) share the number of rows). Any other column has none rather than a wrong
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import reduce
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
+
+from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.query.aggregates import Aggregate, Count, CountUnits, Measure, Sum
+from dpstream.records import Integers, Reals
+from dpstream.sql_compiler.expressions import Compiler, Compute, literal_value
+from dpstream.sql_compiler.from_clause import substitute
+from dpstream.sql_compiler.select import BOUNDS, named_arguments, selected_position
+from dpstream.sql_compiler.sql_values import KINDS, as_bool, source_column
+from dpstream.sql_compiler.statement import (
+    AGGREGATES,
+    BOUNDED_AGGREGATES,
+    RELEASE_COLUMNS,
+    WINDOW_COLUMNS,
+    Draft,
+    call_name,
+    canonical,
+)
+
+_CLEAR = 2  # a denominator must be so many standard deviations from 0 to have an error bar
+Factors: TypeAlias = dict[str, float]
+Terms: TypeAlias = tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expression:
+    """A compiled expression and its canonical text, which is all that it is known by."""
+
+    text: str
+    columns: tuple[str, ...]
+    compute: Compute = field(compare=False)
+
+    def evaluate(self, table: pa.Table, zone: str) -> pa.Array:
+        """The values of the expression for the rows of a table."""
+        columns = {name: source_column(table[name], name, zone) for name in self.columns}
+        return self._evaluate(columns, len(table))
+
+    def _evaluate(self, columns: dict[str, pa.Array], size: int) -> pa.Array:
+        """The same; where the computation fails, halving finds the rows at fault: they are NULL."""
+        try:
+            value = self.compute(columns)
+        except pa.ArrowException as error:
+            if not size:
+                raise InvalidInput(f"{self.text} cannot be computed: {error}") from None
+            if size == 1:
+                empty = {name: column.slice(0, 0) for name, column in columns.items()}
+                return pa.nulls(1, self._evaluate(empty, 0).type)
+            halves = []
+            for at, end in ((0, size // 2), (size // 2, size)):
+                rows = {name: column.slice(at, end - at) for name, column in columns.items()}
+                halves.append(self._evaluate(rows, end - at))
+            return pa.concat_arrays(halves)
+        if isinstance(value, pa.Scalar):
+            value = pa.repeat(value, size)
+        if isinstance(value, pa.ChunkedArray):
+            value = value.combine_chunks()
+        return value.cast(pa.string()) if value.type.equals(KINDS["null"]) else value
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RowPreparation:
+    """Filters and computed columns of a source's rows.
+
+    `passed`: columns that pass as they are. `computed`: name and expression of each computed
+    column; where it cannot be computed for a row it is NULL, and no row stops the others.
+    """
+
+    columns: Sequence[str]
+    passed: tuple[str, ...]
+    computed: tuple[tuple[str, Expression], ...]
+    where: Expression | None
+    zone: str
+
+    @property
+    def text(self) -> str:
+        """All that it does, in SQL."""
+        computed = [f"{expression.text} AS {name!r}" for name, expression in self.computed]
+        text = f"SELECT {', '.join([*map(repr, self.passed), *computed])}"
+        if self.where is not None:
+            text += f" WHERE {self.where.text}"
+        return f"{text} IN {self.zone}"
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def columns_of(self, name: str) -> Sequence[str]:
+        """The columns that an expression reads, or the column itself."""
+        computed = dict(self.computed)
+        return computed[name].columns if name in computed else (name,)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """The rows that are wanted, with the query's columns."""
+        if self.where is not None:
+            table = table.filter(as_bool(self.where.evaluate(table, self.zone)))
+        columns = {name: table[name] for name in self.passed}
+        for name, expression in self.computed:
+            columns[name] = expression.evaluate(table, self.zone)
+        return pa.table(columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorBar:
+    """The standard deviation of a computed column, where it follows from those of its aggregates.
+
+    `terms`: factors of aggregates whose noises are independent. Of a quotient, `denominator_terms`
+    are those of `denominator`: then it is a first-order estimate, and NULL where the denominator
+    may be 0.
+    """
+
+    terms: Terms
+    denominator_terms: Terms = ()
+    denominator: Expression | None = None
+
+    def stddevs(self, release: pa.Table, value: pa.Array, zone: str) -> pa.Array:
+        """The standard deviation of each row's value."""
+        stddevs = _norm(release, self.terms)
+        if self.denominator is None:
+            return pa.array(stddevs)
+        size = np.abs(_floats(self.denominator.evaluate(release, zone)))
+        noise = _norm(release, self.denominator_terms)
+        with np.errstate(all="ignore"):
+            stddevs = np.hypot(stddevs, _floats(value) * noise) / size
+            unclear = ~(size >= _CLEAR * noise)
+        return pa.array(stddevs, mask=unclear | ~np.isfinite(stddevs))
+
+
+def _norm(release: pa.Table, terms: Terms) -> Reals:
+    total: Reals = np.zeros(len(release))
+    with np.errstate(over="ignore"):
+        for name, factor in terms:
+            total = np.hypot(total, factor * _floats(release[f"{name}_stddev"]))
+    return total
+
+
+def _floats(column: pa.Array | pa.ChunkedArray) -> Reals:
+    return np.asarray(column.cast(pa.float64()), np.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputedColumn:
+    """A column that SELECT computes from noisy ones, and its error bar if it has one."""
+
+    name: str
+    value: Expression
+    error_bar: ErrorBar | None = None
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PostProcessing:
+    """Computed columns, HAVING, ORDER BY, LIMIT, and which columns are shown: all of it is
+    post-processing, so it costs nothing.
+    """
+
+    columns: tuple[ComputedColumn, ...] = ()
+    having: Expression | None = None
+    order: tuple[tuple[Expression, bool, bool], ...] = ()
+    """Expression, is it descending, do NULLs come first?"""
+    limit: int | None = None
+    offset: int = 0
+    shown: tuple[str, ...] | None = None
+    """Names in order; None: all, as the engine has them."""
+    zone: str = "UTC"
+
+    @property
+    def text(self) -> str:
+        """All of it, in SQL."""
+        order = ", ".join(
+            f"{by.text} {'DESC' if down else 'ASC'} NULLS {'FIRST' if nulls_first else 'LAST'}"
+            for by, down, nulls_first in self.order
+        )
+        parts = (
+            *(f"{each.value.text} AS {each.name!r}," for each in self.columns),
+            "" if self.shown is None else f"SHOW {', '.join(self.shown)}",
+            "" if self.having is None else f"HAVING {self.having.text}",
+            f"ORDER BY {order}" if order else "",
+            "" if self.limit is None else f"LIMIT {self.limit}",
+            f"OFFSET {self.offset}" if self.offset else "",
+            f"IN {self.zone}",
+        )
+        return " ".join(filter(None, parts))
+
+    def __repr__(self) -> str:
+        return self.text
+
+    @property
+    def computed(self) -> dict[str, bool]:
+        """Columns that are computed from noisy ones, and whether each has an error bar."""
+        return {each.name: each.error_bar is not None for each in self.columns}
+
+    def __call__(self, release: pa.Table) -> pa.Table:
+        """What is published of a release."""
+        for each in self.columns:
+            value = each.value.evaluate(release, self.zone)
+            if each.error_bar is not None:
+                stddevs = each.error_bar.stddevs(release, value, self.zone)
+                release = release.append_column(f"{each.name}_stddev", stddevs)
+            release = release.append_column(each.name, value)
+        if self.having is not None:
+            release = release.filter(as_bool(self.having.evaluate(release, self.zone)))
+        if self.order:
+            release = release.take(pa.array(self._row_order(release)))
+        release = release.slice(self.offset, self.limit)
+        return release if self.shown is None else release.select(list(self.shown))
+
+    def _row_order(self, release: pa.Table) -> Integers:
+        """Row numbers in order, by the last term first: each sort keeps the order before it."""
+        order = np.arange(len(release))
+        for expression, down, nulls_first in reversed(self.order):
+            column = expression.evaluate(release, self.zone).take(pa.array(order))
+            indices = pc.array_sort_indices(
+                column,
+                order="descending" if down else "ascending",
+                null_placement="at_start" if nulls_first else "at_end",
+            )
+            order = order[indices.to_numpy()]
+        return order
+
+
+def _terms(factors: Factors) -> Terms:
+    return tuple((name, factor) for name, factor in factors.items() if factor)
+
+
+def _factors(node: exp.Expr, aggregates: Collection[str]) -> Factors | None:
+    """Each aggregate's factor, if the expression is a sum of them and constants."""
+    node = node.unnest()
+    if _number(node) is not None:
+        return {}
+    if isinstance(node, exp.Column):
+        return {node.name: 1.0} if node.name in aggregates else None
+    if isinstance(node, exp.Neg):
+        return _scaled(_factors(node.this, aggregates), -1.0)
+    if isinstance(node, exp.Add | exp.Sub):
+        left, right = (_factors(part, aggregates) for part in (node.this, node.expression))
+        right = _scaled(right, 1.0 if isinstance(node, exp.Add) else -1.0)
+        if left is None or right is None:
+            return None
+        return {name: left.get(name, 0.0) + right.get(name, 0.0) for name in {**left, **right}}
+    if isinstance(node, exp.Mul):
+        for constant, other in ((node.this, node.expression), (node.expression, node.this)):
+            factor = _number(constant.unnest())
+            if factor is not None:
+                return _scaled(_factors(other, aggregates), factor)
+    if isinstance(node, exp.Div) and (factor := _number(node.expression.unnest())):
+        return _scaled(_factors(node.this, aggregates), 1 / factor)
+    return None
+
+
+def _scaled(factors: Factors | None, by: float) -> Factors | None:
+    return None if factors is None else {name: by * factor for name, factor in factors.items()}
+
+
+def _number(node: exp.Expr) -> float | None:
+    try:
+        value = literal_value(node)
+    except (ValueError, TypeError):
+        return None
+    return float(value) if type(value) in (int, float) else None
+
+
+class QueryBuilder:
+    """Builds the parts of a query that hold expressions: its aggregates, what is done before them
+    (`prepare`) and after them (`finish`).
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft, parameters = draft, draft.parameters
+        self._zone = str(parameters.get("time_zone", "UTC"))
+        self._compiler = Compiler(statement=draft.statement, zone=self._zone)
+        passed = ("privacy_unit_column", "time_column", "arrival_column")
+        self._passed: list[str] = [parameters[name] for name in passed if name in parameters]
+        self._computed: dict[str, Expression] = {}
+        for name, node in draft.keys.items():
+            self._add_key(name, node)
+        self.aggregates = {
+            name: self._aggregate(name, call) for name, call in draft.aggregates.items()
+        }
+
+    def _expression(self, node: exp.Expr) -> Expression:
+        """A compiled expression of the source's columns."""
+        columns = dict.fromkeys(column.name for column in node.find_all(exp.Column))
+        compute = self._compiler.compile(node)
+        return Expression(text=canonical(node), columns=tuple(columns), compute=compute)
+
+    def _add_key(self, name: str, node: exp.Expr) -> None:
+        """A column to group by, under its own name."""
+        if isinstance(node, exp.Column) and node.name == name:
+            self._passed.append(name)
+        elif name in self._passed:
+            raise self._draft.refusal(
+                node, f"the key {name} has the name of another column that is used", "rename it"
+            )
+        else:
+            self._computed[name] = self._expression(node)
+
+    def _value(self, node: exp.Expr) -> str:
+        """The name of a column that holds an expression's values."""
+        if isinstance(node, exp.Column) and node.name not in self._computed:
+            self._passed.append(node.name)
+            return node.name
+        expression = self._expression(node)
+        name = expression.text
+        while name in self._passed or self._computed.get(name, expression) != expression:
+            name += "'"
+        self._computed[name] = expression
+        return name
+
+    def _aggregate(self, name: str, call: exp.Expr) -> Aggregate:
+        """One aggregate of the query."""
+        argument = call.expressions[0]
+        if isinstance(argument, exp.Star):
+            return Count(name)
+        if isinstance(argument, exp.Distinct):
+            return CountUnits(name)
+        node = substitute(self._draft, argument, self._draft.relation)
+        if call_name(call) in ("COUNT", "COUNTIF"):  # a SUM of ones and zeros
+            test = node
+            if call_name(call) == "COUNT":
+                test = exp.Not(this=exp.Is(this=exp.Paren(this=node), expression=exp.Null()))
+            ones = exp.Case(
+                ifs=[exp.If(this=test, true=exp.Literal.number(1))], default=exp.Literal.number(0)
+            )
+            return Sum(
+                name, column=self._value(ones), contribution_bounds_per_row=(0, 1), quantum=1
+            )
+        named = named_arguments(call)
+        lo, hi = (self._number(each) for each in named[BOUNDS].expressions)
+        quantum = self._number(named["quantum"]) if "quantum" in named else None
+        kind = BOUNDED_AGGREGATES[call_name(call)]
+        try:
+            column = self._value(node)
+            return kind(name, column=column, contribution_bounds_per_row=(lo, hi), quantum=quantum)
+        except InvalidParameter as error:
+            raise self._draft.refusal(call, str(error), "change the bounds") from None
+
+    def _number(self, node: exp.Expr) -> Fraction:
+        try:
+            return Fraction(str(literal_value(node)))
+        except (ValueError, TypeError):
+            raise self._draft.refusal(node, "a bound is a number", "write (0, 600)") from None
+
+    def prepare(self) -> RowPreparation | None:
+        """Filters and computed columns; None if rows are used as they are."""
+        filters = self._draft.relation.where
+        if not self._computed and not filters:
+            return None
+        where = None
+        if filters:
+            wrapped = filters if len(filters) == 1 else [exp.Paren(this=node) for node in filters]
+            both = reduce(lambda left, right: exp.And(this=left, expression=right), wrapped)
+            where = self._expression(both)
+        used = [*self._passed, *(name for each in self._computed.values() for name in each.columns)]
+        return RowPreparation(
+            columns=tuple(dict.fromkeys([*used, *(where.columns if where else ())])),
+            passed=tuple(dict.fromkeys(self._passed)),
+            computed=tuple(self._computed.items()),
+            where=where,
+            zone=self._zone,
+        )
+
+    def finish(self) -> PostProcessing | None:
+        """None if everything is published as the engine has it."""
+        clauses = self._draft.select.args
+        having, order = clauses.get("having"), clauses.get("order")
+        limit, offset = clauses.get("limit"), clauses.get("offset")
+        columns = tuple(
+            ComputedColumn(
+                name=name, value=self._expression(node), error_bar=self._error_bar(node.unnest())
+            )
+            for name, node in self._draft.computed.items()
+        )
+        shown = self._shown(columns)
+        if not (having or order or limit or offset or columns or shown):
+            return None
+        return PostProcessing(
+            columns=columns,
+            having=None if having is None else self._published(having.this),
+            order=tuple(
+                (
+                    self._published(term.this),
+                    bool(term.args.get("desc")),
+                    bool(term.args.get("nulls_first")),
+                )
+                for term in ([] if order is None else order.expressions)
+            ),
+            limit=None if limit is None else int(limit.expression.name),
+            offset=0 if offset is None else int(offset.expression.name),
+            shown=shown,
+            zone=self._zone,
+        )
+
+    def _error_bar(self, node: exp.Expr) -> ErrorBar | None:
+        """The error bar of an expression of published columns; None if there is no honest one."""
+        shared = self._draft.parameters.get("debias") is not None  # one noisy factor for all
+        factors = _factors(node, self.aggregates)
+        if factors is not None:
+            honest = self._independent(factors) and not (shared and len(factors) > 1)
+            return ErrorBar(terms=_terms(factors)) if honest else None
+        if not isinstance(node, exp.Div) or shared:
+            return None
+        above, below = (_factors(part, self.aggregates) for part in (node.this, node.expression))
+        if above is None or not below or set(above) & set(below):
+            return None
+        if not self._independent(above | below):
+            return None
+        return ErrorBar(
+            terms=_terms(above),
+            denominator_terms=_terms(below),
+            denominator=self._expression(node.expression),
+        )
+
+    def _independent(self, names: Iterable[str]) -> bool:
+        """Is no measure behind two of them? Rows are units where a unit has one row per group."""
+        seen: set[Measure] = set()
+        for name in names:
+            aggregate = self.aggregates[name]
+            mine = {*aggregate.measures(True), *aggregate.measures(False)}
+            if seen & mine:
+                return False
+            seen |= mine
+        return True
+
+    def _shown(self, columns: tuple[ComputedColumn, ...]) -> tuple[str, ...] | None:
+        """The columns in SELECT's order, with their error bars; None if the engine has it so."""
+        draft = self._draft
+        windows = list(WINDOW_COLUMNS) if "time_column" in draft.parameters else []
+        intervals = [] if draft.parameters.get("confidence") is None else ["_low", "_high"]
+        suffixes = {each.name: ["_stddev"] for each in columns if each.error_bar is not None}
+        suffixes |= {name: ["_stddev", *intervals] for name in self.aggregates}
+
+        def with_error_bars(names: Iterable[str]) -> list[str]:
+            return [f"{name}{end}" for name in names for end in ["", *suffixes.get(name, [])]]
+
+        natural = [*windows, *draft.keys, *with_error_bars(self.aggregates)]
+        shown = with_error_bars(draft.outputs)
+        if shown == natural[len(windows) :]:
+            return None  # nothing is said about windows: they come first
+        shown += [name for name in windows if name not in shown]
+        if draft.series:
+            shown.append("held")
+            natural.append("held")
+        return None if shown == natural else (*shown, *RELEASE_COLUMNS)
+
+    def _published(self, node: exp.Expr) -> Expression:
+        """An expression of what is published: names of keys, aggregates and windows."""
+        draft = self._draft
+        shown = [name for name in draft.aggregates if name not in draft.hidden]
+        names = [name for each in shown for name in (each, f"{each}_stddev")]
+        names += [*draft.computed, *draft.keys, *RELEASE_COLUMNS]
+        if "time_column" in draft.parameters:
+            names += WINDOW_COLUMNS
+        if isinstance(node, exp.Literal) and not node.is_string:
+            at = selected_position(draft, node)
+            name = draft.outputs[at]
+            node = draft.select.expressions[at].unalias()
+            if name in draft.computed:
+                node = exp.column(name, quoted=True)
+        written = {canonical(call): name for name, call in draft.aggregates.items()}
+        keys = {canonical(expression): name for name, expression in draft.keys.items()}
+
+        def publish(part: exp.Expr) -> exp.Expr:
+            text = canonical(part)
+            if call_name(part) in AGGREGATES:
+                if text not in written:
+                    raise draft.refusal(
+                        part, f"{text} is not among the columns of SELECT", "select it too"
+                    )
+                return exp.column(written[text], quoted=True)
+            if isinstance(part, exp.Column) and part.name in names and not part.args.get("table"):
+                return exp.column(part.name, quoted=True)
+            if text in keys:
+                return exp.column(keys[text], quoted=True)
+            if isinstance(part, exp.Column):
+                raise draft.refusal(
+                    part,
+                    f"{text} is not published: HAVING and ORDER BY see noisy results alone",
+                    f"use {', '.join(names)}; filter rows in WHERE",
+                )
+            return part
+
+        return self._expression(node.transform(publish))
