@@ -51,7 +51,7 @@ class Workload:
     @cached_property
     def _answers(self) -> list[Naturals | None]:
         """By query, synopses x groups; None where every bin stands for itself."""
-        return [None if one.single else self.pool.grouped(one) for one in self.queries]
+        return [None if query.single else self.pool.grouped(query) for query in self.queries]
 
     def errors(self, probabilities: Naturals, query: int) -> Integers:
         """How far every synopsis is from the right answer to one query, in grid steps."""
@@ -64,8 +64,8 @@ class Workload:
     def errors_of(self, synopsis: int, probabilities: Naturals) -> Integers:
         """How far one synopsis is from the right answer to every query, in grid steps."""
         off = self.pool.member(synopsis).astype(np.int64) - probabilities
-        sums = (off if one.single else one.sum(off) for one in self.queries)
-        return np.array([np.abs(one).sum() for one in sums])
+        sums = (off if query.single else query.sum(off) for query in self.queries)
+        return np.array([np.abs(by_group).sum() for by_group in sums])
 
 
 @lru_cache(maxsize=2)
@@ -73,8 +73,8 @@ def workload(
     name: str, queries: tuple[Grouping, ...], *, bins: int, size: int, seed: int
 ) -> Workload:
     """Made once and kept, for it is large."""
-    found = pool(name, bins=bins, size=size, seed=seed)
-    return Workload(pool=found, queries=groups_of(queries, bins))
+    synopses = pool(name, bins=bins, size=size, seed=seed)
+    return Workload(pool=synopses, queries=groups_of(queries, bins))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import cycle, islice
+from itertools import cycle
 from typing import Any, Final
 
 import numpy as np
@@ -61,8 +61,8 @@ def mixed(bins: int, count: int, seed: int) -> Iterator[Reals]:
     yield even(bins)
     simple, random = _all_shapes(bins), dirichlet(bins, count, seed=seed)
     for number in range(count - 1):
-        found = next(simple, None) if number % 4 else None
-        yield next(random) if found is None else found
+        shape = next(simple, None) if number % 4 else None
+        yield next(random) if shape is None else shape
 
 
 POOLS: Final[dict[str, Callable[[int, int, int], Iterator[Reals]]]] = {
@@ -161,22 +161,22 @@ def check_groups(queries: Any) -> tuple[Grouping, ...]:
 
 def groups_of(queries: Sequence[Grouping], bins: int) -> tuple[BinGroups, ...]:
     """The groupings of a domain; without any, every bin by itself."""
-    found = []
+    groupings = []
     for query in queries or (bins,):
         if isinstance(query, int):
             if query > bins:
                 raise InvalidParameter(
                     f"a query has {query} groups, but there are {bins} bins; ask for at most {bins}"
                 )
-            found.append(BinGroups.equal(bins, query))
+            groupings.append(BinGroups.equal(bins, query))
             continue
         if len(query) != bins or sorted(set(query)) != list(range(max(query) + 1)):
             raise InvalidParameter(
                 f"a query names the group of each of the {bins} bins, as numbers from 0 on without "
                 f"gaps; got {len(query)} numbers, {sorted(set(query))[:9]}"
             )
-        found.append(BinGroups(of=query))
-    return tuple(found)
+        groupings.append(BinGroups(of=query))
+    return tuple(groupings)
 
 
 GRID: Final = 1 << 30
@@ -208,9 +208,8 @@ class Pool:
     @cached_property
     def digest(self) -> str:
         """Tells pools apart: a release goes on only with the pool that it began with."""
-        parts = (self.units, self.floor, self.unit)
         digest = hashlib.blake2b(digest_size=16)
-        for part in parts:
+        for part in (self.units, self.floor, self.unit):
             digest.update(np.ascontiguousarray(part).data)
         return digest.hexdigest()
 
@@ -221,16 +220,12 @@ class Pool:
 
     def member(self, number: int) -> Naturals:
         """One synopsis, on the grid."""
-        member: Naturals = self.floor[number] + self.unit[number] * self.units[number].astype(
-            np.uint32
-        )
-        return member
+        units: Naturals = self.units[number].astype(np.uint32)
+        return self.floor[number] + self.unit[number] * units
 
     def pdf(self, number: int) -> Reals:
         """One synopsis, as published: a distribution that adds up to 1."""
-        member = self.member(number).astype(np.float64)
-        normal: Reals = member / member.sum()
-        return normal
+        return _normal(self.member(number).astype(np.float64))
 
     def grouped(self, groups: BinGroups) -> Naturals:
         """Every synopsis, summed over groups of bins."""
@@ -246,19 +241,18 @@ class Pool:
 
         Of groups of bins, if the synopses are given `grouped`; they add up to the same.
         """
-        shared = np.empty(len(self), dtype=np.int64)
         if grouped is None:
+            shared = np.empty(len(self), dtype=np.int64)
             _shared_bytes(probabilities, self.units, self.floor, self.unit, shared)
         else:
-            _shared(probabilities, grouped, shared)
+            shared = np.minimum(probabilities, grouped).sum(axis=1, dtype=np.int64)
         return int(probabilities.sum(dtype=np.int64)) + self.masses - 2 * shared
 
 
-def quantise(rows: list[Reals]) -> Pool:
+def quantise(rows: Iterable[Reals], *, size: int, bins: int) -> Pool:
     """Distributions in bytes: the smallest value of each is its floor, what is lost is spread."""
-    bins = len(rows[0])
-    units = np.empty((len(rows), bins), dtype=np.uint8)
-    floor, unit = (np.empty(len(rows), dtype=np.uint32) for _ in range(2))
+    units = np.empty((size, bins), dtype=np.uint8)
+    floor, unit = (np.empty(size, dtype=np.uint32) for _ in range(2))
     for number, row in enumerate(rows):
         lowest, highest = float(row.min()), float(row.max())
         step = max(int(np.ceil((highest - lowest) * GRID / _UNITS)), 1)
@@ -275,19 +269,7 @@ def pool(name: str, *, bins: int, size: int, seed: int) -> Pool:
         raise InvalidParameter(f"a pool must be one of {', '.join(POOLS)}; got {name!r}")
     if not _FEWEST <= size <= _MOST:
         raise InvalidParameter(f"a pool has {_FEWEST} to {_MOST} synopses; got {size}")
-    return _stack(POOLS[name](bins, size, seed))
-
-
-def _stack(rows: Iterator[Reals]) -> Pool:
-    """A few rows at a time: all of them in floats would take eight times the room."""
-    parts = []
-    while chunk := list(islice(rows, 64)):
-        parts.append(quantise(chunk))
-    return Pool(
-        units=np.concatenate([part.units for part in parts]),
-        floor=np.concatenate([part.floor for part in parts]),
-        unit=np.concatenate([part.unit for part in parts]),
-    )
+    return quantise(POOLS[name](bins, size, seed), size=size, bins=bins)
 
 
 @njit(cache=True, nogil=True)
@@ -321,13 +303,3 @@ def _four_rows(wanted, units, floor, unit):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True, inline="always")
 def _lower(wanted, count, floor, unit):  # type: ignore[no-untyped-def]
     return min(wanted, np.uint32(floor + np.uint32(np.uint32(count) * unit)))
-
-
-@njit(cache=True, nogil=True)
-def _shared(wanted, synopses, out):  # type: ignore[no-untyped-def]
-    """Sum of minima by row."""
-    for j in range(synopses.shape[0]):
-        total = np.int64(0)
-        for i in range(synopses.shape[1]):
-            total += min(wanted[i], synopses[j, i])
-        out[j] = total
