@@ -118,19 +118,17 @@ class Dsat(HistogramMechanism, identity="dsat", keys="change adaptive"):
         before_publication, before_run = self._limits
         if state.published.units_before(spend.step) > before_publication:
             return state, False
-        if state.run is None:
+        run, unit = state.run, histogram_change()
+        if run is None:
             if state.runs.units_before(spend.step) > before_run:
                 return state, False
-            unit = histogram_change()
             run = AboveThreshold.open(spend, epsilon=self.run_budget, sensitivity=unit)
             state = with_changes(state, run=run)
-        assert state.run is not None
         assert state.values is not None
         threshold = self._threshold(state.values, state.factor)
-        if not state.run.exceeds(distance(state.values, x), threshold, spend):
+        if not run.exceeds(distance(state.values, x), threshold, spend):
             return state, False
-        closed = state.runs.pay(spend.step, state.run.epsilon)
-        return with_changes(state, run=None, runs=closed), True
+        return with_changes(state, run=None, runs=state.runs.pay(spend.step, run.epsilon)), True
 
     def _threshold(self, values: Integers, factor: float) -> Fraction:
         level = max(int(values.sum()), 0)
