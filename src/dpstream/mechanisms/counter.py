@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dpstream.counting.buffered import BufferedLinearToeplitz
 from dpstream.counting.float_error import calibrate
-from dpstream.counting.keyed_noise import KeyedNoise, advance_noise, no_keys
+from dpstream.counting.keyed_noise import KeyedNoise, advance_noise
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.mechanisms.base import Spender, as_block, whole
 from dpstream.mechanisms.counters.blt import BltCounter
@@ -75,16 +75,12 @@ class KeyedCounting(CountingParameters, identity="keyed_counter", keys="steps bu
         sigma, quantum = float(self.calibrated[1]), float(Fraction(self.quantum))
         return quantum * float(np.hypot(sigma * self.process.row_norm(step), 12**-0.5))
 
-    def start(self) -> KeyedNoise:
-        """Nobody has joined."""
-        return no_keys(self.process)
-
     def step(
-        self, noise: KeyedNoise, joining: Words, step: int, spend: Spender, cover: Cover
+        self, noise: KeyedNoise | None, joining: Words, step: int, spend: Spender, cover: Cover
     ) -> tuple[KeyedNoise, Integers]:
         """Move everybody to `step` (from 1) and let `joining` in; noise in grid steps, per key.
 
-        The arrays of `noise` are used up: they become those of the answer.
+        The arrays of `noise` (None: nobody has joined) become those of the answer.
         """
 
         def draw(ids: Words, purpose: str, each: int) -> Reals:
@@ -133,18 +129,16 @@ class Counter:
         if keys and steps is None:
             raise InvalidParameter("a counter with keys needs steps: how many there will be")
         self._counting: Runner | _Keyed
-        if keys:
-            keyed = KeyedCounting(steps=steps or 0, **parameters)
+        if steps is not None and keys:
+            keyed = KeyedCounting(steps=steps, **parameters)
             self._counting = _Keyed(keyed, secret, run_id, ledger, dataset)
-        else:
-            exact = (
-                UnboundedCounter(**parameters)
-                if steps is None
-                else BltCounter(steps=steps, **parameters)
-            )
-            self._counting = Runner(
-                exact, secret=secret, run_id=run_id, ledger=ledger, dataset=dataset
-            )
+            return
+        exact = (
+            UnboundedCounter(**parameters)
+            if steps is None
+            else BltCounter(steps=steps, **parameters)
+        )
+        self._counting = Runner(exact, secret=secret, run_id=run_id, ledger=ledger, dataset=dataset)
 
     def add(self, counts: Any, *, keys: Iterable[Any] | None = None) -> Release:
         """Take one step's counts; publish the running sums.
@@ -192,7 +186,7 @@ class _Keyed:
             run=run, key=known.noise_key(run, fingerprint), ledger=book, dataset=dataset
         )
         self._digest_key, self._chain = known.key("input digest", run), bytes(16)
-        self._noise = mechanism.start()
+        self._noise: KeyedNoise | None = None
         self._cover: Cover | None = None
         self._sums = np.zeros(0, np.int64)
 

@@ -21,6 +21,7 @@ from scipy.optimize import brentq
 from scipy.special import spence
 
 from dpstream.errors import InvalidParameter
+from dpstream.mechanisms.base import check_choice
 from dpstream.records import Integers, Reals
 
 
@@ -164,8 +165,7 @@ def budget_series(name: str, *, total: Fraction, change: Fraction, decay: Fracti
         "telescoping": lambda: Telescoping(total=total),
         "dilogarithm": lambda: Dilogarithm(total=total, change=change, decay=decay),
     }
-    if name not in known:
-        raise InvalidParameter(f"series must be one of {', '.join(known)}; got {name!r}")
+    check_choice(name, "series", known)
     return known[name]()
 
 
@@ -319,8 +319,7 @@ ALLOCATIONS: Final[dict[str, Callable[[BudgetSeries, float, int], Allocation]]] 
 
 def allocation(name: str, *, series: BudgetSeries, rate: Fraction, seed: int) -> Allocation:
     """The rule of this name; `random` is Algorithm 3, `ranges` Algorithm 4."""
-    if name not in ALLOCATIONS:
-        raise InvalidParameter(f"allocation must be one of {', '.join(ALLOCATIONS)}; got {name!r}")
+    check_choice(name, "allocation", ALLOCATIONS)
     return ALLOCATIONS[name](series, float(rate), seed)
 
 

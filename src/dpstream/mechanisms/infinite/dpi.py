@@ -15,9 +15,13 @@ from typing import Any, Final
 import numpy as np
 
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
-from dpstream.mechanisms.base import MechanismBase, Spender, check_counts, whole
-from dpstream.mechanisms.infinite import budget_series as allocations
-from dpstream.mechanisms.infinite.budget_series import BudgetSeries, budget_series
+from dpstream.mechanisms.base import MechanismBase, Spender, check_choice, check_counts, whole
+from dpstream.mechanisms.infinite.budget_series import (
+    Allocation,
+    BudgetSeries,
+    allocation,
+    budget_series,
+)
 from dpstream.mechanisms.infinite.synopsis_pool import (
     GRID,
     POOLS,
@@ -233,8 +237,7 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
                 f"dummy_rows={self.dummy_rows} bound a user's influence only if rows_per_user "
                 "does: a user with all rows of a slot outweighs them; give rows_per_user too"
             )
-        if self.pool not in POOLS:
-            raise InvalidParameter(f"pool must be one of {', '.join(POOLS)}; got {self.pool!r}")
+        check_choice(self.pool, "pool", POOLS)
         object.__setattr__(self, "queries", check_groups(self.queries))
         self._plan(self._scoring.change(self.pdf_change, 2))
 
@@ -250,18 +253,18 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
             overfitting_bound=Fraction(self.overfitting_bound),
         )
 
-    def _plan(self, change: Fraction) -> tuple[BudgetSeries, allocations.Allocation]:
+    def _plan(self, change: Fraction) -> tuple[BudgetSeries, Allocation]:
         """The series of budgets and who gets which, for scores that move by `change`."""
         if change not in self._plans:
             total, decay = Fraction(self.epsilon), Fraction(self.decay_rate)
             terms = budget_series(self.series, total=total, change=change / SCORE, decay=decay)
             rate = Fraction(self.rate)
-            rule = allocations.allocation(self.allocation, series=terms, rate=rate, seed=self.seed)
+            rule = allocation(self.allocation, series=terms, rate=rate, seed=self.seed)
             self._plans[change] = terms, rule
         return self._plans[change]
 
     @cached_property
-    def _plans(self) -> dict[Fraction, tuple[BudgetSeries, allocations.Allocation]]:
+    def _plans(self) -> dict[Fraction, tuple[BudgetSeries, Allocation]]:
         return {}
 
     def terms(self) -> Terms:
@@ -313,7 +316,7 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
         sensitivity = score_sum_change(change, slots=scores.slots)
         return spend.choose(scores.sums, sensitivity=sensitivity, epsilon=epsilon, purpose=purpose)
 
-    def _begin(self, state: DpiState, work: Workload, rule: allocations.Allocation) -> DpiState:
+    def _begin(self, state: DpiState, work: Workload, rule: Allocation) -> DpiState:
         if not state.pool:
             return DpiState(
                 pool=work.pool.digest,

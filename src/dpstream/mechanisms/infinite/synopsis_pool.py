@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.base import whole
+from dpstream.mechanisms.base import check_choice, whole
 from dpstream.mechanisms.infinite.budget_series import below, gammas
 from dpstream.records import Integers, Reals
 
@@ -265,8 +265,7 @@ def quantise(rows: Iterable[Reals], *, size: int, bins: int) -> Pool:
 @lru_cache(maxsize=2)
 def pool(name: str, *, bins: int, size: int, seed: int) -> Pool:
     """The pool of this name; made once and kept, for it is large."""
-    if name not in POOLS:
-        raise InvalidParameter(f"a pool must be one of {', '.join(POOLS)}; got {name!r}")
+    check_choice(name, "a pool", POOLS)
     if not _FEWEST <= size <= _MOST:
         raise InvalidParameter(f"a pool has {_FEWEST} to {_MOST} synopses; got {size}")
     return quantise(POOLS[name](bins, size, seed), size=size, bins=bins)
