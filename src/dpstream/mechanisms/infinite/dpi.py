@@ -146,11 +146,6 @@ class Memory:
     sums: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     slots: int = 0
 
-    @classmethod
-    def of(cls, candidates: int) -> Memory:
-        """No slot seen."""
-        return cls(sums=np.zeros(candidates, dtype=np.int64))
-
     def add(self, scores: Integers) -> Memory:
         """One more slot."""
         return Memory(sums=self.sums + scores, slots=self.slots + 1)
@@ -320,8 +315,8 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
         if not state.pool:
             return DpiState(
                 pool=work.pool.digest,
-                synopses=Memory.of(len(work.pool)),
-                queries=Memory.of(len(work.queries)),
+                synopses=Memory(sums=np.zeros(len(work.pool), np.int64)),
+                queries=Memory(sums=np.zeros(len(work.queries), np.int64)),
                 allocation=rule.start(),
             )
         if state.pool != work.pool.digest:

@@ -243,7 +243,7 @@ class Pool:
         """
         if grouped is None:
             shared = np.empty(len(self), dtype=np.int64)
-            _shared_bytes(probabilities, self.units, self.floor, self.unit, shared)
+            _shared_mass(probabilities, self.units, self.floor, self.unit, shared)
         else:
             shared = np.minimum(probabilities, grouped).sum(axis=1, dtype=np.int64)
         return int(probabilities.sum(dtype=np.int64)) + self.masses - 2 * shared
@@ -272,33 +272,11 @@ def pool(name: str, *, bins: int, size: int, seed: int) -> Pool:
 
 
 @njit(cache=True, nogil=True)
-def _shared_bytes(wanted, units, floor, unit, out):  # type: ignore[no-untyped-def]
-    """Sum of minima by row; four rows at a time, because one does not keep the memory busy."""
-    rows = units.shape[0]
-    for j in range(0, rows - 3, 4):
-        out[j], out[j + 1], out[j + 2], out[j + 3] = _four_rows(
-            wanted, units[j : j + 4], floor[j : j + 4], unit[j : j + 4]
-        )
-    for j in range(rows - rows % 4, rows):
+def _shared_mass(wanted, units, floor, unit, out):  # type: ignore[no-untyped-def]
+    """Sum of minima by row; it stays below 2^32: it is at most what `wanted` adds up to, GRID."""
+    for j in range(units.shape[0]):
         total = np.uint32(0)
         for i in range(wanted.shape[0]):
-            total = np.uint32(total + _lower(wanted[i], units[j, i], floor[j], unit[j]))
+            member = np.uint32(floor[j] + np.uint32(np.uint32(units[j, i]) * unit[j]))
+            total = np.uint32(total + min(wanted[i], member))
         out[j] = total
-
-
-@njit(cache=True, nogil=True)
-def _four_rows(wanted, units, floor, unit):  # type: ignore[no-untyped-def]
-    """Sums stay below 2^32: each is at most what `wanted` adds up to, GRID and one a bin."""
-    a = b = c = d = np.uint32(0)
-    first, second, third, fourth = units[0], units[1], units[2], units[3]
-    for i in range(wanted.shape[0]):
-        a = np.uint32(a + _lower(wanted[i], first[i], floor[0], unit[0]))
-        b = np.uint32(b + _lower(wanted[i], second[i], floor[1], unit[1]))
-        c = np.uint32(c + _lower(wanted[i], third[i], floor[2], unit[2]))
-        d = np.uint32(d + _lower(wanted[i], fourth[i], floor[3], unit[3]))
-    return a, b, c, d
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _lower(wanted, count, floor, unit):  # type: ignore[no-untyped-def]
-    return min(wanted, np.uint32(floor + np.uint32(np.uint32(count) * unit)))
