@@ -17,7 +17,7 @@ from dpstream.counting.buffered import BufferedLinearToeplitz
 from dpstream.counting.float_error import calibrate
 from dpstream.counting.keyed_noise import KeyedNoise, advance_noise
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.mechanisms.base import Spender, as_block, whole
+from dpstream.mechanisms.base import as_block, whole
 from dpstream.mechanisms.counters.blt import BltCounter
 from dpstream.mechanisms.counters.unbounded import UnboundedCounter
 from dpstream.mechanisms.parts.factorised_counter import CountingParameters
@@ -76,7 +76,7 @@ class KeyedCounting(CountingParameters, identity="keyed_counter", keys="steps bu
         return quantum * float(np.hypot(sigma * self.process.row_norm(step), 12**-0.5))
 
     def step(
-        self, noise: KeyedNoise | None, joining: Words, step: int, spend: Spender, cover: Cover
+        self, noise: KeyedNoise | None, joining: Words, step: int, spend: Spend, cover: Cover
     ) -> tuple[KeyedNoise, Integers]:
         """Move everybody to `step` (from 1) and let `joining` in; noise in grid steps, per key.
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -76,12 +77,10 @@ def _geometric(first: float, last: float, ratio: float) -> list[float]:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def priors(
-    level: Reals, drift: Reals, white: Reals, pool: Reals, pooled: float, out: Reals
-) -> None:
+def priors(level: Reals, drift: Reals, white: Reals, pool: Reals, pooled: float) -> Reals:
     """Weights that models have before they are tried: near the usual ratios to the bin's level."""
     n_drift, n_white = len(drift), len(white)
-    near = np.empty(n_drift + n_white)
+    out, near = np.empty((len(level), n_drift * n_white)), np.empty(n_drift + n_white)
     centre, spread = np.empty(n_drift + n_white), np.empty(n_drift + n_white)
     for i in range(n_drift):
         centre[i], spread[i] = drift[i] - _DRIFT[0], _DRIFT[1]
@@ -110,6 +109,7 @@ def priors(
         row[0] += (1.0 - pooled) * _STILL
         for g in range(n_drift * n_white):
             row[g] += pooled * pool[g]
+    return out
 
 
 _SHARE = 0.02  # weight that returns to the prior at a publication
@@ -286,8 +286,7 @@ class Bank:
     pool: Reals  # models; mean weight over bins
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Belief:
+class Belief(NamedTuple):
     """What the bank thinks of each bin: the count just published, and the level behind it."""
 
     count: Reals
@@ -300,8 +299,7 @@ def first_belief(z: Reals, scale: float, grid: Models) -> tuple[Bank, Belief]:
     """After the first publication: every model believes what was published."""
     bins, size = len(z), len(grid.drift)
     level = np.maximum(z, 0.5 * scale)
-    weight, none = np.empty((bins, size)), np.zeros(size)
-    priors(level, grid.log_drift_sd, grid.log_white_sd, none, 0.0, weight)
+    weight = priors(level, grid.log_drift_sd, grid.log_white_sd, np.zeros(size), 0.0)
     noise = np.full(bins, 2.0 * scale * scale)
     bank = Bank(
         weight=weight,
@@ -316,8 +314,7 @@ def first_belief(z: Reals, scale: float, grid: Models) -> tuple[Bank, Belief]:
 def learn(bank: Bank, z: Reals, scale: float, gap: int, grid: Models) -> tuple[Bank, Belief]:
     """After another publication, `gap` steps later."""
     pooled = _POOLED if len(z) > 1 else 0.0
-    weight = np.empty_like(bank.weight)
-    priors(bank.level, grid.log_drift_sd, grid.log_white_sd, bank.pool, pooled, weight)
+    weight = priors(bank.level, grid.log_drift_sd, grid.log_white_sd, bank.pool, pooled)
     mean, variance, pool, by_bin = learn_all(
         z,
         scale,
@@ -330,12 +327,9 @@ def learn(bank: Bank, z: Reals, scale: float, gap: int, grid: Models) -> tuple[B
         weight,
         _LIGHT if len(z) > FULL_BINS else 0.0,
     )
-    count, count_variance, level, disagreement, typical_level = by_bin
-    belief = Belief(
-        count=count, count_variance=count_variance, level=level, disagreement=disagreement
-    )
+    *belief, typical_level = by_bin
     bank = Bank(weight=weight, mean=mean, variance=variance, level=typical_level, pool=pool)
-    return bank, belief
+    return bank, Belief(*belief)
 
 
 def later_variance(bank: Bank, belief: Belief, after: float, grid: Models) -> Reals:
