@@ -58,12 +58,8 @@ class KeyedCounting(CountingParameters, identity="keyed_counter", keys="steps bu
         """mu^2, sigma in grid steps, and what floats add to the promise."""
         assert self.epsilon is not None
         assert self.delta is not None
-        return calibrate(
-            self.process,
-            change=self.change,
-            epsilon=Fraction(self.epsilon),
-            delta=Fraction(self.delta),
-        )
+        epsilon, delta = Fraction(self.epsilon), Fraction(self.delta)
+        return calibrate(self.process, change=self.change, epsilon=epsilon, delta=delta)
 
     def terms(self) -> Terms:
         """Event-level GDP."""
