@@ -80,8 +80,8 @@ class KeyedCounting(CountingParameters, identity="keyed_counter", keys="steps bu
         """
 
         def draw(ids: Words, purpose: str, each: int) -> Reals:
-            known = purpose == "step"  # whoever joins may be named twice, and is checked
-            return spend.normals(ids, each=each, purpose=purpose, cover=cover, distinct=known)
+            distinct = purpose == "step"  # whoever joins may be named twice, and is checked
+            return spend.normals(ids, each=each, purpose=purpose, cover=cover, distinct=distinct)
 
         return advance_noise(self.process, noise, joining, step, float(self.calibrated[1]), draw)
 
@@ -173,15 +173,15 @@ class _Keyed:
     ) -> None:
         self.mechanism, self.steps_done, self.rows = mechanism, 0, dict[Any, int]()
         book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-        run, known = mint_run_id() if run_id is None else run_id, Secret.of(secret)
+        run, run_secret = mint_run_id() if run_id is None else run_id, Secret.of(secret)
         book.admit(dataset, mechanism.terms(), "a counter with keys")
         facts = ("keyed counter", mechanism, dataset, tuple(noise_versions()))
-        fingerprint = known.fingerprint(run, canonical(facts))
+        fingerprint = run_secret.fingerprint(run, canonical(facts))
         book.register(dataset, run.hex(), fingerprint)
         self._spend = Spend(
-            run=run, key=known.noise_key(run, fingerprint), ledger=book, dataset=dataset
+            run=run, key=run_secret.noise_key(run, fingerprint), ledger=book, dataset=dataset
         )
-        self._digest_key, self._chain = known.key("input digest", run), bytes(16)
+        self._digest_key, self._chain = run_secret.key("input digest", run), bytes(16)
         self._noise: KeyedNoise | None = None
         self._cover: Cover | None = None
         self._sums = np.zeros(0, np.int64)

@@ -160,13 +160,13 @@ BudgetSeries = Telescoping | Level | Dilogarithm
 
 def budget_series(name: str, *, total: Fraction, change: Fraction, decay: Fraction) -> BudgetSeries:
     """The series of this name."""
-    known: dict[str, Callable[[], BudgetSeries]] = {
+    by_name: dict[str, Callable[[], BudgetSeries]] = {
         "level": lambda: Level(total=total),
         "telescoping": lambda: Telescoping(total=total),
         "dilogarithm": lambda: Dilogarithm(total=total, change=change, decay=decay),
     }
-    check_choice(name, "series", known)
-    return known[name]()
+    check_choice(name, "series", by_name)
+    return by_name[name]()
 
 
 def uniforms(name: str, size: int) -> Reals:
@@ -200,11 +200,11 @@ def gammas(name: str, size: int, shape: float) -> Reals:
         u, v, w = uniforms(f"{name}/{attempt}", 3 * (missing + 8)).reshape(3, -1)
         normal = np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
         cube = (1 + normal / np.sqrt(9 * scale)) ** 3
-        kept = cube > 0
-        kept[kept] = np.log(w[kept]) < (
-            normal[kept] ** 2 / 2 + scale * (1 - cube[kept] + np.log(cube[kept]))
+        accept = cube > 0
+        accept[accept] = np.log(w[accept]) < (
+            normal[accept] ** 2 / 2 + scale * (1 - cube[accept] + np.log(cube[accept]))
         )
-        accepted, attempt = np.append(accepted, scale * cube[kept]), attempt + 1
+        accepted, attempt = np.append(accepted, scale * cube[accept]), attempt + 1
     return accepted[:size]
 
 

@@ -42,8 +42,8 @@ class TwoWindows:
         """Forget what is too old, add one change."""
         oldest = step - self.windows * self.window + 1
         mean, square = _mean(np.abs(new - old).astype(np.float64)), _mean_square(old, new)
-        kept = self.entries[self.entries[:, 0] >= oldest]
-        entries = np.vstack([kept, [(step, mean, square)]])
+        recent = self.entries[self.entries[:, 0] >= oldest]
+        entries = np.vstack([recent, [(step, mean, square)]])
         return TwoWindows(window=self.window, windows=self.windows, entries=entries)
 
     def variance(self) -> float:
@@ -218,11 +218,11 @@ class Spas(HistogramMechanism, identity="spas", keys="update warm_up"):
 
     def _by_count(self, count: int) -> Costs:
         """What follows from C* = `count`."""
-        known = self._costs.get(count)
-        if known is None:
+        costs = self._costs.get(count)
+        if costs is None:
             publication = on_grid(self.publishing / count)
             run = on_grid(self.testing / (count + 1))
-            known = self._costs[count] = Costs(
+            costs = self._costs[count] = Costs(
                 publication=publication,
                 run=run,
                 units=units(publication),
@@ -230,7 +230,7 @@ class Spas(HistogramMechanism, identity="spas", keys="update warm_up"):
                 before_run=floor_units(self.testing) - units(run),
                 error=count / self.publishing,
             )
-        return known
+        return costs
 
     @cached_property
     def _costs(self) -> dict[int, Costs]:
