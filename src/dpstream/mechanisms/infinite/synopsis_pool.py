@@ -212,8 +212,9 @@ class Pool:
 
     def member(self, number: int) -> Naturals:
         """One synopsis, on the grid."""
-        units: Naturals = self.units[number].astype(np.uint32)
-        return self.floor[number] + self.unit[number] * units
+        units = self.units[number].astype(np.uint32)
+        member: Naturals = self.floor[number] + self.unit[number] * units
+        return member
 
     def pdf(self, number: int) -> Reals:
         """One synopsis, as published: a distribution that adds up to 1."""

@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -286,7 +285,8 @@ class Bank:
     pool: Reals  # models; mean weight over bins
 
 
-class Belief(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Belief:
     """What the bank thinks of each bin: the count just published, and the level behind it."""
 
     count: Reals
@@ -337,7 +337,7 @@ def later_variance(bank: Bank, belief: Belief, after: float, grid: Models) -> Re
 
     The geometric mean over models: the arithmetic one would be ruled by the few huge ones.
     """
-    typical = _typical_variance(bank.weight, bank.variance, grid.drift, grid.white, after)
+    typical: Reals = _typical_variance(bank.weight, bank.variance, grid.drift, grid.white, after)
     return typical + belief.disagreement
 
 
