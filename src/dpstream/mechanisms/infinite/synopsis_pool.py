@@ -207,8 +207,9 @@ class Pool:
     @cached_property
     def masses(self) -> Integers:
         """What each synopsis adds up to: GRID, or a little less."""
-        units: Integers = self.unit * self.units.sum(axis=1, dtype=np.int64)
-        return self.floor.astype(np.int64) * self.units.shape[1] + units
+        units = self.unit * self.units.sum(axis=1, dtype=np.int64)
+        masses: Integers = self.floor.astype(np.int64) * self.units.shape[1] + units
+        return masses
 
     def member(self, number: int) -> Naturals:
         """One synopsis, on the grid."""
