@@ -86,8 +86,8 @@ def find(name: str) -> type[Mechanism]:
             f"there is no mechanism {name!r}; {hint}choose one of {', '.join(sorted(REGISTRY))}"
         )
     module, _, attribute = REGISTRY[name].partition(":")
-    found: type[Mechanism] = getattr(import_module(module), attribute)
-    return found
+    mechanism: type[Mechanism] = getattr(import_module(module), attribute)
+    return mechanism
 
 
 def name_of(mechanism: Mechanism) -> str:

@@ -16,7 +16,7 @@ from dpstream.privacy.amounts import Amount, exact, positive
 from dpstream.privacy.ledger.charges import Cells, Cover, Interval, Paid, Terms
 from dpstream.privacy.sensitivity import histogram_change, range_change
 from dpstream.privacy.state.identity import Identified
-from dpstream.records import Integers, Reals, Release, Words
+from dpstream.records import Integers, Reals, Release
 
 _LARGEST = 1 << 53  # beyond it float64, in which releases leave, has no exact integers
 
@@ -28,14 +28,11 @@ def as_block(data: Any) -> Reals:
     ((3, 1), (2, 2))
     """
     if isinstance(data, Sequence) and data and isinstance(data[0], Sequence | np.ndarray):
-        widths = {len(row) if hasattr(row, "__len__") else 0 for row in data}
-        if len(widths) > 1:
-            first = len(data[0])
-            row = next(
-                i for i, r in enumerate(data) if not hasattr(r, "__len__") or len(r) != first
-            )
+        widths = [len(row) if hasattr(row, "__len__") else 0 for row in data]
+        row = next((i for i, width in enumerate(widths) if width != widths[0]), None)
+        if row is not None:
             raise InvalidInput(
-                f"rows must all have {first} bins; row {row} is {data[row]!r}; "
+                f"rows must all have {widths[0]} bins; row {row} is {data[row]!r}; "
                 "write 0 for a bin without events"
             )
     try:
@@ -115,18 +112,6 @@ class Spender(Protocol):
         cover: Cover | None = None,
     ) -> Integers:
         """`value` plus discrete Gaussian noise."""
-
-    def normals(
-        self,
-        size: int | Words,
-        *,
-        each: int = 1,
-        purpose: str,
-        cover: Cover,
-        part: int = 0,
-        distinct: bool = False,
-    ) -> Reals:
-        """Standard normals, rows x `each`."""
 
     def cover(self, amount: Fraction, *, last: int, purpose: str = "cover") -> Cover:
         """One charge for all Gaussian noise up to step `last`."""

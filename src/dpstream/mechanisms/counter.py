@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from dpstream.counting.buffered import BufferedLinearToeplitz
 from dpstream.counting.float_error import calibrate
-from dpstream.counting.keyed_noise import KeyedNoise, advance_noise, no_keys
+from dpstream.counting.keyed_noise import KeyedNoise, advance_noise
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.mechanisms.base import Spender, as_block, whole
+from dpstream.mechanisms.base import as_block, whole
 from dpstream.mechanisms.counters.blt import BltCounter
 from dpstream.mechanisms.counters.unbounded import UnboundedCounter
 from dpstream.mechanisms.parts.factorised_counter import CountingParameters
@@ -58,12 +58,8 @@ class KeyedCounting(CountingParameters, identity="keyed_counter", keys="steps bu
         """mu^2, sigma in grid steps, and what floats add to the promise."""
         assert self.epsilon is not None
         assert self.delta is not None
-        return calibrate(
-            self.process,
-            change=self.change,
-            epsilon=Fraction(self.epsilon),
-            delta=Fraction(self.delta),
-        )
+        epsilon, delta = Fraction(self.epsilon), Fraction(self.delta)
+        return calibrate(self.process, change=self.change, epsilon=epsilon, delta=delta)
 
     def terms(self) -> Terms:
         """Event-level GDP."""
@@ -75,21 +71,17 @@ class KeyedCounting(CountingParameters, identity="keyed_counter", keys="steps bu
         sigma, quantum = float(self.calibrated[1]), float(Fraction(self.quantum))
         return quantum * float(np.hypot(sigma * self.process.row_norm(step), 12**-0.5))
 
-    def start(self) -> KeyedNoise:
-        """Nobody has joined."""
-        return no_keys(self.process)
-
     def step(
-        self, noise: KeyedNoise, joining: Words, step: int, spend: Spender, cover: Cover
+        self, noise: KeyedNoise | None, joining: Words, step: int, spend: Spend, cover: Cover
     ) -> tuple[KeyedNoise, Integers]:
         """Move everybody to `step` (from 1) and let `joining` in; noise in grid steps, per key.
 
-        The arrays of `noise` are used up: they become those of the answer.
+        The arrays of `noise` (None: nobody has joined) become those of the answer.
         """
 
         def draw(ids: Words, purpose: str, each: int) -> Reals:
-            known = purpose == "step"  # whoever joins may be named twice, and is checked
-            return spend.normals(ids, each=each, purpose=purpose, cover=cover, distinct=known)
+            distinct = purpose == "step"  # whoever joins may be named twice, and is checked
+            return spend.normals(ids, each=each, purpose=purpose, cover=cover, distinct=distinct)
 
         return advance_noise(self.process, noise, joining, step, float(self.calibrated[1]), draw)
 
@@ -133,18 +125,16 @@ class Counter:
         if keys and steps is None:
             raise InvalidParameter("a counter with keys needs steps: how many there will be")
         self._counting: Runner | _Keyed
-        if keys:
-            keyed = KeyedCounting(steps=steps or 0, **parameters)
+        if steps is not None and keys:
+            keyed = KeyedCounting(steps=steps, **parameters)
             self._counting = _Keyed(keyed, secret, run_id, ledger, dataset)
-        else:
-            exact = (
-                UnboundedCounter(**parameters)
-                if steps is None
-                else BltCounter(steps=steps, **parameters)
-            )
-            self._counting = Runner(
-                exact, secret=secret, run_id=run_id, ledger=ledger, dataset=dataset
-            )
+            return
+        exact = (
+            UnboundedCounter(**parameters)
+            if steps is None
+            else BltCounter(steps=steps, **parameters)
+        )
+        self._counting = Runner(exact, secret=secret, run_id=run_id, ledger=ledger, dataset=dataset)
 
     def add(self, counts: Any, *, keys: Iterable[Any] | None = None) -> Release:
         """Take one step's counts; publish the running sums.
@@ -183,16 +173,16 @@ class _Keyed:
     ) -> None:
         self.mechanism, self.steps_done, self.rows = mechanism, 0, dict[Any, int]()
         book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-        run, known = mint_run_id() if run_id is None else run_id, Secret.of(secret)
+        run, run_secret = mint_run_id() if run_id is None else run_id, Secret.of(secret)
         book.admit(dataset, mechanism.terms(), "a counter with keys")
         facts = ("keyed counter", mechanism, dataset, tuple(noise_versions()))
-        fingerprint = known.fingerprint(run, canonical(facts))
+        fingerprint = run_secret.fingerprint(run, canonical(facts))
         book.register(dataset, run.hex(), fingerprint)
         self._spend = Spend(
-            run=run, key=known.noise_key(run, fingerprint), ledger=book, dataset=dataset
+            run=run, key=run_secret.noise_key(run, fingerprint), ledger=book, dataset=dataset
         )
-        self._digest_key, self._chain = known.key("input digest", run), bytes(16)
-        self._noise = mechanism.start()
+        self._digest_key, self._chain = run_secret.key("input digest", run), bytes(16)
+        self._noise: KeyedNoise | None = None
         self._cover: Cover | None = None
         self._sums = np.zeros(0, np.int64)
 

@@ -206,10 +206,10 @@ def as_steps(
             raise InvalidInput(
                 f"column {name!r} would collide with a column of the release; rename it"
             )
-    if time is None:
-        return as_block(np.column_stack(list(bins.values()))), list(bins), None
-    check_times(columns[time], time)
-    return as_block(np.column_stack(list(bins.values()))), list(bins), list(columns[time])
+    if time is not None:
+        check_times(columns[time], time)
+    times = None if time is None else list(columns[time])
+    return as_block(np.column_stack(list(bins.values()))), list(bins), times
 
 
 def check_times(values: Iterable[Any], name: str) -> None:
@@ -238,9 +238,8 @@ def check_times(values: Iterable[Any], name: str) -> None:
             return
         gaps = month_gaps
     if len(set(gaps)) > 1:
-        usual = int(np.bincount(np.unique(gaps, return_inverse=True)[1]).argmax())
-        step = np.unique(gaps)[usual]
-        row = int((gaps != step).argmax()) + 1
+        lengths, often = np.unique(gaps, return_counts=True)
+        row = int((gaps != lengths[often.argmax()]).argmax()) + 1
         raise InvalidInput(
             f"steps must be evenly spaced; row {row} ({stamps[row]}) does not follow "
             f"{stamps[row - 1]} by the usual step; add the missing steps with a public constant "
@@ -281,16 +280,12 @@ def bounded_counts(
     """
     most = whole(rows_per_user, "rows_per_user", at_least=1)
     step, bin_ = np.asarray(steps, dtype=np.int64), np.asarray(bins, dtype=np.int64)
-    _, user = np.unique(np.asarray(users), return_inverse=True)
-    kept = (step >= 0) & (step < slots) & (bin_ >= 0) & (bin_ < domain)
-    step, bin_, user = step[kept], bin_[kept], user[kept].astype(np.int64)
-    order = np.lexsort((user, step))  # stable: a user's rows of a slot stay in their order
-    step, bin_, user = step[order], bin_[order], user[order]
-    fresh = np.ones(len(step), dtype=bool)
-    fresh[1:] = (step[1:] != step[:-1]) | (user[1:] != user[:-1])
-    starts = np.flatnonzero(fresh)
-    rank = np.arange(len(step)) - np.repeat(starts, np.diff(np.append(starts, len(step))))
-    few = rank < most
+    names, user = np.unique(np.asarray(users), return_inverse=True)
+    public = np.flatnonzero((step >= 0) & (step < slots) & (bin_ >= 0) & (bin_ < domain))
+    group = step[public] * len(names) + user[public]  # a user's rows of a slot
+    order = np.argsort(group, kind="stable")  # they stay in their order
+    rank = np.arange(len(order)) - np.searchsorted(group[order], group[order])
+    first = public[order[rank < most]]
     counts = np.zeros((slots, domain), dtype=np.int64)
-    np.add.at(counts, (step[few], bin_[few]), 1)
+    np.add.at(counts, (step[first], bin_[first]), 1)
     return counts

@@ -56,7 +56,6 @@ from dpstream.privacy.state.secret import beside
 from dpstream.records import Integers, Position, Reals, Release
 
 _BATCH = 1024  # steps whose digests, and steady charges, become durable together
-_NO_INPUT = bytes(16)  # the digest chain before the first step
 
 
 class RunnerProgress(NamedTuple):
@@ -64,7 +63,7 @@ class RunnerProgress(NamedTuple):
 
     state: Any
     steps: int = 0
-    chain: bytes = _NO_INPUT
+    chain: bytes = bytes(16)  # of no input
 
 
 class Runner:
@@ -126,7 +125,10 @@ class Runner:
             else:
                 saved.refuse_others(mechanism, dataset, name)
                 self._secret = known_secret(saved.folder, saved.about, secret)
-                self._ledger = saved.open_ledger(ledger, new_run=new_run)
+                if new_run and isinstance(ledger, str | Path):
+                    self._ledger = Ledger(ledger)  # a new run may be charged to another one
+                else:
+                    self._ledger = open_ledger(saved.folder, saved.about, ledger)
             undo.callback(self.close)
             if saved is not None and new_run:
                 saved.take_for_new_run(self._ledger)
@@ -179,7 +181,6 @@ class Runner:
         if self._finished:
             return []
         state, steps, chain = self._progress
-        verified = self.directory is not None
         if self._ended not in (None, steps):
             raise StateError(
                 f"this run was finished after {self._ended} steps, and what a delay held back then "
@@ -187,7 +188,8 @@ class Runner:
             )
         if self.directory is not None:
             self.directory.finish(steps)
-        self._spend.begin(max(steps - 1, 0), lambda _: chain.hex(), verified=verified)
+        logged = self.directory is not None
+        self._spend.begin(max(steps - 1, 0), lambda _: chain.hex(), verified=logged)
         state, releases = self.mechanism.finish(state, self._spend)
         self._progress, self._finished = RunnerProgress(state, steps, chain), True
         return releases
@@ -268,8 +270,7 @@ class Runner:
             step = first + offset
             if self.steps_done != step:
                 raise InvalidInput("this run has moved on since this feed was begun; begin again")
-            verified = self.directory is not None
-            self._spend.begin(step, digest_at, ahead=ahead, verified=verified)
+            self._spend.begin(step, digest_at, ahead=ahead, verified=self.directory is not None)
             try:
                 state, releases = self.mechanism.step(self._progress.state, row, self._spend)
             except BaseException:
@@ -281,10 +282,9 @@ class Runner:
     def _digests(self, block: Integers) -> list[bytes]:
         """One digest for each step, of its input and all before it."""
         chain, digests = self._progress.chain, []
-        size, rows = block.shape[1].to_bytes(8, "little"), block.astype("<i8").tobytes()
-        for start in range(0, len(rows), 8 * block.shape[1]):
-            content = size + rows[start : start + 8 * block.shape[1]]
-            chain = chain_digest(self._digest_key, chain, content)
+        size = block.shape[1].to_bytes(8, "little")
+        for row in block.astype("<i8"):
+            chain = chain_digest(self._digest_key, chain, size + row.tobytes())
             digests.append(chain)
         return digests
 
@@ -361,15 +361,15 @@ class Runner:
         """Go on from a snapshot; without its directory, as the new run that this runner is."""
         snapshot = saved.snapshot
         state = unpack(snapshot["state"], kind="mechanism state")
+        steps, chain = snapshot["steps"], snapshot["chain"]
         self._bins, self._finished = snapshot["bins"], snapshot["finished"]
         if self.directory is None:
-            self._spend.begin(snapshot["steps"], lambda _: snapshot["chain"].hex())
-            state = rebuild(state, self._pay_again)
-        self._progress = RunnerProgress(state, snapshot["steps"], snapshot["chain"])
-        if self.directory is None:
+            self._spend.begin(steps, lambda _: chain.hex())
+            self._progress = RunnerProgress(rebuild(state, self._pay_again), steps, chain)
             self._sign(saved.folder, "Runner", {}, instead=True)
             self.save()
             return
+        self._progress = RunnerProgress(state, steps, chain)
         self._logged_from = snapshot["logged from"]
         if not self._finished:
             self._ended = self._ledger.known(self.run_id.hex()).finished
@@ -422,20 +422,14 @@ class SavedRun:
     def refuse_others(self, mechanism: Mechanism, dataset: str, name: str) -> None:
         """Another mechanism, dataset or name is another run."""
         find(self.about["name"])  # its module knows the classes that the files hold
-        kept = unpack(self.about["mechanism"], kind="mechanism")
-        made = (kept, self.about["dataset"], self.about["query"])
-        if (mechanism, dataset, name) != made:
+        saved = unpack(self.about["mechanism"], kind="mechanism")
+        begun = (saved, self.about["dataset"], self.about["query"])
+        if (mechanism, dataset, name) != begun:
             raise StateError(
-                f"{self.folder} was made for {_shown(*made)}; asked for "
-                f"{_shown(mechanism, dataset, name)}; use the same parameters, or a new state "
+                f"{self.folder} was made for {_describe(*begun)}; asked for "
+                f"{_describe(mechanism, dataset, name)}; use the same parameters, or a new state "
                 "directory (a new run, charged anew)"
             )
-
-    def open_ledger(self, ledger: Ledger | str | Path | None, *, new_run: bool) -> Ledger:
-        """The ledger that the run was charged to; a new run may be charged to another one."""
-        if new_run and isinstance(ledger, str | Path):
-            return Ledger(ledger)
-        return open_ledger(self.folder, self.about, ledger)
 
     def open(self, secret: Secret, ledger: Ledger) -> RunDirectory:
         """The directory, to go on with its run; refused if it is not what the ledger has seen."""
@@ -444,13 +438,12 @@ class SavedRun:
                 f"{self.folder} holds a snapshot of another run than its run.dps names; restore "
                 "both, or start a new run that is charged anew (new_run=True)"
             )
-        found = open_run(self.folder, about=self.about, secret=secret, ledger=ledger)
-        try:
+        with ExitStack() as undo:  # a refused directory must not stay locked
+            directory = open_run(self.folder, about=self.about, secret=secret, ledger=ledger)
+            undo.callback(directory.close)
             refuse_rolled_back(self.folder, ledger, self.snapshot["ledger head"])
-        except BaseException:
-            found.close()
-            raise
-        return found
+            undo.pop_all()
+        return directory
 
     def take_for_new_run(self, ledger: Ledger) -> None:
         """A new run may begin from this snapshot: nobody goes on with the old one just now.
@@ -476,9 +469,8 @@ def _write_snapshot(folder: Path, snapshot: dict[str, Any]) -> None:
     write_packed(current, snapshot, kind="snapshot")
 
 
-def _shown(mechanism: Mechanism, dataset: str, name: str) -> str:
+def _describe(mechanism: Mechanism, dataset: str, name: str) -> str:
     """A run's parameters, for people."""
-    values = vars(mechanism).items()
-    fields = {f.name for f in dataclasses.fields(mechanism)}  # type: ignore[arg-type]
-    given = ", ".join(f"{name}={value}" for name, value in values if name in fields)
+    fields = [f.name for f in dataclasses.fields(mechanism)]  # type: ignore[arg-type]
+    given = ", ".join(f"{field}={getattr(mechanism, field)}" for field in fields)
     return f"{type(mechanism).__name__}({given}) on dataset {dataset!r}, query {name!r}"

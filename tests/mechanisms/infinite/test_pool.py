@@ -54,7 +54,7 @@ def test_bytes_keep_the_shape():
     """A distribution and its 256 levels differ by little; the uniform one not at all."""
     rows = [np.full(50, 0.02), gammas("rough", 50, 1.0), np.r_[0.9, np.full(49, 0.1 / 49)]]
     rows = [row / row.sum() for row in rows]
-    synopses = quantise(rows)
+    synopses = quantise(rows, size=3, bins=50)
 
     for number, row in enumerate(rows):
         assert np.abs(synopses.pdf(number) - row).sum() < 0.02

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dpstream.mechanisms.w_event.pacer_estimate import estimate, flat_prior
+from dpstream.mechanisms.w_event.pacer_models import estimate, flat_prior
 
 
 def published(mean, variance, gamma=0.5, rounds=1):

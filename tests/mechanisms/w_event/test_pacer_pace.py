@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpstream.mechanisms.w_event.pacer_estimate import SHARES, counts, interval, paces, sustainable
+from dpstream.mechanisms.w_event.pacer import SHARES, counts, interval, log_errors, sustainable
 from dpstream.mechanisms.w_event.pacer_models import models
 
 NONE = np.zeros(0, np.int64)
@@ -47,12 +47,11 @@ def test_what_is_sustainable_can_be_sustained(count):
 def test_the_grid_is_public():
     """Models and errors depend on epsilon and w alone; the faster the drift, the more looks."""
     grid = models(0.5, 120, thin=False)
-    choices = paces(0.5, 120, grid)
-    best = choices.log_error.argmin(axis=1)
+    best = log_errors(0.5, 120, grid).argmin(axis=1)
     quiet = best[grid.white == 0]
 
-    assert grid.size == 135
-    assert models(0.5, 120, thin=True).size < 60
+    assert len(grid.drift) == 135
+    assert len(models(0.5, 120, thin=True).drift) < 60
     assert (np.diff(quiet) >= 0).all()
     assert quiet[0] == 0
-    assert quiet[-1] == len(choices.counts) - 1
+    assert quiet[-1] == len(counts(120)) - 1

@@ -23,8 +23,6 @@ class SmoothBinary(Tree):
 
     Guarantee: an impulse has L2 sensitivity at most sqrt(height - ones), attained at step 1; noise
     at step t is at most sigma sqrt(ones).
-    Paper: Andersson, Pagh, "A Smooth Binary Mechanism for Efficient Private Continual Observation",
-    2023.
 
     >>> smooth = SmoothBinary(steps=128)
     >>> smooth.width, smooth.ones, bin(smooth.word(6)), smooth.live(smooth.word(6))

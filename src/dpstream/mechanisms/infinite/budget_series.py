@@ -1,8 +1,7 @@
 """Budgets for ever: series of exact rationals whose infinite sum stays within epsilon.
 
-`term(i)` is the i-th budget, i = 1, 2, ...; `tail(n)` bounds the sum of all terms after the n-th,
-in closed form. Terms never grow. Drawn in any order, each at most once, they cost at most the
-total.
+`term(i)` is the i-th budget, i = 1, 2, ..., and `about(i)` the same as a float. Terms never grow,
+and all of them add up to at most `total`: drawn in any order, each at most once, they cost no more.
 """
 
 from __future__ import annotations
@@ -10,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import spence
 
 from dpstream.errors import InvalidParameter
+from dpstream.mechanisms.base import check_choice
 from dpstream.records import Integers, Reals
 
 
@@ -63,30 +64,13 @@ _ROUND: Final = Fraction(1) - Fraction(1, 2**30)
 """Terms made of floats are taken this much smaller, a million times what floats can be off."""
 
 
-class BudgetSeries(Protocol):
-    """A convergent series of budgets."""
-
-    @property
-    def total(self) -> Fraction:
-        """At least the sum of all terms."""
-
-    def term(self, i: int) -> Fraction:
-        """The i-th budget, i >= 1."""
-
-    def tail(self, n: int) -> Fraction:
-        """At least the sum of the terms after the n-th."""
-
-    def about(self, i: int) -> float:
-        """The i-th budget as a float; it falls with i as terms do."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Telescoping:
     """epsilon / (i (i + 1)): the sum up to n is epsilon (1 - 1 / (n + 1)), exactly.
 
     >>> half = Telescoping(total=Fraction(1))
-    >>> sum(half.term(i) for i in range(1, 10)) + half.tail(9)
-    Fraction(1, 1)
+    >>> sum(half.term(i) for i in range(1, 10))
+    Fraction(9, 10)
     """
 
     total: Fraction
@@ -95,17 +79,9 @@ class Telescoping:
         """Falls like 1 / i^2."""
         return self.total / (i * (i + 1))
 
-    def tail(self, n: int) -> Fraction:
-        """It is epsilon / (n + 1), exactly."""
-        return self.total / (n + 1)
-
     def about(self, i: int) -> float:
-        """Without a Fraction."""
-        return self._scale / (i * (i + 1))
-
-    @cached_property
-    def _scale(self) -> float:
-        return float(self.total)
+        """Divided as a float."""
+        return float(self.total) / (i * (i + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +92,8 @@ class Level:
     start has it once.
 
     >>> level = Level(total=Fraction(1), count=4)
-    >>> level.term(1), level.term(4), level.term(5), level.tail(4), level.tail(3)
-    (Fraction(1, 8), Fraction(1, 8), Fraction(1, 10), Fraction(1, 2), Fraction(5, 8))
+    >>> level.term(1), level.term(4), level.term(5)
+    (Fraction(1, 8), Fraction(1, 8), Fraction(1, 10))
     """
 
     total: Fraction
@@ -129,19 +105,10 @@ class Level:
             return self.total / (2 * self.count)
         return self.total * self.count / (2 * i * (i - 1))
 
-    def tail(self, n: int) -> Fraction:
-        """What is left of the equal terms, and the telescoped rest."""
-        if n <= self.count:
-            return self.total / 2 + self.total * (self.count - n) / (2 * self.count)
-        return self.total * self.count / (2 * n)
-
     def about(self, i: int) -> float:
-        """Without a Fraction."""
-        return self._scale / (i * (i - 1) if i > self.count else self.count**2)
-
-    @cached_property
-    def _scale(self) -> float:
-        return float(self.total * self.count / 2)
+        """Divided as a float."""
+        scale = float(self.total * self.count / 2)
+        return scale / (i * (i - 1) if i > self.count else self.count**2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,30 +150,23 @@ class Dilogarithm:
         x = Fraction(one_minus_power(self.gap, i)) / (self.decay * i * i)
         return 2 * self.change * x * _ROUND
 
-    def tail(self, n: int) -> Fraction:
-        """No more than 2 change / (zeta n): 1 / t^2 < 1 / (t - 1) - 1 / t."""
-        most = self.total if n == 0 else 2 * self.change / (self.decay * n)
-        return min(self.total, most)
-
     def about(self, i: int) -> float:
-        """Without a Fraction."""
-        return self._scale * one_minus_power(self.gap, i) / (i * i)
+        """Without the rounding."""
+        return float(2 * self.change / self.decay) * one_minus_power(self.gap, i) / (i * i)
 
-    @cached_property
-    def _scale(self) -> float:
-        return float(2 * self.change / self.decay)
+
+BudgetSeries = Telescoping | Level | Dilogarithm
 
 
 def budget_series(name: str, *, total: Fraction, change: Fraction, decay: Fraction) -> BudgetSeries:
     """The series of this name."""
-    known: dict[str, Callable[[], BudgetSeries]] = {
+    by_name: dict[str, Callable[[], BudgetSeries]] = {
         "level": lambda: Level(total=total),
         "telescoping": lambda: Telescoping(total=total),
         "dilogarithm": lambda: Dilogarithm(total=total, change=change, decay=decay),
     }
-    if name not in known:
-        raise InvalidParameter(f"series must be one of {', '.join(known)}; got {name!r}")
-    return known[name]()
+    check_choice(name, "series", by_name)
+    return by_name[name]()
 
 
 def uniforms(name: str, size: int) -> Reals:
@@ -234,25 +194,24 @@ def gammas(name: str, size: int, shape: float) -> Reals:
     """
     if shape < 1:
         return gammas(f"{name}+", size, shape + 1) * uniforms(f"{name}^", size) ** (1 / shape)
-    scale = shape - 1 / 3
-    found: list[Reals] = []
-    missing = attempt = 0
-    while attempt == 0 or missing > 0:
-        wanted = size if attempt == 0 else missing
-        u, v, w = uniforms(f"{name}/{attempt}", 3 * (wanted + 8)).reshape(3, -1)
+    scale, accepted, attempt = shape - 1 / 3, np.zeros(0), 0
+    while len(accepted) < size:
+        missing = size - len(accepted)
+        u, v, w = uniforms(f"{name}/{attempt}", 3 * (missing + 8)).reshape(3, -1)
         normal = np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
         cube = (1 + normal / np.sqrt(9 * scale)) ** 3
-        kept = cube > 0
-        kept[kept] = np.log(w[kept]) < (
-            normal[kept] ** 2 / 2 + scale * (1 - cube[kept] + np.log(cube[kept]))
+        accept = cube > 0
+        accept[accept] = np.log(w[accept]) < (
+            normal[accept] ** 2 / 2 + scale * (1 - cube[accept] + np.log(cube[accept]))
         )
-        found.append(scale * cube[kept])
-        missing, attempt = size - sum(map(len, found)), attempt + 1
-    return np.concatenate(found)[:size]
+        accepted, attempt = np.append(accepted, scale * cube[accept]), attempt + 1
+    return accepted[:size]
 
 
 RUNS: Final = 512
 """Runs of used terms that are remembered; when there are more, small terms are given up."""
+
+_LAST: Final = 1 << 62  # beyond the term of any number that can be drawn
 
 LARGE, MEDIUM = 10, 1000
 """Algorithm 4's ranges: the first terms, those up to the thousandth, all others."""
@@ -274,7 +233,6 @@ class Allocation(ABC):
         """The term of slot 1, 2, ... (0: none, the slot is free), and what to remember."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class InOrder(Allocation):
     """Term t in slot t: large budgets first."""
 
@@ -283,7 +241,6 @@ class InOrder(Allocation):
         return None, slot
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sparse(Allocation):
     """Term k in slot 4^(k-1), nothing in between: few budgets, and none of them tiny."""
 
@@ -317,14 +274,8 @@ class Nearest(Allocation):
 
     def _closest(self, aim: float) -> int:
         """The term nearest to `aim`, used or not: terms fall, so the place is found by halving."""
-        high = 1
-        while self.series.about(high) > aim:
-            high *= 2
-        low = high // 2  # value(low) > aim >= value(high)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.series.about(middle) > aim else (low, middle)
-        return self._nearer(low, high, aim)
+        low = bisect_left(range(1, _LAST), -aim, key=lambda i: -self.series.about(i))
+        return self._nearer(low, low + 1, aim)  # about(low) > aim >= about(low + 1)
 
     def _unused(self, runs: Integers, term: int, aim: float) -> int:
         at = int(np.searchsorted(runs[:, 0], term, side="right")) - 1
@@ -342,17 +293,15 @@ class Nearest(Allocation):
 class Ranges(Allocation):
     """Algorithm 4: queues of large, medium and small terms; a queue at random gives its next."""
 
-    large: int = LARGE
-    medium: int = MEDIUM
     seed: int = 0
 
     def start(self) -> tuple[int, int, int]:
         """The next term of each queue."""
-        return 1, self.large + 1, self.medium + 1
+        return 1, LARGE + 1, MEDIUM + 1
 
     def pick(self, used: tuple[int, int, int], slot: int) -> tuple[tuple[int, int, int], int]:
         """The next term of a queue that is not empty; the queue of small terms never is."""
-        ends = (self.large, self.medium, math.inf)
+        ends = (LARGE, MEDIUM, math.inf)
         open_ = [i for i in range(3) if used[i] <= ends[i]]
         queue = open_[int(below(f"ranges {self.seed} {slot}", 1, len(open_))[0])]
         term = used[queue]
@@ -370,8 +319,7 @@ ALLOCATIONS: Final[dict[str, Callable[[BudgetSeries, float, int], Allocation]]] 
 
 def allocation(name: str, *, series: BudgetSeries, rate: Fraction, seed: int) -> Allocation:
     """The rule of this name; `random` is Algorithm 3, `ranges` Algorithm 4."""
-    if name not in ALLOCATIONS:
-        raise InvalidParameter(f"allocation must be one of {', '.join(ALLOCATIONS)}; got {name!r}")
+    check_choice(name, "allocation", ALLOCATIONS)
     return ALLOCATIONS[name](series, float(rate), seed)
 
 

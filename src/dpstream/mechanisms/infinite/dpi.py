@@ -15,9 +15,13 @@ from typing import Any, Final
 import numpy as np
 
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
-from dpstream.mechanisms.base import MechanismBase, Spender, check_counts, whole
-from dpstream.mechanisms.infinite import budget_series as allocations
-from dpstream.mechanisms.infinite.budget_series import BudgetSeries, budget_series
+from dpstream.mechanisms.base import MechanismBase, Spender, check_choice, check_counts, whole
+from dpstream.mechanisms.infinite.budget_series import (
+    Allocation,
+    BudgetSeries,
+    allocation,
+    budget_series,
+)
 from dpstream.mechanisms.infinite.synopsis_pool import (
     GRID,
     POOLS,
@@ -51,7 +55,7 @@ class Workload:
     @cached_property
     def _answers(self) -> list[Naturals | None]:
         """By query, synopses x groups; None where every bin stands for itself."""
-        return [None if one.single else self.pool.grouped(one) for one in self.queries]
+        return [None if query.single else self.pool.grouped(query) for query in self.queries]
 
     def errors(self, probabilities: Naturals, query: int) -> Integers:
         """How far every synopsis is from the right answer to one query, in grid steps."""
@@ -64,8 +68,8 @@ class Workload:
     def errors_of(self, synopsis: int, probabilities: Naturals) -> Integers:
         """How far one synopsis is from the right answer to every query, in grid steps."""
         off = self.pool.member(synopsis).astype(np.int64) - probabilities
-        sums = (off if one.single else one.sum(off) for one in self.queries)
-        return np.array([np.abs(one).sum() for one in sums])
+        sums = (off if query.single else query.sum(off) for query in self.queries)
+        return np.array([np.abs(by_group).sum() for by_group in sums])
 
 
 @lru_cache(maxsize=2)
@@ -73,8 +77,8 @@ def workload(
     name: str, queries: tuple[Grouping, ...], *, bins: int, size: int, seed: int
 ) -> Workload:
     """Made once and kept, for it is large."""
-    found = pool(name, bins=bins, size=size, seed=seed)
-    return Workload(pool=found, queries=groups_of(queries, bins))
+    synopses = pool(name, bins=bins, size=size, seed=seed)
+    return Workload(pool=synopses, queries=groups_of(queries, bins))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +145,6 @@ class Memory:
 
     sums: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     slots: int = 0
-
-    @classmethod
-    def of(cls, candidates: int) -> Memory:
-        """No slot seen."""
-        return cls(sums=np.zeros(candidates, dtype=np.int64))
 
     def add(self, scores: Integers) -> Memory:
         """One more slot."""
@@ -233,8 +232,7 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
                 f"dummy_rows={self.dummy_rows} bound a user's influence only if rows_per_user "
                 "does: a user with all rows of a slot outweighs them; give rows_per_user too"
             )
-        if self.pool not in POOLS:
-            raise InvalidParameter(f"pool must be one of {', '.join(POOLS)}; got {self.pool!r}")
+        check_choice(self.pool, "pool", POOLS)
         object.__setattr__(self, "queries", check_groups(self.queries))
         self._plan(self._scoring.change(self.pdf_change, 2))
 
@@ -250,18 +248,18 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
             overfitting_bound=Fraction(self.overfitting_bound),
         )
 
-    def _plan(self, change: Fraction) -> tuple[BudgetSeries, allocations.Allocation]:
+    def _plan(self, change: Fraction) -> tuple[BudgetSeries, Allocation]:
         """The series of budgets and who gets which, for scores that move by `change`."""
         if change not in self._plans:
             total, decay = Fraction(self.epsilon), Fraction(self.decay_rate)
             terms = budget_series(self.series, total=total, change=change / SCORE, decay=decay)
             rate = Fraction(self.rate)
-            rule = allocations.allocation(self.allocation, series=terms, rate=rate, seed=self.seed)
+            rule = allocation(self.allocation, series=terms, rate=rate, seed=self.seed)
             self._plans[change] = terms, rule
         return self._plans[change]
 
     @cached_property
-    def _plans(self) -> dict[Fraction, tuple[BudgetSeries, allocations.Allocation]]:
+    def _plans(self) -> dict[Fraction, tuple[BudgetSeries, Allocation]]:
         return {}
 
     def terms(self) -> Terms:
@@ -313,12 +311,12 @@ class Dpi(MechanismBase, identity="dpi", keys=_KEYS):
         sensitivity = score_sum_change(change, slots=scores.slots)
         return spend.choose(scores.sums, sensitivity=sensitivity, epsilon=epsilon, purpose=purpose)
 
-    def _begin(self, state: DpiState, work: Workload, rule: allocations.Allocation) -> DpiState:
+    def _begin(self, state: DpiState, work: Workload, rule: Allocation) -> DpiState:
         if not state.pool:
             return DpiState(
                 pool=work.pool.digest,
-                synopses=Memory.of(len(work.pool)),
-                queries=Memory.of(len(work.queries)),
+                synopses=Memory(sums=np.zeros(len(work.pool), np.int64)),
+                queries=Memory(sums=np.zeros(len(work.queries), np.int64)),
                 allocation=rule.start(),
             )
         if state.pool != work.pool.digest:

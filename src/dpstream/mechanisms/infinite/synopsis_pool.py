@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import cycle, islice
+from itertools import cycle
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
-from dpstream.mechanisms.base import whole
+from dpstream.mechanisms.base import check_choice, whole
 from dpstream.mechanisms.infinite.budget_series import below, gammas
 from dpstream.records import Integers, Reals
 
@@ -61,8 +61,8 @@ def mixed(bins: int, count: int, seed: int) -> Iterator[Reals]:
     yield even(bins)
     simple, random = _all_shapes(bins), dirichlet(bins, count, seed=seed)
     for number in range(count - 1):
-        found = next(simple, None) if number % 4 else None
-        yield next(random) if found is None else found
+        shape = next(simple, None) if number % 4 else None
+        yield next(random) if shape is None else shape
 
 
 POOLS: Final[dict[str, Callable[[int, int, int], Iterator[Reals]]]] = {
@@ -130,16 +130,12 @@ class BinGroups:
         return max(self.of) + 1 == len(self.of)
 
     @cached_property
-    def _order(self) -> tuple[Integers, Integers]:
-        """The bins group by group, and where each group starts."""
-        labels = np.array(self.of)
-        return np.argsort(labels, kind="stable"), np.unique(np.sort(labels), return_index=True)[1]
+    def _labels(self) -> Integers:
+        return np.array(self.of)
 
     def sum(self, values: Any) -> Integers:
-        """Values of bins to values of groups."""
-        order, starts = self._order
-        total: Integers = np.add.reduceat(values.astype(np.int64)[order], starts)
-        return total
+        """Values of bins to values of groups; exact, for all of them are below 2^53."""
+        return np.bincount(self._labels, weights=values).astype(np.int64)
 
 
 def check_groups(queries: Any) -> tuple[Grouping, ...]:
@@ -161,22 +157,22 @@ def check_groups(queries: Any) -> tuple[Grouping, ...]:
 
 def groups_of(queries: Sequence[Grouping], bins: int) -> tuple[BinGroups, ...]:
     """The groupings of a domain; without any, every bin by itself."""
-    found = []
+    groupings = []
     for query in queries or (bins,):
         if isinstance(query, int):
             if query > bins:
                 raise InvalidParameter(
                     f"a query has {query} groups, but there are {bins} bins; ask for at most {bins}"
                 )
-            found.append(BinGroups.equal(bins, query))
+            groupings.append(BinGroups.equal(bins, query))
             continue
         if len(query) != bins or sorted(set(query)) != list(range(max(query) + 1)):
             raise InvalidParameter(
                 f"a query names the group of each of the {bins} bins, as numbers from 0 on without "
                 f"gaps; got {len(query)} numbers, {sorted(set(query))[:9]}"
             )
-        found.append(BinGroups(of=query))
-    return tuple(found)
+        groupings.append(BinGroups(of=query))
+    return tuple(groupings)
 
 
 GRID: Final = 1 << 30
@@ -200,45 +196,37 @@ class Pool:
     def __len__(self) -> int:
         return len(self.units)
 
-    @property
-    def bins(self) -> int:
-        """The size of the domain."""
-        return int(self.units.shape[1])
-
     @cached_property
     def digest(self) -> str:
         """Tells pools apart: a release goes on only with the pool that it began with."""
-        parts = (self.units, self.floor, self.unit)
         digest = hashlib.blake2b(digest_size=16)
-        for part in parts:
+        for part in (self.units, self.floor, self.unit):
             digest.update(np.ascontiguousarray(part).data)
         return digest.hexdigest()
 
     @cached_property
     def masses(self) -> Integers:
         """What each synopsis adds up to: GRID, or a little less."""
-        return self.grouped(BinGroups.equal(self.bins, 1))[:, 0].astype(np.int64)
+        units = self.unit * self.units.sum(axis=1, dtype=np.int64)
+        masses: Integers = self.floor.astype(np.int64) * self.units.shape[1] + units
+        return masses
 
     def member(self, number: int) -> Naturals:
         """One synopsis, on the grid."""
-        member: Naturals = self.floor[number] + self.unit[number] * self.units[number].astype(
-            np.uint32
-        )
+        units = self.units[number].astype(np.uint32)
+        member: Naturals = self.floor[number] + self.unit[number] * units
         return member
 
     def pdf(self, number: int) -> Reals:
         """One synopsis, as published: a distribution that adds up to 1."""
-        member = self.member(number).astype(np.float64)
-        normal: Reals = member / member.sum()
-        return normal
+        return _normal(self.member(number).astype(np.float64))
 
     def grouped(self, groups: BinGroups) -> Naturals:
         """Every synopsis, summed over groups of bins."""
-        sizes = groups.sum(np.ones(self.bins, dtype=np.int64))
+        sizes = np.bincount(groups.of)
         out = np.empty((len(self), len(sizes)), dtype=np.uint32)
         for number, row in enumerate(self.units):
-            units = groups.sum(row.astype(np.int64))
-            out[number] = int(self.floor[number]) * sizes + int(self.unit[number]) * units
+            out[number] = int(self.floor[number]) * sizes + int(self.unit[number]) * groups.sum(row)
         return out
 
     def distances(self, probabilities: Naturals, grouped: Naturals | None = None) -> Integers:
@@ -246,19 +234,18 @@ class Pool:
 
         Of groups of bins, if the synopses are given `grouped`; they add up to the same.
         """
-        shared = np.empty(len(self), dtype=np.int64)
         if grouped is None:
-            _shared_bytes(probabilities, self.units, self.floor, self.unit, shared)
+            shared = np.empty(len(self), dtype=np.int64)
+            _shared_mass(probabilities, self.units, self.floor, self.unit, shared)
         else:
-            _shared(probabilities, grouped, shared)
+            shared = np.minimum(probabilities, grouped).sum(axis=1, dtype=np.int64)
         return int(probabilities.sum(dtype=np.int64)) + self.masses - 2 * shared
 
 
-def quantise(rows: list[Reals]) -> Pool:
+def quantise(rows: Iterable[Reals], *, size: int, bins: int) -> Pool:
     """Distributions in bytes: the smallest value of each is its floor, what is lost is spread."""
-    bins = len(rows[0])
-    units = np.empty((len(rows), bins), dtype=np.uint8)
-    floor, unit = (np.empty(len(rows), dtype=np.uint32) for _ in range(2))
+    units = np.empty((size, bins), dtype=np.uint8)
+    floor, unit = (np.empty(size, dtype=np.uint32) for _ in range(2))
     for number, row in enumerate(rows):
         lowest, highest = float(row.min()), float(row.max())
         step = max(int(np.ceil((highest - lowest) * GRID / _UNITS)), 1)
@@ -271,63 +258,18 @@ def quantise(rows: list[Reals]) -> Pool:
 @lru_cache(maxsize=2)
 def pool(name: str, *, bins: int, size: int, seed: int) -> Pool:
     """The pool of this name; made once and kept, for it is large."""
-    if name not in POOLS:
-        raise InvalidParameter(f"a pool must be one of {', '.join(POOLS)}; got {name!r}")
+    check_choice(name, "a pool", POOLS)
     if not _FEWEST <= size <= _MOST:
         raise InvalidParameter(f"a pool has {_FEWEST} to {_MOST} synopses; got {size}")
-    return _stack(POOLS[name](bins, size, seed))
-
-
-def _stack(rows: Iterator[Reals]) -> Pool:
-    """A few rows at a time: all of them in floats would take eight times the room."""
-    parts = []
-    while chunk := list(islice(rows, 64)):
-        parts.append(quantise(chunk))
-    return Pool(
-        units=np.concatenate([part.units for part in parts]),
-        floor=np.concatenate([part.floor for part in parts]),
-        unit=np.concatenate([part.unit for part in parts]),
-    )
+    return quantise(POOLS[name](bins, size, seed), size=size, bins=bins)
 
 
 @njit(cache=True, nogil=True)
-def _shared_bytes(wanted, units, floor, unit, out):  # type: ignore[no-untyped-def]
-    """Sum of minima by row; four rows at a time, because one does not keep the memory busy."""
-    rows = units.shape[0]
-    for j in range(0, rows - 3, 4):
-        out[j], out[j + 1], out[j + 2], out[j + 3] = _four_rows(
-            wanted, units[j : j + 4], floor[j : j + 4], unit[j : j + 4]
-        )
-    for j in range(rows - rows % 4, rows):
+def _shared_mass(wanted, units, floor, unit, out):  # type: ignore[no-untyped-def]
+    """Sum of minima by row; it stays below 2^32: it is at most what `wanted` adds up to, GRID."""
+    for j in range(units.shape[0]):
         total = np.uint32(0)
         for i in range(wanted.shape[0]):
-            total = np.uint32(total + _lower(wanted[i], units[j, i], floor[j], unit[j]))
-        out[j] = total
-
-
-@njit(cache=True, nogil=True)
-def _four_rows(wanted, units, floor, unit):  # type: ignore[no-untyped-def]
-    """Sums stay below 2^32: each is at most what `wanted` adds up to, GRID and one a bin."""
-    a = b = c = d = np.uint32(0)
-    first, second, third, fourth = units[0], units[1], units[2], units[3]
-    for i in range(wanted.shape[0]):
-        a = np.uint32(a + _lower(wanted[i], first[i], floor[0], unit[0]))
-        b = np.uint32(b + _lower(wanted[i], second[i], floor[1], unit[1]))
-        c = np.uint32(c + _lower(wanted[i], third[i], floor[2], unit[2]))
-        d = np.uint32(d + _lower(wanted[i], fourth[i], floor[3], unit[3]))
-    return a, b, c, d
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _lower(wanted, count, floor, unit):  # type: ignore[no-untyped-def]
-    return min(wanted, np.uint32(floor + np.uint32(np.uint32(count) * unit)))
-
-
-@njit(cache=True, nogil=True)
-def _shared(wanted, synopses, out):  # type: ignore[no-untyped-def]
-    """Sum of minima by row."""
-    for j in range(synopses.shape[0]):
-        total = np.int64(0)
-        for i in range(synopses.shape[1]):
-            total += min(wanted[i], synopses[j, i])
+            member = np.uint32(floor[j] + np.uint32(np.uint32(units[j, i]) * unit[j]))
+            total = np.uint32(total + min(wanted[i], member))
         out[j] = total

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -79,13 +78,9 @@ class AdaPub(GroupedHistogram, identity="adapub", keys="pivots"):
         values, changes, theta = smooth(noisy, size, "median"), state.changes, state.theta
         if state.last is not None:
             seen = spend.step - 1
-            changes, theta = thresholds(changes, seen, state.last, values, self._epsilon)
+            changes, theta = thresholds(changes, seen, state.last, values, float(self.budget))
         state = AdaPubState(groups=groups, noisy=noisy, last=values, changes=changes, theta=theta)
         return state, [Release(step=spend.step, values=values, paid=True)]
-
-    @cached_property
-    def _epsilon(self) -> float:
-        return float(self.budget)
 
     def _first(self, bins: int) -> AdaPubState:
         return AdaPubState(

@@ -78,11 +78,6 @@ class Dsat(HistogramMechanism, identity="dsat", keys="change adaptive"):
         return on_grid((self.budget - self.testing) / self.samples)
 
     @cached_property
-    def stddev(self) -> float:
-        """Of every publication."""
-        return laplace_stddev(histogram_change(), self.share)
-
-    @cached_property
     def run_budget(self) -> Fraction:
         """What one run of tests may spend."""
         return on_grid(self.testing / (self.samples + 1))
@@ -110,7 +105,8 @@ class Dsat(HistogramMechanism, identity="dsat", keys="change adaptive"):
             spent = state.published.pay(spend.step, self.share)
             state = with_changes(state, values=noisy, published=spent)
         assert state.values is not None
-        return state, [release_or_hold(spend.step, state.values, paid=paid, stddev=self.stddev)]
+        stddev = laplace_stddev(histogram_change(), self.share)
+        return state, [release_or_hold(spend.step, state.values, paid=paid, stddev=stddev)]
 
     def _decide(self, state: DsatState, x: Integers, spend: Spender) -> tuple[DsatState, bool]:
         if state.values is None:
@@ -118,28 +114,22 @@ class Dsat(HistogramMechanism, identity="dsat", keys="change adaptive"):
         before_publication, before_run = self._limits
         if state.published.units_before(spend.step) > before_publication:
             return state, False
-        if state.run is None:
+        run, unit = state.run, histogram_change()
+        if run is None:
             if state.runs.units_before(spend.step) > before_run:
                 return state, False
-            unit = histogram_change()
             run = AboveThreshold.open(spend, epsilon=self.run_budget, sensitivity=unit)
             state = with_changes(state, run=run)
-        assert state.run is not None
         assert state.values is not None
         threshold = self._threshold(state.values, state.factor)
-        if not state.run.exceeds(distance(state.values, x), threshold, spend):
+        if not run.exceeds(distance(state.values, x), threshold, spend):
             return state, False
-        closed = state.runs.pay(spend.step, state.run.epsilon)
-        return with_changes(state, run=None, runs=closed), True
+        return with_changes(state, run=None, runs=state.runs.pay(spend.step, run.epsilon)), True
 
     def _threshold(self, values: Integers, factor: float) -> Fraction:
         level = max(int(values.sum()), 0)
-        (over, under), (change, per) = factor.as_integer_ratio(), self._change
-        return Fraction(over * level * change, under * per)
-
-    @cached_property
-    def _change(self) -> tuple[int, int]:
-        return Fraction(self.change).as_integer_ratio()
+        change, (over, under) = Fraction(self.change), factor.as_integer_ratio()
+        return Fraction(over * level * change.numerator, under * change.denominator)
 
     def _adapt(self, state: DsatState, now: int) -> float:
         """Sampling more than c / w raises the threshold, less lowers it."""

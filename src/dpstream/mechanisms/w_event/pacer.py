@@ -1,34 +1,31 @@
-"""Choose the pace of publications from past releases alone; spend everything on publishing."""
+"""Choose the pace of publications from past releases alone; spend everything on publishing.
+
+A pace is k publications per window, one every ceil(w / k) steps, each with a k-th of the budget:
+more of them follow the stream more closely and are noisier.
+"""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
+from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism, Spender
-from dpstream.mechanisms.w_event.pacer_estimate import (
-    SHARES,
-    Paces,
-    best,
-    counts,
-    estimate,
-    flat_prior,
-    interval,
-    paces,
-    remember,
-    sustainable,
-)
+from dpstream.mechanisms.w_event.pacer_math import exp
 from dpstream.mechanisms.w_event.pacer_models import (
     FULL_BINS,
     Bank,
     Belief,
     Models,
+    estimate,
     first_belief,
+    flat_prior,
     later_variance,
     learn,
     models,
@@ -37,6 +34,12 @@ from dpstream.privacy.amounts import Amount, exact, on_grid
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 
+SHARES = 1 << 40
+"""A window's budget is this many equal shares; budgets are whole numbers of them."""
+
+_STEPS = 200  # points at which the error between two publications is looked at
+_SHORT = 5  # an interval of so few steps is never too long
+_PATIENCE = 2.0  # an error counts little more once it passes this many times the level
 _PROBE = 32  # the first publication costs at most this part of epsilon
 _CLEAR = 8.0  # probing ends once the mean count is this many times the noise scale
 _SLOWING = 2  # at most this many times slower from one publication to the next
@@ -139,23 +142,23 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
         self, state: PacerState, z: Reals, shares: int, scale: float, now: int
     ) -> tuple[PacerState, Release]:
         """All that follows from a release: beliefs, pace, estimates."""
-        grid, choices = self._public(len(z))
+        grid = models(float(self.budget), self.window, thin=len(z) > FULL_BINS)
         if state.bank is None:
             bank, belief = first_belief(z, scale, grid)
         else:
             bank, belief = learn(state.bank, z, scale, now - int(state.steps[-1]), grid)
-        count, due, probing = self._choose_pace(state, bank, belief, scale, choices, now)
+        count, due, probing = self._choose_pace(state, bank, belief, scale, grid, now)
         variance = later_variance(bank, belief, 0.5 * (due - now), grid)
         gamma = float(self.gamma)
         values, prior = estimate(belief.count, belief.count_variance, state.prior, gamma=gamma)
         held, held_prior = estimate(belief.level, variance, state.held_prior, gamma=gamma)
-        steps, spent = remember(state.steps, state.shares, now, shares, self.window)
+        inside = state.steps > now - self.window + 1  # the window of the next step
         state = PacerState(
             count=count,
             due=due,
             probing=probing,
-            steps=steps,
-            shares=spent,
+            steps=np.append(state.steps[inside], now),
+            shares=np.append(state.shares[inside], shares),
             bank=bank,
             held=held,
             stddev=np.sqrt(variance),
@@ -166,16 +169,11 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
         return state, Release(step=now, values=values, paid=True, stddev=stddev)
 
     def _choose_pace(
-        self,
-        state: PacerState,
-        bank: Bank,
-        belief: Belief,
-        scale: float,
-        choices: Paces,
-        now: int,
+        self, state: PacerState, bank: Bank, belief: Belief, scale: float, grid: Models, now: int
     ) -> tuple[int, int, bool]:
         """Probe with twice the budget at once, or settle for a pace: its count, when next."""
-        position = best(bank, choices)
+        log_error = log_errors(float(self.budget), self.window, grid)
+        position = best(bank.weight, bank.level, log_error)
         if state.probing:
             clear = float(np.maximum(belief.count, 0.0).mean()) >= _CLEAR * scale
             if not clear and state.count > 2:
@@ -185,7 +183,94 @@ class Pacer(HistogramMechanism, identity="pacer", keys="gamma"):
         count = counts(self.window)[position]
         return count, now + interval(self.window, count), False
 
-    def _public(self, bins: int) -> tuple[Models, Paces]:
-        epsilon = float(self.budget)
-        grid = models(epsilon, self.window, thin=bins > FULL_BINS)
-        return grid, paces(epsilon, self.window, grid)
+
+@lru_cache(maxsize=64)
+def counts(window: int) -> tuple[int, ...]:
+    """Publications per window to choose from, ascending, about 30% apart; the last is w.
+
+    Equal intervals give equal counts, so only one of them is kept. A pace that spends most of a
+    window's budget at once could not react to what it sees, so an interval is at most a third of
+    the window (or _SHORT steps).
+
+    >>> counts(8), counts(40), counts(1)
+    ((2, 3, 4, 8), (3, 4, 5, 7, 8, 10, 14, 20, 40), (1,))
+    """
+    count = float(-(-window // max(_SHORT, -(-window // 3))))
+    chosen = {window}
+    while count < window:
+        chosen.add(-(-window // interval(window, round(count))))
+        count = max(1.3 * count, count + 1)
+    return tuple(sorted(chosen))
+
+
+def interval(window: int, count: int) -> int:
+    """Steps from one publication to the next."""
+    return -(-window // count)
+
+
+@lru_cache(maxsize=64)
+def log_errors(epsilon: float, window: int, grid: Models) -> Reals:
+    """Models x counts: the log of the mean standard deviation once a model's filter has settled."""
+    columns = []
+    for count in counts(window):
+        steps = interval(window, count)
+        noise = 2.0 * (count / epsilon) ** 2
+        seen, moved = noise + grid.white, grid.drift * steps
+        before = 0.5 * (moved + np.sqrt(moved**2 + 4.0 * moved * seen))
+        after = before * seen / (before + seen)
+        total = before + grid.white
+        error = np.sqrt(total * noise / (total + noise))
+        if steps > 1:
+            ages = np.unique(np.linspace(1, steps - 1, min(steps - 1, _STEPS)))
+            held = np.sqrt((after + grid.white)[:, None] + np.outer(grid.drift, ages))
+            error += (steps - 1) * held.mean(axis=1)
+        columns.append(np.log(error / steps))
+    return np.stack(columns, axis=1)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def best(weight: Reals, level: Reals, log_error: Reals) -> int:
+    """The position in `counts` with the least error, bins weighted by 1 / sqrt(level).
+
+    Per bin the log error is averaged over models: while unsure, a ratio too slow is as bad as the
+    same ratio too fast.
+    """
+    bins, size = weight.shape
+    options = log_error.shape[1]
+    score, mean = np.zeros(options), np.empty(options)
+    for j in range(bins):
+        for c in range(options):
+            mean[c] = 0.0
+        for g in range(size):
+            if weight[j, g] > 1e-8:
+                for c in range(options):
+                    mean[c] += weight[j, g] * log_error[g, c]
+        scale = max(level[j], 1.0)
+        enough, root = _PATIENCE * scale, math.sqrt(scale)
+        for c in range(options):
+            error = exp(mean[c])
+            score[c] += error * enough / ((error + enough) * root)
+    least = 0
+    for c in range(1, options):
+        if score[c] < score[least]:
+            least = c
+    return least
+
+
+@njit(cache=True, nogil=True)
+def sustainable(
+    steps: Integers, shares: Integers, now: int, window: int, count: int, every: int
+) -> int:
+    """The most shares, up to a count-th, that `now` and each `every` steps after it can spend.
+
+    `steps`, `shares`: what was spent, oldest first. The publication n intervals from now shares
+    its window with n others like it and with what is left there of the past.
+    """
+    most = SHARES // count
+    spent, newest = 0, len(steps) - 1
+    for n in range(count - 1, -1, -1):
+        while newest >= 0 and steps[newest] > now + n * every - window:
+            spent += shares[newest]
+            newest -= 1
+        most = min(most, (SHARES - spent) // (n + 1))
+    return most

@@ -9,6 +9,12 @@ that a stream may change its nature.
 
 The state is three float64 per bin and model: at w = 120, 3.2 kB per bin with the full grid of 135
 models, 1.3 kB with the thin one of 54.
+
+What is published for a bin is the number o that minimises the expected |o - x| / max(x, 1)^gamma:
+gamma = 0 is the absolute error, gamma = 1 the relative one. Bins well above their uncertainty have
+a Gaussian belief, which gamma tilts a little downward. The others are many, often mostly empty, and
+share a prior over counts from zero up that is estimated from all of them (empirical Bayes, a few EM
+steps).
 """
 
 from __future__ import annotations
@@ -42,11 +48,6 @@ class Models:
     log_drift_sd: Reals  # one per row of the grid
     log_white_sd: Reals  # one per column; minus infinity first
 
-    @property
-    def size(self) -> int:
-        """Number of models."""
-        return len(self.drift)
-
 
 @lru_cache(maxsize=64)
 def models(epsilon: float, window: int, *, thin: bool) -> Models:
@@ -75,12 +76,10 @@ def _geometric(first: float, last: float, ratio: float) -> list[float]:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def priors(
-    level: Reals, drift: Reals, white: Reals, pool: Reals, pooled: float, out: Reals
-) -> None:
+def priors(level: Reals, drift: Reals, white: Reals, pool: Reals, pooled: float) -> Reals:
     """Weights that models have before they are tried: near the usual ratios to the bin's level."""
     n_drift, n_white = len(drift), len(white)
-    near = np.empty(n_drift + n_white)
+    out, near = np.empty((len(level), n_drift * n_white)), np.empty(n_drift + n_white)
     centre, spread = np.empty(n_drift + n_white), np.empty(n_drift + n_white)
     for i in range(n_drift):
         centre[i], spread[i] = drift[i] - _DRIFT[0], _DRIFT[1]
@@ -109,6 +108,7 @@ def priors(
         row[0] += (1.0 - pooled) * _STILL
         for g in range(n_drift * n_white):
             row[g] += pooled * pool[g]
+    return out
 
 
 _SHARE = 0.02  # weight that returns to the prior at a publication
@@ -129,8 +129,8 @@ def learn_all(
     old_variance: Reals,
     weight: Reals,
     light: float,
-) -> tuple[Reals, Reals, Reals, Reals, Reals, Reals, Reals, Reals]:
-    """`weight` comes as the prior and leaves as the posterior; a bank's rest, a belief's parts.
+) -> tuple[Reals, Reals, Reals, Reals]:
+    """Means, variances, pool, and what `_weigh` says of each bin; `weight` becomes the posterior.
 
     Eight bins at a time, all their models in one array. Loops over models hold no branch and no
     call, so that they run in SIMD lanes; the few models that need the exact update are gathered for
@@ -138,7 +138,7 @@ def learn_all(
     """
     bins, size = weight.shape
     mean, variance = np.empty((bins, size)), np.empty((bins, size))
-    pool, found = np.zeros(size), np.empty((5, bins))
+    pool, by_bin = np.zeros(size), np.empty((5, bins))
     lanes = min(_TOGETHER, bins) * size
     moved, jitter = np.empty(lanes), np.empty(lanes)
     for i in range(lanes):
@@ -151,9 +151,9 @@ def learn_all(
         for i in range(len(mine)):
             mine[i] = (1.0 - _SHARE) * old[i] + _SHARE * mine[i]
         _see(z[here], scale, mine, mu, var, moved, jitter, light, work, which)
-        _weigh(size, mine, mu, new_mu, new_var, jitter, pool, work, found[:, here])
+        _weigh(size, mine, mu, new_mu, new_var, jitter, pool, work, by_bin[:, here])
     pool /= bins
-    return mean, variance, found[4], pool, found[0], found[1], found[2], found[3]
+    return mean, variance, pool, by_bin
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -207,11 +207,11 @@ def _weigh(
     jitter: Reals,
     pool: Reals,
     work: Reals,
-    found: Reals,
+    by_bin: Reals,
 ) -> None:
     """The levels behind the counts, the models' weights, and what follows for each bin.
 
-    Rows of `found`: count, its variance, level, variance of the models' levels, typical level.
+    Rows of `by_bin`: count, its variance, level, variance of the models' levels, typical level.
     """
     before, total, log_density, seen, seen_variance = work[0], work[1], work[3], work[4], work[5]
     x_part, y_part = work[6], work[2]
@@ -241,31 +241,32 @@ def _weigh(
         start = j * size
         for g in range(size):
             pool[g] += weight[start + g]
-        found[0, j], found[2, j] = sum_of(x_part, start, size), sum_of(y_part, start, size)
-        x_part[start : start + size] = found[0, j]
-        y_part[start : start + size] = found[2, j]
+        by_bin[0, j], by_bin[2, j] = sum_of(x_part, start, size), sum_of(y_part, start, size)
+        x_part[start : start + size] = by_bin[0, j]
+        y_part[start : start + size] = by_bin[2, j]
     for i in range(lanes):
         x_part[i] = weight[i] * (seen[i] - x_part[i]) ** 2
         y_part[i] = weight[i] * (new_mean[i] - y_part[i]) ** 2
     for j in range(bins):
-        start, level = j * size, found[2, j]
-        found[1, j] = exp(sum_of(before, start, size)) + sum_of(x_part, start, size)
-        found[3, j] = sum_of(y_part, start, size)
-        sd = math.sqrt(exp(sum_of(total, start, size)) + found[3, j])
-        found[4, j] = level if level >= sd else max(level, 0.0) + 0.5 * sd
+        start, level = j * size, by_bin[2, j]
+        by_bin[1, j] = exp(sum_of(before, start, size)) + sum_of(x_part, start, size)
+        by_bin[3, j] = sum_of(y_part, start, size)
+        sd = math.sqrt(exp(sum_of(total, start, size)) + by_bin[3, j])
+        by_bin[4, j] = level if level >= sd else max(level, 0.0) + 0.5 * sd
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def later(
-    weight: Reals, variance: Reals, drift: Reals, white: Reals, after: float, out: Reals
-) -> None:
+def _typical_variance(
+    weight: Reals, variance: Reals, drift: Reals, white: Reals, after: float
+) -> Reals:
     """The geometric mean over models of a count's variance, `after` steps from now."""
-    terms = np.empty(weight.shape[1])
+    terms, out = np.empty(weight.shape[1]), np.empty(len(weight))
     for j in range(weight.shape[0]):
         for g in range(len(terms)):
             counted = weight[j, g] if weight[j, g] > _TINY else 0.0
             terms[g] = counted * log(variance[j, g] + white[g] + drift[g] * after + 1e-12)
         out[j] = exp(sum_of(terms, 0, len(terms)))
+    return out
 
 
 _POOLED = 0.5  # part of the prior that comes from the other bins
@@ -284,7 +285,7 @@ class Bank:
     pool: Reals  # models; mean weight over bins
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Belief:
     """What the bank thinks of each bin: the count just published, and the level behind it."""
 
@@ -296,10 +297,9 @@ class Belief:
 
 def first_belief(z: Reals, scale: float, grid: Models) -> tuple[Bank, Belief]:
     """After the first publication: every model believes what was published."""
-    bins, size = len(z), grid.size
+    bins, size = len(z), len(grid.drift)
     level = np.maximum(z, 0.5 * scale)
-    weight, none = np.empty((bins, size)), np.zeros(size)
-    priors(level, grid.log_drift_sd, grid.log_white_sd, none, 0.0, weight)
+    weight = priors(level, grid.log_drift_sd, grid.log_white_sd, np.zeros(size), 0.0)
     noise = np.full(bins, 2.0 * scale * scale)
     bank = Bank(
         weight=weight,
@@ -314,9 +314,8 @@ def first_belief(z: Reals, scale: float, grid: Models) -> tuple[Bank, Belief]:
 def learn(bank: Bank, z: Reals, scale: float, gap: int, grid: Models) -> tuple[Bank, Belief]:
     """After another publication, `gap` steps later."""
     pooled = _POOLED if len(z) > 1 else 0.0
-    weight = np.empty_like(bank.weight)
-    priors(bank.level, grid.log_drift_sd, grid.log_white_sd, bank.pool, pooled, weight)
-    mean, variance, level, pool, count, count_variance, level_mean, disagreement = learn_all(
+    weight = priors(bank.level, grid.log_drift_sd, grid.log_white_sd, bank.pool, pooled)
+    mean, variance, pool, by_bin = learn_all(
         z,
         scale,
         float(gap),
@@ -328,9 +327,9 @@ def learn(bank: Bank, z: Reals, scale: float, gap: int, grid: Models) -> tuple[B
         weight,
         _LIGHT if len(z) > FULL_BINS else 0.0,
     )
-    return Bank(weight=weight, mean=mean, variance=variance, level=level, pool=pool), Belief(
-        count=count, count_variance=count_variance, level=level_mean, disagreement=disagreement
-    )
+    *belief, typical_level = by_bin
+    bank = Bank(weight=weight, mean=mean, variance=variance, level=typical_level, pool=pool)
+    return bank, Belief(*belief)
 
 
 def later_variance(bank: Bank, belief: Belief, after: float, grid: Models) -> Reals:
@@ -338,6 +337,136 @@ def later_variance(bank: Bank, belief: Belief, after: float, grid: Models) -> Re
 
     The geometric mean over models: the arithmetic one would be ruled by the few huge ones.
     """
-    out = np.empty(len(bank.level))
-    later(bank.weight, bank.variance, grid.drift, grid.white, after, out)
-    return out + belief.disagreement
+    typical: Reals = _typical_variance(bank.weight, bank.variance, grid.drift, grid.white, after)
+    return typical + belief.disagreement
+
+
+CELLS = 41
+"""Cells of the shared prior: the point 0, then multiples of a quarter of the typical deviation."""
+
+_WIDTH = 0.25
+_STRONG = 8.0  # deviations above zero from which a bin stands for itself
+_EMPTY = 0.03  # prior mass of an empty bin before any is seen
+_PRIOR_BINS = 4.0  # how many bins the flat prior counts for
+_ROUNDS = 5
+_LEAST_SD = 0.1
+
+
+def flat_prior() -> Reals:
+    """Where the shared prior starts: even, with a little mass on zero."""
+    flat = np.full(CELLS, (1.0 - _EMPTY) / (CELLS - 0.5))
+    flat[0] = _EMPTY + 0.5 * flat[1]
+    return flat
+
+
+_FLAT = flat_prior()
+
+
+def estimate(mean: Reals, variance: Reals, prior: Reals, *, gamma: float) -> tuple[Reals, Reals]:
+    """Whole, non-negative counts to publish, and the shared prior for the next time.
+
+    >>> estimate(np.array([900.0]), np.array([100.0]), flat_prior(), gamma=0.5)[0]
+    array([900.])
+    """
+    new, out = prior.copy(), np.empty(len(mean))
+    _estimate(mean, variance, gamma, _FLAT, new, out)
+    return out, new
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _weak(mean: Reals, sd: Reals, typical: float, gamma: float, flat: Reals, prior: Reals) -> Reals:
+    """Weighted posterior medians; `prior` is updated in place."""
+    bins = len(mean)
+    likelihood, by_cell = _likelihood(mean, sd, typical), np.empty((CELLS, bins))
+    for i in range(CELLS):
+        for j in range(bins):
+            by_cell[i, j] = likelihood[j, i]
+    if bins == 1:
+        for i in range(CELLS):
+            prior[i] = flat[i]
+    else:
+        for _ in range(_ROUNDS):
+            _share(prior, likelihood, by_cell, flat)
+    step = _WIDTH * typical
+    counts_for, out = np.empty(CELLS), np.zeros(bins)
+    for i in range(CELLS):
+        counts_for[i] = prior[i] / max(i * step, 1.0) ** gamma
+    middle = np.zeros(bins)
+    for i in range(CELLS):
+        for j in range(bins):
+            by_cell[i, j] *= counts_for[i]
+            middle[j] += by_cell[i, j]
+    for j in range(bins):
+        half, below, i = 0.5 * middle[j], 0.0, 0
+        while i < CELLS - 1 and below + by_cell[i, j] < half:
+            below += by_cell[i, j]
+            i += 1
+        if i > 0:
+            inside = (half - below) / max(by_cell[i, j], 1e-300)
+            out[j] = (i - 0.5 + inside) * step
+    return out
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _likelihood(mean: Reals, sd: Reals, typical: float) -> Reals:
+    """Bins x cells: of each cell given the bin's belief, over that of the likeliest cell."""
+    bins, step = len(mean), _WIDTH * typical
+    out = np.empty((bins, CELLS))
+    for j in range(bins):
+        s = min(max(sd[j], 0.25 * typical), 4.0 * typical)
+        m = max(mean[j], -3.0 * s)
+        nearest = min(max(np.rint(m / step), 0.0), CELLS - 1.0)
+        least = 0.5 * ((m - nearest * step) / s) ** 2
+        row = out[j]
+        for i in range(CELLS):
+            row[i] = exp(least - 0.5 * ((m - i * step) / s) ** 2)
+    return out
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _share(prior: Reals, likelihood: Reals, by_cell: Reals, flat: Reals) -> None:
+    """One EM step: the mean posterior over the bins, `flat` counting for a few of them."""
+    bins = len(likelihood)
+    mass, new = np.zeros(bins), np.zeros(CELLS)
+    for i in range(CELLS):
+        for j in range(bins):
+            mass[j] += prior[i] * by_cell[i, j]
+    for j in range(bins):
+        mass[j] = 1.0 / mass[j]
+    for j in range(bins):
+        for i in range(CELLS):
+            new[i] += likelihood[j, i] * mass[j]
+    for i in range(CELLS):
+        prior[i] = (_PRIOR_BINS * flat[i] + prior[i] * new[i]) / (_PRIOR_BINS + bins)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _estimate(
+    mean: Reals, variance: Reals, gamma: float, flat: Reals, prior: Reals, out: Reals
+) -> None:
+    """The numbers to publish; if any bin is weak, `prior` is updated in place.
+
+    Plain loops: what stands for a whole array in a few words takes seconds to compile.
+    """
+    bins, weak = len(mean), np.int64(0)
+    sd, which = np.empty(bins), np.empty(bins, np.int64)
+    weak_mean, weak_sd = np.empty(bins), np.empty(bins)
+    for j in range(bins):
+        least, above = _LEAST_SD**2, mean[j] if mean[j] >= 1.0 else 1.0
+        sd[j] = math.sqrt(variance[j] if variance[j] >= least else least)
+        tilted = mean[j] - gamma * variance[j] / above
+        out[j] = tilted if tilted >= 0.0 else 0.0
+        if mean[j] < _STRONG * sd[j]:
+            weak_sd[weak] = sd[j]
+            weak += 1
+    if weak > 0:
+        typical, within = np.median(weak_sd[:weak]), 0
+        for j in range(bins):
+            if mean[j] < _STRONG * sd[j] and mean[j] < _STRONG * typical:  # within the cells
+                which[within], weak_mean[within], weak_sd[within] = j, mean[j], sd[j]
+                within += 1
+        medians = _weak(weak_mean[:within], weak_sd[:within], typical, gamma, flat, prior)
+        for i in range(within):
+            out[which[i]] = medians[i]
+    for j in range(bins):
+        out[j] = np.rint(out[j])

@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal, get_args
 
 import numpy as np
 
-from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism, Spender, release_or_hold, whole
 from dpstream.mechanisms.parts.above_threshold import AboveThreshold, with_changes
@@ -22,29 +21,6 @@ from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
 
 Update = Literal["two_windows", "all", "decay"]
-
-
-class ReleaseChanges(Protocol):
-    """How much successive publications differ: one of the three updates of the paper's section 4.
-
-    Each keeps a state that does not grow with the stream.
-    Guarantee: post-processing; only released values are read.
-    """
-
-    def add(self, step: int, old: Integers, new: Integers) -> ReleaseChanges:
-        """The record after `new` was published over `old`."""
-
-    def variance(self) -> float:
-        """The variance of a change; 0 before the first one."""
-
-
-def release_changes(update: Update, window: int) -> ReleaseChanges:
-    """An empty record of the chosen kind."""
-    if update == "two_windows":
-        return TwoWindows(window=window)
-    if update == "all":
-        return AllHistory()
-    return Decayed(phases=np.zeros(window))
 
 
 @storable("changes in two windows")
@@ -66,13 +42,16 @@ class TwoWindows:
         """Forget what is too old, add one change."""
         oldest = step - self.windows * self.window + 1
         mean, square = _mean(np.abs(new - old).astype(np.float64)), _mean_square(old, new)
-        kept = self.entries[self.entries[:, 0] >= oldest]
-        entries = np.vstack([kept, [(step, mean, square)]])
+        recent = self.entries[self.entries[:, 0] >= oldest]
+        entries = np.vstack([recent, [(step, mean, square)]])
         return TwoWindows(window=self.window, windows=self.windows, entries=entries)
 
     def variance(self) -> float:
         """Mean square less squared mean."""
-        return float(_variance(self.entries)) if len(self.entries) else 0.0
+        if not len(self.entries):
+            return 0.0
+        mean, square = self.entries[:, 1:].sum(axis=0) / len(self.entries)
+        return max(0.0, float(square - mean * mean))
 
 
 @storable("all changes")
@@ -129,14 +108,11 @@ def _mean(values: Reals) -> float:
     return float(values[0]) if len(values) == 1 else float(values.mean())
 
 
-@njit(cache=True, nogil=True)
-def _variance(entries: Reals) -> float:
-    mean = square = 0.0
-    for row in range(len(entries)):
-        mean += entries[row, 1]
-        square += entries[row, 2]
-    mean, square = mean / len(entries), square / len(entries)
-    return max(0.0, square - mean * mean)
+ReleaseChanges = TwoWindows | AllHistory | Decayed
+"""How much successive publications differ: one of the three updates of the paper's section 4.
+
+Each keeps a state that does not grow with the stream. Only released values are read.
+"""
 
 
 @storable("spas state")
@@ -194,7 +170,7 @@ class Spas(HistogramMechanism, identity="spas", keys="update warm_up"):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "warm_up", whole(self.warm_up, "warm_up", at_least=1))
-        if self.update not in ("two_windows", "all", "decay"):
+        if self.update not in get_args(Update):
             raise InvalidParameter(f"update must be two_windows, all or decay; got {self.update!r}")
 
     @cached_property
@@ -209,11 +185,13 @@ class Spas(HistogramMechanism, identity="spas", keys="update warm_up"):
 
     def start(self) -> SpasState:
         """Nothing published, nothing spent."""
-        return SpasState(
-            published=BudgetWindow(width=self.window),
-            runs=BudgetWindow(width=self.window),
-            changes=release_changes(self.update, self.window),
-        )
+        changes: dict[Update, ReleaseChanges] = {
+            "two_windows": TwoWindows(window=self.window),
+            "all": AllHistory(),
+            "decay": Decayed(phases=np.zeros(self.window)),
+        }
+        empty = BudgetWindow(width=self.window)
+        return SpasState(published=empty, runs=empty, changes=changes[self.update])
 
     def step(
         self, state: SpasState, x: Integers, spend: Spender
@@ -240,11 +218,11 @@ class Spas(HistogramMechanism, identity="spas", keys="update warm_up"):
 
     def _by_count(self, count: int) -> Costs:
         """What follows from C* = `count`."""
-        known = self._costs.get(count)
-        if known is None:
+        costs = self._costs.get(count)
+        if costs is None:
             publication = on_grid(self.publishing / count)
             run = on_grid(self.testing / (count + 1))
-            known = self._costs[count] = Costs(
+            costs = self._costs[count] = Costs(
                 publication=publication,
                 run=run,
                 units=units(publication),
@@ -252,7 +230,7 @@ class Spas(HistogramMechanism, identity="spas", keys="update warm_up"):
                 before_run=floor_units(self.testing) - units(run),
                 error=count / self.publishing,
             )
-        return known
+        return costs
 
     @cached_property
     def _costs(self) -> dict[int, Costs]:
@@ -266,18 +244,16 @@ class Spas(HistogramMechanism, identity="spas", keys="update warm_up"):
             return state, False
         if self._covers_the_rest(state, spent, costs, now):
             return state, True
-        if state.run is None:
+        run = state.run
+        if run is None:
             if state.runs.units_before(now) > costs.before_run:
                 return state, False
             run = AboveThreshold.open(spend, epsilon=costs.run, sensitivity=histogram_change())
             state = with_changes(state, run=run)
-        assert state.run is not None
         assert state.values is not None
-        threshold = len(x) * costs.error
-        if not state.run.exceeds(distance(state.values, x), threshold, spend):
+        if not run.exceeds(distance(state.values, x), len(x) * costs.error, spend):
             return state, False
-        closed = state.runs.pay(now, state.run.epsilon)
-        return with_changes(state, run=None, runs=closed), True
+        return with_changes(state, run=None, runs=state.runs.pay(now, run.epsilon)), True
 
     def _covers_the_rest(self, state: SpasState, spent: int, costs: Costs, now: int) -> bool:
         """Enough is left to publish every step until the window's oldest publication leaves it."""
