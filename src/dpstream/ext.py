@@ -12,9 +12,8 @@ The how-to guides build one of each. Modules of dpstream itself import from wher
 from dpstream.audit.mechanism_samplers import SequentialRuns
 from dpstream.audit.neighbours import Pair, block
 from dpstream.audit.targets import Target
-from dpstream.connectors.memory.source import TableSource
-from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.retry import RetryPolicy
+from dpstream.connectors.memory import TableSource
+from dpstream.connectors.server_base import RetryPolicy, ServerOptions
 from dpstream.connectors.testing import (
     Abort,
     Aborted,

@@ -88,7 +88,7 @@ class Source(Protocol):
     item by item (null is the least).
 
     If its server is away for a while, the source connects again, waiting longer each time
-    (`connectors.retry`), says so in the log of `dpstream`, and raises `ServerUnreachable` when it
+    (`RetryPolicy`), says so in the log of `dpstream`, and raises `ServerUnreachable` when it
     has waited as long as its user allows.
 
     What a source may be able to do beside this is a protocol of its own: `CommittingSource`,

@@ -16,7 +16,7 @@ import pytest
 
 from dpstream.connectors.encode import csv, jsonl, parquet
 from dpstream.connectors.files.sink import DirectorySink, file_name
-from dpstream.connectors.pipes.sink import StdoutSink
+from dpstream.connectors.pipes import StdoutSink
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.shared import AllSinks
 from dpstream.connectors.testing import ListSink

@@ -10,7 +10,7 @@ import pytest
 from dpstream.connectors.database import ReleaseIndex
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import ServerSinkSuite
-from dpstream.connectors.testing.sink_suite import release, rows_seen
+from dpstream.connectors.testing.suites import release, rows_seen
 from dpstream.errors import InvalidInput, ServerUnreachable, StateError
 from tests.connectors.test_sinks import NOON, RELEASE
 from tests.laws.test_published_keys import every_type_of_key

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.audit.query_samplers import run_plan
-from dpstream.connectors.memory.source import ROWS
+from dpstream.connectors.memory import ROWS
 from dpstream.group_by.bounding import KeepMask
 from dpstream.group_by.flow import BoundedRows, Flow
 from dpstream.group_by.key_selection import Mask, Passes

@@ -1,11 +1,13 @@
-"""What the SQL sinks share: one table per query, and an index of the releases that are done.
+"""Releases in SQL databases: one table per query, and an index of the releases that are done.
 
-One release is one transaction: its rows and its entry in the index.
+One release is one transaction: its rows and its entry in the index. SQLite and DuckDB are here;
+PostgreSQL has a folder of its own.
 """
 
 from __future__ import annotations
 
 import json
+import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,9 +18,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.connectors.encode import another_run, run_of, with_numbers
+from dpstream.connectors.encode import another_run, run_of, simple_column, with_numbers
 from dpstream.connectors.storage import open_folder
 from dpstream.errors import InvalidParameter, StateError
+from dpstream.optional import optional
 
 _LOCKS: dict[str, Lock] = {}
 _RELEASES, _QUERIES = "dpstream_releases", "dpstream_queries"
@@ -201,3 +204,84 @@ def identifier(name: str) -> str:
 
 def _shown(columns: dict[str, str]) -> str:
     return ", ".join(f"{name} ({kind})" for name, kind in columns.items())
+
+
+# Releases in an SQLite file: one table per query, one durable transaction per release.
+
+_LARGEST = 2**63 - 1
+
+
+class SqliteSink(FileDatabase):
+    """Times are ISO 8601 text; whole numbers beyond 64 signed bits are text too."""
+
+    kind, errors = "an SQLite", sqlite3.Error
+
+    def connect(self) -> Any:
+        """Open or make the file; a commit is on the disk."""
+        connection = sqlite3.connect(
+            self.path, isolation_level=None, timeout=30, check_same_thread=False
+        )
+        connection.execute("PRAGMA synchronous = FULL")
+        return connection
+
+    def insert(self, name: str, table: pa.Table, *, create: bool) -> None:
+        """Rows one by one, as SQLite takes them."""
+        if create:
+            columns = ", ".join(f"{identifier(c.name)} {_affinity(c.type)}" for c in table.schema)
+            self.connection.execute(f"CREATE TABLE {name} ({columns})")
+        values = zip(*(_values(column) for column in table.columns), strict=True)
+        placeholders = ", ".join("?" * table.num_columns)
+        self.connection.executemany(f"INSERT INTO {name} VALUES ({placeholders})", values)
+
+
+def _affinity(kind: pa.DataType) -> str:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_uint64(kind):
+        return ""  # no conversion: SQLite would round text that looks like a number
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_duration(kind):
+        return "INTEGER"
+    if pa.types.is_floating(kind):
+        return "REAL"
+    return "BLOB" if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else "TEXT"
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    column = simple_column(column)
+    values: list[Any] = column.to_pylist()
+    simple = pa.types.is_primitive(column.type) or pa.types.is_string(column.type)
+    if pa.types.is_uint64(column.type):
+        return [str(value) if (value or 0) > _LARGEST else value for value in values]
+    if simple or pa.types.is_binary(column.type):
+        return values
+    return [None if value is None else str(value) for value in values]
+
+
+# Releases in a DuckDB file: one table per query with DuckDB's own types.
+
+
+class DuckdbSink(FileDatabase):
+    """DuckDB syncs its log when a transaction commits."""
+
+    kind = "a DuckDB"
+
+    def __init__(self, path: Path) -> None:
+        self._duckdb = optional("duckdb", extra="duckdb", who="a .duckdb sink")
+        self.errors = self._duckdb.Error
+        super().__init__(path)
+
+    def connect(self) -> Any:
+        """Open or make the file."""
+        return self._duckdb.connect(str(self.path))
+
+    def insert(self, name: str, table: pa.Table, *, create: bool) -> None:
+        """DuckDB reads Arrow tables as they are, but for decimals that it has not."""
+        wide = [n for n, kind in enumerate(table.schema.types) if pa.types.is_decimal256(kind)]
+        for n in wide:
+            table = table.set_column(n, table.column_names[n], table.column(n).cast(pa.string()))
+        self.connection.register("dpstream_rows", table)
+        try:
+            verb = f"CREATE TABLE {name} AS" if create else f"INSERT INTO {name}"
+            self.connection.execute(f"{verb} SELECT * FROM dpstream_rows")
+        finally:
+            self.connection.unregister("dpstream_rows")

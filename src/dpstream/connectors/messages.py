@@ -17,7 +17,7 @@ import pyarrow as pa
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.text import SHOWN, Parsed, empty_strings, select_columns
-from dpstream.connectors.options import ServerOptions
+from dpstream.connectors.server_base import ServerOptions
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.records import Integers, Rejected
 from dpstream.rows.column_values import canonical

@@ -17,17 +17,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dpstream.connectors.delta.sink import DeltaSink
-from dpstream.connectors.duckdb.sink import DuckdbSink
+from dpstream.connectors.database import DuckdbSink, SqliteSink
+from dpstream.connectors.delta import DeltaSink
 from dpstream.connectors.encode import ENCODERS
 from dpstream.connectors.files.sink import DirectorySink
 from dpstream.connectors.files.source import SUFFIXES, Files, GrowingDirectory, suffix
-from dpstream.connectors.memory.source import TableSource, as_table
-from dpstream.connectors.options import ServerOptions, is_uri
-from dpstream.connectors.pipes.sink import StdoutSink
-from dpstream.connectors.pipes.source import StandardInput
+from dpstream.connectors.memory import TableSource, as_table
+from dpstream.connectors.pipes import StandardInput, StdoutSink
+from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.shared import AllSinks
-from dpstream.connectors.sqlite.sink import SqliteSink
 from dpstream.errors import InvalidInput, InvalidParameter, MissingDependency
 from dpstream.records import Sink, Source
 

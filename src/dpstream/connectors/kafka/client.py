@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.retry import RetryPolicy
+from dpstream.connectors.server_base import RetryPolicy, ServerOptions
 from dpstream.errors import DpstreamError, InvalidInput, InvalidParameter, RowsLost
 
 _log = logging.getLogger("dpstream.kafka")

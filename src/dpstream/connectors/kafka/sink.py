@@ -39,8 +39,7 @@ from dpstream.connectors.kafka.client import (
     no_topic,
     topic_of,
 )
-from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.retry import ServerAway
+from dpstream.connectors.server_base import ServerAway, ServerOptions
 from dpstream.errors import InvalidInput, StateError
 
 _ASK, _FIRST_ASK = 10.0, 2.0  # seconds that the broker may take

@@ -26,7 +26,7 @@ from dpstream.connectors.kafka.client import (
     topic_of,
 )
 from dpstream.connectors.messages import decoder_from
-from dpstream.connectors.options import ServerOptions
+from dpstream.connectors.server_base import ServerOptions
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from dpstream.records import Batch, Position
 

@@ -20,8 +20,7 @@ import nats.errors
 import nats.js.errors
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.retry import ServerAway, unreachable
+from dpstream.connectors.server_base import ServerAway, ServerOptions, unreachable
 from dpstream.errors import DpstreamError, InvalidInput, InvalidParameter, MissingDependency
 
 T = TypeVar("T")

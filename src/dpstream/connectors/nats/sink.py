@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from dpstream.connectors.encode import ENCODERS, another_run, release_facts, run_of, with_numbers
 from dpstream.connectors.nats.client import Client, stream_info
-from dpstream.connectors.options import ServerOptions
+from dpstream.connectors.server_base import ServerOptions
 from dpstream.connectors.storage import safe_name
 from dpstream.errors import InvalidInput, StateError
 

@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 
 from dpstream.connectors.messages import decoder_from
 from dpstream.connectors.nats.client import Client, ConsumerDropped, Message, Puller, stream_info
-from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.retry import ServerAway
-from dpstream.connectors.server_log import ServerLog
+from dpstream.connectors.server_base import ServerAway, ServerLog, ServerOptions
 from dpstream.errors import InvalidInput, RowsLost
 from dpstream.records import Batch, Position
 

@@ -13,9 +13,8 @@ from psycopg.errors import DuplicateSchema, UniqueViolation
 
 from dpstream.connectors.database import DatabaseSink, identifier
 from dpstream.connectors.encode import csv
-from dpstream.connectors.options import ServerOptions
 from dpstream.connectors.postgres.client import connect_function, raise_away
-from dpstream.connectors.retry import ServerAway, unreachable
+from dpstream.connectors.server_base import ServerAway, ServerOptions, unreachable
 from dpstream.errors import InvalidInput
 
 _LONGEST_NAME = 63  # PostgreSQL cuts longer names without a word

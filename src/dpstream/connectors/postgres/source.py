@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 import psycopg
 import pyarrow as pa
 
-from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.postgres.client import connect_function, one_line, raise_away
-from dpstream.connectors.postgres.table import PostgresTable, find_table
-from dpstream.connectors.retry import ServerAway, unreachable
-from dpstream.connectors.server_log import ServerLog
+from dpstream.connectors.postgres.client import (
+    PostgresTable,
+    connect_function,
+    find_table,
+    one_line,
+    raise_away,
+)
+from dpstream.connectors.server_base import ServerAway, ServerLog, ServerOptions, unreachable
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from dpstream.records import Batch, Position
 

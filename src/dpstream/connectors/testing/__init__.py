@@ -14,8 +14,12 @@ from dpstream.connectors.testing.contract import (
     check_sink,
     check_source,
 )
-from dpstream.connectors.testing.sink_suite import ServerSinkSuite, SinkSuite
-from dpstream.connectors.testing.source_suite import ServerSourceSuite, SourceSuite
+from dpstream.connectors.testing.suites import (
+    ServerSinkSuite,
+    ServerSourceSuite,
+    SinkSuite,
+    SourceSuite,
+)
 
 __all__ = [
     "Abort",

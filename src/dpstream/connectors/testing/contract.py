@@ -3,7 +3,7 @@
 The suites beside this file ask for more, and fill the source themselves.
 
 >>> import pyarrow as pa
->>> from dpstream.connectors.memory.source import TableSource
+>>> from dpstream.connectors.memory import TableSource
 >>> table = pa.table({"user": ["a", "b", "c"], "page": ["x", "y", "x"]})
 >>> check_source(lambda: TableSource(table, rows=2), columns=["user", "page"])
 3

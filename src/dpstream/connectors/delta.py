@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.connectors.encode import another_run, run_of, with_numbers
-from dpstream.connectors.options import is_uri
+from dpstream.connectors.server_base import is_uri
 from dpstream.connectors.storage import open_folder, safe_name
 from dpstream.errors import StateError
 from dpstream.optional import optional
