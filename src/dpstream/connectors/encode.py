@@ -136,10 +136,7 @@ def with_numbers(table: pa.Table, window: int, trigger: int) -> pa.Table:
     it is the trigger's number. A name that the table has itself becomes `window_number` or
     `release_number`.
     """
-    numbers = {
-        "window": window,
-        "release": release_facts(table).get("release_index") or trigger,
-    }
+    numbers = {"window": window, "release": release_facts(table).get("release_index") or trigger}
     for i, (name, number) in enumerate(numbers.items()):
         if name in table.column_names:
             name = f"{name}_number"

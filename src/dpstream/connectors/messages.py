@@ -19,7 +19,7 @@ from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.text import SHOWN, Parsed, empty_strings, select_columns
 from dpstream.connectors.server_base import ServerOptions
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.records import Integers, Rejected
+from dpstream.records import Columns, Integers, Rejected
 from dpstream.rows.column_values import canonical
 from dpstream.rows.number_text import one_number_spelling
 from dpstream.rows.parse import whole_column
@@ -85,9 +85,7 @@ class Decoder:
     def __init__(self, kind: Format, *, header: Sequence[str] | None = None) -> None:
         self._kind, self._header, self.max_bytes = kind, header, MAX_BYTES
 
-    def decode(
-        self, payloads: Sequence[bytes | None], columns: Sequence[str] | None = None
-    ) -> Decoded:
+    def decode(self, payloads: Sequence[bytes | None], columns: Columns = None) -> Decoded:
         """The rows of all payloads; None is a message without a value."""
         for name in columns or ():  # no message can mend a header without the column
             if self._header is not None and name not in self._header:
@@ -134,7 +132,7 @@ class _Json:
     def runs(self, payloads: Sequence[bytes]) -> Iterator[range]:
         yield range(len(payloads))
 
-    def parse(self, payloads: Sequence[bytes], columns: Sequence[str] | None) -> ParsedRun:
+    def parse(self, payloads: Sequence[bytes], columns: Columns) -> ParsedRun:
         # Between the tokens of JSON a tab is as good as a line end, and in its strings as bad.
         lines = [p.translate(_NO_LINES) if b"\n" in p or b"\r" in p else p for p in payloads]
         parsed = self._parser.parse(b"\n".join(lines), final=True, columns=columns)
@@ -159,7 +157,7 @@ class _Csv:
         if start < len(payloads):
             yield range(start, len(payloads))
 
-    def parse(self, payloads: Sequence[bytes], columns: Sequence[str] | None) -> ParsedRun:
+    def parse(self, payloads: Sequence[bytes], columns: Columns) -> ParsedRun:
         parser = CsvParser("the message")
         text = (self._header or b"") + b"\n".join(payloads)
         used = parser.head(text, final=True) or 0
@@ -186,7 +184,7 @@ class _Arrow:
         for at in range(len(payloads)):
             yield range(at, at + 1)
 
-    def parse(self, payloads: Sequence[bytes], columns: Sequence[str] | None) -> ParsedRun:
+    def parse(self, payloads: Sequence[bytes], columns: Columns) -> ParsedRun:
         payload = payloads[0]
         try:
             is_file = payload.startswith(b"ARROW1")

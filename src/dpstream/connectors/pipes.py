@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Thread
@@ -24,7 +23,7 @@ from dpstream.connectors.files.text import BLOCK, LONGEST_LINE, Parser, empty_st
 from dpstream.connectors.storage import open_folder
 from dpstream.errors import InvalidInput, StateError
 from dpstream.privacy.state.durable_files import writing
-from dpstream.records import Batch, Position
+from dpstream.records import Batch, Columns, Position
 
 NAME = "stdin"
 _READ_BYTES = 1 << 16
@@ -62,12 +61,7 @@ class StandardInput:
         """Text declares no types."""
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """What has come since the last read, whole lines only."""
         if (position or 0) != self._at or until is not None:
@@ -88,7 +82,7 @@ class StandardInput:
         while not self._queue.empty():
             self._queue.get_nowait()
 
-    def _parse(self, block: bytes, columns: Sequence[str] | None) -> Batch:
+    def _parse(self, block: bytes, columns: Columns) -> Batch:
         used, table, rejected = 0, empty_strings(columns), []
         if self._parser is None and block:
             self._parser = JsonlParser(NAME) if _is_json(block) else CsvParser(NAME)

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dpstream.errors import InvalidInput, InvalidParameter, SecretError, ServerUnreachable
-from dpstream.records import Batch, Position
+from dpstream.records import Batch, Columns, Position
 
 # How often, and for how long, a connector tries again to reach a server that is away.
 #
@@ -269,12 +269,7 @@ class ServerLog(ABC, Generic[P]):
         return None if position is None else position[:-2]
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """The next rows."""
         if partition != self._name:
@@ -299,11 +294,11 @@ class ServerLog(ABC, Generic[P]):
         """A position as a tuple; TypeError or ValueError if it is none."""
 
     @abstractmethod
-    def read_next(self, at: P | None, goal: P | None, columns: Sequence[str] | None) -> Batch:
+    def read_next(self, at: P | None, goal: P | None, columns: Columns) -> Batch:
         """Rows after `at`, up to `goal` if it is given; `ServerAway` if the server is."""
 
     @abstractmethod
-    def no_rows(self, position: Position, columns: Sequence[str] | None, *, done: bool) -> Batch:
+    def no_rows(self, position: Position, columns: Columns, *, done: bool) -> Batch:
         """An empty batch."""
 
     def _parse(self, position: Position) -> P | None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from dpstream.records import (
     Batch,
     ChunkRanges,
+    Columns,
     ConcurrentSink,
     InferredTypes,
     Position,
@@ -64,12 +65,7 @@ class SharedSource:
             return self._source.columns(partition)
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """A chunk with the columns that are asked for."""
         with self._lock:

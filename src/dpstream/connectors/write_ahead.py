@@ -15,7 +15,7 @@ import json
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
@@ -27,7 +27,7 @@ from dpstream.connectors.files.text import empty_strings
 from dpstream.connectors.storage import open_folder, put, put_new, remove, safe_name
 from dpstream.errors import RowsLost, StateError
 from dpstream.privacy.state.durable_files import make_directory, remove_leftovers, writing
-from dpstream.records import Batch, EndingSource, InferredTypes, Position, Rejected, Source
+from dpstream.records import Batch, Columns, EndingSource, InferredTypes, Position, Rejected, Source
 
 PUSHED = "http:"
 """The source whose rows are posted to the server."""
@@ -68,7 +68,7 @@ class Segments:
         content = file.getvalue()
         return put_new(self.path(number), _MAGIC + sha256(content).digest() + content, private=True)
 
-    def read(self, number: int, columns: Sequence[str] | None, until: Position = None) -> Batch:
+    def read(self, number: int, columns: Columns, until: Position = None) -> Batch:
         """The chunk of a segment that is there; `done` if it is the last one before `until`."""
         path = self.path(number)
         content = path.read_bytes()
@@ -139,12 +139,7 @@ class WriteAhead:
         return self._source.columns(partition)
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """A kept chunk, or the next one of the source once it is kept."""
         number = 0 if position is None else int(position)
@@ -307,12 +302,7 @@ class PushedSource:
         """What comes is text."""
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """The next segment, if it is there and not behind `until`.
 

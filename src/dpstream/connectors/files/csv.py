@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +26,7 @@ from dpstream.connectors.files.text import (
     string_array,
 )
 from dpstream.errors import InvalidInput
+from dpstream.records import Columns
 
 _COMMA, _QUOTE, _LF, _CR = np.uint8(44), np.uint8(34), np.uint8(10), np.uint8(13)
 _LONGEST_QUOTED = 1 << 20
@@ -55,7 +55,7 @@ class CsvParser:
             self._check_header()
         return used
 
-    def parse(self, block: bytes, *, final: bool, columns: Sequence[str] | None) -> Parsed:
+    def parse(self, block: bytes, *, final: bool, columns: Columns) -> Parsed:
         """The whole records of the block."""
         names = list(columns or ())  # a file of no bytes lacks nothing
         if self._header:

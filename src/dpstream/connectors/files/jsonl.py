@@ -9,7 +9,7 @@ It takes only what it is sure of: any doubt makes a line HARD, and the `json` mo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,6 +26,7 @@ from dpstream.connectors.files.text import (
     string_array,
 )
 from dpstream.errors import InvalidInput
+from dpstream.records import Columns
 from dpstream.rows.number_text import LONGEST, number_text
 
 GOOD, BLANK, HARD, NEW_KEY = 0, 1, 2, 3
@@ -60,7 +61,7 @@ class JsonlParser:
             return None
         return len(_BOM) if block.startswith(_BOM) else 0
 
-    def parse(self, block: bytes, *, final: bool, columns: Sequence[str] | None) -> Parsed:
+    def parse(self, block: bytes, *, final: bool, columns: Columns) -> Parsed:
         """The whole lines of the block; without `columns`, every key that the block has."""
         block = block if final else block[: block.rfind(b"\n") + 1]
         every = columns is None

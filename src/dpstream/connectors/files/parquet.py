@@ -6,7 +6,6 @@ to six times as fast, and what follows has fewer strings to look at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 
 from dpstream.connectors.files.text import select_columns, unreadable
 from dpstream.errors import InvalidInput
-from dpstream.records import Batch, Position
+from dpstream.records import Batch, Columns, Position
 
 ROWS = 1 << 20
 """A larger row group is delivered in slices of this many rows."""
@@ -43,9 +42,7 @@ class ParquetFile:
         """The types; a string column may be delivered as a dictionary of strings."""
         return {field.name: plain_type(field.type) for field in self._schema}
 
-    def read(
-        self, position: Position, columns: Sequence[str] | None, until: Position = None
-    ) -> Batch:
+    def read(self, position: Position, columns: Columns, until: Position = None) -> Batch:
         """The rest of a row group, or its next slice."""
         names = self._names(columns)
         groups = self._file.num_row_groups
@@ -117,7 +114,7 @@ class ParquetFile:
             )
         return [group, offset]
 
-    def _names(self, columns: Sequence[str] | None) -> list[str]:
+    def _names(self, columns: Columns) -> list[str]:
         names = self._schema.names
         if len(set(names)) < len(names):
             raise InvalidInput(f"{self._name}: column names must differ; got {', '.join(names)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.parquet import ParquetFile
 from dpstream.connectors.files.text import TextFile, unreadable
 from dpstream.errors import InvalidInput
-from dpstream.records import Batch, Position
+from dpstream.records import Batch, Columns, Position
 
 SUFFIXES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".parquet")
 _MOST_OPEN = 32
@@ -61,12 +61,7 @@ class Files:
         return self._reader(partition).columns()
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """One row group or block of the file."""
         batch = self._reader(partition).read(position, columns, until)
@@ -147,12 +142,7 @@ class GrowingDirectory:
         return self._files.columns(str(self._folder / partition))
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """One row group or block of the file."""
         self._check(partition)
@@ -207,7 +197,7 @@ class GrowingDirectory:
         self._files.add(path)
 
 
-def _has_columns(batch: Batch, columns: Sequence[str] | None) -> bool:
+def _has_columns(batch: Batch, columns: Columns) -> bool:
     return columns is not None and set(columns) == set(batch.table.column_names)
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from dpstream.compiled import compiled
 from dpstream.errors import InvalidInput, no_column
-from dpstream.records import Batch, Position, Rejected
+from dpstream.records import Batch, Columns, Position, Rejected
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int32]
@@ -55,7 +55,7 @@ class Parser(Protocol):
         """Take what comes before the rows: its bytes, or None if the block is too short."""
         ...
 
-    def parse(self, block: bytes, *, final: bool, columns: Sequence[str] | None) -> Parsed:
+    def parse(self, block: bytes, *, final: bool, columns: Columns) -> Parsed:
         """The whole rows of a block that begins at a row; all of it if `final`."""
         ...
 
@@ -73,9 +73,7 @@ class TextFile:
     def columns(self) -> None:
         """Text declares no types."""
 
-    def read(
-        self, position: Position, columns: Sequence[str] | None, until: Position = None
-    ) -> Batch:
+    def read(self, position: Position, columns: Columns, until: Position = None) -> Batch:
         """The whole lines of the next block."""
         head = self._prepare()
         offset = head if position is None else int(position)
@@ -204,12 +202,12 @@ def string_array(block: Bytes, starts: Offsets, stops: Offsets) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(starts), buffers, nulls)
 
 
-def empty_strings(columns: Sequence[str] | None) -> pa.Table:
+def empty_strings(columns: Columns) -> pa.Table:
     """A table of string columns without rows."""
     return pa.table({name: pa.array([], pa.string()) for name in columns or ()})
 
 
-def select_columns(place: str, known: Sequence[str], columns: Sequence[str] | None) -> list[str]:
+def select_columns(place: str, known: Sequence[str], columns: Columns) -> list[str]:
     """The columns that are asked for, in the order of those known; None asks for all."""
     for name in columns or ():
         if name not in known:

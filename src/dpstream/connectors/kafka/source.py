@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -28,7 +27,7 @@ from dpstream.connectors.kafka.client import (
 from dpstream.connectors.messages import decoder_from
 from dpstream.connectors.server_base import ServerOptions
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
-from dpstream.records import Batch, Position
+from dpstream.records import Batch, Columns, Position
 
 _BYTES = 32 << 20  # of one chunk
 _PAUSE = 0.1  # seconds between two tries of a bounded source
@@ -77,12 +76,7 @@ class KafkaSource:
         """Messages declare no types."""
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """The messages that are there, up to 50,000."""
         number = self._number(partition)
@@ -182,7 +176,7 @@ class KafkaSource:
         partition: str,
         messages: list[Message],
         position: Position,
-        columns: Sequence[str] | None,
+        columns: Columns,
         done: bool,
     ) -> Batch:
         """The messages as rows, with the columns that are not in their payload."""

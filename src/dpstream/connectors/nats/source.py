@@ -9,14 +9,13 @@ that was made anew is seen, and so is a message that a replay needs and that is 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dpstream.connectors.messages import decoder_from
 from dpstream.connectors.nats.client import Client, ConsumerDropped, Message, Puller, stream_info
 from dpstream.connectors.server_base import ServerAway, ServerLog, ServerOptions
 from dpstream.errors import InvalidInput, RowsLost
-from dpstream.records import Batch, Position
+from dpstream.records import Batch, Columns, Position
 
 _CHUNK = 5000  # messages of one request
 
@@ -65,12 +64,12 @@ class NatsSource(ServerLog[StreamPosition]):
         created, begin, sequence, messages = position
         return StreamPosition(str(created), int(begin), int(sequence), int(messages))
 
-    def no_rows(self, position: Position, columns: Sequence[str] | None, *, done: bool) -> Batch:
+    def no_rows(self, position: Position, columns: Columns, *, done: bool) -> Batch:
         """No messages."""
         return self._batch([], position, columns, done=done)
 
     def read_next(
-        self, at: StreamPosition | None, goal: StreamPosition | None, columns: Sequence[str] | None
+        self, at: StreamPosition | None, goal: StreamPosition | None, columns: Columns
     ) -> Batch:
         """The next messages; a chunk is a request to the server."""
         try:
@@ -182,12 +181,7 @@ class NatsSource(ServerLog[StreamPosition]):
         )
 
     def _batch(
-        self,
-        messages: list[Message],
-        position: Position,
-        columns: Sequence[str] | None,
-        *,
-        done: bool,
+        self, messages: list[Message], position: Position, columns: Columns, *, done: bool
     ) -> Batch:
         """The rows of the messages whose subject fits."""
         fitting = [message for message in messages if self._subject.fullmatch(message.subject)]

@@ -26,7 +26,7 @@ from dpstream.connectors.database import identifier
 from dpstream.connectors.files.text import SHOWN, select_columns
 from dpstream.connectors.server_base import ServerAway, ServerOptions
 from dpstream.errors import InvalidInput
-from dpstream.records import Rejected
+from dpstream.records import Columns, Rejected
 
 _LIBPQ = (
     "sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "gssencmode",
@@ -229,7 +229,7 @@ class PostgresTable:
     place: str
     """What it is called in messages."""
 
-    def select(self, columns: Sequence[str] | None) -> list[str]:
+    def select(self, columns: Columns) -> list[str]:
         """The columns that are asked for, in the table's order."""
         return select_columns(self.place, list(self.columns), columns)
 

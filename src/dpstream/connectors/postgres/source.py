@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import psycopg
@@ -23,7 +22,7 @@ from dpstream.connectors.postgres.client import (
 )
 from dpstream.connectors.server_base import ServerAway, ServerLog, ServerOptions, unreachable
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
-from dpstream.records import Batch, Position
+from dpstream.records import Batch, Columns, Position
 
 _ROWS = 1 << 16  # of one chunk
 _POLL = 0.05  # seconds between two looks for the end of a bounded source
@@ -129,13 +128,13 @@ class PostgresSource(ServerLog[TablePosition]):
             None if begin is None else int(begin), None if key is None else int(key), int(rows)
         )
 
-    def no_rows(self, position: Position, columns: Sequence[str] | None, *, done: bool) -> Batch:
+    def no_rows(self, position: Position, columns: Columns, *, done: bool) -> Batch:
         """No rows, of the columns that are asked for."""
         table = self._table.no_rows(self._table.select(columns))
         return Batch(table=table, position=position, done=done)
 
     def read_next(
-        self, at: TablePosition | None, goal: TablePosition | None, columns: Sequence[str] | None
+        self, at: TablePosition | None, goal: TablePosition | None, columns: Columns
     ) -> Batch:
         """The next rows, as far as they are settled."""
         try:
@@ -150,7 +149,7 @@ class PostgresSource(ServerLog[TablePosition]):
             raise self._refusal(problem) from problem
 
     def _fetch(
-        self, at: TablePosition | None, goal: TablePosition | None, columns: Sequence[str] | None
+        self, at: TablePosition | None, goal: TablePosition | None, columns: Columns
     ) -> Batch:
         names = self._table.select(columns)
         stop = self._last_settled(at) if goal is None else goal.key

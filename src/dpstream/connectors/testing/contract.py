@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.records import Batch, Position, Sink, Source
+from dpstream.records import Batch, Columns, Position, Sink, Source
 
 
 def check_source(open_source: Callable[[], Source], *, columns: Sequence[str]) -> int:
@@ -138,12 +138,7 @@ class ListSource:
         return None if first is None else {field.name: field.type for field in first.table.schema}
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """The next chunk of the script."""
         at = position or 0
