@@ -7,7 +7,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from dpstream.connectors.database import ReleaseIndex
+from dpstream.connectors.database import DatabaseSink
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import ServerSinkSuite
 from dpstream.connectors.testing.suites import release, rows_seen
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.servers
 
 def break_off(uri, query, window, trigger, rows):
     """Write a release; killed when its rows are sent and their transaction is not committed."""
-    ReleaseIndex.add = kill_this_process
+    DatabaseSink.mark_done = kill_this_process
     open_sink(uri).write(query, window, trigger, release(query, window, trigger, rows=rows))
 
 

@@ -11,7 +11,6 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -42,7 +41,15 @@ class DatabaseSink(ABC):
         with self.explain_errors():
             self.connection = self.connect()
             with self.transaction():
-                self._index().create()
+                self.connection.execute(
+                    f"CREATE TABLE IF NOT EXISTS {_RELEASES} (query TEXT NOT NULL, "
+                    '"window" BIGINT NOT NULL, "trigger" BIGINT NOT NULL, '
+                    'PRIMARY KEY (query, "window", "trigger"))'
+                )
+                self.connection.execute(
+                    f"CREATE TABLE IF NOT EXISTS {_QUERIES} (query TEXT PRIMARY KEY, "
+                    "columns TEXT NOT NULL, run TEXT NOT NULL)"
+                )
 
     @abstractmethod
     def connect(self) -> Any:
@@ -60,17 +67,16 @@ class DatabaseSink(ABC):
         """Insert the rows, unless the release is in the index."""
         run, table = run_of(table), with_numbers(table, window, trigger)
         with self.explain_errors(), self.transaction():
-            index = self._index()
-            index.refuse_another_run(name, run)
-            if not index.has(name, window, trigger):
-                known = index.has_table(name, table.schema, run)
+            self._refuse_another_run(name, run)
+            if not self._select(_RELEASES, query=name, window=window, trigger=trigger):
+                known = self._has_table(name, table.schema, run)
                 self.insert(identifier(name), table, create=not known)
-                index.add(name, window, trigger)
+                self.mark_done(name, window, trigger)
 
     def fence(self, name: str, run: str) -> None:
         """Refuse a query that is here with releases of another run."""
         with self.explain_errors():
-            self._index().refuse_another_run(name, run)
+            self._refuse_another_run(name, run)
 
     def close(self) -> None:
         """Close the connection."""
@@ -99,8 +105,54 @@ class DatabaseSink(ABC):
                 f"{self.place} cannot be written: {problem}; {self.advice()}"
             ) from problem
 
-    def _index(self) -> ReleaseIndex:
-        return ReleaseIndex(self.connection, self.placeholder)
+    def mark_done(self, name: str, window: int, trigger: int) -> None:
+        """Add a release to the index, in the transaction that writes its rows."""
+        self._insert(_RELEASES, name, window, trigger)
+
+    def _insert(self, table: str, *values: Any) -> None:
+        placeholders = ", ".join([self.placeholder] * len(values))
+        self.connection.execute(f"INSERT INTO {table} VALUES ({placeholders})", values)
+
+    def _select(self, table: str, **where: Any) -> list[Any]:
+        """The entries of the index that have these values."""
+        terms = " AND ".join(f'"{column}" = {self.placeholder}' for column in where) or "1 = 1"
+        asked = f"SELECT * FROM {table} WHERE {terms}"
+        rows: list[Any] = self.connection.execute(asked, tuple(where.values())).fetchall()
+        return rows
+
+    def _refuse_another_run(self, query: str, run: str) -> None:
+        """The query's releases here must be those of this run."""
+        if any(known != run for _, _, known in self._select(_QUERIES, query=query)):
+            raise another_run("the database", query)
+
+    def _has_table(self, query: str, schema: pa.Schema, run: str) -> bool:
+        """Whether the query's table is there, with these columns; another shape is refused.
+
+        SQL takes `Clicks` and `clicks` for one name, so two queries must not differ in case only.
+        """
+        if query.lower().startswith("dpstream_"):
+            raise InvalidParameter(
+                f"tables named dpstream_... are the sink's own; rename the query {query!r}"
+            )
+        columns = {field.name: str(field.type) for field in schema}
+        if len({name.lower() for name in columns}) < len(columns):
+            raise InvalidParameter(
+                f"columns of a database must differ in more than case; got {', '.join(columns)}"
+            )
+        known = {name: json.loads(text) for name, text, _ in self._select(_QUERIES)}
+        if query not in known:
+            if query.lower() in (name.lower() for name in known):
+                raise InvalidParameter(
+                    f"another query of this sink is named like {query!r}; rename it"
+                )
+            self._insert(_QUERIES, query, json.dumps(columns), run)
+            return False
+        if known[query] != columns or list(known[query]) != list(columns):
+            raise StateError(
+                f"the table {query!r} of the sink has the columns {_shown(known[query])} but this "
+                f"release has {_shown(columns)}; rename the query or use another sink"
+            )
+        return True
 
 
 class FileDatabase(DatabaseSink):
@@ -119,80 +171,6 @@ class FileDatabase(DatabaseSink):
             f"it must be {self.kind} file that this user may write and that no other process "
             "locks, on a disk with space left"
         )
-
-
-@dataclass(frozen=True, eq=False)
-class ReleaseIndex:
-    """The releases that are done, and the queries: their columns and runs."""
-
-    connection: Any
-    placeholder: str
-
-    def create(self) -> None:
-        """Create its tables."""
-        self.connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {_RELEASES} (query TEXT NOT NULL, "
-            '"window" BIGINT NOT NULL, "trigger" BIGINT NOT NULL, '
-            'PRIMARY KEY (query, "window", "trigger"))'
-        )
-        self.connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {_QUERIES} (query TEXT PRIMARY KEY, "
-            "columns TEXT NOT NULL, run TEXT NOT NULL)"
-        )
-
-    def has(self, query: str, window: int, trigger: int) -> bool:
-        """Whether the release was written before."""
-        columns = ("query", '"window"', '"trigger"')
-        where = " AND ".join(f"{column} = {self.placeholder}" for column in columns)
-        row = self.connection.execute(
-            f"SELECT 1 FROM {_RELEASES} WHERE {where}", (query, window, trigger)
-        )
-        return row.fetchone() is not None
-
-    def add(self, query: str, window: int, trigger: int) -> None:
-        """Add the release, in the transaction that writes its rows."""
-        self._insert(_RELEASES, (query, window, trigger))
-
-    def refuse_another_run(self, query: str, run: str) -> None:
-        """The query's releases here must be those of this run."""
-        asked = f"SELECT run FROM {_QUERIES} WHERE query = {self.placeholder}"
-        row = self.connection.execute(asked, (query,)).fetchone()
-        if row is not None and row[0] != run:
-            raise another_run("the database", query)
-
-    def has_table(self, query: str, schema: pa.Schema, run: str) -> bool:
-        """Whether the query's table is there, with these columns; another shape is refused.
-
-        SQL takes `Clicks` and `clicks` for one name, so two queries must not differ in case only.
-        """
-        if query.lower().startswith("dpstream_"):
-            raise InvalidParameter(
-                f"tables named dpstream_... are the sink's own; rename the query {query!r}"
-            )
-        columns = {field.name: str(field.type) for field in schema}
-        if len({name.lower() for name in columns}) < len(columns):
-            raise InvalidParameter(
-                f"columns of a database must differ in more than case; got {', '.join(columns)}"
-            )
-        rows = self.connection.execute(f"SELECT query, columns, run FROM {_QUERIES}").fetchall()
-        known = {name: json.loads(text) for name, text, _ in rows}
-        if query not in known:
-            if query.lower() in (name.lower() for name in known):
-                raise InvalidParameter(
-                    f"another query of this sink is named like {query!r}; rename it"
-                )
-            self._insert(_QUERIES, (query, json.dumps(columns), run))
-            return False
-        if known[query] != columns or list(known[query]) != list(columns):
-            raise StateError(
-                f"the table {query!r} of the sink has the columns {_shown(known[query])} but this "
-                f"release has {_shown(columns)}; rename the query or use another sink"
-            )
-        return True
-
-    def _insert(self, table: str, values: tuple[Any, ...]) -> None:
-        placeholders = ", ".join([self.placeholder] * len(values))
-        self.connection.execute(f"INSERT INTO {table} VALUES ({placeholders})", values)
 
 
 def identifier(name: str) -> str:

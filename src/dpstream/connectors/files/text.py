@@ -217,13 +217,18 @@ def select_columns(place: str, known: Sequence[str], columns: Columns) -> list[s
 
 def not_utf8(block: bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bool_] | None:
     """Which of the byte ranges are not UTF-8; None if the whole block is."""
-    if block.isascii():
+    if block.isascii() or _is_utf8(block):
         return None
+    places = zip(starts.tolist(), stops.tolist(), strict=True)
+    return np.array([not _is_utf8(block[start:stop]) for start, stop in places], dtype=np.bool_)
+
+
+def _is_utf8(text: bytes) -> bool:
     try:
-        block.decode()
+        text.decode()
     except UnicodeDecodeError:
-        return _invalid(np.frombuffer(block, dtype=np.uint8), starts, stops)
-    return None
+        return False
+    return True
 
 
 @compiled
@@ -265,40 +270,3 @@ def _copy(block: Bytes, starts: Offsets, stops: Offsets, offsets: Offsets, conte
                 content[to] = block[at]
                 to += 1
                 at += 2 if block[at] == _QUOTE else 1
-
-
-@compiled
-def _invalid(block: Bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bool_]:
-    invalid = np.zeros(len(starts), dtype=np.bool_)
-    for i in range(len(starts)):
-        invalid[i] = not _is_utf8(block, starts[i], stops[i])
-    return invalid
-
-
-@compiled
-def _is_utf8(block: Bytes, start: int, stop: int) -> bool:
-    """Well-formed as Unicode has it: no overlong form, no surrogate, nothing past U+10FFFF."""
-    at = start
-    while at < stop:
-        lead = block[at]
-        at += 1
-        if lead < 0x80:
-            continue
-        if 0xC2 <= lead <= 0xDF:
-            more = 1
-        elif 0xE0 <= lead <= 0xEF:
-            more = 2
-        elif 0xF0 <= lead <= 0xF4:
-            more = 3
-        else:
-            return False
-        if at + more > stop:
-            return False
-        low = 0xA0 if lead == 0xE0 else 0x90 if lead == 0xF0 else 0x80
-        high = 0x9F if lead == 0xED else 0x8F if lead == 0xF4 else 0xBF
-        for _ in range(more):
-            if not low <= block[at] <= high:
-                return False
-            low, high = 0x80, 0xBF
-            at += 1
-    return True
