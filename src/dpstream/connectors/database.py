@@ -33,6 +33,8 @@ class DatabaseSink(ABC):
     """Stands for a parameter in a statement."""
     errors: type[Exception]
     """What the database raises."""
+    advice: str
+    """What to do when it cannot be written."""
 
     def __init__(self, place: str, *, lock: str) -> None:
         """`place`: as it is shown; `lock`: the same for all sinks that write to one database."""
@@ -58,10 +60,6 @@ class DatabaseSink(ABC):
     @abstractmethod
     def insert(self, name: str, table: pa.Table, *, create: bool) -> None:
         """Put the rows into the table `name`; `create` it first if so told."""
-
-    @abstractmethod
-    def advice(self) -> str:
-        """What to do when it cannot be written."""
 
     def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Insert the rows, unless the release is in the index."""
@@ -102,7 +100,7 @@ class DatabaseSink(ABC):
             yield
         except self.errors as problem:
             raise StateError(
-                f"{self.place} cannot be written: {problem}; {self.advice()}"
+                f"{self.place} cannot be written: {problem}; {self.advice}"
             ) from problem
 
     def mark_done(self, name: str, window: int, trigger: int) -> None:
@@ -158,19 +156,16 @@ class DatabaseSink(ABC):
 class FileDatabase(DatabaseSink):
     """A database in a file."""
 
-    kind = "a database"
+    kind: str
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        open_folder(path.parent)
-        super().__init__(str(path), lock=str(path.resolve()))
-
-    def advice(self) -> str:
-        """Look after the file."""
-        return (
+        self.advice = (
             f"it must be {self.kind} file that this user may write and that no other process "
             "locks, on a disk with space left"
         )
+        open_folder(path.parent)
+        super().__init__(str(path), lock=str(path.resolve()))
 
 
 def identifier(name: str) -> str:

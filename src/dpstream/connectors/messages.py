@@ -59,31 +59,30 @@ raises InvalidInput if none of its messages can be read.
 def decoder_from(options: ServerOptions) -> Decoder:
     """The decoder that the options `format`, `header` and `max_message_bytes` ask for."""
     kind, header = options.choice("format", FORMATS, "json"), options.text("header")
-    decoder = make_decoder(kind, header=None if header is None else header.split(","))
+    decoder = Decoder(kind, header=None if header is None else header.split(","))
     decoder.max_bytes = int(options.number("max_message_bytes", MAX_BYTES, least=1))
     return decoder
 
 
-def make_decoder(kind: str, *, header: Sequence[str] | None = None) -> Decoder:
-    """A decoder of `json`, `csv` or `arrow`; `header`: the columns of CSV messages without one."""
-    formats: dict[str, Format] = {"json": _Json(), "csv": _Csv(header), "arrow": _Arrow()}
-    if kind not in formats:
-        raise InvalidParameter(f"format must be one of {', '.join(FORMATS)}; got {kind!r}")
-    if header is not None and kind != "csv":
-        raise InvalidParameter(f"header names the columns of CSV messages; the format is {kind}")
-    return Decoder(formats[kind], header=header)
-
-
 class Decoder:
-    """Turns payloads into one table.
+    """Turns payloads of `json`, `csv` or `arrow` into one table.
 
-    >>> decoded = make_decoder("json").decode([b'{"a": 1}', b"oops", None], ["a"])
+    `header`: the columns of CSV messages without one.
+
+    >>> decoded = Decoder("json").decode([b'{"a": 1}', b"oops", None], ["a"])
     >>> decoded.table.to_pylist(), decoded.origin.tolist(), [at for at, _ in decoded.bad]
     ([{'a': '1'}], [0], [1, 2])
     """
 
-    def __init__(self, kind: Format, *, header: Sequence[str] | None = None) -> None:
-        self._kind, self._header, self.max_bytes = kind, header, MAX_BYTES
+    def __init__(self, kind: str, *, header: Sequence[str] | None = None) -> None:
+        formats: dict[str, Format] = {"json": _Json(), "csv": _Csv(header), "arrow": _Arrow()}
+        if kind not in formats:
+            raise InvalidParameter(f"format must be one of {', '.join(FORMATS)}; got {kind!r}")
+        if header is not None and kind != "csv":
+            raise InvalidParameter(
+                f"header names the columns of CSV messages; the format is {kind}"
+            )
+        self._format, self._header, self.max_bytes = formats[kind], header, MAX_BYTES
 
     def decode(self, payloads: Sequence[bytes | None], columns: Columns = None) -> Decoded:
         """The rows of all payloads; None is a message without a value."""
@@ -103,9 +102,9 @@ class Decoder:
             else:
                 bad.append((at, reason))
         places = np.array(usable, dtype=np.int64)
-        for run in self._kind.runs(content):
+        for run in self._format.runs(content):
             try:
-                table, origin, wrong = self._kind.parse(content[run.start : run.stop], columns)
+                table, origin, wrong = self._format.parse(content[run.start : run.stop], columns)
             except InvalidInput as problem:
                 bad += [(usable[at], str(problem)) for at in run]
                 continue

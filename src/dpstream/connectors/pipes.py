@@ -85,7 +85,8 @@ class StandardInput:
     def _parse(self, block: bytes, columns: Columns) -> Batch:
         used, table, rejected = 0, empty_strings(columns), []
         if self._parser is None and block:
-            self._parser = JsonlParser(NAME) if _is_json(block) else CsvParser(NAME)
+            is_json = block.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
+            self._parser = JsonlParser(NAME) if is_json else CsvParser(NAME)
             head = self._parser.head(block, final=self._final)
             if head is None:
                 self._parser = None
@@ -131,10 +132,6 @@ class StandardInput:
                 return
 
 
-def _is_json(block: bytes) -> bool:
-    return block.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
-
-
 # Releases as JSON lines on standard output.
 
 
@@ -171,19 +168,15 @@ class StdoutSink:
             ) from problem
         except OSError as problem:
             raise StateError(f"standard output cannot be written: {problem}") from problem
-        self._note(key)
+        self._done.add(key)
+        if self._journal is not None:
+            with writing(self._journal), self._journal.open("ab") as file:
+                file.write(json.dumps(key).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
 
     def close(self) -> None:
         """Standard output stays open."""
-
-    def _note(self, key: tuple[str, int, int]) -> None:
-        self._done.add(key)
-        if self._journal is None:
-            return
-        with writing(self._journal), self._journal.open("ab") as file:
-            file.write(json.dumps(key).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def _read_journal(path: Path) -> set[tuple[str, int, int]]:

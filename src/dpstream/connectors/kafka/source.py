@@ -94,17 +94,17 @@ class KafkaSource:
         last = self._ends.get(number, self._ends.get(None))
         if end is None and last is not None and at >= last:
             return self._batch(partition, [], [self._topic.id, first, at], columns, done=True)
-        held = self._topic.fetch(number, at, patiently=end is not None or self.bounded)
-        messages = _take(held, last if end is None else end)
-        self._refuse_lost(partition, held, end)
-        self._topic.resume(held)
+        buffer = self._topic.fetch(number, at, patiently=end is not None or self.bounded)
+        messages = _take(buffer, last if end is None else end)
+        self._refuse_lost(partition, buffer, end)
+        self._topic.resume(buffer)
         if end is not None:
-            done = held.at == end
+            done = buffer.at == end
         elif last is not None:
-            done = held.at >= last or (_next_offset(held) or 0) >= last
+            done = buffer.at >= last or (_next_offset(buffer) or 0) >= last
         else:
-            done = not held.messages and (held.end is not None or self._topic.failing)
-        return self._batch(partition, messages, [self._topic.id, first, held.at], columns, done)
+            done = not buffer.messages and (buffer.end is not None or self._topic.failing)
+        return self._batch(partition, messages, [self._topic.id, first, buffer.at], columns, done)
 
     def close(self) -> None:
         """Leave the broker."""
@@ -159,11 +159,11 @@ class KafkaSource:
             )
         return int(number)
 
-    def _refuse_lost(self, partition: str, held: PartitionBuffer, end: int | None) -> None:
+    def _refuse_lost(self, partition: str, buffer: PartitionBuffer, end: int | None) -> None:
         """A replay must find the message before `end`."""
-        if end is None or held.at == end:
+        if end is None or buffer.at == end:
             return
-        beyond = _next_offset(held)
+        beyond = _next_offset(buffer)
         if beyond is not None:
             raise RowsLost(
                 f"{partition} was read up to offset {end - 1} before, but that message is gone: "
@@ -208,21 +208,21 @@ class KafkaSource:
         )
 
 
-def _next_offset(held: PartitionBuffer) -> int | None:
+def _next_offset(buffer: PartitionBuffer) -> int | None:
     """Where the next message is, as far as that is known: there may be a gap before it."""
-    return held.messages[0].offset if held.messages else held.end
+    return buffer.messages[0].offset if buffer.messages else buffer.end
 
 
-def _take(held: PartitionBuffer, end: int | None) -> list[Message]:
+def _take(buffer: PartitionBuffer, end: int | None) -> list[Message]:
     """The messages of a chunk, none of them at `end` or behind it."""
     messages: list[Message] = []
     size = 0
-    while held.messages and len(messages) < MESSAGES and size < _BYTES:
-        if end is not None and held.messages[0].offset >= end:
+    while buffer.messages and len(messages) < MESSAGES and size < _BYTES:
+        if end is not None and buffer.messages[0].offset >= end:
             break
-        messages.append(held.messages.popleft())
+        messages.append(buffer.messages.popleft())
         size += len(messages[-1].value or b"")
-        held.at = messages[-1].offset + 1
+        buffer.at = messages[-1].offset + 1
     return messages
 
 

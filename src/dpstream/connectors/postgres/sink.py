@@ -28,6 +28,7 @@ class PostgresSink(DatabaseSink):
     """
 
     placeholder, errors = "%s", psycopg.Error
+    advice = "grant what is missing to the user of the address, or name another schema"
 
     def __init__(self, options: ServerOptions) -> None:
         self._schema = options.text("schema") or "public"
@@ -73,10 +74,6 @@ class PostgresSink(DatabaseSink):
             f"COPY {name} FROM STDIN (FORMAT csv, HEADER true, NULL '', ENCODING 'UTF8')"
         ) as copy:
             copy.write(csv(texts))
-
-    def advice(self) -> str:
-        """Do what the server says."""
-        return "grant what is missing to the user of the address, or name another schema"
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpstream.connectors.encode import release_facts
 from dpstream.errors import DpstreamError, InvalidInput, RowsLost, ServerUnreachable
 from dpstream.records import Batch, FencingSink, Position, Rejected, Sink, Source, is_reached
 
@@ -125,25 +126,23 @@ class SourceSuite:
         """None is lost, none comes twice, and the columns are those asked for."""
         reads, rows = self.read_in_rounds()
         assert all_rows(reads) == Counter(json.dumps(row, sort_keys=True) for row in rows)
-        source = self.open()
-        for name in reads:
-            batch = source.read(name, None, columns=["page"], until=reads[name].positions[1])
-            assert batch.table.column_names == ["page"]
-        source.close()
+        with closing(self.open()) as source:
+            for name in reads:
+                batch = source.read(name, None, columns=["page"], until=reads[name].positions[1])
+                assert batch.table.column_names == ["page"]
 
     def test_replay_from_any_position(self) -> None:
         """Another process, from each position until each later one: those rows and no others."""
         reads, _ = self.read_in_rounds()
-        source = self.open()
-        for name, read in reads.items():
-            places = [*range(len(read.positions))]
-            places = places if len(places) < 12 else [*places[:6], *places[-6:]]
-            for i in places:
-                for j in (j for j in places if j > i):
-                    again = replay(source, name, read.positions[i], read.positions[j])
-                    assert again.rows() == read.rows(i, j), (name, i, j)
-                    assert again.positions[-1] == read.positions[j]
-        source.close()
+        with closing(self.open()) as source:
+            for name, read in reads.items():
+                places = [*range(len(read.positions))]
+                places = places if len(places) < 12 else [*places[:6], *places[-6:]]
+                for i in places:
+                    for j in (j for j in places if j > i):
+                        again = replay(source, name, read.positions[i], read.positions[j])
+                        assert again.rows() == read.rows(i, j), (name, i, j)
+                        assert again.positions[-1] == read.positions[j]
 
     def test_positions_rise(self) -> None:
         """So that a query that lags can tell how far it is."""
@@ -156,24 +155,22 @@ class SourceSuite:
     def test_at_until_nothing_follows(self) -> None:
         """A read that begins where it is to end gives no rows and is done."""
         reads, _ = self.read_in_rounds()
-        source = self.open()
-        for name, read in reads.items():
-            for position in read.positions[1:]:
-                batch = source.read(name, position, until=position)
-                assert batch.done
-                assert not len(batch.table)
-                assert not batch.rejected
-                assert batch.position == position
-        source.close()
+        with closing(self.open()) as source:
+            for name, read in reads.items():
+                for position in read.positions[1:]:
+                    batch = source.read(name, position, until=position)
+                    assert batch.done
+                    assert not len(batch.table)
+                    assert not batch.rejected
+                    assert batch.position == position
 
     def test_a_foreign_position_is_refused(self) -> None:
         """Rather than rows from somewhere."""
         self.put(_rows(0, 5))
-        source = self.open()
-        name = source.partitions()[0]
-        for position in self.foreign_positions():
-            expect_error(InvalidInput, partial(source.read, name, position))
-        source.close()
+        with closing(self.open()) as source:
+            name = source.partitions()[0]
+            for position in self.foreign_positions():
+                expect_error(InvalidInput, partial(source.read, name, position))
 
     @abstractmethod
     def foreign_positions(self) -> list[Position]:
@@ -205,11 +202,10 @@ class ServerSourceSuite(SourceSuite):
         """A replay ends at its position, whatever follows."""
         reads, _ = self.read_in_rounds()
         self.put(_rows(200, 300))
-        source = self.open()
-        for name, read in reads.items():
-            again = replay(source, name, None, read.positions[-1])
-            assert again.rows() == read.rows()
-        source.close()
+        with closing(self.open()) as source:
+            for name, read in reads.items():
+                again = replay(source, name, None, read.positions[-1])
+                assert again.rows() == read.rows()
 
     def test_poison_is_set_aside(self) -> None:
         """With its place and a reason, once, also in a replay; the rows around it come."""
@@ -217,15 +213,14 @@ class ServerSourceSuite(SourceSuite):
         self.put(_rows(0, 5))
         self.spoil()
         self.put(_rows(5, 10))
-        source = self.open()
-        drain(source, reads, rows=10)
-        bad = [one for read in reads.values() for one in read.rejected()]
-        assert len(bad) == 1, bad
-        assert bad[0].where
-        assert bad[0].reason
-        again = {n: replay(source, n, None, read.positions[-1]) for n, read in reads.items()}
-        assert [one for read in again.values() for one in read.rejected()] == bad
-        source.close()
+        with closing(self.open()) as source:
+            drain(source, reads, rows=10)
+            bad = [one for read in reads.values() for one in read.rejected()]
+            assert len(bad) == 1, bad
+            assert bad[0].where
+            assert bad[0].reason
+            again = {n: replay(source, n, None, read.positions[-1]) for n, read in reads.items()}
+            assert [one for read in again.values() for one in read.rejected()] == bad
 
     def test_rows_that_are_gone_are_an_error(self) -> None:
         """Those of a replay, and those that were never read."""
@@ -245,14 +240,13 @@ class ServerSourceSuite(SourceSuite):
     def test_an_idle_read_returns_soon(self) -> None:
         """The engine has a trigger to keep."""
         reads, _ = self.read_in_rounds()
-        source = self.open()
-        for name, read in reads.items():
-            replay(source, name, None, read.positions[-1])
-            began = time.monotonic()
-            batch = source.read(name, read.positions[-1])
-            assert time.monotonic() - began < _SOON
-            assert not len(batch.table)
-        source.close()
+        with closing(self.open()) as source:
+            for name, read in reads.items():
+                replay(source, name, None, read.positions[-1])
+                began = time.monotonic()
+                batch = source.read(name, read.positions[-1])
+                assert time.monotonic() - began < _SOON
+                assert not len(batch.table)
 
     def test_a_server_that_goes_away_and_comes_back(self) -> None:
         """Meanwhile there are no rows, and no error; then all of them come, once."""
@@ -355,51 +349,41 @@ class SinkSuite:
     def visible_rows(self, name: str) -> Seen:
         """`page` and `count` of every row that a reader sees of a query, sorted."""
 
+    def publish(self, *releases: pa.Table) -> None:
+        """Write releases, as another process would that opens the sink anew."""
+        with closing(self.open()) as sink:
+            for table in releases:
+                facts = release_facts(table)
+                sink.write(facts["query"], facts["window"], facts["release_index"], table)
+
     def test_releases_are_published(self) -> None:
         """Those of several windows, triggers and queries."""
-        sink = self.open()
-        tables = {(q, w, t): release(q, w, t) for q in "ab" for w in (0, 1) for t in (1, 2)}
-        for (query, window, trigger), table in tables.items():
-            sink.write(query, window, trigger, table)
-        sink.close()
-        for query in "ab":
-            mine = [table for (q, _, _), table in tables.items() if q == query]
+        tables = {q: [release(q, w, t) for w in (0, 1) for t in (1, 2)] for q in "ab"}
+        self.publish(*tables["a"], *tables["b"])
+        for query, mine in tables.items():
             assert self.visible_rows(query) == rows_seen(*mine)
 
     def test_a_release_is_published_once(self) -> None:
         """By one sink, and by one that starts later; what is there stays as it is."""
         first, other = release("a", 0, 1), release("a", 0, 1, rows=5)
-        sink = self.open()
-        sink.write("a", 0, 1, first)
-        sink.write("a", 0, 1, other)
-        sink.close()
-        sink = self.open()
-        sink.write("a", 0, 1, other)
-        sink.write("a", 0, 2, release("a", 0, 2))
-        sink.close()
+        self.publish(first, other)
+        self.publish(other, release("a", 0, 2))
         assert self.visible_rows("a") == rows_seen(first, release("a", 0, 2))
 
     def test_a_release_without_rows(self) -> None:
         """It is a release like any other."""
-        sink = self.open()
-        sink.write("a", 0, 1, release("a", 0, 1, rows=0))
-        sink.write("a", 0, 1, release("a", 0, 1))
-        sink.write("a", 0, 2, release("a", 0, 2))
-        sink.close()
+        self.publish(release("a", 0, 1, rows=0), release("a", 0, 1), release("a", 0, 2))
         assert self.visible_rows("a") == rows_seen(release("a", 0, 2))
 
     def test_another_run_is_refused(self) -> None:
         """Its releases would be taken for those that are there."""
-        sink = self.open()
-        sink.write("a", 0, 1, release("a", 0, 1))
-        sink.close()
-        sink = self.open()
-        assert isinstance(sink, FencingSink), "a sink must refuse another run: it needs `fence`"
-        sink.fence("a", "run 1")
-        other = release("a", 0, 2, run="run 2")
-        for refused in (partial(sink.fence, "a", "run 2"), partial(sink.write, "a", 0, 2, other)):
-            assert "another run" in str(expect_error(DpstreamError, refused))
-        sink.close()
+        self.publish(release("a", 0, 1))
+        with closing(self.open()) as sink:
+            assert isinstance(sink, FencingSink), "a sink must refuse another run: it needs `fence`"
+            sink.fence("a", "run 1")
+            other = partial(sink.write, "a", 0, 2, release("a", 0, 2, run="run 2"))
+            for refused in (partial(sink.fence, "a", "run 2"), other):
+                assert "another run" in str(expect_error(DpstreamError, refused))
         assert self.visible_rows("a") == rows_seen(release("a", 0, 1))
 
 
@@ -420,47 +404,33 @@ class ServerSinkSuite(SinkSuite):
 
     def test_half_a_release_is_never_seen(self) -> None:
         """It is completed by the next run, which brings the same release."""
-        sink = self.open()
-        sink.write("a", 0, 1, release("a", 0, 1))
-        sink.close()
-        self.break_off("a", 0, 2, release("a", 0, 2, rows=50))
-        assert self.visible_rows("a") in (
-            rows_seen(release("a", 0, 1)),
-            rows_seen(release("a", 0, 1), release("a", 0, 2, rows=50)),
-        )
-        sink = self.open()
-        sink.write("a", 0, 2, release("a", 0, 2, rows=50))
-        sink.write("a", 0, 3, release("a", 0, 3))
-        sink.close()
-        assert self.visible_rows("a") == rows_seen(
-            release("a", 0, 1), release("a", 0, 2, rows=50), release("a", 0, 3)
-        )
+        first, second, third = (release("a", 0, t, rows=n) for t, n in ((1, 3), (2, 50), (3, 3)))
+        self.publish(first)
+        self.break_off("a", 0, 2, second)
+        assert self.visible_rows("a") in (rows_seen(first), rows_seen(first, second))
+        self.publish(second, third)
+        assert self.visible_rows("a") == rows_seen(first, second, third)
 
     def test_a_server_that_goes_away_and_comes_back(self) -> None:
         """The write waits; what is published then is there once."""
-        sink = self.open()
-        sink.write("a", 0, 1, release("a", 0, 1))
-        gone = self.away()
-        gone.__enter__()
-        back = Timer(1.0, gone.__exit__, (None, None, None))
-        back.start()
-        for trigger in (2, 3):
-            sink.write("a", 0, trigger, release("a", 0, trigger))
-        back.join()
-        sink.close()
+        with closing(self.open()) as sink:
+            sink.write("a", 0, 1, release("a", 0, 1))
+            gone = self.away()
+            gone.__enter__()
+            back = Timer(1.0, gone.__exit__, (None, None, None))
+            back.start()
+            for trigger in (2, 3):
+                sink.write("a", 0, trigger, release("a", 0, trigger))
+            back.join()
         assert self.visible_rows("a") == rows_seen(*(release("a", 0, t) for t in (1, 2, 3)))
 
     def test_patience_ends(self) -> None:
         """A server that stays away is an error that says so; nothing is lost or doubled by it."""
-        sink = self.impatient()
-        sink.write("a", 0, 1, release("a", 0, 1))
-        with self.away():
-            error = expect_error(
-                ServerUnreachable, lambda: sink.write("a", 0, 2, release("a", 0, 2))
-            )
-            assert "patience" in str(error)
-        sink.close()
-        sink = self.open()
-        sink.write("a", 0, 2, release("a", 0, 2))
-        sink.close()
-        assert self.visible_rows("a") == rows_seen(release("a", 0, 1), release("a", 0, 2))
+        first, second = release("a", 0, 1), release("a", 0, 2)
+        with closing(self.impatient()) as sink:
+            sink.write("a", 0, 1, first)
+            with self.away():
+                error = expect_error(ServerUnreachable, lambda: sink.write("a", 0, 2, second))
+                assert "patience" in str(error)
+        self.publish(second)
+        assert self.visible_rows("a") == rows_seen(first, second)
