@@ -215,22 +215,20 @@ class Inbox:
 
     def put(self, batch: Batch, *, request: str | None = None) -> tuple[int, bool]:
         """Keep a batch for good; its number, and whether the request was known already."""
-        request_id = None if request is None else sha256(request.encode()).hexdigest()
+        request_id = "" if request is None else sha256(request.encode()).hexdigest()
         with self._lock:
-            if request_id is not None and request_id in self._known:
+            if request_id in self._known:
                 return self._known[request_id], True
-            if request_id is not None:  # in the segment, too: a kill may come before it is noted
+            if request_id:  # in the segment, too: a kill may come before it is noted
                 metadata = {_REQUEST: request_id.encode()}
                 batch = replace(batch, table=batch.table.replace_schema_metadata(metadata))
             while not self._segments.write_new(self._next, batch):
                 self._skip_written()  # by a put that failed afterwards, or by another process
-                if request_id is not None and request_id in self._known:
+                if request_id in self._known:
                     return self._known[request_id], True
-            number = self._next
             self._next += 1
-            if request_id is not None:
-                self._note(request_id, number)
-            return number, False
+            self._note(request_id, self._next - 1)
+            return self._next - 1, False
 
     @property
     def waiting(self) -> int:
@@ -247,12 +245,12 @@ class Inbox:
         """Go on after the segments that are there, and know the requests they are of."""
         for number in self._segments.numbers():
             if number >= self._next:
-                request_id = self._request_of(number)
-                if request_id is not None:
-                    self._note(request_id, number)
+                self._note(self._request_of(number), number)
                 self._next = number + 1
 
     def _note(self, request_id: str, number: int) -> None:
+        if not request_id:
+            return
         self._known[request_id] = number
         path = self._requests
         with writing(path), os.fdopen(os.open(path, _APPEND, 0o600), "ab") as file:
@@ -271,18 +269,17 @@ class Inbox:
                 continue
             known[request_id] = number
         for number in self._segments.numbers():
-            request_id = self._request_of(number)
-            if request_id is not None:
-                known.setdefault(request_id, number)
+            known.setdefault(self._request_of(number), number)
+        known.pop("", None)
         last = OrderedDict(list(known.items())[-_REMEMBERED:])
         if last:
             put(path, "".join(json.dumps(item) + "\n" for item in last.items()).encode())
         return last
 
-    def _request_of(self, number: int) -> str | None:
-        """The id of the request that a segment was posted with."""
+    def _request_of(self, number: int) -> str:
+        """The id of the request that a segment was posted with; "" if it had none."""
         metadata = self._segments.read(number, None).table.schema.metadata or {}
-        return metadata[_REQUEST].decode() if _REQUEST in metadata else None
+        return str(metadata.get(_REQUEST, b"").decode())
 
 
 class PushedSource:

@@ -51,8 +51,18 @@ class CsvParser:
         used = bom + len(text[: lines.tell()].encode(errors="surrogateescape"))
         if used == len(block) and not final:
             return None
-        if used > bom:
-            self._check_header()
+        if used == bom:
+            return used
+        if len(set(self._header)) < len(self._header):
+            raise InvalidInput(
+                f"{self._name}, line 1: column names must differ; got {self._header}"
+            )
+        printable = all(name.isprintable() for name in self._header)  # broken UTF-8 is not
+        if not any(self._header) or not printable:
+            raise InvalidInput(
+                f"{self._name}, line 1 must be a header of column names in UTF-8; got "
+                f"{ascii(self._header)[:200]}"
+            )
         return used
 
     def parse(self, block: bytes, *, final: bool, columns: Columns) -> Parsed:
@@ -89,18 +99,6 @@ class CsvParser:
         if kind == _QUOTING:
             reason = "its quoting is broken: a quoted field must close before the next comma"
         return UnreadableRange(start=start, stop=stop, reason=reason)
-
-    def _check_header(self) -> None:
-        header = self._header
-        if len(set(header)) < len(header):
-            raise InvalidInput(f"{self._name}, line 1: column names must differ; got {header}")
-        if not any(header) or not all(
-            name.isprintable() for name in header
-        ):  # surrogates stand for broken UTF-8
-            raise InvalidInput(
-                f"{self._name}, line 1 must be a header of column names in UTF-8; got "
-                f"{ascii(header)[:200]}"
-            )
 
 
 @njit(cache=True, nogil=True)

@@ -76,12 +76,10 @@ class JsonlParser:
         objects, bad = _parse_hard_lines(block, lines, hard, None if every else names)
         if every:
             names = _distinct([*names, *(key for cells in objects.values() for key in cells)])
-        arrays = [
-            _array(block, name, starts[j], stops[j], objects)
-            if j < len(starts)
-            else _sparse_array(name, len(lines), objects)
-            for j, name in enumerate(names)
-        ]
+            absent = np.full((len(names) - len(starts), len(lines)), -1, dtype=np.int32)
+            starts, stops = np.concatenate([starts, absent]), np.concatenate([stops, absent])
+        cells = zip(names, starts, stops, strict=True)
+        arrays = [_array(block, name, begin, end, objects) for name, begin, end in cells]
         table = pa.table(arrays, names=names)
         keep = lines[:, 2] == GOOD
         keep[list(objects)] = True
@@ -165,11 +163,6 @@ def _array(
     mask[list(later)] = True
     values = pa.array([later[line] for line in sorted(later)], pa.string())
     return pc.replace_with_mask(array, pa.array(mask), values)
-
-
-def _sparse_array(name: str, rows: int, objects: dict[int, dict[str, str | None]]) -> pa.Array:
-    """A column that only hard lines have."""
-    return pa.array([objects.get(line, {}).get(name) for line in range(rows)], pa.string())
 
 
 def _loads(line: bytes, names: list[str] | None) -> dict[str, str | None]:

@@ -99,12 +99,10 @@ class TextFile:
                 f"{self._name} ends at byte {after} and was read up to byte {end} before; it is "
                 "not the file that was read then: put that one back"
             )
-        return Batch(
-            table=parsed.table,
-            position=after,
-            done=final,
-            rejected=self._rejected(block, parsed.bad, offset),
-        )
+        rejected = []
+        if parsed.bad:
+            rejected = rejected_rows(self._name, block, parsed.bad, self._line(offset))
+        return Batch(table=parsed.table, position=after, done=final, rejected=rejected)
 
     def close(self) -> None:
         """Close the file."""
@@ -130,13 +128,6 @@ class TextFile:
             raise unreadable(self._path, problem) from problem
         return block, len(block) < size
 
-    def _rejected(self, block: bytes, bad: list[UnreadableRange], offset: int) -> list[Rejected]:
-        if not bad:
-            return []
-        line = self._line(offset)
-        self._counted = (offset, line)
-        return rejected_rows(self._name, block, bad, line)
-
     def _line(self, offset: int) -> int:
         """The number of the line that begins at `offset`."""
         start, line = self._counted
@@ -150,6 +141,7 @@ class TextFile:
             block = self._counter.read(min(BLOCK, offset - start))
             line += block.count(b"\n")
             start += len(block)
+        self._counted = (offset, line)
         return line
 
 

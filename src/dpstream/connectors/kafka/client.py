@@ -99,11 +99,6 @@ def client_settings(options: ServerOptions) -> dict[str, Any]:
     return settings
 
 
-def topic_of(options: ServerOptions) -> str:
-    """The topic that the URI's path names."""
-    return options.path_name("topic", "kafka://HOST:PORT/TOPIC")
-
-
 def no_topic(where: str, topic: str) -> InvalidInput:
     """The error for a topic that the broker does not have."""
     return InvalidInput(f"{where}: the broker has no topic {topic!r}; create it first")
@@ -200,11 +195,6 @@ class Topic:
         self._consumer = create_client(Consumer, settings | _SETTINGS | callback, where)
         self._admin: Any = create_client(AdminClient, settings | callback, where)
 
-    @property
-    def failing(self) -> bool:
-        """Is no broker answering now?"""
-        return self._retry.failing
-
     def look(self) -> None:
         """Ask for the topic's partitions, every few seconds; wait for the very first answer."""
         try:
@@ -242,7 +232,7 @@ class Topic:
             buffer = self._buffers[number] = PartitionBuffer(number=number, at=at)
         if not buffer.messages:
             self._poll(0.0)
-        if not buffer.messages and buffer.end is None and (patiently or not self.failing):
+        if not buffer.messages and buffer.end is None and (patiently or not self._retry.failing):
             self._poll(_POLL)
         if self._problems.down and not buffer.messages and not self._retry.too_early:
             self._look(_ASK)  # does it answer again?
@@ -315,15 +305,11 @@ class Topic:
             raise another_topic(self.name, str(self.id), str(about.topic_id))
         numbers = sorted(partition.id for partition in about.partitions)
         if self.id is not None and numbers != self.numbers:
-            self._tell_consumer()
+            try:  # the consumer has a view of the topic of its own, which it seldom looks after
+                self._consumer.list_topics(self.name, timeout=_ASK)
+            except KafkaException:
+                self._next_look = 0.0
         self.id, self.numbers = str(about.topic_id), numbers
-
-    def _tell_consumer(self) -> None:
-        """The consumer has a view of the topic of its own, which it seldom looks after."""
-        try:
-            self._consumer.list_topics(self.name, timeout=_ASK)
-        except KafkaException:
-            self._next_look = 0.0
 
     def _out_of_range(self, buffer: PartitionBuffer) -> RowsLost:
         offsets = self.range_of(buffer.number)

@@ -37,7 +37,6 @@ from dpstream.connectors.kafka.client import (
     client_settings,
     create_client,
     no_topic,
-    topic_of,
 )
 from dpstream.connectors.server_base import ServerAway, ServerOptions
 from dpstream.errors import InvalidInput, StateError
@@ -62,7 +61,8 @@ class KafkaSink:
     """
 
     def __init__(self, options: ServerOptions) -> None:
-        self._topic, self._where = topic_of(options), options.where
+        self._topic = options.path_name("topic", "kafka://HOST:PORT/TOPIC")
+        self._where = options.where
         self._problems = Problems(self._where)
         self._settings = client_settings(options) | {"error_cb": self._problems}
         self._retry = options.retry_policy()

@@ -22,7 +22,6 @@ from dpstream.connectors.kafka.client import (
     Topic,
     another_topic,
     client_settings,
-    topic_of,
 )
 from dpstream.connectors.messages import decoder_from
 from dpstream.connectors.server_base import ServerOptions
@@ -46,16 +45,17 @@ class KafkaSource:
     replayable = True
 
     def __init__(self, options: ServerOptions) -> None:
-        topic, settings = topic_of(options), client_settings(options)
+        topic = options.path_name("topic", "kafka://HOST:PORT/TOPIC")
+        settings = client_settings(options)
         self._decoder, self._where = decoder_from(options), options.where
-        self._latest, retry = options.starts_latest(), options.retry_policy()
+        self._latest, self._retry = options.starts_latest(), options.retry_policy()
         timestamp_column, key_column = options.text("timestamp_column"), options.text("key_column")
         self._extra = {"timestamp": timestamp_column, "key": key_column}
         self._ends = _parse_until(options)  # by partition; None: all others
         self.bounded = bool(self._ends)
         if timestamp_column is not None and timestamp_column == key_column:
             raise InvalidParameter(f"{self._where}: timestamp_column and key_column must differ")
-        self._topic = Topic(topic, settings, where=self._where, retry=retry)
+        self._topic = Topic(topic, settings, where=self._where, retry=self._retry)
         self._begun_with: set[int] | None = None  # partitions that `start` is said of
 
     def partitions(self) -> list[str]:
@@ -103,7 +103,7 @@ class KafkaSource:
         elif last is not None:
             done = buffer.at >= last or (_next_offset(buffer) or 0) >= last
         else:
-            done = not buffer.messages and (buffer.end is not None or self._topic.failing)
+            done = not buffer.messages and (buffer.end is not None or self._retry.failing)
         return self._batch(partition, messages, [self._topic.id, first, buffer.at], columns, done)
 
     def close(self) -> None:
@@ -193,8 +193,7 @@ class KafkaSource:
                     f"{self._where}: the messages have a column {name!r} of their own; choose "
                     f"another {kind}_column"
                 )
-            values = _times(messages) if kind == "timestamp" else _keys(messages)
-            arrays[name] = values.take(pa.array(decoded.origin))
+            arrays[name] = _own_column(messages, kind).take(pa.array(decoded.origin))
         table = pa.table(arrays)
         span = f", offsets {messages[0].offset} to {messages[-1].offset}" if messages else ""
         return Batch(
@@ -226,13 +225,11 @@ def _take(buffer: PartitionBuffer, end: int | None) -> list[Message]:
     return messages
 
 
-def _times(messages: list[Message]) -> pa.Array:
-    """Each message's own time, as text; null if it has none."""
-    times = pa.array([message.time for message in messages], pa.timestamp("ms", "UTC"))
-    return times.cast(pa.string())
-
-
-def _keys(messages: list[Message]) -> pa.Array:
+def _own_column(messages: list[Message], kind: str) -> pa.Array:
+    """Each message's own time or key, as text; null if it has none."""
+    if kind == "timestamp":
+        times = pa.array([message.time for message in messages], pa.timestamp("ms", "UTC"))
+        return times.cast(pa.string())
     keys = [message.key for message in messages]
     texts = [key.decode(errors="replace") if isinstance(key, bytes) else key for key in keys]
     return pa.array(texts, pa.string())

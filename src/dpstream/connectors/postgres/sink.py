@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from psycopg.errors import DuplicateSchema, UniqueViolation
 
 from dpstream.connectors.database import DatabaseSink, identifier
-from dpstream.connectors.encode import csv
+from dpstream.connectors.encode import csv, hexadecimal
 from dpstream.connectors.postgres.client import connect_function, raise_away
 from dpstream.connectors.server_base import ServerAway, ServerOptions, unreachable
 from dpstream.errors import InvalidInput
@@ -142,12 +142,9 @@ def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
         kind = column.type
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        shown = (None if b is None else f"\\x{b.hex()}" for b in column.to_pylist())
-        return pa.chunked_array([pa.array(shown, pa.string())])
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return pc.replace_substring(column, "\0", "\ufffd")
-    return column
+    return hexadecimal(column, prefix="\\x")
 
 
 from_options = PostgresSink

@@ -22,7 +22,16 @@ import pyarrow as pa
 
 from dpstream.connectors.encode import release_facts
 from dpstream.errors import DpstreamError, InvalidInput, RowsLost, ServerUnreachable
-from dpstream.records import Batch, FencingSink, Position, Rejected, Sink, Source, is_reached
+from dpstream.records import (
+    Batch,
+    Columns,
+    FencingSink,
+    Position,
+    Rejected,
+    Sink,
+    Source,
+    is_reached,
+)
 
 Row = dict[str, str]
 _DEADLINE = 30.0
@@ -38,18 +47,13 @@ class Read:
     batches: list[Batch] = field(default_factory=list)
 
     def rows(self, start: int = 0, stop: int | None = None) -> Counter[str]:
-        """The rows of some of the chunks, in any order."""
-        return rows_of(self.batches[start:stop])
+        """The rows of some of the chunks as texts, in any order, with how often each comes."""
+        rows = (row for batch in self.batches[start:stop] for row in batch.table.to_pylist())
+        return Counter(json.dumps({k: str(v) for k, v in sorted(row.items())}) for row in rows)
 
     def rejected(self) -> list[Rejected]:
         """What could not be read."""
         return [one for batch in self.batches for one in batch.rejected]
-
-
-def rows_of(batches: list[Batch]) -> Counter[str]:
-    """Rows as texts, with how often each comes."""
-    rows = (row for batch in batches for row in batch.table.to_pylist())
-    return Counter(json.dumps({k: str(v) for k, v in sorted(row.items())}) for row in rows)
 
 
 def drain(source: Source, reads: dict[str, Read], *, rows: int) -> None:
@@ -75,11 +79,13 @@ def all_rows(reads: dict[str, Read]) -> Counter[str]:
     return sum((read.rows() for read in reads.values()), Counter())
 
 
-def replay(source: Source, name: str, start: Position, until: Position) -> Read:
+def replay(
+    source: Source, name: str, start: Position, until: Position, columns: Columns = None
+) -> Read:
     """One partition from a position until another, as a recovery reads it."""
     read, deadline = Read(positions=[start]), time.monotonic() + _DEADLINE
     while True:
-        batch = source.read(name, read.positions[-1], until=until)
+        batch = source.read(name, read.positions[-1], columns=columns, until=until)
         read.batches.append(batch)
         read.positions.append(batch.position)
         if batch.done:
@@ -257,7 +263,9 @@ class ServerSourceSuite(SourceSuite):
         fresh.partitions()
         with self.away():
             for name, read in reads.items():
-                idle = _read_until_idle(partial(source.read, name, read.positions[-1]))
+                deadline = time.monotonic() + _DEADLINE
+                while not (idle := source.read(name, read.positions[-1])).done:
+                    assert time.monotonic() < deadline
                 assert not len(idle.table)
                 early = fresh.read(name, None, until=read.positions[-1])
                 assert not early.done or early.position == read.positions[-1]
@@ -291,14 +299,6 @@ def _read_on(source: Source, name: str, position: Position, until: Position) -> 
             break
         time.sleep(0.05)
     return position
-
-
-def _read_until_idle(read: Callable[[], Batch]) -> Batch:
-    """The first read that says that nothing follows."""
-    deadline = time.monotonic() + _DEADLINE
-    while not (batch := read()).done:
-        assert time.monotonic() < deadline
-    return batch
 
 
 def expect_error(kind: type[DpstreamError], work: Callable[[], object]) -> DpstreamError:
