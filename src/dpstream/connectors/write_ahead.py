@@ -4,8 +4,8 @@ A segment file holds one chunk and is synced before the chunk is handed on, or a
 of magic, the SHA-256 of the rest, then an Arrow stream. Segments are numbered without gaps. They
 hold raw data and are for this user alone.
 
-`WriteAhead` makes a source replayable: it keeps what the source delivers until it is not needed. An
-`Inbox` takes batches in; a `PushedSource`, in this process or another one, reads them.
+`WriteAhead` makes a source replayable: it keeps what the source delivers until it is not needed.
+An `Inbox` takes batches in; a `PushedSource`, in this process or another one, reads them.
 """
 
 from __future__ import annotations
@@ -308,10 +308,10 @@ class PushedSource:
         numbers = self._segments.numbers
         number = min(numbers(), default=0) if position is None else int(position)
         if number == until or not self._segments.path(number).exists():
-            kept = numbers()
-            if kept and number < kept[0]:
+            on_disk = numbers()
+            if on_disk and number < on_disk[0]:
                 raise StateError(
-                    f"{self._folder} begins at segment {kept[0]}, but segment {number} is asked "
+                    f"{self._folder} begins at segment {on_disk[0]}, but segment {number} is asked "
                     "for; the folder and the state do not belong together"
                 )
             if until is not None and number != until:

@@ -34,7 +34,7 @@ class ParquetFile:
             if repeated:
                 self._file = pq.ParquetFile(self._bytes, read_dictionary=repeated)
         except (OSError, pa.ArrowException) as problem:
-            raise _unreadable(path, problem) from problem
+            raise unreadable(path, problem, kind="Parquet") from problem
         self._schema = self._file.schema_arrow
         self._cached: tuple[int, tuple[str, ...], pa.Table] | None = None
 
@@ -121,7 +121,7 @@ class ParquetFile:
             # One thread: readers run beside other work, and a thread per column costs more in all.
             table = self._file.read_row_group(group, columns=names, use_threads=False)
         except (OSError, pa.ArrowException) as problem:
-            raise _unreadable(self._path, problem) from problem
+            raise unreadable(self._path, problem, kind="Parquet") from problem
         # a name with a dot is taken for a path into a struct as well; `select` is exact
         table = table.select(names)
         fields = [(field.name, _delivered_type(field.type)) for field in table.schema]
@@ -163,10 +163,3 @@ def _repeated_strings(file: pq.ParquetFile) -> list[str]:
         ):
             repeated.append(name)
     return repeated
-
-
-def _unreadable(path: Path, problem: Exception) -> InvalidInput:
-    if isinstance(problem, FileNotFoundError | PermissionError):
-        return unreadable(path, problem)
-    reason = str(problem).partition("\n")[0]
-    return InvalidInput(f"{path} cannot be read as Parquet: {reason}; write the file again")

@@ -159,12 +159,15 @@ def rejected_rows(
     return rows
 
 
-def unreadable(path: Path, problem: Exception) -> InvalidInput:
-    """What to say of a file that cannot be opened or read."""
+def unreadable(path: Path, problem: Exception, *, kind: str = "") -> InvalidInput:
+    """What to say of a file that cannot be opened or read, or not as its `kind`."""
     if isinstance(problem, FileNotFoundError):
         return InvalidInput(f"there is no file {path}; put it back, or leave it out of the source")
     if isinstance(problem, PermissionError):
         return InvalidInput(f"{path} may not be read by this user; grant read permission")
+    if kind:
+        reason = str(problem).partition("\n")[0]
+        return InvalidInput(f"{path} cannot be read as {kind}: {reason}; write the file again")
     return InvalidInput(f"{path} cannot be read: {problem}")
 
 

@@ -12,7 +12,7 @@ import re
 from typing import Any, NamedTuple
 
 from dpstream.connectors.messages import decoder_from
-from dpstream.connectors.nats.client import Client, ConsumerDropped, Message, Puller, stream_info
+from dpstream.connectors.nats.client import Client, ConsumerDropped, Message, Puller, none_if_absent
 from dpstream.connectors.server_base import ServerAway, ServerLog, ServerOptions
 from dpstream.errors import InvalidInput, RowsLost
 from dpstream.records import Batch, Columns, Position
@@ -81,7 +81,7 @@ class NatsSource(ServerLog[StreamPosition]):
 
     def _refuse_stream(self) -> None:
         """Refuse a stream that is not there, ends too early, or drops messages from its middle."""
-        about = self._client.first_call(lambda js: stream_info(js, self._stream))
+        about = self._client.first_call(lambda js: none_if_absent(js.stream_info(self._stream)))
         if about is None:
             raise InvalidInput(
                 f"{self._client.where}: there is no stream {self._stream!r}; create it first"
@@ -103,7 +103,7 @@ class NatsSource(ServerLog[StreamPosition]):
         self, js: Any, at: StreamPosition | None, goal: StreamPosition | None
     ) -> tuple[list[Message], StreamPosition, bool]:
         """The next messages, the position after them, and whether nothing follows."""
-        about = await stream_info(js, self._stream)
+        about = await none_if_absent(js.stream_info(self._stream))
         at = self._place_in(about, at, goal)
         last = about.state.last_seq
         stop = goal.sequence if goal is not None else min(last, self._end or last)
@@ -168,7 +168,7 @@ class NatsSource(ServerLog[StreamPosition]):
         """A message that somebody deleted by its number is no row; one that expired was one."""
         for message in messages:
             if message.sequence != before + 1:
-                about = await stream_info(js, self._stream)
+                about = await none_if_absent(js.stream_info(self._stream))
                 if about is None or about.state.first_seq > before + 1:
                     raise self._expired(before + 1, message.sequence)
             before = message.sequence

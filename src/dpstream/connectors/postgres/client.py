@@ -229,30 +229,28 @@ class PostgresTable:
     place: str
     """What it is called in messages."""
 
-    def select(self, columns: Columns) -> list[str]:
-        """The columns that are asked for, in the table's order."""
-        return select_columns(self.place, list(self.columns), columns)
-
-    def no_rows(self, names: Sequence[str]) -> pa.Table:
-        """An empty table of these columns."""
+    def no_rows(self, columns: Columns) -> pa.Table:
+        """An empty table of the columns that are asked for, in the table's order."""
+        names = select_columns(self.place, list(self.columns), columns)
         return pa.table({name: pa.array([], self.columns[name].arrow_type) for name in names})
 
     def fetch(
-        self, connection: Any, names: Sequence[str], after: int | None, upto: int, rows: int
+        self, connection: Any, columns: Columns, after: int | None, upto: int, rows: int
     ) -> FetchedRows:
         """The rows of a range of keys, in their order."""
-        columns = [self.columns[name] for name in dict.fromkeys([self.key, *names])]
+        empty = self.no_rows(columns)
+        sent = [self.columns[name] for name in dict.fromkeys([self.key, *empty.column_names])]
         content = copy_out(
             connection,
-            f"COPY (SELECT {', '.join(column.expression for column in columns)} "
+            f"COPY (SELECT {', '.join(column.expression for column in sent)} "
             f"FROM {self.quoted} WHERE {self._range(after, upto)} "
             f"ORDER BY {identifier(self.key)} LIMIT {rows:d}) "
             "TO STDOUT (FORMAT csv, ENCODING 'UTF8')",
         )
         if not content:
-            return FetchedRows(table=self.no_rows(names), rejected=[], rows=0, last=None)
-        fetched = _decode(content, columns, place=self.place)
-        return replace(fetched, table=fetched.table.select(names))
+            return FetchedRows(table=empty, rejected=[], rows=0, last=None)
+        fetched = _decode(content, sent, place=self.place)
+        return replace(fetched, table=fetched.table.select(empty.column_names))
 
     def count(self, connection: Any, after: int | None, upto: int, most: int) -> int:
         """How many rows a range of keys has, at most `most`."""

@@ -97,7 +97,7 @@ class PostgresSource(ServerLog[TablePosition]):
         self._connection: Any = None
         self._last_chunk: tuple[int | None, int, int] | None = None  # after, up to, rows
         try:
-            with self._connected() as connection:
+            with self._use_connection() as connection:
                 self._table = find_table(connection, table, key, self._where)
                 self._settle = choose_settle(connection, self._table, settle, self._lag)
         except ServerAway as problem:
@@ -126,22 +126,21 @@ class PostgresSource(ServerLog[TablePosition]):
 
     def no_rows(self, position: Position, columns: Columns, *, done: bool) -> Batch:
         """No rows, of the columns that are asked for."""
-        table = self._table.no_rows(self._table.select(columns))
-        return Batch(table=table, position=position, done=done)
+        return Batch(table=self._table.no_rows(columns), position=position, done=done)
 
     def read_next(
         self, at: TablePosition | None, goal: TablePosition | None, columns: Columns
     ) -> Batch:
         """The next rows, as far as they are settled."""
         try:
-            with self._connected():
+            with self._use_connection():
                 return self._fetch(at, goal, columns)
         except ServerAway:
             self.close()
             raise
 
     @contextmanager
-    def _connected(self) -> Iterator[Any]:
+    def _use_connection(self) -> Iterator[Any]:
         """A connection; `ServerAway` if the server is, InvalidInput for what it refuses."""
         try:
             with raise_away():
@@ -156,7 +155,6 @@ class PostgresSource(ServerLog[TablePosition]):
     def _fetch(
         self, at: TablePosition | None, goal: TablePosition | None, columns: Columns
     ) -> Batch:
-        names = self._table.select(columns)
         stop = self._last_settled(at) if goal is None else goal.key
         if at is None and (goal is not None or self._latest):
             begin = stop if goal is None else goal.begin
@@ -168,7 +166,7 @@ class PostgresSource(ServerLog[TablePosition]):
             # From now on, though there is nothing yet: a position that says so.
             position = list(at) if at != _START or self._latest else None
             return self.no_rows(position, columns, done=True)
-        fetched = self._table.fetch(self._connection, names, at.key, stop, _ROWS)
+        fetched = self._table.fetch(self._connection, columns, at.key, stop, _ROWS)
         last, full = fetched.last, fetched.rows == _ROWS
         if not full and (goal is not None or self.bounded):
             last = stop

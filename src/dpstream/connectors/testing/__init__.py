@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -121,11 +121,11 @@ class Aborted(Exception):
     """The crash that a script asked for."""
 
 
+@dataclass(eq=False)
 class Abort:
     """In a script: raise `Aborted` here, the first time only."""
 
-    def __init__(self) -> None:
-        self.raised = False
+    raised: bool = False
 
 
 class ListSource:

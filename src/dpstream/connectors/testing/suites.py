@@ -53,7 +53,7 @@ class Read:
 
     def rejected(self) -> list[Rejected]:
         """What could not be read."""
-        return [one for batch in self.batches for one in batch.rejected]
+        return [row for batch in self.batches for row in batch.rejected]
 
 
 def drain(source: Source, reads: dict[str, Read], *, rows: int) -> None:
@@ -221,12 +221,12 @@ class ServerSourceSuite(SourceSuite):
         self.put(_rows(5, 10))
         with closing(self.open()) as source:
             drain(source, reads, rows=10)
-            bad = [one for read in reads.values() for one in read.rejected()]
+            bad = [row for read in reads.values() for row in read.rejected()]
             assert len(bad) == 1, bad
             assert bad[0].where
             assert bad[0].reason
             again = {n: replay(source, n, None, read.positions[-1]) for n, read in reads.items()}
-            assert [one for read in again.values() for one in read.rejected()] == bad
+            assert [row for read in again.values() for row in read.rejected()] == bad
 
     def test_rows_that_are_gone_are_an_error(self) -> None:
         """Those of a replay, and those that were never read."""
