@@ -159,6 +159,11 @@ class ServerOptions:
             self._given[name] = str(value).lower() if isinstance(value, bool) else str(value)
         self._known: list[str] = []
 
+    @property
+    def names(self) -> list[str]:
+        """The options that were given and not taken yet."""
+        return list(self._given)
+
     def text(self, name: str, default: str | None = None) -> str | None:
         """An option as it stands."""
         self._known.append(name)
