@@ -60,10 +60,10 @@ class Client:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._broken = asyncio.Event()
 
-    def call(self, work: Callable[[Any], Awaitable[T]]) -> T:
+    def call(self, work: Callable[[Any], Awaitable[T]], *, seconds: float = TIMEOUT) -> T:
         """Do something with JetStream; `ServerAway` if it does not answer."""
         try:
-            result: T = self._wait(self._do(work), TIMEOUT)
+            result: T = self._wait(self._do(work), seconds)
         except _AWAY as problem:
             self._drop()
             words = str(problem).removeprefix("nats: ") or "no answer in time"
