@@ -30,8 +30,8 @@ import pyarrow.parquet as pq
 from benchmarks.connector_kills import PARTITIONS, Aftermath, Storm, storm
 from benchmarks.harness import Findings, Progress, Row, target
 from dpstream.connectors.encode import jsonl
-from dpstream.connectors.options import ServerOptions
 from dpstream.connectors.registry import open_sink, open_source
+from dpstream.connectors.server_base import ServerOptions
 from tests.support.servers import KafkaServer, NatsServer, PostgresServer
 
 _SEED: Final = 13

@@ -13,9 +13,9 @@ from dpstream.audit.mechanism_samplers import SequentialRuns as SequentialRuns
 from dpstream.audit.targets import Pair as Pair
 from dpstream.audit.targets import Target as Target
 from dpstream.audit.targets import block as block
-from dpstream.connectors.memory.source import TableSource as TableSource
-from dpstream.connectors.options import ServerOptions as ServerOptions
-from dpstream.connectors.retry import RetryPolicy as RetryPolicy
+from dpstream.connectors.memory import TableSource as TableSource
+from dpstream.connectors.server_base import RetryPolicy as RetryPolicy
+from dpstream.connectors.server_base import ServerOptions as ServerOptions
 from dpstream.connectors.testing import Abort as Abort
 from dpstream.connectors.testing import Aborted as Aborted
 from dpstream.connectors.testing import ListSink as ListSink

@@ -16,6 +16,8 @@ Words = npt.NDArray[np.uint64]
 """128-bit key ids, two words a row."""
 Position = Any
 """Where a read goes on: whatever JSON can hold; None is the beginning of a partition."""
+Columns = Sequence[str] | None
+"""The columns that a read is asked for; None asks for all."""
 
 
 class Frame(Protocol):
@@ -88,7 +90,7 @@ class Source(Protocol):
     item by item (null is the least).
 
     If its server is away for a while, the source connects again, waiting longer each time
-    (`connectors.retry`), says so in the log of `dpstream`, and raises `ServerUnreachable` when it
+    (`RetryPolicy`), says so in the log of `dpstream`, and raises `ServerUnreachable` when it
     has waited as long as its user allows.
 
     What a source may be able to do beside this is a protocol of its own: `CommittingSource`,
@@ -109,12 +111,7 @@ class Source(Protocol):
         """The types that a typed format declares; None for text, whose columns are strings."""
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """One natural chunk from `position` on; `columns` projects, None takes all.
 

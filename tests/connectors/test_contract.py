@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.connectors.files.source import GrowingDirectory
-from dpstream.connectors.memory.source import TableSource
+from dpstream.connectors.memory import TableSource
 from dpstream.connectors.registry import open_sink, open_source
 from dpstream.connectors.testing import ListSource, check_sink, check_source
 from dpstream.records import Batch

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpstream.connectors.messages import make_decoder
+from dpstream.connectors.messages import Decoder
 from dpstream.errors import InvalidInput, InvalidParameter
 
 FIELDS = ["user", "page"]
@@ -19,10 +19,10 @@ def place(number):
 
 def formats():
     return {
-        "json": make_decoder("json"),
-        "csv": make_decoder("csv", header=FIELDS),
-        "headed": make_decoder("csv"),
-        "arrow": make_decoder("arrow"),
+        "json": Decoder("json"),
+        "csv": Decoder("csv", header=FIELDS),
+        "headed": Decoder("csv"),
+        "arrow": Decoder("arrow"),
     }
 
 
@@ -133,9 +133,9 @@ def test_every_column_without_a_choice():
 def test_what_cannot_be_is_refused():
     """A format that is not there, a header without csv, a column that the header does not have."""
     with pytest.raises(InvalidParameter, match="one of json, csv, arrow; got 'xml'"):
-        make_decoder("xml")
+        Decoder("xml")
     with pytest.raises(InvalidParameter, match="the format is json"):
-        make_decoder("json", header=FIELDS)
+        Decoder("json", header=FIELDS)
     for message in (b"a,1", b'a,"1"'):
         with pytest.raises(InvalidInput, match="no column 'time'"):
             formats()["csv"].decode([message], ["time"])

@@ -2,9 +2,8 @@
 
 import pytest
 
-from dpstream.connectors.options import ServerOptions, is_uri
 from dpstream.connectors.registry import open_uri
-from dpstream.connectors.retry import RetryPolicy
+from dpstream.connectors.server_base import RetryPolicy, ServerOptions, is_uri
 from dpstream.errors import InvalidParameter, SecretError, ServerUnreachable
 
 

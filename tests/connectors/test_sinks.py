@@ -16,7 +16,7 @@ import pytest
 
 from dpstream.connectors.encode import csv, jsonl, parquet
 from dpstream.connectors.files.sink import DirectorySink, file_name
-from dpstream.connectors.pipes.sink import StdoutSink
+from dpstream.connectors.pipes import StdoutSink
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.shared import AllSinks
 from dpstream.connectors.testing import ListSink
@@ -217,7 +217,7 @@ def test_a_failed_insert_leaves_no_half_release(tmp_path, name, monkeypatch):
     sink = open_sink(tmp_path / name)
     sink.write("clicks", 0, 1, RELEASE)
     with monkeypatch.context() as patch:
-        patch.setattr("dpstream.connectors.database.ReleaseIndex.add", _fail)
+        patch.setattr("dpstream.connectors.database.DatabaseSink.mark_done", _fail)
         with pytest.raises(ZeroDivisionError):
             sink.write("clicks", 0, 2, RELEASE)
     sink.write("clicks", 0, 2, RELEASE)

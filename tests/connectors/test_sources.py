@@ -17,8 +17,8 @@ import pytest
 
 from dpstream.connectors.files.parquet import ParquetFile
 from dpstream.connectors.files.source import Files, GrowingDirectory
-from dpstream.connectors.memory.source import TableSource
-from dpstream.connectors.pipes.source import StandardInput
+from dpstream.connectors.memory import TableSource
+from dpstream.connectors.pipes import StandardInput
 from dpstream.connectors.registry import open_source
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.records import Batch, Source

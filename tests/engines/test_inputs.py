@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
-from dpstream.connectors.memory.source import TableSource
+from dpstream.connectors.memory import TableSource
 from dpstream.engines.chunks import ChunkReader, OperatorCounts
 from dpstream.engines.embedded.step_rows import FileInput
 from dpstream.privacy.state import Secret

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpstream as dps
-from dpstream.connectors.pipes.source import StandardInput
+from dpstream.connectors.pipes import StandardInput
 from dpstream.errors import InvalidInput
 from tests.support.kill_and_replay import AfterReleases, BeforeDiskOperation, kill_and_replay
 from tests.support.live_runs import (

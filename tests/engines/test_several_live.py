@@ -15,7 +15,7 @@ import pytest
 import dpstream as dps
 from dpstream.connectors.files.sink import DirectorySink
 from dpstream.connectors.files.source import GrowingDirectory
-from dpstream.connectors.pipes.source import StandardInput
+from dpstream.connectors.pipes import StandardInput
 from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidInput, StateError
 from dpstream.rows import parse

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import dpstream as dps
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
-from dpstream.connectors.messages import make_decoder
+from dpstream.connectors.messages import Decoder
 from dpstream.errors import InvalidInput
 from dpstream.privacy.state import Secret
 from dpstream.query.query import Query
@@ -82,14 +82,14 @@ def table_from(source, spelled):
         block = b"\n".join(lines)
         return JsonlParser("test").parse(block, final=True, columns=["u", "k", "t"]).table
     if source == "json messages":
-        return make_decoder("json").decode(lines, ["u", "k", "t"]).table
+        return Decoder("json").decode(lines, ["u", "k", "t"]).table
     if source == "csv messages":
         rows = [f"{text},{text},x".encode() for text in spelled]
-        return make_decoder("csv", header=["u", "k", "t"]).decode(rows, ["u", "k", "t"]).table
+        return Decoder("csv", header=["u", "k", "t"]).decode(rows, ["u", "k", "t"]).table
     assert source == "quoted"
     strings = [json.dumps(text) for text in spelled]
     lines = [f'{{"u": {text}, "k": {text}, "t": "x"}}'.encode() for text in strings]
-    return make_decoder("json").decode(lines, ["u", "k", "t"]).table
+    return Decoder("json").decode(lines, ["u", "k", "t"]).table
 
 
 def rows_of(table, **more):
@@ -204,8 +204,8 @@ def test_arrow_messages_are_the_numbers_that_json_messages_are():
             writer.write_table(table)
         return sink.getvalue().to_pybytes()
 
-    arrow = make_decoder("arrow").decode([stream(column) for column in ARROW], ["u", "k"]).table
-    json_ = make_decoder("json").decode([b'{"u": 5.0, "k": 50e-1}'], ["u", "k"]).table
+    arrow = Decoder("arrow").decode([stream(column) for column in ARROW], ["u", "k"]).table
+    json_ = Decoder("json").decode([b'{"u": 5.0, "k": 50e-1}'], ["u", "k"]).table
     rows = rows_of(pa.concat_tables([arrow, json_]))
 
     assert len({bytes(each) for each in rows.units}) == 1

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 from dpstream.connectors.nats.client import Client
-from dpstream.connectors.options import ServerOptions
+from dpstream.connectors.server_base import ServerOptions
 
 
 class Stream:

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from dpstream.connectors.delta.sink import DeltaSink
+from dpstream.connectors.delta import DeltaSink
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import SinkSuite
-from dpstream.connectors.testing.sink_suite import release, rows_seen
+from dpstream.connectors.testing.suites import release, rows_seen
 from dpstream.errors import MissingDependency, StateError
 from tests.connectors.test_sinks import RELEASE
 from tests.support.processes import kill_this_process, run_in_new_process

@@ -65,7 +65,7 @@ def test_every_option_is_on_the_page():
     systems = [
         path for name in ("kafka", "nats", "postgres") for path in (connectors / name).iterdir()
     ]
-    for path in (connectors / "options.py", connectors / "messages.py", *systems):
+    for path in (connectors / "server_base.py", connectors / "messages.py", *systems):
         if path.suffix == ".py":
             taken = r'(?:options|self)\.(?:text|choice|number|secret)\(\s*"(\w+)"'
             options |= set(re.findall(taken, path.read_text()))

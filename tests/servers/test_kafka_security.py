@@ -7,8 +7,7 @@ from contextlib import suppress
 import pytest
 
 from dpstream.connectors.registry import open_sink, open_source
-from dpstream.connectors.testing.sink_suite import release
-from dpstream.connectors.testing.source_suite import all_rows, drain
+from dpstream.connectors.testing.suites import all_rows, drain, release
 from dpstream.errors import DpstreamError, InvalidParameter, SecretError, ServerUnreachable
 from tests.servers import kafka_tools as tools
 from tests.servers.conftest import PASSWORD

@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from dpstream.connectors.kafka.sink import KafkaSink
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import ServerSinkSuite
-from dpstream.connectors.testing.sink_suite import release, rows_seen
+from dpstream.connectors.testing.suites import release, rows_seen
 from dpstream.errors import InvalidInput, StateError
 from tests.servers import kafka_tools as tools
 from tests.support.processes import kill_this_process, run_in_new_process

@@ -10,7 +10,7 @@ import dpstream as dps
 from benchmarks.connector_child import RUN, SECRET
 from dpstream.connectors.registry import open_source
 from dpstream.connectors.testing import ServerSourceSuite
-from dpstream.connectors.testing.source_suite import Read, all_rows, drain, replay
+from dpstream.connectors.testing.suites import Read, all_rows, drain, replay
 from dpstream.engines.query_run import EngineOptions
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
 from tests.servers import kafka_tools as tools

@@ -9,7 +9,7 @@ import pytest
 from dpstream.connectors.nats.sink import NatsSink
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import ServerSinkSuite
-from dpstream.connectors.testing.sink_suite import release, rows_seen
+from dpstream.connectors.testing.suites import release, rows_seen
 from dpstream.errors import InvalidInput, ServerUnreachable, StateError
 from tests.connectors.test_sinks import RELEASE, ROWS
 from tests.servers.nats_tools import fresh

@@ -4,8 +4,8 @@ import pyarrow as pa
 import pytest
 
 from dpstream.connectors.nats.client import Client, Puller
-from dpstream.connectors.options import ServerOptions
 from dpstream.connectors.registry import open_source
+from dpstream.connectors.server_base import ServerOptions
 from dpstream.connectors.testing import ServerSourceSuite
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost, ServerUnreachable
 from tests.servers.nats_tools import fresh

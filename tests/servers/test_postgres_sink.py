@@ -7,10 +7,10 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from dpstream.connectors.database import ReleaseIndex
+from dpstream.connectors.database import DatabaseSink
 from dpstream.connectors.registry import open_sink
 from dpstream.connectors.testing import ServerSinkSuite
-from dpstream.connectors.testing.sink_suite import release, rows_seen
+from dpstream.connectors.testing.suites import release, rows_seen
 from dpstream.errors import InvalidInput, ServerUnreachable, StateError
 from tests.connectors.test_sinks import NOON, RELEASE
 from tests.laws.test_published_keys import every_type_of_key
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.servers
 
 def break_off(uri, query, window, trigger, rows):
     """Write a release; killed when its rows are sent and their transaction is not committed."""
-    ReleaseIndex.add = kill_this_process
+    DatabaseSink.mark_done = kill_this_process
     open_sink(uri).write(query, window, trigger, release(query, window, trigger, rows=rows))
 
 

@@ -42,10 +42,10 @@ from dpstream.audit.query_samplers import (
     scenario_table,
     values_by_run,
 )
-from dpstream.connectors.memory.source import TableSource
+from dpstream.connectors.memory import TableSource
 from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.embedded.series_run import SeriesRun
-from dpstream.engines.query_run import EngineOptions
+from dpstream.engines.query_run import AnyQuery, EngineOptions
 from dpstream.mechanisms.base import Mechanism
 from dpstream.mechanisms.release import bounded_counts
 from dpstream.mechanisms.runner import Runner
@@ -55,7 +55,6 @@ from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Reals
-from dpstream.session.budget import AnyQuery
 from dpstream.session.start import run_all
 
 DATASET = "audit"

@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.audit.targets import Pair
-from dpstream.connectors.memory.source import ROWS, TableSource
+from dpstream.connectors.memory import ROWS, TableSource
 from dpstream.connectors.registry import open_source
 from dpstream.engines.chunks import ChunkReader, OperatorCounts
 from dpstream.engines.embedded.series_run import SeriesRun

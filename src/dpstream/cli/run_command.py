@@ -21,7 +21,7 @@ from dpstream.cli.watch import (
     tell_lag,
     tell_operator,
 )
-from dpstream.connectors.options import is_uri
+from dpstream.connectors.server_base import is_uri
 from dpstream.engines.embedded.process_memory import keep_freed_memory
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.durable_files import make_directory

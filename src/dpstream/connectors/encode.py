@@ -33,7 +33,7 @@ def parquet(table: pa.Table) -> bytes:
 def csv(table: pa.Table) -> bytes:
     """CSV with a header; times in ISO 8601, bytes in hexadecimal, a null is an empty field."""
     file = io.BytesIO()
-    columns = [_hexadecimal(simple_column(column)) for column in table.combine_chunks().columns]
+    columns = [hexadecimal(simple_column(column)) for column in table.combine_chunks().columns]
     options = pyarrow.csv.WriteOptions(quoting_header="needed")
     texts = pa.table(columns, names=table.column_names)
     pyarrow.csv.write_csv(texts, file, write_options=options)
@@ -59,7 +59,7 @@ ENCODERS: dict[str, Callable[[pa.Table], bytes]] = {"parquet": parquet, "csv": c
 
 def _json(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Each value as JSON text."""
-    column = _hexadecimal(simple_column(column))
+    column = hexadecimal(simple_column(column))
     kind = column.type
     if pa.types.is_floating(kind):
         finite = pc.fill_null(pc.is_finite(column), False)
@@ -84,11 +84,11 @@ def _quoted(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.replace_with_mask(quoted, special.combine_chunks(), pa.array(texts, pa.string()))
 
 
-def _hexadecimal(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Bytes as text, whatever they are."""
+def hexadecimal(column: pa.ChunkedArray, prefix: str = "") -> pa.ChunkedArray:
+    """Bytes as text, whatever they are; other values as they are."""
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
         return column
-    texts = [None if value is None else value.hex() for value in column.to_pylist()]
+    texts = [None if value is None else f"{prefix}{value.hex()}" for value in column.to_pylist()]
     return pa.chunked_array([pa.array(texts, pa.string())])
 
 
@@ -136,10 +136,7 @@ def with_numbers(table: pa.Table, window: int, trigger: int) -> pa.Table:
     it is the trigger's number. A name that the table has itself becomes `window_number` or
     `release_number`.
     """
-    numbers = {
-        "window": window,
-        "release": release_facts(table).get("release_index") or trigger,
-    }
+    numbers = {"window": window, "release": release_facts(table).get("release_index") or trigger}
     for i, (name, number) in enumerate(numbers.items()):
         if name in table.column_names:
             name = f"{name}_number"

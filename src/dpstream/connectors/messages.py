@@ -7,9 +7,10 @@ in the types they declare. Messages are parsed together where none can reach int
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +18,9 @@ import pyarrow as pa
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.text import SHOWN, Parsed, empty_strings, select_columns
-from dpstream.connectors.options import ServerOptions
+from dpstream.connectors.server_base import ServerOptions
 from dpstream.errors import InvalidInput, InvalidParameter
-from dpstream.records import Integers, Rejected
+from dpstream.records import Columns, Integers, Rejected
 from dpstream.rows.column_values import canonical
 from dpstream.rows.number_text import one_number_spelling
 from dpstream.rows.parse import whole_column
@@ -51,43 +52,44 @@ class Decoded:
 ParsedRun = tuple[pa.Table, Integers, list[tuple[int, str]]]
 """The rows of some messages, each row's message, and (message, reason) of what is no row.
 
-Each format has `runs`, which messages may be parsed together, and `parse`, which reads one run and
-raises InvalidInput if none of its messages can be read.
+A format is a function that parses messages together; InvalidInput if none of them can be read.
 """
 
 
 def decoder_from(options: ServerOptions) -> Decoder:
     """The decoder that the options `format`, `header` and `max_message_bytes` ask for."""
     kind, header = options.choice("format", FORMATS, "json"), options.text("header")
-    decoder = make_decoder(kind, header=None if header is None else header.split(","))
+    decoder = Decoder(kind, header=None if header is None else header.split(","))
     decoder.max_bytes = int(options.number("max_message_bytes", MAX_BYTES, least=1))
     return decoder
 
 
-def make_decoder(kind: str, *, header: Sequence[str] | None = None) -> Decoder:
-    """A decoder of `json`, `csv` or `arrow`; `header`: the columns of CSV messages without one."""
-    formats: dict[str, Format] = {"json": _Json(), "csv": _Csv(header), "arrow": _Arrow()}
-    if kind not in formats:
-        raise InvalidParameter(f"format must be one of {', '.join(FORMATS)}; got {kind!r}")
-    if header is not None and kind != "csv":
-        raise InvalidParameter(f"header names the columns of CSV messages; the format is {kind}")
-    return Decoder(formats[kind], header=header)
-
-
 class Decoder:
-    """Turns payloads into one table.
+    """Turns payloads of `json`, `csv` or `arrow` into one table.
 
-    >>> decoded = make_decoder("json").decode([b'{"a": 1}', b"oops", None], ["a"])
+    `header`: the columns of CSV messages without one.
+
+    >>> decoded = Decoder("json").decode([b'{"a": 1}', b"oops", None], ["a"])
     >>> decoded.table.to_pylist(), decoded.origin.tolist(), [at for at, _ in decoded.bad]
     ([{'a': '1'}], [0], [1, 2])
     """
 
-    def __init__(self, kind: Format, *, header: Sequence[str] | None = None) -> None:
+    def __init__(self, kind: str, *, header: Sequence[str] | None = None) -> None:
+        if kind not in FORMATS:
+            raise InvalidParameter(f"format must be one of {', '.join(FORMATS)}; got {kind!r}")
+        if header is not None and kind != "csv":
+            raise InvalidParameter(
+                f"header names the columns of CSV messages; the format is {kind}"
+            )
         self._kind, self._header, self.max_bytes = kind, header, MAX_BYTES
+        formats: dict[str, Callable[[Sequence[bytes], Columns], ParsedRun]] = {
+            "json": _parse_json,
+            "csv": partial(_parse_csv, header),
+            "arrow": _parse_arrow,
+        }
+        self._parse = formats[kind]
 
-    def decode(
-        self, payloads: Sequence[bytes | None], columns: Sequence[str] | None = None
-    ) -> Decoded:
+    def decode(self, payloads: Sequence[bytes | None], columns: Columns = None) -> Decoded:
         """The rows of all payloads; None is a message without a value."""
         for name in columns or ():  # no message can mend a header without the column
             if self._header is not None and name not in self._header:
@@ -105,15 +107,17 @@ class Decoder:
             else:
                 bad.append((at, reason))
         places = np.array(usable, dtype=np.int64)
-        for run in self._kind.runs(content):
+        alone = [self._kind != "json" and self._stands_alone(payload) for payload in content]
+        starts = [at for at in range(len(content)) if at == 0 or alone[at] or alone[at - 1]]
+        for start, stop in pairwise([*starts, len(content)]):
             try:
-                table, origin, wrong = self._kind.parse(content[run.start : run.stop], columns)
+                table, origin, wrong = self._parse(content[start:stop], columns)
             except InvalidInput as problem:
-                bad += [(usable[at], str(problem)) for at in run]
+                bad += [(at, str(problem)) for at in usable[start:stop]]
                 continue
             tables.append(table)
-            origins.append(places[origin + run.start])
-            bad += [(usable[at + run.start], reason) for at, reason in wrong]
+            origins.append(places[origin + start])
+            bad += [(usable[at + start], reason) for at, reason in wrong]
         table = pa.concat_tables(tables, promote_options="default")
         return Decoded(table=table, origin=np.concatenate(origins), bad=sorted(bad))
 
@@ -124,50 +128,33 @@ class Decoder:
             return f"it has {len(payload)} bytes, more than max_message_bytes={self.max_bytes}"
         return None if payload and not payload.isspace() else "it is empty"
 
+    def _stands_alone(self, payload: bytes) -> bool:
+        """Could it reach into the next message, if they were parsed together?"""
+        if self._kind == "arrow" or self._header is None:
+            return True
+        return any(sign in payload for sign in (b"\n", b"\r", b'"'))
 
-class _Json:
+
+def _parse_json(payloads: Sequence[bytes], columns: Columns) -> ParsedRun:
     """One object a message."""
-
-    def __init__(self) -> None:
-        self._parser = JsonlParser("a message")
-
-    def runs(self, payloads: Sequence[bytes]) -> Iterator[range]:
-        yield range(len(payloads))
-
-    def parse(self, payloads: Sequence[bytes], columns: Sequence[str] | None) -> ParsedRun:
-        # Between the tokens of JSON a tab is as good as a line end, and in its strings as bad.
-        lines = [p.translate(_NO_LINES) if b"\n" in p or b"\r" in p else p for p in payloads]
-        parsed = self._parser.parse(b"\n".join(lines), final=True, columns=columns)
-        return _one_row_a_message(parsed, lines)
+    # Between the tokens of JSON a tab is as good as a line end, and in its strings as bad.
+    lines = [p.translate(_NO_LINES) if b"\n" in p or b"\r" in p else p for p in payloads]
+    parsed = JsonlParser("a message").parse(b"\n".join(lines), final=True, columns=columns)
+    return _one_row_a_message(parsed, lines)
 
 
-class _Csv:
+def _parse_csv(
+    header: Sequence[str] | None, payloads: Sequence[bytes], columns: Columns
+) -> ParsedRun:
     """Records of the columns in `header`, or below a header line of the message's own."""
-
-    def __init__(self, header: Sequence[str] | None) -> None:
-        self._header = None if header is None else (",".join(header) + "\n").encode()
-
-    def runs(self, payloads: Sequence[bytes]) -> Iterator[range]:
-        """One by one where a line end or a quote stands; the rest in runs."""
-        start = 0
-        for at, payload in enumerate(payloads):
-            if self._header is None or any(sign in payload for sign in (b"\n", b"\r", b'"')):
-                if start < at:
-                    yield range(start, at)
-                yield range(at, at + 1)
-                start = at + 1
-        if start < len(payloads):
-            yield range(start, len(payloads))
-
-    def parse(self, payloads: Sequence[bytes], columns: Sequence[str] | None) -> ParsedRun:
-        parser = CsvParser("the message")
-        text = (self._header or b"") + b"\n".join(payloads)
-        used = parser.head(text, final=True) or 0
-        parsed = parser.parse(text[used:], final=True, columns=columns)
-        if len(payloads) == 1:
-            origin = np.zeros(len(parsed.table), np.int64)
-            return parsed.table, origin, [(0, bad.reason) for bad in parsed.bad]
-        return _one_row_a_message(parsed, payloads)
+    parser = CsvParser("the message")
+    text = b"\n".join(payloads if header is None else [",".join(header).encode(), *payloads])
+    used = parser.head(text, final=True) or 0
+    parsed = parser.parse(text[used:], final=True, columns=columns)
+    if len(payloads) == 1:
+        origin = np.zeros(len(parsed.table), np.int64)
+        return parsed.table, origin, [(0, bad.reason) for bad in parsed.bad]
+    return _one_row_a_message(parsed, payloads)
 
 
 def _one_row_a_message(parsed: Parsed, lines: Sequence[bytes]) -> ParsedRun:
@@ -179,32 +166,23 @@ def _one_row_a_message(parsed: Parsed, lines: Sequence[bytes]) -> ParsedRun:
     return parsed.table, origin, list(zip(wrong.tolist(), reasons, strict=True))
 
 
-class _Arrow:
-    """An Arrow stream or file a message, with any number of rows."""
-
-    def runs(self, payloads: Sequence[bytes]) -> Iterator[range]:
-        for at in range(len(payloads)):
-            yield range(at, at + 1)
-
-    def parse(self, payloads: Sequence[bytes], columns: Sequence[str] | None) -> ParsedRun:
-        payload = payloads[0]
-        try:
-            is_file = payload.startswith(b"ARROW1")
-            reader = pa.ipc.open_file(payload) if is_file else pa.ipc.open_stream(payload)
-            table = reader.read_all()
-            table.validate(full=True)
-        except (pa.ArrowException, OSError, ValueError, EOFError) as problem:
-            reason = str(problem).partition("\n")[0]
-            raise InvalidInput(f"it is no Arrow stream: {reason}") from None
-        names = table.column_names
-        wanted = select_columns("it", names, columns)
-        if len(set(names)) < len(names):
-            raise InvalidInput(f"its column names must differ; got {', '.join(names)}")
-        texts = {name: _as_text(name, table[name]) for name in wanted}
-        return pa.table(texts), np.zeros(len(table), np.int64), []
-
-
-Format: TypeAlias = _Json | _Csv | _Arrow
+def _parse_arrow(payloads: Sequence[bytes], columns: Columns) -> ParsedRun:
+    """An Arrow stream or file, with any number of rows."""
+    payload = payloads[0]
+    try:
+        is_file = payload.startswith(b"ARROW1")
+        reader = pa.ipc.open_file(payload) if is_file else pa.ipc.open_stream(payload)
+        table = reader.read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, EOFError) as problem:
+        reason = str(problem).partition("\n")[0]
+        raise InvalidInput(f"it is no Arrow stream: {reason}") from None
+    names = table.column_names
+    wanted = select_columns("it", names, columns)
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"its column names must differ; got {', '.join(names)}")
+    texts = {name: _as_text(name, table[name]) for name in wanted}
+    return pa.table(texts), np.zeros(len(table), np.int64), []
 
 
 def _as_text(name: str, column: pa.ChunkedArray) -> pa.Array:

@@ -17,31 +17,32 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dpstream.connectors.delta.sink import DeltaSink
-from dpstream.connectors.duckdb.sink import DuckdbSink
+from dpstream.connectors.database import DuckdbSink, SqliteSink
+from dpstream.connectors.delta import DeltaSink
 from dpstream.connectors.encode import ENCODERS
 from dpstream.connectors.files.sink import DirectorySink
 from dpstream.connectors.files.source import SUFFIXES, Files, GrowingDirectory, suffix
-from dpstream.connectors.memory.source import TableSource, as_table
-from dpstream.connectors.options import ServerOptions, is_uri
-from dpstream.connectors.pipes.sink import StdoutSink
-from dpstream.connectors.pipes.source import StandardInput
+from dpstream.connectors.memory import TableSource, as_table
+from dpstream.connectors.pipes import StandardInput, StdoutSink
+from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.shared import AllSinks
-from dpstream.connectors.sqlite.sink import SqliteSink
 from dpstream.errors import InvalidInput, InvalidParameter, MissingDependency
 from dpstream.records import Sink, Source
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Connector:
     """A kind of source or sink: how it is named, and what to install for it."""
 
     example: str
     about: str
-    package: str | None = None
-    """The Python package that it imports."""
     extra: str | None = None
     """What to install: dpstream[extra]."""
+
+    @property
+    def package(self) -> str | None:
+        """The Python package that it imports."""
+        return None if self.extra is None else _PACKAGES[self.extra]
 
     @property
     def installed(self) -> bool:
@@ -49,62 +50,53 @@ class Connector:
         return self.package is None or find_spec(self.package) is not None
 
 
-_KAFKA = {"package": "confluent_kafka", "extra": "kafka"}
-_NATS = {"package": "nats", "extra": "nats"}
-_POSTGRES = {"package": "psycopg", "extra": "postgres"}
-
+_PACKAGES = {
+    "duckdb": "duckdb",
+    "delta": "deltalake",
+    "kafka": "confluent_kafka",
+    "nats": "nats",
+    "postgres": "psycopg",
+}
+"""By extra."""
 SOURCES = {
     "files": Connector(
-        example="clicks/*.parquet",
-        about="files of CSV, JSON lines or Parquet; with live, a directory that grows",
+        "clicks/*.parquet", "files of CSV, JSON lines or Parquet; with live, a directory that grows"
     ),
-    "-": Connector(example="-", about="standard input: CSV or JSON lines"),
+    "-": Connector("-", "standard input: CSV or JSON lines"),
     "kafka": Connector(
-        example="kafka://127.0.0.1:9092/clicks?format=json",
-        about="a Kafka topic: JSON, CSV or Arrow messages",
-        **_KAFKA,
+        "kafka://127.0.0.1:9092/clicks?format=json",
+        "a Kafka topic: JSON, CSV or Arrow messages",
+        "kafka",
     ),
     "nats": Connector(
-        example="nats://127.0.0.1:4222/CLICKS?format=json",
-        about="a NATS JetStream stream: JSON, CSV or Arrow messages",
-        **_NATS,
+        "nats://127.0.0.1:4222/CLICKS?format=json",
+        "a NATS JetStream stream: JSON, CSV or Arrow messages",
+        "nats",
     ),
     "postgres": Connector(
-        example="postgres://user@127.0.0.1:5432/database?table=clicks&key=id",
-        about="a table of PostgreSQL that grows, by its key",
-        **_POSTGRES,
+        "postgres://user@127.0.0.1:5432/database?table=clicks&key=id",
+        "a table of PostgreSQL that grows, by its key",
+        "postgres",
     ),
 }
 SINKS = {
-    "files": Connector(
-        example="out/", about="a file for each release: Parquet, csv:out/ or jsonl:out/"
-    ),
-    "-": Connector(example="-", about="standard output: JSON lines"),
-    "sqlite": Connector(example="out.sqlite", about="an SQLite file, a table for each query"),
-    "duckdb": Connector(
-        example="out.duckdb",
-        about="a DuckDB file, a table for each query",
-        package="duckdb",
-        extra="duckdb",
-    ),
-    "delta": Connector(
-        example="delta:out/",
-        about="Delta Lake, a table for each query",
-        package="deltalake",
-        extra="delta",
-    ),
+    "files": Connector("out/", "a file for each release: Parquet, csv:out/ or jsonl:out/"),
+    "-": Connector("-", "standard output: JSON lines"),
+    "sqlite": Connector("out.sqlite", "an SQLite file, a table for each query"),
+    "duckdb": Connector("out.duckdb", "a DuckDB file, a table for each query", "duckdb"),
+    "delta": Connector("delta:out/", "Delta Lake, a table for each query", "delta"),
     "kafka": Connector(
-        example="kafka://127.0.0.1:9092/releases", about="a Kafka topic, by transactions", **_KAFKA
+        "kafka://127.0.0.1:9092/releases", "a Kafka topic, by transactions", "kafka"
     ),
     "nats": Connector(
-        example="nats://127.0.0.1:4222/RELEASES",
-        about="a NATS JetStream stream, a subject for each release",
-        **_NATS,
+        "nats://127.0.0.1:4222/RELEASES",
+        "a NATS JetStream stream, a subject for each release",
+        "nats",
     ),
     "postgres": Connector(
-        example="postgres://user@127.0.0.1:5432/database?schema=releases",
-        about="PostgreSQL, a table for each query",
-        **_POSTGRES,
+        "postgres://user@127.0.0.1:5432/database?schema=releases",
+        "PostgreSQL, a table for each query",
+        "postgres",
     ),
 }
 _DATABASES: dict[str, Callable[[Path], Sink]] = {

@@ -18,6 +18,7 @@ import pyarrow as pa
 from dpstream.records import (
     Batch,
     ChunkRanges,
+    Columns,
     ConcurrentSink,
     InferredTypes,
     Position,
@@ -44,7 +45,7 @@ class SharedSource:
         self.inferred = source.inferred if isinstance(source, InferredTypes) else {}
         self._wanted = [frozenset(columns) for columns in wanted]
         self._all = list(dict.fromkeys(name for columns in wanted for name in columns))
-        self._memory, self._held = memory, 0
+        self._memory, self._bytes = memory, 0
         self._chunks: OrderedDict[tuple[str, str], Batch] = OrderedDict()
         self._lock = RLock()
         self._open = len(wanted)
@@ -64,12 +65,7 @@ class SharedSource:
             return self._source.columns(partition)
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """A chunk with the columns that are asked for."""
         with self._lock:
@@ -103,10 +99,10 @@ class SharedSource:
         if batch.position == position and not batch.done:
             return batch  # nothing yet
         self._chunks[place] = batch
-        self._held += int(batch.table.nbytes)
-        while self._held > self._memory and len(self._chunks) > 1:
+        self._bytes += int(batch.table.nbytes)
+        while self._bytes > self._memory and len(self._chunks) > 1:
             _, evicted = self._chunks.popitem(last=False)
-            self._held -= int(evicted.table.nbytes)
+            self._bytes -= int(evicted.table.nbytes)
         return batch
 
 

@@ -1,4 +1,8 @@
-"""Durable files for connectors: whole or absent, and errors that say what to do."""
+"""Durable files for connectors: whole or absent, and errors that say what to do.
+
+`DeadLetters` keeps rows that could not be used, for the operator, with the place and the reason.
+They are raw data: the files are for this user alone, and nothing of them enters a release.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,13 @@ import errno
 import hashlib
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import quote
 
+import pyarrow as pa
+
+from dpstream.connectors.encode import jsonl
 from dpstream.errors import StateError
 from dpstream.privacy.state.durable_files import (
     make_directory,
@@ -18,6 +26,7 @@ from dpstream.privacy.state.durable_files import (
     write_hidden,
     writing,
 )
+from dpstream.records import Rejected
 
 _LONGEST = 160  # of 255 bytes, with room for numbers, suffixes and temporary names
 
@@ -108,3 +117,37 @@ def remove(path: Path) -> None:
     with writing(path):
         path.unlink(missing_ok=True)
         sync_directory(path.parent)
+
+
+# Rows that could not be used, kept for the operator with the place and the reason.
+#
+# They are raw data: the files are for this user alone, and nothing of them enters a release.
+
+_COLUMNS = ("where", "reason", "row")
+
+
+class DeadLetters:
+    """One file of JSON lines per name; writing a name again replaces its file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._counts: dict[Path, int] = {}
+        if folder.is_dir():
+            with writing(folder):
+                remove_leftovers(folder)
+                for path in folder.glob("*.jsonl"):
+                    self._counts[path] = path.read_bytes().count(b"\n")
+
+    def write(self, name: str, rows: list[Rejected] | pa.Table) -> None:
+        """Keep the rows as `<name>.jsonl`; no file is written for no rows."""
+        table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist([*map(asdict, rows)])
+        if table.num_rows == 0:
+            return
+        open_folder(self._folder)
+        path = self._folder / f"{safe_name(name)}.jsonl"
+        put(path, jsonl(table.select(_COLUMNS)))
+        self._counts[path] = table.num_rows
+
+    def count(self) -> int:
+        """How many rows are kept."""
+        return sum(self._counts.values())

@@ -4,8 +4,8 @@ A segment file holds one chunk and is synced before the chunk is handed on, or a
 of magic, the SHA-256 of the rest, then an Arrow stream. Segments are numbered without gaps. They
 hold raw data and are for this user alone.
 
-`WriteAhead` makes a source replayable: it keeps what the source delivers until it is not needed. An
-`Inbox` takes batches in; a `PushedSource`, in this process or another one, reads them.
+`WriteAhead` makes a source replayable: it keeps what the source delivers until it is not needed.
+An `Inbox` takes batches in; a `PushedSource`, in this process or another one, reads them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
@@ -27,7 +27,7 @@ from dpstream.connectors.files.text import empty_strings
 from dpstream.connectors.storage import open_folder, put, put_new, remove, safe_name
 from dpstream.errors import RowsLost, StateError
 from dpstream.privacy.state.durable_files import make_directory, remove_leftovers, writing
-from dpstream.records import Batch, EndingSource, InferredTypes, Position, Rejected, Source
+from dpstream.records import Batch, Columns, EndingSource, InferredTypes, Position, Rejected, Source
 
 PUSHED = "http:"
 """The source whose rows are posted to the server."""
@@ -68,7 +68,7 @@ class Segments:
         content = file.getvalue()
         return put_new(self.path(number), _MAGIC + sha256(content).digest() + content, private=True)
 
-    def read(self, number: int, columns: Sequence[str] | None, until: Position = None) -> Batch:
+    def read(self, number: int, columns: Columns, until: Position = None) -> Batch:
         """The chunk of a segment that is there; `done` if it is the last one before `until`."""
         path = self.path(number)
         content = path.read_bytes()
@@ -139,12 +139,7 @@ class WriteAhead:
         return self._source.columns(partition)
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """A kept chunk, or the next one of the source once it is kept."""
         number = 0 if position is None else int(position)
@@ -220,22 +215,20 @@ class Inbox:
 
     def put(self, batch: Batch, *, request: str | None = None) -> tuple[int, bool]:
         """Keep a batch for good; its number, and whether the request was known already."""
-        request_id = None if request is None else sha256(request.encode()).hexdigest()
+        request_id = "" if request is None else sha256(request.encode()).hexdigest()
         with self._lock:
-            if request_id is not None and request_id in self._known:
+            if request_id in self._known:
                 return self._known[request_id], True
-            if request_id is not None:  # in the segment, too: a kill may come before it is noted
+            if request_id:  # in the segment, too: a kill may come before it is noted
                 metadata = {_REQUEST: request_id.encode()}
                 batch = replace(batch, table=batch.table.replace_schema_metadata(metadata))
             while not self._segments.write_new(self._next, batch):
                 self._skip_written()  # by a put that failed afterwards, or by another process
-                if request_id is not None and request_id in self._known:
+                if request_id in self._known:
                     return self._known[request_id], True
-            number = self._next
             self._next += 1
-            if request_id is not None:
-                self._note(request_id, number)
-            return number, False
+            self._note(request_id, self._next - 1)
+            return self._next - 1, False
 
     @property
     def waiting(self) -> int:
@@ -252,12 +245,12 @@ class Inbox:
         """Go on after the segments that are there, and know the requests they are of."""
         for number in self._segments.numbers():
             if number >= self._next:
-                request_id = self._request_of(number)
-                if request_id is not None:
-                    self._note(request_id, number)
+                self._note(self._request_of(number), number)
                 self._next = number + 1
 
     def _note(self, request_id: str, number: int) -> None:
+        if not request_id:
+            return
         self._known[request_id] = number
         path = self._requests
         with writing(path), os.fdopen(os.open(path, _APPEND, 0o600), "ab") as file:
@@ -276,18 +269,17 @@ class Inbox:
                 continue
             known[request_id] = number
         for number in self._segments.numbers():
-            request_id = self._request_of(number)
-            if request_id is not None:
-                known.setdefault(request_id, number)
+            known.setdefault(self._request_of(number), number)
+        known.pop("", None)
         last = OrderedDict(list(known.items())[-_REMEMBERED:])
         if last:
             put(path, "".join(json.dumps(item) + "\n" for item in last.items()).encode())
         return last
 
-    def _request_of(self, number: int) -> str | None:
-        """The id of the request that a segment was posted with."""
+    def _request_of(self, number: int) -> str:
+        """The id of the request that a segment was posted with; "" if it had none."""
         metadata = self._segments.read(number, None).table.schema.metadata or {}
-        return metadata[_REQUEST].decode() if _REQUEST in metadata else None
+        return str(metadata.get(_REQUEST, b"").decode())
 
 
 class PushedSource:
@@ -307,12 +299,7 @@ class PushedSource:
         """What comes is text."""
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """The next segment, if it is there and not behind `until`.
 
@@ -321,10 +308,10 @@ class PushedSource:
         numbers = self._segments.numbers
         number = min(numbers(), default=0) if position is None else int(position)
         if number == until or not self._segments.path(number).exists():
-            kept = numbers()
-            if kept and number < kept[0]:
+            on_disk = numbers()
+            if on_disk and number < on_disk[0]:
                 raise StateError(
-                    f"{self._folder} begins at segment {kept[0]}, but segment {number} is asked "
+                    f"{self._folder} begins at segment {on_disk[0]}, but segment {number} is asked "
                     "for; the folder and the state do not belong together"
                 )
             if until is not None and number != until:

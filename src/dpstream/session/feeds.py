@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from dpstream.connectors.files.source import GrowingDirectory
-from dpstream.connectors.options import is_uri
 from dpstream.connectors.registry import open_source
+from dpstream.connectors.server_base import is_uri
 from dpstream.connectors.shared import SharedSource
 from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import PUSHED, PushedSource, WriteAhead, pushed_folder

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.connectors.encode import ENCODERS
-from dpstream.connectors.options import ServerOptions, is_uri
+from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import PUSHED, pushed_folder
+from dpstream.engines.query_run import AnyQuery
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.privacy.accounting.calibration import mu_squared_for, rho_for
 from dpstream.privacy.amounts import on_grid, positive
@@ -25,7 +26,6 @@ from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.state.secret import beside
 from dpstream.query.query import Query
 from dpstream.session import Feed
-from dpstream.session.budget import AnyQuery
 from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
 
 __all__ = ["ENGINES", "Pipeline", "load_pipeline"]

@@ -9,11 +9,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dpstream.connectors.dead_letters import DeadLetters
-from dpstream.connectors.options import ServerOptions, is_uri
 from dpstream.connectors.registry import open_sink, open_source
+from dpstream.connectors.server_base import ServerOptions, is_uri
 from dpstream.connectors.shared import SharedSink, shared_sinks
-from dpstream.connectors.storage import safe_name
+from dpstream.connectors.storage import DeadLetters, safe_name
 from dpstream.engines.chunks import OperatorCounts
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.embedded.embedded_engine import LocalRun

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from dpstream.audit.ledger_samplers import DATASET
 from dpstream.audit.query_samplers import unit_spellings
-from dpstream.connectors.memory.source import TableSource
+from dpstream.connectors.memory import TableSource
 from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.embedded.series_run import SeriesRun, SeriesState
 from dpstream.group_by.bounding import FIRST, KEPT, KeepMask, UnitBucket

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +26,7 @@ from dpstream.connectors.files.text import (
     string_array,
 )
 from dpstream.errors import InvalidInput
+from dpstream.records import Columns
 
 _COMMA, _QUOTE, _LF, _CR = np.uint8(44), np.uint8(34), np.uint8(10), np.uint8(13)
 _LONGEST_QUOTED = 1 << 20
@@ -51,11 +51,21 @@ class CsvParser:
         used = bom + len(text[: lines.tell()].encode(errors="surrogateescape"))
         if used == len(block) and not final:
             return None
-        if used > bom:
-            self._check_header()
+        if used == bom:
+            return used
+        if len(set(self._header)) < len(self._header):
+            raise InvalidInput(
+                f"{self._name}, line 1: column names must differ; got {self._header}"
+            )
+        printable = all(name.isprintable() for name in self._header)  # broken UTF-8 is not
+        if not any(self._header) or not printable:
+            raise InvalidInput(
+                f"{self._name}, line 1 must be a header of column names in UTF-8; got "
+                f"{ascii(self._header)[:200]}"
+            )
         return used
 
-    def parse(self, block: bytes, *, final: bool, columns: Sequence[str] | None) -> Parsed:
+    def parse(self, block: bytes, *, final: bool, columns: Columns) -> Parsed:
         """The whole records of the block."""
         names = list(columns or ())  # a file of no bytes lacks nothing
         if self._header:
@@ -89,18 +99,6 @@ class CsvParser:
         if kind == _QUOTING:
             reason = "its quoting is broken: a quoted field must close before the next comma"
         return UnreadableRange(start=start, stop=stop, reason=reason)
-
-    def _check_header(self) -> None:
-        header = self._header
-        if len(set(header)) < len(header):
-            raise InvalidInput(f"{self._name}, line 1: column names must differ; got {header}")
-        if not any(header) or not all(
-            name.isprintable() for name in header
-        ):  # surrogates stand for broken UTF-8
-            raise InvalidInput(
-                f"{self._name}, line 1 must be a header of column names in UTF-8; got "
-                f"{ascii(header)[:200]}"
-            )
 
 
 @njit(cache=True, nogil=True)

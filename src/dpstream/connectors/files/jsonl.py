@@ -9,7 +9,7 @@ It takes only what it is sure of: any doubt makes a line HARD, and the `json` mo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,6 +26,7 @@ from dpstream.connectors.files.text import (
     string_array,
 )
 from dpstream.errors import InvalidInput
+from dpstream.records import Columns
 from dpstream.rows.number_text import LONGEST, number_text
 
 GOOD, BLANK, HARD, NEW_KEY = 0, 1, 2, 3
@@ -60,7 +61,7 @@ class JsonlParser:
             return None
         return len(_BOM) if block.startswith(_BOM) else 0
 
-    def parse(self, block: bytes, *, final: bool, columns: Sequence[str] | None) -> Parsed:
+    def parse(self, block: bytes, *, final: bool, columns: Columns) -> Parsed:
         """The whole lines of the block; without `columns`, every key that the block has."""
         block = block if final else block[: block.rfind(b"\n") + 1]
         every = columns is None
@@ -75,12 +76,10 @@ class JsonlParser:
         objects, bad = _parse_hard_lines(block, lines, hard, None if every else names)
         if every:
             names = _distinct([*names, *(key for cells in objects.values() for key in cells)])
-        arrays = [
-            _array(block, name, starts[j], stops[j], objects)
-            if j < len(starts)
-            else _sparse_array(name, len(lines), objects)
-            for j, name in enumerate(names)
-        ]
+            absent = np.full((len(names) - len(starts), len(lines)), -1, dtype=np.int32)
+            starts, stops = np.concatenate([starts, absent]), np.concatenate([stops, absent])
+        cells = zip(names, starts, stops, strict=True)
+        arrays = [_array(block, name, begin, end, objects) for name, begin, end in cells]
         table = pa.table(arrays, names=names)
         keep = lines[:, 2] == GOOD
         keep[list(objects)] = True
@@ -164,11 +163,6 @@ def _array(
     mask[list(later)] = True
     values = pa.array([later[line] for line in sorted(later)], pa.string())
     return pc.replace_with_mask(array, pa.array(mask), values)
-
-
-def _sparse_array(name: str, rows: int, objects: dict[int, dict[str, str | None]]) -> pa.Array:
-    """A column that only hard lines have."""
-    return pa.array([objects.get(line, {}).get(name) for line in range(rows)], pa.string())
 
 
 def _loads(line: bytes, names: list[str] | None) -> dict[str, str | None]:

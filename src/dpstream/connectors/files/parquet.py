@@ -6,7 +6,6 @@ to six times as fast, and what follows has fewer strings to look at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 
 from dpstream.connectors.files.text import select_columns, unreadable
 from dpstream.errors import InvalidInput
-from dpstream.records import Batch, Position
+from dpstream.records import Batch, Columns, Position
 
 ROWS = 1 << 20
 """A larger row group is delivered in slices of this many rows."""
@@ -35,19 +34,20 @@ class ParquetFile:
             if repeated:
                 self._file = pq.ParquetFile(self._bytes, read_dictionary=repeated)
         except (OSError, pa.ArrowException) as problem:
-            raise _unreadable(path, problem) from problem
+            raise unreadable(path, problem, kind="Parquet") from problem
         self._schema = self._file.schema_arrow
-        self._held: tuple[int, tuple[str, ...], pa.Table] | None = None
+        self._cached: tuple[int, tuple[str, ...], pa.Table] | None = None
 
     def columns(self) -> dict[str, pa.DataType]:
         """The types; a string column may be delivered as a dictionary of strings."""
         return {field.name: plain_type(field.type) for field in self._schema}
 
-    def read(
-        self, position: Position, columns: Sequence[str] | None, until: Position = None
-    ) -> Batch:
+    def read(self, position: Position, columns: Columns, until: Position = None) -> Batch:
         """The rest of a row group, or its next slice."""
-        names = self._names(columns)
+        known = self._schema.names
+        if len(set(known)) < len(known):
+            raise InvalidInput(f"{self._name}: column names must differ; got {', '.join(known)}")
+        names = select_columns(self._name, known, columns)
         groups = self._file.num_row_groups
         group, offset = self._parse(position, [0, 0])
         last, rest = self._parse(until, [groups, 0])
@@ -60,7 +60,7 @@ class ParquetFile:
         after = offset + table.num_rows
         if after >= total:
             group, after = group + 1, 0
-            self._held = None
+            self._cached = None
         return Batch(table=table, position=[group, after], done=[group, after] >= [last, rest])
 
     def chunk_ranges(self, column: str) -> list[tuple[Position, int, int]] | None:
@@ -75,14 +75,9 @@ class ParquetFile:
         ranges: list[tuple[Position, int, int]] = []
         for group in range(self._file.num_row_groups):
             about = self._file.metadata.row_group(group)
-            statistics = next(
-                (
-                    c.statistics
-                    for c in map(about.column, range(about.num_columns))
-                    if c.path_in_schema == column
-                ),
-                None,
-            )
+            chunks = map(about.column, range(about.num_columns))
+            by_path = {chunk.path_in_schema: chunk.statistics for chunk in chunks}
+            statistics = by_path.get(column)
             if statistics is None or not statistics.has_min_max or statistics.null_count:
                 return None
             try:
@@ -97,7 +92,7 @@ class ParquetFile:
 
     def close(self) -> None:
         """Close the file."""
-        self._held = None
+        self._cached = None
         self._file.close()
         self._bytes.close()
 
@@ -117,28 +112,22 @@ class ParquetFile:
             )
         return [group, offset]
 
-    def _names(self, columns: Sequence[str] | None) -> list[str]:
-        names = self._schema.names
-        if len(set(names)) < len(names):
-            raise InvalidInput(f"{self._name}: column names must differ; got {', '.join(names)}")
-        return select_columns(self._name, names, columns)
-
     def _row_group(self, group: int, names: list[str]) -> pa.Table:
         """The row group; a large one is kept until its last slice is read."""
         wanted = (group, tuple(names))
-        if self._held is not None and self._held[:2] == wanted:
-            return self._held[2]
+        if self._cached is not None and self._cached[:2] == wanted:
+            return self._cached[2]
         try:
             # One thread: readers run beside other work, and a thread per column costs more in all.
             table = self._file.read_row_group(group, columns=names, use_threads=False)
         except (OSError, pa.ArrowException) as problem:
-            raise _unreadable(self._path, problem) from problem
+            raise unreadable(self._path, problem, kind="Parquet") from problem
         # a name with a dot is taken for a path into a struct as well; `select` is exact
         table = table.select(names)
         fields = [(field.name, _delivered_type(field.type)) for field in table.schema]
         table = table.cast(pa.schema(fields)).unify_dictionaries()
         if table.num_rows > self._rows:
-            self._held = (*wanted, table)
+            self._cached = (*wanted, table)
         return table
 
 
@@ -174,10 +163,3 @@ def _repeated_strings(file: pq.ParquetFile) -> list[str]:
         ):
             repeated.append(name)
     return repeated
-
-
-def _unreadable(path: Path, problem: Exception) -> InvalidInput:
-    if isinstance(problem, FileNotFoundError | PermissionError):
-        return unreadable(path, problem)
-    reason = str(problem).partition("\n")[0]
-    return InvalidInput(f"{path} cannot be read as Parquet: {reason}; write the file again")

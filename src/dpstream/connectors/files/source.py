@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.parquet import ParquetFile
 from dpstream.connectors.files.text import TextFile, unreadable
 from dpstream.errors import InvalidInput
-from dpstream.records import Batch, Position
+from dpstream.records import Batch, Columns, Position
 
 SUFFIXES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".parquet")
 _MOST_OPEN = 32
@@ -42,15 +42,7 @@ class Files:
         self._paths: dict[str, Path] = {}
         self._open: OrderedDict[str, TextFile | ParquetFile] = OrderedDict()
         for path in paths:
-            self.add(path)
-
-    def add(self, path: Path) -> None:
-        """Take one more file; a second time changes nothing."""
-        if suffix(path) is None:
-            raise InvalidInput(f"{path} must end in {', '.join(SUFFIXES)}")
-        if not path.is_file():
-            raise InvalidInput(f"there is no file {path}")
-        self._paths[str(path)] = path
+            self._add(str(path), path)
 
     def partitions(self) -> list[str]:
         """The paths, in the order given."""
@@ -61,12 +53,7 @@ class Files:
         return self._reader(partition).columns()
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """One row group or block of the file."""
         batch = self._reader(partition).read(position, columns, until)
@@ -84,6 +71,14 @@ class Files:
         while self._open:
             self._open.popitem()[1].close()
 
+    def _add(self, partition: str, path: Path) -> None:
+        """Take one more file; a second time changes nothing."""
+        if suffix(path) is None:
+            raise InvalidInput(f"{path} must end in {', '.join(SUFFIXES)}")
+        if not path.is_file():
+            raise InvalidInput(f"there is no file {path}")
+        self._paths[partition] = path
+
     def _reader(self, partition: str) -> TextFile | ParquetFile:
         """A reader for the file's format, which its suffix tells."""
         if partition not in self._paths:
@@ -94,17 +89,17 @@ class Files:
         if partition not in self._open:
             path, kind = self._paths[partition], str(suffix(self._paths[partition]))
             if kind == ".parquet":
-                self._open[partition] = ParquetFile(path, name=partition)
+                self._open[partition] = ParquetFile(path, name=str(path))
             else:
-                parser = (CsvParser if kind.startswith(".csv") else JsonlParser)(partition)
-                self._open[partition] = TextFile(path, parser, name=partition)
+                parser = (CsvParser if kind.startswith(".csv") else JsonlParser)(str(path))
+                self._open[partition] = TextFile(path, parser, name=str(path))
             if len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(partition)
         return self._open[partition]
 
 
-class GrowingDirectory:
+class GrowingDirectory(Files):
     """A directory into which complete files are moved while the stream runs.
 
     A partition is named by its file name. Files must not change once they are there: write a file
@@ -115,17 +110,16 @@ class GrowingDirectory:
     """
 
     bounded = False
-    replayable = True
     partitions_end = True  # a file is complete when it comes
 
     def __init__(self, folder: Path) -> None:
+        super().__init__([])
         _check_folder(folder)
         self._folder = folder
         self._known: list[str] = []
         self._sizes: dict[str, int] = {}
         self._ends: dict[str, Batch] = {}
         self._written: dict[str, tuple[int, int]] = {}  # size and time when it was read
-        self._files = Files([])
 
     def partitions(self) -> list[str]:
         """The files seen so far, in the order of their names; newer ones behind."""
@@ -144,32 +138,23 @@ class GrowingDirectory:
     def columns(self, partition: str) -> dict[str, pa.DataType] | None:
         """The types of a Parquet file; None for text."""
         self._check(partition)
-        return self._files.columns(str(self._folder / partition))
+        return super().columns(partition)
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """One row group or block of the file."""
         self._check(partition)
         end = self._ends.get(partition)
-        if end is not None and end.position == position and _has_columns(end, columns):
+        same = end is not None and set(columns or ()) == set(end.table.column_names)
+        if end is not None and end.position == position and same:
             return end  # polled again and again: a file that was read is not opened for that
-        path = str(self._folder / partition)
-        batch = self._files.read(path, position, columns=columns, until=until)
+        batch = super().read(partition, position, columns=columns, until=until)
         if batch.done and until is None:
             self._ends[partition] = replace(batch, table=batch.table.slice(0, 0), rejected=[])
             if partition not in self._written:
-                self._written[partition] = _size_and_time(os.stat(path))
+                self._written[partition] = _size_and_time(os.stat(self._folder / partition))
         return batch
-
-    def close(self) -> None:
-        """Close every file."""
-        self._files.close()
 
     def _notice(self, entry: os.DirEntry[str]) -> None:
         """Tell the operator of a file that was written to after it was read, once."""
@@ -204,11 +189,7 @@ class GrowingDirectory:
                 f"{path} had {first} bytes when it was first read and has {size} now; write files "
                 "under a name that begins with '.' and rename them when they are complete"
             )
-        self._files.add(path)
-
-
-def _has_columns(batch: Batch, columns: Sequence[str] | None) -> bool:
-    return columns is not None and set(columns) == set(batch.table.column_names)
+        self._add(partition, path)
 
 
 def _check_folder(folder: Path) -> None:

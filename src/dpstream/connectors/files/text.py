@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from dpstream.compiled import compiled
 from dpstream.errors import InvalidInput, no_column
-from dpstream.records import Batch, Position, Rejected
+from dpstream.records import Batch, Columns, Position, Rejected
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int32]
@@ -55,7 +55,7 @@ class Parser(Protocol):
         """Take what comes before the rows: its bytes, or None if the block is too short."""
         ...
 
-    def parse(self, block: bytes, *, final: bool, columns: Sequence[str] | None) -> Parsed:
+    def parse(self, block: bytes, *, final: bool, columns: Columns) -> Parsed:
         """The whole rows of a block that begins at a row; all of it if `final`."""
         ...
 
@@ -73,9 +73,7 @@ class TextFile:
     def columns(self) -> None:
         """Text declares no types."""
 
-    def read(
-        self, position: Position, columns: Sequence[str] | None, until: Position = None
-    ) -> Batch:
+    def read(self, position: Position, columns: Columns, until: Position = None) -> Batch:
         """The whole lines of the next block."""
         head = self._prepare()
         offset = head if position is None else int(position)
@@ -101,12 +99,10 @@ class TextFile:
                 f"{self._name} ends at byte {after} and was read up to byte {end} before; it is "
                 "not the file that was read then: put that one back"
             )
-        return Batch(
-            table=parsed.table,
-            position=after,
-            done=final,
-            rejected=self._rejected(block, parsed.bad, offset),
-        )
+        rejected = []
+        if parsed.bad:
+            rejected = rejected_rows(self._name, block, parsed.bad, self._line(offset))
+        return Batch(table=parsed.table, position=after, done=final, rejected=rejected)
 
     def close(self) -> None:
         """Close the file."""
@@ -132,13 +128,6 @@ class TextFile:
             raise unreadable(self._path, problem) from problem
         return block, len(block) < size
 
-    def _rejected(self, block: bytes, bad: list[UnreadableRange], offset: int) -> list[Rejected]:
-        if not bad:
-            return []
-        line = self._line(offset)
-        self._counted = (offset, line)
-        return rejected_rows(self._name, block, bad, line)
-
     def _line(self, offset: int) -> int:
         """The number of the line that begins at `offset`."""
         start, line = self._counted
@@ -152,6 +141,7 @@ class TextFile:
             block = self._counter.read(min(BLOCK, offset - start))
             line += block.count(b"\n")
             start += len(block)
+        self._counted = (offset, line)
         return line
 
 
@@ -169,12 +159,15 @@ def rejected_rows(
     return rows
 
 
-def unreadable(path: Path, problem: Exception) -> InvalidInput:
-    """What to say of a file that cannot be opened or read."""
+def unreadable(path: Path, problem: Exception, *, kind: str = "") -> InvalidInput:
+    """What to say of a file that cannot be opened or read, or not as its `kind`."""
     if isinstance(problem, FileNotFoundError):
         return InvalidInput(f"there is no file {path}; put it back, or leave it out of the source")
     if isinstance(problem, PermissionError):
         return InvalidInput(f"{path} may not be read by this user; grant read permission")
+    if kind:
+        reason = str(problem).partition("\n")[0]
+        return InvalidInput(f"{path} cannot be read as {kind}: {reason}; write the file again")
     return InvalidInput(f"{path} cannot be read: {problem}")
 
 
@@ -204,12 +197,12 @@ def string_array(block: Bytes, starts: Offsets, stops: Offsets) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(starts), buffers, nulls)
 
 
-def empty_strings(columns: Sequence[str] | None) -> pa.Table:
+def empty_strings(columns: Columns) -> pa.Table:
     """A table of string columns without rows."""
     return pa.table({name: pa.array([], pa.string()) for name in columns or ()})
 
 
-def select_columns(place: str, known: Sequence[str], columns: Sequence[str] | None) -> list[str]:
+def select_columns(place: str, known: Sequence[str], columns: Columns) -> list[str]:
     """The columns that are asked for, in the order of those known; None asks for all."""
     for name in columns or ():
         if name not in known:
@@ -219,13 +212,18 @@ def select_columns(place: str, known: Sequence[str], columns: Sequence[str] | No
 
 def not_utf8(block: bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bool_] | None:
     """Which of the byte ranges are not UTF-8; None if the whole block is."""
-    if block.isascii():
+    if block.isascii() or _is_utf8(block):
         return None
+    places = zip(starts.tolist(), stops.tolist(), strict=True)
+    return np.array([not _is_utf8(block[start:stop]) for start, stop in places], dtype=np.bool_)
+
+
+def _is_utf8(text: bytes) -> bool:
     try:
-        block.decode()
+        text.decode()
     except UnicodeDecodeError:
-        return _invalid(np.frombuffer(block, dtype=np.uint8), starts, stops)
-    return None
+        return False
+    return True
 
 
 @compiled
@@ -267,40 +265,3 @@ def _copy(block: Bytes, starts: Offsets, stops: Offsets, offsets: Offsets, conte
                 content[to] = block[at]
                 to += 1
                 at += 2 if block[at] == _QUOTE else 1
-
-
-@compiled
-def _invalid(block: Bytes, starts: Offsets, stops: Offsets) -> npt.NDArray[np.bool_]:
-    invalid = np.zeros(len(starts), dtype=np.bool_)
-    for i in range(len(starts)):
-        invalid[i] = not _is_utf8(block, starts[i], stops[i])
-    return invalid
-
-
-@compiled
-def _is_utf8(block: Bytes, start: int, stop: int) -> bool:
-    """Well-formed as Unicode has it: no overlong form, no surrogate, nothing past U+10FFFF."""
-    at = start
-    while at < stop:
-        lead = block[at]
-        at += 1
-        if lead < 0x80:
-            continue
-        if 0xC2 <= lead <= 0xDF:
-            more = 1
-        elif 0xE0 <= lead <= 0xEF:
-            more = 2
-        elif 0xF0 <= lead <= 0xF4:
-            more = 3
-        else:
-            return False
-        if at + more > stop:
-            return False
-        low = 0xA0 if lead == 0xE0 else 0x90 if lead == 0xF0 else 0x80
-        high = 0x9F if lead == 0xED else 0x8F if lead == 0xF4 else 0xBF
-        for _ in range(more):
-            if not low <= block[at] <= high:
-                return False
-            low, high = 0x80, 0xBF
-            at += 1
-    return True

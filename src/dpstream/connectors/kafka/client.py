@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.retry import RetryPolicy
+from dpstream.connectors.server_base import RetryPolicy, ServerOptions
 from dpstream.errors import DpstreamError, InvalidInput, InvalidParameter, RowsLost
 
 _log = logging.getLogger("dpstream.kafka")
@@ -79,18 +78,13 @@ def client_settings(options: ServerOptions) -> dict[str, Any]:
     path = options.text("config_file")
     if path is not None:
         settings |= _properties(options.file(path, "config_file"), f"{options.where}: {path}")
-    user, password = options.text("username", options.user), options.secret("password")
-    if user is not None:
-        settings["sasl.username"] = user
-    if password is not None:
-        settings["sasl.password"] = password
-    key_password = options.secret("key_password")
-    if key_password is not None:
-        settings["ssl.key.password"] = key_password
-    for option, name in _FILES.items():
-        value = options.text(option)
-        if value is not None:
-            settings[name] = value
+    given = {
+        "sasl.username": options.text("username", options.user),
+        "sasl.password": options.secret("password"),
+        "ssl.key.password": options.secret("key_password"),
+        **{name: options.text(option) for option, name in _FILES.items()},
+    }
+    settings |= {name: value for name, value in given.items() if value is not None}
     tls = any(name.startswith("ssl.") for name in settings)
     sasl = "sasl.username" in settings
     protocol = ("sasl_" if sasl else "") + ("ssl" if tls else "plaintext")
@@ -103,11 +97,6 @@ def client_settings(options: ServerOptions) -> dict[str, Any]:
     if not options.servers:
         raise InvalidParameter(f"{options.where} names no broker; write kafka://HOST:PORT/TOPIC")
     return settings
-
-
-def topic_of(options: ServerOptions) -> str:
-    """The topic that the URI's path names."""
-    return options.path_name("topic", "kafka://HOST:PORT/TOPIC")
 
 
 def no_topic(where: str, topic: str) -> InvalidInput:
@@ -200,16 +189,11 @@ class Topic:
         self.id: str | None = None
         self.numbers: list[int] = []
         self._next_look = 0.0
-        self._held: dict[int, PartitionBuffer] = {}
+        self._buffers: dict[int, PartitionBuffer] = {}
         self._problems = Problems(where)
         callback = {"error_cb": self._problems}
         self._consumer = create_client(Consumer, settings | _SETTINGS | callback, where)
         self._admin: Any = create_client(AdminClient, settings | callback, where)
-
-    @property
-    def failing(self) -> bool:
-        """Is no broker answering now?"""
-        return self._retry.failing
 
     def look(self) -> None:
         """Ask for the topic's partitions, every few seconds; wait for the very first answer."""
@@ -239,26 +223,26 @@ class Topic:
 
     def fetch(self, number: int, at: int, *, patiently: bool) -> PartitionBuffer:
         """What is there of a partition from an offset on; `patiently` waits for a broker, too."""
-        held = self._held.get(number)
-        if held is None or held.at != at:
+        buffer = self._buffers.get(number)
+        if buffer is None or buffer.at != at:
             place = TopicPartition(self.name, number, at)
-            if held is not None:
+            if buffer is not None:
                 self._consumer.incremental_unassign([place])
             self._consumer.incremental_assign([place])
-            held = self._held[number] = PartitionBuffer(number=number, at=at)
-        if not held.messages:
+            buffer = self._buffers[number] = PartitionBuffer(number=number, at=at)
+        if not buffer.messages:
             self._poll(0.0)
-        if not held.messages and held.end is None and (patiently or not self.failing):
+        if not buffer.messages and buffer.end is None and (patiently or not self._retry.failing):
             self._poll(_POLL)
-        if self._problems.down and not held.messages and not self._retry.too_early:
+        if self._problems.down and not buffer.messages and not self._retry.too_early:
             self._look(_ASK)  # does it answer again?
-        return held
+        return buffer
 
-    def resume(self, held: PartitionBuffer) -> None:
+    def resume(self, buffer: PartitionBuffer) -> None:
         """Fetch more, once the messages of a partition were read."""
-        if held.paused and not held.messages:
-            self._consumer.resume([TopicPartition(self.name, held.number)])
-            held.paused = False
+        if buffer.paused and not buffer.messages:
+            self._consumer.resume([TopicPartition(self.name, buffer.number)])
+            buffer.paused = False
 
     def close(self) -> None:
         """Leave the broker; a second time does nothing."""
@@ -270,27 +254,27 @@ class Topic:
         """Sort what has come by partition."""
         first = self._consumer.poll(wait) if wait else None
         for message in ([] if first is None else [first]) + self._consumer.consume(MESSAGES, 0):
-            error, held = message.error(), self._held.get(message.partition() or 0)
-            if held is None:
+            error, buffer = message.error(), self._buffers.get(message.partition() or 0)
+            if buffer is None:
                 continue
             if error is None:
                 kind, stamp = message.timestamp()
                 time_ms = stamp if kind else None
                 offset = message.offset() or 0
-                held.messages.append(Message(offset, message.value(), message.key(), time_ms))
-                held.end = None
+                buffer.messages.append(Message(offset, message.value(), message.key(), time_ms))
+                buffer.end = None
             elif error.code() == KafkaError._PARTITION_EOF:
-                held.end = message.offset()
+                buffer.end = message.offset()
             elif error.code() in _OUT_OF_RANGE:
-                raise self._out_of_range(held)
+                raise self._out_of_range(buffer)
             else:
                 self._problems(error)
                 continue
             self._answered()
-        for held in self._held.values():
-            if len(held.messages) > 2 * MESSAGES and not held.paused:
-                self._consumer.pause([TopicPartition(self.name, held.number)])
-                held.paused = True
+        for buffer in self._buffers.values():
+            if len(buffer.messages) > 2 * MESSAGES and not buffer.paused:
+                self._consumer.pause([TopicPartition(self.name, buffer.number)])
+                buffer.paused = True
         self._problems.raise_refusal()
 
     def _look(self, seconds: float) -> None:
@@ -321,24 +305,20 @@ class Topic:
             raise another_topic(self.name, str(self.id), str(about.topic_id))
         numbers = sorted(partition.id for partition in about.partitions)
         if self.id is not None and numbers != self.numbers:
-            self._tell_consumer()
+            try:  # the consumer has a view of the topic of its own, which it seldom looks after
+                self._consumer.list_topics(self.name, timeout=_ASK)
+            except KafkaException:
+                self._next_look = 0.0
         self.id, self.numbers = str(about.topic_id), numbers
 
-    def _tell_consumer(self) -> None:
-        """The consumer has a view of the topic of its own, which it seldom looks after."""
-        try:
-            self._consumer.list_topics(self.name, timeout=_ASK)
-        except KafkaException:
-            self._next_look = 0.0
-
-    def _out_of_range(self, held: PartitionBuffer) -> RowsLost:
-        offsets = self.range_of(held.number)
+    def _out_of_range(self, buffer: PartitionBuffer) -> RowsLost:
+        offsets = self.range_of(buffer.number)
         now = "others" if offsets is None else f"{offsets[0]} to {offsets[1] - 1}"
         return RowsLost(
-            f"{self.name}/{held.number} has to be read from offset {held.at} on, but its offsets "
-            f"are {now} now: retention has removed messages that are needed, or the topic was cut "
-            "off; keep messages for longer (retention.ms, retention.bytes), and start anew with "
-            "another state directory"
+            f"{self.name}/{buffer.number} has to be read from offset {buffer.at} on, but its "
+            f"offsets are {now} now: retention has removed messages that are needed, or the topic "
+            "was cut off; keep messages for longer (retention.ms, retention.bytes), and start anew "
+            "with another state directory"
         )
 
     def _answered(self) -> None:

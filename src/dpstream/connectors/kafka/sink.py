@@ -37,10 +37,8 @@ from dpstream.connectors.kafka.client import (
     client_settings,
     create_client,
     no_topic,
-    topic_of,
 )
-from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.retry import ServerAway
+from dpstream.connectors.server_base import ServerAway, ServerOptions
 from dpstream.errors import InvalidInput, StateError
 
 _ASK, _FIRST_ASK = 10.0, 2.0  # seconds that the broker may take
@@ -63,13 +61,14 @@ class KafkaSink:
     """
 
     def __init__(self, options: ServerOptions) -> None:
-        self._topic, self._where = topic_of(options), options.where
+        self._topic = options.path_name("topic", "kafka://HOST:PORT/TOPIC")
+        self._where = options.where
         self._problems = Problems(self._where)
         self._settings = client_settings(options) | {"error_cb": self._problems}
         self._retry = options.retry_policy()
         self._ask = min(_ASK, max(1.0, self._retry.seconds))
-        name = options.text("index_topic") or f"{self._topic}.releases"
-        self._index = ReleaseTopic(name, self._topic, self._settings, self._where)
+        self._index = options.text("index_topic") or f"{self._topic}.releases"
+        self._admin: Any = None
         self._producers: dict[str, Any] = {}
         self._done: dict[str, dict[tuple[int, int], str]] = {}  # by query: releases and their runs
 
@@ -86,7 +85,7 @@ class KafkaSink:
     def close(self) -> None:
         """Leave the broker; nothing is on its way."""
         self._producers.clear()
-        self._index.close()
+        self._admin = None
 
     def _insist(self, query: str, work: Callable[[], None]) -> None:
         """Do it until it is done, or the broker was away for too long."""
@@ -98,7 +97,7 @@ class KafkaSink:
             except KafkaException as problem:
                 # Whatever state the clients are in: begin anew, from the index.
                 self._producers.pop(query, None)
-                self._index.close()
+                self._admin = None
                 error = problem.args[0]
                 self._raise_refusal(error, query)
                 words = f"the broker did not take a release ({error.name()})"
@@ -110,12 +109,13 @@ class KafkaSink:
         """A producer that owns the query, and what the index has of it."""
         if query in self._producers:
             return
-        self._index.open()
+        if self._admin is None:
+            self._admin = self._open_index()
         digest = hashlib.sha256(f"{self._topic}\0{query}".encode()).hexdigest()[:32]
         own = _PRODUCER | {"transactional.id": f"dpstream-{digest}"}
         producer = create_client(Producer, self._settings | own, self._where)
         producer.init_transactions(self._ask)  # ends what another one has begun, and shuts it out
-        self._done[query] = self._index.read(query)
+        self._done[query] = self._read_index(query)
         self._producers[query] = producer
 
     def _once(self, query: str, window: int, trigger: int, run: str, rows: list[bytes]) -> None:
@@ -129,8 +129,9 @@ class KafkaSink:
         producer.begin_transaction()
         for row in rows:
             self._send(producer, self._topic, query.encode(), row, headers)
-        key, entry = self._index.entry(about | {"rows": len(rows)})
-        self._send(producer, self._index.name, key, entry, headers)
+        key, entry = [query, window, trigger], about | {"rows": len(rows)}
+        index_key, index_value = (json.dumps(part).encode() for part in (key, entry))
+        self._send(producer, self._index, index_key, index_value, headers)
         producer.commit_transaction(self._ask)
         done[window, trigger] = run
 
@@ -165,18 +166,8 @@ class KafkaSink:
                 f"{self._where}: a row of {query!r} is larger than the topic's max.message.bytes"
             ) from None
 
-
-class ReleaseTopic:
-    """The index: a compacted topic with a message for each release, of all queries of a topic."""
-
-    def __init__(self, name: str, topic: str, settings: dict[str, Any], where: str) -> None:
-        self.name, self._topic, self._settings, self._where = name, topic, settings, where
-        self._admin: Any = None
-
-    def open(self) -> None:
+    def _open_index(self) -> Any:
         """Make the index if it is not there; the topic itself must be."""
-        if self._admin is not None:
-            return
         admin = create_client(AdminClient, self._settings, self._where)
         try:
             known = admin.list_topics(timeout=_FIRST_ASK).topics
@@ -184,16 +175,11 @@ class ReleaseTopic:
             admin.poll(0)  # its callback tells what is wrong, if something is
         if self._topic not in known:
             raise no_topic(self._where, self._topic)
-        if self.name not in known:
-            self._create(admin)
-        self._admin = admin
+        if self._index not in known:
+            self._create_index(admin)
+        return admin
 
-    def entry(self, about: dict[str, Any]) -> tuple[bytes, bytes]:
-        """Key and value of a release's entry, both JSON."""
-        key = [about["query"], about["window"], about["trigger"]]
-        return json.dumps(key).encode(), json.dumps(about).encode()
-
-    def read(self, query: str) -> dict[tuple[int, int], str]:
+    def _read_index(self, query: str) -> dict[tuple[int, int], str]:
         """The releases of a query that are there, by (window, trigger), and their runs.
 
         Reads to the end of what is written now, also behind transactions that others have open: an
@@ -203,9 +189,9 @@ class ReleaseTopic:
         settings = self._settings | CONSUMER | {"fetch.wait.max.ms": 50}
         consumer = create_client(Consumer, settings, self._where)
         try:
-            ends = self._ends(consumer)
+            ends = self._index_ends(consumer)
             left = {number for number, end in ends.items() if end}
-            consumer.assign([TopicPartition(self.name, n, OFFSET_BEGINNING) for n in ends])
+            consumer.assign([TopicPartition(self._index, n, OFFSET_BEGINNING) for n in ends])
             deadline = time.monotonic() + _OTHERS
             while left:
                 for message in consumer.consume(10_000, 0.05):
@@ -224,23 +210,19 @@ class ReleaseTopic:
             consumer.close()
         return runs
 
-    def close(self) -> None:
-        """Leave the broker."""
-        self._admin = None
-
-    def _ends(self, consumer: Any) -> dict[int, int]:
+    def _index_ends(self, consumer: Any) -> dict[int, int]:
         """Where each partition ends now, transactions that are open included."""
-        about = consumer.list_topics(self.name, timeout=_ASK).topics[self.name]
-        places = {TopicPartition(self.name, n): OffsetSpec.latest() for n in about.partitions}
+        about = consumer.list_topics(self._index, timeout=_ASK).topics[self._index]
+        places = {TopicPartition(self._index, n): OffsetSpec.latest() for n in about.partitions}
         asked = self._admin.list_offsets(
             places, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK
         )
         return {place.partition: int(answer.result().offset) for place, answer in asked.items()}
 
-    def _create(self, admin: Any) -> None:
-        topic = NewTopic(self.name, 1, config={"cleanup.policy": "compact"})
+    def _create_index(self, admin: Any) -> None:
+        topic = NewTopic(self._index, 1, config={"cleanup.policy": "compact"})
         try:
-            admin.create_topics([topic], request_timeout=_ASK)[self.name].result()
+            admin.create_topics([topic], request_timeout=_ASK)[self._index].result()
         except KafkaException as problem:
             code = problem.args[0].code()
             if code in (
@@ -248,9 +230,9 @@ class ReleaseTopic:
                 KafkaError.CLUSTER_AUTHORIZATION_FAILED,
             ):
                 raise InvalidInput(
-                    f"{self._where}: this user may not create the topic {self.name!r}; create it, "
-                    "with one partition and cleanup.policy=compact, and let this user read and "
-                    "write it"
+                    f"{self._where}: this user may not create the topic {self._index!r}; create "
+                    "it, with one partition and cleanup.policy=compact, and let this user read "
+                    "and write it"
                 ) from None
             if code != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -23,12 +22,11 @@ from dpstream.connectors.kafka.client import (
     Topic,
     another_topic,
     client_settings,
-    topic_of,
 )
 from dpstream.connectors.messages import decoder_from
-from dpstream.connectors.options import ServerOptions
+from dpstream.connectors.server_base import ServerOptions
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
-from dpstream.records import Batch, Position
+from dpstream.records import Batch, Columns, Position
 
 _BYTES = 32 << 20  # of one chunk
 _PAUSE = 0.1  # seconds between two tries of a bounded source
@@ -47,16 +45,17 @@ class KafkaSource:
     replayable = True
 
     def __init__(self, options: ServerOptions) -> None:
-        topic, settings = topic_of(options), client_settings(options)
+        topic = options.path_name("topic", "kafka://HOST:PORT/TOPIC")
+        settings = client_settings(options)
         self._decoder, self._where = decoder_from(options), options.where
-        self._latest, retry = options.starts_latest(), options.retry_policy()
+        self._latest, self._retry = options.starts_latest(), options.retry_policy()
         timestamp_column, key_column = options.text("timestamp_column"), options.text("key_column")
         self._extra = {"timestamp": timestamp_column, "key": key_column}
         self._ends = _parse_until(options)  # by partition; None: all others
         self.bounded = bool(self._ends)
         if timestamp_column is not None and timestamp_column == key_column:
             raise InvalidParameter(f"{self._where}: timestamp_column and key_column must differ")
-        self._topic = Topic(topic, settings, where=self._where, retry=retry)
+        self._topic = Topic(topic, settings, where=self._where, retry=self._retry)
         self._begun_with: set[int] | None = None  # partitions that `start` is said of
 
     def partitions(self) -> list[str]:
@@ -77,12 +76,7 @@ class KafkaSource:
         """Messages declare no types."""
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """The messages that are there, up to 50,000."""
         number = self._number(partition)
@@ -100,17 +94,17 @@ class KafkaSource:
         last = self._ends.get(number, self._ends.get(None))
         if end is None and last is not None and at >= last:
             return self._batch(partition, [], [self._topic.id, first, at], columns, done=True)
-        held = self._topic.fetch(number, at, patiently=end is not None or self.bounded)
-        messages = _take(held, last if end is None else end)
-        self._refuse_lost(partition, held, end)
-        self._topic.resume(held)
+        buffer = self._topic.fetch(number, at, patiently=end is not None or self.bounded)
+        messages = _take(buffer, last if end is None else end)
+        self._refuse_lost(partition, buffer, end)
+        self._topic.resume(buffer)
         if end is not None:
-            done = held.at == end
+            done = buffer.at == end
         elif last is not None:
-            done = held.at >= last or (_next_offset(held) or 0) >= last
+            done = buffer.at >= last or (_next_offset(buffer) or 0) >= last
         else:
-            done = not held.messages and (held.end is not None or self._topic.failing)
-        return self._batch(partition, messages, [self._topic.id, first, held.at], columns, done)
+            done = not buffer.messages and (buffer.end is not None or self._retry.failing)
+        return self._batch(partition, messages, [self._topic.id, first, buffer.at], columns, done)
 
     def close(self) -> None:
         """Leave the broker."""
@@ -165,11 +159,11 @@ class KafkaSource:
             )
         return int(number)
 
-    def _refuse_lost(self, partition: str, held: PartitionBuffer, end: int | None) -> None:
+    def _refuse_lost(self, partition: str, buffer: PartitionBuffer, end: int | None) -> None:
         """A replay must find the message before `end`."""
-        if end is None or held.at == end:
+        if end is None or buffer.at == end:
             return
-        beyond = _next_offset(held)
+        beyond = _next_offset(buffer)
         if beyond is not None:
             raise RowsLost(
                 f"{partition} was read up to offset {end - 1} before, but that message is gone: "
@@ -182,7 +176,7 @@ class KafkaSource:
         partition: str,
         messages: list[Message],
         position: Position,
-        columns: Sequence[str] | None,
+        columns: Columns,
         done: bool,
     ) -> Batch:
         """The messages as rows, with the columns that are not in their payload."""
@@ -199,8 +193,7 @@ class KafkaSource:
                     f"{self._where}: the messages have a column {name!r} of their own; choose "
                     f"another {kind}_column"
                 )
-            values = _times(messages) if kind == "timestamp" else _keys(messages)
-            arrays[name] = values.take(pa.array(decoded.origin))
+            arrays[name] = _own_column(messages, kind).take(pa.array(decoded.origin))
         table = pa.table(arrays)
         span = f", offsets {messages[0].offset} to {messages[-1].offset}" if messages else ""
         return Batch(
@@ -214,31 +207,29 @@ class KafkaSource:
         )
 
 
-def _next_offset(held: PartitionBuffer) -> int | None:
+def _next_offset(buffer: PartitionBuffer) -> int | None:
     """Where the next message is, as far as that is known: there may be a gap before it."""
-    return held.messages[0].offset if held.messages else held.end
+    return buffer.messages[0].offset if buffer.messages else buffer.end
 
 
-def _take(held: PartitionBuffer, end: int | None) -> list[Message]:
+def _take(buffer: PartitionBuffer, end: int | None) -> list[Message]:
     """The messages of a chunk, none of them at `end` or behind it."""
     messages: list[Message] = []
     size = 0
-    while held.messages and len(messages) < MESSAGES and size < _BYTES:
-        if end is not None and held.messages[0].offset >= end:
+    while buffer.messages and len(messages) < MESSAGES and size < _BYTES:
+        if end is not None and buffer.messages[0].offset >= end:
             break
-        messages.append(held.messages.popleft())
+        messages.append(buffer.messages.popleft())
         size += len(messages[-1].value or b"")
-        held.at = messages[-1].offset + 1
+        buffer.at = messages[-1].offset + 1
     return messages
 
 
-def _times(messages: list[Message]) -> pa.Array:
-    """Each message's own time, as text; null if it has none."""
-    times = pa.array([message.time for message in messages], pa.timestamp("ms", "UTC"))
-    return times.cast(pa.string())
-
-
-def _keys(messages: list[Message]) -> pa.Array:
+def _own_column(messages: list[Message], kind: str) -> pa.Array:
+    """Each message's own time or key, as text; null if it has none."""
+    if kind == "timestamp":
+        times = pa.array([message.time for message in messages], pa.timestamp("ms", "UTC"))
+        return times.cast(pa.string())
     keys = [message.key for message in messages]
     texts = [key.decode(errors="replace") if isinstance(key, bytes) else key for key in keys]
     return pa.array(texts, pa.string())

@@ -20,8 +20,7 @@ import nats.errors
 import nats.js.errors
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.retry import ServerAway, unreachable
+from dpstream.connectors.server_base import ServerAway, ServerOptions, unreachable
 from dpstream.errors import DpstreamError, InvalidInput, InvalidParameter, MissingDependency
 
 T = TypeVar("T")
@@ -177,10 +176,10 @@ async def _quiet(_: Exception) -> None:
     """What goes wrong is raised where it matters."""
 
 
-async def stream_info(js: Any, stream: str) -> Any:
-    """What the server says of a stream; None if it has none."""
+async def none_if_absent(answer: Awaitable[Any]) -> Any:
+    """What the server answers; None for a stream or message that it does not have."""
     try:
-        return await js.stream_info(stream)
+        return await answer
     except nats.js.errors.NotFoundError:
         return None
 
@@ -243,7 +242,11 @@ class Puller:
         status = None if self._arrived[-1].reply else self._arrived.pop()
         if status is not None and (status.headers or {}).get("Status") not in _NO_MORE:
             raise ConsumerDropped
-        messages = [_message(each) for each in self._arrived]
+        messages = []
+        for each in self._arrived:  # $JS.ACK[.domain.account].stream.consumer.delivered.sequence...
+            words = each.reply.split(".")
+            sequence = int(words[5] if len(words) == 9 else words[7])
+            messages.append(Message(sequence, each.subject, each.data))
         self._arrived = []
         if messages:
             self.next = messages[-1].sequence + 1
@@ -253,8 +256,3 @@ class Puller:
         self._arrived.append(message)
         if len(self._arrived) >= self._wanted or not message.reply:
             self._enough.set()
-
-
-def _message(raw: Any) -> Message:
-    words = raw.reply.split(".")  # $JS.ACK[.domain.account].stream.consumer.delivered.sequence...
-    return Message(int(words[5] if len(words) == 9 else words[7]), raw.subject, raw.data)

@@ -17,8 +17,8 @@ import nats.js.errors
 import pyarrow as pa
 
 from dpstream.connectors.encode import ENCODERS, another_run, release_facts, run_of, with_numbers
-from dpstream.connectors.nats.client import Client, stream_info
-from dpstream.connectors.options import ServerOptions
+from dpstream.connectors.nats.client import Client, none_if_absent
+from dpstream.connectors.server_base import ServerOptions
 from dpstream.connectors.storage import safe_name
 from dpstream.errors import InvalidInput, StateError
 
@@ -73,7 +73,8 @@ class NatsSink:
         """Refuse a query that is here with releases of another run."""
         if self._runs.get(name) == run:
             return
-        known = self._insist(lambda js: self._last(js, self._run_subject(name)))
+        subject = self._run_subject(name)
+        known = self._insist(lambda js: none_if_absent(js.get_last_msg(self._stream, subject)))
         if known is not None and (known.data or b"").decode() != run:
             raise another_run(f"the stream {self._stream}", name)
 
@@ -95,7 +96,7 @@ class NatsSink:
         yield from self._parts(table.slice(middle))
 
     async def _subjects(self, js: Any) -> list[str]:
-        about = await stream_info(js, self._stream)
+        about = await none_if_absent(js.stream_info(self._stream))
         if about is None:
             about = await js.add_stream(name=self._stream, subjects=[f"{self._prefix}.>"])
         return list(about.config.subjects or [])
@@ -103,7 +104,7 @@ class NatsSink:
     async def _release(self, js: Any, subject: str, data: bytes, headers: dict[str, str]) -> None:
         if await self._publish(js, subject, data, headers):
             return
-        there = await self._last(js, subject)
+        there = await none_if_absent(js.get_last_msg(self._stream, subject))
         if there is not None and (there.headers or {}).get(_PARTS) != headers[_PARTS]:
             raise StateError(
                 f"{subject} was written with another part_bytes or format; use that one again"
@@ -126,12 +127,6 @@ class NatsSink:
                 f"{problem}; allow larger messages, or begin anew with a smaller part_bytes"
             ) from problem
         return True
-
-    async def _last(self, js: Any, subject: str) -> Any:
-        try:
-            return await js.get_last_msg(self._stream, subject)
-        except nats.js.errors.NotFoundError:
-            return None
 
     def _insist(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """Do it; while the server is away, wait and do it again."""

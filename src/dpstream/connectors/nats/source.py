@@ -9,16 +9,13 @@ that was made anew is seen, and so is a message that a replay needs and that is 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dpstream.connectors.messages import decoder_from
-from dpstream.connectors.nats.client import Client, ConsumerDropped, Message, Puller, stream_info
-from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.retry import ServerAway
-from dpstream.connectors.server_log import ServerLog
+from dpstream.connectors.nats.client import Client, ConsumerDropped, Message, Puller, none_if_absent
+from dpstream.connectors.server_base import ServerAway, ServerLog, ServerOptions
 from dpstream.errors import InvalidInput, RowsLost
-from dpstream.records import Batch, Position
+from dpstream.records import Batch, Columns, Position
 
 _CHUNK = 5000  # messages of one request
 
@@ -67,12 +64,12 @@ class NatsSource(ServerLog[StreamPosition]):
         created, begin, sequence, messages = position
         return StreamPosition(str(created), int(begin), int(sequence), int(messages))
 
-    def no_rows(self, position: Position, columns: Sequence[str] | None, *, done: bool) -> Batch:
+    def no_rows(self, position: Position, columns: Columns, *, done: bool) -> Batch:
         """No messages."""
         return self._batch([], position, columns, done=done)
 
     def read_next(
-        self, at: StreamPosition | None, goal: StreamPosition | None, columns: Sequence[str] | None
+        self, at: StreamPosition | None, goal: StreamPosition | None, columns: Columns
     ) -> Batch:
         """The next messages; a chunk is a request to the server."""
         try:
@@ -84,7 +81,7 @@ class NatsSource(ServerLog[StreamPosition]):
 
     def _refuse_stream(self) -> None:
         """Refuse a stream that is not there, ends too early, or drops messages from its middle."""
-        about = self._client.first_call(lambda js: stream_info(js, self._stream))
+        about = self._client.first_call(lambda js: none_if_absent(js.stream_info(self._stream)))
         if about is None:
             raise InvalidInput(
                 f"{self._client.where}: there is no stream {self._stream!r}; create it first"
@@ -106,7 +103,7 @@ class NatsSource(ServerLog[StreamPosition]):
         self, js: Any, at: StreamPosition | None, goal: StreamPosition | None
     ) -> tuple[list[Message], StreamPosition, bool]:
         """The next messages, the position after them, and whether nothing follows."""
-        about = await stream_info(js, self._stream)
+        about = await none_if_absent(js.stream_info(self._stream))
         at = self._place_in(about, at, goal)
         last = about.state.last_seq
         stop = goal.sequence if goal is not None else min(last, self._end or last)
@@ -171,7 +168,7 @@ class NatsSource(ServerLog[StreamPosition]):
         """A message that somebody deleted by its number is no row; one that expired was one."""
         for message in messages:
             if message.sequence != before + 1:
-                about = await stream_info(js, self._stream)
+                about = await none_if_absent(js.stream_info(self._stream))
                 if about is None or about.state.first_seq > before + 1:
                     raise self._expired(before + 1, message.sequence)
             before = message.sequence
@@ -184,12 +181,7 @@ class NatsSource(ServerLog[StreamPosition]):
         )
 
     def _batch(
-        self,
-        messages: list[Message],
-        position: Position,
-        columns: Sequence[str] | None,
-        *,
-        done: bool,
+        self, messages: list[Message], position: Position, columns: Columns, *, done: bool
     ) -> Batch:
         """The rows of the messages whose subject fits."""
         fitting = [message for message in messages if self._subject.fullmatch(message.subject)]

@@ -1,16 +1,32 @@
-"""A connection to PostgreSQL: where it is, who asks, and what its errors mean."""
+"""A connection to PostgreSQL, and a table with a key that grows, whose rows come as Arrow.
+
+Rows are sent as CSV. Whole numbers, floats, booleans, dates and times keep their types,
+numeric(p, s) is a decimal; all else is text as PostgreSQL spells it (numeric without bounds, uuid,
+json, arrays, composites, ...). A value that Arrow cannot hold, such as a time at infinity, makes
+its row unusable and no other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import io
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
 from psycopg import errors, pq
+from psycopg.errors import InsufficientPrivilege
 
-from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.retry import ServerAway
+from dpstream.connectors.database import identifier
+from dpstream.connectors.files.text import SHOWN, select_columns
+from dpstream.connectors.server_base import ServerAway, ServerOptions
+from dpstream.errors import InvalidInput
+from dpstream.records import Columns, Rejected
 
 _LIBPQ = (
     "sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "gssencmode",
@@ -96,3 +112,265 @@ def _is_away(problem: Exception) -> bool:
     if "FATAL" in words:
         return any(sign in words for sign in _FOR_NOW)
     return not any(sign in words for sign in _FOR_GOOD)
+
+
+# A table of PostgreSQL with a key that grows, and ranges of its rows as Arrow.
+#
+# Rows are sent as CSV. Whole numbers, floats, booleans, dates and times keep their types,
+# numeric(p, s) is a decimal; all else is text as PostgreSQL spells it (numeric without bounds,
+# uuid, json, arrays, composites, ...). A value that Arrow cannot hold, such as a time at infinity,
+# makes its row unusable and no other.
+
+_LARGEST = 2**31 - 1  # bytes of a block of CSV
+_EXACT: dict[str, pa.DataType] = {
+    "int2": pa.int16(),
+    "int4": pa.int32(),
+    "int8": pa.int64(),
+    "float4": pa.float32(),
+    "float8": pa.float64(),
+    "bool": pa.bool_(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", "UTC"),
+    "bytea": pa.binary(),
+}
+_DAY = r"\d{4}-\d\d-\d\d"
+_PLAIN = {
+    "date": rf"^{_DAY}$",
+    "timestamp": rf"^{_DAY} \d\d:\d\d:\d\d(\.\d{{1,6}})?$",
+    "timestamptz": rf"^{_DAY} \d\d:\d\d:\d\d(\.\d{{1,6}})?\+00$",
+    "numeric": r"^-?\d+(\.\d+)?$",
+}
+"""How values look that Arrow holds; others are infinite, NaN, or before our era."""
+_MOST_DIGITS = 38
+
+_ABOUT = """
+SELECT c.oid::int8, n.nspname, c.relname, c.relkind, pg_is_in_recovery(),
+       EXISTS (SELECT 1 FROM pg_inherits i WHERE i.inhparent = c.oid) AND c.relkind <> 'p'
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
+"""
+_KEY = """
+SELECT a.attnum, a.attnotnull, pg_get_serial_sequence(%(name)s, a.attname), EXISTS (
+    SELECT 1 FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid
+      AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum)
+FROM pg_attribute a WHERE a.attrelid = %(table)s AND a.attname = %(key)s
+"""
+_COLUMNS = """
+WITH RECURSIVE kinds (name, number, type, modifier) AS (
+    SELECT attname, attnum, atttypid, atttypmod FROM pg_attribute
+    WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+  UNION ALL  -- a domain is what it is made of
+    SELECT name, number, t.typbasetype, t.typtypmod FROM kinds JOIN pg_type t ON t.oid = kinds.type
+    WHERE t.typtype = 'd')
+SELECT name, t.typname, modifier FROM kinds JOIN pg_type t ON t.oid = kinds.type
+WHERE t.typtype <> 'd' ORDER BY number
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column: its type in PostgreSQL and in Arrow."""
+
+    name: str
+    postgres_type: str
+    arrow_type: pa.DataType
+
+    @property
+    def expression(self) -> str:
+        """The SQL expression whose text is sent."""
+        name = identifier(self.name)
+        if self.postgres_type == "bytea":
+            return f"encode({name}, 'hex')"
+        if self.postgres_type == "bool":
+            return f"{name}::int"
+        if self.postgres_type == "numeric" and self.arrow_type == pa.string():
+            return f"trim_scale({name})"  # 1.5 and 1.50 are one number
+        return name if self.arrow_type != pa.string() else f"{name}::text"
+
+    def parse(self, text: pa.Array) -> tuple[pa.Array, pa.Array]:
+        """(values, which of them cannot be held)."""
+        bad = pa.array(np.zeros(len(text), bool))
+        if self.arrow_type == pa.string():
+            return text, bad
+        if self.postgres_type == "bytea":
+            values = [None if cell is None else bytes.fromhex(cell) for cell in text.to_pylist()]
+            return pa.array(values, pa.binary()), bad
+        if self.postgres_type == "bool":
+            return text.cast(pa.int8()).cast(pa.bool_()), bad
+        if self.postgres_type in _PLAIN:
+            fits = pc.match_substring_regex(text, _PLAIN[self.postgres_type])
+            bad = pc.invert(pc.fill_null(fits, True))
+            text = pc.if_else(bad, pa.scalar(None, pa.string()), text)
+        return text.cast(self.arrow_type), bad
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FetchedRows:
+    """Rows as they came: those that can be used, the rest, how many in all, and the last key."""
+
+    table: pa.Table
+    rejected: list[Rejected]
+    rows: int
+    last: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostgresTable:
+    """A table with a key that grows."""
+
+    oid: int
+    key_number: int
+    """The number of the key's column."""
+    name: str
+    quoted: str
+    key: str
+    columns: dict[str, Column]
+    sequence: str | None
+    place: str
+    """What it is called in messages."""
+
+    def no_rows(self, columns: Columns) -> pa.Table:
+        """An empty table of the columns that are asked for, in the table's order."""
+        names = select_columns(self.place, list(self.columns), columns)
+        return pa.table({name: pa.array([], self.columns[name].arrow_type) for name in names})
+
+    def fetch(
+        self, connection: Any, columns: Columns, after: int | None, upto: int, rows: int
+    ) -> FetchedRows:
+        """The rows of a range of keys, in their order."""
+        empty = self.no_rows(columns)
+        sent = [self.columns[name] for name in dict.fromkeys([self.key, *empty.column_names])]
+        content = copy_out(
+            connection,
+            f"COPY (SELECT {', '.join(column.expression for column in sent)} "
+            f"FROM {self.quoted} WHERE {self._range(after, upto)} "
+            f"ORDER BY {identifier(self.key)} LIMIT {rows:d}) "
+            "TO STDOUT (FORMAT csv, ENCODING 'UTF8')",
+        )
+        if not content:
+            return FetchedRows(table=empty, rejected=[], rows=0, last=None)
+        fetched = _decode(content, sent, place=self.place)
+        return replace(fetched, table=fetched.table.select(empty.column_names))
+
+    def count(self, connection: Any, after: int | None, upto: int, most: int) -> int:
+        """How many rows a range of keys has, at most `most`."""
+        inside = f"SELECT 1 FROM {self.quoted} WHERE {self._range(after, upto)} LIMIT {most:d}"
+        (rows,) = connection.execute(f"SELECT count(*) FROM ({inside}) AS found").fetchone()
+        return int(rows)
+
+    def largest_key(self, connection: Any) -> int | None:
+        """The largest key that is visible now."""
+        asked = f"SELECT max({identifier(self.key)}) FROM {self.quoted}"
+        largest: int | None = connection.execute(asked).fetchone()[0]
+        return largest
+
+    def last_of_sequence(self, connection: Any) -> int | None:
+        """The last key that was handed out, if the key has a sequence and it may be seen."""
+        if self.sequence is None:
+            return None
+        try:
+            asked = f"SELECT last_value FROM {self.sequence}"
+            return int(connection.execute(asked).fetchone()[0])
+        except InsufficientPrivilege:
+            return None
+
+    def _range(self, after: int | None, upto: int) -> str:
+        key = identifier(self.key)
+        above = "" if after is None else f"{key} > {after:d} AND "
+        return f"{above}{key} <= {upto:d}"
+
+
+def find_table(connection: Any, table: str, key: str, where: str) -> PostgresTable:
+    """The table; refused if its rows cannot be read in order, each once."""
+    place = f"the table {table} of {where}"
+    about = connection.execute(_ABOUT, (table,)).fetchone()
+    if about is None:
+        raise InvalidInput(f"there is no table {table!r} at {where}; create it first")
+    oid, schema, name, kind, standby, parent = about
+    if kind not in ("r", "p") or parent:
+        raise InvalidInput(f"{place} must be a table of its own, not a view and not inherited")
+    if standby:
+        raise InvalidInput(f"{where} is a standby, which does not see who writes; read the primary")
+    quoted = f"{identifier(schema)}.{identifier(name)}"
+    columns = {
+        column: Column(name=column, postgres_type=sort, arrow_type=_arrow_type(sort, modifier))
+        for column, sort, modifier in connection.execute(_COLUMNS, (oid,)).fetchall()
+    }
+    if key not in columns:
+        raise InvalidInput(
+            f"{place} has no column {key!r} for a key; its columns are {', '.join(columns)}"
+        )
+    given = {"name": quoted, "table": oid, "key": key}
+    number, filled, sequence, unique = connection.execute(_KEY, given).fetchone()
+    if not pa.types.is_integer(columns[key].arrow_type) or not filled or not unique:
+        raise InvalidInput(
+            f"{place}: the key {key!r} must be whole numbers, NOT NULL, with a unique index of its "
+            f"own, such as a primary key; it is {columns[key].postgres_type}"
+            f"{'' if filled else ', may be NULL'}{'' if unique else ', and has no such index'}"
+        )
+    return PostgresTable(
+        oid=oid,
+        key_number=number,
+        name=f"{schema}.{name}",
+        quoted=quoted,
+        key=key,
+        columns=columns,
+        sequence=sequence,
+        place=place,
+    )
+
+
+def _arrow_type(postgres_type: str, modifier: int) -> pa.DataType:
+    if postgres_type == "numeric" and modifier >= 4:
+        digits, scale = (modifier - 4) >> 16 & 0xFFFF, modifier - 4 & 0x7FF
+        if digits <= _MOST_DIGITS and scale <= digits:  # a negative scale is a large one here
+            return pa.decimal128(digits, scale)
+    return _EXACT.get(postgres_type, pa.string())
+
+
+def _decode(content: bytes, columns: Sequence[Column], *, place: str) -> FetchedRows:
+    """The rows of a COPY in CSV; the first column is the key, which names a row."""
+    names = [f"{number}" for number in range(len(columns))]
+    try:
+        texts = pyarrow.csv.read_csv(
+            io.BytesIO(content),
+            read_options=pyarrow.csv.ReadOptions(
+                column_names=names,
+                use_threads=False,
+                block_size=min(len(content) + 1, _LARGEST),  # a row must fit into a block
+            ),
+            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()),
+                strings_can_be_null=True,
+                null_values=[""],
+                quoted_strings_can_be_null=False,  # NULL comes bare, an empty text in quotes
+            ),
+        ).combine_chunks()
+        arrays = [text.chunk(0) if text.num_chunks else pa.array([], pa.string()) for text in texts]
+        parsed = [column.parse(text) for column, text in zip(columns, arrays, strict=True)]
+    except pa.ArrowInvalid as problem:
+        reason = str(problem).partition("\n")[0]
+        raise InvalidInput(f"{place} sent what cannot be read: {reason}") from problem
+    table = pa.table([values for values, _ in parsed], names=[column.name for column in columns])
+    masks = np.array([bad.to_numpy(zero_copy_only=False) for _, bad in parsed])  # columns x rows
+    unusable = masks.any(axis=0)
+    rejected = []
+    for row in np.flatnonzero(unusable).tolist():
+        cells = {
+            column.name: text[row].as_py() for column, text in zip(columns, arrays, strict=True)
+        }
+        at = columns[int(masks[:, row].argmax())]
+        rejected.append(
+            Rejected(
+                where=f"{place}, {columns[0].name} = {cells[columns[0].name]}",
+                reason=f"{at.name} is {cells[at.name]}, which {at.arrow_type} lacks",
+                row=", ".join(f"{name}: {value}" for name, value in cells.items())[:SHOWN],
+            )
+        )
+    return FetchedRows(
+        table=table.filter(pa.array(~unusable)) if rejected else table,
+        rejected=rejected,
+        rows=table.num_rows,
+        last=int(arrays[0][-1].as_py()),
+    )

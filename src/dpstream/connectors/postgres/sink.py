@@ -12,10 +12,9 @@ import pyarrow.compute as pc
 from psycopg.errors import DuplicateSchema, UniqueViolation
 
 from dpstream.connectors.database import DatabaseSink, identifier
-from dpstream.connectors.encode import csv
-from dpstream.connectors.options import ServerOptions
+from dpstream.connectors.encode import csv, hexadecimal
 from dpstream.connectors.postgres.client import connect_function, raise_away
-from dpstream.connectors.retry import ServerAway, unreachable
+from dpstream.connectors.server_base import ServerAway, ServerOptions, unreachable
 from dpstream.errors import InvalidInput
 
 _LONGEST_NAME = 63  # PostgreSQL cuts longer names without a word
@@ -29,6 +28,7 @@ class PostgresSink(DatabaseSink):
     """
 
     placeholder, errors = "%s", psycopg.Error
+    advice = "grant what is missing to the user of the address, or name another schema"
 
     def __init__(self, options: ServerOptions) -> None:
         self._schema = options.text("schema") or "public"
@@ -74,10 +74,6 @@ class PostgresSink(DatabaseSink):
             f"COPY {name} FROM STDIN (FORMAT csv, HEADER true, NULL '', ENCODING 'UTF8')"
         ) as copy:
             copy.write(csv(texts))
-
-    def advice(self) -> str:
-        """Do what the server says."""
-        return "grant what is missing to the user of the address, or name another schema"
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -146,12 +142,9 @@ def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
         kind = column.type
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        shown = (None if b is None else f"\\x{b.hex()}" for b in column.to_pylist())
-        return pa.chunked_array([pa.array(shown, pa.string())])
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return pc.replace_substring(column, "\0", "\ufffd")
-    return column
+    return hexadecimal(column, prefix="\\x")
 
 
 from_options = PostgresSink

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import psycopg
 import pyarrow as pa
 
-from dpstream.connectors.options import ServerOptions
-from dpstream.connectors.postgres.client import connect_function, one_line, raise_away
-from dpstream.connectors.postgres.table import PostgresTable, find_table
-from dpstream.connectors.retry import ServerAway, unreachable
-from dpstream.connectors.server_log import ServerLog
+from dpstream.connectors.postgres.client import (
+    PostgresTable,
+    connect_function,
+    find_table,
+    one_line,
+    raise_away,
+)
+from dpstream.connectors.server_base import ServerAway, ServerLog, ServerOptions, unreachable
 from dpstream.errors import InvalidInput, InvalidParameter, RowsLost
-from dpstream.records import Batch, Position
+from dpstream.records import Batch, Columns, Position
 
 _ROWS = 1 << 16  # of one chunk
 _POLL = 0.05  # seconds between two looks for the end of a bounded source
@@ -91,21 +95,17 @@ class PostgresSource(ServerLog[TablePosition]):
         if until is not None and not until.lstrip("-").isdigit():
             raise InvalidParameter(f"{self._where}: until must be a key; got {until!r}")
         self._connection: Any = None
+        self._last_chunk: tuple[int | None, int, int] | None = None  # after, up to, rows
         try:
-            with raise_away():
-                self._connection = self._connect()
-                self._table = find_table(self._connection, table, key, self._where)
-                self._settle = choose_settle(self._connection, self._table, settle, self._lag)
+            with self._use_connection() as connection:
+                self._table = find_table(connection, table, key, self._where)
+                self._settle = choose_settle(connection, self._table, settle, self._lag)
         except ServerAway as problem:
             raise unreachable(self._where, problem) from problem
-        except psycopg.Error as problem:
-            raise self._refusal(problem) from problem
         except InvalidInput:
-            self._connection.close()
+            self.close()
             raise
         super().__init__(self._table.name, end=None if until is None else int(until), retry=retry)
-        self._horizon = Horizon(self._table, self._settle, self._lag)
-        self._checks = TableChecks(self._table)
 
     def columns(self, partition: str) -> dict[str, pa.DataType]:
         """The types of its columns."""
@@ -116,8 +116,6 @@ class PostgresSource(ServerLog[TablePosition]):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-        self._horizon = Horizon(self._table, self._settle, self._lag)  # another server may answer
-        self._checks.seen = False
 
     def parse_position(self, position: Position) -> TablePosition:
         """The three items of a position."""
@@ -126,50 +124,57 @@ class PostgresSource(ServerLog[TablePosition]):
             None if begin is None else int(begin), None if key is None else int(key), int(rows)
         )
 
-    def no_rows(self, position: Position, columns: Sequence[str] | None, *, done: bool) -> Batch:
+    def no_rows(self, position: Position, columns: Columns, *, done: bool) -> Batch:
         """No rows, of the columns that are asked for."""
-        table = self._table.no_rows(self._table.select(columns))
-        return Batch(table=table, position=position, done=done)
+        return Batch(table=self._table.no_rows(columns), position=position, done=done)
 
     def read_next(
-        self, at: TablePosition | None, goal: TablePosition | None, columns: Sequence[str] | None
+        self, at: TablePosition | None, goal: TablePosition | None, columns: Columns
     ) -> Batch:
         """The next rows, as far as they are settled."""
         try:
-            with raise_away():
-                if self._connection is None:
-                    self._connection = self._connect()
+            with self._use_connection():
                 return self._fetch(at, goal, columns)
         except ServerAway:
             self.close()
             raise
+
+    @contextmanager
+    def _use_connection(self) -> Iterator[Any]:
+        """A connection; `ServerAway` if the server is, InvalidInput for what it refuses."""
+        try:
+            with raise_away():
+                if self._connection is None:
+                    self._connection = self._connect()
+                    self._horizon: Horizon | None = None  # another server may answer
+                    self._row_seen = False  # was the row of the position there?
+                yield self._connection
         except psycopg.Error as problem:
-            raise self._refusal(problem) from problem
+            raise InvalidInput(f"{self._where} refuses: {one_line(problem)}") from problem
 
     def _fetch(
-        self, at: TablePosition | None, goal: TablePosition | None, columns: Sequence[str] | None
+        self, at: TablePosition | None, goal: TablePosition | None, columns: Columns
     ) -> Batch:
-        names = self._table.select(columns)
         stop = self._last_settled(at) if goal is None else goal.key
         if at is None and (goal is not None or self._latest):
             begin = stop if goal is None else goal.begin
             at = TablePosition(begin, begin, 0)
         at = at or _START
         if goal is None:
-            self._checks.refuse_straggler(self._connection, at.key)
+            self._refuse_straggler(at.key)
         if stop is None or (at.key is not None and at.key >= stop):
             # From now on, though there is nothing yet: a position that says so.
             position = list(at) if at != _START or self._latest else None
             return self.no_rows(position, columns, done=True)
-        fetched = self._table.fetch(self._connection, names, at.key, stop, _ROWS)
+        fetched = self._table.fetch(self._connection, columns, at.key, stop, _ROWS)
         last, full = fetched.last, fetched.rows == _ROWS
         if not full and (goal is not None or self.bounded):
             last = stop
         after = TablePosition(at.begin, at.key if last is None else last, at.rows + fetched.rows)
         if goal is not None and after.key == goal.key and after != goal:
-            raise self._checks.other_rows(goal.rows - at.rows, fetched.rows, at.key, goal.key)
+            raise self._other_rows(goal.rows - at.rows, fetched.rows, at.key, goal.key)
         if goal is None and last is not None:
-            self._checks.last_chunk = (at.key, last, fetched.rows)
+            self._last_chunk = (at.key, last, fetched.rows)
         return Batch(
             table=fetched.table,
             position=None if after == _START else list(after),
@@ -180,50 +185,33 @@ class PostgresSource(ServerLog[TablePosition]):
 
     def _last_settled(self, at: TablePosition | None) -> int | None:
         """The last key that is settled; of a bounded source its end, which is waited for."""
-        key, settled = None if at is None else at.key, self._horizon.settled
+        horizon = self._horizon = self._horizon or Horizon(self._table, self._settle, self._lag)
+        key, settled = None if at is None else at.key, horizon.settled
         if key is None or settled is None or key >= settled:
-            largest = self._horizon.look(self._connection)
+            largest = horizon.look(self._connection)
             if at is not None and at.rows:
-                self._checks.refuse_other_table(self._connection, at.key, largest)
-            while self._end is not None and (self._horizon.settled or self._end - 1) < self._end:
-                self._checks.refuse_early_end(largest, self._lag, self._end)
+                self._refuse_other_table(at.key, largest)
+            while self._end is not None and (horizon.settled or self._end - 1) < self._end:
+                if largest is None or largest - self._lag < self._end:
+                    behind = f", {self._lag} of which are left alone," if self._lag else ""
+                    raise InvalidInput(
+                        f"{self._table.place} ends at {self._table.key} {largest}{behind} before "
+                        f"until={self._end}; wait, or name an earlier end"
+                    )
                 time.sleep(_POLL)
-                largest = self._horizon.look(self._connection)
-        return self._horizon.settled if self._end is None else self._end
+                largest = horizon.look(self._connection)
+        return horizon.settled if self._end is None else self._end
 
-    def _refusal(self, problem: Exception) -> InvalidInput:
-        return InvalidInput(f"{self._where} refuses: {one_line(problem)}")
-
-
-class TableChecks:
-    """What a source remembers of its table, to notice that it changed or that rows were missed."""
-
-    def __init__(self, table: PostgresTable) -> None:
-        self._table = table
-        self.seen = False
-        """The row of the position was there, for who is connected now."""
-        self.last_chunk: tuple[int | None, int, int] | None = None
-        """After which key it was read, up to which, and how many rows."""
-
-    def refuse_early_end(self, largest: int | None, lag: int, end: int) -> None:
-        """A bounded source must have its end."""
-        if largest is None or largest - lag < end:
-            behind = f", {lag} of which are left alone," if lag else ""
-            raise InvalidInput(
-                f"{self._table.place} ends at {self._table.key} {largest}{behind} before until="
-                f"{end}; wait, or name an earlier end"
-            )
-
-    def refuse_other_table(self, connection: Any, key: int | None, largest: int | None) -> None:
+    def _refuse_other_table(self, key: int | None, largest: int | None) -> None:
         """The last row that was read must be there, or no key was handed out after it.
 
         Otherwise rows that nobody has read may be gone too. Who has seen the row, and looks again
         and again, need not look for it any more.
         """
-        if key is None or (self.seen and (largest is None or largest >= key)):
+        if key is None or (self._row_seen and (largest is None or largest >= key)):
             return
-        there = self._table.count(connection, key - 1, key, 1)
-        last = largest if there else self._table.last_of_sequence(connection)
+        there = self._table.count(self._connection, key - 1, key, 1)
+        last = largest if there else self._table.last_of_sequence(self._connection)
         if last is None or last < key or (not there and last != key):
             raise RowsLost(
                 f"{self._table.place} was read up to {self._table.key} {key}, and that row is gone"
@@ -231,31 +219,33 @@ class TableChecks:
                 "not read may be gone too; restore them, or start anew with another state "
                 "directory"
             )
-        self.seen = True
+        self._row_seen = True
 
-    def refuse_straggler(self, connection: Any, key: int | None) -> None:
+    def _refuse_straggler(self, key: int | None) -> None:
         """Count the last chunk again: a row that came behind it would never be read."""
-        if self.last_chunk is None or self.last_chunk[1] != key:
+        if self._last_chunk is None or self._last_chunk[1] != key:
             return
-        (after, upto, rows), self.last_chunk = self.last_chunk, None
-        if self._table.count(connection, after, upto, rows + 1) > rows:
+        (after, upto, rows), self._last_chunk = self._last_chunk, None
+        if self._table.count(self._connection, after, upto, rows + 1) > rows:
             raise InvalidInput(
                 f"{self._table.place}: a row came with a {self._table.key} up to {upto}, after all "
                 "rows up to there were read; say settle=transactions if keys are taken before the "
                 "INSERT, or lag=N to stay N keys behind the largest"
             )
 
-    def other_rows(self, were: int, rows: int, after: int | None, key: int | None) -> InvalidInput:
+    def _other_rows(self, were: int, rows: int, after: int | None, key: int | None) -> InvalidInput:
         """A replay found another number of rows."""
-        span = f"with {self._table.key} after {after} up to {key}"
+        span = (
+            f"{were} rows of {self._table.place} with {self._table.key} after {after} up to {key}"
+        )
         if rows < were:
             return RowsLost(
-                f"a step has read {were} rows of {self._table.place} {span}, and {rows} of them "
-                "are left; restore them, or start anew with another state directory"
+                f"a step has read {span}, and {rows} of them are left; restore them, or start anew "
+                "with another state directory"
             )
         return InvalidInput(
-            f"a step has read {were} rows of {self._table.place} {span}, and there are {rows} now: "
-            "rows were put in behind it, and the same noise must not meet other rows; remove them"
+            f"a step has read {span}, and there are {rows} now: rows were put in behind it, and "
+            "the same noise must not meet other rows; remove them"
         )
 
 

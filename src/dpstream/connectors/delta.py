@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.connectors.encode import another_run, run_of, with_numbers
-from dpstream.connectors.options import is_uri
+from dpstream.connectors.server_base import is_uri
 from dpstream.connectors.storage import open_folder, safe_name
 from dpstream.errors import StateError
 from dpstream.optional import optional
@@ -102,14 +102,8 @@ class DeltaSink:
         with writing(folder):
             lines = map(json.loads, commit.read_text(encoding="utf-8").splitlines())
             files = [folder / line["add"]["path"] for line in lines if "add" in line]
-            for path in [*files, commit]:
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
-            for parent in (folder / "_delta_log", folder, folder.parent):
-                sync_directory(parent)
+            for path in [*files, commit, commit.parent, folder, folder.parent]:
+                sync_directory(path)  # a file is synced in the same way
 
     @contextmanager
     def _explain_errors(self, query: str) -> Iterator[None]:

@@ -1,20 +1,29 @@
-"""Standard input as a source: CSV with a header, or JSON lines if its first byte is a brace.
+"""Standard input as a source, and standard output as a sink.
 
-A pipe cannot be read twice, so the source is not replayable; `WriteAhead` makes it so.
+The input is CSV with a header, or JSON lines if its first byte is a brace. A pipe cannot be read
+twice, so the source is not replayable; `WriteAhead` makes it so. Releases are JSON lines.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+import sys
+from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Thread
+from typing import BinaryIO
 
+import pyarrow as pa
+
+from dpstream.connectors.encode import jsonl, with_numbers
 from dpstream.connectors.files.csv import CsvParser
 from dpstream.connectors.files.jsonl import JsonlParser
 from dpstream.connectors.files.text import BLOCK, LONGEST_LINE, Parser, empty_strings, rejected_rows
-from dpstream.errors import InvalidInput
-from dpstream.records import Batch, Position
+from dpstream.connectors.storage import open_folder
+from dpstream.errors import InvalidInput, StateError
+from dpstream.privacy.state.durable_files import writing
+from dpstream.records import Batch, Columns, Position
 
 NAME = "stdin"
 _READ_BYTES = 1 << 16
@@ -52,12 +61,7 @@ class StandardInput:
         """Text declares no types."""
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """What has come since the last read, whole lines only."""
         if (position or 0) != self._at or until is not None:
@@ -78,10 +82,11 @@ class StandardInput:
         while not self._queue.empty():
             self._queue.get_nowait()
 
-    def _parse(self, block: bytes, columns: Sequence[str] | None) -> Batch:
+    def _parse(self, block: bytes, columns: Columns) -> Batch:
         used, table, rejected = 0, empty_strings(columns), []
         if self._parser is None and block:
-            self._parser = JsonlParser(NAME) if _is_json(block) else CsvParser(NAME)
+            is_json = block.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
+            self._parser = JsonlParser(NAME) if is_json else CsvParser(NAME)
             head = self._parser.head(block, final=self._final)
             if head is None:
                 self._parser = None
@@ -127,5 +132,65 @@ class StandardInput:
                 return
 
 
-def _is_json(block: bytes) -> bool:
-    return block.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
+# Releases as JSON lines on standard output.
+
+
+class StdoutSink:
+    """One JSON object a row, with the query's name and the numbers of window and release.
+
+    Nobody can ask a pipe what it has received. Within a process a release is written once. With
+    `journal`, a small file that lists what was written, this holds across restarts too, except
+    for a release during which the process was killed: that one may come twice.
+    """
+
+    def __init__(self, stream: BinaryIO | None = None, *, journal: Path | None = None) -> None:
+        self._stream = sys.stdout.buffer if stream is None else stream
+        self._journal = journal
+        self._done: set[tuple[str, int, int]] = set()
+        if journal is not None:
+            open_folder(journal.parent)
+            self._done = _read_journal(journal)
+
+    def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Write the rows, unless they were written before."""
+        key = (name, window, trigger)
+        if key in self._done:
+            return
+        table = with_numbers(table, window, trigger)
+        if "query" not in table.column_names:
+            table = table.add_column(0, "query", pa.array([name] * table.num_rows, pa.string()))
+        try:
+            self._stream.write(jsonl(table))
+            self._stream.flush()
+        except BrokenPipeError as problem:
+            raise StateError(
+                "the reader of standard output has gone away; start it again and run again"
+            ) from problem
+        except OSError as problem:
+            raise StateError(f"standard output cannot be written: {problem}") from problem
+        self._done.add(key)
+        if self._journal is not None:
+            with writing(self._journal), self._journal.open("ab") as file:
+                file.write(json.dumps(key).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Standard output stays open."""
+
+
+def _read_journal(path: Path) -> set[tuple[str, int, int]]:
+    """What was written; a last line without its end was cut by a kill, and is cut off."""
+    if not path.exists():
+        return set()
+    with writing(path):
+        content = path.read_bytes()
+        lines = content[: content.rfind(b"\n") + 1]
+        if len(lines) < len(content):
+            os.truncate(path, len(lines))
+    try:
+        return {(str(q), int(w), int(t)) for q, w, t in map(json.loads, lines.splitlines())}
+    except (ValueError, TypeError) as problem:
+        raise StateError(
+            f"{path} is not a journal of releases: {problem}; name another one"
+        ) from problem

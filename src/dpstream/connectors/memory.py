@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +9,7 @@ import pyarrow as pa
 from dpstream.connectors.files.parquet import plain_type
 from dpstream.connectors.files.text import select_columns
 from dpstream.errors import InvalidInput
-from dpstream.records import Batch, Position
+from dpstream.records import Batch, Columns, Position
 
 ROWS = 1 << 18
 
@@ -54,12 +53,7 @@ class TableSource:
         return {field.name: field.type for field in self._table.schema}
 
     def read(
-        self,
-        partition: str,
-        position: Position,
-        *,
-        columns: Sequence[str] | None = None,
-        until: Position = None,
+        self, partition: str, position: Position, *, columns: Columns = None, until: Position = None
     ) -> Batch:
         """The next rows; a position is a row number."""
         names = select_columns("the table", self._table.column_names, columns)

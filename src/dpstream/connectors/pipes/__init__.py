@@ -1,1 +1,0 @@
-"""Standard input and output."""
