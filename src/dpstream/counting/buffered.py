@@ -32,11 +32,6 @@ from dpstream.records import Reals
 MOST_BUFFERS = 6
 MOST_STEPS = 2**40
 UNIT = 2.0**-53  # largest relative error of one rounded operation
-COMMON_STEPS = sorted(
-    {1, *(2**k for k in range(3, 31))}
-    | {10**k for k in range(1, 8)}
-    | {24, 30, 48, 52, 60, 96, 144, 168, 200, 288, 365, 500, 720, 1440, 8760, 86400}
-)
 
 
 def powers(decays: Reals, count: int) -> Reals:
@@ -153,7 +148,7 @@ def optimise(steps: int, buffers: int) -> tuple[float, ...]:
 
 @lru_cache(maxsize=1)
 def table() -> dict[str, list[float]]:
-    """The shipped parameters, by "steps/buffers"."""
+    """The shipped parameters, by "steps/buffers": what `optimise` says for common ones."""
     text = files("dpstream.counting").joinpath("blt_table.json").read_text("ascii")
     loaded: dict[str, list[float]] = json.loads(text)
     return loaded
@@ -168,16 +163,6 @@ def parameters(steps: int, buffers: int) -> tuple[float, ...]:
     """
     known = table().get(f"{steps}/{buffers}")
     return tuple(known) if known else optimise(steps, buffers)
-
-
-def table_text() -> str:
-    """The text of `blt_table.json`, computed anew (half a minute)."""
-    lines = [
-        f'"{steps}/{buffers}": {json.dumps(optimise(steps, buffers))}'
-        for steps in COMMON_STEPS
-        for buffers in range(1, MOST_BUFFERS + 1)
-    ]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,18 +249,15 @@ class BufferedLinearToeplitz:
         _advance_modes(state, 1 - self.mode_decays, self.weights, z, noise)
         return noise
 
-    def readout(self, step: int) -> Reals:
-        """The same weights at every step."""
-        check_whole("step", step, 0, self.steps)
+    @property
+    def readout(self) -> Reals:
+        """The weights."""
         return self.weights
 
-    def jump(self, start: int, stop: int) -> tuple[Reals, Reals]:
-        """Powers of the factors, and a square root of the modes' covariance."""
-        check_whole("stop", stop, 0, self.steps)
-        check_whole("start", start, 0, stop)
-        count = int(stop - start)
-        kept = np.diag(powers(self.mode_decays, count))
-        return kept, root(self.mode_decays, count)
+    def late_root(self, step: int) -> Reals:
+        """A square root of the modes' covariance."""
+        check_whole("step", step, 1, self.steps)
+        return root(self.mode_decays, int(step))
 
 
 @compiled
@@ -376,18 +358,18 @@ class LastTwice:
             noise += self._newest * z
         return noise
 
-    def readout(self, step: int) -> Reals:
+    @property
+    def readout(self) -> Reals:
         """That of the process; the state at the last step is weighed already."""
-        return self.process.readout(step)
+        return self.process.readout
 
-    def jump(self, start: int, stop: int) -> tuple[Reals, Reals]:
-        """To the last step: to the one before it, and one step on."""
-        if stop < self.steps or start == stop:
-            return self.process.jump(start, stop)
-        kept, fresh = self.process.jump(start, stop - 1)
-        step = self.weights[0] * np.diag(self.process.jump(stop - 1, stop)[0])
-        newest = self.weights[0] + self._other_row
-        return kept * step, np.vstack([fresh * step, newest])
+    def late_root(self, step: int) -> Reals:
+        """That of the process; at the last step, of the one before it and one step on."""
+        if step != self.steps:
+            return self.process.late_root(step)
+        before = root(self.process.mode_decays, step - 1)
+        decayed = before * (self.weights[0] * powers(self.process.mode_decays, 1))
+        return np.vstack([decayed, self.weights[0] + self._other_row])
 
     @cached_property
     def _other_row(self) -> Reals:

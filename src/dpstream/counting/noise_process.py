@@ -32,23 +32,15 @@ class NoiseProcess(Protocol):
     def advance(self, state: Reals, step: int, z: Reals) -> Reals:
         """Move `state` in place from `step - 1` to `step`; return the noise of `step`, `[keys]`."""
 
-    def readout(self, step: int) -> Reals:
-        """The vector r with noise = state @ r at `step`."""
+    @property
+    def readout(self) -> Reals:
+        """The vector r with noise = state @ r, at every step."""
 
-    def jump(self, start: int, stop: int) -> tuple[Reals, Reals]:
-        """(F, R) such that state_stop has the law of state_start @ F + z @ R, z standard normal.
+    def late_root(self, step: int) -> Reals:
+        """R such that the state at `step` has the law of z @ R, z standard normal.
 
-        `R` has one row per normal needed and R.T @ R is the covariance of the increment.
+        `R` has one row per normal needed and R.T @ R is the covariance of the state.
         """
-
-    def row_norm(self, step: int) -> float:
-        """L2 norm of row `step` of B: the noise's standard deviation for sigma = 1."""
-
-    def error(self) -> Reals:
-        """L2 norms of all rows of B, `[steps]`."""
-
-    def column_norm(self) -> float:
-        """Largest L2 norm of a column of C: the sensitivity of a unit impulse, at any step."""
 
 
 def late_start(process: NoiseProcess, step: int, z: Reals) -> tuple[Reals, Reals]:
@@ -66,7 +58,7 @@ def late_start(process: NoiseProcess, step: int, z: Reals) -> tuple[Reals, Reals
     state = np.zeros((z.shape[0], process.width))
     for row in range(root.shape[0]):  # fixed order of addition, the same on every machine
         state += z[:, row, None] * root[row]
-    readout = process.readout(step)
+    readout = process.readout
     noise = np.zeros(z.shape[0])
     for column in range(process.width):
         noise += state[:, column] * readout[column]
@@ -80,8 +72,8 @@ def late_normals(process: NoiseProcess, step: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _late_root(process: NoiseProcess, step: int) -> Reals:
-    """A square root of the state's covariance at `step`; processes are frozen, so it is kept."""
-    return process.jump(0, step)[1]
+    """Processes are frozen, so it is kept."""
+    return process.late_root(step)
 
 
 def check_whole(name: str, value: Any, low: int, high: int) -> None:

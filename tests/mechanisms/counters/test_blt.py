@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from dpstream.counting.buffered import (
-    COMMON_STEPS,
     BufferedLinearToeplitz,
     exact,
     gram,
@@ -68,7 +67,7 @@ def test_closed_form_covariance_equals_long_streams() -> None:
     factors = (1 - counter.mode_decays)[None, :] ** np.arange(5000)[:, None]
 
     np.testing.assert_allclose(gram(counter.mode_decays, 5000), factors.T @ factors, rtol=1e-11)
-    _, root = counter.jump(0, 5000)
+    root = counter.late_root(5000)
     np.testing.assert_allclose(root.T @ root, factors.T @ factors, rtol=1e-12)
     assert root.shape == (4, 4)
 
@@ -102,7 +101,9 @@ def test_required_errors() -> None:
 
 def test_table_is_what_the_optimiser_finds() -> None:
     """Shipped parameters are complete and as good as freshly optimised ones."""
-    assert len(table()) == 6 * len(COMMON_STEPS)
+    steps = sorted({int(key.partition("/")[0]) for key in table()})
+    assert set(table()) == {f"{count}/{buffers}" for count in steps for buffers in range(1, 7)}
+    assert {2**k for k in range(3, 31)} | {10**k for k in range(8)} | {365, 1440, 86400} <= {*steps}
     for steps, buffers in ((8, 1), (365, 4), (2**20, 3), (2**30, 6)):
         fresh = BufferedLinearToeplitz(
             steps=steps, buffers=buffers, decays=optimise(steps, buffers)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from dpstream.mechanisms.base import SeriesMechanism, Spender
-from dpstream.mechanisms.parts.batches import check_delay, releases
+from dpstream.mechanisms.base import Spender
+from dpstream.mechanisms.parts.batches import DelayedMechanism, releases
 from dpstream.mechanisms.parts.block_filter import Beliefs, expected_errors, lengths
 from dpstream.privacy.ledger.charges import Cells
 from dpstream.privacy.state.serial import storable
@@ -30,7 +30,7 @@ class BlockState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockSmoother(SeriesMechanism, identity="block_smoother", keys="delay"):
+class BlockSmoother(DelayedMechanism, identity="block_smoother"):
     """Noisy sums of blocks of steps, whose length is learnt from them, smoothed over the delay.
 
     All of epsilon goes into the sums: the mean of b values has b times less noise than one value.
@@ -53,12 +53,7 @@ class BlockSmoother(SeriesMechanism, identity="block_smoother", keys="delay"):
     (200, True)
     """
 
-    delay: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        why = "BlockSmoother: a block has at least one step"
-        object.__setattr__(self, "delay", check_delay(self.delay, 1, why))
+    why_least: ClassVar[str] = "a block has at least one step"
 
     def step(
         self, state: BlockState | None, x: Integers, spend: Spender

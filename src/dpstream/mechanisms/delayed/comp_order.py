@@ -19,7 +19,7 @@ import numpy as np
 
 from dpstream.compiled import njit
 from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.batches import DelayedMechanism
+from dpstream.mechanisms.parts.batches import DelayedMechanism, SharedMechanism
 from dpstream.mechanisms.parts.block_filter import Beliefs
 from dpstream.mechanisms.parts.grouping import History
 from dpstream.privacy.sensitivity import comparison_change
@@ -168,7 +168,7 @@ class ComparedState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompOrder(DelayedMechanism, identity="comp_order"):
+class CompOrder(DelayedMechanism, SharedMechanism, identity="comp_order"):
     """Noise on every value, and noisy comparisons with the `delay` values before and after it.
 
     The window slides: every step publishes the value of `delay` steps ago. With `shrink`, a value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from dpstream.mechanisms import find, name_of
 from dpstream.mechanisms.base import SeriesMechanism, Spender, whole
 from dpstream.mechanisms.parts.batches import (
     BatchMechanism,
+    DelayedMechanism,
     GroupedMechanism,
-    Payment,
+    LabelledBatch,
     SharedMechanism,
-    check_delay,
     releases,
 )
 from dpstream.mechanisms.parts.grouping import History
@@ -99,9 +99,9 @@ class TruncationState:
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityTruncation(
-    SeriesMechanism,
+    DelayedMechanism,
     identity="sensitivity_truncation",
-    keys="delay inside options every share candidates sampled",
+    keys="inside options every share candidates sampled",
 ):
     """Any event-level mechanism, on values truncated at a bound that is renewed now and then.
 
@@ -129,18 +129,16 @@ class SensitivityTruncation(
     True
     """
 
-    delay: int
     inside: str = "contin_group"
     options: tuple[tuple[str, Any], ...] = ()
     every: int = 5
     share: Amount = Fraction(1, 2)
     candidates: int = 20
     sampled: int = 0
+    why_least: ClassVar[str] = "a bound is chosen from a batch of values"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        why = "SensitivityTruncation: a bound is chosen from a batch of values"
-        object.__setattr__(self, "delay", check_delay(self.delay, 1, why))
         object.__setattr__(self, "options", pairs_of(self.options))
         for name, least in (("every", 1), ("candidates", 2), ("sampled", 0)):
             object.__setattr__(self, name, whole(getattr(self, name), name, at_least=least))
@@ -223,8 +221,8 @@ class SensitivityTruncation(
         low = np.minimum(x, state.bound)
         if self.batched:
             inside = self.at(state.bound)
-            held = state.inside or inside.open_batch(len(x), inside.no_groups(len(x)))
-            state = replace(state, inside=inside.take(held, low, spend))
+            batch = state.inside or inside.open_batch(len(x), inside.no_groups(len(x)))
+            state = replace(state, inside=inside.take(batch, low, spend))
             return self._close(state, spend) if state.count == self.delay else (state, [])
         now = self.at(state.bound, choosing=self._chooses(state))
         began = now.start() if state.inside is None else state.inside
@@ -276,41 +274,42 @@ class SensitivityTruncation(
         self, state: TruncationState, spend: Spender
     ) -> tuple[TruncationState, list[Release]]:
         """End of a batch of a mechanism that publishes batches."""
-        inside, held = self.at(state.bound), state.inside
+        inside, batch, bound = self.at(state.bound), state.inside, state.bound
         cells = Cells(first=spend.step - state.count + 1, last=spend.step)
-        block, (_, labels) = self._block(state), inside.contents(held)
-        bound, epsilon, keep, paid = state.bound, inside.for_values, None, None
+        block, (_, labels) = self._block(state), batch.contents()
+        keep = paid = None
         if self._chooses(state) and self.sampled:
+            epsilon = inside.for_values
             labels = inside.label(np.minimum(block, bound), labels, cells, spend)
             paid = spend.pay(
-                block,
-                sensitivity=self.change,
-                epsilon=epsilon,
-                purpose="values",
-                cells=cells,
+                block, sensitivity=self.change, epsilon=epsilon, purpose="values", cells=cells
             )
             keep = unsampled_mask(labels, self.sampled)
             bound = self._choose(block[keep == 0], cells, epsilon, spend, paid)
-        elif self._chooses(state):
-            bound = self._choose(block.ravel(), cells, self.for_bound, spend)
-        after = self.at(bound)
-        if keep is None:  # labels that are made under the new bound are paid for by its parts
-            epsilon = min(epsilon, after.for_values)
+            after = self.at(bound)
+            publisher = inside if inside.labels_read_range else after
+        else:
+            if self._chooses(state):
+                bound = self._choose(block.ravel(), cells, self.for_bound, spend)
+            # labels that are made under the new bound are paid for by its parts
+            publisher = after = self.at(bound)
+            epsilon = min(inside.for_values, after.for_values)
             epsilon -= self.for_bound if self._chooses(state) else 0
-        groups = held.groups if bound == state.bound else after.no_groups(block.shape[1])
-        speaker = inside if keep is not None and inside.labels_read_range else after
-        low = np.minimum(block, bound)
-        if keep is None:
-            labels = after.label(low, labels, cells, spend)
-        if speaker is after:
-            held = replace(held, groups=groups)
-        learnt = speaker.next_groups(held, labels)
-        payment = Payment(epsilon=epsilon, cells=cells, keep=keep, paid=paid)
-        values = speaker.answer(low, labels, learnt, payment, spend)
-        if speaker is after:
-            groups = learnt
-        state = self._next(state, bound, after.open_batch(block.shape[1], groups))
-        return state, releases(cells.first, values)
+            labels = after.label(np.minimum(block, bound), labels, cells, spend)
+        groups = batch.groups if bound == state.bound else after.no_groups(block.shape[1])
+        known = publisher.next_groups(groups if publisher is after else batch.groups, labels)
+        labelled = LabelledBatch(
+            block=np.minimum(block, bound),
+            labels=labels,
+            epsilon=epsilon,
+            cells=cells,
+            groups=known,
+            keep=keep,
+            paid=paid,
+        )
+        values = publisher.answer(labelled, spend)
+        following = after.open_batch(block.shape[1], known if publisher is after else groups)
+        return self._next(state, bound, following), releases(cells.first, values)
 
     def _choose(
         self,
