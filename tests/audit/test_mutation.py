@@ -12,7 +12,7 @@ from dpstream.audit.mechanism_samplers import PooledSpend
 from dpstream.audit.query_samplers import QueryRuns, Scenario
 from dpstream.audit.query_targets import day_query
 from dpstream.audit.replay import Changed, Recorder, drive, replay
-from dpstream.counting.keyed_noise import advance_noise
+from dpstream.counting.noise_process import advance_noise
 from dpstream.mechanisms import REGISTRY
 from dpstream.mechanisms.counters import unbounded
 from dpstream.privacy import sensitivity

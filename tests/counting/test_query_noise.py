@@ -16,7 +16,7 @@ from dpstream.counting.float_error import (
     query_error,
     query_sigma,
 )
-from dpstream.counting.keyed_noise import advance_noise
+from dpstream.counting.noise_process import advance_noise
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
 from dpstream.privacy.accounting.accountant import delta_of
 from dpstream.privacy.accounting.calibration import mu_squared_for

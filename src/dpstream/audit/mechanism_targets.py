@@ -45,8 +45,8 @@ from dpstream.audit.neighbours import Pair, block, dominating_user, pairs_of, us
 from dpstream.audit.targets import Catalogue, Exact, Maker, Target, by_name
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
+from dpstream.mechanisms.counters.factorised_counter import CounterMechanism, CountingParameters
 from dpstream.mechanisms.infinite.dpi import Dpi
-from dpstream.mechanisms.parts.factorised_counter import CounterMechanism, CountingParameters
 from dpstream.mechanisms.release import bounded_counts
 from dpstream.mechanisms.w_event.uniform import Uniform
 from dpstream.privacy.accounting.curves import zcdp_epsilon

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from dpstream.mechanisms.base import Delayed, HistogramMechanism, Mechanism, SeriesMechanism
-from dpstream.mechanisms.parts.factorised_counter import CountingParameters
+from dpstream.mechanisms.counters.factorised_counter import CountingParameters
 from dpstream.records import Integers
 
 _MILLION = 10**6

@@ -8,8 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpstream.counting.binary_tree import Honaker, Tree
-from dpstream.counting.coders import NodeCode, NodeCoder
-from dpstream.mechanisms.parts.factorised_counter import TreeMechanism
+from dpstream.mechanisms.counters.factorised_counter import NodeCode, NodeCoder, TreeMechanism
 from dpstream.records import Integers, Reals
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from dpstream.counting.binary_tree import Tree
-from dpstream.mechanisms.parts.factorised_counter import TreeMechanism
+from dpstream.mechanisms.counters.factorised_counter import TreeMechanism
 
 
 @dataclass(frozen=True, kw_only=True)

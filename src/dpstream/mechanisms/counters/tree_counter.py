@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpstream.mechanisms.parts.factorised_counter import TreeMechanism
+from dpstream.mechanisms.counters.factorised_counter import TreeMechanism
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 
 from dpstream.counting.buffered import MOST_STEPS, BufferedLinearToeplitz, parameters
-from dpstream.counting.coders import BufferedCoder
 from dpstream.counting.noise_process import check_whole
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import Spender, release_or_hold
-from dpstream.mechanisms.parts.factorised_counter import CounterState, CountingParameters, grid_bits
+from dpstream.mechanisms.counters.factorised_counter import (
+    BufferedCoder,
+    CounterState,
+    CountingParameters,
+    grid_bits,
+)
 from dpstream.privacy.amounts import gaussian_stddev
 from dpstream.privacy.sensitivity import encoded_change
 from dpstream.privacy.state.serial import storable
