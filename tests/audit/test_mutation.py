@@ -160,8 +160,8 @@ def test_a_fifth_less_in_a_plan_is_more_than_the_query_pays_for(name, monkeypatc
     assert not spends_more_than_it_pays(query)
     from dpstream.query import noise_plan as plan
 
-    real = plan.query_sigma
-    monkeypatch.setattr(plan, "query_sigma", lambda *a, **k: Fraction(real(*a, **k)) * LESS)
+    real = plan.sigma_for
+    monkeypatch.setattr(plan, "sigma_for", lambda *a, **k: Fraction(real(*a, **k)) * LESS)
 
     assert spends_more_than_it_pays(query)
 

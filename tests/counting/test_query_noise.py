@@ -14,7 +14,7 @@ from dpstream.counting.float_error import (
     float_error,
     path_error,
     query_error,
-    query_sigma,
+    sigma_for,
 )
 from dpstream.counting.noise_process import advance_noise
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
@@ -113,7 +113,7 @@ def test_float_error_adds_over_groups_and_columns():
     each = [
         float_error(
             long,
-            sigma=float(query_sigma(long, sensitivity=size, mu_squared=mu_squares[0])),
+            sigma=float(sigma_for(long, sensitivity=size, mu_squared=mu_squares[0])),
             quantum=1.0,
         )
         for size in COLUMNS

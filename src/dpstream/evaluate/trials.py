@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import blake2b
@@ -188,7 +188,9 @@ def _run(
     ledger.open(_DATASET, Terms(unit="w_event", total=total, window=mechanism.window))
     runner = Runner(mechanism, ledger=ledger, dataset=_DATASET, name=name, **noise)
     seconds, paid, errors, released = 0.0, 0, [], []
-    for chunk in _chunks(block):
+    size = max(16, min(1024, _CHUNK // block.shape[1]))
+    for first in range(0, len(block), size):
+        chunk = block[first : first + size]
         began = time.perf_counter()
         releases = [release for batch in runner.feed(chunk) for release in batch]
         seconds += time.perf_counter() - began
@@ -216,11 +218,6 @@ def _run(
         spent=float(Fraction(book["spent"]) / epsilon),
         seconds=seconds,
     )
-
-
-def _chunks(block: Integers) -> Iterable[Integers]:
-    size = max(16, min(1024, _CHUNK // block.shape[1]))
-    return (block[first : first + size] for first in range(0, len(block), size))
 
 
 def fixed_noise(fixed: str | None, run: int) -> dict[str, Any]:

@@ -165,19 +165,14 @@ class BufferedCoder(Coder):
 
     def encode(self, state: BufferCode, step: int, x: Integers) -> tuple[BufferCode, Integers]:
         """X and the weighted buffers; then the buffers decay and take x in."""
-        new = [int(value) for value in x]
-        total = [value << (_FINE + _FACTOR) for value in new]
-        buffers = []
+        new: Any = x.astype(object)  # Python's integers have any number of bits
+        total, buffers = new << (_FINE + _FACTOR), []
         for (decay, weight), buffer in zip(self._factors, state.encoder, strict=True):
-            total = [sum_ + weight * u for sum_, u in zip(total, buffer, strict=True)]
-            buffers.append(
-                [
-                    (value << _FINE) + u + (-decay * u >> _FACTOR)
-                    for value, u in zip(new, buffer, strict=True)
-                ]
-            )
-        drop = _FINE + _FACTOR - self.bits
-        values = np.array([min(max(sum_ >> drop, -_LIMIT), _LIMIT) for sum_ in total], np.int64)
+            u: Any = np.array(buffer, object)
+            total = total + weight * u
+            buffers.append(((new << _FINE) + u + (-decay * u >> _FACTOR)).tolist())
+        total = total >> (_FINE + _FACTOR - self.bits)
+        values = np.clip(total, -_LIMIT, _LIMIT).astype(np.int64)
         return replace(state, encoder=buffers), refuse_overflow(values, _LIMIT)
 
     def decode(self, state: BufferCode, step: int, noisy: Integers) -> tuple[BufferCode, Reals]:

@@ -101,8 +101,7 @@ class BlockSmoother(DelayedMechanism, identity="block_smoother"):
             purpose="block",
             cells=cells,
         )
-        lo = float(self.range[0] / self.range[2])
-        mean = (noisy / state.steps - lo) / float(self.change)
+        mean = (noisy / state.steps - self.grid_range[0]) / float(self.change)
         scale = 1.0 / (float(self.budget) * state.steps)
         beliefs = state.beliefs.learn(mean, first=cells.first, steps=state.steps, scale=scale)
         total, length = np.zeros_like(state.total), self.next_length(beliefs)

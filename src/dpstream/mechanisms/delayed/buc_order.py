@@ -148,7 +148,7 @@ class BucOrder(BatchMechanism, identity="buc_order", keys="bucket"):
     @cached_property
     def edges(self) -> Integers:
         """In grid steps, from lo to hi: one more than there are buckets."""
-        lo, hi = (int(bound / self.range[2]) for bound in self.range[:2])
+        lo, hi = self.grid_range
         return np.minimum(lo + self.width * np.arange(self.buckets + 1), hi)
 
     @cached_property

@@ -150,15 +150,11 @@ class SensitivityTruncation(
                 f"inside must be an event-level mechanism with lo and hi; got {self.inside!r}"
             )
         if self.sampled == 1 or (self.sampled and not self.batched):
-            raise InvalidParameter(
-                f"sampled={self.sampled} is not possible: "
-                + (
-                    "nothing would be left to publish; take 2 or more"
-                    if self.batched
-                    else f"{self.inside} does not group values in batches; take 0"
-                )
-            )
-        self.at(self.top)  # its own checks
+            why = "nothing would be left to publish; take 2 or more"
+            if not self.batched:
+                why = f"{self.inside} does not group values in batches; take 0"
+            raise InvalidParameter(f"sampled={self.sampled} is not possible: {why}")
+        _ = self.untruncated  # its own checks
 
     def written(self) -> dict[str, Any]:
         """The mechanism inside has keys for its parameters, too."""
@@ -185,30 +181,20 @@ class SensitivityTruncation(
         return issubclass(find(self.inside), BatchMechanism)
 
     @cached_property
-    def bottom(self) -> int:
-        """`lo` in grid steps."""
-        return int(self.range[0] / self.range[2])
-
-    @cached_property
-    def top(self) -> int:
-        """`hi` in grid steps."""
-        return int(self.range[1] / self.range[2])
+    def untruncated(self) -> Any:
+        """The mechanism inside, for values in all of the range."""
+        return _inside(self, self.grid_range[1])
 
     @cached_property
     def bounds(self) -> Integers:
         """What may be chosen."""
-        return candidates(self.bottom, self.top, self.candidates)
+        return candidates(*self.grid_range, self.candidates)
 
     @cached_property
     def for_bound(self) -> Fraction:
         """eps_s, what a choice costs."""
-        inside = self.at(self.top)
-        whole_share = inside.for_values if isinstance(inside, BatchMechanism) else self.budget
-        return on_grid(whole_share * Fraction(self.share))
-
-    def at(self, bound: int, *, choosing: bool = False) -> Any:
-        """The mechanism inside, for values truncated at `bound`; `choosing` leaves it less."""
-        return _inside(self, bound, choosing)
+        publishing = self.untruncated.for_values if self.batched else self.budget
+        return on_grid(publishing * Fraction(self.share))
 
     def step(
         self, state: TruncationState | None, x: Integers, spend: Spender
@@ -216,21 +202,21 @@ class SensitivityTruncation(
         """Truncate, and let the mechanism inside go on."""
         if state is None:
             values = History.of(bins=len(x), longest=self.delay, dtype=np.int64)
-            state = TruncationState(values=values, count=0, batch=0, bound=self.top, inside=None)
+            state = TruncationState(
+                values=values, count=0, batch=0, bound=self.grid_range[1], inside=None
+            )
         state = replace(state, values=state.values.append(x), count=state.count + 1)
         low = np.minimum(x, state.bound)
         if self.batched:
-            inside = self.at(state.bound)
+            inside = _inside(self, state.bound)
             batch = state.inside or inside.open_batch(len(x), inside.no_groups(len(x)))
             state = replace(state, inside=inside.take(batch, low, spend))
             return self._close(state, spend) if state.count == self.delay else (state, [])
-        now = self.at(state.bound, choosing=self._chooses(state))
+        now = _inside(self, state.bound, choosing=self._chooses(state))
         began = now.start() if state.inside is None else state.inside
         after, out = now.step(began, low, spend)
         state = replace(state, inside=after)
-        if state.count < self.delay:
-            return state, out
-        return self._turn(state, out, spend)
+        return self._turn(state, out, spend) if state.count == self.delay else (state, out)
 
     def finish(self, state: TruncationState | None, spend: Spender) -> tuple[Any, list[Release]]:
         """The last batch, however short, in the same way."""
@@ -238,7 +224,7 @@ class SensitivityTruncation(
             return state, []
         if self.batched:
             return self._close(state, spend)
-        now = self.at(state.bound, choosing=self._chooses(state))
+        now = _inside(self, state.bound, choosing=self._chooses(state))
         after, out = now.finish(state.inside, spend)
         return replace(state, inside=after), out
 
@@ -250,11 +236,6 @@ class SensitivityTruncation(
         """The exact values of this batch, steps x bins."""
         return state.values.last(state.count).T
 
-    def _next(self, state: TruncationState, bound: int, inside: Any) -> TruncationState:
-        return TruncationState(
-            values=state.values, count=0, batch=state.batch + 1, bound=bound, inside=inside
-        )
-
     def _turn(
         self, state: TruncationState, out: list[Release], spend: Spender
     ) -> tuple[TruncationState, list[Release]]:
@@ -263,10 +244,10 @@ class SensitivityTruncation(
         if chose:
             cells = Cells(first=spend.step - state.count + 1, last=spend.step)
             bound = self._choose(self._block(state).ravel(), cells, self.for_bound, spend)
-        after = self._next(state, bound, state.inside)
+        after = replace(state, count=0, batch=state.batch + 1, bound=bound)
         if bound == state.bound and chose == self._chooses(after):
             return after, out
-        now = self.at(state.bound, choosing=chose)
+        now = _inside(self, state.bound, choosing=chose)
         _, last = now.finish(state.inside, spend)
         return replace(after, inside=None), out + last
 
@@ -274,7 +255,7 @@ class SensitivityTruncation(
         self, state: TruncationState, spend: Spender
     ) -> tuple[TruncationState, list[Release]]:
         """End of a batch of a mechanism that publishes batches."""
-        inside, batch, bound = self.at(state.bound), state.inside, state.bound
+        inside, batch, bound = _inside(self, state.bound), state.inside, state.bound
         cells = Cells(first=spend.step - state.count + 1, last=spend.step)
         block, (_, labels) = self._block(state), batch.contents()
         keep = paid = None
@@ -286,13 +267,13 @@ class SensitivityTruncation(
             )
             keep = unsampled_mask(labels, self.sampled)
             bound = self._choose(block[keep == 0], cells, epsilon, spend, paid)
-            after = self.at(bound)
+            after = _inside(self, bound)
             publisher = inside if inside.labels_read_range else after
         else:
             if self._chooses(state):
                 bound = self._choose(block.ravel(), cells, self.for_bound, spend)
             # labels that are made under the new bound are paid for by its parts
-            publisher = after = self.at(bound)
+            publisher = after = _inside(self, bound)
             epsilon = min(inside.for_values, after.for_values)
             epsilon -= self.for_bound if self._chooses(state) else 0
             labels = after.label(np.minimum(block, bound), labels, cells, spend)
@@ -309,7 +290,8 @@ class SensitivityTruncation(
         )
         values = publisher.answer(labelled, spend)
         following = after.open_batch(block.shape[1], known if publisher is after else groups)
-        return self._next(state, bound, following), releases(cells.first, values)
+        state = replace(state, count=0, batch=state.batch + 1, bound=bound, inside=following)
+        return state, releases(cells.first, values)
 
     def _choose(
         self,
@@ -321,13 +303,13 @@ class SensitivityTruncation(
     ) -> int:
         """A bound for these values."""
         if len(values) == 0:
-            return self.top
-        inside = self.at(self.top)
+            return self.grid_range[1]
+        inside = self.untruncated
         together = inside.together if isinstance(inside, GroupedMechanism) else 1
         published = inside.for_values if isinstance(inside, SharedMechanism) else self.budget
         saved = min(_NOISE / (published * together), _MOST)
         chosen = spend.choose(
-            scores(values, self.bounds, self.bottom, self.top, saved),
+            scores(values, self.bounds, *self.grid_range, saved),
             sensitivity=truncation_change(self.change),
             epsilon=epsilon,
             purpose="bound",
@@ -337,8 +319,8 @@ class SensitivityTruncation(
 
 
 @lru_cache(maxsize=256)
-def _inside(outer: SensitivityTruncation, bound: int, choosing: bool) -> Any:
-    """The mechanism inside, built once for each bound."""
+def _inside(outer: SensitivityTruncation, bound: int, choosing: bool = False) -> Any:
+    """The mechanism inside, for values truncated at `bound`; `choosing` leaves it less."""
     cls: Any = find(outer.inside)
     names = {field.name for field in fields(cls)}
     less = outer.for_bound if choosing else 0

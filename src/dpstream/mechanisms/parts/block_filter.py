@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -152,8 +151,11 @@ def laplace_update(
     """
     sd = math.sqrt(variance)
     h, e = sd / scale, z - mean
-    if h > NEGLIGIBLE:
-        return gaussian_update(mean, variance, z, 2.0 * scale * scale)
+    if h > NEGLIGIBLE:  # Gaussian noise of the same variance
+        noise = 2.0 * scale * scale
+        total = variance + noise
+        log_density = -0.5 * e * e / total - 0.5 * math.log(2.0 * math.pi * total)
+        return log_density, mean + variance / total * e, variance * noise / total
     log_low, low, low_variance = half(e, sd, h)
     log_high, high, high_variance = half(-e, sd, h)
     high = -high
@@ -166,17 +168,6 @@ def laplace_update(
     spread = p_low * (low_variance + (low - shift) ** 2)
     spread += p_high * (high_variance + (high - shift) ** 2)
     return top + math.log(total) - math.log(2.0 * scale), mean + shift, spread
-
-
-@compiled
-def gaussian_update(
-    mean: float, variance: float, z: float, noise: float
-) -> tuple[float, float, float]:
-    """The same for Gaussian noise of variance `noise`."""
-    total = variance + noise
-    e = z - mean
-    log_density = -0.5 * e * e / total - 0.5 * math.log(2.0 * math.pi * total)
-    return log_density, mean + variance / total * e, variance * noise / total
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -333,25 +324,14 @@ def _values(
             deviation[i, j] = math.sqrt(variance[inside])
 
 
-_NO_BLOCK_BEFORE = np.zeros(0)
+def _with_room(rows: Rows) -> tuple[Rows, int, list[int]]:
+    """A copy with room for as many blocks again, the blocks' end there, and how many are taken.
 
-
-class _Room(NamedTuple):
-    """The blocks of `Beliefs` and room for more: as in `History`, rows are written once.
-
-    Beliefs see rows up to some end. The first to learn from them owns the next row, and whoever
-    comes later (or finds the room full) takes a copy.
+    As in `History`, rows are written once, and the number taken is shared by all who see them:
+    the first to learn owns the next row, and whoever comes later (or finds no room) takes a copy.
     """
-
-    rows: Rows
-    written: list[int]  # rows that are taken, shared by all who see them
-
-    @classmethod
-    def of(cls, rows: Rows) -> _Room:
-        """A copy, with room for as many blocks again."""
-        slots = len(rows[0])
-        middle, length, seen, before, after = (np.concatenate([row, row]) for row in rows)
-        return cls((middle, length, seen, before, after), [slots])
+    middle, length, seen, before, after = (np.concatenate([row, row]) for row in rows)
+    return (middle, length, seen, before, after), len(rows[0]), [len(rows[0])]
 
 
 @storable("block beliefs")
@@ -391,34 +371,33 @@ class Beliefs:
         return self.middle, self.length, self.seen, self.before, self.after
 
     @cached_property
-    def _room(self) -> tuple[_Room, int]:
-        """Where the blocks are, and their end there; those that `learn` made share theirs."""
-        return _Room.of(self.rows), len(self.middle)
+    def _room(self) -> tuple[Rows, int, list[int]]:
+        """See `_with_room`; beliefs that `learn` made share theirs."""
+        return _with_room(self.rows)
 
     def learn(self, mean: Reals, *, first: int, steps: int, scale: float) -> Beliefs:
         """With one block more: noisy means of `steps` steps from `first` on."""
-        (room, end), slots = self._room, len(self.middle)
-        if room.written[0] != end or end == len(room.rows[0]):
-            room, end = _Room.of(self.rows), slots
-        middle, length, seen, before, after = room.rows
-        room.written[0] = end + 1
+        (rows, end, taken), slots = self._room, len(self.middle)
+        if taken[0] != end or end == len(rows[0]):
+            rows, end, taken = _with_room(self.rows)
+        middle, length, seen, before, after = rows
+        taken[0] = end + 1
         middle[end], length[end], seen[end] = first + (steps - 1) / 2, steps, mean
-        phi = _NO_BLOCK_BEFORE
-        if self.count:
-            phi = retentions(float(middle[end]) - float(middle[end - 1]))
+        gap = float(middle[end]) - float(middle[end - 1])
+        phi = retentions(gap) if self.count else np.zeros(0)
         weight = np.empty_like(self.weight)
-        forward(end, room.rows, scale, float(steps), phi, self.weight, weight)
-        kept = slice(end + 1 - slots, end + 1)
+        forward(end, rows, scale, float(steps), phi, self.weight, weight)
+        newest = slice(end + 1 - slots, end + 1)
         learnt = Beliefs(
             weight=weight,
             count=min(self.count + 1, slots),
-            middle=middle[kept],
-            length=length[kept],
-            seen=seen[kept],
-            before=before[kept],
-            after=after[kept],
+            middle=middle[newest],
+            length=length[newest],
+            seen=seen[newest],
+            before=before[newest],
+            after=after[newest],
         )
-        learnt.__dict__["_room"] = room, end + 1
+        learnt.__dict__["_room"] = rows, end + 1, taken
         return learnt
 
     def look_back(

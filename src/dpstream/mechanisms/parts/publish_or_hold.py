@@ -86,14 +86,6 @@ class ColumnGroups:
     movement: Reals
     count: int
 
-    @classmethod
-    def of(cls, columns: int, count: int) -> ColumnGroups:
-        """Before anything is released: groups of neighbouring columns, equally large."""
-        count = min(count, columns)
-        return cls(
-            group=np.arange(columns) * count // columns, movement=np.zeros(columns), count=count
-        )
-
     def sums(self, distance: Integers) -> Integers:
         """Group totals of a per-column distance."""
         return np.bincount(self.group, weights=distance, minlength=self.count).astype(np.int64)
@@ -224,8 +216,10 @@ class PublishOrHold(HistogramMechanism, ABC, Generic[Share], identity=None, keys
         return {}
 
     def first_groups(self, columns: int) -> ColumnGroups:
-        """Of neighbouring columns."""
-        return ColumnGroups.of(columns, self.groups)
+        """Before anything is released: groups of neighbouring columns, equally large."""
+        count = min(self.groups, columns)
+        group = np.arange(columns) * count // columns
+        return ColumnGroups(group=group, movement=np.zeros(columns), count=count)
 
     def regroup(self, last: LastReleases, step: int) -> LastReleases:
         """Form the groups anew at the start of every window."""
