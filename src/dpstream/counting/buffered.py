@@ -90,7 +90,7 @@ def root(decays: Reals, count: int) -> Reals:
     return factor
 
 
-def exact(decays: Reals) -> Reals:
+def round_decays(decays: Reals) -> Reals:
     """Round decays so that the factors 1 - decay are exact floats: multiples of 2^-53."""
     return np.asarray(1.0 - (1.0 - decays))
 
@@ -142,12 +142,12 @@ def optimise(steps: int, buffers: int) -> tuple[float, ...]:
 
     grid = np.linspace(-np.log(horizon), np.log(2.0), 2 * buffers)
     start = np.append(grid[0], np.log(np.expm1(np.diff(grid))))
-    found = minimize(loss, start, method="BFGS", options={"gtol": 1e-6, "maxiter": 1000})
-    return tuple(float(f"{decay:.6g}") for decay in decays_of(found.x))
+    best = minimize(loss, start, method="BFGS", options={"gtol": 1e-6, "maxiter": 1000})
+    return tuple(float(f"{decay:.6g}") for decay in decays_of(best.x))
 
 
 @lru_cache(maxsize=1)
-def table() -> dict[str, list[float]]:
+def shipped_decays() -> dict[str, list[float]]:
     """The shipped parameters, by "steps/buffers": what `optimise` says for common ones."""
     text = files("dpstream.counting").joinpath("blt_table.json").read_text("ascii")
     loaded: dict[str, list[float]] = json.loads(text)
@@ -155,13 +155,13 @@ def table() -> dict[str, list[float]]:
 
 
 @lru_cache(maxsize=256)
-def parameters(steps: int, buffers: int) -> tuple[float, ...]:
+def decays_for(steps: int, buffers: int) -> tuple[float, ...]:
     """Decays for any number of steps: from the table if there, else optimised on the spot.
 
-    >>> parameters(1024, 2)
+    >>> decays_for(1024, 2)
     (0.00188792, 0.0147575, 0.0911752, 0.464216)
     """
-    known = table().get(f"{steps}/{buffers}")
+    known = shipped_decays().get(f"{steps}/{buffers}")
     return tuple(known) if known else optimise(steps, buffers)
 
 
@@ -195,8 +195,8 @@ class BufferedLinearToeplitz:
     def __post_init__(self) -> None:
         check_whole("steps", self.steps, 1, MOST_STEPS)
         check_whole("buffers", self.buffers, 1, MOST_BUFFERS)
-        given = self.decays or parameters(int(self.steps), int(self.buffers))
-        decays = tuple(float(decay) for decay in exact(np.array(given)))
+        given = self.decays or decays_for(int(self.steps), int(self.buffers))
+        decays = tuple(float(decay) for decay in round_decays(np.array(given)))
         object.__setattr__(self, "decays", decays)
         rising = all(low < high for low, high in zip((0.0, *decays), decays, strict=False))
         if len(decays) != 2 * self.buffers or not rising or decays[-1] > 1:

@@ -10,11 +10,11 @@ import pytest
 
 from dpstream.counting.buffered import (
     BufferedLinearToeplitz,
-    exact,
+    decays_for,
     gram,
     optimise,
-    parameters,
-    table,
+    round_decays,
+    shipped_decays,
 )
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.counters.toeplitz import ToeplitzCounter, root_coefficients
@@ -101,8 +101,10 @@ def test_required_errors() -> None:
 
 def test_table_is_what_the_optimiser_finds() -> None:
     """Shipped parameters are complete and as good as freshly optimised ones."""
-    steps = sorted({int(key.partition("/")[0]) for key in table()})
-    assert set(table()) == {f"{count}/{buffers}" for count in steps for buffers in range(1, 7)}
+    steps = sorted({int(key.partition("/")[0]) for key in shipped_decays()})
+    assert set(shipped_decays()) == {
+        f"{count}/{buffers}" for count in steps for buffers in range(1, 7)
+    }
     assert {2**k for k in range(3, 31)} | {10**k for k in range(8)} | {365, 1440, 86400} <= {*steps}
     for steps, buffers in ((8, 1), (365, 4), (2**20, 3), (2**30, 6)):
         fresh = BufferedLinearToeplitz(
@@ -110,12 +112,12 @@ def test_table_is_what_the_optimiser_finds() -> None:
         )
         shipped = BufferedLinearToeplitz(steps=steps, buffers=buffers)
         assert largest(shipped) == pytest.approx(largest(fresh), rel=1e-6)
-    assert parameters(365, 4) == tuple(json.loads(json.dumps(table()["365/4"])))
+    assert decays_for(365, 4) == tuple(json.loads(json.dumps(shipped_decays()["365/4"])))
 
 
 def test_decays_make_exact_factors() -> None:
     """1 - decay is a float without rounding, so the streamed matrix is the analysed one."""
-    decays = exact(np.array([1e-12, 1e-5, 0.3, 0.77, 1.0]))
+    decays = round_decays(np.array([1e-12, 1e-5, 0.3, 0.77, 1.0]))
     for decay in decays:
         assert Fraction(1.0 - decay) == 1 - Fraction(decay)
 

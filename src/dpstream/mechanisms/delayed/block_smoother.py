@@ -9,7 +9,7 @@ import numpy as np
 
 from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.parts.batches import DelayedMechanism, releases
-from dpstream.mechanisms.parts.block_filter import Beliefs, expected_errors, lengths
+from dpstream.mechanisms.parts.block_filter import Beliefs, block_lengths, expected_errors
 from dpstream.privacy.ledger.charges import Cells
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release
@@ -89,7 +89,7 @@ class BlockSmoother(DelayedMechanism, identity="block_smoother"):
         for i, error in enumerate(errors):
             if error < _WORTH * best:
                 best, chosen = error, i
-        return int(lengths(self.delay)[chosen])
+        return int(block_lengths(self.delay)[chosen])
 
     def _close(self, state: BlockState, spend: Spender) -> BlockState:
         """Publish the block's sum to the beliefs."""

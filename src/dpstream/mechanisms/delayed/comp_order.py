@@ -120,22 +120,22 @@ def align(
             above[cell] = below[cell] = 0
         largest_below, smallest_above = -math.inf, math.inf
         for k in range(min(published_end, asked)):
-            y, told = published[j, published_end - 1 - k], answers[j * asked + k, first]
-            if told == 0:
+            y, answer = published[j, published_end - 1 - k], answers[j * asked + k, first]
+            if answer == 0:
                 continue
             cell = min(max(int(y * CELLS), 0), CELLS - 1)
-            if told > 0:
+            if answer > 0:
                 above[cell] += 1
                 largest_below = max(largest_below, y)
             else:
                 below[cell] += 1
                 smallest_above = min(smallest_above, y)
         for k in range(len(values) - 1 - row):
-            y, told = values[row + 1 + k, j], answers[j * asked + k, first + 1 + k]
-            if told == 0:
+            y, answer = values[row + 1 + k, j], answers[j * asked + k, first + 1 + k]
+            if answer == 0:
                 continue
             cell = min(max(int(y * CELLS), 0), CELLS - 1)
-            if told < 0:
+            if answer < 0:
                 above[cell] += 1
             else:
                 below[cell] += 1
@@ -224,14 +224,14 @@ class CompOrder(DelayedMechanism, SharedMechanism, identity="comp_order"):
         answers = np.zeros((len(x), self.delay), np.int8)
         if count:
             before = state.exact.last(count)[:, ::-1]
-            told = spend.laplace(
+            noisy_gaps = spend.laplace(
                 (x[:, None] - before).ravel(),
                 sensitivity=self.sensitivity,
                 epsilon=self.for_groups,
                 purpose="comparison",
                 interval=paid,
             )
-            answers[:, :count] = np.where(told.reshape(len(x), count) > 0, 1, -1)
+            answers[:, :count] = np.where(noisy_gaps.reshape(len(x), count) > 0, 1, -1)
         share = (noisy.astype(np.float64) - self.grid_range[0]) / float(self.change)
         beliefs = state.beliefs
         if self.shrink:  # the paper's form has no use for it

@@ -56,7 +56,9 @@ def deviations(
 
 
 @njit(cache=True, nogil=True)
-def places(joins: Integers, size: Integers, which: Integers, steps: int, bins: int) -> Integers:
+def largest_joined_group(
+    joins: Integers, size: Integers, which: Integers, steps: int, bins: int
+) -> Integers:
     """The group of each bin's newest value: the largest that it joins, or a new one."""
     group, best = np.full(bins, steps), np.zeros(bins, np.int64)
     for k in range(len(joins)):
@@ -133,5 +135,5 @@ class DiscontinGroup(GroupedMechanism, identity="discontin_group"):
                 interval=paid,
             )
             joins = (noisy < self.limit[size]).astype(np.int64)
-            label = places(joins, size, which, batch.count, len(x))
+            label = largest_joined_group(joins, size, which, batch.count, len(x))
         return label, (run, first)

@@ -28,12 +28,12 @@ from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release
 
 
-def candidates(lo: int, hi: int, count: int) -> Integers:
+def candidate_bounds(lo: int, hi: int, count: int) -> Integers:
     """Equally spaced bounds above `lo` up to `hi`, on the grid, without repetition."""
     return np.unique(lo + np.maximum(1, np.arange(1, count + 1) * (hi - lo) // count))
 
 
-def scores(values: Integers, bounds: Integers, lo: int, hi: int, saved: Fraction) -> Integers:
+def bound_scores(values: Integers, bounds: Integers, lo: int, hi: int, saved: Fraction) -> Integers:
     """Twice the score of every bound, in grid steps; the more the better.
 
     Truncating at tau saves, for each of m values, `saved` (hi - tau) of error from noise, and costs
@@ -44,9 +44,9 @@ def scores(values: Integers, bounds: Integers, lo: int, hi: int, saved: Fraction
 
     Guarantee: one value moves every score by at most `truncation_change`.
 
-    >>> scores(np.array([2, 3, 10]), np.array([5, 10]), 0, 10, Fraction(0)).tolist()
+    >>> bound_scores(np.array([2, 3, 10]), np.array([5, 10]), 0, 10, Fraction(0)).tolist()
     [5, 15]
-    >>> scores(np.array([2, 3, 10]), np.array([5, 10]), 0, 10, Fraction(1)).tolist()
+    >>> bound_scores(np.array([2, 3, 10]), np.array([5, 10]), 0, 10, Fraction(1)).tolist()
     [35, 15]
     """
     above = np.maximum(values[:, None] - bounds[None, :], 0).sum(axis=0)
@@ -69,7 +69,7 @@ def unsampled_mask(labels: Integers, every: int) -> Integers:
     return keep
 
 
-def pairs_of(options: Any) -> tuple[tuple[str, Any], ...]:
+def parse_options(options: Any) -> tuple[tuple[str, Any], ...]:
     """(name, value) pairs; "name=value" texts are taken too."""
     pairs = []
     for option in (options,) if isinstance(options, str) else options:
@@ -139,7 +139,7 @@ class SensitivityTruncation(
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "options", pairs_of(self.options))
+        object.__setattr__(self, "options", parse_options(self.options))
         for name, least in (("every", 1), ("candidates", 2), ("sampled", 0)):
             object.__setattr__(self, name, whole(getattr(self, name), name, at_least=least))
         object.__setattr__(self, "share", positive(self.share, "share"))
@@ -188,7 +188,7 @@ class SensitivityTruncation(
     @cached_property
     def bounds(self) -> Integers:
         """What may be chosen."""
-        return candidates(*self.grid_range, self.candidates)
+        return candidate_bounds(*self.grid_range, self.candidates)
 
     @cached_property
     def for_bound(self) -> Fraction:
@@ -309,7 +309,7 @@ class SensitivityTruncation(
         published = inside.for_values if isinstance(inside, SharedMechanism) else self.budget
         saved = min(_NOISE / (published * together), _MOST)
         chosen = spend.choose(
-            scores(values, self.bounds, *self.grid_range, saved),
+            bound_scores(values, self.bounds, *self.grid_range, saved),
             sensitivity=truncation_change(self.change),
             epsilon=epsilon,
             purpose="bound",

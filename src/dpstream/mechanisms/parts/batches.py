@@ -50,10 +50,10 @@ def _median(z: float, scale: float, lo: float, hi: float) -> float:
     below, above = -math.expm1((lo - inside) / scale), -math.expm1((inside - hi) / scale)
     half = 0.5 * (below + above)
     if half <= below:
-        found = inside + scale * math.log1p(half - below)
+        median = inside + scale * math.log1p(half - below)
     else:
-        found = inside - scale * math.log1p(below - half)
-    return min(max(found, lo), hi)
+        median = inside - scale * math.log1p(below - half)
+    return min(max(median, lo), hi)
 
 
 Publish = Literal["reduce", "pp"]

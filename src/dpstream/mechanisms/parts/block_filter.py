@@ -52,16 +52,16 @@ def retentions(steps: float) -> Reals:
     return np.array([retention(float(drift), steps) for drift in MODELS[0]])
 
 
-def lengths(delay: int) -> Integers:
+def block_lengths(delay: int) -> Integers:
     """Block lengths to choose from, the longest first."""
-    found = {max(1, delay // part) for part in _PARTS} | {1}
-    return np.array(sorted(found, reverse=True))
+    lengths = {max(1, delay // part) for part in _PARTS} | {1}
+    return np.array(sorted(lengths, reverse=True))
 
 
 @lru_cache(maxsize=64)
 def expected_errors(delay: int, epsilon: float) -> Reals:
     """Standard deviation of a published value, lengths x models, once a filter has settled."""
-    out: Reals = _errors(lengths(delay), delay, epsilon, *MODELS[:2])
+    out: Reals = _errors(block_lengths(delay), delay, epsilon, *MODELS[:2])
     return out
 
 
@@ -114,7 +114,7 @@ def erfcx(x: float) -> float:
 
 
 @compiled
-def half(e: float, sd: float, h: float) -> tuple[float, float, float]:
+def lower_half(e: float, sd: float, h: float) -> tuple[float, float, float]:
     """The half below z: log mass, shift of its mean, its variance."""
     a = e / sd - h
     if a < 0:
@@ -156,8 +156,8 @@ def laplace_update(
         total = variance + noise
         log_density = -0.5 * e * e / total - 0.5 * math.log(2.0 * math.pi * total)
         return log_density, mean + variance / total * e, variance * noise / total
-    log_low, low, low_variance = half(e, sd, h)
-    log_high, high, high_variance = half(-e, sd, h)
+    log_low, low, low_variance = lower_half(e, sd, h)
+    log_high, high, high_variance = lower_half(-e, sd, h)
     high = -high
     top = max(log_low, log_high)
     p_low = 1.0 if log_low == top else math.exp(log_low - top)
@@ -228,21 +228,21 @@ def look_back(
             until += 1
         until += 1
     oldest = max(oldest - 1, last + 1 - count)  # levels are interpolated from the one before on
-    told = np.empty((3, last + 1 - oldest))
+    smoothed = np.empty((3, last + 1 - oldest))
     for j in range(out.shape[1]):
-        _backward(j, oldest, until, rows, weight, epsilon, told)
-        _values(j, first, middle[oldest:], length[oldest:], told, out, deviation)
+        _backward(j, oldest, until, rows, weight, epsilon, smoothed)
+        _values(j, first, middle[oldest:], length[oldest:], smoothed, out, deviation)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _backward(
-    j: int, oldest: int, until: int, rows: Rows, weight: Reals, epsilon: float, told: Reals
+    j: int, oldest: int, until: int, rows: Rows, weight: Reals, epsilon: float, smoothed: Reals
 ) -> None:
     """Of bin j: the level in the middle of each block, what is added in it, the variance.
 
     The variance of one value: that of the level, of its wandering within the block, of the white
-    noise that the block's mean does not show, and of what the models disagree about. It is told of
-    the blocks before `until`.
+    noise that the block's mean does not show, and of what the models disagree about. It is
+    worked out for the blocks before `until`.
     """
     middle, length, seen, before, after = rows
     drift, white, _ = MODELS
@@ -274,7 +274,7 @@ def _backward(
         for g in range(size):
             level += u[g] * mean[g]
             own += u[g] * (share[g] * (y - mean[g]))
-        told[0, k - oldest], told[1, k - oldest] = level, own
+        smoothed[0, k - oldest], smoothed[1, k - oldest] = level, own
         if k >= until:
             continue
         variance = square = 0.0
@@ -283,12 +283,12 @@ def _backward(
             inside = min(drift[g] * (length[k] - 1.0) / 6.0, SPREAD)
             hidden = white[g] - white[g] / length[k] * share[g]
             variance += u[g] * ((1.0 - share[g]) ** 2 * spread[g] + inside + hidden)
-        told[2, k - oldest] = variance + max(square - (level + own) ** 2, 0.0)
+        smoothed[2, k - oldest] = variance + max(square - (level + own) ** 2, 0.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _values(
-    j: int, first: int, middle: Reals, length: Reals, told: Reals, out: Reals, deviation: Reals
+    j: int, first: int, middle: Reals, length: Reals, smoothed: Reals, out: Reals, deviation: Reals
 ) -> None:
     """Of bin j: what blocks say of each step.
 
@@ -298,7 +298,7 @@ def _values(
     step is the middle; the same after it.
     """
     blocks = len(middle)
-    level, own, variance = told[0], told[1], told[2]
+    level, own, variance = smoothed[0], smoothed[1], smoothed[2]
     for k in range(blocks):
         away, bent = length[k] / 8 - (length[k] % 2) / (8 * length[k]), 0.0
         if away == 0.0:  # one step
@@ -405,7 +405,7 @@ class Beliefs:
     ) -> tuple[Reals, Reals]:
         """Values of steps `first` to `last`, in [0, 1], and their deviation: steps x bins.
 
-        `deviations` of them are told, of the first steps; by default all.
+        Deviations are worked out for the first `deviations` steps; by default for all.
         """
         steps, bins = last + 1 - first, self.seen.shape[1]
         out = np.empty((steps, bins))
