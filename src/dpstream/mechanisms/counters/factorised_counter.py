@@ -12,11 +12,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from dpstream.counting.binary_tree import Tree
 from dpstream.counting.buffered import BufferedLinearToeplitz, encoder_weights
 from dpstream.counting.noise_process import check_whole
 from dpstream.errors import InvalidInput, InvalidParameter
@@ -32,13 +31,9 @@ from dpstream.mechanisms.base import (
 from dpstream.privacy.accounting.calibration import rho_for
 from dpstream.privacy.amounts import Amount, exact, gaussian_stddev, on_grid, positive
 from dpstream.privacy.ledger.charges import Cover, Terms
-from dpstream.privacy.sensitivity import encoded_change, range_change, root_above
+from dpstream.privacy.sensitivity import encoded_change, range_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
-
-Levels = TypeVar("Levels", Integers, Reals)
-
-_NODE_LIMIT = 1 << 55  # sums of all live nodes then stay clear of the ends of int64
 
 
 def refuse_overflow(values: Integers, limit: int) -> Integers:
@@ -75,50 +70,6 @@ class Coder(ABC):
     def slack(self) -> Fraction:
         """What rounding C x to integers can add to the norm of its change, in grid steps."""
         return Fraction(0)
-
-
-@storable("node code")
-@dataclass(frozen=True, kw_only=True)
-class NodeCode:
-    """Exact sums and noisy estimates of the live nodes, levels x bins."""
-
-    sums: Integers
-    estimates: Reals
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeCoder(Coder):
-    """Trees: one new node a step, measured as it is; entries of C are 0 and 1."""
-
-    tree: Tree
-
-    def begin(self, bins: int) -> NodeCode:
-        """No node is live."""
-        shape = (self.tree.width, bins)
-        return NodeCode(sums=np.zeros(shape, np.int64), estimates=np.zeros(shape))
-
-    def encode(self, state: NodeCode, step: int, x: Integers) -> tuple[NodeCode, Integers]:
-        """The node that ends at `step` holds it and all live nodes below."""
-        level = self.tree.level(step)
-        node = refuse_overflow(x + state.sums[:level].sum(axis=0), _NODE_LIMIT)
-        return replace(state, sums=_close_node(state.sums, level, node)), node
-
-    def decode(self, state: NodeCode, step: int, noisy: Integers) -> tuple[NodeCode, Reals]:
-        """The live nodes add up."""
-        estimates = _close_node(state.estimates, self.tree.level(step), noisy)
-        return replace(state, estimates=estimates), estimates.sum(axis=0)
-
-    def norm(self) -> Fraction:
-        """The root of the number of nodes that hold the first step."""
-        return root_above(Fraction(self.tree.nodes_of_a_step))
-
-
-def _close_node(levels: Levels, level: int, node: Integers | Reals) -> Levels:
-    """The node of `level` takes the place of all live ones below."""
-    changed = levels.copy()
-    changed[:level] = 0
-    changed[level] = node
-    return changed
 
 
 _FINE = 64
@@ -386,23 +337,3 @@ class CounterMechanism(CountingParameters, ABC, identity=None, keys="steps"):
         sums, stddev = sums * float(Fraction(self.quantum)), self.stddev(step)
         release = release_or_hold(spend.step, sums, paid=True, stddev=stddev)
         return replace(state, cover=cover, code=code), [release]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TreeMechanism(CounterMechanism, identity=None):
-    """A counter that measures the nodes of a tree, which are integers."""
-
-    tree_type: ClassVar[type[Tree]] = Tree
-
-    @cached_property
-    def tree(self) -> Tree:
-        """Which nodes make up a running sum."""
-        return self.tree_type(steps=self.steps)
-
-    def row_norm(self, step: int) -> float:
-        """The root of the summed variances of the nodes."""
-        return self.tree.row_norm(step)
-
-    def coder(self, bits: int) -> NodeCoder:
-        """Nodes need no finer grid."""
-        return NodeCoder(tree=self.tree)
