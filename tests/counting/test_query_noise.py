@@ -111,11 +111,7 @@ def test_float_error_adds_over_groups_and_columns():
     mu_squares = [Fraction(1, 10)] * 2
     found = query_error(long, sensitivities=COLUMNS, mu_squares=mu_squares, influence=[32, 32])
     each = [
-        float_error(
-            long,
-            sigma=float(sigma_for(long, sensitivity=size, mu_squared=mu_squares[0])),
-            quantum=1.0,
-        )
+        float_error(long, sigma=float(sigma_for(long, sensitivity=size, mu_squared=mu_squares[0])))
         for size in COLUMNS
     ]
 

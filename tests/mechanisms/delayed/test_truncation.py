@@ -110,7 +110,7 @@ def test_of_takes_everything_from_a_mechanism():
     inner = BucOrder(epsilon="1/3", delay=6, bucket=50, publish="pp", smoother="median", **RANGE)
     wrapped = SensitivityTruncation.of(inner, every=3)
 
-    assert wrapped.at(wrapped.top) == inner
+    assert wrapped.untruncated == inner
     assert (wrapped.budget, wrapped.delay, wrapped.every) == (Fraction(1, 3), 6, 3)
     with pytest.raises(InvalidParameter, match="has no delay"):
         SensitivityTruncation.of(Naive(epsilon=1, **RANGE))
@@ -139,7 +139,7 @@ def test_options_may_be_texts():
         epsilon=1, delay=5, options=("publish=pp", "smoother=median", "threshold=20"), **RANGE
     )
 
-    assert told.at(1000) == ContinGroup(
+    assert told.untruncated == ContinGroup(
         epsilon=1, delay=5, publish="pp", smoother="median", threshold=20, **RANGE
     )
 
