@@ -32,7 +32,7 @@ from dpstream.audit.controls.published_mechanisms import THETA
 from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import SeriesMechanism, Spender, check_choice, whole
-from dpstream.mechanisms.parts.batches import Payment, publish_groups
+from dpstream.mechanisms.parts.batches import LabelledBatch, publish_groups
 from dpstream.mechanisms.parts.grouping import GRID, History, Smoother, deviations, smooth
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.ledger.charges import Cells
@@ -175,14 +175,11 @@ class PublishedBatch(PublishedSeries, ABC, identity=None, keys="delay truncate_e
 
 def group_means(batch: DelayBatch, labels: Integers, spend: Spender, noise: Noise) -> Reals:
     """Every value replaced by the noisy mean of its group; `labels`: steps x bins."""
+    labelled = LabelledBatch(
+        block=batch.block, labels=labels, epsilon=batch.epsilon, cells=batch.cells
+    )
     values, _ = publish_groups(
-        batch.block,
-        labels,
-        spend,
-        publish=noise,
-        smoother="mean",
-        sensitivity=batch.change,
-        payment=Payment(epsilon=batch.epsilon, cells=batch.cells),
+        labelled, spend, sensitivity=batch.change, publish=noise, smoother="mean"
     )
     return values
 

@@ -32,8 +32,7 @@ from benchmarks.delayed_published import (
 )
 from benchmarks.streams import VARIABLE, read_counts
 from dpstream.errors import BudgetExceeded, InvalidInput
-from dpstream.evaluate.error_metrics import mean_and_error
-from dpstream.evaluate.trials import fixed_noise
+from dpstream.evaluate.trials import fixed_noise, mean_and_error
 from dpstream.mechanisms import find
 from dpstream.mechanisms.base import Mechanism, SeriesMechanism
 from dpstream.mechanisms.runner import Runner

@@ -13,7 +13,7 @@ from dpstream.audit.replay import Recorder, drive
 from dpstream.audit.report import controls
 from dpstream.audit.targets import Target
 from dpstream.mechanisms import REGISTRY, find
-from dpstream.mechanisms.parts.factorised_counter import CountingParameters
+from dpstream.mechanisms.counters.factorised_counter import CountingParameters
 from tests.laws.test_laws import Z, moments
 from tests.support.fixed import SECRET
 

@@ -12,7 +12,7 @@ from dpstream.audit.mechanism_samplers import PooledSpend
 from dpstream.audit.query_samplers import QueryRuns, Scenario
 from dpstream.audit.query_targets import day_query
 from dpstream.audit.replay import Changed, Recorder, drive, replay
-from dpstream.counting.keyed_noise import advance_noise
+from dpstream.counting.noise_process import advance_noise
 from dpstream.mechanisms import REGISTRY
 from dpstream.mechanisms.counters import unbounded
 from dpstream.privacy import sensitivity
@@ -160,8 +160,8 @@ def test_a_fifth_less_in_a_plan_is_more_than_the_query_pays_for(name, monkeypatc
     assert not spends_more_than_it_pays(query)
     from dpstream.query import noise_plan as plan
 
-    real = plan.query_sigma
-    monkeypatch.setattr(plan, "query_sigma", lambda *a, **k: Fraction(real(*a, **k)) * LESS)
+    real = plan.sigma_for
+    monkeypatch.setattr(plan, "sigma_for", lambda *a, **k: Fraction(real(*a, **k)) * LESS)
 
     assert spends_more_than_it_pays(query)
 

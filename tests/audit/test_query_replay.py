@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpstream.audit.query_replay import record_query, replay_query
-from dpstream.counting.keyed_noise import KeyedNoise, advance_noise
+from dpstream.counting.noise_process import KeyedNoise, advance_noise
 from dpstream.group_by.bounding import UnitBucket
 from dpstream.group_by.flow import Flow
 from dpstream.query.aggregates import Avg, Count, CountUnits, Sum, Variance

@@ -21,8 +21,8 @@ from dpstream.counting.buffered import (
 )
 from dpstream.counting.noise_process import NoiseProcess
 from dpstream.mechanisms.counters.naive_counter import NaiveCounter
-from dpstream.mechanisms.counters.smooth_binary import SmoothBinary
 from dpstream.mechanisms.counters.toeplitz import ToeplitzCounter, root_coefficients
+from dpstream.mechanisms.counters.tree_counter import SmoothBinary
 from dpstream.mechanisms.counters.unbounded import UnboundedCounter
 from dpstream.records import Reals
 

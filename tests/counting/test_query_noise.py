@@ -14,9 +14,9 @@ from dpstream.counting.float_error import (
     float_error,
     path_error,
     query_error,
-    query_sigma,
+    sigma_for,
 )
-from dpstream.counting.keyed_noise import advance_noise
+from dpstream.counting.noise_process import advance_noise
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
 from dpstream.privacy.accounting.accountant import delta_of
 from dpstream.privacy.accounting.calibration import mu_squared_for
@@ -110,11 +110,7 @@ def test_float_error_adds_over_groups_and_columns():
     mu_squares = [Fraction(1, 10)] * 2
     found = query_error(long, sensitivities=COLUMNS, mu_squares=mu_squares, influence=[32, 32])
     each = [
-        float_error(
-            long,
-            sigma=float(query_sigma(long, sensitivity=size, mu_squared=mu_squares[0])),
-            quantum=1.0,
-        )
+        float_error(long, sigma=float(sigma_for(long, sensitivity=size, mu_squared=mu_squares[0])))
         for size in COLUMNS
     ]
 

@@ -136,24 +136,17 @@ def test_kernel_equals_dense_multiplication_over_keys(name: str) -> None:
 @every_process
 @some_examples(40, of=4)
 @given(data=st.data())
-def test_jump_equals_single_steps(name: str, data: st.DataObject) -> None:
-    """Transition and increment covariance of s -> t equal the product of single steps."""
+def test_late_state_has_the_covariance_of_single_steps(name: str, data: st.DataObject) -> None:
+    """Who joins at a step draws from the law that single steps would have led to."""
     steps = data.draw(st.integers(1, 80))
-    stop = data.draw(st.integers(0, steps))
-    start = data.draw(st.integers(0, stop))
+    join = data.draw(st.integers(1, steps))
     process = PROCESSES[name](steps=steps)
-    transition, root = process.jump(start, stop)
+    root = process.late_root(join)
 
-    # normals 0..start make the state at start, the later ones the increment
-    state = np.zeros((stop, process.width))
-    at_start = state.copy()
-    for step in range(1, stop + 1):
-        process.advance(state, step, np.eye(stop)[step - 1])
-        if step == start:
-            at_start = state.copy()
-    np.testing.assert_allclose(at_start[:start] @ transition, state[:start], atol=1e-11)
-    increment = state[start:].T @ state[start:]
-    np.testing.assert_allclose(root.T @ root, increment, rtol=1e-11, atol=1e-11)
+    state = np.zeros((join, process.width))  # one key per normal
+    for step in range(1, join + 1):
+        process.advance(state, step, np.eye(join)[step - 1])
+    np.testing.assert_allclose(root.T @ root, state.T @ state, rtol=1e-11, atol=1e-11)
 
 
 @every_process
@@ -207,10 +200,8 @@ def test_steps_beyond_the_end_are_refused(name: str) -> None:
         process.advance(np.zeros((2, process.width)), 9, np.zeros(2))
     with pytest.raises(InvalidParameter, match="state must be"):
         process.advance(np.zeros((2, process.width)), 1, np.zeros(3))
-    with pytest.raises(InvalidParameter, match="stop"):
-        process.jump(0, 9)
-    with pytest.raises(InvalidParameter, match="start"):
-        process.jump(5, 4)
+    with pytest.raises(InvalidParameter, match="step must lie between 1 and 8; got 9"):
+        process.late_root(9)
 
 
 def test_every_process_keeps_the_protocol() -> None:

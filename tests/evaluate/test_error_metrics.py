@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dpstream.evaluate import error_metrics as metrics
+from dpstream.evaluate import trials as metrics
 
 
 def test_errors_of_a_small_stream():

@@ -8,8 +8,8 @@ import numpy as np
 
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
+from dpstream.mechanisms.counters.factorised_counter import CounterMechanism, CountingParameters
 from dpstream.mechanisms.infinite.dpi import Dpi
-from dpstream.mechanisms.parts.factorised_counter import CounterMechanism, CountingParameters
 
 WINDOW = 5
 DELAY = 4

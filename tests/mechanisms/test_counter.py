@@ -152,7 +152,7 @@ def test_streamed_noise_is_within_its_bound(steps):
     error = np.abs(noise_paths(process, z)[-1] - truth).max()
 
     assert error < path_error(process) < 1e-9
-    assert float_error(process, sigma=1e12, quantum=1.0).tau == 1
+    assert float_error(process, sigma=1e12).tau == 1
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ from dpstream.audit.mechanism_samplers import (
 from dpstream.audit.targets import Catalogue, Exact, Maker, Pair, Target, block, by_name, target
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import Delayed, HistogramMechanism, Mechanism, SeriesMechanism
+from dpstream.mechanisms.counters.factorised_counter import CounterMechanism, CountingParameters
 from dpstream.mechanisms.infinite.dpi import Dpi
-from dpstream.mechanisms.parts.factorised_counter import CounterMechanism, CountingParameters
 from dpstream.mechanisms.release import bounded_counts
 from dpstream.mechanisms.w_event.uniform import Uniform
 from dpstream.privacy.accounting.curves import zcdp_epsilon

@@ -1,4 +1,4 @@
-"""Continual counters: factorisations A = B C, noise processes B z, and exact integer coders.
+"""Continual counters as matrices: factorisations A = B C and their noise processes B z.
 
-Mechanisms count with the coders; queries stream float noise for many keys from the processes.
+Queries stream float noise for many keys from them; `mechanisms/counters` measures in integers.
 """

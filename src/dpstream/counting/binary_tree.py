@@ -123,30 +123,19 @@ class Honaker(Tree):
         _close_node(state, level, carry[:level], spread, z, noise)
         return noise
 
-    def readout(self, step: int) -> Reals:
+    @property
+    def readout(self) -> Reals:
         """Live levels add up; the others hold zeros."""
-        check_whole("step", step, 0, self.steps)
         return np.ones(self.width)
 
-    def jump(self, start: int, stop: int) -> tuple[Reals, Reals]:
-        """Keep shared nodes, close one, open the rest afresh: at most `width` normals."""
-        check_whole("stop", stop, 0, self.steps)
-        check_whole("start", start, 0, stop)
-        before, after = self.word(start), self.word(stop)
-        transition = np.zeros((self.width, self.width))
-        top = (before ^ after).bit_length() - 1
-        rows = []
-        for level in self.live(after):
-            fresh = np.zeros(self.width)
-            if level > top:
-                transition[level, level] = 1.0
-                continue
-            if level == top:
-                transition[:, level], fresh[level] = self._absorb(before, level)
-            else:
-                fresh[level] = math.sqrt(self.variance(level))
-            rows.append(fresh)
-        return transition, np.array(rows).reshape(len(rows), self.width)
+    def late_root(self, step: int) -> Reals:
+        """One normal for each live node."""
+        check_whole("step", step, 1, self.steps)
+        levels = self.live(step)
+        root = np.zeros((len(levels), self.width))
+        for row, level in enumerate(levels):
+            root[row, level] = math.sqrt(self.variance(level))
+        return root
 
     def _absorb(self, before: int, level: int) -> tuple[Reals, float]:
         """Weights on the finished nodes below `level`, and the spread of the fresh part."""

@@ -32,11 +32,6 @@ from dpstream.records import Reals
 MOST_BUFFERS = 6
 MOST_STEPS = 2**40
 UNIT = 2.0**-53  # largest relative error of one rounded operation
-COMMON_STEPS = sorted(
-    {1, *(2**k for k in range(3, 31))}
-    | {10**k for k in range(1, 8)}
-    | {24, 30, 48, 52, 60, 96, 144, 168, 200, 288, 365, 500, 720, 1440, 8760, 86400}
-)
 
 
 def powers(decays: Reals, count: int) -> Reals:
@@ -95,7 +90,7 @@ def root(decays: Reals, count: int) -> Reals:
     return factor
 
 
-def exact(decays: Reals) -> Reals:
+def round_decays(decays: Reals) -> Reals:
     """Round decays so that the factors 1 - decay are exact floats: multiples of 2^-53."""
     return np.asarray(1.0 - (1.0 - decays))
 
@@ -147,37 +142,27 @@ def optimise(steps: int, buffers: int) -> tuple[float, ...]:
 
     grid = np.linspace(-np.log(horizon), np.log(2.0), 2 * buffers)
     start = np.append(grid[0], np.log(np.expm1(np.diff(grid))))
-    found = minimize(loss, start, method="BFGS", options={"gtol": 1e-6, "maxiter": 1000})
-    return tuple(float(f"{decay:.6g}") for decay in decays_of(found.x))
+    best = minimize(loss, start, method="BFGS", options={"gtol": 1e-6, "maxiter": 1000})
+    return tuple(float(f"{decay:.6g}") for decay in decays_of(best.x))
 
 
 @lru_cache(maxsize=1)
-def table() -> dict[str, list[float]]:
-    """The shipped parameters, by "steps/buffers"."""
+def shipped_decays() -> dict[str, list[float]]:
+    """The shipped parameters, by "steps/buffers": what `optimise` says for common ones."""
     text = files("dpstream.counting").joinpath("blt_table.json").read_text("ascii")
     loaded: dict[str, list[float]] = json.loads(text)
     return loaded
 
 
 @lru_cache(maxsize=256)
-def parameters(steps: int, buffers: int) -> tuple[float, ...]:
+def decays_for(steps: int, buffers: int) -> tuple[float, ...]:
     """Decays for any number of steps: from the table if there, else optimised on the spot.
 
-    >>> parameters(1024, 2)
+    >>> decays_for(1024, 2)
     (0.00188792, 0.0147575, 0.0911752, 0.464216)
     """
-    known = table().get(f"{steps}/{buffers}")
+    known = shipped_decays().get(f"{steps}/{buffers}")
     return tuple(known) if known else optimise(steps, buffers)
-
-
-def table_text() -> str:
-    """The text of `blt_table.json`, computed anew (half a minute)."""
-    lines = [
-        f'"{steps}/{buffers}": {json.dumps(optimise(steps, buffers))}'
-        for steps in COMMON_STEPS
-        for buffers in range(1, MOST_BUFFERS + 1)
-    ]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +195,8 @@ class BufferedLinearToeplitz:
     def __post_init__(self) -> None:
         check_whole("steps", self.steps, 1, MOST_STEPS)
         check_whole("buffers", self.buffers, 1, MOST_BUFFERS)
-        given = self.decays or parameters(int(self.steps), int(self.buffers))
-        decays = tuple(float(decay) for decay in exact(np.array(given)))
+        given = self.decays or decays_for(int(self.steps), int(self.buffers))
+        decays = tuple(float(decay) for decay in round_decays(np.array(given)))
         object.__setattr__(self, "decays", decays)
         rising = all(low < high for low, high in zip((0.0, *decays), decays, strict=False))
         if len(decays) != 2 * self.buffers or not rising or decays[-1] > 1:
@@ -264,18 +249,15 @@ class BufferedLinearToeplitz:
         _advance_modes(state, 1 - self.mode_decays, self.weights, z, noise)
         return noise
 
-    def readout(self, step: int) -> Reals:
-        """The same weights at every step."""
-        check_whole("step", step, 0, self.steps)
+    @property
+    def readout(self) -> Reals:
+        """The weights."""
         return self.weights
 
-    def jump(self, start: int, stop: int) -> tuple[Reals, Reals]:
-        """Powers of the factors, and a square root of the modes' covariance."""
-        check_whole("stop", stop, 0, self.steps)
-        check_whole("start", start, 0, stop)
-        count = int(stop - start)
-        kept = np.diag(powers(self.mode_decays, count))
-        return kept, root(self.mode_decays, count)
+    def late_root(self, step: int) -> Reals:
+        """A square root of the modes' covariance."""
+        check_whole("step", step, 1, self.steps)
+        return root(self.mode_decays, int(step))
 
 
 @compiled
@@ -376,18 +358,18 @@ class LastTwice:
             noise += self._newest * z
         return noise
 
-    def readout(self, step: int) -> Reals:
+    @property
+    def readout(self) -> Reals:
         """That of the process; the state at the last step is weighed already."""
-        return self.process.readout(step)
+        return self.process.readout
 
-    def jump(self, start: int, stop: int) -> tuple[Reals, Reals]:
-        """To the last step: to the one before it, and one step on."""
-        if stop < self.steps or start == stop:
-            return self.process.jump(start, stop)
-        kept, fresh = self.process.jump(start, stop - 1)
-        step = self.weights[0] * np.diag(self.process.jump(stop - 1, stop)[0])
-        newest = self.weights[0] + self._other_row
-        return kept * step, np.vstack([fresh * step, newest])
+    def late_root(self, step: int) -> Reals:
+        """That of the process; at the last step, of the one before it and one step on."""
+        if step != self.steps:
+            return self.process.late_root(step)
+        before = root(self.process.mode_decays, step - 1)
+        decayed = before * (self.weights[0] * powers(self.process.mode_decays, 1))
+        return np.vstack([decayed, self.weights[0] + self._other_row])
 
     @cached_property
     def _other_row(self) -> Reals:

@@ -4,7 +4,7 @@ A path of integers is published: sums plus the noise rounded to the quantum. If 
 within eta of the ideal one, each rounding box grows or shrinks by eta on every side, and on paths
 of probability all but tau the law of the published path is within a factor e^xi of the ideal law:
 
-    xi = T eta (2 / quantum + r L / sigma),   L the largest |z|
+    xi = T eta (2 + r L / sigma),   L the largest |z|; eta and sigma in quanta
 
 with r = 2 for Toeplitz matrices (somewhat more where the last step is measured twice) and 10 for
 trees (`docs/soundness/counters.md` has the proof). T
@@ -88,15 +88,15 @@ def _modes_error(process: BufferedLinearToeplitz) -> float:
     return float(_ROOM * (process.weights @ (streamed + joined + weighing)))
 
 
-def float_error(process: Process, *, sigma: float, quantum: float) -> FloatError:
-    """What the accountant adds to the Gaussian noise: the float error of one process."""
+def float_error(process: Process, *, sigma: float) -> FloatError:
+    """What the accountant adds to the Gaussian noise of `sigma` grid steps, for one process."""
     steps = process.steps
     largest = process.process if isinstance(process, LastTwice) else process
     noise = NORMAL_LARGEST * largest.row_norm(steps)
     eta = sigma * (path_error(process) + 2 * UNIT * noise)
-    if eta > quantum / 1000:
+    if eta > 1 / 1000:
         return FloatError(xi=Fraction(1), tau=Fraction(1))
-    xi = _ROOM * steps * eta * (2 / quantum + _ratio(process) * NORMAL_LARGEST / sigma)
+    xi = _ROOM * steps * eta * (2 + _ratio(process) * NORMAL_LARGEST / sigma)
     # lost normals, and modes or noise beyond L standard deviations, at any step
     tau = (steps + process.width + (process.width + 1) * steps) * NORMAL_LOST
     return FloatError(xi=round_up(xi), tau=round_up(tau))
@@ -130,6 +130,15 @@ def streamed_norm(process: Process) -> Fraction:
     return Fraction(process.column_norm()) * (1 + Fraction(1, 10**12) + weight_error(process))
 
 
+def sigma_for(process: Process, *, sensitivity: Fraction, mu_squared: Fraction) -> Fraction:
+    """Sigma in grid steps of a column that may cost mu^2, in windows of this many steps.
+
+    A unit shifts what a window measures by `sensitivity` times its column norm at most, so every
+    window, long or short, is scaled by its own norm.
+    """
+    return round_up(root_above((streamed_norm(process) * sensitivity) ** 2 / mu_squared))
+
+
 def calibrate(
     process: BufferedLinearToeplitz, *, change: Fraction, epsilon: Fraction, delta: Fraction
 ) -> tuple[Fraction, Fraction, FloatError]:
@@ -138,7 +147,6 @@ def calibrate(
     Float error gets the part of epsilon that it needs; where that is more than NEGLIGIBLE the
     stream is too long for floats and is refused.
     """
-    norm = streamed_norm(process)
     spare = Fraction(0)
     while True:
         mu_squared = mu_squared_for(
@@ -149,9 +157,8 @@ def calibrate(
                 f"no finite noise keeps epsilon={float(epsilon):g}, delta={float(delta):g}; raise "
                 "one of them"
             )
-        ratio = root_above(norm**2 * change**2 / mu_squared)
-        sigma = round_up(ratio)
-        error = float_error(process, sigma=float(sigma), quantum=1.0)
+        sigma = sigma_for(process, sensitivity=change, mu_squared=mu_squared)
+        error = float_error(process, sigma=float(sigma))
         if delta_of(epsilon=epsilon, mu_squared=mu_squared, error=error) <= delta:
             return mu_squared, sigma, error
         if spare or 2 * error.xi > NEGLIGIBLE * epsilon:
@@ -172,15 +179,6 @@ class QueryCalibration:
     error: FloatError
 
 
-def query_sigma(process: Process, *, sensitivity: Fraction, mu_squared: Fraction) -> Fraction:
-    """Sigma in grid steps of a column that may cost mu^2, in windows of this many steps.
-
-    A unit shifts what a window measures by `sensitivity` times its column norm at most, so every
-    window, long or short, is scaled by its own norm.
-    """
-    return round_up(root_above((streamed_norm(process) * sensitivity) ** 2 / mu_squared))
-
-
 def query_error(
     *processes: Process,
     sensitivities: Sequence[Fraction],
@@ -194,16 +192,12 @@ def query_error(
     """
     xi = tau = Fraction(0)
     for sensitivity, share, count in zip(sensitivities, mu_squares, influence, strict=True):
-        each = [
-            float_error(
-                process,
-                sigma=float(query_sigma(process, sensitivity=sensitivity, mu_squared=share)),
-                quantum=1.0,
-            )
-            for process in processes
-        ]
-        xi += count * max(error.xi for error in each)
-        tau += count * max(error.tau for error in each)
+        errors = []
+        for process in processes:
+            sigma = sigma_for(process, sensitivity=sensitivity, mu_squared=share)
+            errors.append(float_error(process, sigma=float(sigma)))
+        xi += count * max(error.xi for error in errors)
+        tau += count * max(error.tau for error in errors)
     return FloatError(xi=round_up(xi), tau=min(round_up(tau), Fraction(1)))
 
 
@@ -259,7 +253,7 @@ def calibrate_query(
         )
         if spent <= delta:
             sigmas = tuple(
-                query_sigma(process, sensitivity=sensitivity, mu_squared=share)
+                sigma_for(process, sensitivity=sensitivity, mu_squared=share)
                 for sensitivity, share in zip(sensitivities, mu_squares, strict=True)
             )
             return QueryCalibration(mu_squared=mu_squared, sigmas=sigmas, error=error)

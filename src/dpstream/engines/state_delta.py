@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dpstream.counting.keyed_noise import KeyedNoise
+from dpstream.counting.noise_process import KeyedNoise
 from dpstream.group_by.bounding import pair_table, unit_table
 from dpstream.group_by.flow import Flow
 from dpstream.group_by.groups import GroupBucket

@@ -28,8 +28,8 @@ def _cpu_model() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found.group(1).strip() if found else platform.processor() or "unknown"
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return model.group(1).strip() if model else platform.processor() or "unknown"
 
 
 def _memory_gb() -> float | None:

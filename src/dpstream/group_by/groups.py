@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.compiled import compiled
-from dpstream.counting.keyed_noise import KeyedNoise
+from dpstream.counting.noise_process import KeyedNoise
 from dpstream.errors import StateError
 from dpstream.group_by.bounding import FIRST, KeepMask
 from dpstream.group_by.hash_tables import SLICE, HashTable

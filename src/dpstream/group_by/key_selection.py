@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.compiled import compiled
-from dpstream.counting.keyed_noise import KeyedNoise
+from dpstream.counting.noise_process import KeyedNoise
 from dpstream.group_by.groups import GroupBucket
 from dpstream.group_by.hash_tables import FAR, prefetch
 from dpstream.group_by.perturb import NoisySums, next_noise, perturb

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dpstream.counting.keyed_noise import KeyedNoise, advance_noise
+from dpstream.counting.noise_process import KeyedNoise, advance_noise
 from dpstream.group_by.groups import GroupBucket
 from dpstream.privacy.query_spend import NoiseStream
 from dpstream.query.noise_plan import WindowPlan

@@ -11,12 +11,10 @@ from dpstream.mechanisms.base import Mechanism
 
 if TYPE_CHECKING:
     from dpstream.mechanisms.counters.blt import BltCounter as BltCounter
-    from dpstream.mechanisms.counters.honaker import HonakerCounter as HonakerCounter
     from dpstream.mechanisms.counters.naive_counter import NaiveCounter as NaiveCounter
-    from dpstream.mechanisms.counters.smooth_binary import (
-        SmoothBinaryCounter as SmoothBinaryCounter,
-    )
     from dpstream.mechanisms.counters.toeplitz import ToeplitzCounter as ToeplitzCounter
+    from dpstream.mechanisms.counters.tree_counter import HonakerCounter as HonakerCounter
+    from dpstream.mechanisms.counters.tree_counter import SmoothBinaryCounter as SmoothBinaryCounter
     from dpstream.mechanisms.counters.tree_counter import TreeCounter as TreeCounter
     from dpstream.mechanisms.counters.unbounded import UnboundedCounter as UnboundedCounter
     from dpstream.mechanisms.delayed.block_smoother import BlockSmoother as BlockSmoother
@@ -69,8 +67,8 @@ REGISTRY = {
     "dpi": "dpstream.mechanisms.infinite.dpi:Dpi",
     "naive_counter": "dpstream.mechanisms.counters.naive_counter:NaiveCounter",
     "tree": "dpstream.mechanisms.counters.tree_counter:TreeCounter",
-    "honaker": "dpstream.mechanisms.counters.honaker:HonakerCounter",
-    "smooth_binary": "dpstream.mechanisms.counters.smooth_binary:SmoothBinaryCounter",
+    "honaker": "dpstream.mechanisms.counters.tree_counter:HonakerCounter",
+    "smooth_binary": "dpstream.mechanisms.counters.tree_counter:SmoothBinaryCounter",
     "toeplitz": "dpstream.mechanisms.counters.toeplitz:ToeplitzCounter",
     "blt": "dpstream.mechanisms.counters.blt:BltCounter",
     "unbounded_counter": "dpstream.mechanisms.counters.unbounded:UnboundedCounter",

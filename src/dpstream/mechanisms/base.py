@@ -269,6 +269,12 @@ class SeriesMechanism(MechanismBase, identity=None, keys="epsilon lo hi quantum"
         return Fraction(self.lo), Fraction(self.hi), Fraction(self.quantum)
 
     @cached_property
+    def grid_range(self) -> tuple[int, int]:
+        """Lo and hi in grid steps."""
+        lo, hi, quantum = self.range
+        return int(lo / quantum), int(hi / quantum)
+
+    @cached_property
     def change(self) -> Fraction:
         """Grid steps by which one value can move."""
         return range_change(*self.range)

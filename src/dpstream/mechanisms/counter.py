@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from dpstream.counting.buffered import BufferedLinearToeplitz
 from dpstream.counting.float_error import calibrate
-from dpstream.counting.keyed_noise import KeyedNoise, advance_noise
+from dpstream.counting.noise_process import KeyedNoise, advance_noise
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.mechanisms.base import as_block, whole
 from dpstream.mechanisms.counters.blt import BltCounter
+from dpstream.mechanisms.counters.factorised_counter import CountingParameters
 from dpstream.mechanisms.counters.unbounded import UnboundedCounter
-from dpstream.mechanisms.parts.factorised_counter import CountingParameters
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.accounting.accountant import FloatError
 from dpstream.privacy.ledger.charges import Cover, Terms, chain_digest

@@ -17,7 +17,7 @@ from scipy.special import ndtri
 
 from dpstream.counting.binary_tree import Honaker
 from dpstream.counting.buffered import BufferedLinearToeplitz, LastTwice
-from dpstream.counting.float_error import Process, QueryCalibration, calibrate_query, query_sigma
+from dpstream.counting.float_error import Process, QueryCalibration, calibrate_query, sigma_for
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.accounting.calibration import split_budget
 from dpstream.privacy.accounting.promises import own_terms
@@ -190,7 +190,7 @@ class NoisePlan:
         """The noise of some columns of groups that everybody knows."""
         process = self._process(releases)
         sigmas = tuple(
-            float(query_sigma(process, sensitivity=sensitivity, mu_squared=share))
+            float(sigma_for(process, sensitivity=sensitivity, mu_squared=share))
             for sensitivity, share in zip(self.sensitivities, self.shares, strict=True)
         )[columns]
         stddevs: Reals = np.hypot(np.outer(sigmas, process.error()), 12**-0.5)

@@ -21,7 +21,7 @@ import numpy as np
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import name_of
 from dpstream.mechanisms.base import Mechanism
-from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
+from dpstream.mechanisms.counters.factorised_counter import CounterMechanism
 from dpstream.privacy.accounting.promises import rows_of
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.query.aggregates import Count

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from dpstream.counting.buffered import (
-    COMMON_STEPS,
     BufferedLinearToeplitz,
-    exact,
+    decays_for,
     gram,
     optimise,
-    parameters,
-    table,
+    round_decays,
+    shipped_decays,
 )
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.counters.toeplitz import ToeplitzCounter, root_coefficients
@@ -68,7 +67,7 @@ def test_closed_form_covariance_equals_long_streams() -> None:
     factors = (1 - counter.mode_decays)[None, :] ** np.arange(5000)[:, None]
 
     np.testing.assert_allclose(gram(counter.mode_decays, 5000), factors.T @ factors, rtol=1e-11)
-    _, root = counter.jump(0, 5000)
+    root = counter.late_root(5000)
     np.testing.assert_allclose(root.T @ root, factors.T @ factors, rtol=1e-12)
     assert root.shape == (4, 4)
 
@@ -102,19 +101,23 @@ def test_required_errors() -> None:
 
 def test_table_is_what_the_optimiser_finds() -> None:
     """Shipped parameters are complete and as good as freshly optimised ones."""
-    assert len(table()) == 6 * len(COMMON_STEPS)
+    steps = sorted({int(key.partition("/")[0]) for key in shipped_decays()})
+    assert set(shipped_decays()) == {
+        f"{count}/{buffers}" for count in steps for buffers in range(1, 7)
+    }
+    assert {2**k for k in range(3, 31)} | {10**k for k in range(8)} | {365, 1440, 86400} <= {*steps}
     for steps, buffers in ((8, 1), (365, 4), (2**20, 3), (2**30, 6)):
         fresh = BufferedLinearToeplitz(
             steps=steps, buffers=buffers, decays=optimise(steps, buffers)
         )
         shipped = BufferedLinearToeplitz(steps=steps, buffers=buffers)
         assert largest(shipped) == pytest.approx(largest(fresh), rel=1e-6)
-    assert parameters(365, 4) == tuple(json.loads(json.dumps(table()["365/4"])))
+    assert decays_for(365, 4) == tuple(json.loads(json.dumps(shipped_decays()["365/4"])))
 
 
 def test_decays_make_exact_factors() -> None:
     """1 - decay is a float without rounding, so the streamed matrix is the analysed one."""
-    decays = exact(np.array([1e-12, 1e-5, 0.3, 0.77, 1.0]))
+    decays = round_decays(np.array([1e-12, 1e-5, 0.3, 0.77, 1.0]))
     for decay in decays:
         assert Fraction(1.0 - decay) == 1 - Fraction(decay)
 

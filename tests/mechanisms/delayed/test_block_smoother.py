@@ -6,7 +6,13 @@ import pytest
 import dpstream as dps
 from dpstream.audit.replay import record
 from dpstream.mechanisms import BlockSmoother, ContinGroup
-from dpstream.mechanisms.parts.block_filter import MODELS, SPREAD, Beliefs, expected_errors, lengths
+from dpstream.mechanisms.parts.block_filter import (
+    MODELS,
+    SPREAD,
+    Beliefs,
+    block_lengths,
+    expected_errors,
+)
 from dpstream.privacy.state import pack
 
 SECRET, RUN = bytes(range(32)), bytes(16)
@@ -119,13 +125,13 @@ def test_expected_errors_fall_with_epsilon_and_rise_with_drift():
     low, high = expected_errors(20, 0.1), expected_errors(20, 10.0)
     still = white == 0
 
-    assert low.shape == (len(lengths(20)), len(drift))
+    assert low.shape == (len(block_lengths(20)), len(drift))
     assert (high <= low + 1e-12).all()
     assert (np.diff(low[0][still]) >= -1e-12).all()
     assert low.max() <= np.sqrt(2 * SPREAD + white.max()) + 1e-9
     assert weight.sum() == pytest.approx(1)
-    assert lengths(20)[0] == 20
-    assert lengths(20)[-1] == 1
+    assert block_lengths(20)[0] == 20
+    assert block_lengths(20)[-1] == 1
 
 
 def test_beliefs_do_not_change_when_others_learn_from_them():

@@ -8,7 +8,7 @@ import pytest
 import dpstream as dps
 from dpstream.audit.replay import Recorder, drive, record, replay
 from dpstream.mechanisms import ContinGroup, DiscontinGroup
-from dpstream.mechanisms.delayed.discontin_group import deviations, places
+from dpstream.mechanisms.delayed.discontin_group import deviations, largest_joined_group
 from dpstream.privacy.sensitivity import grouping_change
 
 SECRET, RUN = bytes(range(32)), bytes(16)
@@ -45,7 +45,7 @@ def test_a_value_joins_the_largest_group_that_takes_it():
     which, size = np.array([0, 1, 2, 4, 5]), np.array([2, 4, 4, 9, 2])
     joins = np.array([1, 1, 1, 0, 0])
 
-    assert places(joins, size, which, 4, 2).tolist() == [1, 4]
+    assert largest_joined_group(joins, size, which, 4, 2).tolist() == [1, 4]
 
 
 def test_groups_come_back_after_a_jump_where_tests_are_sharp():

@@ -10,7 +10,7 @@ import dpstream as dps
 from dpstream.audit.replay import Recorder, drive, record, replay
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import BucOrder, ContinGroup, Naive, SensitivityTruncation
-from dpstream.mechanisms.delayed.truncation import candidates, scores
+from dpstream.mechanisms.delayed.truncation import bound_scores, candidate_bounds
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.sensitivity import truncation_change
@@ -23,10 +23,12 @@ INSIDE = ("naive", "pegasus", "pegasus_delay", "contin_group", "discontin_group"
 
 def test_one_value_moves_no_score_by_more_than_declared():
     """Over all pairs of values; and one pair moves one score by all of it."""
-    bounds, most = candidates(-3, 14, 6), 0
+    bounds, most = candidate_bounds(-3, 14, 6), 0
     for a in range(-3, 15):
         for b in range(-3, 15):
-            one, other = (scores(np.array([v, 5]), bounds, -3, 14, Fraction(1, 3)) for v in (a, b))
+            one, other = (
+                bound_scores(np.array([v, 5]), bounds, -3, 14, Fraction(1, 3)) for v in (a, b)
+            )
             most = max(most, int(np.abs(one - other).max()))
 
     assert most == truncation_change(Fraction(17)) == 17
@@ -35,7 +37,7 @@ def test_one_value_moves_no_score_by_more_than_declared():
 def test_scores_prefer_what_costs_less():
     """By exact arithmetic: saved noise less truncated values, for every bound."""
     values, bounds, saved = np.array([1, 2, 3, 90]), np.array([10, 50, 100]), Fraction(1, 5)
-    got = scores(values, bounds, 0, 100, saved)
+    got = bound_scores(values, bounds, 0, 100, saved)
     cost = [sum(max(int(v) - int(b), 0) for v in values) + saved * 4 * int(b) for b in bounds]
 
     assert [int(got[0] - g) for g in got] == [int(2 * (c - cost[0])) for c in cost]
@@ -108,7 +110,7 @@ def test_of_takes_everything_from_a_mechanism():
     inner = BucOrder(epsilon="1/3", delay=6, bucket=50, publish="pp", smoother="median", **RANGE)
     wrapped = SensitivityTruncation.of(inner, every=3)
 
-    assert wrapped.at(wrapped.top) == inner
+    assert wrapped.untruncated == inner
     assert (wrapped.budget, wrapped.delay, wrapped.every) == (Fraction(1, 3), 6, 3)
     with pytest.raises(InvalidParameter, match="has no delay"):
         SensitivityTruncation.of(Naive(epsilon=1, **RANGE))
@@ -137,7 +139,7 @@ def test_options_may_be_texts():
         epsilon=1, delay=5, options=("publish=pp", "smoother=median", "threshold=20"), **RANGE
     )
 
-    assert told.at(1000) == ContinGroup(
+    assert told.untruncated == ContinGroup(
         epsilon=1, delay=5, publish="pp", smoother="median", threshold=20, **RANGE
     )
 

@@ -8,10 +8,10 @@ from fractions import Fraction
 import numpy as np
 
 from dpstream.audit.mechanism_samplers import PooledSpend, unlimited_spend
-from dpstream.counting.coders import BufferedCoder
 from dpstream.mechanisms.base import HistogramMechanism, Spender
 from dpstream.mechanisms.counters.blt import BltCounter
-from dpstream.mechanisms.parts.budget_window import BudgetWindow
+from dpstream.mechanisms.counters.factorised_counter import BufferedCoder
+from dpstream.mechanisms.parts.publish_or_hold import BudgetWindow
 from dpstream.mechanisms.w_event.budget_distribution import (
     BudgetDistribution,
     BudgetDistributionState,

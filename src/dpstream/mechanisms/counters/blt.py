@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dpstream.counting.buffered import BufferedLinearToeplitz
-from dpstream.counting.coders import BufferedCoder
-from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
+from dpstream.mechanisms.counters.factorised_counter import BufferedCoder, CounterMechanism
 
 
 @dataclass(frozen=True, kw_only=True)

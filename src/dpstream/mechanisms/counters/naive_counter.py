@@ -8,9 +8,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpstream.counting.coders import Coder
 from dpstream.counting.noise_process import check_whole
-from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
+from dpstream.mechanisms.counters.factorised_counter import Coder, CounterMechanism
 from dpstream.records import Integers, Reals
 
 

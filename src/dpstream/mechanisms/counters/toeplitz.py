@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
 
-from dpstream.counting.coders import HistoryCoder
 from dpstream.counting.noise_process import check_whole
-from dpstream.mechanisms.parts.factorised_counter import CounterMechanism
-from dpstream.records import Reals
+from dpstream.mechanisms.counters.factorised_counter import Coder, CounterMechanism, refuse_overflow
+from dpstream.privacy.sensitivity import root_above
+from dpstream.privacy.state.serial import storable
+from dpstream.records import Integers, Reals
 
 # Gamma(i + 1/2) / Gamma(i + 1) * sqrt(i) in powers of 1/i; below 1e-17 from i = 128 on
 SERIES = (1, -1 / 8, 1 / 128, 5 / 1024, -21 / 32768, -399 / 262144, 869 / 4194304)
@@ -30,6 +32,60 @@ def root_coefficients(steps: int) -> Reals:
         coefficients = np.concatenate([coefficients, series / np.sqrt(math.pi * tail)])
     coefficients.flags.writeable = False
     return coefficients
+
+
+@storable("history code")
+@dataclass(frozen=True, kw_only=True)
+class HistoryCode:
+    """Inputs and decoded increments, both steps x bins, and the decoded running sums."""
+
+    inputs: Integers
+    increments: Reals
+    sums: Reals
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HistoryCoder(Coder):
+    """Toeplitz C with coefficients rounded down to multiples of 2^-`bits`, the first of them 1.
+
+    All past values are kept.
+    """
+
+    coefficients: Reals
+    bits: int
+
+    @cached_property
+    def _rounded(self) -> Integers:
+        return np.floor(self.coefficients * 2.0**self.bits).astype(np.int64)
+
+    def begin(self, bins: int) -> HistoryCode:
+        """Room for every step, so that the state does not grow."""
+        shape = (len(self.coefficients), bins)
+        return HistoryCode(
+            inputs=np.zeros(shape, np.int64), increments=np.zeros(shape), sums=np.zeros(bins)
+        )
+
+    def encode(self, state: HistoryCode, step: int, x: Integers) -> tuple[HistoryCode, Integers]:
+        """The newest input has coefficient 1."""
+        inputs = state.inputs.copy()
+        inputs[step - 1] = x
+        limit = 1 << (61 - self.bits)  # no coefficient is above 2^bits, so nothing can overflow
+        refuse_overflow(np.minimum(np.abs(inputs[:step]).astype(float).sum(axis=0), 2.0**62), limit)
+        values = self._rounded[:step][::-1] @ inputs[:step]
+        return replace(state, inputs=inputs), values
+
+    def decode(self, state: HistoryCode, step: int, noisy: Integers) -> tuple[HistoryCode, Reals]:
+        """Solve for the newest increment, by the very coefficients that encoded; add it up."""
+        increments = state.increments.copy()
+        known = self._rounded[1:step][::-1].astype(np.float64) @ increments[: step - 1]
+        increments[step - 1] = (noisy - known) / float(self._rounded[0])
+        sums = state.sums + increments[step - 1]
+        return replace(state, increments=increments, sums=sums), sums
+
+    def norm(self) -> Fraction:
+        """Of the rounded coefficients, exactly."""
+        square = sum(int(c) ** 2 for c in self._rounded)
+        return root_above(Fraction(square, 4**self.bits))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from dpstream.counting.buffered import MOST_STEPS, BufferedLinearToeplitz, parameters
-from dpstream.counting.coders import BufferedCoder
+from dpstream.counting.buffered import MOST_STEPS, BufferedLinearToeplitz, decays_for
 from dpstream.counting.noise_process import check_whole
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import Spender, release_or_hold
-from dpstream.mechanisms.parts.factorised_counter import CounterState, CountingParameters, grid_bits
+from dpstream.mechanisms.counters.factorised_counter import (
+    BufferedCoder,
+    CounterState,
+    CountingParameters,
+    grid_bits,
+)
 from dpstream.privacy.amounts import gaussian_stddev
 from dpstream.privacy.sensitivity import encoded_change
 from dpstream.privacy.state.serial import storable
@@ -27,7 +31,7 @@ def _epoch_coder(
     length: int, buffers: int, change: Fraction, rho: Fraction
 ) -> tuple[BufferedCoder, Fraction]:
     """The coder of an epoch's steps but the last, and how far one event moves what it measures."""
-    decays = parameters(length, buffers)  # tuned for the whole epoch
+    decays = decays_for(length, buffers)  # tuned for the whole epoch
     process = BufferedLinearToeplitz(steps=length - 1, buffers=buffers, decays=decays)
     norm = BufferedCoder(process=process, bits=0).norm()
     bits = grid_bits(norm, change, rho)

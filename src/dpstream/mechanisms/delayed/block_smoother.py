@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from dpstream.mechanisms.base import SeriesMechanism, Spender
-from dpstream.mechanisms.parts.batches import check_delay, releases
-from dpstream.mechanisms.parts.block_filter import Beliefs, expected_errors, lengths
+from dpstream.mechanisms.base import Spender
+from dpstream.mechanisms.parts.batches import DelayedMechanism, releases
+from dpstream.mechanisms.parts.block_filter import Beliefs, block_lengths, expected_errors
 from dpstream.privacy.ledger.charges import Cells
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release
@@ -30,7 +30,7 @@ class BlockState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockSmoother(SeriesMechanism, identity="block_smoother", keys="delay"):
+class BlockSmoother(DelayedMechanism, identity="block_smoother"):
     """Noisy sums of blocks of steps, whose length is learnt from them, smoothed over the delay.
 
     All of epsilon goes into the sums: the mean of b values has b times less noise than one value.
@@ -53,12 +53,7 @@ class BlockSmoother(SeriesMechanism, identity="block_smoother", keys="delay"):
     (200, True)
     """
 
-    delay: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        why = "BlockSmoother: a block has at least one step"
-        object.__setattr__(self, "delay", check_delay(self.delay, 1, why))
+    why_least: ClassVar[str] = "a block has at least one step"
 
     def step(
         self, state: BlockState | None, x: Integers, spend: Spender
@@ -94,7 +89,7 @@ class BlockSmoother(SeriesMechanism, identity="block_smoother", keys="delay"):
         for i, error in enumerate(errors):
             if error < _WORTH * best:
                 best, chosen = error, i
-        return int(lengths(self.delay)[chosen])
+        return int(block_lengths(self.delay)[chosen])
 
     def _close(self, state: BlockState, spend: Spender) -> BlockState:
         """Publish the block's sum to the beliefs."""
@@ -106,8 +101,7 @@ class BlockSmoother(SeriesMechanism, identity="block_smoother", keys="delay"):
             purpose="block",
             cells=cells,
         )
-        lo = float(self.range[0] / self.range[2])
-        mean = (noisy / state.steps - lo) / float(self.change)
+        mean = (noisy / state.steps - self.grid_range[0]) / float(self.change)
         scale = 1.0 / (float(self.budget) * state.steps)
         beliefs = state.beliefs.learn(mean, first=cells.first, steps=state.steps, scale=scale)
         total, length = np.zeros_like(state.total), self.next_length(beliefs)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import Spender
 from dpstream.mechanisms.parts.batches import (
     BatchMechanism,
-    OpenBatch,
-    Payment,
+    LabelledBatch,
     posterior_median,
     publish_groups,
 )
@@ -25,7 +24,7 @@ from dpstream.privacy.sensitivity import bucket_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals
 
-_KEPT = 0.998  # of the answers so far, per batch: old ones fade
+_MEMORY = 0.998  # of the answers so far, per batch: old ones fade
 _ROUNDS = 2
 
 
@@ -55,7 +54,7 @@ class BucketPrior:
         The flat prior counts for as many answers as it takes to tell a weight from it.
         """
         bins, buckets = self.answers.shape
-        answers = _KEPT * self.answers
+        answers = _MEMORY * self.answers
         for j in range(bins):
             answers[j] += np.bincount(labels[:, j], minlength=buckets)
         flat = buckets * (odds + buckets - 1) / max((odds - 1) ** 2, 1e-12)
@@ -67,7 +66,7 @@ class BucketPrior:
             weight = (expected + flat / buckets) / (total + flat)
         return BucketPrior(answers=answers, weight=weight)
 
-    def settle(self, labels: Integers, values: Reals, edges: Reals, odds: float) -> Reals:
+    def settle(self, labels: Integers, values: Reals, edges: Integers, odds: float) -> Reals:
         """The median of what is possible for each value (steps x bins).
 
         `values` are where they are if their bucket is the true one; elsewhere they may be anywhere
@@ -84,11 +83,6 @@ class BucketPrior:
             inside = (under < half) & (half <= under + odds * own)
             out[:, j] = np.where(inside, values[:, j], np.where(under >= half, low, high))
         return out
-
-
-def odds_of(epsilon: float) -> float:
-    """e^epsilon, within what floats can hold."""
-    return math.exp(min(epsilon, 300.0))
 
 
 _MOST = 1 << 14  # buckets among which randomised response may draw
@@ -133,12 +127,17 @@ class BucOrder(BatchMechanism, identity="buc_order", keys="bucket"):
             )
 
     @cached_property
+    def odds(self) -> float:
+        """e^eps_g, within what floats can hold."""
+        return math.exp(min(float(self.for_groups), 300.0))
+
+    @cached_property
     def width(self) -> int:
         """Of a bucket, in grid steps; the last may be narrower."""
         change = self.change
         if self.bucket is not None:
             return min(max(int(Fraction(self.bucket) / self.range[2]), 1), int(change))
-        told_apart = min(round(odds_of(float(self.for_groups)) ** 0.5), 64, int(change))
+        told_apart = min(round(self.odds**0.5), 64, int(change))
         return int(-(-change // max(told_apart, 1)))
 
     @cached_property
@@ -149,7 +148,7 @@ class BucOrder(BatchMechanism, identity="buc_order", keys="bucket"):
     @cached_property
     def edges(self) -> Integers:
         """In grid steps, from lo to hi: one more than there are buckets."""
-        lo, hi = (int(bound / self.range[2]) for bound in self.range[:2])
+        lo, hi = self.grid_range
         return np.minimum(lo + self.width * np.arange(self.buckets + 1), hi)
 
     @cached_property
@@ -161,10 +160,9 @@ class BucOrder(BatchMechanism, identity="buc_order", keys="bucket"):
         """Nothing is known of where values are."""
         return BucketPrior.flat(bins, self.buckets)
 
-    def next_groups(self, held: OpenBatch, labels: Integers) -> BucketPrior:
+    def next_groups(self, groups: BucketPrior, labels: Integers) -> BucketPrior:
         """What the answers of this batch add to that."""
-        prior: BucketPrior = held.groups
-        return prior.learn(labels, odds_of(float(self.for_groups))) if self.buckets > 1 else prior
+        return groups.learn(labels, self.odds) if self.buckets > 1 else groups
 
     def label(self, block: Integers, labels: Integers, cells: Cells, spend: Spender) -> Integers:
         """The bucket that each value says it is in."""
@@ -175,24 +173,15 @@ class BucOrder(BatchMechanism, identity="buc_order", keys="bucket"):
             true, buckets=self.buckets, epsilon=self.for_groups, purpose="bucket", cells=cells
         )
 
-    def answer(
-        self,
-        block: Integers,
-        labels: Integers,
-        groups: Any,
-        payment: Payment,
-        spend: Spender,
-    ) -> Reals:
+    def answer(self, batch: LabelledBatch, spend: Spender) -> Reals:
         """Means of clipped values, within the edges of their buckets."""
-        low, high = self.edges[labels], self.edges[labels + 1]
+        low, high = self.edges[batch.labels], self.edges[batch.labels + 1]
         values, scale = publish_groups(
-            np.clip(block, low, high),
-            labels,
+            replace(batch, block=np.clip(batch.block, low, high)),
             spend,
+            sensitivity=bucket_change(self.change, width=self.width),
             publish=self.publish,
             smoother=self.smoother,
-            sensitivity=bucket_change(self.change, width=self.width),
-            payment=payment,
         )
         quantum = float(self.range[2])
         if not self.shrink:
@@ -200,6 +189,5 @@ class BucOrder(BatchMechanism, identity="buc_order", keys="bucket"):
         inside = low + posterior_median(values - low, scale, 0.0, high - low)
         if self.buckets == 1:
             return inside * quantum
-        edges = self.edges.astype(np.float64)
-        prior: BucketPrior = groups
-        return prior.settle(labels, inside, edges, odds_of(float(self.for_groups))) * quantum
+        prior: BucketPrior = batch.groups
+        return prior.settle(batch.labels, inside, self.edges, self.odds) * quantum

@@ -19,7 +19,7 @@ import numpy as np
 
 from dpstream.compiled import njit
 from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.batches import DelayedMechanism
+from dpstream.mechanisms.parts.batches import DelayedMechanism, SharedMechanism
 from dpstream.mechanisms.parts.block_filter import Beliefs
 from dpstream.mechanisms.parts.grouping import History
 from dpstream.privacy.sensitivity import comparison_change
@@ -120,22 +120,22 @@ def align(
             above[cell] = below[cell] = 0
         largest_below, smallest_above = -math.inf, math.inf
         for k in range(min(published_end, asked)):
-            y, told = published[j, published_end - 1 - k], answers[j * asked + k, first]
-            if told == 0:
+            y, answer = published[j, published_end - 1 - k], answers[j * asked + k, first]
+            if answer == 0:
                 continue
             cell = min(max(int(y * CELLS), 0), CELLS - 1)
-            if told > 0:
+            if answer > 0:
                 above[cell] += 1
                 largest_below = max(largest_below, y)
             else:
                 below[cell] += 1
                 smallest_above = min(smallest_above, y)
         for k in range(len(values) - 1 - row):
-            y, told = values[row + 1 + k, j], answers[j * asked + k, first + 1 + k]
-            if told == 0:
+            y, answer = values[row + 1 + k, j], answers[j * asked + k, first + 1 + k]
+            if answer == 0:
                 continue
             cell = min(max(int(y * CELLS), 0), CELLS - 1)
-            if told < 0:
+            if answer < 0:
                 above[cell] += 1
             else:
                 below[cell] += 1
@@ -168,7 +168,7 @@ class ComparedState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompOrder(DelayedMechanism, identity="comp_order"):
+class CompOrder(DelayedMechanism, SharedMechanism, identity="comp_order"):
     """Noise on every value, and noisy comparisons with the `delay` values before and after it.
 
     The window slides: every step publishes the value of `delay` steps ago. With `shrink`, a value
@@ -199,21 +199,23 @@ class CompOrder(DelayedMechanism, identity="comp_order"):
         return comparison_change(self.change, delay=self.delay)
 
     @cached_property
-    def scales(self) -> tuple[float, float]:
-        """Of the noise in a value and in a comparison, as shares of the range."""
-        of_values = float(1 / self.for_values)
-        return of_values, float(self.sensitivity / self.change / self.for_groups)
-
-    @cached_property
     def chances(self) -> Reals:
-        """Logs of the chances of answers."""
-        return log_chances(self.scales[1])
+        """Logs of the chances of answers, whose noise is taken as a share of the range."""
+        return log_chances(float(self.sensitivity / self.change / self.for_groups))
 
     def step(
         self, state: ComparedState | None, x: Integers, spend: Spender
     ) -> tuple[Any, list[Release]]:
         """Perturb and compare the newest value; publish the one that has waited long enough."""
-        state = state or self._empty(len(x))
+        if state is None:
+            bins, longest = len(x), self.delay + 1
+            state = ComparedState(
+                exact=History.of(bins=bins, longest=self.delay, dtype=np.int64),
+                noisy=History.of(bins=bins, longest=longest, dtype=np.float64),
+                beliefs=Beliefs.none(bins, self.delay),
+                answers=History.of(bins=bins * self.delay, longest=longest, dtype=np.int8),
+                published=History.of(bins=bins, longest=self.delay, dtype=np.float64),
+            )
         noisy = spend.laplace(
             x, sensitivity=self.change, epsilon=self.for_values, purpose="publish"
         )
@@ -222,19 +224,20 @@ class CompOrder(DelayedMechanism, identity="comp_order"):
         answers = np.zeros((len(x), self.delay), np.int8)
         if count:
             before = state.exact.last(count)[:, ::-1]
-            told = spend.laplace(
+            noisy_gaps = spend.laplace(
                 (x[:, None] - before).ravel(),
                 sensitivity=self.sensitivity,
                 epsilon=self.for_groups,
                 purpose="comparison",
                 interval=paid,
             )
-            answers[:, :count] = np.where(told.reshape(len(x), count) > 0, 1, -1)
-        lowest, change, _, _, _ = self._numbers
-        share: Reals = (noisy.astype(np.float64) - lowest) / change
+            answers[:, :count] = np.where(noisy_gaps.reshape(len(x), count) > 0, 1, -1)
+        share = (noisy.astype(np.float64) - self.grid_range[0]) / float(self.change)
         beliefs = state.beliefs
         if self.shrink:  # the paper's form has no use for it
-            beliefs = beliefs.learn(share, first=spend.step, steps=1, scale=self.scales[0])
+            beliefs = beliefs.learn(
+                share, first=spend.step, steps=1, scale=float(1 / self.for_values)
+            )
         state = ComparedState(
             exact=state.exact.append(x),
             noisy=state.noisy.append(share),
@@ -253,36 +256,20 @@ class CompOrder(DelayedMechanism, identity="comp_order"):
             return state, []
         return self._publish(state, spend.step, keep=0)
 
-    @cached_property
-    def _numbers(self) -> tuple[float, float, float, float, float]:
-        """Lowest value and change in grid steps, lowest value and grid step in units, eps_p."""
-        lo, _, quantum = self.range
-        share = float(self.for_values)
-        return float(lo / quantum), float(self.change), float(lo), float(quantum), share
-
-    def _empty(self, bins: int) -> ComparedState:
-        longest = self.delay + 1
-        return ComparedState(
-            exact=History.of(bins=bins, longest=self.delay, dtype=np.int64),
-            noisy=History.of(bins=bins, longest=longest, dtype=np.float64),
-            beliefs=Beliefs.none(bins, self.delay),
-            answers=History.of(bins=bins * self.delay, longest=longest, dtype=np.int8),
-            published=History.of(bins=bins, longest=self.delay, dtype=np.float64),
-        )
-
     def _publish(
         self, state: ComparedState, newest: int, *, keep: int
     ) -> tuple[ComparedState, list[Release]]:
         """Values with more than `keep` that wait, the oldest first."""
         if state.waiting <= keep:
             return state, []
-        _, change, lo, quantum, epsilon = self._numbers
         oldest, ready = newest - state.waiting + 1, state.waiting - keep
         if self.shrink:
-            values, spread = state.beliefs.look_back(oldest, newest, epsilon, deviations=ready)
+            values, spread = state.beliefs.look_back(
+                oldest, newest, float(self.for_values), deviations=ready
+            )
         else:
             values = spread = np.ascontiguousarray(state.noisy.last(state.waiting).T)
-        out, published = [], state.published
+        out, published, (lo, _, quantum) = [], state.published, map(float, self.range)
         for row in range(ready):
             placed = np.empty(values.shape[1])
             align(
@@ -298,6 +285,6 @@ class CompOrder(DelayedMechanism, identity="comp_order"):
                 placed,
             )
             published = published.append(placed)
-            released = lo + placed * change * quantum
+            released = lo + placed * float(self.change) * quantum
             out.append(Release(step=oldest + row, values=released, paid=True))
         return replace(state, published=published, waiting=keep), out

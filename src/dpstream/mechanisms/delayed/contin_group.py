@@ -48,9 +48,9 @@ class ContinGroup(GroupedMechanism, identity="contin_group"):
         """No group is open."""
         return self.grouping.start(bins) if self.tests else None
 
-    def join(self, held: OpenBatch, x: Integers, spend: Spender) -> tuple[Integers, TimeGroups]:
+    def join(self, batch: OpenBatch, x: Integers, spend: Spender) -> tuple[Integers, TimeGroups]:
         """Into the open group of its bin, or a new one."""
         theta = np.array([math.ceil(GRID * self.theta)])
-        groups, size = self.grouping.grow(held.groups, x, theta, spend)
-        last = held.labels.block[:, held.labels.end - 1] if held.count else np.zeros_like(x)
+        groups, size = self.grouping.grow(batch.groups, x, theta, spend)
+        last = batch.labels.last(1)[:, 0] if batch.count else np.zeros_like(x)
         return last + (size == 1), groups

@@ -32,7 +32,7 @@ def deviations(
     which = np.empty(bins * steps, np.int64)
     count, total = np.empty(steps, np.int64), np.empty(steps, np.int64)
     spread = np.empty(steps, np.int64)
-    found = 0
+    tests = 0
     for j in range(bins):
         count[:], total[:] = 1, 0  # values relative to the newest: it is 0 itself
         for i in range(first, steps):
@@ -49,14 +49,16 @@ def deviations(
             if labels[g, j] == g:
                 n = count[g]
                 whole, part = spread[g] // (n - 1), spread[g] % (n - 1)
-                tested[found] = grid * whole + grid * part // (n - 1)
-                size[found], which[found] = n, j * steps + g
-                found += 1
-    return tested[:found], size[:found], which[:found]
+                tested[tests] = grid * whole + grid * part // (n - 1)
+                size[tests], which[tests] = n, j * steps + g
+                tests += 1
+    return tested[:tests], size[:tests], which[:tests]
 
 
 @njit(cache=True, nogil=True)
-def places(joins: Integers, size: Integers, which: Integers, steps: int, bins: int) -> Integers:
+def largest_joined_group(
+    joins: Integers, size: Integers, which: Integers, steps: int, bins: int
+) -> Integers:
     """The group of each bin's newest value: the largest that it joins, or a new one."""
     group, best = np.full(bins, steps), np.zeros(bins, np.int64)
     for k in range(len(joins)):
@@ -114,16 +116,16 @@ class DiscontinGroup(GroupedMechanism, identity="discontin_group"):
         return "", 0
 
     def join(
-        self, held: OpenBatch, x: Integers, spend: Spender
+        self, batch: OpenBatch, x: Integers, spend: Spender
     ) -> tuple[Integers, tuple[str, int]]:
         """Into the largest group whose test says yes, or a new one."""
         paid = spend.pay(x, sensitivity=self.change, epsilon=self.for_groups, purpose="group")
-        run, first = held.groups
+        run, first = batch.groups
         if run != paid.run:  # a copied state: this run has not paid for what the batch holds
-            run, first = paid.run, held.count
-        block, labels = self.contents(held)
+            run, first = paid.run, batch.count
+        block, labels = batch.contents()
         tested, size, which = deviations(block, labels, first, x, self.grid)
-        label = np.full_like(x, held.count)
+        label = np.full_like(x, batch.count)
         if len(tested):
             noisy = spend.laplace(
                 tested,
@@ -133,5 +135,5 @@ class DiscontinGroup(GroupedMechanism, identity="discontin_group"):
                 interval=paid,
             )
             joins = (noisy < self.limit[size]).astype(np.int64)
-            label = places(joins, size, which, held.count, len(x))
+            label = largest_joined_group(joins, size, which, batch.count, len(x))
         return label, (run, first)

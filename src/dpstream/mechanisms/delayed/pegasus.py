@@ -49,13 +49,13 @@ class PegasusGroups(SharedMechanism, ABC, identity=None, keys="threshold smoothe
 
     @property
     @abstractmethod
-    def largest_group(self) -> int:
+    def longest(self) -> int:
         """How many values a group has at most."""
 
     @cached_property
     def grouping(self) -> Grouping:
         """How groups grow, with eps_g per value."""
-        return Grouping(epsilon=self.for_groups, change=self.change, longest=self.largest_group)
+        return Grouping(epsilon=self.for_groups, change=self.change, longest=self.longest)
 
     @cached_property
     def theta(self) -> Integers:
@@ -108,11 +108,6 @@ class Pegasus(PegasusGroups, identity="pegasus", keys="longest"):
         super().__post_init__()
         object.__setattr__(self, "longest", whole(self.longest, "longest", at_least=1))
 
-    @property
-    def largest_group(self) -> int:
-        """As the parameter says."""
-        return self.longest
-
     def step(
         self, state: PegasusState | None, x: Integers, spend: Spender
     ) -> tuple[Any, list[Release]]:
@@ -160,7 +155,7 @@ class PegasusDelay(PegasusGroups, DelayedMechanism, identity="pegasus_delay"):
     """
 
     @property
-    def largest_group(self) -> int:
+    def longest(self) -> int:
         """Values that a waiting one can be smoothed with, itself included."""
         return 2 * self.delay + 1
 
@@ -169,12 +164,18 @@ class PegasusDelay(PegasusGroups, DelayedMechanism, identity="pegasus_delay"):
     ) -> tuple[Any, list[Release]]:
         """Perturb and group the newest value; publish the one that has waited long enough."""
         if state is None:
-            state = self._empty(len(x))
+            longest = self.longest + self.delay + 1
+            state = WaitingState(
+                groups=self.grouping.start(len(x)),
+                noisy=History.of(bins=len(x), longest=longest, dtype=np.float64),
+                labels=History.of(bins=len(x), longest=longest, dtype=np.int64),
+                waiting=0,
+            )
         perturbed = self.perturb(x, spend)
         groups, size = self.grouping.grow(state.groups, x, self.theta, spend)
-        last = state.labels.block[:, state.labels.end - 1] if state.labels.end else -size
+        last = state.labels.last(1)[:, 0] if state.labels.end else -size
         # a group is known by a number that only has to differ from its neighbour's
-        labels = state.labels.append((last + (size == 1)) % (4 * self.largest_group))
+        labels = state.labels.append((last + (size == 1)) % (4 * self.longest))
         state = WaitingState(
             groups=groups,
             noisy=state.noisy.append(perturbed),
@@ -189,15 +190,6 @@ class PegasusDelay(PegasusGroups, DelayedMechanism, identity="pegasus_delay"):
             return state, []
         return self._publish(state, spend.step, keep=0)
 
-    def _empty(self, bins: int) -> WaitingState:
-        longest = self.largest_group + self.delay + 1
-        return WaitingState(
-            groups=self.grouping.start(bins),
-            noisy=History.of(bins=bins, longest=longest, dtype=np.float64),
-            labels=History.of(bins=bins, longest=longest, dtype=np.int64),
-            waiting=0,
-        )
-
     def _publish(
         self, state: WaitingState, newest: int, *, keep: int
     ) -> tuple[WaitingState, list[Release]]:
@@ -205,7 +197,7 @@ class PegasusDelay(PegasusGroups, DelayedMechanism, identity="pegasus_delay"):
         out, end = [], state.noisy.end
         median, shrunk = self.smoother == "median", self.smoother == "james_stein"
         for waiting in range(state.waiting, keep, -1):
-            at, first = end - waiting, max(0, end - waiting - self.largest_group)
+            at, first = end - waiting, max(0, end - waiting - self.longest)
             smoothed, size = _smooth(
                 state.noisy.block[:, first:end],
                 state.labels.block[:, first:end],

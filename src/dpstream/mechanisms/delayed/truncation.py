@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from dpstream.mechanisms import find, name_of
 from dpstream.mechanisms.base import SeriesMechanism, Spender, whole
 from dpstream.mechanisms.parts.batches import (
     BatchMechanism,
+    DelayedMechanism,
     GroupedMechanism,
-    Payment,
+    LabelledBatch,
     SharedMechanism,
-    check_delay,
     releases,
 )
 from dpstream.mechanisms.parts.grouping import History
@@ -28,12 +28,12 @@ from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Release
 
 
-def candidates(lo: int, hi: int, count: int) -> Integers:
+def candidate_bounds(lo: int, hi: int, count: int) -> Integers:
     """Equally spaced bounds above `lo` up to `hi`, on the grid, without repetition."""
     return np.unique(lo + np.maximum(1, np.arange(1, count + 1) * (hi - lo) // count))
 
 
-def scores(values: Integers, bounds: Integers, lo: int, hi: int, saved: Fraction) -> Integers:
+def bound_scores(values: Integers, bounds: Integers, lo: int, hi: int, saved: Fraction) -> Integers:
     """Twice the score of every bound, in grid steps; the more the better.
 
     Truncating at tau saves, for each of m values, `saved` (hi - tau) of error from noise, and costs
@@ -44,9 +44,9 @@ def scores(values: Integers, bounds: Integers, lo: int, hi: int, saved: Fraction
 
     Guarantee: one value moves every score by at most `truncation_change`.
 
-    >>> scores(np.array([2, 3, 10]), np.array([5, 10]), 0, 10, Fraction(0)).tolist()
+    >>> bound_scores(np.array([2, 3, 10]), np.array([5, 10]), 0, 10, Fraction(0)).tolist()
     [5, 15]
-    >>> scores(np.array([2, 3, 10]), np.array([5, 10]), 0, 10, Fraction(1)).tolist()
+    >>> bound_scores(np.array([2, 3, 10]), np.array([5, 10]), 0, 10, Fraction(1)).tolist()
     [35, 15]
     """
     above = np.maximum(values[:, None] - bounds[None, :], 0).sum(axis=0)
@@ -69,7 +69,7 @@ def unsampled_mask(labels: Integers, every: int) -> Integers:
     return keep
 
 
-def pairs_of(options: Any) -> tuple[tuple[str, Any], ...]:
+def parse_options(options: Any) -> tuple[tuple[str, Any], ...]:
     """(name, value) pairs; "name=value" texts are taken too."""
     pairs = []
     for option in (options,) if isinstance(options, str) else options:
@@ -99,9 +99,9 @@ class TruncationState:
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityTruncation(
-    SeriesMechanism,
+    DelayedMechanism,
     identity="sensitivity_truncation",
-    keys="delay inside options every share candidates sampled",
+    keys="inside options every share candidates sampled",
 ):
     """Any event-level mechanism, on values truncated at a bound that is renewed now and then.
 
@@ -129,19 +129,17 @@ class SensitivityTruncation(
     True
     """
 
-    delay: int
     inside: str = "contin_group"
     options: tuple[tuple[str, Any], ...] = ()
     every: int = 5
     share: Amount = Fraction(1, 2)
     candidates: int = 20
     sampled: int = 0
+    why_least: ClassVar[str] = "a bound is chosen from a batch of values"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        why = "SensitivityTruncation: a bound is chosen from a batch of values"
-        object.__setattr__(self, "delay", check_delay(self.delay, 1, why))
-        object.__setattr__(self, "options", pairs_of(self.options))
+        object.__setattr__(self, "options", parse_options(self.options))
         for name, least in (("every", 1), ("candidates", 2), ("sampled", 0)):
             object.__setattr__(self, name, whole(getattr(self, name), name, at_least=least))
         object.__setattr__(self, "share", positive(self.share, "share"))
@@ -152,15 +150,11 @@ class SensitivityTruncation(
                 f"inside must be an event-level mechanism with lo and hi; got {self.inside!r}"
             )
         if self.sampled == 1 or (self.sampled and not self.batched):
-            raise InvalidParameter(
-                f"sampled={self.sampled} is not possible: "
-                + (
-                    "nothing would be left to publish; take 2 or more"
-                    if self.batched
-                    else f"{self.inside} does not group values in batches; take 0"
-                )
-            )
-        self.at(self.top)  # its own checks
+            why = "nothing would be left to publish; take 2 or more"
+            if not self.batched:
+                why = f"{self.inside} does not group values in batches; take 0"
+            raise InvalidParameter(f"sampled={self.sampled} is not possible: {why}")
+        _ = self.untruncated  # its own checks
 
     def written(self) -> dict[str, Any]:
         """The mechanism inside has keys for its parameters, too."""
@@ -187,30 +181,20 @@ class SensitivityTruncation(
         return issubclass(find(self.inside), BatchMechanism)
 
     @cached_property
-    def bottom(self) -> int:
-        """`lo` in grid steps."""
-        return int(self.range[0] / self.range[2])
-
-    @cached_property
-    def top(self) -> int:
-        """`hi` in grid steps."""
-        return int(self.range[1] / self.range[2])
+    def untruncated(self) -> Any:
+        """The mechanism inside, for values in all of the range."""
+        return _inside(self, self.grid_range[1])
 
     @cached_property
     def bounds(self) -> Integers:
         """What may be chosen."""
-        return candidates(self.bottom, self.top, self.candidates)
+        return candidate_bounds(*self.grid_range, self.candidates)
 
     @cached_property
     def for_bound(self) -> Fraction:
         """eps_s, what a choice costs."""
-        inside = self.at(self.top)
-        whole_share = inside.for_values if isinstance(inside, BatchMechanism) else self.budget
-        return on_grid(whole_share * Fraction(self.share))
-
-    def at(self, bound: int, *, choosing: bool = False) -> Any:
-        """The mechanism inside, for values truncated at `bound`; `choosing` leaves it less."""
-        return _inside(self, bound, choosing)
+        publishing = self.untruncated.for_values if self.batched else self.budget
+        return on_grid(publishing * Fraction(self.share))
 
     def step(
         self, state: TruncationState | None, x: Integers, spend: Spender
@@ -218,21 +202,21 @@ class SensitivityTruncation(
         """Truncate, and let the mechanism inside go on."""
         if state is None:
             values = History.of(bins=len(x), longest=self.delay, dtype=np.int64)
-            state = TruncationState(values=values, count=0, batch=0, bound=self.top, inside=None)
+            state = TruncationState(
+                values=values, count=0, batch=0, bound=self.grid_range[1], inside=None
+            )
         state = replace(state, values=state.values.append(x), count=state.count + 1)
         low = np.minimum(x, state.bound)
         if self.batched:
-            inside = self.at(state.bound)
-            held = state.inside or inside.open_batch(len(x), inside.no_groups(len(x)))
-            state = replace(state, inside=inside.take(held, low, spend))
+            inside = _inside(self, state.bound)
+            batch = state.inside or inside.open_batch(len(x), inside.no_groups(len(x)))
+            state = replace(state, inside=inside.take(batch, low, spend))
             return self._close(state, spend) if state.count == self.delay else (state, [])
-        now = self.at(state.bound, choosing=self._chooses(state))
+        now = _inside(self, state.bound, choosing=self._chooses(state))
         began = now.start() if state.inside is None else state.inside
         after, out = now.step(began, low, spend)
         state = replace(state, inside=after)
-        if state.count < self.delay:
-            return state, out
-        return self._turn(state, out, spend)
+        return self._turn(state, out, spend) if state.count == self.delay else (state, out)
 
     def finish(self, state: TruncationState | None, spend: Spender) -> tuple[Any, list[Release]]:
         """The last batch, however short, in the same way."""
@@ -240,7 +224,7 @@ class SensitivityTruncation(
             return state, []
         if self.batched:
             return self._close(state, spend)
-        now = self.at(state.bound, choosing=self._chooses(state))
+        now = _inside(self, state.bound, choosing=self._chooses(state))
         after, out = now.finish(state.inside, spend)
         return replace(state, inside=after), out
 
@@ -252,11 +236,6 @@ class SensitivityTruncation(
         """The exact values of this batch, steps x bins."""
         return state.values.last(state.count).T
 
-    def _next(self, state: TruncationState, bound: int, inside: Any) -> TruncationState:
-        return TruncationState(
-            values=state.values, count=0, batch=state.batch + 1, bound=bound, inside=inside
-        )
-
     def _turn(
         self, state: TruncationState, out: list[Release], spend: Spender
     ) -> tuple[TruncationState, list[Release]]:
@@ -265,10 +244,10 @@ class SensitivityTruncation(
         if chose:
             cells = Cells(first=spend.step - state.count + 1, last=spend.step)
             bound = self._choose(self._block(state).ravel(), cells, self.for_bound, spend)
-        after = self._next(state, bound, state.inside)
+        after = replace(state, count=0, batch=state.batch + 1, bound=bound)
         if bound == state.bound and chose == self._chooses(after):
             return after, out
-        now = self.at(state.bound, choosing=chose)
+        now = _inside(self, state.bound, choosing=chose)
         _, last = now.finish(state.inside, spend)
         return replace(after, inside=None), out + last
 
@@ -276,40 +255,42 @@ class SensitivityTruncation(
         self, state: TruncationState, spend: Spender
     ) -> tuple[TruncationState, list[Release]]:
         """End of a batch of a mechanism that publishes batches."""
-        inside, held = self.at(state.bound), state.inside
+        inside, batch, bound = _inside(self, state.bound), state.inside, state.bound
         cells = Cells(first=spend.step - state.count + 1, last=spend.step)
-        block, (_, labels) = self._block(state), inside.contents(held)
-        bound, epsilon, keep, paid = state.bound, inside.for_values, None, None
+        block, (_, labels) = self._block(state), batch.contents()
+        keep = paid = None
         if self._chooses(state) and self.sampled:
+            epsilon = inside.for_values
             labels = inside.label(np.minimum(block, bound), labels, cells, spend)
             paid = spend.pay(
-                block,
-                sensitivity=self.change,
-                epsilon=epsilon,
-                purpose="values",
-                cells=cells,
+                block, sensitivity=self.change, epsilon=epsilon, purpose="values", cells=cells
             )
             keep = unsampled_mask(labels, self.sampled)
             bound = self._choose(block[keep == 0], cells, epsilon, spend, paid)
-        elif self._chooses(state):
-            bound = self._choose(block.ravel(), cells, self.for_bound, spend)
-        after = self.at(bound)
-        if keep is None:  # labels that are made under the new bound are paid for by its parts
-            epsilon = min(epsilon, after.for_values)
+            after = _inside(self, bound)
+            publisher = inside if inside.labels_read_range else after
+        else:
+            if self._chooses(state):
+                bound = self._choose(block.ravel(), cells, self.for_bound, spend)
+            # labels that are made under the new bound are paid for by its parts
+            publisher = after = _inside(self, bound)
+            epsilon = min(inside.for_values, after.for_values)
             epsilon -= self.for_bound if self._chooses(state) else 0
-        groups = held.groups if bound == state.bound else after.no_groups(block.shape[1])
-        speaker = inside if keep is not None and inside.labels_read_range else after
-        low = np.minimum(block, bound)
-        if keep is None:
-            labels = after.label(low, labels, cells, spend)
-        if speaker is after:
-            held = replace(held, groups=groups)
-        learnt = speaker.next_groups(held, labels)
-        payment = Payment(epsilon=epsilon, cells=cells, keep=keep, paid=paid)
-        values = speaker.answer(low, labels, learnt, payment, spend)
-        if speaker is after:
-            groups = learnt
-        state = self._next(state, bound, after.open_batch(block.shape[1], groups))
+            labels = after.label(np.minimum(block, bound), labels, cells, spend)
+        groups = batch.groups if bound == state.bound else after.no_groups(block.shape[1])
+        known = publisher.next_groups(groups if publisher is after else batch.groups, labels)
+        labelled = LabelledBatch(
+            block=np.minimum(block, bound),
+            labels=labels,
+            epsilon=epsilon,
+            cells=cells,
+            groups=known,
+            keep=keep,
+            paid=paid,
+        )
+        values = publisher.answer(labelled, spend)
+        following = after.open_batch(block.shape[1], known if publisher is after else groups)
+        state = replace(state, count=0, batch=state.batch + 1, bound=bound, inside=following)
         return state, releases(cells.first, values)
 
     def _choose(
@@ -322,13 +303,13 @@ class SensitivityTruncation(
     ) -> int:
         """A bound for these values."""
         if len(values) == 0:
-            return self.top
-        inside = self.at(self.top)
+            return self.grid_range[1]
+        inside = self.untruncated
         together = inside.together if isinstance(inside, GroupedMechanism) else 1
         published = inside.for_values if isinstance(inside, SharedMechanism) else self.budget
         saved = min(_NOISE / (published * together), _MOST)
         chosen = spend.choose(
-            scores(values, self.bounds, self.bottom, self.top, saved),
+            bound_scores(values, self.bounds, *self.grid_range, saved),
             sensitivity=truncation_change(self.change),
             epsilon=epsilon,
             purpose="bound",
@@ -338,8 +319,8 @@ class SensitivityTruncation(
 
 
 @lru_cache(maxsize=256)
-def _inside(outer: SensitivityTruncation, bound: int, choosing: bool) -> Any:
-    """The mechanism inside, built once for each bound."""
+def _inside(outer: SensitivityTruncation, bound: int, choosing: bool = False) -> Any:
+    """The mechanism inside, for values truncated at `bound`; `choosing` leaves it less."""
     cls: Any = find(outer.inside)
     names = {field.name for field in fields(cls)}
     less = outer.for_bound if choosing else 0

@@ -30,6 +30,7 @@ _THRESHOLD_SHARE = Fraction(1000, 2587)
 """e1 : e2 = 1 : 2^(2/3), which minimises Var(rho) + Var(nu); 2^(2/3) = 1.587..."""
 
 
+@lru_cache(maxsize=64)
 def split(budget: Fraction) -> tuple[Fraction, Fraction]:
     """e1 for the threshold and e2 for the tests, together at most `budget`.
 
@@ -39,13 +40,6 @@ def split(budget: Fraction) -> tuple[Fraction, Fraction]:
     """
     threshold = on_grid(budget * _THRESHOLD_SHARE)
     return threshold, budget - threshold
-
-
-@lru_cache(maxsize=64)
-def _shares(budget: Fraction) -> tuple[Fraction, Fraction]:
-    """e1, and half of e2."""
-    threshold, tests = split(budget)
-    return threshold, on_grid(tests / 2)
 
 
 @storable("above threshold")
@@ -65,7 +59,7 @@ class AboveThreshold:
         rho = spend.laplace(
             np.zeros(1, np.int64),
             sensitivity=sensitivity,
-            epsilon=_shares(epsilon)[0],
+            epsilon=split(epsilon)[0],
             purpose="threshold",
             interval=interval,
         )
@@ -74,7 +68,7 @@ class AboveThreshold:
     @cached_property
     def for_test(self) -> Fraction:
         """Half of e2: nu ~ Lap(2 Delta / e2)."""
-        return _shares(self.epsilon)[1]
+        return on_grid(split(self.epsilon)[1] / 2)
 
     def exceeds(self, distance: int, threshold: Fraction, spend: Spender) -> bool:
         """One test; a "yes" ends the run with this step."""

@@ -50,38 +50,40 @@ def _median(z: float, scale: float, lo: float, hi: float) -> float:
     below, above = -math.expm1((lo - inside) / scale), -math.expm1((inside - hi) / scale)
     half = 0.5 * (below + above)
     if half <= below:
-        found = inside + scale * math.log1p(half - below)
+        median = inside + scale * math.log1p(half - below)
     else:
-        found = inside - scale * math.log1p(below - half)
-    return min(max(found, lo), hi)
+        median = inside - scale * math.log1p(below - half)
+    return min(max(median, lo), hi)
 
 
 Publish = Literal["reduce", "pp"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Payment:
-    """What a batch is published with: `epsilon` for every value of `cells`.
+class LabelledBatch:
+    """Values and their public labels, both steps x bins, and `epsilon` to publish each with.
 
-    `keep`: 0 for values that are not read (another question has had their budget); they get their
-    group's number. Every group must keep one. `paid` has paid for all of it already.
+    `groups`: what the mechanism knows of the groups. `keep`: 0 for values that are not read
+    (another question has had their budget); they get their group's number. Every group must keep
+    one. `paid` has paid for all of it already.
     """
 
+    block: Integers
+    labels: Integers
     epsilon: Fraction
     cells: Cells
+    groups: Any = None
     keep: Integers | None = None
     paid: Paid | None = None
 
 
 def publish_groups(
-    block: Integers,
-    labels: Integers,
+    batch: LabelledBatch,
     spend: Spender,
     *,
+    sensitivity: Fraction,
     publish: Publish,
     smoother: Smoother,
-    sensitivity: Fraction,
-    payment: Payment,
 ) -> tuple[Reals, Reals]:
     """A number for every value (steps x bins), and the scale of the noise in it.
 
@@ -89,34 +91,32 @@ def publish_groups(
     which are public: a value enters the sum of one group, or is published alone, and nothing else
     reads it. What the smoother makes of the noisy numbers is post-processing.
     """
-    steps, bins = block.shape
-    groups = labels + (labels.max(initial=0) + 1) * np.arange(bins)
-    _, group = np.unique(groups.ravel(), return_inverse=True)
-    kept = np.ones(steps * bins, bool) if payment.keep is None else payment.keep.ravel() != 0
-    size = np.bincount(group[kept], minlength=int(group.max()) + 1)
-    asked = block.ravel()[kept]
+    shape = batch.block.shape
+    labels = batch.labels + (batch.labels.max(initial=0) + 1) * np.arange(shape[1])
+    _, group = np.unique(labels.ravel(), return_inverse=True)
+    read = np.ones(group.shape, bool) if batch.keep is None else batch.keep.ravel() != 0
+    size = np.bincount(group[read], minlength=int(group.max()) + 1)
+    measured = batch.block.ravel()[read]
     if publish == "reduce":
         sums = np.zeros(len(size), np.int64)
-        np.add.at(sums, group[kept], asked)
-        asked = sums
+        np.add.at(sums, group[read], measured)
+        measured = sums
     noisy = spend.laplace(
-        asked,
+        measured,
         sensitivity=sensitivity,
-        epsilon=payment.epsilon,
+        epsilon=batch.epsilon,
         purpose="publish",
-        cells=None if payment.paid else payment.cells,
-        interval=payment.paid,
+        cells=None if batch.paid else batch.cells,
+        interval=batch.paid,
     ).astype(np.float64)
-    scale = float(sensitivity / payment.epsilon)
+    scale = float(sensitivity / batch.epsilon)
     if publish == "reduce":
-        return (noisy / size)[group].reshape(block.shape), (scale / size)[group].reshape(
-            block.shape
-        )
-    centre = _centres(noisy, group[kept], size, smoother)
-    values = centre[group]
-    if smoother == "james_stein":
-        values[kept] += (noisy - values[kept]) / size[group[kept]]
-    return values.reshape(block.shape), (scale / np.sqrt(size))[group].reshape(block.shape)
+        values, scales = (noisy / size)[group], scale / size
+    else:
+        values, scales = _centres(noisy, group[read], size, smoother)[group], scale / np.sqrt(size)
+        if smoother == "james_stein":
+            values[read] += (noisy - values[read]) / size[group[read]]
+    return values.reshape(shape), scales[group].reshape(shape)
 
 
 def _centres(noisy: Reals, group: Integers, size: Integers, smoother: Smoother) -> Reals:
@@ -135,6 +135,25 @@ _SHARP = 8
 
 LONGEST = 1 << 20
 """Steps that may be held back: a state of that size is still written in a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DelayedMechanism(SeriesMechanism, identity=None, keys="delay"):
+    """Each value is published at most `delay` steps after it came."""
+
+    delay: int
+    least_delay: ClassVar[int] = 1
+    why_least: ClassVar[str] = "a batch has at least one step"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        steps = whole(self.delay, "delay", at_least=0)
+        if not self.least_delay <= steps <= LONGEST:
+            reason = f"all values held back are kept, at most {LONGEST}"
+            if steps < self.least_delay:
+                reason = f"{type(self).__name__}: {self.why_least}"
+            raise InvalidParameter(f"delay={steps} is not possible: {reason}")
+        object.__setattr__(self, "delay", steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,20 +206,6 @@ class SharedMechanism(SeriesMechanism, identity=None, keys="group_share shrink")
         return lo / quantum, hi / quantum, quantum
 
 
-@dataclass(frozen=True, kw_only=True)
-class DelayedMechanism(SharedMechanism, identity=None, keys="delay"):
-    """Each value is published at most `delay` steps after it came."""
-
-    delay: int
-    least_delay: ClassVar[int] = 1
-    why_least: ClassVar[str] = "a batch has at least one step"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        why = f"{type(self).__name__}: {self.why_least}"
-        object.__setattr__(self, "delay", check_delay(self.delay, self.least_delay, why))
-
-
 @storable("held values")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpenBatch:
@@ -216,9 +221,15 @@ class OpenBatch:
         values, labels = self.values.append(x), self.labels.append(label)
         return OpenBatch(values=values, labels=labels, count=self.count + 1, groups=groups)
 
+    def contents(self) -> tuple[Integers, Integers]:
+        """Values and labels, steps x bins."""
+        return self.values.last(self.count).T, self.labels.last(self.count).T
+
 
 @dataclass(frozen=True, kw_only=True)
-class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoother"):
+class BatchMechanism(
+    DelayedMechanism, SharedMechanism, ABC, identity=None, keys="publish smoother"
+):
     """Values of a batch are labelled as they come or at its end, then published by label.
 
     `publish`: noise on the sum of each group ("reduce"), or on each value ("pp"), which the
@@ -244,8 +255,8 @@ class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoothe
         self, state: OpenBatch | None, x: Integers, spend: Spender
     ) -> tuple[Any, list[Release]]:
         """Take a value in; at the end of a batch publish it."""
-        held = self.take(state or self.open_batch(len(x), self.no_groups(len(x))), x, spend)
-        return self.close(held, spend) if held.count == self.delay else (held, [])
+        batch = self.take(state or self.open_batch(len(x), self.no_groups(len(x))), x, spend)
+        return self.close(batch, spend) if batch.count == self.delay else (batch, [])
 
     def finish(self, state: OpenBatch | None, spend: Spender) -> tuple[Any, list[Release]]:
         """The last batch, however short, in the same way."""
@@ -259,45 +270,36 @@ class BatchMechanism(DelayedMechanism, ABC, identity=None, keys="publish smoothe
         labels = History.of(bins=bins, longest=self.delay, dtype=np.int64)
         return OpenBatch(values=values, labels=labels, count=0, groups=groups)
 
-    def close(self, held: OpenBatch, spend: Spender) -> tuple[OpenBatch, list[Release]]:
+    def close(self, batch: OpenBatch, spend: Spender) -> tuple[OpenBatch, list[Release]]:
         """Label what is not labelled yet, publish, and open the next batch."""
-        block, labels = self.contents(held)
-        cells = Cells(first=spend.step - held.count + 1, last=spend.step)
+        block, labels = batch.contents()
+        cells = Cells(first=spend.step - batch.count + 1, last=spend.step)
         labels = self.label(block, labels, cells, spend)
-        groups = self.next_groups(held, labels)
-        payment = Payment(epsilon=self.for_values, cells=cells)
-        values = self.answer(block, labels, groups, payment, spend)
+        groups = self.next_groups(batch.groups, labels)
+        labelled = LabelledBatch(
+            block=block, labels=labels, epsilon=self.for_values, cells=cells, groups=groups
+        )
+        values = self.answer(labelled, spend)
         return self.open_batch(block.shape[1], groups), releases(cells.first, values)
-
-    def contents(self, held: OpenBatch) -> tuple[Integers, Integers]:
-        """Values and labels of the open batch, steps x bins."""
-        return held.values.last(held.count).T, held.labels.last(held.count).T
 
     def no_groups(self, bins: int) -> Any:
         """What the groups of the first batch need."""
         return None
 
-    def next_groups(self, held: OpenBatch, labels: Integers) -> Any:
-        """What the groups of the next batch need."""
+    def next_groups(self, groups: Any, labels: Integers) -> Any:
+        """What the groups of the next batch need, after those of this one."""
         return self.no_groups(labels.shape[1])
 
-    def take(self, held: OpenBatch, x: Integers, spend: Spender) -> OpenBatch:
+    def take(self, batch: OpenBatch, x: Integers, spend: Spender) -> OpenBatch:
         """One value more, with its label (0: not labelled yet)."""
-        return held.append(x, np.zeros_like(x), held.groups)
+        return batch.append(x, np.zeros_like(x), batch.groups)
 
     def label(self, block: Integers, labels: Integers, cells: Cells, spend: Spender) -> Integers:
         """The labels, public from here on."""
         return labels
 
     @abstractmethod
-    def answer(
-        self,
-        block: Integers,
-        labels: Integers,
-        groups: Any,
-        payment: Payment,
-        spend: Spender,
-    ) -> Reals:
+    def answer(self, batch: LabelledBatch, spend: Spender) -> Reals:
         """What is published for every value of a labelled batch; see `publish_groups`."""
 
 
@@ -340,34 +342,21 @@ class GroupedMechanism(BatchMechanism, identity=None, keys="threshold"):
         one_sum = not self.tests and self.publish == "reduce" and self.budget < _SHARP
         return self.delay if one_sum else 1
 
-    def take(self, held: OpenBatch, x: Integers, spend: Spender) -> OpenBatch:
+    def take(self, batch: OpenBatch, x: Integers, spend: Spender) -> OpenBatch:
         """One value more, in the group that its tests say."""
-        label, groups = np.full_like(x, held.count if self.budget >= _SHARP else 0), held.groups
         if self.tests:
-            label, groups = self.join(held, x, spend)
-        return held.append(x, label, groups)
+            return batch.append(x, *self.join(batch, x, spend))
+        label = np.full_like(x, batch.count if self.budget >= _SHARP else 0)
+        return batch.append(x, label, batch.groups)
 
     @abstractmethod
-    def join(self, held: OpenBatch, x: Integers, spend: Spender) -> tuple[Integers, Any]:
+    def join(self, batch: OpenBatch, x: Integers, spend: Spender) -> tuple[Integers, Any]:
         """A label for every bin's value, and what the groups need from now on."""
 
-    def answer(
-        self,
-        block: Integers,
-        labels: Integers,
-        groups: Any,
-        payment: Payment,
-        spend: Spender,
-    ) -> Reals:
+    def answer(self, batch: LabelledBatch, spend: Spender) -> Reals:
         """Each group's mean with the noise of one sum, or its smoothed noisy values."""
         values, scale = publish_groups(
-            block,
-            labels,
-            spend,
-            publish=self.publish,
-            smoother=self.smoother,
-            sensitivity=self.change,
-            payment=payment,
+            batch, spend, sensitivity=self.change, publish=self.publish, smoother=self.smoother
         )
         return self.shrink_and_scale(values, scale)
 
@@ -379,12 +368,3 @@ def releases(first: int, values: Reals, stddev: Reals | None = None) -> list[Rel
         Release(step=first + i, values=row, paid=True, stddev=spread[i])
         for i, row in enumerate(values)
     ]
-
-
-def check_delay(delay: Any, least: int, why: str) -> int:
-    """A delay that can be; another is refused with the reason."""
-    steps = whole(delay, "delay", at_least=0)
-    if not least <= steps <= LONGEST:
-        reason = why if steps < least else f"all values held back are kept, at most {LONGEST}"
-        raise InvalidParameter(f"delay={steps} is not possible: {reason}")
-    return steps

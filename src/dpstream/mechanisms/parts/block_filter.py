@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -53,16 +52,16 @@ def retentions(steps: float) -> Reals:
     return np.array([retention(float(drift), steps) for drift in MODELS[0]])
 
 
-def lengths(delay: int) -> Integers:
+def block_lengths(delay: int) -> Integers:
     """Block lengths to choose from, the longest first."""
-    found = {max(1, delay // part) for part in _PARTS} | {1}
-    return np.array(sorted(found, reverse=True))
+    lengths = {max(1, delay // part) for part in _PARTS} | {1}
+    return np.array(sorted(lengths, reverse=True))
 
 
 @lru_cache(maxsize=64)
 def expected_errors(delay: int, epsilon: float) -> Reals:
     """Standard deviation of a published value, lengths x models, once a filter has settled."""
-    out: Reals = _errors(lengths(delay), delay, epsilon, *MODELS[:2])
+    out: Reals = _errors(block_lengths(delay), delay, epsilon, *MODELS[:2])
     return out
 
 
@@ -115,7 +114,7 @@ def erfcx(x: float) -> float:
 
 
 @compiled
-def half(e: float, sd: float, h: float) -> tuple[float, float, float]:
+def lower_half(e: float, sd: float, h: float) -> tuple[float, float, float]:
     """The half below z: log mass, shift of its mean, its variance."""
     a = e / sd - h
     if a < 0:
@@ -152,10 +151,13 @@ def laplace_update(
     """
     sd = math.sqrt(variance)
     h, e = sd / scale, z - mean
-    if h > NEGLIGIBLE:
-        return gaussian_update(mean, variance, z, 2.0 * scale * scale)
-    log_low, low, low_variance = half(e, sd, h)
-    log_high, high, high_variance = half(-e, sd, h)
+    if h > NEGLIGIBLE:  # Gaussian noise of the same variance
+        noise = 2.0 * scale * scale
+        total = variance + noise
+        log_density = -0.5 * e * e / total - 0.5 * math.log(2.0 * math.pi * total)
+        return log_density, mean + variance / total * e, variance * noise / total
+    log_low, low, low_variance = lower_half(e, sd, h)
+    log_high, high, high_variance = lower_half(-e, sd, h)
     high = -high
     top = max(log_low, log_high)
     p_low = 1.0 if log_low == top else math.exp(log_low - top)
@@ -166,17 +168,6 @@ def laplace_update(
     spread = p_low * (low_variance + (low - shift) ** 2)
     spread += p_high * (high_variance + (high - shift) ** 2)
     return top + math.log(total) - math.log(2.0 * scale), mean + shift, spread
-
-
-@compiled
-def gaussian_update(
-    mean: float, variance: float, z: float, noise: float
-) -> tuple[float, float, float]:
-    """The same for Gaussian noise of variance `noise`."""
-    total = variance + noise
-    e = z - mean
-    log_density = -0.5 * e * e / total - 0.5 * math.log(2.0 * math.pi * total)
-    return log_density, mean + variance / total * e, variance * noise / total
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -237,21 +228,21 @@ def look_back(
             until += 1
         until += 1
     oldest = max(oldest - 1, last + 1 - count)  # levels are interpolated from the one before on
-    told = np.empty((3, last + 1 - oldest))
+    smoothed = np.empty((3, last + 1 - oldest))
     for j in range(out.shape[1]):
-        _backward(j, oldest, until, rows, weight, epsilon, told)
-        _values(j, first, middle[oldest:], length[oldest:], told, out, deviation)
+        _backward(j, oldest, until, rows, weight, epsilon, smoothed)
+        _values(j, first, middle[oldest:], length[oldest:], smoothed, out, deviation)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _backward(
-    j: int, oldest: int, until: int, rows: Rows, weight: Reals, epsilon: float, told: Reals
+    j: int, oldest: int, until: int, rows: Rows, weight: Reals, epsilon: float, smoothed: Reals
 ) -> None:
     """Of bin j: the level in the middle of each block, what is added in it, the variance.
 
     The variance of one value: that of the level, of its wandering within the block, of the white
-    noise that the block's mean does not show, and of what the models disagree about. It is told of
-    the blocks before `until`.
+    noise that the block's mean does not show, and of what the models disagree about. It is
+    worked out for the blocks before `until`.
     """
     middle, length, seen, before, after = rows
     drift, white, _ = MODELS
@@ -283,7 +274,7 @@ def _backward(
         for g in range(size):
             level += u[g] * mean[g]
             own += u[g] * (share[g] * (y - mean[g]))
-        told[0, k - oldest], told[1, k - oldest] = level, own
+        smoothed[0, k - oldest], smoothed[1, k - oldest] = level, own
         if k >= until:
             continue
         variance = square = 0.0
@@ -292,12 +283,12 @@ def _backward(
             inside = min(drift[g] * (length[k] - 1.0) / 6.0, SPREAD)
             hidden = white[g] - white[g] / length[k] * share[g]
             variance += u[g] * ((1.0 - share[g]) ** 2 * spread[g] + inside + hidden)
-        told[2, k - oldest] = variance + max(square - (level + own) ** 2, 0.0)
+        smoothed[2, k - oldest] = variance + max(square - (level + own) ** 2, 0.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _values(
-    j: int, first: int, middle: Reals, length: Reals, told: Reals, out: Reals, deviation: Reals
+    j: int, first: int, middle: Reals, length: Reals, smoothed: Reals, out: Reals, deviation: Reals
 ) -> None:
     """Of bin j: what blocks say of each step.
 
@@ -307,7 +298,7 @@ def _values(
     step is the middle; the same after it.
     """
     blocks = len(middle)
-    level, own, variance = told[0], told[1], told[2]
+    level, own, variance = smoothed[0], smoothed[1], smoothed[2]
     for k in range(blocks):
         away, bent = length[k] / 8 - (length[k] % 2) / (8 * length[k]), 0.0
         if away == 0.0:  # one step
@@ -333,25 +324,14 @@ def _values(
             deviation[i, j] = math.sqrt(variance[inside])
 
 
-_NO_BLOCK_BEFORE = np.zeros(0)
+def _with_room(rows: Rows) -> tuple[Rows, int, list[int]]:
+    """A copy with room for as many blocks again, the blocks' end there, and how many are taken.
 
-
-class _Room(NamedTuple):
-    """The blocks of `Beliefs` and room for more: as in `History`, rows are written once.
-
-    Beliefs see rows up to some end. The first to learn from them owns the next row, and whoever
-    comes later (or finds the room full) takes a copy.
+    As in `History`, rows are written once, and the number taken is shared by all who see them:
+    the first to learn owns the next row, and whoever comes later (or finds no room) takes a copy.
     """
-
-    rows: Rows
-    written: list[int]  # rows that are taken, shared by all who see them
-
-    @classmethod
-    def of(cls, rows: Rows) -> _Room:
-        """A copy, with room for as many blocks again."""
-        slots = len(rows[0])
-        middle, length, seen, before, after = (np.concatenate([row, row]) for row in rows)
-        return cls((middle, length, seen, before, after), [slots])
+    middle, length, seen, before, after = (np.concatenate([row, row]) for row in rows)
+    return (middle, length, seen, before, after), len(rows[0]), [len(rows[0])]
 
 
 @storable("block beliefs")
@@ -391,34 +371,33 @@ class Beliefs:
         return self.middle, self.length, self.seen, self.before, self.after
 
     @cached_property
-    def _room(self) -> tuple[_Room, int]:
-        """Where the blocks are, and their end there; those that `learn` made share theirs."""
-        return _Room.of(self.rows), len(self.middle)
+    def _room(self) -> tuple[Rows, int, list[int]]:
+        """See `_with_room`; beliefs that `learn` made share theirs."""
+        return _with_room(self.rows)
 
     def learn(self, mean: Reals, *, first: int, steps: int, scale: float) -> Beliefs:
         """With one block more: noisy means of `steps` steps from `first` on."""
-        (room, end), slots = self._room, len(self.middle)
-        if room.written[0] != end or end == len(room.rows[0]):
-            room, end = _Room.of(self.rows), slots
-        middle, length, seen, before, after = room.rows
-        room.written[0] = end + 1
+        (rows, end, taken), slots = self._room, len(self.middle)
+        if taken[0] != end or end == len(rows[0]):
+            rows, end, taken = _with_room(self.rows)
+        middle, length, seen, before, after = rows
+        taken[0] = end + 1
         middle[end], length[end], seen[end] = first + (steps - 1) / 2, steps, mean
-        phi = _NO_BLOCK_BEFORE
-        if self.count:
-            phi = retentions(float(middle[end]) - float(middle[end - 1]))
+        gap = float(middle[end]) - float(middle[end - 1])
+        phi = retentions(gap) if self.count else np.zeros(0)
         weight = np.empty_like(self.weight)
-        forward(end, room.rows, scale, float(steps), phi, self.weight, weight)
-        kept = slice(end + 1 - slots, end + 1)
+        forward(end, rows, scale, float(steps), phi, self.weight, weight)
+        newest = slice(end + 1 - slots, end + 1)
         learnt = Beliefs(
             weight=weight,
             count=min(self.count + 1, slots),
-            middle=middle[kept],
-            length=length[kept],
-            seen=seen[kept],
-            before=before[kept],
-            after=after[kept],
+            middle=middle[newest],
+            length=length[newest],
+            seen=seen[newest],
+            before=before[newest],
+            after=after[newest],
         )
-        learnt.__dict__["_room"] = room, end + 1
+        learnt.__dict__["_room"] = rows, end + 1, taken
         return learnt
 
     def look_back(
@@ -426,7 +405,7 @@ class Beliefs:
     ) -> tuple[Reals, Reals]:
         """Values of steps `first` to `last`, in [0, 1], and their deviation: steps x bins.
 
-        `deviations` of them are told, of the first steps; by default all.
+        Deviations are worked out for the first `deviations` steps; by default for all.
         """
         steps, bins = last + 1 - first, self.seen.shape[1]
         out = np.empty((steps, bins))

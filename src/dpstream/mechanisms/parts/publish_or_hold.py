@@ -1,8 +1,9 @@
 """Compare with the last release, privately; publish with the step's budget where it pays.
 
-The common half of budget distribution and budget absorption (Kellaris, Papadopoulos, Xiao,
-Papadias, "Differentially Private Event Sequences over Infinite Streams", 2014, Figures 2 and 4):
-the two differ in how much a step may spend, and in nothing else.
+`distance` and `BudgetWindow` serve every mechanism that holds; the rest is the common half of
+budget distribution and budget absorption (Kellaris, Papadopoulos, Xiao, Papadias, "Differentially
+Private Event Sequences over Infinite Streams", 2014, Figures 2 and 4): the two differ in how much a
+step may spend, and in nothing else.
 
 Guarantee: a step costs `test` for the comparison and, if anything is published, `budget`. The
 groups' distances are disjoint in their columns, so one event moves one of them by at most one, and
@@ -14,6 +15,7 @@ overspend: their paid steps differ, and a trajectory through the groups meets al
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -23,10 +25,53 @@ import numpy as np
 
 from dpstream.compiled import njit
 from dpstream.mechanisms.base import HistogramMechanism, Spender, whole
-from dpstream.privacy.amounts import laplace_stddev, on_grid
+from dpstream.privacy.amounts import laplace_stddev, on_grid, units
 from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
+
+
+@storable("budget window")
+@dataclass(frozen=True, kw_only=True)
+class BudgetWindow:
+    """Publication budgets of the last `width - 1` steps, newest last.
+
+    It is a mechanism's own arithmetic and guarantees nothing; the ledger keeps its own books.
+
+    >>> spent = BudgetWindow(width=3).pay(0, Fraction(1, 4))
+    >>> spent.units_before(2) == units(Fraction(1, 4)), spent.units_before(3)
+    (True, 0)
+    """
+
+    width: int
+    entries: tuple[tuple[int, int, int], ...] = ()
+    """(step, amount in grid units, all that was ever paid up to it)."""
+
+    def units_before(self, step: int) -> int:
+        """Spent in the steps that share a window of `width` with `step`, without it; grid units."""
+        entries, first = self.entries, self._since(step - self.width + 1)
+        if first == len(entries):
+            return 0
+        _, amount, total = entries[first]
+        return entries[-1][2] - total + amount
+
+    def pay(self, step: int, amount: Fraction) -> BudgetWindow:
+        """The record after paying `amount` at `step`."""
+        cost, total = units(amount), self.entries[-1][2] if self.entries else 0
+        recent = self.entries[self._since(step - self.width + 2) :]  # matters at the next step
+        return BudgetWindow(width=self.width, entries=(*recent, (step, cost, total + cost)))
+
+    def steps(self, oldest: int) -> int:
+        """How many payments were made from step `oldest` on."""
+        return len(self.entries) - self._since(oldest)
+
+    def first_step(self, oldest: int) -> int | None:
+        """The first payment from step `oldest` on."""
+        first = self._since(oldest)
+        return self.entries[first][0] if first < len(self.entries) else None
+
+    def _since(self, oldest: int) -> int:
+        return bisect_left(self.entries, (oldest,))
 
 
 @storable("column groups")
@@ -40,14 +85,6 @@ class ColumnGroups:
     group: Integers
     movement: Reals
     count: int
-
-    @classmethod
-    def of(cls, columns: int, count: int) -> ColumnGroups:
-        """Before anything is released: groups of neighbouring columns, equally large."""
-        count = min(count, columns)
-        return cls(
-            group=np.arange(columns) * count // columns, movement=np.zeros(columns), count=count
-        )
 
     def sums(self, distance: Integers) -> Integers:
         """Group totals of a per-column distance."""
@@ -179,8 +216,10 @@ class PublishOrHold(HistogramMechanism, ABC, Generic[Share], identity=None, keys
         return {}
 
     def first_groups(self, columns: int) -> ColumnGroups:
-        """Of neighbouring columns."""
-        return ColumnGroups.of(columns, self.groups)
+        """Before anything is released: groups of neighbouring columns, equally large."""
+        count = min(self.groups, columns)
+        group = np.arange(columns) * count // columns
+        return ColumnGroups(group=group, movement=np.zeros(columns), count=count)
 
     def regroup(self, last: LastReleases, step: int) -> LastReleases:
         """Form the groups anew at the start of every window."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dpstream.mechanisms.base import Spender
-from dpstream.mechanisms.parts.budget_window import BudgetWindow
 from dpstream.mechanisms.parts.publish_or_hold import (
+    BudgetWindow,
     LastReleases,
     PublishOrHold,
     compare,

@@ -9,8 +9,7 @@ from functools import cached_property
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism, Spender, release_or_hold
 from dpstream.mechanisms.parts.above_threshold import AboveThreshold, with_changes
-from dpstream.mechanisms.parts.budget_window import BudgetWindow
-from dpstream.mechanisms.parts.publish_or_hold import distance
+from dpstream.mechanisms.parts.publish_or_hold import BudgetWindow, distance
 from dpstream.privacy.amounts import Amount, laplace_stddev, on_grid, positive, units
 from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable

@@ -13,8 +13,7 @@ import numpy as np
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import HistogramMechanism, Spender, release_or_hold, whole
 from dpstream.mechanisms.parts.above_threshold import AboveThreshold, with_changes
-from dpstream.mechanisms.parts.budget_window import BudgetWindow
-from dpstream.mechanisms.parts.publish_or_hold import distance
+from dpstream.mechanisms.parts.publish_or_hold import BudgetWindow, distance
 from dpstream.privacy.amounts import floor_units, laplace_stddev, on_grid, units
 from dpstream.privacy.sensitivity import histogram_change
 from dpstream.privacy.state.serial import storable

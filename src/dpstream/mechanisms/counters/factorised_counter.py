@@ -1,22 +1,22 @@
-"""A factorisation as a mechanism, in the exact form: y = C x + z in integers, then B y.
+"""What all counters share: y = C x + z in integers, then B y, A = B C a factorisation.
 
-What is measured, C x, is an integer vector on a public grid and gets discrete Gaussian noise; what
-is published is computed from the noisy vector alone. One cover pays for all steps of the stream.
+What is measured, C x, is an integer vector on a public grid of 2^-bits and gets discrete Gaussian
+noise; what is published is computed from the noisy vector alone. A `Coder` is the encoder C and the
+decoder B of one family of schemes. One cover pays for all steps of the stream.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
-from dpstream.counting.binary_tree import Tree
-from dpstream.counting.coders import Coder, NodeCoder
+from dpstream.counting.buffered import BufferedLinearToeplitz, encoder_weights
 from dpstream.counting.noise_process import check_whole
 from dpstream.errors import InvalidInput, InvalidParameter
 from dpstream.mechanisms.base import (
@@ -34,6 +34,114 @@ from dpstream.privacy.ledger.charges import Cover, Terms
 from dpstream.privacy.sensitivity import encoded_change, range_change
 from dpstream.privacy.state.serial import storable
 from dpstream.records import Integers, Reals, Release
+
+
+def refuse_overflow(values: Integers, limit: int) -> Integers:
+    """Running sums must stay within the integers that noise can be added to."""
+    if values.size and int(np.abs(values).max()) >= limit:
+        raise InvalidInput(
+            "the running sum left the integers that this counter can hold; use a coarser quantum"
+        )
+    return values
+
+
+class Coder(ABC):
+    """Encoder and decoder of one scheme. Steps count from 1; states are values."""
+
+    bits: int = 0
+    """C x is measured in units of 2^-bits; 0 where it consists of integers already."""
+
+    @abstractmethod
+    def begin(self, bins: int) -> Any:
+        """The state before step 1."""
+
+    @abstractmethod
+    def encode(self, state: Any, step: int, x: Integers) -> tuple[Any, Integers]:
+        """The values measured at `step`: rows of C x, times 2^bits."""
+
+    @abstractmethod
+    def decode(self, state: Any, step: int, noisy: Integers) -> tuple[Any, Reals]:
+        """The running sums in grid steps of the input, from noisy values alone."""
+
+    @abstractmethod
+    def norm(self) -> Fraction:
+        """Not below the norm of any column of C."""
+
+    def slack(self) -> Fraction:
+        """What rounding C x to integers can add to the norm of its change, in grid steps."""
+        return Fraction(0)
+
+
+_FINE = 64
+_FACTOR = 53  # factors and weights are multiples of 2^-53
+_LIMIT = 1 << 61
+
+
+@storable("buffer code")
+@dataclass(frozen=True, kw_only=True)
+class BufferCode:
+    """`encoder[j][bin]` in units of 2^-64; `decoder` as the noise process keeps it."""
+
+    encoder: list[list[int]]
+    decoder: Reals
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferedCoder(Coder):
+    """The buffered linear Toeplitz encoder, with a few integers of state per bin.
+
+    C x = x_t + sum_j v_j u_j(t - 1), u_j(t) = g_j u_j(t - 1) + x_t. The u_j are kept in units of
+    2^-64, and rounded down once a step. Two streams that differ by one event see roundings that
+    differ by less than one unit each, so their u_j differ from the linear answer by less than
+    2^-64 / (1 - g_j), and what is measured, rounded down once more, by less than one grid step and
+    a bit: `slack` adds that up over all steps.
+    """
+
+    process: BufferedLinearToeplitz
+    bits: int
+
+    @cached_property
+    def _factors(self) -> list[tuple[int, int]]:
+        """Decay and weight of each buffer, in units of 2^-53."""
+        decays = np.array(self.process.decays)
+        pairs = zip(decays[0::2], encoder_weights(decays), strict=True)
+        return [(int(decay * 2**_FACTOR), int(weight * 2**_FACTOR)) for decay, weight in pairs]
+
+    def begin(self, bins: int) -> BufferCode:
+        """Empty buffers."""
+        return BufferCode(
+            encoder=[[0] * bins for _ in self._factors],
+            decoder=np.zeros((bins, self.process.width)),
+        )
+
+    def encode(self, state: BufferCode, step: int, x: Integers) -> tuple[BufferCode, Integers]:
+        """X and the weighted buffers; then the buffers decay and take x in."""
+        new: Any = x.astype(object)  # Python's integers have any number of bits
+        total, buffers = new << (_FINE + _FACTOR), []
+        for (decay, weight), buffer in zip(self._factors, state.encoder, strict=True):
+            u: Any = np.array(buffer, object)
+            total = total + weight * u
+            buffers.append(((new << _FINE) + u + (-decay * u >> _FACTOR)).tolist())
+        total = total >> (_FINE + _FACTOR - self.bits)
+        values = np.clip(total, -_LIMIT, _LIMIT).astype(np.int64)
+        return replace(state, encoder=buffers), refuse_overflow(values, _LIMIT)
+
+    def decode(self, state: BufferCode, step: int, noisy: Integers) -> tuple[BufferCode, Reals]:
+        """B is linear: what makes noise of normals makes running sums of measurements."""
+        decoder = state.decoder.copy()
+        sums = self.process.advance(decoder, step, noisy.astype(np.float64))
+        return replace(state, decoder=decoder), sums / 2**self.bits
+
+    def norm(self) -> Fraction:
+        """The closed form, with fifty times its float error added."""
+        return Fraction(self.process.column_norm()) * (1 + Fraction(1, 10**12))
+
+    def slack(self) -> Fraction:
+        """Per step less than 1 and what the buffers' roundings add; over all steps its norm."""
+        lost = sum(Fraction(weight, decay) for decay, weight in self._factors)
+        each = 1 + lost * Fraction(2) ** (self.bits - _FINE)
+        return (math.isqrt(self.process.steps) + 1) * each
+
 
 _LARGEST = 1 << 53
 _OFF_GRID = 1e-6
@@ -136,9 +244,7 @@ class CountingParameters(
         return np.rint(scaled).astype(np.int64)
 
 
-FINEST = 24
-"""Bits after the point of what is measured; fewer where the noise is so wide that they are lost."""
-
+_FINEST = 24  # bits after the point of what is measured
 _WIDEST = 40  # the noise scale stays below 2^40 grid steps
 
 
@@ -148,13 +254,13 @@ class CounterState:
     """The charge that pays for the stream, and the state of encoder and decoder."""
 
     cover: Cover | None = None
-    code: Any = field(default=None)
+    code: Any = None
 
 
-def grid_bits(norm: Fraction, change: Fraction, rho: Fraction, finest: int = FINEST) -> int:
-    """How fine C x may be measured: as fine as the sampler's range allows, at most `finest`."""
+def grid_bits(norm: Fraction, change: Fraction, rho: Fraction) -> int:
+    """How fine C x may be measured: as fine as the sampler's range allows."""
     scale = float(norm * change) / math.sqrt(2 * float(rho))
-    return max(0, min(finest, _WIDEST - math.ceil(math.log2(scale))))
+    return max(0, min(_FINEST, _WIDEST - math.ceil(math.log2(scale))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,23 +337,3 @@ class CounterMechanism(CountingParameters, ABC, identity=None, keys="steps"):
         sums, stddev = sums * float(Fraction(self.quantum)), self.stddev(step)
         release = release_or_hold(spend.step, sums, paid=True, stddev=stddev)
         return replace(state, cover=cover, code=code), [release]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TreeMechanism(CounterMechanism, identity=None):
-    """A counter that measures the nodes of a tree, which are integers."""
-
-    tree_type: ClassVar[type[Tree]] = Tree
-
-    @cached_property
-    def tree(self) -> Tree:
-        """Which nodes make up a running sum."""
-        return self.tree_type(steps=self.steps)
-
-    def row_norm(self, step: int) -> float:
-        """The root of the summed variances of the nodes."""
-        return self.tree.row_norm(step)
-
-    def coder(self, bits: int) -> NodeCoder:
-        """Nodes need no finer grid."""
-        return NodeCoder(tree=self.tree)
