@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +11,11 @@ from rich.table import Table
 
 from dpstream.bounds_proposal import Proposal
 from dpstream.bounds_proposal import bounds as propose
-from dpstream.cli.command_options import BUDGET, Payer, SharedLedger
+from dpstream.cli.command_options import BudgetOption, Payer, SharedLedger
 from dpstream.cli.output import AsJson, note, people, print_json, progress_bar
 
-_FOR = "The query that bounds are for"
-_SHAPE = "Shape of the data"
+_Target = partial(typer.Option, rich_help_panel="The query that bounds are for")
+_Shape = partial(typer.Option, rich_help_panel="Shape of the data")
 _BAR = 24  # characters of the longest bar
 
 
@@ -32,48 +33,27 @@ def bounds(
     public: Annotated[
         bool, typer.Option("--public", help="I declare that these data are public.")
     ] = False,
-    epsilon: Annotated[
-        str | None, typer.Option(help="Pay this much for the proposal.", rich_help_panel=BUDGET)
-    ] = None,
-    delta: Annotated[str, typer.Option(help="And this much.", rich_help_panel=BUDGET)] = "1e-9",
+    epsilon: Annotated[str | None, BudgetOption(help="Pay this much for the proposal.")] = None,
+    delta: Annotated[str, BudgetOption(help="And this much.")] = "1e-9",
     ledger: SharedLedger = None,
     dataset: Payer = "stream",
-    query_epsilon: Annotated[float, typer.Option(help="Its epsilon.", rich_help_panel=_FOR)] = 1.0,
-    query_delta: Annotated[float, typer.Option(help="Its delta.", rich_help_panel=_FOR)] = 1e-9,
-    triggers: Annotated[
-        int, typer.Option(min=1, help="Tables of a window.", rich_help_panel=_FOR)
-    ] = 100,
+    query_epsilon: Annotated[float, _Target(help="Its epsilon.")] = 1.0,
+    query_delta: Annotated[float, _Target(help="Its delta.")] = 1e-9,
+    triggers: Annotated[int, _Target(min=1, help="Tables of a window.")] = 100,
     group_size: Annotated[
         float | None,
-        typer.Option(
-            help="Rows of the groups that matter; default: ten times what a group needs to appear.",
-            rich_help_panel=_FOR,
+        _Target(
+            help="Rows of the groups that matter; default: ten times what a group needs to appear."
         ),
     ] = None,
-    sample: Annotated[
-        float, typer.Option(help="Look at this share of the units.", rich_help_panel=_SHAPE)
-    ] = 1.0,
-    time_column: Annotated[
-        str | None, typer.Option(help="Column of the event time.", rich_help_panel=_SHAPE)
-    ] = None,
-    time_unit: Annotated[
-        str | None, typer.Option(help="Of a numeric time: s, ms, ...", rich_help_panel=_SHAPE)
-    ] = None,
-    time_origin: Annotated[
-        str | None, typer.Option(help="What a numeric time counts from.", rich_help_panel=_SHAPE)
-    ] = None,
-    window: Annotated[
-        str | None, typer.Option(help="Windows, such as '1 day'.", rich_help_panel=_SHAPE)
-    ] = None,
-    privacy_unit_period: Annotated[
-        str, typer.Option(help="A user is one unit in each.", rich_help_panel=_SHAPE)
-    ] = "forever",
-    start: Annotated[
-        str | None, typer.Option(help="Public start of the data.", rich_help_panel=_SHAPE)
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option(help="Public end of the data.", rich_help_panel=_SHAPE)
-    ] = None,
+    sample: Annotated[float, _Shape(help="Look at this share of the units.")] = 1.0,
+    time_column: Annotated[str | None, _Shape(help="Column of the event time.")] = None,
+    time_unit: Annotated[str | None, _Shape(help="Of a numeric time: s, ms, ...")] = None,
+    time_origin: Annotated[str | None, _Shape(help="What a numeric time counts from.")] = None,
+    window: Annotated[str | None, _Shape(help="Windows, such as '1 day'.")] = None,
+    privacy_unit_period: Annotated[str, _Shape(help="A user is one unit in each.")] = "forever",
+    start: Annotated[str | None, _Shape(help="Public start of the data.")] = None,
+    end: Annotated[str | None, _Shape(help="Public end of the data.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the trade-off in this file.")] = None,
     as_json: AsJson = False,
 ) -> None:

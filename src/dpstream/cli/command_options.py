@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast, get_type_hints
 
@@ -14,23 +15,17 @@ from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import find
 from dpstream.mechanisms.base import Mechanism
 
-BUDGET = "Budget and repetition"
+BudgetOption = partial(typer.Option, rich_help_panel="Budget and repetition")
 
 SecretFile = Annotated[
     Path | None,
-    typer.Option(
-        envvar="DPSTREAM_SECRET_FILE",
-        help="Secret file, created on first use.",
-        rich_help_panel=BUDGET,
-    ),
+    BudgetOption(envvar="DPSTREAM_SECRET_FILE", help="Secret file, created on first use."),
 ]
 SharedLedger = Annotated[
     Path | None,
-    typer.Option(
-        envvar="DPSTREAM_LEDGER", help="Ledger file that others share.", rich_help_panel=BUDGET
-    ),
+    BudgetOption(envvar="DPSTREAM_LEDGER", help="Ledger file that others share."),
 ]
-Payer = Annotated[str, typer.Option(help="Whose book in the ledger pays.", rich_help_panel=BUDGET)]
+Payer = Annotated[str, BudgetOption(help="Whose book in the ledger pays.")]
 FLAGS = ("epsilon", "window", "delay", "lo", "hi", "quantum")
 
 

@@ -146,8 +146,7 @@ EMIT EVERY INTERVAL '6' HOUR
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write it.")] = Path(),
     live: Annotated[
-        bool,
-        typer.Option("--live", help="A live directory and a feed for it, for dpstream serve."),
+        bool, typer.Option("--live", help="A live directory and a feed for it, for dpstream serve.")
     ] = False,
 ) -> None:
     """Write a commented pipeline.toml and made-up data for it: a file, or a live feed."""

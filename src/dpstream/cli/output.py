@@ -6,11 +6,12 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from rich.box import HEAVY_HEAD
 from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -80,6 +81,15 @@ def people() -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PIPE_WIDTH
     return console
+
+
+def new_table(*headings: str, right: Collection[str] = (), title: str | None = None) -> Table:
+    """A table with a frame and a title, or without both; the columns `right` are of figures."""
+    frame = None if title is None else HEAVY_HEAD
+    table = Table(box=frame, pad_edge=frame is not None, title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left")
+    return table
 
 
 def print_whole(console: Console, table: Table) -> None:

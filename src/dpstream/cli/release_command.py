@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dpstream.cli.command_options import (
-    BUDGET,
+    BudgetOption,
     Payer,
     SecretFile,
     SharedLedger,
@@ -28,7 +29,7 @@ from dpstream.cli.series_files import (
     records,
     write_series,
 )
-from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import name_of
 from dpstream.mechanisms.base import Mechanism
 from dpstream.mechanisms.release import Series
@@ -37,7 +38,7 @@ from dpstream.optional import optional
 from dpstream.privacy.amounts import show
 from dpstream.privacy.state.secret import beside
 
-_PARAMETERS = "Parameters of the mechanism"
+_Parameter = partial(typer.Option, rich_help_panel="Parameters of the mechanism")
 _DEFAULT = "pacer"  # the w-event mechanism that is nowhere far from the best
 _DELAYED = "block_smoother"  # the same for series that may be late
 
@@ -54,30 +55,15 @@ def release(
             f"with --delay, {_DELAYED}.",
         ),
     ] = None,
-    epsilon: Annotated[str | None, typer.Option(rich_help_panel=_PARAMETERS)] = None,
-    window: Annotated[
-        str | None, typer.Option(help="Steps protected together (w).", rich_help_panel=_PARAMETERS)
-    ] = None,
-    delay: Annotated[
-        str | None, typer.Option(help="Steps to wait.", rich_help_panel=_PARAMETERS)
-    ] = None,
-    lo: Annotated[
-        str | None, typer.Option(help="Lowest value (public).", rich_help_panel=_PARAMETERS)
-    ] = None,
-    hi: Annotated[
-        str | None, typer.Option(help="Highest value (public).", rich_help_panel=_PARAMETERS)
-    ] = None,
-    quantum: Annotated[
-        str | None, typer.Option(help="Grid of the values.", rich_help_panel=_PARAMETERS)
-    ] = None,
+    epsilon: Annotated[str | None, _Parameter()] = None,
+    window: Annotated[str | None, _Parameter(help="Steps protected together (w).")] = None,
+    delay: Annotated[str | None, _Parameter(help="Steps to wait.")] = None,
+    lo: Annotated[str | None, _Parameter(help="Lowest value (public).")] = None,
+    hi: Annotated[str | None, _Parameter(help="Highest value (public).")] = None,
+    quantum: Annotated[str | None, _Parameter(help="Grid of the values.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Any other parameter; may be repeated.",
-            rich_help_panel=_PARAMETERS,
-        ),
+        _Parameter("--set", metavar="NAME=VALUE", help="Any other parameter; may be repeated."),
     ] = None,
     columns: Annotated[
         list[str] | None,
@@ -91,19 +77,14 @@ def release(
         Path | None, typer.Option(help="Draw the first column with its error band (.png, .svg).")
     ] = None,
     state: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory that lets this release be repeated and extended.",
-            rich_help_panel=BUDGET,
-        ),
+        Path | None, BudgetOption(help="Directory that lets this release be repeated and extended.")
     ] = None,
     final: Annotated[
         bool,
-        typer.Option(
+        BudgetOption(
             "--final",
             help="The series has ended: publish what a delay still holds back. Without --state "
             "that is always so.",
-            rich_help_panel=BUDGET,
         ),
     ] = False,
     secret: SecretFile = None,
@@ -120,7 +101,7 @@ def release(
     if plot is not None:
         optional("matplotlib.pyplot", extra="plot", who="--plot")
     rows = read_series(source, columns=columns or [], time_column=time_column)
-    _check(chosen, rows, source)
+    rows.check(chosen)  # before a state directory, a book or a secret is made for them
     runner = _start(chosen, state=state, secret=secret, ledger=ledger, dataset=dataset)
     try:
         before = _charges(runner)
@@ -194,14 +175,6 @@ def _start(
     if not existed:
         note(f"created the secret {kept}; back it up: without it nothing can be repeated")
     return runner
-
-
-def _check(mechanism: Mechanism, rows: SeriesRows, source: Path) -> None:
-    """Refuse unusable data before a state directory, a book or a secret is made for them."""
-    try:
-        mechanism.check(rows.block)
-    except InvalidInput as problem:
-        raise InvalidInput(f"{rows.where(source)}: {problem}") from None
 
 
 def _charges(runner: Runner) -> int:

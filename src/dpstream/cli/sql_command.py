@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import typer
 
 from dpstream.cli.command_options import (
-    BUDGET,
+    BudgetOption,
     Payer,
     SecretFile,
     SharedLedger,
@@ -143,10 +143,7 @@ def sql(
         bool, typer.Option("--all", help="Print every release in full, not only a window's last.")
     ] = False,
     state: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory that lets this query go on after a stop.", rich_help_panel=BUDGET
-        ),
+        Path | None, BudgetOption(help="Directory that lets this query go on after a stop.")
     ] = None,
     secret: SecretFile = None,
     ledger: SharedLedger = None,

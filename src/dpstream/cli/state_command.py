@@ -26,8 +26,7 @@ def state() -> None:
 @app.command("adopt")
 def adopt_directory(
     folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="A state directory, of one run or of a pipeline."),
+        Path, typer.Argument(metavar="DIR", help="A state directory, of one run or of a pipeline.")
     ],
     because: Annotated[str, typer.Option(help="Why; it is written into the ledger.")],
     only_copy: Annotated[
