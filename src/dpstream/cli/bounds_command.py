@@ -4,34 +4,31 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
-from rich.table import Table
+from typer import Argument, Option
 
 from dpstream.bounds_proposal import Proposal
 from dpstream.bounds_proposal import bounds as propose
 from dpstream.cli.command_options import BudgetOption, Payer, SharedLedger
-from dpstream.cli.output import AsJson, note, people, print_json, progress_bar
+from dpstream.cli.output import AsJson, new_table, note, people, print_json, progress_bar
 
-_Target = partial(typer.Option, rich_help_panel="The query that bounds are for")
-_Shape = partial(typer.Option, rich_help_panel="Shape of the data")
+_Target = partial(Option, rich_help_panel="The query that bounds are for")
+_Shape = partial(Option, rich_help_panel="Shape of the data")
 _BAR = 24  # characters of the longest bar
 
 
 def bounds(
     data: Annotated[
-        list[str], typer.Argument(help="Files, a glob or a directory: Parquet, CSV, JSON lines.")
+        list[str], Argument(help="Files, a glob or a directory: Parquet, CSV, JSON lines.")
     ],
     privacy_unit_column: Annotated[
-        str, typer.Option(help="Column of the protected unit, such as user_id.")
+        str, Option(help="Column of the protected unit, such as user_id.")
     ],
-    keys: Annotated[
-        list[str] | None, typer.Option(help="Columns to group by; may be repeated.")
-    ] = None,
-    value: Annotated[str | None, typer.Option(help="Column to sum: clamps are proposed.")] = None,
+    keys: Annotated[list[str] | None, Option(help="Columns to group by; may be repeated.")] = None,
+    value: Annotated[str | None, Option(help="Column to sum: clamps are proposed.")] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="I declare that these data are public.")
+        bool, Option("--public", help="I declare that these data are public.")
     ] = False,
     epsilon: Annotated[str | None, BudgetOption(help="Pay this much for the proposal.")] = None,
     delta: Annotated[str, BudgetOption(help="And this much.")] = "1e-9",
@@ -54,7 +51,7 @@ def bounds(
     privacy_unit_period: Annotated[str, _Shape(help="A user is one unit in each.")] = "forever",
     start: Annotated[str | None, _Shape(help="Public start of the data.")] = None,
     end: Annotated[str | None, _Shape(help="Public end of the data.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the trade-off in this file.")] = None,
+    plot: Annotated[Path | None, Option(help="Draw the trade-off in this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Propose bounds: groups and rows of a unit, clamps, and the pre-threshold."""
@@ -94,12 +91,9 @@ def bounds(
 
 
 def _show(proposal: Proposal) -> None:
-    table = Table(
-        title=f"bias against noise, for a group of {proposal.group_size:,.0f} rows, one row each",
-        title_justify="left",
-    )
-    for heading in ("groups a unit", "rows left out", "", "noise", "", "needs units", "error"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    headings = ("groups a unit", "rows left out", "", "noise", "", "needs units", "error")
+    title = f"bias against noise, for a group of {proposal.group_size:,.0f} rows, one row each"
+    table = new_table(*headings, right=[name for name in headings if name], title=title)
     worst = max(choice.error for choice in proposal.trade_off)
     for choice in proposal.trade_off:
         mine = choice.groups == proposal.max_groups_contributed
@@ -115,15 +109,11 @@ def _show(proposal: Proposal) -> None:
             style="bold" if mine else "",
         )
     people().print(table)
-    about: dict[str, Any] = {
-        "groups a unit": proposal.max_groups_contributed,
-        "rows a group": proposal.max_rows_per_group,
-        "pre-threshold": proposal.pre_threshold,
-    }
+    print(f"groups a unit: {proposal.max_groups_contributed}")
+    print(f"rows a group: {proposal.max_rows_per_group}")
+    print(f"pre-threshold: {proposal.pre_threshold}")
     if proposal.value is not None:
-        about[f"clamps of {proposal.value}"] = f"{proposal.lo:g} to {proposal.hi:g}"
-    for name, text in about.items():
-        print(f"{name}: {text}")
+        print(f"clamps of {proposal.value}: {proposal.lo:g} to {proposal.hi:g}")
     print(
         f"with these {proposal.left_out:.1%} of the rows are left out, noise is "
         f"{proposal.noise:,.1f}: an error of {proposal.error:.1%} for a group of "
@@ -132,10 +122,10 @@ def _show(proposal: Proposal) -> None:
     print(f"\nSQL:\n{proposal.sql()}\n\nPython:\n{proposal.python()}")
 
 
-def _bar(share: float, whole: float) -> str:
+def _bar(share: float, largest: float) -> str:
     """A bar in proportion; nothing at all only for nothing.
 
     >>> _bar(0.5, 1.0), _bar(0.0, 1.0)
     ('████████████', '')
     """
-    return "█" * max(round(_BAR * share / whole), int(share > 0)) if whole else ""
+    return "█" * max(round(_BAR * share / largest), int(share > 0)) if largest else ""

@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast, get_type_hints
 
-import typer
+from typer import Option
 
 from dpstream.cli.output import note
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import find
 from dpstream.mechanisms.base import Mechanism
 
-BudgetOption = partial(typer.Option, rich_help_panel="Budget and repetition")
+BudgetOption = partial(Option, rich_help_panel="Budget and repetition")
 
 SecretFile = Annotated[
     Path | None,

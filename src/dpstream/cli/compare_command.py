@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import numpy as np
-import typer
+from typer import Argument, Option
 
 from dpstream.cli.command_options import build_mechanism, describe_parameters
 from dpstream.cli.mechanisms_command import complete_mechanism
@@ -36,42 +36,41 @@ _TIE: Final = 2.0  # standard errors within which a mechanism is as good as the 
 
 
 def compare(
-    source: Annotated[Path, typer.Argument(metavar="SERIES", help="A .csv or .parquet file.")],
+    source: Annotated[Path, Argument(metavar="SERIES", help="A .csv or .parquet file.")],
     epsilons: Annotated[
-        list[str], typer.Option("--epsilon", help="Budget (per window); may be repeated.")
+        list[str], Option("--epsilon", help="Budget (per window); may be repeated.")
     ],
     window: Annotated[
-        int | None, typer.Option(help="Steps protected together (w): w-event mechanisms.")
+        int | None, Option(help="Steps protected together (w): w-event mechanisms.")
     ] = None,
     delay: Annotated[
-        str | None, typer.Option(help="Steps to wait: event-level mechanisms, with --lo and --hi.")
+        str | None, Option(help="Steps to wait: event-level mechanisms, with --lo and --hi.")
     ] = None,
-    lo: Annotated[str | None, typer.Option(help="Lowest value (public).")] = None,
-    hi: Annotated[str | None, typer.Option(help="Highest value (public).")] = None,
+    lo: Annotated[str | None, Option(help="Lowest value (public).")] = None,
+    hi: Annotated[str | None, Option(help="Highest value (public).")] = None,
     names: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--mechanism",
             "-m",
             autocompletion=complete_mechanism,
             help="A candidate; may be repeated. By default every one of its kind.",
         ),
     ] = None,
-    runs: Annotated[int, typer.Option(min=2, help="Runs of each candidate.")] = 20,
+    runs: Annotated[int, Option(min=2, help="Runs of each candidate.")] = 20,
     columns: Annotated[
-        list[str] | None,
-        typer.Option("--column", help="Compare on this column only; may be repeated."),
+        list[str] | None, Option("--column", help="Compare on this column only; may be repeated.")
     ] = None,
-    time_column: Annotated[str | None, typer.Option(help="Column that orders the steps.")] = None,
+    time_column: Annotated[str | None, Option(help="Column that orders the steps.")] = None,
     public: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--public/--not-private",
             help="The data are public or already released; or: they are not, and you know that "
             "this comparison does not protect them.",
         ),
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the errors (.png, .svg).")] = None,
+    plot: Annotated[Path | None, Option(help="Draw the errors (.png, .svg).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank mechanisms on data that are public or already released."""

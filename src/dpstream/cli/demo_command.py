@@ -24,12 +24,12 @@ from typing import Annotated, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import typer
 from rich.bar import Bar
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from dpstream.cli.ledger_command import books_with_dates, print_books
 from dpstream.cli.mechanisms_command import about
@@ -140,9 +140,9 @@ class Scene:
 
 
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="A tour of a few seconds.")] = False,
+    quick: Annotated[bool, Option("--quick", help="A tour of a few seconds.")] = False,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Open a live page of the releases in the browser.")
+        bool, Option("--serve", help="Open a live page of the releases in the browser.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

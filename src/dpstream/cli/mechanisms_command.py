@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Argument
 
 from dpstream.cli.command_options import describe_parameters
 from dpstream.cli.output import AsJson, people, print_json
@@ -16,7 +16,7 @@ _SECTIONS = ("Guarantee", "Unit", "Delay", "Paper")
 
 
 def mechanisms(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Only these.")] = None,
+    names: Annotated[list[str] | None, Argument(metavar="NAME", help="Only these.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the mechanisms with their guarantee, protected unit and delay."""

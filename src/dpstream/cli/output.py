@@ -17,6 +17,7 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from dpstream import errors
 
@@ -55,7 +56,7 @@ _EVERY = 256  # steps between two updates of the progress bar
 _FEW = 4096  # below it every one is drawn
 _PIPE_WIDTH = 160
 _WIDEST = 10_000
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 _as_json = False
 
 

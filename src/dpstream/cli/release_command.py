@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from dpstream.cli.command_options import (
     BudgetOption,
@@ -38,16 +38,16 @@ from dpstream.optional import optional
 from dpstream.privacy.amounts import show
 from dpstream.privacy.state.secret import beside
 
-_Parameter = partial(typer.Option, rich_help_panel="Parameters of the mechanism")
+_Parameter = partial(Option, rich_help_panel="Parameters of the mechanism")
 _DEFAULT = "pacer"  # the w-event mechanism that is nowhere far from the best
 _DELAYED = "block_smoother"  # the same for series that may be late
 
 
 def release(
-    source: Annotated[Path, typer.Argument(metavar="SERIES", help="A .csv or .parquet file.")],
+    source: Annotated[Path, Argument(metavar="SERIES", help="A .csv or .parquet file.")],
     mechanism: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--mechanism",
             "-m",
             autocompletion=complete_mechanism,
@@ -66,15 +66,14 @@ def release(
         _Parameter("--set", metavar="NAME=VALUE", help="Any other parameter; may be repeated."),
     ] = None,
     columns: Annotated[
-        list[str] | None,
-        typer.Option("--column", help="Publish only this column; may be repeated."),
+        list[str] | None, Option("--column", help="Publish only this column; may be repeated.")
     ] = None,
-    time_column: Annotated[str | None, typer.Option(help="Column that orders the steps.")] = None,
+    time_column: Annotated[str | None, Option(help="Column that orders the steps.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="A .csv, .parquet or .jsonl file instead of stdout.")
+        Path | None, Option(help="A .csv, .parquet or .jsonl file instead of stdout.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the first column with its error band (.png, .svg).")
+        Path | None, Option(help="Draw the first column with its error band (.png, .svg).")
     ] = None,
     state: Annotated[
         Path | None, BudgetOption(help="Directory that lets this release be repeated and extended.")

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from dpstream.cli.output import INTERRUPTED, note
-from dpstream.cli.releases import about, as_json, in_words, show, zone_of
+from dpstream.cli.releases import about, as_json, in_words, show
 from dpstream.cli.watch import (
     Stopper,
     charged_runs,
@@ -32,13 +33,13 @@ from dpstream.session.start_pipeline import open_book, refuse_lost_secret, start
 
 
 def run(
-    path: Annotated[Path, typer.Argument(metavar="PIPELINE", help="A pipeline.toml file.")],
+    path: Annotated[Path, Argument(metavar="PIPELINE", help="A pipeline.toml file.")],
     once: Annotated[
-        bool, typer.Option("--once", help="Stop after the next trigger of each query.")
+        bool, Option("--once", help="Stop after the next trigger of each query.")
     ] = False,
     erase_unit: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--erase-unit",
             metavar="UNIT",
             help="Do not run: erase one unit (such as a user id) from the state of all queries.",
@@ -46,9 +47,9 @@ def run(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", help="embedded (this process) or spark; default: the file's."),
+        Option("--engine", help="embedded (this process) or spark; default: the file's."),
     ] = None,
-    as_lines: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_lines: Annotated[bool, Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Run a pipeline's queries; started again, they go on where they stopped."""
     pipeline = with_engine(load_pipeline(path), engine)
@@ -121,7 +122,7 @@ def _publish(
         with stopper.stop_on_signals(), progress([*runs.runs.values()], as_json=as_lines) as draw:
             for name, release in runs:
                 count += 1
-                zone = zone_of(runs.runs[name].query)
+                zone = runs.runs[name].query.time_zone
                 if not pipeline.sinks:
                     show(release, as_lines=as_lines, zone=zone)
                 elif "-" not in pipeline.sinks:

@@ -11,6 +11,7 @@ from typing import Annotated
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
+from typer import Argument, Option
 
 from dpstream.cli.command_options import (
     BudgetOption,
@@ -22,7 +23,7 @@ from dpstream.cli.command_options import (
     tell_storage,
 )
 from dpstream.cli.output import INTERRUPTED, AsJson, note, print_json
-from dpstream.cli.releases import show, zone_of
+from dpstream.cli.releases import show
 from dpstream.cli.watch import (
     Books,
     Stopper,
@@ -44,11 +45,11 @@ from dpstream.session.start_pipeline import refuse_lost_secret
 from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
 
 Text = Annotated[
-    str, typer.Argument(metavar="SQL", help="The query, a .sql file, or - for standard input.")
+    str, Argument(metavar="SQL", help="The query, a .sql file, or - for standard input.")
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="OPTION=VALUE",
         help="An option of the privacy clause, before that of the text; may be repeated.",
@@ -123,7 +124,7 @@ def sql(
     text: Text,
     sources: Annotated[
         list[str],
-        typer.Option(
+        Option(
             "--source",
             metavar="TABLE=PATH",
             help="What the table in FROM is: files, a glob, a directory, - for standard input, or "
@@ -132,15 +133,15 @@ def sql(
     ],
     sink: Annotated[
         list[str] | None,
-        typer.Option(help="A directory, database or server for the releases; may be repeated."),
+        Option(help="A directory, database or server for the releases; may be repeated."),
     ] = None,
     settings: Settings = None,
-    name: Annotated[str | None, typer.Option(help="What its releases are called.")] = None,
+    name: Annotated[str | None, Option(help="What its releases are called.")] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Read a directory that grows, by the clock.")
+        bool, Option("--live", help="Read a directory that grows, by the clock.")
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Print every release in full, not only a window's last.")
+        bool, Option("--all", help="Print every release in full, not only a window's last.")
     ] = False,
     state: Annotated[
         Path | None, BudgetOption(help="Directory that lets this query go on after a stop.")
@@ -234,7 +235,7 @@ def _publish(
         for release in running:
             count += 1
             if query is not None:
-                show(release, as_lines=as_json, zone=zone_of(query), everything=everything)
+                show(release, as_lines=as_json, zone=query.time_zone, everything=everything)
             draw()
             if stopper.signals:
                 running.stop()
@@ -254,7 +255,7 @@ def _show_again(
     if releases:
         note("this was published before; here it is again, the same numbers, at no cost")
         for release in releases:
-            show(release, as_lines=as_json, zone=zone_of(query), everything=everything)
+            show(release, as_lines=as_json, zone=query.time_zone, everything=everything)
     elif sink:
         note(f"this was published before; {', '.join(sink)} has it if that run wrote there")
     else:
