@@ -78,18 +78,19 @@ def read_settings(
 
 def describe_parameters(cls: type[Mechanism]) -> list[dict[str, Any]]:
     """The keyword fields of a mechanism: name, required, default."""
-    fields = dataclasses.fields(cast("Any", cls))
-    return [_describe(field) for field in fields if field.init]
-
-
-def _describe(field: dataclasses.Field[Any]) -> dict[str, Any]:
-    default = field.default
-    if field.default_factory is not dataclasses.MISSING:
-        default = field.default_factory()
-    required = default is dataclasses.MISSING
-    plain = default is None or isinstance(default, bool | int | float | str)
-    shown = None if required else default if plain else str(default)
-    return {"name": field.name, "required": required, "default": shown}
+    parameters = []
+    for field in dataclasses.fields(cast("Any", cls)):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        required = default is dataclasses.MISSING
+        if required:
+            default = None
+        elif not isinstance(default, bool | int | float | str | None):
+            default = str(default)
+        if field.init:
+            parameters.append({"name": field.name, "required": required, "default": default})
+    return parameters
 
 
 def _listing(name: str, fields: Mapping[str, dict[str, Any]]) -> str:

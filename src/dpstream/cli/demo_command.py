@@ -8,11 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -151,36 +150,22 @@ def demo(
         optional(module, extra="serve", who="demo --serve shows a live page, which")
     tour = QUICK if quick else Tour()
     console = people()
-    console.soft_wrap = True
-    if not as_json:
-        console.print(WELCOME.format(rate=tour.rows_per_second))
-        if serve:
-            console.print("The page stays until you press Enter.\n")
+    console.soft_wrap, console.quiet = True, as_json
+    console.print(WELCOME.format(rate=tour.rows_per_second))
+    if serve:
+        console.print("The page stays until you press Enter.\n")
     with TemporaryDirectory(prefix="dpstream-demo-") as name:
         folder = Path(name)
-        with nullcontext(lambda scene: None) if as_json else scenes_on(console) as show:
+        with scenes_on(console) as show:
             live = play(tour, folder, show, serve=serve)
         with closing(Ledger(folder / "book")) as ledger:
             books = books_with_dates(ledger)
-    rows, series, refusal, shared = _publish_series()
-    figures = [_figures(name, rows, published) for name, published in series.items()]
+    _show_live(console, live)
+    print_books(console, books)
+    series = _publish_series(console)
+    console.print(NEXT)
     if as_json:
-        facts = {"series": _SERIES, "columns": rows.names, "steps": len(rows.block)}
-        facts |= {"releases": figures, "refused": refusal, "ledger": shared}
-        print_json(facts | {"live": live, "live_ledger": books})
-    else:
-        _show_live(console, live)
-        print_books(console, books)
-        times = [time[:7] for time in rows.times or []]
-        console.print(
-            INTRO.format(window=_WINDOW, epsilon=_EPSILON, first=times[0], last=times[-1])
-        )
-        for facts, published in zip(figures, series.values(), strict=True):
-            _show_series(console, facts, rows, published)
-        console.print("The ledger, a book of epsilon = 2 that both releases share:\n")
-        print_books(console, shared)
-        console.print(f"A third release is refused: {refusal.partition(';')[0]}.\n")
-        console.print(NEXT)
+        print_json(series | {"live": live, "live_ledger": books})
     if not live["identical"]:
         raise DpstreamError("releases differ after the restart: please report it")
 
@@ -203,21 +188,21 @@ def play(
     feed = Feed(folder / "clicks", start, triggers, rows_per_second=tour.rows_per_second)
 
     def show_while(state: str) -> int:
+        feed.write_due()
         index, rows = engine.newest()
         scene = {"triggers": triggers, "state": state, "index": index, "rows": rows}
         show(Scene(**scene, clicks=feed.rows, truth=feed.truth(), pid=engine.pid))
         time.sleep(_LOOK_EVERY)
         return index
 
-    feed.start()
     try:
         engine.start()
         while show_while("running") < tour.kill_after:
             engine.is_over(triggers, end)
         code = engine.kill()
         before = engine.releases("out")
-        show_while("killed")
-        time.sleep(tour.gone_for)
+        for _ in range(1 + math.ceil(tour.gone_for / _LOOK_EVERY)):
+            show_while("killed")
         engine.start()
         while not engine.is_over(triggers, end):
             show_while("running again")
@@ -225,7 +210,6 @@ def play(
         if serve and sys.stdin.isatty():  # the page stays until Enter
             sys.stdin.readline()
     finally:
-        feed.stop()
         engine.end()
     again, now = engine.releases("again"), engine.releases("out")
     repeated = sorted(before.keys() & again.keys())
@@ -243,25 +227,24 @@ def play(
     }
 
 
-class Feed(threading.Thread):
+class Feed:
     """Moves files of made-up clicks into a directory from `start` on, and knows the truth."""
 
     def __init__(self, folder: Path, start: int, seconds: int, *, rows_per_second: int) -> None:
-        super().__init__(daemon=True)
         self._folder, self._begin = folder, start
         self._each = rows_per_second // _FILES_PER_SECOND
-        self._files = seconds * _FILES_PER_SECOND - 1  # one more would meet the last trigger
-        rows = self._files * self._each
-        self._table = clicks(rows, users=max(rows // 2, 1)).select(["user", "page"])
-        self._over = threading.Event()
+        files = seconds * _FILES_PER_SECOND - 1  # one more would meet the last trigger
+        users = max(files * self._each // 2, 1)
+        self._table = clicks(files * self._each, users=users).select(["user", "page"])
         self.rows = 0
         folder.mkdir()
 
-    def run(self) -> None:
-        """Write one file after the other, each when it is due."""
-        for number in range(self._files):
+    def write_due(self) -> None:
+        """Write the files that are due by now."""
+        while self.rows < len(self._table):
+            number = self.rows // self._each
             due = self._begin + (number + 0.25) / _FILES_PER_SECOND
-            if self._over.wait(max(0.0, due - time.time())):
+            if due > time.time():
                 return
             part = self._table.slice(self.rows, self._each)
             stamps = pa.array([int(due * 1000)] * len(part), pa.int64())
@@ -269,11 +252,6 @@ class Feed(threading.Thread):
             hidden.write_bytes(csv(part.append_column("at", stamps)))
             hidden.rename(self._folder / f"{number:05d}.csv")  # complete before it is seen
             self.rows += len(part)
-
-    def stop(self) -> None:
-        """Write no more."""
-        self._over.set()
-        self.join()
 
     def truth(self) -> dict[str, int]:
         """Different users per page so far: what a real stream's publisher never shows."""
@@ -469,10 +447,12 @@ def _show_live(console: Console, live: dict[str, Any]) -> None:
     console.print("The ledger: charged once, before the first noise; the restart cost nothing.\n")
 
 
-def _publish_series() -> tuple[SeriesRows, dict[str, Series], str, list[dict[str, Any]]]:
+def _publish_series(console: Console) -> dict[str, Any]:
     """Two releases of a bundled series that share a book, and one that does not fit into it."""
     with as_file(files("dpstream") / "data" / _SERIES) as path:
         rows = read_series(path)
+    first, *_, last = (month[:7] for month in rows.times or [])
+    console.print(INTRO.format(window=_WINDOW, epsilon=_EPSILON, first=first, last=last))
     ledger, dataset = Ledger(), "unemployment"
     ledger.open(dataset, Terms(unit="w_event", total=Fraction(2 * _EPSILON), window=_WINDOW))
 
@@ -481,17 +461,34 @@ def _publish_series() -> tuple[SeriesRows, dict[str, Series], str, list[dict[str
         mechanism = mechanism(epsilon=_EPSILON, window=_WINDOW)
         return release(mechanism, rows.block, ledger=ledger, dataset=dataset, name=name)
 
-    series = {name: publish(name) for name in ("uniform", "sample")}
+    figures = [_show_series(console, name, rows, publish(name)) for name in ("uniform", "sample")]
     try:
         publish("uniform")
-    except BudgetExceeded as refusal:
-        return rows, series, str(refusal), ledger.report()
-    raise AssertionError("the ledger accepted more than its book allows")
+    except BudgetExceeded as problem:
+        refusal = str(problem)
+    else:
+        raise AssertionError("the ledger accepted more than its book allows")
+    console.print("The ledger, a book of epsilon = 2 that both releases share:\n")
+    print_books(console, ledger.report())
+    console.print(f"A third release is refused: {refusal.partition(';')[0]}.\n")
+    facts = {"series": _SERIES, "columns": rows.names, "steps": len(rows.block)}
+    return facts | {"releases": figures, "refused": refusal, "ledger": ledger.report()}
 
 
-def _figures(name: str, rows: SeriesRows, series: Series) -> dict[str, Any]:
+def _show_series(console: Console, name: str, rows: SeriesRows, series: Series) -> dict[str, Any]:
+    """The last steps with their error bars, beside the truth; returns figures of all steps."""
+    console.print(f"{name}: {about(name)['summary']}", style="bold")
+    table = _table_beside_truth("month")
+    shown = slice(-_STEPS, None)
+    values, spread = series.values[shown, 0], 2 * series.stddev[shown, 0]
+    low, high = (values - spread).min(), (values + spread).max()
+    steps = zip((rows.times or [])[shown], values, spread, rows.block[shown, 0], strict=True)
+    for month, value, width, truth in steps:
+        bar = Bar(high - low, value - width - low, value + width - low, color="cyan")
+        table.add_row(month[:7], f"{value:,.0f} ± {width:,.0f}", bar, f"{truth:,.0f}")
+    console.print(table)
     error = np.abs(series.values - rows.block)
-    return {
+    figures = {
         "mechanism": name,
         "epsilon": _EPSILON,
         "window": _WINDOW,
@@ -501,25 +498,10 @@ def _figures(name: str, rows: SeriesRows, series: Series) -> dict[str, Any]:
         "paid_steps": sum(series.paid),
         "within_two_stddev": float((error <= 2 * series.stddev).mean()),
     }
-
-
-def _show_series(
-    console: Console, figures: dict[str, Any], rows: SeriesRows, series: Series
-) -> None:
-    """The last steps with their error bars, beside the truth."""
-    name, shown = figures["mechanism"], slice(-_STEPS, None)
-    console.print(f"{name}: {about(name)['summary']}", style="bold")
-    table = _table_beside_truth("month")
-    values, spread = series.values[shown, 0], 2 * series.stddev[shown, 0]
-    low, high = (values - spread).min(), (values + spread).max()
-    steps = zip((rows.times or [])[shown], values, spread, rows.block[shown, 0], strict=True)
-    for month, value, width, truth in steps:
-        bar = Bar(high - low, value - width - low, value + width - low, color="cyan")
-        table.add_row(month[:7], f"{value:,.0f} ± {width:,.0f}", bar, f"{truth:,.0f}")
-    console.print(table)
     console.print(
         f"mean absolute error {figures['mean_absolute_error']:.1f} of {figures['mean_value']:.0f}, "
         f"noise stddev {figures['noise_stddev']:.1f}, {figures['paid_steps']} of {len(series)} "
         f"steps paid, {figures['within_two_stddev']:.0%} of the truth within the band\n"
         + (HELD if any(series.held) else "")
     )
+    return figures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Annotated, Any
 
 from rich.table import Table
@@ -39,7 +40,10 @@ def about(name: str) -> dict[str, Any]:
     """A mechanism's docstring and parameters as data."""
     cls = find(name)
     text = inspect.getdoc(cls) or ""
-    sections = {section.lower(): _section(text, section) for section in _SECTIONS}
+    sections = {}
+    for section in _SECTIONS:  # from `Name:` to the next line that is not indented
+        written = re.search(rf"^{section}:(.*(?:\n .*)*)", text, re.MULTILINE)
+        sections[section.lower()] = " ".join(written[1].split()) if written else ""
     summary = text.partition("\n")[0]
     return {"name": name, "summary": summary, **sections, "parameters": describe_parameters(cls)}
 
@@ -53,16 +57,3 @@ def parameter_line(parameters: list[dict[str, Any]]) -> str:
 def complete_mechanism(incomplete: str) -> list[str]:
     """Names for shell completion."""
     return [name for name in sorted(REGISTRY) if name.startswith(incomplete)]
-
-
-def _section(text: str, name: str) -> str:
-    """What follows `Name:` up to the next section or blank line, as one line."""
-    lines: list[str] = []
-    for line in text.splitlines():
-        if line.startswith(f"{name}:"):
-            lines = [line.partition(":")[2].strip()]
-        elif lines and not line.startswith(" "):
-            break
-        elif lines:
-            lines.append(line.strip())
-    return " ".join(lines)

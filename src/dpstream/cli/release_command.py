@@ -7,7 +7,7 @@ import sys
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -31,7 +31,6 @@ from dpstream.cli.series_files import (
 )
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import name_of
-from dpstream.mechanisms.base import Mechanism
 from dpstream.mechanisms.release import Series
 from dpstream.mechanisms.runner import Runner
 from dpstream.optional import optional
@@ -101,7 +100,20 @@ def release(
         optional("matplotlib.pyplot", extra="plot", who="--plot")
     rows = read_series(source, columns=columns or [], time_column=time_column)
     rows.check(chosen)  # before a state directory, a book or a secret is made for them
-    runner = _start(chosen, state=state, secret=secret, ledger=ledger, dataset=dataset)
+    secret_file = secret if secret is not None or state is None else beside(state)
+    existed = secret_file is None or secret_file.exists()
+    runner = Runner(
+        chosen,
+        state=state,
+        secret=secret,
+        ledger=ledger,
+        dataset=dataset,
+        name=name_of(chosen),
+        replay=state is not None,
+    )
+    tell_storage("release", state, ledger)
+    if not existed:
+        note(f"created the secret {secret_file}; back it up: without it nothing can be repeated")
     try:
         before = _charges(runner)
         series = _publish(runner, rows, final=final or state is None)
@@ -117,18 +129,31 @@ def release(
         stamps = None if rows.stamps is None else rows.stamps[: len(series)]
         dataclasses.replace(series, times=stamps).plot(path=str(plot))
     waiting = len(rows.block) - len(series)
-    about = _about(chosen, series, book) | {"new_charges": new_charges, "waiting": waiting}
     if as_json:
-        print_json(about | ({"out": str(out)} if out else {"rows": [*records(series)]}))
+        fields = dataclasses.fields(chosen)  # type: ignore[arg-type]
+        facts = {
+            "mechanism": name_of(chosen),
+            "parameters": {field.name: str(getattr(chosen, field.name)) for field in fields},
+            "run": series.run,
+            "dataset": book["dataset"],
+            "promise": book["promise"],
+            "left_next_step": book["left_next_step"],
+            "steps": len(series),
+            "paid_steps": sum(series.paid),
+            "columns": list(series.names),
+            "new_charges": new_charges,
+            "waiting": waiting,
+        }
+        print_json(facts | ({"out": str(out)} if out else {"rows": [*records(series)]}))
         return
     if out is None:
         sys.stdout.write(as_csv(series))
         sys.stdout.flush()
     where = f" to {out}" if out else ""
     note(
-        f"published {about['steps']} steps{where}, {new_charges or 'no'} new "
+        f"published {len(series)} steps{where}, {new_charges or 'no'} new "
         f"charge{'s' * (new_charges != 1)}; the book "
-        f"{dataset!r} promises {about['promise']}; {show(Fraction(about['left_next_step']))} is "
+        f"{dataset!r} promises {book['promise']}; {show(Fraction(book['left_next_step']))} is "
         "left at the next step"
     )
     if waiting:
@@ -150,32 +175,6 @@ def _default(window: str | None, delay: str | None) -> str:
     return chosen
 
 
-def _start(
-    mechanism: Mechanism,
-    *,
-    state: Path | None,
-    secret: Path | None,
-    ledger: Path | None,
-    dataset: str,
-) -> Runner:
-    """A new run, or (with a state directory) the same one again; tell what was created."""
-    kept = secret if secret is not None or state is None else beside(state)
-    existed = kept is None or kept.exists()
-    runner = Runner(
-        mechanism,
-        state=state,
-        secret=secret,
-        ledger=ledger,
-        dataset=dataset,
-        name=name_of(mechanism),
-        replay=state is not None,
-    )
-    tell_storage("release", state, ledger)
-    if not existed:
-        note(f"created the secret {kept}; back it up: without it nothing can be repeated")
-    return runner
-
-
 def _charges(runner: Runner) -> int:
     """How often the ledger has charged this run so far."""
     lines = (line for book in runner.ledger.report() for line in book["spent_on"])
@@ -191,18 +190,3 @@ def _publish(runner: Runner, rows: SeriesRows, *, final: bool) -> Series:
         if final or runner.ended:
             releases += runner.finish()
     return Series.of(releases, run=runner.run_id.hex(), names=rows.names, times=rows.times)
-
-
-def _about(mechanism: Mechanism, series: Series, book: dict[str, Any]) -> dict[str, Any]:
-    fields = dataclasses.fields(mechanism)  # type: ignore[arg-type]
-    return {
-        "mechanism": name_of(mechanism),
-        "parameters": {field.name: str(getattr(mechanism, field.name)) for field in fields},
-        "run": series.run,
-        "dataset": book["dataset"],
-        "promise": book["promise"],
-        "left_next_step": book["left_next_step"],
-        "steps": len(series),
-        "paid_steps": sum(series.paid),
-        "columns": list(series.names),
-    }

@@ -129,7 +129,9 @@ def _publish(
                     line = as_json(release, rows=False) if as_lines else in_words(release, zone)
                     print(line, flush=True)
                 draw()
-                if once and (not pipeline.feeds[name].live or _time(release) >= began):
+                at = about(release)["trigger_time"]
+                live = pipeline.feeds[name].live
+                if once and (not live or instant(at, "trigger_time", "UTC") >= began):
                     runs.runs[name].stop()
                 if stopper.signals:
                     runs.stop()
@@ -141,10 +143,6 @@ def _publish(
     finally:
         runs.close()
     return count
-
-
-def _time(release: Any) -> int:
-    return int(instant(about(release)["trigger_time"], "trigger_time", "UTC"))
 
 
 def _finish(
@@ -162,15 +160,16 @@ def _finish(
     tell_lag(each, runs.warn_starved())
     left = is_unfinished(each)
     if as_lines:
-        queries = {
-            one.query.name: {
-                "triggers_done": one.steps_done,
-                "triggers": one.query.schedule.steps,
-                "operator_only": one.operator_facts(),
+        queries: dict[str, dict[str, Any]] = {}
+        for name, run_ in runs.runs.items():
+            queries[name] = {
+                "triggers_done": run_.steps_done,
+                "triggers": run_.query.schedule.steps,
+                "operator_only": run_.operator_facts(),
             }
-            | _failure(runs, one.query.name)
-            for one in each
-        }
+            if problem := runs.failures.get(name):
+                failed = {"error": type(problem).__name__, "message": str(problem)}
+                queries[name]["failed"] = failed
         datasets = [book.dataset for book in pipeline.books]
         facts = {"pipeline": str(pipeline.path), "dataset": datasets[0], "finished": not left}
         if len(datasets) > 1:
@@ -182,10 +181,3 @@ def _finish(
         raise next(iter(runs.failures.values()))
     if left and stopper.signals:
         raise typer.Exit(INTERRUPTED)
-
-
-def _failure(runs: Runs, name: str) -> dict[str, Any]:
-    problem = runs.failures.get(name)
-    if problem is None:
-        return {}
-    return {"failed": {"error": type(problem).__name__, "message": str(problem)}}

@@ -9,16 +9,20 @@ from rich.console import Console
 from rich.table import Table
 
 from dpstream.cli.output import AsJson, people, print_json
-from dpstream.connectors.registry import SINKS, SOURCES, Connector
+from dpstream.connectors.registry import SINKS, SOURCES
 
+_FACTS = ("example", "about", "package", "installed", "extra")
 _ANY = 10_000  # columns, to see how many are wanted
 
 
 def sources(as_json: AsJson = False) -> None:
     """List sources and sinks, what is installed, and which extra to install."""
     connectors = {
-        "sources": _rows(SOURCES),
-        "sinks": _rows(SINKS),
+        kind: [
+            {"name": name} | {fact: getattr(connector, fact) for fact in _FACTS}
+            for name, connector in known.items()
+        ]
+        for kind, known in (("sources", SOURCES), ("sinks", SINKS))
     }
     if as_json:
         print_json(connectors)
@@ -50,17 +54,3 @@ def _show(console: Console, rows: Sequence[tuple[str, str, str, str]]) -> None:
     for name, *words in rows:
         for first, word in zip((name, "", ""), filter(None, words), strict=False):
             console.print(f"{first:{indent}}{word}", soft_wrap=True)
-
-
-def _rows(known: Mapping[str, Connector]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "example": one.example,
-            "about": one.about,
-            "package": one.package,
-            "installed": one.installed,
-            "extra": one.extra,
-        }
-        for name, one in known.items()
-    ]

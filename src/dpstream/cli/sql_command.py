@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from dpstream.cli.command_options import (
     tell_storage,
 )
 from dpstream.cli.output import INTERRUPTED, AsJson, note, print_json
-from dpstream.cli.releases import show
+from dpstream.cli.releases import about, show
 from dpstream.cli.watch import (
     Books,
     Stopper,
@@ -91,13 +90,6 @@ class PrintedReleases:
         self._folder = folder
         self._sink: DirectorySink | None = None
 
-    @classmethod
-    def beside(cls, state: Path | None, query: AnyQuery) -> PrintedReleases | None:
-        """In a state directory; None without one, and for a query that never ends."""
-        if state is None or query.schedule.steps is None:
-            return None
-        return cls(state / "released")
-
     def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Keep a release, unless it is there."""
         if self._sink is None:
@@ -109,14 +101,12 @@ class PrintedReleases:
 
     def releases(self, query: str) -> list[pa.Table]:
         """What is there, in the order in which it was published."""
-        releases = [
-            pq.read_table(path) for path in self._folder.glob(f"{safe_name(query)}-w*.parquet")
-        ]
-        return sorted(releases, key=_place)
+        paths = self._folder.glob(f"{safe_name(query)}-w*.parquet")
+        return sorted(map(pq.read_table, paths), key=_trigger_and_window)
 
 
-def _place(release: pa.Table) -> tuple[str, int]:
-    facts = json.loads(release.schema.metadata[b"dpstream"])
+def _trigger_and_window(release: pa.Table) -> tuple[str, int]:
+    facts = about(release)
     return facts["trigger_time"] or "", facts["window"]
 
 
@@ -161,7 +151,9 @@ def sql(
     if secret_file is not None and state is not None:
         refuse_lost_secret(secret_file, [state])
     existed = secret_file is None or secret_file.exists()
-    kept = None if sink else PrintedReleases.beside(state, query)
+    kept = None
+    if not sink and state is not None and query.schedule.steps is not None:  # it ends some day
+        kept = PrintedReleases(state / "released")
     book: Books = ledger or (Ledger() if state is None else state / "ledger")
     stopper = Stopper(as_json=as_json)
     keep_freed_memory()
@@ -188,7 +180,7 @@ def sql(
     tell_operator([running], {query.name: None if state is None else state / "dead-letters"})
     interrupted = bool(stopper.signals) and is_unfinished([running])
     if sink and as_json:
-        about = {
+        facts = {
             "query": query.name,
             "releases": count,
             "sink": sink,
@@ -197,7 +189,7 @@ def sql(
             "finished": not interrupted,
             "operator_only": running.operator.counts(),
         }
-        print_json(about)
+        print_json(facts)
     elif sink:
         note(f"published {count} releases to {', '.join(sink)}")
     if not count and not interrupted:
