@@ -16,7 +16,7 @@ from rich.table import Table
 from typer import Argument, Option
 from typer.core import TyperGroup
 
-from dpstream.cli.output import AsJson, new_table, people, print_json, print_whole
+from dpstream.cli.output import AsJson, new_table, people, print_json, print_whole, wants_json
 from dpstream.errors import InvalidParameter, LedgerError
 from dpstream.privacy.accounting.promises import delta_of_terms, promise, rows_of
 from dpstream.privacy.amounts import exact, show
@@ -56,7 +56,7 @@ app = typer.Typer(
 def ledger(context: typer.Context, file: File = None, as_json: AsJson = False) -> None:
     """Show what was spent, on what, when, and what is left."""
     if context.invoked_subcommand is None:
-        show_books(context, file=file, as_json=as_json)
+        show_books(context, file=file)
 
 
 @app.command("show")
@@ -77,7 +77,7 @@ def show_books(
     ]
     if dataset is not None and not books:
         raise LedgerError(f"{', '.join(map(str, paths))} has no book for dataset {dataset!r}")
-    if _wants_json(context, as_json):
+    if wants_json():
         print_json(books)
     else:
         print_books(people(), books)
@@ -151,7 +151,7 @@ def open_book(
     with closing(Ledger(_path(context, file))) as book_file:
         book_file.open(dataset, terms)
         books = [book for book in book_file.report() if book["dataset"] == dataset]
-    if _wants_json(context, as_json):
+    if wants_json():
         print_json(books)
     else:
         print(f"the book of {dataset!r} is open in {book_file.path}: {promise_in_words(terms)}")
@@ -173,7 +173,7 @@ def history(
         for record in book_file.history(dataset)
         if not wanted or "repaired" in record or record.get("dataset", record.get("book")) in wanted
     ]
-    if _wants_json(context, as_json):
+    if wants_json():
         print_json(records)
     else:
         print_history(people(), records)
@@ -253,10 +253,6 @@ def _opened(paths: Iterable[Path]) -> Iterator[Ledger]:
     for path in paths:
         with closing(Ledger(path)) as book_file:
             yield book_file
-
-
-def _wants_json(context: typer.Context, as_json: bool) -> bool:
-    return as_json or bool(context.parent and context.parent.params.get("as_json"))
 
 
 def books_with_dates(book_file: Ledger) -> list[dict[str, Any]]:

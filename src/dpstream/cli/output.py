@@ -14,7 +14,14 @@ import typer
 from rich.box import HEAVY_HEAD
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 from typer import Option
@@ -74,6 +81,11 @@ def set_json(wanted: bool) -> None:
     """Remember whether a program reads along; then stderr carries JSON lines too."""
     global _as_json
     _as_json = wanted
+
+
+def wants_json() -> bool:
+    """Does a program read along?"""
+    return _as_json
 
 
 def people() -> Console:
@@ -138,17 +150,8 @@ def report_error(problem: BaseException) -> None:
 @contextmanager
 def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     """A callback (done, total) that draws a bar, where somebody watches."""
-    console = Console(stderr=True)
-    if _as_json or not console.is_terminal:
-        yield lambda done, total: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with terminal_progress(*columns, TimeRemainingColumn()) as bar:
         task = bar.add_task(label, total=None)
 
         def update(done: int, total: int) -> None:
@@ -156,6 +159,16 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
                 bar.update(task, completed=done, total=total)
 
         yield update
+
+
+def terminal_progress(*columns: ProgressColumn) -> Progress:
+    """Bars that are drawn only where somebody watches; what is printed goes above them."""
+    console = Console(stderr=True)
+    console.quiet = _as_json or not console.is_terminal
+    inside = sys.stdout.isatty()  # what goes elsewhere stays there
+    return Progress(
+        *columns, console=console, transient=True, redirect_stdout=inside, disable=console.quiet
+    )
 
 
 def _to_stderr(record: dict[str, Any], label: str, style: str, message: str) -> None:

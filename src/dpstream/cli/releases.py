@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from dpstream.cli.output import new_table, people, print_whole
+from dpstream.cli.output import new_table, people, print_whole, wants_json
 from dpstream.connectors.encode import jsonl
 
 _OF_RELEASE = ("window_start", "window_end", "trigger_time", "release_index")
@@ -68,15 +68,16 @@ def in_full(release: pa.Table, *, zone: str = "UTC", everything: bool = False) -
     return "\n".join(line for line in lines if line) + "\n"
 
 
-def show(release: pa.Table, *, as_lines: bool, zone: str = "UTC", everything: bool = False) -> None:
+def show(release: pa.Table, *, zone: str = "UTC", everything: bool = False) -> None:
     """Print a release: for people the last one of a window in full, earlier ones in a line."""
-    if as_lines:
-        print(as_json(release), flush=True)
-        return
     facts = about(release)
-    whole = everything or facts["release_index"] == facts["releases"]
-    full = whole and in_full(release, zone=zone, everything=everything)
-    print(full or in_words(release, zone), flush=True)
+    if wants_json():
+        text = as_json(release)
+    elif everything or facts["release_index"] == facts["releases"]:
+        text = in_full(release, zone=zone, everything=everything)
+    else:
+        text = in_words(release, zone)
+    print(text, flush=True)
 
 
 def _without_place(release: pa.Table) -> pa.Table:

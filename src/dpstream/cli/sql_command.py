@@ -155,7 +155,7 @@ def sql(
     if not sink and state is not None and query.schedule.steps is not None:  # it ends some day
         kept = PrintedReleases(state / "released")
     book: Books = ledger or (Ledger() if state is None else state / "ledger")
-    stopper = Stopper(as_json=as_json)
+    stopper = Stopper()
     keep_freed_memory()
     running = run(
         query,
@@ -173,7 +173,7 @@ def sql(
     for words in remarks(compiled):
         note(words)
     shown = None if sink else query
-    count = _publish(running, stopper, shown, as_json=as_json, everything=everything)
+    count = _publish(running, stopper, shown, everything=everything)
     if not existed:
         note(f"created the secret {secret_file}; back it up: without it this query cannot go on")
     new = tell_charges([query], before, book, dataset)
@@ -193,7 +193,7 @@ def sql(
     elif sink:
         note(f"published {count} releases to {', '.join(sink)}")
     if not count and not interrupted:
-        _show_again(kept, query, sink, as_json=as_json, everything=everything)
+        _show_again(kept, query, sink, everything=everything)
     if interrupted:
         anew = "without --state it cannot go on: it would begin anew, and be charged anew"
         note(f"stopped; {'the same command again goes on from here' if state else anew}")
@@ -218,16 +218,14 @@ def _source(compiled: Compiled, sources: Sequence[str]) -> list[str]:
     return paths
 
 
-def _publish(
-    running: Run, stopper: Stopper, query: AnyQuery | None, *, as_json: bool, everything: bool
-) -> int:
+def _publish(running: Run, stopper: Stopper, query: AnyQuery | None, *, everything: bool) -> int:
     """Run it to its end, or until it is stopped; how many releases. A `query`'s are shown."""
     count = 0
-    with running, stopper.stop_on_signals(), progress([running], as_json=as_json) as draw:
+    with running, stopper.stop_on_signals(), progress([running]) as draw:
         for release in running:
             count += 1
             if query is not None:
-                show(release, as_lines=as_json, zone=query.time_zone, everything=everything)
+                show(release, zone=query.time_zone, everything=everything)
             draw()
             if stopper.signals:
                 running.stop()
@@ -239,7 +237,6 @@ def _show_again(
     query: AnyQuery,
     sink: Sequence[str] | None,
     *,
-    as_json: bool,
     everything: bool,
 ) -> None:
     """What an earlier run has published: showing it again costs nothing."""
@@ -247,7 +244,7 @@ def _show_again(
     if releases:
         note("this was published before; here it is again, the same numbers, at no cost")
         for release in releases:
-            show(release, as_lines=as_json, zone=query.time_zone, everything=everything)
+            show(release, zone=query.time_zone, everything=everything)
     elif sink:
         note(f"this was published before; {', '.join(sink)} has it if that run wrote there")
     else:
