@@ -41,11 +41,11 @@ def audit(
     """Attack what dpstream ships, and show that the attacks catch what is broken."""
     if name is not None and everything:
         raise InvalidParameter(f"give a name or --all, not both; got {name!r} and --all")
-    if name is None and not everything:
+    names = list(report.catalogue()) if everything else [name] if name is not None else []
+    if not names:
         _list(as_json)
         return
-    names = list(report.catalogue()) if everything else [name]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, target in enumerate(names, start=1):
         with ExitStack() as bars:
 

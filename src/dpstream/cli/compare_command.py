@@ -80,7 +80,7 @@ def compare(
             "(event-level mechanisms on a series in a public range)"
         )
     flags: dict[str, Any] = {"epsilon": "", "delay": delay, "lo": lo, "hi": hi}
-    kind: type[Mechanism] = SeriesMechanism
+    kind: type[SeriesMechanism | HistogramMechanism] = SeriesMechanism
     if window is None and plot is not None:
         raise InvalidParameter("--plot goes with --window; leave it out with --delay")
     if window is not None:
@@ -131,7 +131,9 @@ def compare(
         _show(comparison, f"{asked_for}; mean of {runs} runs ± its error")
 
 
-def _candidates(asked: Sequence[str], kind: type[Mechanism]) -> list[str]:
+def _candidates(
+    asked: Sequence[str], kind: type[SeriesMechanism | HistogramMechanism]
+) -> list[str]:
     """The mechanisms asked for, which must be of a kind; or every registered one of it."""
     known = [name for name in REGISTRY if issubclass(find(name), kind)]
     for name in asked:

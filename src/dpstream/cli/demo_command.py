@@ -190,8 +190,8 @@ def play(
     def show_while(state: str) -> int:
         feed.write_due()
         index, rows = engine.newest()
-        scene = {"triggers": triggers, "state": state, "index": index, "rows": rows}
-        show(Scene(**scene, clicks=feed.rows, truth=feed.truth(), pid=engine.pid))
+        show(Scene(triggers=triggers, state=state, index=index, rows=rows, clicks=feed.rows,
+                   truth=feed.truth(), pid=engine.pid))  # fmt: skip
         time.sleep(_LOOK_EVERY)
         return index
 

@@ -71,8 +71,8 @@ def _read_parquet(path: Path, columns: list[str], time: str | None) -> SeriesRow
         raise InvalidInput(f"{path} cannot be read as Parquet: {reason}") from None
     _require(path, [*columns, *([time] if time else [])], table.column_names)
     if columns:
-        stamps = [f.name for f in table.schema if pa.types.is_temporal(f.type)]
-        kept = [name for name in table.column_names if name in (*columns, time, *stamps[:1])]
+        temporal = [f.name for f in table.schema if pa.types.is_temporal(f.type)]
+        kept = [name for name in table.column_names if name in (*columns, time, *temporal[:1])]
         table = table.select(kept)
     if table.num_rows == 0:
         raise InvalidInput(f"{path} has no rows")
