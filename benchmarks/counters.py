@@ -10,21 +10,21 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from fractions import Fraction
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
 
 from benchmarks.harness import Findings, Progress, Row, one_core, target
+from dpstream.errors import MissingDependency
 from dpstream.mechanisms import find
 from dpstream.mechanisms.counter import KeyedCounting
 from dpstream.mechanisms.counters.toeplitz import root_coefficients
 from dpstream.mechanisms.counters.unbounded import UnboundedCounter
 from dpstream.mechanisms.runner import Runner
-from dpstream.privacy.accounting.calibration import gaussian_sigma, mu_squared_for, rho_for
+from dpstream.privacy.accounting.calibration import mu_squared_for, rho_for
 from dpstream.privacy.accounting.curves import gdp_delta, gdp_epsilon, zcdp_delta, zcdp_epsilon
 from dpstream.privacy.amounts import gaussian_stddev
 from dpstream.privacy.ledger.ledger import Ledger
@@ -42,6 +42,13 @@ SAMPLED = 0.25  # five standard errors of the naive counter's error over 64 stre
 
 def measure(*, quick: bool, progress: Progress) -> Findings:
     """Errors and speed of every counter, a stream without end, many keys, accounting."""
+    try:
+        peers = {"dp-accounting": version("dp-accounting")}
+    except PackageNotFoundError:
+        raise MissingDependency(
+            "delta is compared with that of dp-accounting, which is not installed; install it with "
+            "`pip install dp-accounting`"
+        ) from None
     parts: list[tuple[str, Callable[[], list[Row]]]] = [
         (f"{name}, T = {steps:,}", partial(fixed, name, steps, quick))
         for steps in STEPS
@@ -59,7 +66,7 @@ def measure(*, quick: bool, progress: Progress) -> Findings:
     return Findings(
         rows=rows,
         targets=targets(rows),
-        peers={"dp-accounting": version("dp-accounting")},
+        peers=peers,
         notes=["errors: standard deviations at rho = 1, sensitivity 1; speeds: one core"],
         draw=lambda figure: draw(figure, curves()),
     )
@@ -282,7 +289,6 @@ def accounting_rows() -> list[Row]:
 _CALLS: dict[str, Callable[[], object]] = {
     "rho_for": lambda: rho_for(epsilon=3, delta=1e-9),
     "mu_squared_for": lambda: mu_squared_for(epsilon=3, delta=1e-9),
-    "gaussian_sigma": lambda: gaussian_sigma(epsilon=3, delta=1e-9, sensitivity=Fraction(1)),
     "zcdp_epsilon": lambda: zcdp_epsilon(rho=0.1, delta=1e-9),
     "zcdp_delta": lambda: zcdp_delta(rho=0.1, epsilon=3),
     "gdp_epsilon": lambda: gdp_epsilon(mu=0.5, delta=1e-9),

@@ -186,7 +186,7 @@ def test_the_core_stays_small():
     core = {re.match(r"[\w-]+", entry).group() for entry in PROJECT["dependencies"]}
 
     assert core == {
-        "numpy", "scipy", "numba", "pyarrow", "sqlglot", "cryptography", "dp-accounting",
+        "numpy", "scipy", "numba", "pyarrow", "sqlglot", "cryptography",
         "typer", "rich", "xxhash",
     }  # fmt: skip
 

@@ -5,108 +5,70 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dpstream import errors, ext, mechanisms
-    from dpstream.bounds_proposal import bounds
-    from dpstream.engines.query_run import EngineOptions
-    from dpstream.engines.spark import SparkEngine, SparkSink, local_session
-    from dpstream.errors import BudgetExceeded, DpstreamError, NoiseReuse
-    from dpstream.explanation import explain
-    from dpstream.mechanisms.counter import Counter
-    from dpstream.mechanisms.release import Series, bounded_counts, release
-    from dpstream.mechanisms.runner import Runner
-    from dpstream.privacy.accounting.promises import promise
-    from dpstream.privacy.ledger.charges import Terms
-    from dpstream.privacy.ledger.ledger import Ledger
-    from dpstream.query.aggregates import Avg, Count, CountUnits, Stddev, Sum, Variance
-    from dpstream.query.query import Query
-    from dpstream.query.series_query import SeriesQuery
-    from dpstream.query.windows import Cumulate, Hop, Tumble
-    from dpstream.records import Release
-    from dpstream.session import Feed, Run, Runs, run, run_all
-    from dpstream.sql_compiler import sql
+    from dpstream import errors as errors
+    from dpstream import ext as ext
+    from dpstream import mechanisms as mechanisms
+    from dpstream.bounds_proposal import bounds as bounds
+    from dpstream.engines.query_run import EngineOptions as EngineOptions
+    from dpstream.engines.spark import SparkEngine as SparkEngine
+    from dpstream.engines.spark import SparkSink as SparkSink
+    from dpstream.engines.spark import local_session as local_session
+    from dpstream.errors import BudgetExceeded as BudgetExceeded
+    from dpstream.errors import DpstreamError as DpstreamError
+    from dpstream.errors import NoiseReuse as NoiseReuse
+    from dpstream.explanation import explain as explain
+    from dpstream.mechanisms.counter import Counter as Counter
+    from dpstream.mechanisms.release import Series as Series
+    from dpstream.mechanisms.release import bounded_counts as bounded_counts
+    from dpstream.mechanisms.release import release as release
+    from dpstream.mechanisms.runner import Runner as Runner
+    from dpstream.privacy.accounting.promises import promise as promise
+    from dpstream.privacy.ledger.charges import Terms as Terms
+    from dpstream.privacy.ledger.ledger import Ledger as Ledger
+    from dpstream.query.aggregates import Avg as Avg
+    from dpstream.query.aggregates import Count as Count
+    from dpstream.query.aggregates import CountUnits as CountUnits
+    from dpstream.query.aggregates import Stddev as Stddev
+    from dpstream.query.aggregates import Sum as Sum
+    from dpstream.query.aggregates import Variance as Variance
+    from dpstream.query.query import Query as Query
+    from dpstream.query.series_query import SeriesQuery as SeriesQuery
+    from dpstream.query.windows import Cumulate as Cumulate
+    from dpstream.query.windows import Hop as Hop
+    from dpstream.query.windows import Tumble as Tumble
+    from dpstream.records import Release as Release
+    from dpstream.session import Feed as Feed
+    from dpstream.session import Run as Run
+    from dpstream.session import Runs as Runs
+    from dpstream.session import run as run
+    from dpstream.session import run_all as run_all
+    from dpstream.sql_compiler import sql as sql
 
 __version__ = version("dpstream")
 
-__all__ = [
-    "Avg",
-    "BudgetExceeded",
-    "Count",
-    "CountUnits",
-    "Counter",
-    "Cumulate",
-    "DpstreamError",
-    "EngineOptions",
-    "Feed",
-    "Hop",
-    "Ledger",
-    "NoiseReuse",
-    "Query",
-    "Release",
-    "Run",
-    "Runner",
-    "Runs",
-    "Series",
-    "SeriesQuery",
-    "SparkEngine",
-    "SparkSink",
-    "Stddev",
-    "Sum",
-    "Terms",
-    "Tumble",
-    "Variance",
-    "__version__",
-    "bounded_counts",
-    "bounds",
-    "errors",
-    "explain",
-    "ext",
-    "local_session",
-    "mechanisms",
-    "promise",
-    "release",
-    "run",
-    "run_all",
-    "sql",
-]
-
 # Public names are imported on first use: the command line and the ledger start without Numba.
-_HOMES = {
-    "Avg": "dpstream.query.aggregates",
-    "BudgetExceeded": "dpstream.errors",
-    "Count": "dpstream.query.aggregates",
-    "CountUnits": "dpstream.query.aggregates",
-    "Counter": "dpstream.mechanisms.counter",
-    "Cumulate": "dpstream.query.windows",
-    "DpstreamError": "dpstream.errors",
-    "EngineOptions": "dpstream.engines.query_run",
-    "Feed": "dpstream.session",
-    "Hop": "dpstream.query.windows",
-    "Ledger": "dpstream.privacy.ledger.ledger",
-    "NoiseReuse": "dpstream.errors",
-    "Query": "dpstream.query.query",
-    "Release": "dpstream.records",
-    "Run": "dpstream.session",
-    "Runner": "dpstream.mechanisms.runner",
-    "Runs": "dpstream.session",
-    "Series": "dpstream.mechanisms.release",
-    "SeriesQuery": "dpstream.query.series_query",
-    "SparkEngine": "dpstream.engines.spark",
-    "SparkSink": "dpstream.engines.spark",
-    "Stddev": "dpstream.query.aggregates",
-    "Sum": "dpstream.query.aggregates",
-    "Terms": "dpstream.privacy.ledger.charges",
-    "Tumble": "dpstream.query.windows",
-    "Variance": "dpstream.query.aggregates",
-    "bounded_counts": "dpstream.mechanisms.release",
-    "bounds": "dpstream.bounds_proposal",
-    "explain": "dpstream.explanation",
-    "local_session": "dpstream.engines.spark",
-    "promise": "dpstream.privacy.accounting.promises",
-    "release": "dpstream.mechanisms.release",
-    "run": "dpstream.session",
-    "run_all": "dpstream.session",
-    "sql": "dpstream.sql_compiler",
+_NAMES_BY_HOME = {
+    "bounds_proposal": "bounds",
+    "engines.query_run": "EngineOptions",
+    "engines.spark": "SparkEngine SparkSink local_session",
+    "errors": "BudgetExceeded DpstreamError NoiseReuse",
+    "explanation": "explain",
+    "mechanisms.counter": "Counter",
+    "mechanisms.release": "Series bounded_counts release",
+    "mechanisms.runner": "Runner",
+    "privacy.accounting.promises": "promise",
+    "privacy.ledger.charges": "Terms",
+    "privacy.ledger.ledger": "Ledger",
+    "query.aggregates": "Avg Count CountUnits Stddev Sum Variance",
+    "query.query": "Query",
+    "query.series_query": "SeriesQuery",
+    "query.windows": "Cumulate Hop Tumble",
+    "records": "Release",
+    "session": "Feed Run Runs run run_all",
+    "sql_compiler": "sql",
 }
+_HOMES = {name: home for home, names in _NAMES_BY_HOME.items() for name in names.split()}
+__all__ = sorted(["__version__", "errors", "ext", "mechanisms", *_HOMES])
 
 
 if not TYPE_CHECKING:  # who checks types is told of a name that is not there
@@ -116,7 +78,7 @@ if not TYPE_CHECKING:  # who checks types is told of a name that is not there
             return import_module(f"dpstream.{name}")
         if name not in _HOMES:
             raise AttributeError(f"dpstream has no {name!r}")
-        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        value = globals()[name] = getattr(import_module(f"dpstream.{_HOMES[name]}"), name)
         return value
 
 

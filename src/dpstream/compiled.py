@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import numba
@@ -44,30 +45,26 @@ class _Tell(event.Listener):
 event.register("numba:compile", _Tell())  # type: ignore[no-untyped-call]
 
 
-def compiled(function: F) -> F:
-    """Compile without the GIL and keep the machine code on disk."""
-    made: F = njit(nogil=True, cache=True)(function)
-    return made
-
-
-def njit(**options: Any) -> Any:
-    """`numba.njit` that falls back to no cache."""
-    return _decorator(numba.njit, options)
-
-
-def vectorize(**options: Any) -> Any:
-    """`numba.vectorize` that falls back to no cache."""
-    return _decorator(numba.vectorize, options)
-
-
-def _decorator(numbas: Callable[..., Any], options: dict[str, Any]) -> Callable[[Any], Any]:
+def _with_fallback(decorator: Callable[..., Any], **options: Any) -> Any:
     def compile_(function: Any) -> Any:
         try:
-            return numbas(**options)(function)
+            return decorator(**options)(function)
         except RuntimeError as problem:
             if "no locator" not in str(problem):
                 raise
             warnings.warn(_SLOW_START, RuntimeWarning, stacklevel=2)
-            return numbas(**options | {"cache": False})(function)
+            return decorator(**options | {"cache": False})(function)
 
     return compile_
+
+
+njit = partial(_with_fallback, numba.njit)
+"""`numba.njit` that falls back to no cache."""
+vectorize = partial(_with_fallback, numba.vectorize)
+"""`numba.vectorize` that falls back to no cache."""
+
+
+def compiled(function: F) -> F:
+    """Compile without the GIL and keep the machine code on disk."""
+    made: F = njit(nogil=True, cache=True)(function)
+    return made

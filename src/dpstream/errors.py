@@ -11,8 +11,7 @@
     |- NoiseExhausted        a draw used up its counter range
     |- StateError            a state directory or file is damaged, foreign, or in use
     |- SecretError           a secret file is missing, malformed, or readable by others
-    |- MissingDependency     an optional package is needed (also an ImportError)
-    `- UnknownPrivacyEvent   an accountant met a kind of event it has no rule for (also a TypeError)
+    `- MissingDependency     an optional package is needed (also an ImportError)
 
 One warning: NewBook. Messages say what was asked, what was found and what to do.
 """
@@ -69,10 +68,6 @@ class SecretError(DpstreamError):
 
 class MissingDependency(DpstreamError, ImportError):
     """An optional package is needed for what was asked."""
-
-
-class UnknownPrivacyEvent(DpstreamError, TypeError):
-    """An accountant met a kind of event that it has no rule for, and refuses to guess."""
 
 
 class NewBook(UserWarning):

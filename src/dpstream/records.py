@@ -104,11 +104,9 @@ class Source(Protocol):
 
         Quick: it is asked for before every read. While a server is away, those known so far.
         """
-        ...
 
     def columns(self, partition: str) -> dict[str, pa.DataType] | None:
         """The types that a typed format declares; None for text, whose columns are strings."""
-        ...
 
     def read(
         self,
@@ -130,11 +128,9 @@ class Source(Protocol):
         Rows that can never be had again raise `RowsLost`, a position that the source cannot have
         given `InvalidInput`: rows are never left out in silence.
         """
-        ...
 
     def close(self) -> None:
         """Release files and threads."""
-        ...
 
 
 @runtime_checkable
@@ -146,7 +142,6 @@ class CommittingSource(Source, Protocol):
 
     def commit(self, positions: Mapping[str, Position]) -> None:
         """What was read before these positions, by partition, is durable: it may be deleted."""
-        ...
 
 
 @runtime_checkable
@@ -156,7 +151,6 @@ class EndingSource(Source, Protocol):
     @property
     def ended(self) -> bool:
         """Has the input ended, and was all of it read?"""
-        ...
 
 
 @runtime_checkable
@@ -168,7 +162,6 @@ class StartOffsets(Source, Protocol):
 
     def start_offset(self, position: Position) -> Position:
         """Where reading started in the partition that has this position."""
-        ...
 
 
 @runtime_checkable
@@ -181,7 +174,6 @@ class FinitePartitions(Source, Protocol):
     @property
     def partitions_end(self) -> bool:
         """Does nothing follow in a partition whose last read was `done`?"""
-        ...
 
 
 @runtime_checkable
@@ -193,7 +185,6 @@ class ChunkRanges(Source, Protocol):
 
     def chunk_ranges(self, partition: str, column: str) -> list[tuple[Position, int, int]] | None:
         """(position, least, largest) of a column of instants for every chunk, if it is known."""
-        ...
 
 
 @runtime_checkable
@@ -206,7 +197,6 @@ class InferredTypes(Source, Protocol):
     @property
     def inferred(self) -> Mapping[str, str]:
         """Those columns, and what was made of them, in words."""
-        ...
 
 
 @runtime_checkable
@@ -222,11 +212,9 @@ class Sink(Protocol):
 
         `name` is the query's.
         """
-        ...
 
     def close(self) -> None:
         """Release files and connections."""
-        ...
 
 
 @runtime_checkable
@@ -241,7 +229,6 @@ class FencingSink(Sink, Protocol):
 
         It is called before the run is charged. Afterwards `write` refuses such a release, too.
         """
-        ...
 
 
 @runtime_checkable
@@ -253,11 +240,9 @@ class TwoPhaseSink(Sink, Protocol):
 
     def prepare(self, name: str, window: int, trigger: int, table: pa.Table) -> Any:
         """Store a release where no reader sees it; called by several threads at a time."""
-        ...
 
     def publish(self, prepared: Sequence[Any]) -> None:
         """Show what `prepare` gave for some releases, durably and in this order."""
-        ...
 
 
 @runtime_checkable
@@ -270,7 +255,6 @@ class ConcurrentSink(Sink, Protocol):
     @property
     def concurrent(self) -> bool:
         """May they?"""
-        ...
 
 
 def fence(sink: Sink | None, name: str, run: str) -> None:

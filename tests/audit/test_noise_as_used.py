@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dpstream as dps
-from dpstream.audit.query_samplers import Scenario, embedded_flow, run_plan, scenario_table
+from dpstream.audit.query_samplers import Scenario, run_plan, scenario_table
 from dpstream.audit.query_targets import day_query
 from dpstream.query.noise_plan import plan_query
 from tests.support.fixed import RUN, SECRET
@@ -30,7 +30,7 @@ def published(*, secret=SECRET, run=RUN, **changes):
         scenario_table(Scenario(), KEYS, 1, windows=False),
     )
     found = []
-    for _, made in run_plan(plan, rows, secret=secret, run=run, flow=embedded_flow):
+    for _, made in run_plan(plan, rows, secret=secret, run=run):
         order = np.argsort(made.table["key"].to_numpy())
         found.append(made.table["count"].to_numpy()[order])
     return np.array(found)

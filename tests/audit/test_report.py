@@ -3,8 +3,7 @@
 import pytest
 
 from dpstream.audit.lower_bounds import Event, bound_from_event
-from dpstream.audit.mechanism_targets import WORST, example
-from dpstream.audit.neighbours import pairs_of
+from dpstream.audit.mechanism_targets import WORST, example, pairs_of
 from dpstream.audit.report import audit, catalogue, controls, repeat_row, shipped, summary, verdict
 from dpstream.audit.targets import CONFIDENCE, Exact, secret_of
 from dpstream.errors import InvalidParameter

@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from dpstream.privacy.accounting.privacy_events import FloatError
+from dpstream.privacy.accounting.accountant import FloatError
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys

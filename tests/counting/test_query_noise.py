@@ -20,7 +20,6 @@ from dpstream.counting.keyed_noise import advance_noise
 from dpstream.errors import InvalidInput, InvalidParameter, StateError
 from dpstream.privacy.accounting.accountant import delta_of
 from dpstream.privacy.accounting.calibration import mu_squared_for
-from dpstream.privacy.accounting.privacy_events import Composed, DeltaSlack, Gaussian
 from dpstream.privacy.accounting.promises import delta_of_terms, own_terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.query_spend import QuerySpend
@@ -79,12 +78,12 @@ def test_all_of_it_together_keeps_the_promise(steps, epsilon, delta):
     """Noise, selection and float error within (epsilon, delta); floats cost mu^2 less than 1%."""
     found = noise_for(steps, epsilon, delta)
     tail = Fraction(delta) / 2
-    spent = Composed(
-        events=(Gaussian(mu_squared=found.mu_squared), DeltaSlack(delta=tail), found.error)
+    spent = delta_of(
+        epsilon=epsilon, mu_squared=found.mu_squared, delta_slack=tail, error=found.error
     )
     ideal = mu_squared_for(epsilon=epsilon, delta=Fraction(delta) - tail)
 
-    assert delta_of(spent, epsilon=epsilon) <= delta
+    assert spent <= delta
     assert found.mu_squared > ideal * Fraction(99, 100)
     assert found.mu_squared <= ideal
     assert found.error.xi > 0

@@ -13,7 +13,6 @@ from dpstream.counting.float_error import calibrate, float_error, path_error
 from dpstream.errors import InvalidInput, InvalidParameter, NoiseReuse
 from dpstream.mechanisms.counter import KeyedCounting
 from dpstream.privacy.accounting.accountant import delta_of
-from dpstream.privacy.accounting.privacy_events import Composed, Gaussian
 from tests.counting.matrices import decoder_coefficients, dense, noise_paths
 
 SECRET, RUN, FALSE_ALARM = bytes(32), bytes(16), 1e-6
@@ -132,8 +131,7 @@ def test_the_promise_covers_float_error():
         mu_squared, sigma, event = calibrate(
             process, change=Fraction(1), epsilon=epsilon, delta=delta
         )
-        both = Composed(events=(Gaussian(mu_squared=mu_squared), event))
-        assert delta_of(both, epsilon=epsilon) <= delta
+        assert delta_of(epsilon=epsilon, mu_squared=mu_squared, error=event) <= delta
         assert 2 * event.xi < epsilon / 100
         assert float(sigma) ** 2 * float(mu_squared) >= process.column_norm() ** 2
 

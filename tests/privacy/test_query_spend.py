@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, NoiseReuse, StateError
-from dpstream.privacy.accounting.privacy_events import FloatError
+from dpstream.privacy.accounting.accountant import FloatError
 from dpstream.privacy.accounting.promises import promise
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
@@ -227,7 +227,7 @@ def test_a_place_has_one_stream():
 
 def test_a_final_window_has_no_noise(tmp_path):
     """Its streams close, its key leaves the disk, and it is never opened again."""
-    keys = WindowKeys(tmp_path / "keys", SECRET, ordered=True)
+    keys = WindowKeys(tmp_path / "keys", SECRET)
     query = ready(keys=keys)
     stream = query.noise_stream(window=0, column="n", part=0)
     other = query.noise_stream(window=1, column="n", part=0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpstream.errors import InvalidParameter
 from dpstream.group_by.kept_share import kept_share
-from dpstream.group_by.release_table import AnswerContext, answer_columns
+from dpstream.group_by.release_table import answer_columns
 from dpstream.query.aggregates import (
     Avg,
     Count,
@@ -164,9 +164,7 @@ def test_names_of_measures_differ():
 
 def answered(aggregate, noisy, *, one_row=False, nonnegative=False):
     given_ = dict(zip(aggregate.measures(one_row), noisy, strict=True))
-    table = answer_columns(
-        [aggregate], given_, AnswerContext(one_row=one_row, nonnegative=nonnegative)
-    )
+    table = answer_columns([aggregate], given_, one_row=one_row, nonnegative=nonnegative)
     return table[aggregate.name].tolist(), table[f"{aggregate.name}_stddev"].tolist()
 
 
@@ -185,7 +183,7 @@ def test_counts_and_sums_are_scaled_from_the_grid():
 def test_counts_are_whole_numbers():
     """A count with decimals would be odd to read."""
     noisy = {Measure(kind="units"): (np.array([3]), 1.0)}
-    table = answer_columns([Count("n")], noisy, AnswerContext(one_row=True, nonnegative=False))
+    table = answer_columns([Count("n")], noisy, one_row=True, nonnegative=False)
     assert table["n"].dtype == np.int64
 
 
@@ -246,15 +244,15 @@ def test_errors_of_a_variance_are_those_of_its_parts_to_first_order():
 
 def test_intervals_are_as_wide_as_asked_and_cut_to_what_is_possible():
     """A count is not below 0; a mean lies between its clamps."""
-    reading = AnswerContext(one_row=False, nonnegative=False, deviations=2.0)
+    reading = {"one_row": False, "nonnegative": False, "deviations": 2.0}
     count, mean = Count("n"), Avg("m", column="x", contribution_bounds_per_row=(0, 10), quantum=1)
-    table = answer_columns([count], {Measure(kind="rows"): (np.array([100, 3]), 5.0)}, reading)
+    table = answer_columns([count], {Measure(kind="rows"): (np.array([100, 3]), 5.0)}, **reading)
     assert table["n_low"].tolist() == [90.0, 0.0]
     assert table["n_high"].tolist() == [110.0, 13.0]
     given_ = dict(
         zip(mean.measures(False), [(np.array([4]), 9.0), (np.array([1]), 1.0)], strict=True)
     )
-    table = answer_columns([mean], given_, reading)
+    table = answer_columns([mean], given_, **reading)
     assert (table["m_low"][0], table["m_high"][0]) == (0.0, 10.0)
 
 
@@ -262,10 +260,10 @@ def test_dropped_rows_are_made_up_for_in_counts_and_sums_alone():
     """Half of the rows were kept, so counts double, and so do their deviations."""
     share = kept_share((20_000, 10.0), (10_000, 10.0))
     assert share == pytest.approx((0.5, 0.5 * np.hypot(0.0005, 0.001)))
-    reading = AnswerContext(one_row=False, nonnegative=False, kept=(0.5, 0.01))
-    count = answer_columns([Count("n")], {Measure(kind="rows"): (np.array([100]), 5.0)}, reading)
+    reading = {"one_row": False, "nonnegative": False, "kept": (0.5, 0.01)}
+    count = answer_columns([Count("n")], {Measure(kind="rows"): (np.array([100]), 5.0)}, **reading)
     units = answer_columns(
-        [CountUnits("u")], {Measure(kind="units"): (np.array([100]), 5.0)}, reading
+        [CountUnits("u")], {Measure(kind="units"): (np.array([100]), 5.0)}, **reading
     )
     assert count["n"].tolist() == [200.0]
     assert count["n_stddev"] == pytest.approx([np.hypot(5.0, 200 * 0.01) / 0.5])

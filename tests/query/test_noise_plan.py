@@ -9,7 +9,6 @@ from scipy.stats import norm
 
 from dpstream.errors import InvalidParameter
 from dpstream.privacy.accounting.accountant import delta_of
-from dpstream.privacy.accounting.privacy_events import Composed, DeltaSlack, Gaussian
 from dpstream.query.aggregates import Avg, Count, CountUnits, Sum
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
@@ -76,21 +75,15 @@ def test_the_shares_add_up_and_the_whole_keeps_the_promise():
     """mu^2 over columns, plus the tail and float error, within (epsilon, delta)."""
     plan = plan_query(query_of(aggregates=ALL, max_rows_per_group=2, every="6 hours"))
     calibrated = plan.calibrated
-    spent = Composed(
-        events=(
-            Gaussian(mu_squared=calibrated.mu_squared),
-            DeltaSlack(delta=plan.delta_slack),
-            calibrated.error,
-        )
-    )
+    mu_squared, slack = calibrated.mu_squared, plan.delta_slack
+    spent = delta_of(epsilon=2, mu_squared=mu_squared, delta_slack=slack, error=calibrated.error)
 
     assert len(plan.shares) == len(plan.query.measures) == 4
     assert sum(plan.shares) <= calibrated.mu_squared
     assert float(sum(plan.shares)) == pytest.approx(float(calibrated.mu_squared), rel=1e-9)
-    assert delta_of(spent, epsilon=2) <= plan.query.delta
-    less = Gaussian(mu_squared=calibrated.mu_squared * Fraction(102, 100))
-    events = (less, DeltaSlack(delta=plan.delta_slack))
-    assert delta_of(Composed(events=events), epsilon=2) > plan.query.delta
+    assert spent <= plan.query.delta
+    more = mu_squared * Fraction(102, 100)
+    assert delta_of(epsilon=2, mu_squared=more, delta_slack=slack) > plan.query.delta
     for releases in plan.query.schedule.lengths:
         window = plan.window(releases)
         _, encoder = dense(window.process)

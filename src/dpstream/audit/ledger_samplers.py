@@ -19,15 +19,15 @@ are known and read again, and the others are read by the clock.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Lock
-from typing import Protocol, TypeAlias
+from threading import Event
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,7 @@ import pyarrow.parquet as pq
 from dpstream.audit.query_samplers import (
     HOUR,
     STEPS,
+    WINDOWS,
     Scenario,
     sample_in_parts,
     scenario_table,
@@ -50,7 +51,9 @@ from dpstream.mechanisms.release import bounded_counts
 from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
+from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
+from dpstream.query.series_query import SeriesQuery
 from dpstream.records import Reals
 from dpstream.session.budget import AnyQuery
 from dpstream.session.start import run_all
@@ -58,6 +61,7 @@ from dpstream.session.start import run_all
 DATASET = "audit"
 _STEP = 24 * HOUR // STEPS
 _MICROS = 1_000_000
+_MOST_RUNS = 4_000  # on one ledger: a statement has an upper limit
 
 Tables: TypeAlias = Generator[Reals, None, None]
 """What is published, table by table: runs x outputs."""
@@ -75,19 +79,10 @@ class RunContext:
     folder: Path
     ledger: Path
     secret: bytes
+    clock: str
+    """What one step is, in the words of the ledger's terms."""
     run_id: bytes
     """Fixed, so that an audit can be made again."""
-
-
-class RestartedRun(Protocol):
-    """A run that publishes, charges the shared ledger, and is killed and begun again."""
-
-    @property
-    def kills(self) -> tuple[int, ...]:
-        """How many tables are seen before each kill; after the last one it runs to its end."""
-
-    def begin(self, at: RunContext, start: int) -> Tables:
-        """Begin, or go on where a directory was left: each table, as runs x outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +93,19 @@ class RestartedQuery:
     """From the number of runs."""
     columns: tuple[str, ...] = ("n",)
     kills: tuple[int, ...] = ()
+    """How many tables are seen before each kill; after the last one it runs to its end."""
     snapshot_every: int = 10
     """More than there are steps: what was shown before a kill is shown again."""
     engine: Callable[..., LocalRun | SeriesRun] = LocalRun
     rows: Rows = lambda table, start: table
 
+    def terms(self) -> Terms:
+        """Those of a ledger that this query fills."""
+        query = self.query(1)
+        return query.terms() if isinstance(query, SeriesQuery) else plan_query(query).terms()
+
     def begin(self, at: RunContext, start: int) -> Tables:
-        """One start of the run."""
+        """Begin, or go on where a directory was left: each table, as runs x outputs."""
         options = EngineOptions(
             run_id=at.run_id, buckets=1, threads=1, snapshot_every=self.snapshot_every
         )
@@ -117,11 +118,9 @@ class RestartedQuery:
             dataset=DATASET,
             options=options,
         )
-        try:
+        with closing(run):
             for table in run:
                 yield values_by_run(table, self.columns, runs=at.runs, groups=at.groups)
-        finally:
-            run.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +128,6 @@ class RestartedMechanism:
     """A mechanism that is fed counts, a bin for each group, in a run that can be repeated."""
 
     mechanism: Mechanism
-    clock: str
-    """What one step is, in the words of the ledger's terms."""
-    steps: int
     kills: tuple[int, ...] = ()
 
     def begin(self, at: RunContext, start: int) -> Tables:
@@ -140,51 +136,56 @@ class RestartedMechanism:
             steps=at.rows["ts"].to_numpy() // _STEP,
             users=at.rows["user"].to_numpy(),
             bins=at.rows["key"].to_numpy(),
-            slots=self.steps,
+            slots=WINDOWS,
             domain=at.runs * at.groups,
             rows_per_user=1,
         )
-        with self._runner(at) as runner:
+        with Runner(
+            self.mechanism,
+            state=at.folder,
+            secret=at.secret,
+            ledger=at.ledger,
+            dataset=DATASET,
+            clock=at.clock,
+            run_id=at.run_id,
+        ) as runner:
             for releases in runner.feed(counts):
                 for release in releases:
                     yield release.values.reshape(at.runs, at.groups)
             for release in runner.finish():
                 yield release.values.reshape(at.runs, at.groups)
 
-    def _runner(self, at: RunContext) -> Runner:
-        return Runner(
-            self.mechanism,
-            state=at.folder,
-            secret=at.secret,
-            ledger=at.ledger,
-            dataset=DATASET,
-            clock=self.clock,
-            run_id=at.run_id,
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class SharedLedgerRuns:
-    """A sampler over a ledger with these terms; the runs that share it take turns."""
+    """A sampler over a ledger; the runs that share it take turns."""
 
-    terms: Terms
-    sharing: tuple[RestartedRun, ...]
+    sharing: tuple[RestartedQuery | RestartedMechanism, ...]
+    terms: Terms | None = None
+    """Of the ledger; None: those that the first query fills by itself."""
     groups: int = 1
-    most: int = 4_000
-    """Samples from one ledger: a statement has an upper limit."""
     ledger: Callable[[Path, int], Path] = lambda path, number: path
     """The ledger file that a run charges, from the shared file and the number of the run."""
 
     def __call__(self, data: Scenario, runs: int, secret: bytes) -> Reals:
         """All that is published of each run, NaN where a group is not shown."""
-        return sample_in_parts(self._sample, data, runs, secret, most=self.most)
+        return sample_in_parts(self._sample, data, runs, secret, most=_MOST_RUNS)
 
     def _sample(self, data: Scenario, runs: int, secret: bytes) -> Reals:
         rows, seen = scenario_table(data, runs, self.groups, windows=False), list[Reals]()
+        terms, first = self.terms, self.sharing[0]
+        if terms is None:
+            assert isinstance(first, RestartedQuery)
+            terms = first.terms()
+        turns = sorted(  # the first starts of all runs, then the second ones, and so on
+            (start, number)
+            for number, run in enumerate(self.sharing)
+            for start in range(1 + len(run.kills))
+        )
         with TemporaryDirectory() as place:
-            shared = _open_ledger(Path(place), self.terms)
+            shared = _open_ledger(Path(place), terms)
             ledgers: dict[int, Path] = {}
-            for start, number in self._turns():
+            for start, number in turns:
                 if number not in ledgers:
                     ledgers[number] = self.ledger(shared, number)
                 at = RunContext(
@@ -194,19 +195,13 @@ class SharedLedgerRuns:
                     folder=Path(place) / f"run-{number}",
                     ledger=ledgers[number],
                     secret=secret,
+                    clock=terms.clock,
                     run_id=sha256(secret + bytes([number])).digest()[:16],
                 )
                 run = self.sharing[number]
                 with closing(run.begin(at, start)) as tables:
                     seen += islice(tables, *run.kills[start : start + 1] or (None,))
         return np.concatenate(seen, axis=1)
-
-    def _turns(self) -> Iterator[tuple[int, int]]:
-        """(start, run): the first starts of all runs, then the second ones, and so on."""
-        for start in range(1 + max(len(run.kills) for run in self.sharing)):
-            for number, run in enumerate(self.sharing):
-                if start <= len(run.kills):
-                    yield start, number
 
 
 class ManualClock:
@@ -215,7 +210,7 @@ class ManualClock:
     real_time = False
 
     def __init__(self, events: list[tuple[int, Callable[[], object]]]) -> None:
-        self._time, self._events, self._lock = 0, sorted(events, key=lambda one: one[0]), Lock()
+        self._time, self._events = 0, sorted(events, key=lambda event: event[0])
 
     def now(self) -> int:
         """Microseconds since 1970."""
@@ -223,13 +218,12 @@ class ManualClock:
 
     def wait(self, until: int, stop: Event) -> None:
         """Move on to the next event, or to the time that is waited for."""
-        with self._lock:
-            if self._events and self._events[0][0] <= until:
-                time, action = self._events.pop(0)
-                self._time = max(self._time, time)
-                action()
-            else:
-                self._time = max(self._time, until)
+        if self._events and self._events[0][0] <= until:
+            time, action = self._events.pop(0)
+            self._time = max(self._time, time)
+            action()
+        else:
+            self._time = max(self._time, until)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,13 +271,15 @@ class LiveQueryRuns:
                         if number == most:
                             break
         nothing = np.full((runs, self.groups), np.nan)
-        places = [
-            (start, query.name, release)
-            for start in range(1 + len(self.kills))
-            for query in queries
-            for release in range(1, 1 + STEPS)
-        ]
-        return np.concatenate([seen.get(place, nothing) for place in places], axis=1)
+        return np.concatenate(
+            [
+                seen.get((start, query.name, release), nothing)
+                for start in range(1 + len(self.kills))
+                for query in queries
+                for release in range(1, 1 + STEPS)
+            ],
+            axis=1,
+        )
 
 
 def _arrival(folder: Path, rows: pa.Table, step: int) -> tuple[int, Callable[[], object]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from dpstream.audit.controls.broken_engine import (
@@ -32,24 +33,29 @@ from dpstream.audit.ledger_samplers import (
     SharedLedgerRuns,
 )
 from dpstream.audit.lower_bounds import MANY_OUTPUTS
-from dpstream.audit.neighbours import Pair
 from dpstream.audit.query_samplers import STEPS, WINDOWS, series_query, unit_pair
-from dpstream.audit.query_targets import ALL_WINDOWS, DELTA, EPSILON, W, crowded_pair, day_query
-from dpstream.audit.targets import Catalogue, Maker, Target, by_name
+from dpstream.audit.query_targets import (
+    ALL_WINDOWS,
+    DELTA,
+    EPSILON,
+    W,
+    crowded_pair,
+    day_query,
+    query_target,
+)
+from dpstream.audit.targets import Catalogue, Maker, Pair, by_name
 from dpstream.engines.embedded.series_run import SeriesRun
 from dpstream.mechanisms.counters.toeplitz import ToeplitzCounter
 from dpstream.mechanisms.w_event.sample import Sample
 from dpstream.privacy.accounting.curves import zcdp_epsilon
+from dpstream.privacy.ledger.charges import Terms
 from dpstream.query.aggregates import Count, Sum
-from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
 from dpstream.query.series_query import SeriesQuery
 
 EVENT_DELTA = 0.01
-HALF = Fraction(1, 2)
 RUNS_TOO_MANY = 8
 """On a ledger that has room for one of them."""
-_CONTROL: dict[str, Any] = {"control": True, "runs": (2_000, 10_000)}
 
 
 def _query(
@@ -65,25 +71,22 @@ def _query(
     return query
 
 
-def _series(name: str, options: str) -> Callable[[int], SeriesQuery]:
+def _series(name: str, options: str, **facts: Any) -> RestartedQuery:
+    """SQL through a mechanism, with these options in its privacy clause."""
+
     def query(runs: int) -> SeriesQuery:
         return replace(series_query(options, runs), name=name)
 
-    return query
-
-
-def _w_event(name: str, epsilon: Any, mechanism: str) -> Callable[[int], SeriesQuery]:
-    options = f"epsilon = {epsilon}, privacy_unit = 'w_event', w = {W}, mechanism = '{mechanism}'"
-    return _series(name, options)
-
-
-def _restarted_series(query: Callable[[int], SeriesQuery], **facts: Any) -> RestartedQuery:
     return RestartedQuery(query=query, columns=("n", "held"), engine=SeriesRun, **facts)
 
 
-def _target(**facts: Any) -> Target:
-    usual: dict[str, Any] = {"epsilon": float(EPSILON), "delta": DELTA, "runs": (4_000, 40_000)}
-    return Target(**usual | {"learners": MANY_OUTPUTS} | facts)
+def _w_event(epsilon: Any, mechanism: str) -> str:
+    return f"epsilon = {epsilon}, privacy_unit = 'w_event', w = {W}, mechanism = '{mechanism}'"
+
+
+def _target(about: str, sample: Any, *pairs: Pair, **facts: Any) -> Maker:
+    usual: dict[str, Any] = {"runs": (4_000, 40_000), "learners": MANY_OUTPUTS}
+    return query_target(about, sample, *pairs, **usual | facts)
 
 
 def pair_at_all_bounds(others: int, *, groups: int = 2) -> Pair:
@@ -95,7 +98,7 @@ def pair_at_all_bounds(others: int, *, groups: int = 2) -> Pair:
     )
 
 
-def _of_users(name: str) -> Target:
+def _of_users() -> Maker:
     """Three queries; their mu squared and tails fill the ledger to 98%."""
     small: dict[str, Any] = {"delta": 0.0098}
     total = Sum("s", column="x", contribution_bounds_per_row=(0, 4), quantum=1)
@@ -113,177 +116,130 @@ def _of_users(name: str) -> Target:
         ),
     )
     return _target(
-        name=name,
-        about="A book of users: three GROUP BY queries, killed and begun again, seen jointly.",
-        sample=SharedLedgerRuns(
-            terms=day_query().promise(epsilon=EPSILON, delta=DELTA), sharing=sharing, groups=2
-        ),
-        pairs=(pair_at_all_bounds(30), pair_at_all_bounds(20)),
+        "A book of users: three GROUP BY queries, killed and begun again, seen jointly.",
+        SharedLedgerRuns(terms=_user_terms(), sharing=sharing, groups=2),
+        pair_at_all_bounds(30),
+        pair_at_all_bounds(20),
     )
 
 
-def _of_windows(name: str) -> Target:
+def _user_terms() -> Terms:
+    return day_query().promise(epsilon=EPSILON, delta=DELTA)
+
+
+def _of_windows() -> Maker:
     """Two SQL queries and a mechanism: epsilon 1, 1/2 and 1/2 in any three windows."""
-    first = _w_event("every", 1, "uniform")
-    terms = first(1).terms()
+    first = _series("every", _w_event(1, "uniform"), kills=(2, 3))
     sharing = (
-        _restarted_series(first, kills=(2, 3)),
-        _restarted_series(_w_event("sampled", 0.5, "sample"), kills=(4,), snapshot_every=1),
-        RestartedMechanism(
-            mechanism=Sample(epsilon=HALF, window=W), clock=terms.clock, steps=WINDOWS, kills=(2, 4)
-        ),
+        first,
+        _series("sampled", _w_event(0.5, "sample"), kills=(4,), snapshot_every=1),
+        RestartedMechanism(mechanism=Sample(epsilon=Fraction(1, 2), window=W), kills=(2, 4)),
     )
+    terms = replace(first.terms(), total=Fraction(EPSILON))
     return _target(
-        name=name,
-        about=f"A w-event book, w = {W}: SQL twice and a mechanism, killed and begun again.",
-        sample=SharedLedgerRuns(terms=replace(terms, total=Fraction(EPSILON)), sharing=sharing),
-        pairs=(crowded_pair(range(W), others=(1,)), ALL_WINDOWS),
+        f"A w-event book, w = {W}: SQL twice and a mechanism, killed and begun again.",
+        SharedLedgerRuns(terms=terms, sharing=sharing),
+        crowded_pair(range(W), others=(1,)),
+        ALL_WINDOWS,
         delta=0.0,
         simple=True,
         runs=(4_000, 24_000),
     )
 
 
-def _of_events(name: str) -> Target:
+def _of_events() -> Maker:
     """A tree by SQL and a counter of its own share rho."""
     options = f"epsilon = 1, delta = {EVENT_DELTA}, privacy_unit = 'event', mechanism = 'tree'"
-    tree = _series("tree", options)
-    terms, counter = tree(1).terms(), ToeplitzCounter(rho=Fraction(1, 4), steps=WINDOWS)
+    tree = _series("tree", options, kills=(3,))
+    counter = ToeplitzCounter(rho=Fraction(1, 4), steps=WINDOWS)
+    terms = tree.terms()
     rho = terms.total + Fraction(1, 4)
-    sharing = (
-        _restarted_series(tree, kills=(3,)),
-        RestartedMechanism(mechanism=counter, clock=terms.clock, steps=WINDOWS, kills=(1, 5)),
-    )
+    sharing = (tree, RestartedMechanism(mechanism=counter, kills=(1, 5)))
     return _target(
-        name=name,
-        about="A book of single events in rho: SQL and a counter, killed and begun again.",
-        sample=SharedLedgerRuns(terms=replace(terms, total=rho), sharing=sharing),
-        pairs=(crowded_pair(range(1), others=(1,)), crowded_pair(range(1, 2))),
+        "A book of single events in rho: SQL and a counter, killed and begun again.",
+        SharedLedgerRuns(terms=replace(terms, total=rho), sharing=sharing),
+        crowded_pair(range(1), others=(1,)),
+        crowded_pair(range(1, 2)),
         epsilon=zcdp_epsilon(rho=float(rho), delta=EVENT_DELTA),
         delta=EVENT_DELTA,
         runs=(4_000, 24_000),
     )
 
 
-def _live(name: str) -> Target:
+def _live() -> Maker:
     """Both are due at the same times, and fill the ledger to 96%."""
-    made = [_query(one, epsilon=1.4, delta=0.0098) for one in ("first", "second")]
+    queries = [_query(name, epsilon=1.4, delta=0.0098) for name in ("first", "second")]
     return _target(
-        name=name,
-        about="Two GROUP BY queries over one live directory, killed and begun again.",
-        sample=LiveQueryRuns(
-            terms=day_query().promise(epsilon=EPSILON, delta=DELTA),
-            queries=lambda runs: [query(runs) for query in made],
+        "Two GROUP BY queries over one live directory, killed and begun again.",
+        LiveQueryRuns(
+            terms=_user_terms(),
+            queries=lambda runs: [query(runs) for query in queries],
             groups=2,
             kills=(2, 4),
         ),
-        pairs=(pair_at_all_bounds(30),),
+        pair_at_all_bounds(30),
     )
-
-
-def _one_query(
-    about: str, pair: Pair, run: RestartedQuery, *, groups: int = 1, **facts: Any
-) -> Maker:
-    """A query with a state directory, on a ledger that it fills."""
-
-    def make(name: str) -> Target:
-        query = run.query(1)
-        assert isinstance(query, Query)
-        terms = plan_query(query).terms()
-        sample = SharedLedgerRuns(terms=terms, sharing=(run,), groups=groups)
-        return _target(name=name, about=about, sample=sample, pairs=(pair,), **facts)
-
-    return make
 
 
 def ledger_targets() -> Catalogue:
-    """Ledgers of each kind, a query on disk, and two live queries."""
+    """Ledgers of each kind, a query on disk that fills its ledger, and two live queries."""
+    restarted = RestartedQuery(query=_query("restarts"), kills=(1, 2))
     return by_name(
-        {
-            "latched_restarts": _one_query(
-                "A continual GROUP BY on disk, killed after each release and begun again.",
-                pair_at_all_bounds(30),
-                RestartedQuery(query=_query("restarts"), kills=(1, 2)),
-                groups=2,
-                simple=True,
-            ),
-            "book_of_users": _of_users,
-            "book_of_windows": _of_windows,
-            "book_of_events": _of_events,
-            "live_queries": _live,
-        }
+        latched_restarts=_target(
+            "A continual GROUP BY on disk, killed after each release and begun again.",
+            SharedLedgerRuns(sharing=(restarted,), groups=2),
+            pair_at_all_bounds(30),
+            simple=True,
+        ),
+        book_of_users=_of_users(),
+        book_of_windows=_of_windows(),
+        book_of_events=_of_events(),
+        live_queries=_live(),
     )
 
 
-def _overdrawn(about: str, ledger: Any) -> Maker:
+def _control(about: str, *sharing: RestartedQuery, **facts: Any) -> Maker:
     """Queries of which each by itself fills the ledger."""
-    queries = [_query(f"q{number}", groups=1, public=True) for number in range(RUNS_TOO_MANY)]
-    return lambda name: _target(
-        name=name,
-        about=about,
-        sample=SharedLedgerRuns(
-            terms=plan_query(queries[0](1)).terms(),
-            sharing=tuple(RestartedQuery(query=query) for query in queries),
-            ledger=ledger,
-        ),
-        pairs=(pair_at_all_bounds(5, groups=1),),
-        **_CONTROL,
-    )
-
-
-def _forked_windows(name: str) -> Target:
-    """Charges come with every step here, and the claim is pure."""
-    queries = [_w_event(f"q{number}", EPSILON, "sample") for number in range(RUNS_TOO_MANY)]
-    return _target(
-        name=name,
-        about=f"A w-event book of which each of {RUNS_TOO_MANY} SQL queries has a copy.",
-        sample=SharedLedgerRuns(
-            terms=queries[0](1).terms(),
-            sharing=tuple(_restarted_series(query) for query in queries),
-            ledger=forked_ledger,
-        ),
-        pairs=(crowded_pair(range(1)),),
-        delta=0.0,
-        **_CONTROL,
-    )
-
-
-def _lost(about: str, **run: Any) -> Maker:
-    """A query with public keys whose state has lost something."""
-    restarted = RestartedQuery(query=_query("lost", groups=1, public=True), **run)
-    return _one_query(about, pair_at_all_bounds(5, groups=1), restarted, **_CONTROL)
+    ledger = {"ledger": facts.pop("ledger")} if "ledger" in facts else {}
+    usual: dict[str, Any] = {"control": True, "runs": (2_000, 10_000)}
+    pair = facts.pop("pair", pair_at_all_bounds(5, groups=1))
+    return _target(about, SharedLedgerRuns(sharing=sharing, **ledger), pair, **usual | facts)
 
 
 def ledger_controls() -> Catalogue:
     """Ledgers and states that have lost something."""
+    names = [f"q{number}" for number in range(RUNS_TOO_MANY)]
+    copies = [RestartedQuery(query=_query(name, groups=1, public=True)) for name in names]
+    series = [_series(name, _w_event(EPSILON, "sample")) for name in names]
+    lost = partial(RestartedQuery, query=_query("lost", groups=1, public=True))
     return by_name(
-        {
-            "book_forked": _overdrawn(
-                f"Each of {RUNS_TOO_MANY} queries is charged to a copy of the book.",
-                forked_ledger,
-            ),
-            "book_forked_windows": _forked_windows,
-            "book_forgets_a_charge": _overdrawn(
-                "A ledger loses its last charge whenever it is opened for another query.",
-                ledger_without_last_charge,
-            ),
-            "state_lost_keys": _lost(
-                "Window keys are lost: fifteen restarts draw the noise of a release anew.",
-                engine=LostWindowKeys,
-                kills=(1,) * 15,
-            ),
-            "state_lost_log": _lost(
-                "The log of inputs is lost: after a restart the same noise is on other data.",
-                engine=LostInputLog,
-                rows=rows_without_target,
-                kills=(1,),
-            ),
-            "state_lost_types": _lost(
-                "Column types are lost: a unit whose type changes begins its bounds anew.",
-                engine=LostColumnTypes,
-                rows=rows_of_another_type,
-                kills=(1, 1),
-                snapshot_every=1,
-            ),
-        }
+        book_forked=_control(
+            f"Each of {RUNS_TOO_MANY} queries is charged to a copy of the book.",
+            *copies,
+            ledger=forked_ledger,
+        ),
+        book_forked_windows=_control(
+            f"A w-event book of which each of {RUNS_TOO_MANY} SQL queries has a copy.",
+            *series,
+            ledger=forked_ledger,
+            pair=crowded_pair(range(1)),
+            delta=0.0,
+        ),
+        book_forgets_a_charge=_control(
+            "A ledger loses its last charge whenever it is opened for another query.",
+            *copies,
+            ledger=ledger_without_last_charge,
+        ),
+        state_lost_keys=_control(
+            "Window keys are lost: fifteen restarts draw the noise of a release anew.",
+            lost(engine=LostWindowKeys, kills=(1,) * 15),
+        ),
+        state_lost_log=_control(
+            "The log of inputs is lost: after a restart the same noise is on other data.",
+            lost(engine=LostInputLog, rows=rows_without_target, kills=(1,)),
+        ),
+        state_lost_types=_control(
+            "Column types are lost: a unit whose type changes begins its bounds anew.",
+            lost(engine=LostColumnTypes, rows=rows_of_another_type, kills=(1, 1), snapshot_every=1),
+        ),
     )

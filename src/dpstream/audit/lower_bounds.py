@@ -186,8 +186,8 @@ class Bound:
 def clopper_pearson_lower(hits: Counts, runs: int, error: float) -> Reals:
     """The lower Clopper-Pearson bound on a probability; it is false with this error at most."""
     count = np.asarray(hits, dtype=np.float64)
-    found: Reals = np.where(count > 0, beta.ppf(error, np.maximum(count, 1), runs - count + 1), 0.0)
-    return found
+    lower: Reals = np.where(count > 0, beta.ppf(error, np.maximum(count, 1), runs - count + 1), 0.0)
+    return lower
 
 
 def clopper_pearson_upper(hits: Counts, runs: int, error: float) -> Reals:
@@ -198,16 +198,16 @@ def clopper_pearson_upper(hits: Counts, runs: int, error: float) -> Reals:
     """
     count = np.asarray(hits, dtype=np.float64)
     below = beta.ppf(1 - error, count + 1, np.maximum(runs - count, 1))
-    found: Reals = np.where(count < runs, below, 1.0)
-    return found
+    upper: Reals = np.where(count < runs, below, 1.0)
+    return upper
 
 
 def epsilon_bounds(hits: Counts, other: Counts, runs: int, *, delta: float, error: float) -> Reals:
     """Lower bounds on epsilon from counts of events; 0 where they show nothing."""
     low = clopper_pearson_lower(hits, runs, error / 2) - delta
     high = clopper_pearson_upper(other, runs, error / 2)
-    found: Reals = np.log(np.maximum(low, 1e-300) / high).clip(0)
-    return found
+    bounds: Reals = np.log(np.maximum(low, 1e-300) / high).clip(0)
+    return bounds
 
 
 def lower_bound(
@@ -228,10 +228,7 @@ def lower_bound(
         if score is None:
             continue
         first, second = score(one[learn:half]), score(two[learn:half])
-        for order, p, q in (
-            ("one over two", first, second),
-            ("two over one", -second, -first),
-        ):
+        for order, p, q in (("one over two", first, second), ("two over one", -second, -first)):
             promise, threshold = _threshold(p, q, runs - half, delta=delta, error=error)
             if best is None or promise > best[0]:
                 best = promise, name, order, threshold, score
@@ -242,12 +239,7 @@ def lower_bound(
         worlds = -worlds[1], -worlds[0]
     hits, other = (int((world >= threshold).sum()) for world in worlds)
     event = Event(
-        score=name,
-        order=order,
-        threshold=threshold,
-        hits=hits,
-        other_hits=other,
-        runs=runs - half,
+        score=name, order=order, threshold=threshold, hits=hits, other_hits=other, runs=runs - half
     )
     return bound_from_event(event, epsilon=epsilon, delta=delta, error=error)
 
@@ -255,24 +247,22 @@ def lower_bound(
 def bound_from_event(event: Event, *, epsilon: float, delta: float, error: float) -> Bound:
     """What an event's counts show; anybody can compute it again from a report."""
     counts = (event.hits, event.other_hits, event.runs)
-    found = float(epsilon_bounds(*counts, delta=delta, error=error))
+    at_least = float(epsilon_bounds(*counts, delta=delta, error=error))
     low = float(clopper_pearson_lower(event.hits, event.runs, error / 2))
     high = float(clopper_pearson_upper(event.other_hits, event.runs, error / 2))
     stick = max(0.0, low - math.exp(min(epsilon, 700.0)) * high)
-    return Bound(epsilon=found, delta=stick, event=event)
+    return Bound(epsilon=at_least, delta=stick, event=event)
 
 
 def _threshold(p: Reals, q: Reals, runs: int, *, delta: float, error: float) -> tuple[float, float]:
     """The threshold that promises most if the test's runs are like these, and what it promises."""
     both = np.sort(np.concatenate([p, q]))
     thresholds = np.unique(np.quantile(both, np.linspace(0, 1, _THRESHOLDS), method="nearest"))
-    hits, other = (_expected(world, thresholds, runs) for world in (p, q))
+    passing = (len(world) - np.searchsorted(np.sort(world), thresholds) for world in (p, q))
+    hits, other = (
+        np.asarray(count * (runs / len(world)), dtype=np.float64)
+        for count, world in zip(passing, (p, q), strict=True)
+    )
     promises = epsilon_bounds(hits, other, runs, delta=delta, error=error)
     at = int(np.argmax(promises))
     return float(promises[at]), float(thresholds[at])
-
-
-def _expected(world: Reals, thresholds: Reals, runs: int) -> Reals:
-    """How many of `runs` runs should pass each threshold."""
-    passing = len(world) - np.searchsorted(np.sort(world), thresholds)
-    return np.asarray(passing * (runs / len(world)), dtype=np.float64)

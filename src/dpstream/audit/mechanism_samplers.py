@@ -6,7 +6,6 @@ runs x outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
@@ -14,14 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.audit.replay import Call, Recorder, drive
+from dpstream.audit.replay import Call, Recorder, drive, spend_on
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms.base import Mechanism
 from dpstream.privacy.ledger.charges import Cover, Interval, Paid, Terms
-from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.spend import Spend
-from dpstream.privacy.state import Secret
-from dpstream.records import Integers, Reals, Release
+from dpstream.records import Integers, Reals
 
 _FIRST, _MOST = 1 << 12, 1 << 18  # how many numbers a pool has, at first and at most
 _NO_LIMIT = Fraction(10**15)
@@ -29,12 +26,8 @@ _NO_LIMIT = Fraction(10**15)
 
 def unlimited_spend(secret: bytes, measure: str = "epsilon") -> Spend:
     """The real `Spend`, on a ledger that never refuses."""
-    ledger = Ledger()
     terms = Terms(unit="user", total=_NO_LIMIT, measure=measure)  # type: ignore[arg-type]
-    ledger.open("audit", terms)
-    run = bytes(16)
-    key = Secret(secret).key("runner noise", run)
-    return Spend(run=run, key=key, ledger=ledger, dataset="audit")
+    return spend_on(terms, secret=secret)
 
 
 class PooledSpend:
@@ -141,20 +134,15 @@ class SequentialRuns:
     """
 
     mechanism: Mechanism
-    copies: int = 1
-    """How many times the same data are released; more than once only in a control."""
 
     def __call__(self, data: Integers, runs: int, secret: bytes) -> Reals:
         """As many runs, with noise from one secret."""
-        spend = PooledSpend(secret)
-        return np.array(
-            [
-                np.concatenate(
-                    [outputs(drive(self.mechanism, data, spend)) for _ in range(self.copies)]
-                )
-                for _ in range(runs)
-            ]
-        )
+        spend, rows = PooledSpend(secret), []
+        for _ in range(runs):
+            releases = sorted(drive(self.mechanism, data, spend), key=lambda release: release.step)
+            paid = np.array([float(release.paid) for release in releases])
+            rows.append(np.concatenate([*(release.values for release in releases), paid]))
+        return np.array(rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,52 +167,32 @@ class RunsAsBins:
         return values.reshape(steps, runs, bins).transpose(1, 0, 2).reshape(runs, steps * bins)
 
 
-@dataclass(frozen=True, kw_only=True)
-class IndependentChoices:
-    """All runs at once, for mechanisms that choose and never look back at what they chose.
+def worst_choices_loss(mechanism: Mechanism, one: Integers, two: Integers) -> float:
+    """The largest log ratio of any path's probabilities, exactly, in either order.
 
-    Their questions (scores, sensitivity, epsilon) then depend on the data alone, which two runs
-    with different noise check each time, so that the draws of all steps are independent. They are
-    drawn here from the declared weights exp(epsilon score / (2 sensitivity)); that `Spend`
-    draws with these weights is a row of its own ("choice") and a law.
+    For mechanisms that choose and never look back at what they chose. Their questions (scores,
+    sensitivity, epsilon) then depend on the data alone, which two runs with different noise check
+    each time, so that the draws of all steps are independent. The weights are those declared,
+    exp(epsilon score / (2 sensitivity)); that `Spend` draws with them is a row of its own
+    ("choice") and a law.
     """
-
-    mechanism: Mechanism
-
-    def __call__(self, data: Integers, runs: int, secret: bytes) -> Reals:
-        """Runs x what was chosen at each step that paid."""
-        rng = np.random.default_rng(np.frombuffer(secret, np.uint64))
-        weights = self._weights(data, secret)
-        columns = [rng.choice(len(logs), size=runs, p=np.exp(logs)) for logs in weights]
-        return np.stack(columns, axis=1).astype(np.float64)
-
-    def loss(self, one: Integers, two: Integers) -> float:
-        """The largest log ratio of any path's probabilities, exactly, in either order."""
-        steps = list(zip(*(self._weights(data, bytes(32)) for data in (one, two)), strict=True))
-        there = sum(float((p - q).max()) for p, q in steps)
-        return max(there, sum(float((q - p).max()) for p, q in steps))
-
-    def _weights(self, data: Integers, secret: bytes) -> list[Reals]:
-        """Of each step that pays: the log of every candidate's probability."""
-        calls, same = (self._questions(data, secret[:31] + end) for end in (b"a", b"b"))
-        if [c.question() for c in calls] != [c.question() for c in same] or any(
-            (one.value != two.value).any() for one, two in zip(calls, same, strict=True)
-        ):
-            raise InvalidParameter("this mechanism looks back at its choices; run it one by one")
-        found = []
-        for call in calls:
-            exponents = float(call.amount / (2 * call.sensitivity)) * call.value
-            found.append(exponents - np.logaddexp.reduce(exponents))
-        return found
-
-    def _questions(self, data: Integers, secret: bytes) -> list[Call]:
-        recorder = Recorder(PooledSpend(secret))  # type: ignore[arg-type]
-        drive(self.mechanism, data, recorder)
-        return [call for call in recorder.calls if call.kind == "choose"]
+    steps = list(zip(*(_log_probabilities(mechanism, data) for data in (one, two)), strict=True))
+    there = sum(float((p - q).max()) for p, q in steps)
+    return max(there, sum(float((q - p).max()) for p, q in steps))
 
 
-def outputs(releases: Iterable[Release]) -> Reals:
-    """All that a list of releases shows, as one row."""
-    ordered = sorted(releases, key=lambda release: release.step)
-    values = [release.values for release in ordered]
-    return np.concatenate([*values, np.array([float(release.paid) for release in ordered])])
+def _log_probabilities(mechanism: Mechanism, data: Integers) -> list[Reals]:
+    """Of each step that pays: the log of every candidate's probability."""
+    calls, same = (_choices(mechanism, data, bytes(31) + end) for end in (b"a", b"b"))
+    if [c.question() for c in calls] != [c.question() for c in same] or any(
+        (one.value != two.value).any() for one, two in zip(calls, same, strict=True)
+    ):
+        raise InvalidParameter("this mechanism looks back at its choices; run it one by one")
+    exponents = [float(c.amount / (2 * c.sensitivity)) * c.value for c in calls]
+    return [logs - np.logaddexp.reduce(logs) for logs in exponents]
+
+
+def _choices(mechanism: Mechanism, data: Integers, secret: bytes) -> list[Call]:
+    recorder = Recorder(PooledSpend(secret))  # type: ignore[arg-type]
+    drive(mechanism, data, recorder)
+    return [call for call in recorder.calls if call.kind == "choose"]

@@ -11,7 +11,7 @@ in which budgets are small and many, or scores barely move, hides that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
@@ -35,16 +35,15 @@ from dpstream.audit.controls.published_mechanisms import (
     trajectory_loss,
 )
 from dpstream.audit.mechanism_samplers import (
-    IndependentChoices,
     RunsAsBins,
     Sampler,
     SequentialRuns,
     unlimited_spend,
+    worst_choices_loss,
 )
-from dpstream.audit.neighbours import Pair, block, dominating_user, pairs_of, user_in_every_slot
-from dpstream.audit.targets import Catalogue, Exact, Maker, Target, by_name
+from dpstream.audit.targets import Catalogue, Exact, Maker, Pair, Target, block, by_name, target
 from dpstream.mechanisms import REGISTRY, find
-from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
+from dpstream.mechanisms.base import Delayed, HistogramMechanism, Mechanism, SeriesMechanism
 from dpstream.mechanisms.infinite.dpi import Dpi
 from dpstream.mechanisms.parts.factorised_counter import CounterMechanism, CountingParameters
 from dpstream.mechanisms.release import bounded_counts
@@ -55,9 +54,12 @@ from dpstream.records import Integers, Reals
 EPSILON, WINDOW, DELAY, DELTA = 2, 3, 3, 0.01
 RHO = Fraction(1, 2)
 LO, HI = 0, 8
+_MILLION = 10**6
+_HIGH = 400  # far beyond any noise: who compares, sees a change
 LARGE_EPSILON = 6
 """A budget that several draws share shows only if it is large."""
 SLOTS = 4
+_IN_RHO: dict[str, Any] = {"epsilon": zcdp_epsilon(rho=float(RHO), delta=DELTA), "delta": DELTA}
 
 HARD_DPI: dict[str, Any] = {
     "pool": "dirichlet",
@@ -128,8 +130,102 @@ def example(name: str) -> Mechanism:
         family = {"rho": RHO}
         if issubclass(cls, CounterMechanism):
             family["steps"] = 8
-    made: Mechanism = cls(**(family | EXTRA.get(name, {})))
-    return made
+    mechanism: Mechanism = cls(**(family | EXTRA.get(name, {})))
+    return mechanism
+
+
+def pairs_of(mechanism: Mechanism) -> list[Pair]:
+    """Pairs for a mechanism's family and unit: the worst that theory knows, then random ones."""
+    random, rng = 4, np.random.default_rng(0)
+    if isinstance(mechanism, HistogramMechanism):
+        return [*_window_pairs(mechanism.window), *_random_windows(mechanism.window, random, rng)]
+    if isinstance(mechanism, CountingParameters):
+        return [*_impulses(random, rng)]
+    if isinstance(mechanism, SeriesMechanism):
+        lo, hi, quantum = mechanism.range
+        delay = mechanism.delay if isinstance(mechanism, Delayed) else 2
+        return [*_values(int(lo / quantum), int(hi / quantum), delay, random, rng)]
+    if mechanism.terms().unit == "user":
+        return [dominating_user(), user_in_every_slot(4, (0, 1))]
+    raise TypeError(f"no neighbours are known for {type(mechanism).__name__}; give pairs")
+
+
+def _window_pairs(window: int) -> Iterator[Pair]:
+    """An event in each of `window` steps: always in one bin, or moving; early, or late."""
+    steps = 2 * window
+    jumps = np.where(np.arange(steps)[:, None] % 2 == 0, (0, _HIGH), (_HIGH, 0))
+    flat = np.full((steps, 2), 20)
+    for base_name, base in (("jumping", jumps), ("flat", flat)):
+        for start in (0, window):
+            inside = np.arange(start, start + window)
+            same, moving, apart = base.copy(), base.copy(), base.copy()
+            same[inside, 0] += 1
+            moving[inside, inside % 2] += 1
+            apart[inside] += np.where(base[inside] == 0, 1, 0)  # where a jump has just gone to 0
+            when = f"{base_name} counts, steps {start} to {start + window - 1}"
+            yield Pair(name=f"{when}, one bin", one=base, two=same)
+            yield Pair(name=f"{when}, another bin each step", one=base, two=moving)
+            if base_name == "jumping":
+                yield Pair(name=f"{when}, the low bin", one=base, two=apart)
+
+
+def _random_windows(window: int, count: int, rng: np.random.Generator) -> Iterator[Pair]:
+    for number in range(count):
+        steps = 2 * window
+        level = rng.choice([0, 3, 30, _HIGH], size=(steps, 2))
+        base = rng.poisson(level)
+        other, start = base.copy(), int(rng.integers(0, steps - window + 1))
+        for step in range(start, start + window):
+            bin_, sign = int(rng.integers(0, 2)), int(rng.choice([-1, 1]))
+            other[step, bin_] += sign if other[step, bin_] + sign >= 0 else 1
+        yield Pair(name=f"random counts {number}", one=base, two=other)
+
+
+def _impulses(count: int, rng: np.random.Generator) -> Iterator[Pair]:
+    """One event more: at the first step, which every prefix sum contains, or somewhere."""
+    for number, at in enumerate([0, *(int(n) for n in rng.integers(1, 8, count))]):
+        base = rng.poisson(3, size=(8, 1))
+        other = base.copy()
+        other[at, 0] += 1
+        yield Pair(name=f"one event at step {at} ({number})", one=base, two=other)
+
+
+def _values(lo: int, hi: int, delay: int, count: int, rng: np.random.Generator) -> Iterator[Pair]:
+    """One value moved across the range: among equal ones, among extremes, or random ones."""
+    steps, middle = 2 * delay, (lo + hi) // 2
+    ends = np.where(np.arange(steps) % 2 == 0, lo, hi)[:, None]
+    cases = [
+        (f"{name}, step {at} from {lo} to {hi}", base, at)
+        for name, base in (
+            ("all at the lower end", np.full((steps, 1), lo)),
+            ("all in the middle", np.full((steps, 1), middle)),
+            ("from end to end", ends),
+        )
+        for at in sorted({0, delay - 1})
+    ]
+    for number in range(count):
+        base, at = rng.integers(lo, hi + 1, size=(steps, 1)), int(rng.integers(0, steps))
+        cases.append((f"random values {number}, step {at}", base, at))
+    for name, base, at in cases:
+        low, high = base.copy(), base.copy()
+        low[at, 0], high[at, 0] = lo, hi
+        yield Pair(name=name, one=low, two=high)
+
+
+def dominating_user(slots: int = 4) -> Pair:
+    """A user with nearly all rows of every slot, against one row of somebody else."""
+    return _user_in_slots(f"a user who decides each of {slots} slots", slots, (0, 1), _MILLION)
+
+
+def user_in_every_slot(slots: int = 200, others: tuple[int, int] = (0, 0)) -> Pair:
+    """All rows of a user come or go: one in each slot, beside the same others in each."""
+    name = f"a user in each of {slots} slots, beside {sum(others)} others"
+    return _user_in_slots(name, slots, others, 1)
+
+
+def _user_in_slots(name: str, slots: int, others: tuple[int, int], rows: int) -> Pair:
+    without = np.tile(others, (slots, 1))
+    return Pair(name=name, one=without + np.array([rows, 0]), two=without)
 
 
 def mechanism_target(name: str) -> Target:
@@ -137,96 +233,66 @@ def mechanism_target(name: str) -> Target:
     mechanism = example(name)
     counts = isinstance(mechanism, CountingParameters)
     apart, simple = counts or name in BINS_APART, counts or name in SIMPLE
-    sample: Sampler = SequentialRuns(mechanism=mechanism)
-    if apart:
-        sample = RunsAsBins(mechanism=mechanism)
     users = mechanism.terms().unit == "user"
     first, *_ = (type(mechanism).__doc__ or name).splitlines()
-    claim: dict[str, Any] = {"epsilon": float(EPSILON)}
-    if counts:
-        claim = {"epsilon": zcdp_epsilon(rho=float(RHO), delta=DELTA), "delta": DELTA}
     return Target(
         name=name,
         about=first,
-        sample=sample,
+        sample=RunsAsBins(mechanism=mechanism) if apart else SequentialRuns(mechanism=mechanism),
         pairs=tuple(sorted(pairs_of(mechanism), key=lambda pair: pair.name != WORST.get(name))),
         simple=simple,
         runs=_MANY if simple else _APART if apart else _USERS if users else _SLOW,
-        **claim,
+        **_IN_RHO if counts else {"epsilon": float(EPSILON)},
     )
 
 
-def _laplace(data: Integers, runs: int, secret: bytes) -> Reals:
-    return _draw(secret, "laplace", np.repeat(data[:1], runs, axis=0), epsilon=Fraction(1))
+def _one_draw(kind: str, **law: Any) -> Sampler:
+    """As many draws of one kind as there are runs, straight from `Spend`, at one step."""
 
+    def sample(data: Integers, runs: int, secret: bytes) -> Reals:
+        spend = unlimited_spend(secret, "rho" if "rho" in law else "epsilon")
+        spend.begin(0, lambda _: "")
+        answers = getattr(spend, kind)(np.repeat(data[:1], runs, axis=0), purpose="audit", **law)
+        return np.asarray(answers, dtype=np.float64)
 
-def _gaussian(data: Integers, runs: int, secret: bytes) -> Reals:
-    return _draw(secret, "gaussian", np.repeat(data[:1], runs, axis=0), rho=RHO)
-
-
-def _respond(data: Integers, runs: int, secret: bytes) -> Reals:
-    spend = unlimited_spend(secret)
-    spend.begin(0, lambda _: "")
-    asked = np.repeat(data[0], runs)
-    found = spend.respond(asked, buckets=4, epsilon=Fraction(1), purpose="audit")
-    return found.astype(np.float64)[:, None]
+    return sample
 
 
 def _choose(data: Integers, runs: int, secret: bytes) -> Reals:
-    spend, found = unlimited_spend(secret), np.empty((runs, 1))
+    """A choice has a step of its own: it is one answer to all scores."""
+    spend, chosen, unit = unlimited_spend(secret), np.empty((runs, 1)), Fraction(1)
     for run in range(runs):
         spend.begin(run, lambda _: "")
-        found[run] = spend.choose(
-            data[0], sensitivity=Fraction(1), epsilon=Fraction(1), purpose="audit"
-        )
-    return found
-
-
-def _draw(secret: bytes, kind: str, value: Integers, **amount: Fraction) -> Reals:
-    spend = unlimited_spend(secret, "rho" if "rho" in amount else "epsilon")
-    spend.begin(0, lambda _: "")
-    noisy = getattr(spend, kind)(value, sensitivity=Fraction(1), purpose="audit", **amount)
-    found: Reals = noisy.astype(np.float64)
-    return found
-
-
-def _target(about: str, sample: Sampler, pair: Pair, **facts: Any) -> Maker:
-    return lambda name: Target(name=name, about=about, sample=sample, pairs=(pair,), **facts)
+        chosen[run] = spend.choose(data[0], sensitivity=unit, epsilon=unit, purpose="audit")
+    return chosen
 
 
 def draw_targets() -> Catalogue:
     """The four draws that everything else is made of, straight from `Spend`."""
+    unit, another_bucket = Fraction(1), Pair(name="another bucket", one=block([0]), two=block([3]))
     one_more = Pair(name="one more", one=block([5]), two=block([6]))
-    gaussian = {"epsilon": zcdp_epsilon(rho=float(RHO), delta=DELTA), "delta": DELTA}
-    buckets = Pair(name="another bucket", one=block([0]), two=block([3]))
     scores = Pair(name="scores part", one=block([5, 4, 4]), two=block([4, 5, 5]))
-    usual: dict[str, Any] = {"epsilon": 1.0, "runs": _MANY, "simple": True}
 
     def draw(sample: Sampler, pair: Pair, **facts: Any) -> Maker:
-        return _target("One draw of `Spend`, the only way to noise.", sample, pair, **usual | facts)
+        about = "One draw of `Spend`, the only way to noise."
+        usual: dict[str, Any] = {"epsilon": 1.0, "runs": _MANY, "simple": True}
+        return target(about, sample, pair, **usual | facts)
 
     return by_name(
-        {
-            "laplace": draw(_laplace, one_more),
-            "gaussian": draw(_gaussian, one_more, **gaussian),
-            "randomised_response": draw(_respond, buckets),
-            "choice": draw(_choose, scores, runs=(4_000, 40_000)),
-        }
+        laplace=draw(_one_draw("laplace", sensitivity=unit, epsilon=unit), one_more),
+        gaussian=draw(_one_draw("gaussian", sensitivity=unit, rho=RHO), one_more, **_IN_RHO),
+        randomised_response=draw(_one_draw("respond", buckets=4, epsilon=unit), another_bucket),
+        choice=draw(_choose, scores, runs=(4_000, 40_000)),
     )
 
 
-def _dpi_exactly(name: str) -> Exact:
+_IN_EVERY_SLOT = user_in_every_slot()
+
+
+def _dpi_loss() -> float:
     """Over 200 slots, so many that runs show nothing; budgets in any order, one row of a user."""
     mechanism = Dpi(epsilon=EPSILON, rows_per_user=1, pool_size=20, allocation="ranges")
-    pair = user_in_every_slot()
-    return Exact(
-        name=name,
-        about="DPI: the worst path of choices over all slots, computed.",
-        loss=lambda: IndependentChoices(mechanism=mechanism).loss(pair.one, pair.two),
-        epsilon=float(EPSILON),
-        witness=f"{pair.name}; the choices that they make likelier, in every slot",
-        control=False,
-    )
+    return worst_choices_loss(mechanism, _IN_EVERY_SLOT.one, _IN_EVERY_SLOT.two)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,25 +350,28 @@ def _user(others: int) -> Pair:
 def mechanism_targets() -> Catalogue:
     """The draws, all registered mechanisms, and DPI where it looks back and from rows."""
     large: dict[str, Any] = {"epsilon": float(LARGE_EPSILON), "runs": _USERS}
-    mechanisms = by_name(dict.fromkeys(REGISTRY, mechanism_target))
-    user_level = by_name(
-        {
-            "dpi_exactly": _dpi_exactly,
-            "dpi_queries": _target(
-                "DPI with two queries: what was chosen steers the next draw.",
-                SequentialRuns(mechanism=_TWO_QUERIES),
-                dominating_user(),
-                **large,
-            ),
-            "dpi_rows": _target(
-                "DPI from rows: one of a user a slot, nine dummy rows.",
-                RunsFromRows(mechanism=_from_rows(LARGE_EPSILON)),
-                _user(0),
-                **large,
-            ),
-        }
+    return draw_targets() | by_name(
+        **dict.fromkeys(REGISTRY, mechanism_target),
+        dpi_exactly=_exact(
+            "DPI: the worst path of choices over all slots, computed.",
+            _dpi_loss,
+            f"{_IN_EVERY_SLOT.name}; the choices that they make likelier, in every slot",
+            epsilon=float(EPSILON),
+            control=False,
+        ),
+        dpi_queries=target(
+            "DPI with two queries: what was chosen steers the next draw.",
+            SequentialRuns(mechanism=_TWO_QUERIES),
+            dominating_user(),
+            **large,
+        ),
+        dpi_rows=target(
+            "DPI from rows: one of a user a slot, nine dummy rows.",
+            RunsFromRows(mechanism=_from_rows(LARGE_EPSILON)),
+            _user(0),
+            **large,
+        ),
     )
-    return draw_targets() | mechanisms | user_level
 
 
 _ONE_MORE = Pair(name="one event", one=block([5]), two=block([6]))
@@ -333,7 +402,7 @@ def _contin_group_loss() -> float:
 def _sparse_vector(version: int, one: list[int], two: list[int], **facts: Any) -> Maker:
     sound = version in (1, 2)
     about = f"Sparse vector technique, version {version} of Lyu, Su, Li (2017)"
-    return _target(
+    return target(
         f"{about}, {'sound' if sound else 'broken'}.",
         SparseVector(version=version, count=facts.pop("count", 1)),
         Pair(name="queries part", one=block(*one), two=block(*two)),
@@ -343,13 +412,12 @@ def _sparse_vector(version: int, one: list[int], two: list[int], **facts: Any) -
 
 def _control(about: str, sample: Sampler, pair: Pair = _ONE_MORE, **facts: Any) -> Maker:
     usual: dict[str, Any] = {"epsilon": 1.0, "runs": (8_000, 40_000), "control": True}
-    return _target(about, sample, pair, **usual | facts)
+    return target(about, sample, pair, **usual | facts)
 
 
-def _exact(
-    about: str, loss: Callable[[], float], witness: str, epsilon: float = 1.0
-) -> Callable[[str], Exact]:
-    return lambda name: Exact(name=name, about=about, loss=loss, epsilon=epsilon, witness=witness)
+def _exact(about: str, loss: Callable[[], float], witness: str, **facts: Any) -> Maker:
+    facts = {"epsilon": 1.0} | facts
+    return lambda name: Exact(name=name, about=about, loss=loss, witness=witness, **facts)
 
 
 def mechanism_controls() -> Catalogue:
@@ -359,74 +427,72 @@ def mechanism_controls() -> Catalogue:
     gaussian = {"epsilon": zcdp_epsilon(rho=float(RHO), delta=0.1), "delta": 0.1}
     sparse_dpi = HARD_DPI | {"series": "level", "allocation": "sparse"}
     return by_name(
-        {
-            "spas_published": _exact(
-                "SPAS as printed: one threshold noise for ever (w > 4 C d).",
-                _spas_loss,
-                "400 tests at the threshold, yes and no in turn; then 120 changed ones, no",
-            ),
-            "shared_noise": _control(
-                "One draw for all bins of a step.",
-                SequentialRuns(mechanism=SharedNoise(epsilon=1, window=1)),
-                Pair(name="one event", one=block([5, 9]), two=block([5, 10])),
-                runs=(2_000, 10_000),
-            ),
-            "noise_redrawn_on_replay": _control(
-                "Every restart publishes another noisy copy: 24 of them.",
-                RedrawnNoise(mechanism=_UNIFORM, starts=24),
-            ),
-            "same_noise_other_data": _control(
-                "One noise over two datasets, of which one is known.",
-                ReusedNoise(mechanism=_UNIFORM),
-            ),
-            "budget_forgotten": _control(
-                "Budget distribution that forgets a charge inside its window.",
-                SequentialRuns(mechanism=ShortBudgetWindow(epsilon=2, window=20)),
-                Pair(name="an event in every step of jumping counts", one=jumps, two=jumps + 1),
-                epsilon=2.0,
-                runs=(1_600, 10_000),
-            ),
-            "column_groups_apart": _exact(
-                "Groups of columns with a budget each: 12 of them, w = 12.",
-                lambda: trajectory_loss(12, 12),
-                "each column publishes in its turn, and the events are always there",
-            ),
-            "blt_wrong_norm": _control(
-                "A BLT counter with noise for a column norm of 1.",
-                RunsAsBins(mechanism=UnitColumnNorm(rho=RHO, steps=80)),
-                impulse,
-                runs=(10_000, 40_000),
-                **gaussian,
-            ),
-            "contin_group_printed": _exact(
-                "ContinGroup at the printed scale: a fifth of epsilon for its tests.",
-                _contin_group_loss,
-                "the first of 100 values 0 or 1, then 73 zeros, 26 ones: all but the last join",
-                epsilon=0.05,
-            ),
-            "dpi_summed_score": _exact(
-                "DPI as printed: scores summed over all slots, charged as one.",
-                lambda: path_loss([1 / (t * (t + 1)) for t in range(1, 201)], printed=True),
-                "the synopsis that a user in each of 200 slots fits is drawn in every slot",
-            ),
-            "svt_1": _sparse_vector(1, [0] * 4 + [1], [1] * 4 + [0]),
-            "svt_2": _sparse_vector(2, [0] * 4 + [1], [1] * 4 + [0]),
-            "svt_3": _sparse_vector(3, [-1] * 8 + [2], [0] * 8 + [3], runs=(160_000, 400_000)),
-            "svt_4": _sparse_vector(4, [1, 0] * 10, [0, 1] * 10, count=20),
-            "svt_5": _sparse_vector(5, [0, 1], [1, 0]),
-            "svt_6": _sparse_vector(6, [0] * 10 + [1] * 10, [1] * 10 + [0] * 10),
-            "dpi_charged_once": _control(
-                "DPI as printed, sampled: scores summed over 64 slots, charged as those of one.",
-                SequentialRuns(mechanism=DpiPublished(epsilon=1, **sparse_dpi)),
-                dominating_user(64),
-                runs=(400, 2_000),
-            ),
-            "dpi_rows_unbounded": _control(
-                "DPI charged for one row of a user a slot, and given all of them.",
-                RunsFromRows(mechanism=_from_rows(EPSILON), bounded=False),
-                _user(100),
-                epsilon=float(EPSILON),
-                runs=(2_000, 10_000),
-            ),
-        }
+        spas_published=_exact(
+            "SPAS as printed: one threshold noise for ever (w > 4 C d).",
+            _spas_loss,
+            "400 tests at the threshold, yes and no in turn; then 120 changed ones, no",
+        ),
+        shared_noise=_control(
+            "One draw for all bins of a step.",
+            SequentialRuns(mechanism=SharedNoise(epsilon=1, window=1)),
+            Pair(name="one event", one=block([5, 9]), two=block([5, 10])),
+            runs=(2_000, 10_000),
+        ),
+        noise_redrawn_on_replay=_control(
+            "Every restart publishes another noisy copy: 24 of them.",
+            RedrawnNoise(mechanism=_UNIFORM, starts=24),
+        ),
+        same_noise_other_data=_control(
+            "One noise over two datasets, of which one is known.",
+            ReusedNoise(mechanism=_UNIFORM),
+        ),
+        budget_forgotten=_control(
+            "Budget distribution that forgets a charge inside its window.",
+            SequentialRuns(mechanism=ShortBudgetWindow(epsilon=2, window=20)),
+            Pair(name="an event in every step of jumping counts", one=jumps, two=jumps + 1),
+            epsilon=2.0,
+            runs=(1_600, 10_000),
+        ),
+        column_groups_apart=_exact(
+            "Groups of columns with a budget each: 12 of them, w = 12.",
+            lambda: trajectory_loss(12, 12),
+            "each column publishes in its turn, and the events are always there",
+        ),
+        blt_wrong_norm=_control(
+            "A BLT counter with noise for a column norm of 1.",
+            RunsAsBins(mechanism=UnitColumnNorm(rho=RHO, steps=80)),
+            impulse,
+            runs=(10_000, 40_000),
+            **gaussian,
+        ),
+        contin_group_printed=_exact(
+            "ContinGroup at the printed scale: a fifth of epsilon for its tests.",
+            _contin_group_loss,
+            "the first of 100 values 0 or 1, then 73 zeros, 26 ones: all but the last join",
+            epsilon=0.05,
+        ),
+        dpi_summed_score=_exact(
+            "DPI as printed: scores summed over all slots, charged as one.",
+            lambda: path_loss([1 / (t * (t + 1)) for t in range(1, 201)], printed=True),
+            "the synopsis that a user in each of 200 slots fits is drawn in every slot",
+        ),
+        svt_1=_sparse_vector(1, [0] * 4 + [1], [1] * 4 + [0]),
+        svt_2=_sparse_vector(2, [0] * 4 + [1], [1] * 4 + [0]),
+        svt_3=_sparse_vector(3, [-1] * 8 + [2], [0] * 8 + [3], runs=(160_000, 400_000)),
+        svt_4=_sparse_vector(4, [1, 0] * 10, [0, 1] * 10, count=20),
+        svt_5=_sparse_vector(5, [0, 1], [1, 0]),
+        svt_6=_sparse_vector(6, [0] * 10 + [1] * 10, [1] * 10 + [0] * 10),
+        dpi_charged_once=_control(
+            "DPI as printed, sampled: scores summed over 64 slots, charged as those of one.",
+            SequentialRuns(mechanism=DpiPublished(epsilon=1, **sparse_dpi)),
+            dominating_user(64),
+            runs=(400, 2_000),
+        ),
+        dpi_rows_unbounded=_control(
+            "DPI charged for one row of a user a slot, and given all of them.",
+            RunsFromRows(mechanism=_from_rows(EPSILON), bounded=False),
+            _user(100),
+            epsilon=float(EPSILON),
+            runs=(2_000, 10_000),
+        ),
     )

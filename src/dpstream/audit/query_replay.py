@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from dpstream.audit.query_samplers import run_plan
-from dpstream.connectors.memory.source import ROWS
 from dpstream.group_by.bounding import KeepMask
 from dpstream.group_by.flow import BoundedRows, Flow
 from dpstream.group_by.key_selection import Mask, Passes
@@ -27,7 +27,6 @@ from dpstream.query.noise_plan import NoisePlan
 from dpstream.query.schedule import DueRelease
 from dpstream.records import Integers, Reals, Words
 from dpstream.rows.row_batch import Rows
-from dpstream.rows.row_reader import RowReader
 
 Group = tuple[int, bytes]
 """(window, group id)."""
@@ -72,49 +71,26 @@ class Recording:
 
 
 def record_query(
-    plan: NoisePlan,
-    table: pa.Table,
-    *,
-    secret: bytes,
-    run: bytes,
-    buckets: int = 1,
-    chunk: int = ROWS,
-    frozen: Ends | None = None,
+    plan: NoisePlan, table: pa.Table, *, frozen: Ends | None = None, **options: Any
 ) -> Recording:
-    """Run a query over a table, on a ledger of its own, and record what it computes.
+    """Run a query over a table, as `run_plan` does, and record what it computes.
 
     `frozen`: rounds end where they did in another run, as if the same had been published.
     """
     recording = Recording()
-    published = run_plan(
-        plan,
-        table,
-        secret=secret,
-        run=run,
-        flow=lambda plan, reader: _RecordingFlow(
-            plan, reader, recording, buckets=buckets, frozen=frozen
-        ),
-        chunk=chunk,
-        wrap_spend=lambda real: _RecordingSpend(real, recording),
-    )
-    for step, made in published:
-        recording.tables.append((step, *made.due, tuple(made.table.column_names)))
+    flow = partial(_RecordingFlow, recording=recording, frozen=frozen)
+    wrap_spend = partial(_RecordingSpend, recording=recording)
+    for step, publication in run_plan(plan, table, flow=flow, wrap_spend=wrap_spend, **options):
+        columns = tuple(publication.table.column_names)
+        recording.tables.append((step, *publication.due, columns))
     return recording
 
 
 class _RecordingFlow(Flow):
     """A Flow that records what its stages return."""
 
-    def __init__(
-        self,
-        plan: NoisePlan,
-        reader: RowReader,
-        recording: Recording,
-        *,
-        buckets: int,
-        frozen: Ends | None,
-    ) -> None:
-        super().__init__(plan, reader, buckets=buckets, threads=1)
+    def __init__(self, *args: Any, recording: Recording, frozen: Ends | None, **facts: Any) -> None:
+        super().__init__(*args, **facts)
         self._recording, self._frozen = recording, frozen
         self._before: dict[Group, Integers] = {}
 
@@ -171,12 +147,12 @@ class _RecordingFlow(Flow):
         ends = self._recording.ends.setdefault(place, set())
 
         def choose(ids: Words, noisy: Integers, threshold: int) -> Mask:
-            found = usual(ids, noisy, threshold)
+            passing = usual(ids, noisy, threshold)
             if self._frozen is not None:
                 known = self._frozen.get(place, set())
-                found = np.array([one.tobytes() in known for one in ids], bool)
-            ends.update(one.tobytes() for one in ids[found])
-            return found
+                passing = np.array([one.tobytes() in known for one in ids], bool)
+            ends.update(one.tobytes() for one in ids[passing])
+            return passing
 
         return choose
 
@@ -210,11 +186,11 @@ class _RecordingSpend(QuerySpend):
         self._real.begin(step)
 
     def noise_stream(self, *, window: int, column: str, part: int) -> NoiseStream:
-        made = self._real.noise_stream(window=window, column=column, part=part)
-        return _RecordingDoor(made, self._recording, window, column)
+        stream = self._real.noise_stream(window=window, column=column, part=part)
+        return _RecordingStream(stream, self._recording, window, column)
 
 
-class _RecordingDoor(NoiseStream):
+class _RecordingStream(NoiseStream):
     def __init__(self, real: NoiseStream, recording: Recording, window: int, column: str) -> None:
         self._real, self._recording = real, recording
         self._place = (window, column)
@@ -239,24 +215,16 @@ class QueryReplay:
 
 
 def replay_query(
-    plan: NoisePlan,
-    table: pa.Table,
-    unit: Sequence[bool],
-    *,
-    secret: bytes = bytes(32),
-    run: bytes = bytes(16),
-    buckets: int = 1,
-    chunk: int = ROWS,
+    plan: NoisePlan, table: pa.Table, unit: Sequence[bool], **options: Any
 ) -> QueryReplay:
     """Compare a run over `table` with one without the rows marked in `unit`.
 
     Those must be all rows of one unit: of one user, within one period if the query has periods.
-    The same pair of runs shows what adding the unit does. `chunk`: rows per read of the source.
+    The same pair of runs shows what adding the unit does. `options`: those of `run_plan`.
     """
     without = table.filter(pa.array([not gone for gone in unit], pa.bool_()))
-    facts: dict[str, Any] = {"secret": secret, "run": run, "buckets": buckets, "chunk": chunk}
-    less = record_query(plan, without, **facts)
-    more = record_query(plan, table, **facts, frozen=less.ends if plan.query.in_rounds else None)
+    less = record_query(plan, without, **options)
+    more = record_query(plan, table, **options, frozen=less.ends if plan.query.in_rounds else None)
     return compare(plan, more, less)
 
 
@@ -264,7 +232,7 @@ def compare(plan: NoisePlan, more: Recording, less: Recording) -> QueryReplay:
     """What the unit that only `more` has changed; every answer but those of its groups is equal."""
     units = more.units() - less.units()
     touched = more.groups_of(units)
-    found = [f"{len(units)} units are gone, not one"] if len(units) > 1 else []
+    faults = [f"{len(units)} units are gone, not one"] if len(units) > 1 else []
     for name, one, two in (
         ("window or step", more.rows, less.rows),
         ("kept rows", more.kept, less.kept),
@@ -272,20 +240,22 @@ def compare(plan: NoisePlan, more: Recording, less: Recording) -> QueryReplay:
         others = Counter({row: count for row, count in one.items() if row[0] not in units})
         moved = (others - two) + (two - others)
         if moved:
-            found.append(f"{name} of other units: {moved.total()} rows differ")
+            faults.append(f"{name} of other units: {moved.total()} rows differ")
     if more.tables != less.tables:
-        found.append(f"tables differ: {len(more.tables)} with the unit, {len(less.tables)} without")
+        faults.append(
+            f"tables differ: {len(more.tables)} with the unit, {len(less.tables)} without"
+        )
     moved = (more.draws - less.draws) + (less.draws - more.draws)
-    found += [f"draw of another group: {_words(d)}" for d in moved if (d[0], d[1]) not in touched]
-    found += [f"drawn {n} times: {_words(d)}" for d, n in more.draws.items() if n > 1]
-    found += _published(more, less, touched)
+    faults += [f"draw of another group: {_words(d)}" for d in moved if (d[0], d[1]) not in touched]
+    faults += [f"drawn {n} times: {_words(d)}" for d, n in more.draws.items() if n > 1]
+    faults += _published(more, less, touched)
     used, beyond = _changes(plan, more, less, touched)
-    return QueryReplay(violations=found + beyond, used=used)
+    return QueryReplay(violations=faults + beyond, used=used)
 
 
 def _published(more: Recording, less: Recording, touched: set[Group]) -> list[str]:
     """Groups that the unit is not in are published alike, and the keys of all groups."""
-    found = [
+    faults = [
         f"window {it[0]}: a group reads {sorted(more.keys[it])} or {sorted(less.keys[it])}"
         for it in more.keys.keys() & less.keys.keys()
         if more.keys[it] != less.keys[it]
@@ -294,20 +264,20 @@ def _published(more: Recording, less: Recording, touched: set[Group]) -> list[st
         one, two = more.published.get(place, {}), less.published.get(place, {})
         others = {g for g in one.keys() | two.keys() if (place[0], g) not in touched}
         if any(one.get(group) != two.get(group) for group in others):
-            found.append(f"window {place[0]}, release {place[1]}: other groups differ")
-    return found
+            faults.append(f"window {place[0]}, release {place[1]}: other groups differ")
+    return faults
 
 
 def _changes(
     plan: NoisePlan, more: Recording, less: Recording, touched: set[Group]
 ) -> tuple[tuple[float, ...], list[str]]:
     """Per measure: L2 over groups of the sum over steps of what changed, against the plan."""
-    found, squares = [], [0] * len(plan.sensitivities)
+    faults, squares = [], [0] * len(plan.sensitivities)
     count = len(plan.query.measures)
     for group in more.sums.keys() | less.sums.keys():
         moved = _moved(more.sums.get(group, {}), less.sums.get(group, {}), count)
         if moved.any() and group[:2] not in touched:
-            found.append(f"window {group[0]}: the sums of another group move by {moved.tolist()}")
+            faults.append(f"window {group[0]}: the sums of another group move by {moved.tolist()}")
         squares[:count] = (s + int(by) ** 2 for s, by in zip(squares, moved, strict=False))
     for window in more.totals.keys() | less.totals.keys():
         totals = more.totals.get(window, {}), less.totals.get(window, {})
@@ -315,9 +285,9 @@ def _changes(
         squares[count:] = (s + int(by) ** 2 for s, by in zip(squares[count:], moved, strict=True))
     for measure, square, bound in zip(plan.columns, squares, plan.sensitivities, strict=True):
         if square > bound**2:
-            found.append(f"{measure.name!r} moves by {square**0.5}, its sensitivity is {bound}")
+            faults.append(f"{measure.name!r} moves by {square**0.5}, its sensitivity is {bound}")
     used = (s**0.5 / float(b) for s, b in zip(squares, plan.sensitivities, strict=True))
-    return tuple(used), found
+    return tuple(used), faults
 
 
 def _moved(one: dict[int, Integers], two: dict[int, Integers], count: int) -> Integers:

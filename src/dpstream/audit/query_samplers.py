@@ -30,7 +30,7 @@ from weakref import finalize
 import numpy as np
 import pyarrow as pa
 
-from dpstream.audit.neighbours import Pair
+from dpstream.audit.targets import Pair
 from dpstream.connectors.memory.source import ROWS, TableSource
 from dpstream.connectors.registry import open_source
 from dpstream.engines.chunks import ChunkReader, OperatorCounts
@@ -62,16 +62,16 @@ _GROUPS_AT_ONCE = 4_000  # in one series query: the text has an upper limit
 _MEMORY = 1 << 28
 SPELLINGS = ("{}", "{}.0", "{}e0", '" {}"')
 """Of one number, in JSON."""
-MakeFlow = Callable[[NoisePlan, RowReader], Flow]
 
 
 def run_plan(
     plan: NoisePlan,
     table: pa.Table,
     *,
-    secret: bytes,
-    run: bytes,
-    flow: MakeFlow,
+    secret: bytes = bytes(32),
+    run: bytes = bytes(16),
+    flow: Callable[..., Flow] = Flow,
+    buckets: int = 1,
     reader: type[RowReader] = RowReader,
     chunk: int = ROWS,
     source: Callable[[pa.Table], Source] | None = None,
@@ -80,8 +80,8 @@ def run_plan(
 ) -> Iterator[tuple[int, Publication]]:
     """Run a planned query on a ledger of its own, without a disk: (step, what is published).
 
-    `source`: what is read in place of the table itself, made of it. `wrap_spend`: what the flow
-    draws noise through, made of the real spend.
+    `chunk`: rows per read of the source. `source`: what is read in place of the table itself, made
+    of it. `wrap_spend`: what the flow draws noise through, made of the real spend.
     """
     steps = plan.query.schedule.steps
     if steps is None:
@@ -92,21 +92,21 @@ def run_plan(
     real = QuerySpend(run=run, query=plan.query.name, ledger=ledger, dataset="audit", keys=keys)
     plan.pay(real, "audit")
     spend, rows = wrap_spend(real), reader(plan.query, key, run)
-    made = flow(plan, rows)
+    running = flow(plan, rows, buckets=buckets, threads=1)
     read = TableSource(table, rows=chunk) if source is None else source(table)
     files = FileInput(ChunkReader(read, rows, OperatorCounts()), memory=memory)
     try:
         for step in range(steps):
             pieces = files.take(step)
             spend.begin(step)
-            for publication in made.step(step, pieces, spend):
+            for publication in running.step(step, pieces, spend):
                 yield step, publication
                 if publication.due.release == publication.due.releases:
-                    made.evict(publication.due.window)
-            made.evict_periods(step + 1)
+                    running.evict(publication.due.window)
+            running.evict_periods(step + 1)
     finally:
         files.close()
-        made.close()
+        running.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,25 +122,14 @@ class Scenario:
 
     def facts(self) -> dict[str, Any]:
         """For a report."""
-        found = {"others": [list(o) for o in self.others], "unit": [list(p) for p in self.unit]}
-        return found | ({"again": self.again} if self.again else {})
+        rows = {"others": [list(o) for o in self.others], "unit": [list(p) for p in self.unit]}
+        return rows | ({"again": self.again} if self.again else {})
 
 
-def unit_pair(
-    name: str,
-    *,
-    others: tuple[tuple[int, int, int], ...] = (),
-    unit: tuple[Place, ...] = (),
-    again: int = 0,
-) -> Pair:
+def unit_pair(name: str, **facts: Any) -> Pair:
     """Neighbours: a scenario with all rows of a unit, and the same one without them."""
-    whole = Scenario(others=others, unit=unit, again=again)
-    return Pair(name=name, one=whole, two=replace(whole, unit=()))
-
-
-def embedded_flow(plan: NoisePlan, reader: RowReader) -> Flow:
-    """The flow of the embedded engine, in one thread."""
-    return Flow(plan, reader, buckets=1, threads=1)
+    with_unit = Scenario(**facts)
+    return Pair(name=name, one=with_unit, two=replace(with_unit, unit=()))
 
 
 def sample_in_parts(
@@ -170,7 +159,7 @@ class QueryRuns:
     groups: int = 1
     apart: Literal["groups", "windows", "nothing"] = "groups"
     plan: Callable[[Query], NoisePlan] = plan_query
-    flow: MakeFlow = embedded_flow
+    flow: type[Flow] = Flow
     reader: type[RowReader] = RowReader
     source: Callable[[pa.Table], Source] | None = None
     """What is read in place of the table of all rows, made of it."""
@@ -189,8 +178,8 @@ class QueryRuns:
         windows = self.apart == "windows"
         columns = [aggregate.name for aggregate in plan.query.aggregates]
         table, width = scenario_table(data, runs, self.groups, windows), self.groups
-        found: dict[int, list[Reals]] = {}
-        for _, made in run_plan(
+        by_place: dict[int, list[Reals]] = {}
+        for _, publication in run_plan(
             plan,
             table,
             secret=secret,
@@ -201,16 +190,16 @@ class QueryRuns:
             memory=_MEMORY,
         ):
             places = 1 if windows else runs
-            place = made.due.window if windows else 0
-            shown = found.setdefault(place, [])
+            place = publication.due.window if windows else 0
+            shown = by_place.setdefault(place, [])
             if plan.query.totals:
-                about = json.loads(made.table.schema.metadata[b"dpstream"])
+                about = json.loads(publication.table.schema.metadata[b"dpstream"])
                 shown.append(np.full((places, 1), about["kept_share"]))
-            shown.append(values_by_run(made.table, columns, runs=places, groups=width))
-            for name, numbers in self.looks(made.table).items():
-                looked = pa.table({"key": made.table["key"], name: numbers})
+            shown.append(values_by_run(publication.table, columns, runs=places, groups=width))
+            for name, numbers in self.looks(publication.table).items():
+                looked = pa.table({"key": publication.table["key"], name: numbers})
                 shown.append(values_by_run(looked, [name], runs=places, groups=width))
-        rows = [np.concatenate(found[place], axis=1) for place in sorted(found)]
+        rows = [np.concatenate(by_place[place], axis=1) for place in sorted(by_place)]
         return np.concatenate(rows[:runs] if windows else rows)
 
 
@@ -219,12 +208,12 @@ def key_bytes(table: pa.Table) -> dict[str, Reals]:
 
     A date may be kept as days or as milliseconds, which may lie within the day.
     """
-    found = {}
+    numbers = {}
     for name in ("zero", "day"):
         if name in table.column_names:
             kind = pa.int32() if table[name].type.bit_width == 32 else pa.int64()
-            found[name] = table[name].combine_chunks().view(kind).to_numpy().astype(np.float64)
-    return found
+            numbers[name] = table[name].combine_chunks().view(kind).to_numpy().astype(np.float64)
+    return numbers
 
 
 def column_types(table: pa.Table) -> dict[str, Reals]:
@@ -236,11 +225,11 @@ def column_types(table: pa.Table) -> dict[str, Reals]:
 def unit_spellings(table: pa.Table) -> list[str]:
     """The users of all rows as JSON has them, each row of a unit in another spelling."""
     seen: Counter[int] = Counter()
-    found = []
+    spellings = []
     for user in table["user"].to_pylist():
-        found.append(SPELLINGS[seen[user] % len(SPELLINGS)].format(user))
+        spellings.append(SPELLINGS[seen[user] % len(SPELLINGS)].format(user))
         seen[user] += 1
-    return found
+    return spellings
 
 
 def json_source(table: pa.Table) -> Source:
@@ -330,24 +319,19 @@ class SeriesRuns:
     def _sample(self, data: Scenario, runs: int, secret: bytes) -> Reals:
         query = series_query(self.options, self.groups * runs)
         rows = scenario_table(data, runs, self.groups, windows=False)
-        made = self.run(
+        series = self.run(
             query=query,
             source=TableSource(rows),
             secret=secret,
             options=EngineOptions(run_id=secret[:16]),
         )
-        tables = sorted(made, key=lambda table: table["window_start"][0].as_py())
-        values = np.array([_column(table, "n") for table in tables])
-        held = np.array([_column(table, "held") for table in tables])
-        shown = np.stack([values, held]).reshape(2, len(tables), runs, self.groups)
-        return shown.transpose(2, 0, 1, 3).reshape(runs, -1)
-
-
-def _column(table: pa.Table, name: str) -> Reals:
-    """In the order of the groups' numbers."""
-    keys: Integers = table["key"].to_numpy()
-    found: Reals = table[name].to_numpy(zero_copy_only=False).astype(np.float64)
-    return found[np.argsort(keys)]
+        tables = sorted(series, key=lambda table: table["window_start"][0].as_py())
+        shown = [
+            values_by_run(table, [name], runs=runs, groups=self.groups)
+            for name in ("n", "held")
+            for table in tables
+        ]
+        return np.concatenate(shown, axis=1)
 
 
 @lru_cache(maxsize=8)

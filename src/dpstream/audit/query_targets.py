@@ -11,6 +11,7 @@ most where noise is drawn anew.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from fractions import Fraction
 from typing import Any
 
@@ -29,11 +30,11 @@ from dpstream.audit.controls.broken_engine import (
     WatermarkFromData,
     units_as_text,
 )
-from dpstream.audit.neighbours import Pair
 from dpstream.audit.query_samplers import (
     SPELLINGS,
     STEPS,
     WINDOWS,
+    Place,
     QueryRuns,
     SeriesRuns,
     column_types,
@@ -41,8 +42,7 @@ from dpstream.audit.query_samplers import (
     key_bytes,
     unit_pair,
 )
-from dpstream.audit.targets import Catalogue, Maker, Target, by_name
-from dpstream.group_by.flow import Flow
+from dpstream.audit.targets import Catalogue, Maker, Pair, by_name, target
 from dpstream.query.aggregates import Avg, Count, CountUnits, Sum
 from dpstream.query.query import Query
 from dpstream.query.windows import Cumulate, Hop, Tumble
@@ -99,7 +99,7 @@ def debias_query(**facts: Any) -> Callable[[int], Query]:
     return query
 
 
-def offering_pair(rows: int, *, others: int = 2, again: int = 20) -> Pair:
+def offering_pair(rows: int, *, others: int = 2) -> Pair:
     """A unit with `rows` rows of which one is kept, in a small group beside a large one.
 
     Hard because the share of rows kept is published: totals are just large enough for that
@@ -110,7 +110,7 @@ def offering_pair(rows: int, *, others: int = 2, again: int = 20) -> Pair:
         f"a unit that offers {rows} rows, {others} others in its group",
         others=((0, 0, 200), (1, 0, others)),
         unit=((1, 0),) * rows,
-        again=again,
+        again=20,
     )
 
 
@@ -119,53 +119,54 @@ def unit_pairs(groups: int, *, again: bool = False) -> tuple[Pair, ...]:
 
     `again`: with a row in every step of each group.
     """
-    found = []
-    for name, others in (("near the threshold", 9), ("busy", 60), ("few", 2), ("nobody else", 0)):
-        for first in (0, STEPS - 1):
-            steps = range(first, STEPS) if again else (first,)
-            found.append(
-                unit_pair(
-                    f"{name}, a unit from step {first} on",
-                    others=tuple((group, 0, others) for group in range(groups) if others),
-                    unit=tuple((group, step) for group in range(groups) for step in steps),
-                )
-            )
-    return tuple(found)
-
-
-def _target(
-    about: str, sample: Any, pairs: tuple[Pair, ...], *, runs: tuple[int, int], **facts: Any
-) -> Maker:
-    usual: dict[str, Any] = {"epsilon": float(EPSILON), "delta": DELTA}
-    return lambda name: Target(
-        name=name, about=about, sample=sample, pairs=pairs, runs=runs, **usual | facts
+    crowds = {"near the threshold": 9, "busy": 60, "few": 2, "nobody else": 0}
+    return tuple(
+        unit_pair(
+            f"{name}, a unit from step {first} on",
+            others=tuple((group, 0, others) for group in range(groups) if others),
+            unit=tuple(
+                (group, step)
+                for group in range(groups)
+                for step in range(first, STEPS if again else first + 1)
+            ),
+        )
+        for name, others in crowds.items()
+        for first in (0, STEPS - 1)
     )
 
 
-def _group_by(about: str, *, groups: int = 2, again: bool = False, **facts: Any) -> Maker:
-    """A GROUP BY; `public_groups`: from the number of runs to the keys."""
+def query_target(about: str, sample: Any, *pairs: Pair, **facts: Any) -> Maker:
+    """A target that claims (`EPSILON`, `DELTA`) unless `facts` say something else."""
+    return target(about, sample, *pairs, **{"epsilon": float(EPSILON), "delta": DELTA} | facts)
+
+
+def _day_runs(**facts: Any) -> QueryRuns:
+    """Runs of `day_query`; what is no option of the sampler is one of the query.
+
+    `public_groups`: from the number of runs to the keys.
+    """
+    options = {field.name for field in fields(QueryRuns)}
+    sampler = {name: facts.pop(name) for name in options & facts.keys()}
     keys = facts.pop("public_groups", None)
-    how = {piece: facts.pop(piece) for piece in ("looks", "source") if piece in facts}
-    pairs = facts.pop("pairs", None) or unit_pairs(groups, again=again)
 
     def query(runs: int) -> Query:
         return day_query(**facts, **({"public_groups": list(keys(runs))} if keys else {}))
 
-    strategy = facts.get("strategy", "latched")
-    return _target(
-        f"A continual GROUP BY, strategy {strategy}{about}",
-        QueryRuns(query=query, groups=groups, **how),
-        pairs,
-        runs=(6_000, 40_000),
-    )
+    return QueryRuns(query=query, **sampler)
+
+
+def _group_by(about: str, *, groups: int = 2, again: bool = False, **facts: Any) -> Maker:
+    pairs: tuple[Pair, ...] = facts.pop("pairs", None) or unit_pairs(groups, again=again)
+    about = f"A continual GROUP BY, strategy {facts.get('strategy', 'latched')}{about}"
+    return query_target(about, _day_runs(groups=groups, **facts), *pairs, runs=(6_000, 40_000))
 
 
 def _debias(about: str, others: int, **facts: Any) -> Maker:
-    return _target(
+    return query_target(
         "A continual GROUP BY, strategy latched, "
         f"dropped rows made up for from noisy totals{about}",
         QueryRuns(query=debias_query(**facts), groups=2, apart="windows"),
-        (offering_pair(OFFERED, others=others),),
+        offering_pair(OFFERED, others=others),
         runs=(1_000, 12_000),
     )
 
@@ -185,103 +186,85 @@ def query_targets() -> Catalogue:
         unit=((0, 0),) * len(SPELLINGS),
     )
     return by_name(
-        {
-            "latched": _group_by(", one row per group."),
-            "latched_rows": _group_by(
-                ": counts, sums and means of several rows.",
-                again=True,
-                aggregates=_VALUES,
-                max_rows_per_group=2,
-                max_rows_contributed=3,
-            ),
-            "latched_public_keys": _group_by(
-                ", public keys.",
-                again=True,
-                groups=1,
-                max_groups_contributed=1,
-                max_rows_per_group=2,
-                public_groups=range,
-            ),
-            "latched_hop": _group_by(
-                ", overlapping windows: a row is in two of them.",
-                groups=1,
-                window=Hop("16 hours", slide="8 hours"),
-            ),
-            "latched_cumulate": _group_by(
-                ", cumulating windows, units of periods.",
-                groups=1,
-                window=Cumulate("24 hours", step="8 hours"),
-                every=None,
-                privacy_unit_period="24 hours",
-                max_groups_contributed=3,
-            ),
-            "latched_late": _group_by(
-                ", rows that arrive late.",
-                window=Tumble("8 hours"),
-                arrival_column="seen",
-                allowed_lateness="8 hours",
-            ),
-            "latched_spelled_keys": _group_by(
-                ": keys that the unit writes in its own way, to the last bit.",
-                keys=("key", "zero", "day"),
-                looks=key_bytes,
-            ),
-            "latched_spelled_units": _group_by(
-                ", from JSON: a unit that writes its number in four ways.",
-                groups=1,
-                source=json_source,
-                public_groups=range,
-                max_groups_contributed=1,
-                pairs=(spellings,),
-            ),
-            "sqlp": _group_by(", one row per group.", strategy="sqlp"),
-            "sqlp_rows": _group_by(
-                ": counts of rows and of units, several rows.",
-                again=True,
-                strategy="sqlp",
-                aggregates=(Count("n"), CountUnits("u")),
-                max_rows_per_group=3,
-            ),
-            "latched_debias": _debias(".", 9),
-            "latched_debias_public_keys": _debias(", public keys.", 2, public_groups=[0, 1]),
-        }
+        latched=_group_by(", one row per group."),
+        latched_rows=_group_by(
+            ": counts, sums and means of several rows.",
+            again=True,
+            aggregates=_VALUES,
+            max_rows_per_group=2,
+            max_rows_contributed=3,
+        ),
+        latched_public_keys=_group_by(
+            ", public keys.",
+            again=True,
+            groups=1,
+            max_groups_contributed=1,
+            max_rows_per_group=2,
+            public_groups=range,
+        ),
+        latched_hop=_group_by(
+            ", overlapping windows: a row is in two of them.",
+            groups=1,
+            window=Hop("16 hours", slide="8 hours"),
+        ),
+        latched_cumulate=_group_by(
+            ", cumulating windows, units of periods.",
+            groups=1,
+            window=Cumulate("24 hours", step="8 hours"),
+            every=None,
+            privacy_unit_period="24 hours",
+            max_groups_contributed=3,
+        ),
+        latched_late=_group_by(
+            ", rows that arrive late.",
+            window=Tumble("8 hours"),
+            arrival_column="seen",
+            allowed_lateness="8 hours",
+        ),
+        latched_spelled_keys=_group_by(
+            ": keys that the unit writes in its own way, to the last bit.",
+            keys=("key", "zero", "day"),
+            looks=key_bytes,
+        ),
+        latched_spelled_units=_group_by(
+            ", from JSON: a unit that writes its number in four ways.",
+            groups=1,
+            source=json_source,
+            public_groups=range,
+            max_groups_contributed=1,
+            pairs=(spellings,),
+        ),
+        sqlp=_group_by(", one row per group.", strategy="sqlp"),
+        sqlp_rows=_group_by(
+            ": counts of rows and of units, several rows.",
+            again=True,
+            strategy="sqlp",
+            aggregates=(Count("n"), CountUnits("u")),
+            max_rows_per_group=3,
+        ),
+        latched_debias=_debias(".", 9),
+        latched_debias_public_keys=_debias(", public keys.", 2, public_groups=[0, 1]),
     )
+
+
+def _rows_of_unit(*unit: Place, others: tuple[tuple[int, int, int], ...] = ()) -> Pair:
+    return unit_pair("all rows of a unit", others=others, unit=unit)
 
 
 def _control(
-    about: str,
-    *,
-    unit: tuple[tuple[int, int], ...],
-    others: tuple[tuple[int, int, int], ...] = (),
-    flow: type[Flow] | None = None,
-    runs: tuple[int, int] = (16_000, 60_000),
-    **facts: Any,
+    about: str, pair: Pair, *, runs: tuple[int, int] = (16_000, 60_000), **facts: Any
 ) -> Maker:
-    """A GROUP BY of which one piece is broken; `public_groups`: from the number of runs."""
-    pieces = ("plan", "groups", "apart", "reader", "source", "looks")
-    how = {piece: facts.pop(piece) for piece in pieces if piece in facts}
-    if flow is not None:
-        how["flow"] = lambda plan, reader: flow(plan, reader, buckets=1, threads=1)
-
-    def query(runs: int) -> Query:
-        made = {n: fact(runs) if n == "public_groups" else fact for n, fact in facts.items()}
-        return day_query(**{"max_groups_contributed": 1} | made)
-
-    return _target(
-        about,
-        QueryRuns(query=query, **how),
-        (unit_pair("all rows of a unit", others=others, unit=unit),),
-        runs=runs,
-        epsilon=float(facts.get("epsilon", EPSILON)),
-        control=True,
-    )
+    """A GROUP BY of which one piece is broken."""
+    sample = _day_runs(**{"max_groups_contributed": 1} | facts)
+    epsilon = float(facts.get("epsilon", EPSILON))
+    return query_target(about, sample, pair, runs=runs, epsilon=epsilon, control=True)
 
 
 def _debias_control(about: str, rows: int, **how: Any) -> Maker:
-    return _target(
+    return query_target(
         about,
         QueryRuns(query=debias_query(public_groups=[0, 1]), groups=2, apart="windows", **how),
-        (offering_pair(rows),),
+        offering_pair(rows),
         runs=(600, 3_000),
         control=True,
     )
@@ -290,97 +273,88 @@ def _debias_control(about: str, rows: int, **how: Any) -> Maker:
 def query_controls() -> Catalogue:
     """GROUP BY queries through an engine with one line changed."""
     return by_name(
-        {
-            "bounds_off_by_one": _control(
-                "One row and one group more than the plan knows.",
-                others=((0, 0, 40), (1, 0, 40)),
-                unit=((0, 0), (1, 0)),
-                flow=BoundsOffByOne,
-                groups=2,
-                every=None,
-                public_groups=lambda runs: list(range(2 * runs)),
-            ),
-            "keys_only_when_touched": _control(
-                "A key is published only where it has new rows.",
-                others=((0, 0, 40),),
-                unit=((0, 2),),
-                flow=OnlyTouchedKeys,
-                runs=(4_000, 20_000),
-            ),
-            "threshold_without_plus_one": _control(
-                "A key with one unit is tested against the threshold of its neighbour.",
-                unit=((0, 0),),
-                plan=ThresholdWithoutPlusOne,
-                every=None,
-                epsilon=3,
-                selection_share=Fraction(99, 100),
-            ),
-            "unit_counted_twice": _control(
-                "A unit counts once per row, not once per group.",
-                others=((0, 0, 40),),
-                unit=((0, 0), (0, 1), (0, 2)),
-                flow=UnitCountedTwice,
-                aggregates=(CountUnits("n"),),
-                max_rows_per_group=3,
-                runs=(8_000, 40_000),
-            ),
-            "sqlp_per_trigger": _control(
-                "DP-SQLP's bound per trigger, where it must hold for all triggers.",
-                unit=((0, 0),),
-                plan=TailPerTrigger,
-                strategy="sqlp",
-                selection_share=Fraction(9, 10),
-                every="1 hour",
-            ),
-            "key_as_spelled": _control(
-                "A key looks as the first row spelled it: -0.0 beside others' 0.0.",
-                others=((0, 1, 60),),
-                unit=((0, 0),),
-                reader=KeyAsSpelled,
-                keys=("key", "zero"),
-                looks=key_bytes,
-                runs=(1_000, 4_000),
-            ),
-            "type_from_data": _control(
-                "A count is a column of floats once somebody had too many rows, else of integers.",
-                others=((0, 0, 40),),
-                unit=((0, 0), (0, 0)),
-                flow=ColumnTypeFromData,
-                apart="nothing",
-                epsilon=1,
-                looks=column_types,
-                public_groups=lambda runs: [0],
-                runs=(120, 400),
-            ),
-            "unit_by_spelling": _control(
-                "A unit is what is written: 5, 5.0, 5e0 and ' 5' are four of them.",
-                others=((0, 0, 5),),
-                unit=((0, 0),) * 4,
-                reader=UnitBySpelling,
-                source=units_as_text,
-                public_groups=lambda runs: list(range(runs)),
-                runs=(4_000, 20_000),
-            ),
-            "watermark_from_data": _control(
-                "Steps by the latest event time seen: one row moves those of all others.",
-                others=((0, 0, 60),),
-                unit=((0, 2),),
-                reader=WatermarkFromData,
-                apart="nothing",
-                epsilon=1,
-                runs=(120, 400),
-            ),
-            "debias_units_not_capped": _debias_control(
-                "Rows offered are counted without a bound for a unit.",
-                20 * OFFERED,
-                flow=lambda plan, reader: UncappedOfferedRows(plan, reader, buckets=1, threads=1),
-            ),
-            "debias_noise_for_one_row": _debias_control(
-                f"Noise on rows offered for one row of a unit, which offers {OFFERED}.",
-                OFFERED,
-                plan=NoiseForOneOfferedRow,
-            ),
-        }
+        bounds_off_by_one=_control(
+            "One row and one group more than the plan knows.",
+            _rows_of_unit((0, 0), (1, 0), others=((0, 0, 40), (1, 0, 40))),
+            flow=BoundsOffByOne,
+            groups=2,
+            every=None,
+            public_groups=lambda runs: range(2 * runs),
+        ),
+        keys_only_when_touched=_control(
+            "A key is published only where it has new rows.",
+            _rows_of_unit((0, 2), others=((0, 0, 40),)),
+            flow=OnlyTouchedKeys,
+            runs=(4_000, 20_000),
+        ),
+        threshold_without_plus_one=_control(
+            "A key with one unit is tested against the threshold of its neighbour.",
+            _rows_of_unit((0, 0)),
+            plan=ThresholdWithoutPlusOne,
+            every=None,
+            epsilon=3,
+            selection_share=Fraction(99, 100),
+        ),
+        unit_counted_twice=_control(
+            "A unit counts once per row, not once per group.",
+            _rows_of_unit((0, 0), (0, 1), (0, 2), others=((0, 0, 40),)),
+            flow=UnitCountedTwice,
+            aggregates=(CountUnits("n"),),
+            max_rows_per_group=3,
+            runs=(8_000, 40_000),
+        ),
+        sqlp_per_trigger=_control(
+            "DP-SQLP's bound per trigger, where it must hold for all triggers.",
+            _rows_of_unit((0, 0)),
+            plan=TailPerTrigger,
+            strategy="sqlp",
+            selection_share=Fraction(9, 10),
+            every="1 hour",
+        ),
+        key_as_spelled=_control(
+            "A key looks as the first row spelled it: -0.0 beside others' 0.0.",
+            _rows_of_unit((0, 0), others=((0, 1, 60),)),
+            reader=KeyAsSpelled,
+            keys=("key", "zero"),
+            looks=key_bytes,
+            runs=(1_000, 4_000),
+        ),
+        type_from_data=_control(
+            "A count is a column of floats once somebody had too many rows, else of integers.",
+            _rows_of_unit((0, 0), (0, 0), others=((0, 0, 40),)),
+            flow=ColumnTypeFromData,
+            apart="nothing",
+            epsilon=1,
+            looks=column_types,
+            public_groups=lambda runs: [0],
+            runs=(120, 400),
+        ),
+        unit_by_spelling=_control(
+            "A unit is what is written: 5, 5.0, 5e0 and ' 5' are four of them.",
+            _rows_of_unit(*((0, 0),) * 4, others=((0, 0, 5),)),
+            reader=UnitBySpelling,
+            source=units_as_text,
+            public_groups=range,
+            runs=(4_000, 20_000),
+        ),
+        watermark_from_data=_control(
+            "Steps by the latest event time seen: one row moves those of all others.",
+            _rows_of_unit((0, 2), others=((0, 0, 60),)),
+            reader=WatermarkFromData,
+            apart="nothing",
+            epsilon=1,
+            runs=(120, 400),
+        ),
+        debias_units_not_capped=_debias_control(
+            "Rows offered are counted without a bound for a unit.",
+            20 * OFFERED,
+            flow=UncappedOfferedRows,
+        ),
+        debias_noise_for_one_row=_debias_control(
+            f"Noise on rows offered for one row of a unit, which offers {OFFERED}.",
+            OFFERED,
+            plan=NoiseForOneOfferedRow,
+        ),
     )
 
 
@@ -403,34 +377,34 @@ ALL_WINDOWS = crowded_pair(range(1, 1 + W))
 
 def _series(about: str, sample: SeriesRuns, *pairs: Pair, **facts: Any) -> Maker:
     usual: dict[str, Any] = {"runs": (8_000, 60_000), "delta": 0.0}
-    return _target(about, sample, pairs, **usual | facts)
+    return query_target(about, sample, *pairs, **usual | facts)
 
 
 def series_targets() -> Catalogue:
     """Time-series mechanisms through SQL."""
     return by_name(
-        {
-            "sql_w_event": _series(
-                f"SQL through uniform noise, w = {W}: from the text to the tables.",
-                SeriesRuns(options=_UNIFORM),
-                *(ALL_WINDOWS, crowded_pair(range(W))),
-                simple=True,
-            ),
-            "sql_event": _series(
-                "SQL through a tree of sums, one window of a unit: from the text to the tables.",
-                SeriesRuns(options=_COUNTER),
-                *(crowded_pair(range(1)), crowded_pair(range(1, 2))),
-                delta=SERIES_DELTA,
-                simple=True,
-            ),
-            "sql_pacer": _series(
-                f"SQL through the default mechanism, pacer, w = {W}: every run a query.",
-                SeriesRuns(options=_W_EVENT, apart=False),
-                crowded_pair(range(W), others=(40, 0), name=", jumping counts"),
-                crowded_pair(range(W)),
-                runs=(300, 2_000),
-            ),
-        }
+        sql_w_event=_series(
+            f"SQL through uniform noise, w = {W}: from the text to the tables.",
+            SeriesRuns(options=_UNIFORM),
+            ALL_WINDOWS,
+            crowded_pair(range(W)),
+            simple=True,
+        ),
+        sql_event=_series(
+            "SQL through a tree of sums, one window of a unit: from the text to the tables.",
+            SeriesRuns(options=_COUNTER),
+            crowded_pair(range(1)),
+            crowded_pair(range(1, 2)),
+            delta=SERIES_DELTA,
+            simple=True,
+        ),
+        sql_pacer=_series(
+            f"SQL through the default mechanism, pacer, w = {W}: every run a query.",
+            SeriesRuns(options=_W_EVENT, apart=False),
+            crowded_pair(range(W), others=(40, 0), name=", jumping counts"),
+            crowded_pair(range(W)),
+            runs=(300, 2_000),
+        ),
     )
 
 
@@ -438,18 +412,16 @@ def series_controls() -> Catalogue:
     """SQL through a mechanism that is charged too little."""
     facts: dict[str, Any] = {"control": True, "runs": (8_000, 40_000)}
     return by_name(
-        {
-            "sql_unit_enters_again": _series(
-                "A unit whose rows come in two steps enters a window twice.",
-                SeriesRuns(options=_UNIFORM, run=UnitEntersAgain),
-                ALL_WINDOWS,
-                **facts,
-            ),
-            "sql_w_forgotten": _series(
-                f"Promised for {W} windows, but the mechanism is made for one.",
-                SeriesRuns(options=_UNIFORM.replace(f"w = {W}", "w = 1")),
-                ALL_WINDOWS,
-                **facts,
-            ),
-        }
+        sql_unit_enters_again=_series(
+            "A unit whose rows come in two steps enters a window twice.",
+            SeriesRuns(options=_UNIFORM, run=UnitEntersAgain),
+            ALL_WINDOWS,
+            **facts,
+        ),
+        sql_w_forgotten=_series(
+            f"Promised for {W} windows, but the mechanism is made for one.",
+            SeriesRuns(options=_UNIFORM.replace(f"w = {W}", "w = 1")),
+            ALL_WINDOWS,
+            **facts,
+        ),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Protocol
 
@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.mechanisms.base import Mechanism, Spender
-from dpstream.privacy.ledger.charges import Cells, Cover, Interval, Paid
+from dpstream.privacy.ledger.charges import Cells, Cover, Interval, Paid, Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.spend import Spend
 from dpstream.privacy.state import Secret
-from dpstream.records import Integers, Reals, Release, Words
+from dpstream.records import Integers, Release
 
 _AMOUNTS = ("epsilon", "rho", "amount")
 
@@ -54,8 +54,30 @@ class Changed(AssertionError):
     """The neighbour made the mechanism ask something else: raw data steer its control flow."""
 
 
+def _recorded(kind: str, first: str | None = None) -> Any:
+    """A method of `Spend`, recorded; `first`: the name of its first argument, if it is no value."""
+
+    def ask(self: Recorder, value: Any, **asked: Any) -> Any:
+        if first is None:
+            return self._ask(kind, value, **asked)
+        return self._ask(kind, **asked, **{first: value})
+
+    return ask
+
+
 class Recorder:
     """A Spend that remembers; given `script`, one that repeats the script's answers instead."""
+
+    laplace = _recorded("laplace")
+    gaussian = _recorded("gaussian")
+    normals = _recorded("normals")
+    """Who is asked for must not depend on raw data."""
+    choose = _recorded("choose")
+    respond = _recorded("respond")
+    pay = _recorded("pay")
+    cover = _recorded("cover", "amount")
+    open_interval = _recorded("open_interval", "epsilon")
+    close_interval = _recorded("close_interval", "interval")
 
     def __init__(self, spend: Spend | None = None, script: Sequence[Call] | None = None) -> None:
         self.step = -1
@@ -67,49 +89,6 @@ class Recorder:
         self.step = step
         if self._spend is not None:
             self._spend.begin(step, lambda _: "")
-
-    def laplace(self, value: npt.ArrayLike, **asked: Any) -> Integers:
-        """Recorded `Spend.laplace`."""
-        answer: Integers = self._ask("laplace", value, **asked)
-        return answer
-
-    def gaussian(self, value: npt.ArrayLike, **asked: Any) -> Integers:
-        """Recorded `Spend.gaussian`."""
-        answer: Integers = self._ask("gaussian", value, **asked)
-        return answer
-
-    def normals(self, size: int | Words, **asked: Any) -> Reals:
-        """Recorded `Spend.normals`; who is asked for must not depend on raw data."""
-        answer: Reals = self._ask("normals", size, **asked)
-        return answer
-
-    def cover(self, amount: Fraction, **asked: Any) -> Cover:
-        """Recorded `Spend.cover`."""
-        cover: Cover = self._ask("cover", amount=amount, **asked)
-        return cover
-
-    def choose(self, scores: npt.ArrayLike, **asked: Any) -> int:
-        """Recorded `Spend.choose`."""
-        return int(self._ask("choose", scores, **asked))
-
-    def respond(self, bucket: npt.ArrayLike, **asked: Any) -> Integers:
-        """Recorded `Spend.respond`."""
-        answer: Integers = self._ask("respond", bucket, **asked)
-        return answer
-
-    def pay(self, value: npt.ArrayLike, **asked: Any) -> Paid:
-        """Recorded `Spend.pay`."""
-        paid: Paid = self._ask("pay", value, **asked)
-        return paid
-
-    def open_interval(self, epsilon: Fraction, *, purpose: str = "interval") -> Interval:
-        """Recorded `Spend.open_interval`."""
-        interval: Interval = self._ask("open_interval", epsilon=epsilon, purpose=purpose)
-        return interval
-
-    def close_interval(self, interval: Interval) -> None:
-        """Recorded `Spend.close_interval`."""
-        self._ask("close_interval", interval=interval)
 
     def _ask(self, kind: str, value: npt.ArrayLike | None = None, **asked: Any) -> Any:
         exact = np.zeros(0, np.int64) if value is None else np.asarray(value, dtype=np.int64)
@@ -127,7 +106,7 @@ class Recorder:
             answer=None,
         )
         answer = self._answer(call, value, asked)
-        self.calls.append(Call(**{**call.__dict__, "answer": answer}))
+        self.calls.append(replace(call, answer=answer))
         return answer
 
     def _answer(self, call: Call, value: npt.ArrayLike | None, asked: dict[str, Any]) -> Any:
@@ -150,14 +129,18 @@ class Replay:
     violations: list[str]
 
 
+def spend_on(terms: Terms, *, secret: bytes, run: bytes = bytes(16)) -> Spend:
+    """The real `Spend`, on a ledger of its own with these terms."""
+    ledger, key = Ledger(), Secret(secret).key("runner noise", run)
+    ledger.open("audit", terms)
+    return Spend(run=run, key=key, ledger=ledger, dataset="audit")
+
+
 def record(
     mechanism: Mechanism, block: Integers, *, secret: bytes, run: bytes
 ) -> tuple[list[Call], list[Release]]:
     """Run a mechanism on its own book and keep every question and answer."""
-    ledger = Ledger()
-    ledger.open("audit", mechanism.terms())
-    key = Secret(secret).key("runner noise", run)
-    recorder = Recorder(Spend(run=run, key=key, ledger=ledger, dataset="audit"))
+    recorder = Recorder(spend_on(mechanism.terms(), secret=secret, run=run))
     return recorder.calls, drive(mechanism, block, recorder)
 
 

@@ -23,9 +23,8 @@ import numpy as np
 from dpstream.counting.binary_tree import Honaker
 from dpstream.counting.buffered import UNIT, BufferedLinearToeplitz, LastTwice, gram, spans
 from dpstream.errors import InvalidParameter
-from dpstream.privacy.accounting.accountant import delta_of
+from dpstream.privacy.accounting.accountant import NO_FLOAT_ERROR, FloatError, delta_of
 from dpstream.privacy.accounting.calibration import mu_squared_for, round_up
-from dpstream.privacy.accounting.privacy_events import Composed, DeltaSlack, FloatError, Gaussian
 from dpstream.privacy.amounts import on_grid
 from dpstream.privacy.sensitivity import root_above
 from dpstream.privacy.spend import NORMAL_LARGEST, NORMAL_LOST, NORMAL_PRECISION
@@ -90,7 +89,7 @@ def _modes_error(process: BufferedLinearToeplitz) -> float:
 
 
 def float_error(process: Process, *, sigma: float, quantum: float) -> FloatError:
-    """The event that the accountant composes with the Gaussian one."""
+    """What the accountant adds to the Gaussian noise: the float error of one process."""
     steps = process.steps
     largest = process.process if isinstance(process, LastTwice) else process
     noise = NORMAL_LARGEST * largest.row_norm(steps)
@@ -152,17 +151,16 @@ def calibrate(
             )
         ratio = root_above(norm**2 * change**2 / mu_squared)
         sigma = round_up(ratio)
-        event = float_error(process, sigma=float(sigma), quantum=1.0)
-        both = Composed(events=(Gaussian(mu_squared=mu_squared), event))
-        if delta_of(both, epsilon=epsilon) <= delta:
-            return mu_squared, sigma, event
-        if spare or 2 * event.xi > NEGLIGIBLE * epsilon:
+        error = float_error(process, sigma=float(sigma), quantum=1.0)
+        if delta_of(epsilon=epsilon, mu_squared=mu_squared, error=error) <= delta:
+            return mu_squared, sigma, error
+        if spare or 2 * error.xi > NEGLIGIBLE * epsilon:
             raise InvalidParameter(
                 f"float noise over steps={process.steps} cannot be shown to keep epsilon="
-                f"{float(epsilon):g}, delta={float(delta):g} (xi = {float(event.xi):.2g}); use "
+                f"{float(epsilon):g}, delta={float(delta):g} (xi = {float(error.xi):.2g}); use "
                 "fewer steps, a coarser quantum, or the exact counter (without keys)"
             )
-        spare = event.xi * Fraction(11, 10)
+        spare = error.xi * Fraction(11, 10)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +231,7 @@ def calibrate_query(
             f"{shares=}, {influence=}"
         )
     most = math.exp(min(float(epsilon), 700.0)) + 1
-    spare = FloatError(xi=Fraction(0), tau=Fraction(0))
+    spare = NO_FLOAT_ERROR
     for _ in range(3):
         lost = round_up(most * 1.001) * spare.tau
         room = (delta * (1 - Fraction(1, 10**9)) - lost) * (1 - spare.xi) - delta_slack
@@ -256,10 +254,10 @@ def calibrate_query(
             mu_squares=mu_squares,
             influence=influence,
         )
-        event = Composed(
-            events=(Gaussian(mu_squared=mu_squared), DeltaSlack(delta=delta_slack), error)
+        spent = delta_of(
+            epsilon=epsilon, mu_squared=mu_squared, delta_slack=delta_slack, error=error
         )
-        if delta_of(event, epsilon=epsilon) <= delta:
+        if spent <= delta:
             sigmas = tuple(
                 query_sigma(process, sensitivity=sensitivity, mu_squared=share)
                 for sensitivity, share in zip(sensitivities, mu_squares, strict=True)

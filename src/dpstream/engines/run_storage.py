@@ -175,7 +175,7 @@ def open_directory(
                 ledger=ledger,
                 more={"facts": facts, "buckets": buckets, "notes": notes},
             )
-            directory.made = missing
+            directory.created = missing
         else:
             directory = open_run(folder, about=about, secret=secret, ledger=ledger)
         undo.callback(directory.close)  # a refused directory must not stay locked

@@ -95,22 +95,10 @@ class UnitBucket:
             units.find(batch[0], part, rows)
             pairs.reserve(len(part))
             known = _EVERY if most is None else most[start : start + SLICE]
-            pairs.used, left = _keep_rows(
-                part,
-                rows,
-                known,
-                batch[0],
-                batch[1],
-                units.words.view(np.int64),
-                pairs.words,
-                pairs.index,
-                pairs.touched,
-                pairs.used,
-                limits,
-                by_value,
-                keep_mask,
-                waiting,
-            )
+            pair_state = (pairs.words, pairs.index, pairs.touched, pairs.used)
+            rows_of = (part, rows, known, batch[0], batch[1], units.words.view(np.int64))
+            result = (keep_mask, waiting)
+            pairs.used, left = _keep_rows(*rows_of, *pair_state, limits, by_value, *result)
             if left:
                 put_off.append(waiting[:left] + start)
         return np.concatenate(put_off)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -27,10 +27,10 @@ from dpstream.group_by.hash_tables import HashTable, in_buckets
 from dpstream.group_by.kept_share import Totals, count_offered
 from dpstream.group_by.key_selection import Passes, end_rounds, passes, select_keys
 from dpstream.group_by.perturb import NoisySums, TableOrder, perturb, thin_out
-from dpstream.group_by.query_state import QueryState
 from dpstream.group_by.release_table import ReleaseTables
 from dpstream.privacy.query_spend import NoiseStream, NoiseStreams, QuerySpend
 from dpstream.query.noise_plan import NoisePlan, WindowPlan
+from dpstream.query.query import Query
 from dpstream.query.schedule import DueRelease
 from dpstream.records import Integers, Words
 from dpstream.rows.row_batch import Rows, RowSlice, rows_by_window
@@ -92,11 +92,6 @@ class Flow:
         units = [UnitBucket(bounds=self.query.bounds) for _ in range(self.buckets)]
         self.state = QueryState(units=units)
         self._orders: dict[int, TableOrder] = {}
-
-    def fix_schema(self) -> None:
-        """Fix the columns of every release and their types: before anything is paid."""
-        self.reader.settle_types()
-        _ = self.tables.schema  # post-processing that cannot be done is refused here
 
     # The path of a step.
 
@@ -299,7 +294,9 @@ class Flow:
 
     def evict_periods(self, step: int) -> None:
         """Drop the units of every period whose windows are all final by `step`."""
-        self.state.evict_periods(self.query, step)
+        for period in self.state.periods:
+            if _last_step(self.query, period, step) < step:
+                self.state.evict_period(period)
 
     def close(self) -> None:
         """Stop the threads."""
@@ -335,3 +332,56 @@ class Workers:
         """Stop the threads."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+
+@dataclass(kw_only=True)
+class QueryState:
+    """Units and their groups, and every group's sums and noise, in hash buckets."""
+
+    units: list[UnitBucket]
+    windows: dict[int, list[GroupBucket]] = field(default_factory=dict)
+    totals: dict[int, Totals] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Memory held."""
+        tables = [
+            table
+            for bucket in self.units
+            for kind in (bucket.periods, bucket.windows, bucket.offered)
+            for table in kind.values()
+        ]
+        groups = [bucket for buckets in self.windows.values() for bucket in buckets]
+        return sum(t.bytes for t in tables) + sum(g.bytes for g in groups)
+
+    @property
+    def periods(self) -> set[int]:
+        """Periods that have units.
+
+        A list of each bucket's: the next step's rows may be bounded meanwhile, in other periods.
+        """
+        return {period for bucket in self.units for period in list(bucket.periods)}
+
+    def evict_window(self, window: int) -> None:
+        """Drop a final window's groups, the units in them, and its totals."""
+        self.windows.pop(window, None)
+        self.totals.pop(window, None)
+        for bucket in self.units:
+            bucket.windows.pop(window, None)
+
+    def evict_period(self, period: int) -> None:
+        """Drop a period's units."""
+        for bucket in self.units:
+            bucket.periods.pop(period, None)
+            bucket.offered.pop(period, None)
+
+
+def _last_step(query: Query, period: int, step: int) -> int:
+    """The last step that publishes a window of a period; without an end, it is not over yet."""
+    ticks, schedule = query.periods, query.schedule
+    if ticks is None:
+        return step if schedule.steps is None else schedule.steps - 1
+    end = ticks.at(period + 1)
+    if schedule.end is not None:  # the period may reach beyond it
+        end = min(end, schedule.end)
+    return schedule.last_step(int(schedule.last_window_of(np.array([end - 1]))[0]))

@@ -83,7 +83,7 @@ class GroupBucket:
             new = keep_mask  # in its first round, a unit is new where it is new to the group
             if units is not None:
                 new = self._new_in_round(groups, units, rows, part, step, len(keep_mask))
-            state = (self.codes, self.table.numbers, pre_threshold, became, at, _LARGEST_SUM)
+            state = (self.codes, self.table.numbers, pre_threshold, became, at)
             count, over = _add(rows, part, keep_mask, new, values, *state)
             if over:
                 raise StateError(_TOO_LARGE)
@@ -99,7 +99,7 @@ class GroupBucket:
         """Add what `sum_groups` has made of rows elsewhere: the same as to add the rows."""
         rows = self.table.rows(groups)
         became: Integers = np.empty(len(rows), np.int64)
-        state = (self.table.numbers, pre_threshold, became, _LARGEST_SUM)
+        state = (self.table.numbers, pre_threshold, became)
         count, over = _add_sums(rows, sums, *state)
         if over:
             raise StateError(_TOO_LARGE)
@@ -176,7 +176,7 @@ def sum_groups(
     codes, table = np.array([_KINDS.index(m.kind) for m in measures]), HashTable(len(measures))
     rows = table.rows(groups, places)
     nowhere: Integers = np.empty(0, np.int64)
-    state = (codes, table.numbers, -1, nowhere, nowhere, _LARGEST_SUM)
+    state = (codes, table.numbers, -1, nowhere, nowhere)
     _, over = _add(rows, places, keep_mask, keep_mask, values, *state)
     if over:
         raise StateError(_TOO_LARGE)
@@ -186,16 +186,14 @@ def sum_groups(
 
 
 @compiled
-def _add_sums(
-    rows: Any, more: Any, sums: Any, pre_threshold: int, became: Any, largest: int
-) -> tuple[int, bool]:
+def _add_sums(rows: Any, more: Any, sums: Any, pre_threshold: int, became: Any) -> tuple[int, bool]:
     """Add sums to each row's; note the places where a group passes the pre-threshold."""
     count, over = 0, False
     for i in range(len(rows)):
         row, before = rows[i], sums[rows[i], 0]
         for m in range(more.shape[1]):
             sums[row, m] += more[i, m]
-            over |= abs(sums[row, m]) > largest
+            over |= abs(sums[row, m]) > _LARGEST_SUM
         if pre_threshold >= 0 and before <= pre_threshold < sums[row, 0]:
             became[count] = i
             count += 1
@@ -214,7 +212,6 @@ def _add(
     pre_threshold: int,
     became: Any,
     at: Any,
-    largest: int,
 ) -> tuple[int, bool]:
     """Add each row to its group's sums; note the groups that pass the pre-threshold, and where."""
     count, over = 0, False
@@ -232,7 +229,7 @@ def _add(
             elif codes[m] == 2:
                 sums[row, m] += values[place, value]
                 value += 1
-                over |= abs(sums[row, m]) > largest
+                over |= abs(sums[row, m]) > _LARGEST_SUM
             elif new[place] & FIRST:
                 sums[row, 0] += 1
                 if sums[row, 0] == pre_threshold + 1 and sums[row, len(codes)] == 0:

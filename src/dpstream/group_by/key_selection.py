@@ -79,7 +79,7 @@ def end_rounds(
     release: int,
     step: int,
     streams: Sequence[NoiseStream],
-    choose: Passes = passes,
+    choose: Passes,
 ) -> NoisySums:
     """The groups whose round ends now, with all their sums; their next round begins."""
     ending = _ending(bucket, plan, release, streams[0], choose)

@@ -31,12 +31,7 @@ class NoisySums:
 
     def select(self, kept: npt.NDArray[np.bool_] | slice) -> NoisySums:
         """Some of them."""
-        return NoisySums(
-            ids=self.ids[kept],
-            since=self.since[kept],
-            sums=self.sums[kept],
-            groups=self.groups[kept],
-        )
+        return NoisySums(**{name: column[kept] for name, column in vars(self).items()})
 
 
 def next_noise(

@@ -27,44 +27,38 @@ from dpstream.records import Integers, Reals, Release
 from dpstream.rows.row_reader import RowReader
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnswerContext:
-    """How noisy columns are read: public facts, and the noisy share of rows that were kept."""
-
-    one_row: bool
-    nonnegative: bool
-    deviations: float | None = None
-    """Half the width of a confidence interval, in standard deviations."""
-    kept: tuple[float, float] | None = None
-    """The share of rows that bounding kept, and the standard deviation of that; None: not asked."""
-
-
 def answer_columns(
     aggregates: Sequence[Aggregate],
     noisy: Mapping[Measure, tuple[Integers, float]],
-    reading: AnswerContext,
+    *,
+    one_row: bool,
+    nonnegative: bool,
+    deviations: float | None = None,
+    kept: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    """Named columns of a release: each aggregate, `<name>_stddev`, and an interval if asked for."""
+    """Named columns of a release: each aggregate, `<name>_stddev`, and an interval if asked for.
+
+    `deviations`: half the width of a confidence interval, in standard deviations. `kept`: the noisy
+    share of rows that bounding kept, and the standard deviation of that; None: not asked.
+    """
     table: dict[str, Any] = {}
     for aggregate in aggregates:
         pairs = []
-        for measure in aggregate.measures(reading.one_row):
+        for measure in aggregate.measures(one_row):
             steps, stddev = noisy[measure]
             quantum = float(measure.quantum)
             values = steps if measure.kind != "value" else steps * quantum
             pairs.append((values, np.full(len(steps), stddev * quantum)))
-        values, spread = aggregate.answer(pairs, reading.nonnegative)
-        if aggregate.grows and reading.kept is not None:  # by the query alone: it makes reals
-            share, of_share = reading.kept
+        values, spread = aggregate.answer(pairs, nonnegative)
+        if aggregate.grows and kept is not None:  # by the query alone: it makes reals
+            share, of_share = kept
             values = values / share
             spread = np.hypot(spread, values * of_share) / share
         name = aggregate.name
         table[name], table[f"{name}_stddev"] = values, spread
-        if reading.deviations is not None:
-            low, high = values - reading.deviations * spread, values + reading.deviations * spread
-            table[f"{name}_low"], table[f"{name}_high"] = aggregate.within(
-                low, high, reading.nonnegative
-            )
+        if deviations is not None:
+            ends = values - deviations * spread, values + deviations * spread
+            table[f"{name}_low"], table[f"{name}_high"] = aggregate.within(*ends, nonnegative)
     return table
 
 
@@ -93,15 +87,18 @@ class ReleaseTables:
         span, time = query.schedule.span(due.window), query.schedule.time_of(step)
         keys = no_keys(query, self.types) if keys is None else keys
         stddevs = plan.stddevs[:, due.release - 1]
-        release = self._columns(sums, stddevs, keys, kept, Place(span, time, due.release))
+        place = Place(span, time, due.release, due.releases)
+        release = self._columns(sums, stddevs, keys, kept, place)
         if not release.schema.equals(self.schema):
+            known, new = (
+                ", ".join(f"{field.name} ({field.type})" for field in schema)
+                for schema in (self.schema, release.schema)
+            )
             raise StateError(
-                f"the releases of {query.name!r} have the columns {shown_schema(self.schema)}, and "
-                f"this one has {shown_schema(release.schema)}; it was not published: please report "
-                "this query"
+                f"the releases of {query.name!r} have the columns {known}, and this one has {new}; "
+                "it was not published: please report this query"
             )
         more = {"kept_share": kept[0]} if query.totals else {}
-        place = Place(span, time, due.release, due.releases)
         return place.describe(release, query.name, self.run_tag, due.window, **more)
 
     def _columns(
@@ -118,13 +115,14 @@ class ReleaseTables:
             measure: (sums[:, number], float(stddevs[number]))
             for number, measure in enumerate(query.measures)
         }
-        reading = AnswerContext(
+        answers = answer_columns(
+            query.aggregates,
+            noisy,
             one_row=query.one_row,
             nonnegative=query.nonnegative,
             deviations=self.plan.interval,
             kept=kept if query.totals else None,
         )
-        answers = answer_columns(query.aggregates, noisy, reading)
         return place.table(query, len(sums), keys, answers)
 
     @cached_property
@@ -221,8 +219,3 @@ def _instants(time: int | None, size: int) -> pa.Array:
 def no_keys(query: RowSpec, types: Types) -> pa.Table:
     """Key columns without rows."""
     return pa.table({name: pa.array([], types[name]) for name in query.keys})
-
-
-def shown_schema(schema: pa.Schema) -> str:
-    """Names and types, for people."""
-    return ", ".join(f"{field.name} ({field.type})" for field in schema)

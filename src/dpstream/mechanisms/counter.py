@@ -22,7 +22,7 @@ from dpstream.mechanisms.counters.blt import BltCounter
 from dpstream.mechanisms.counters.unbounded import UnboundedCounter
 from dpstream.mechanisms.parts.factorised_counter import CountingParameters
 from dpstream.mechanisms.runner import Runner
-from dpstream.privacy.accounting.privacy_events import FloatError
+from dpstream.privacy.accounting.accountant import FloatError
 from dpstream.privacy.ledger.charges import Cover, Terms, chain_digest
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.spend import Spend, noise_versions

@@ -18,7 +18,7 @@ import numpy as np
 
 from dpstream.errors import InvalidParameter, NoiseReuse, StateError
 from dpstream.privacy import noise
-from dpstream.privacy.accounting.privacy_events import FloatError
+from dpstream.privacy.accounting.accountant import FloatError
 from dpstream.privacy.accounting.promises import with_lost_mass
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger

@@ -21,7 +21,7 @@ from dpstream.privacy.ledger.balance import DigestAt
 from dpstream.privacy.ledger.charges import Cells, Charge, Cover, Interval, Kind, Paid
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state.journal import this_process
-from dpstream.records import Integers
+from dpstream.records import Integers, Reals, Words
 
 NORMAL_PRECISION, NORMAL_LARGEST, NORMAL_LOST = noise.PRECISION, noise.LARGEST, noise.LOST
 """How close `Spend.normals` are to ideal ones, their largest size, and how likely that fails."""
@@ -169,14 +169,14 @@ class Spend:
 
     def normals(
         self,
-        size: int | noise.Words,
+        size: int | Words,
         *,
         each: int = 1,
         purpose: str,
         cover: Cover,
         part: int = 0,
         distinct: bool = False,
-    ) -> noise.Reals:
+    ) -> Reals:
         """Standard normals for a mechanism that combines them itself: rows x `each`.
 
         `size` rows, or one row for each 128-bit key id. `cover` has paid for them; `part` names

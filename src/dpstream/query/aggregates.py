@@ -160,8 +160,8 @@ class Sum(Identified, identity="sum", keys="name column lo hi quantum"):
             raise InvalidParameter(
                 f"{self.name!r} has more than 2^31 grid steps; use a coarser quantum"
             )
-        found = {"contribution_bounds_per_row": (lo, hi), "lo": lo, "hi": hi, "quantum": quantum}
-        for name, value in found.items():
+        exact_values = {"contribution_bounds_per_row": (lo, hi), "lo": lo, "hi": hi}
+        for name, value in (exact_values | {"quantum": quantum}).items():
             object.__setattr__(self, name, value)
 
     def measures(self, one_row: bool) -> tuple[Measure, ...]:

@@ -30,6 +30,8 @@ from dpstream.records import Integers, Reals
 
 _EARLY = 0.02  # the part of a threshold that sparing noise for rare keys may cost
 _COARSEST = 10  # grid steps that a clamped value must still have
+_buffered = lru_cache(maxsize=256)(BufferedLinearToeplitz)  # to find its parameters takes a while
+_last_twice = lru_cache(maxsize=256)(LastTwice)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +128,11 @@ class NoisePlan:
     def _process(self, releases: int) -> Process:
         if self.query.strategy == "sqlp":
             return Honaker(steps=releases)
-        process, share = _buffered(releases, self.query.buffers), self.query.last_budget
+        process = _buffered(steps=releases, buffers=self.query.buffers)
+        share = self.query.last_budget
         if share is None or releases == 1:
             return process
-        return _last_twice(process, share)
+        return _last_twice(process=process, share=share)
 
     @property
     def matrices(self) -> list[tuple[int, tuple[float, ...]]]:
@@ -185,7 +188,11 @@ class NoisePlan:
 
     def _of_columns(self, releases: int, columns: slice) -> WindowPlan:
         """The noise of some columns of groups that everybody knows."""
-        process, sigmas = self._process(releases), self._sigmas(releases)[columns]
+        process = self._process(releases)
+        sigmas = tuple(
+            float(query_sigma(process, sensitivity=sensitivity, mu_squared=share))
+            for sensitivity, share in zip(self.sensitivities, self.shares, strict=True)
+        )[columns]
         stddevs: Reals = np.hypot(np.outer(sigmas, process.error()), 12**-0.5)
         return WindowPlan(
             public=True,
@@ -194,13 +201,6 @@ class NoisePlan:
             stddevs=stddevs,
             pre_threshold=0,
             thresholds=np.zeros(releases, np.int64),
-        )
-
-    def _sigmas(self, releases: int) -> tuple[float, ...]:
-        process = self._process(releases)
-        return tuple(
-            float(query_sigma(process, sensitivity=sensitivity, mu_squared=share))
-            for sensitivity, share in zip(self.sensitivities, self.shares, strict=True)
         )
 
     def _quantiles(self, releases: int) -> Reals:
@@ -215,16 +215,6 @@ class NoisePlan:
         each = float(self.delta_slack) * (1 - 1e-12) / self._reached(self.columns[0]) * parts
         quantiles: Reals = -ndtri(each) * (1 + 1e-12)
         return quantiles
-
-
-@lru_cache(maxsize=256)
-def _buffered(releases: int, buffers: int) -> BufferedLinearToeplitz:
-    return BufferedLinearToeplitz(steps=releases, buffers=buffers)
-
-
-@lru_cache(maxsize=256)
-def _last_twice(process: BufferedLinearToeplitz, share: Fraction) -> LastTwice:
-    return LastTwice(process=process, share=share)
 
 
 def plan_query(query: Query) -> NoisePlan:

@@ -212,14 +212,25 @@ class Tumble(Identified, identity="tumble", keys="size"):
 
     size: Any
     kind: ClassVar[Literal["tumble", "hop", "cumulate"]] = "tumble"
+    part: ClassVar[str] = "size"
+    """The field that says how far it is from one edge to the next."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", duration(self.size, "the window's size"))
+        if self.part == "size":
+            return
+        length = duration(getattr(self, self.part), f"the window's {self.part}")
+        object.__setattr__(self, self.part, length)
+        if self.size % length or self.size == length:
+            raise InvalidParameter(
+                f"the window's size must be a multiple of its {self.part}, and more than one; got "
+                f"size={in_words(self.size)}, {self.part}={in_words(length)}"
+            )
 
     @property
     def cell(self) -> int:
         """From one edge to the next."""
-        return int(self.size)
+        return int(getattr(self, self.part))
 
     @property
     def cells(self) -> int:
@@ -235,15 +246,6 @@ class Tumble(Identified, identity="tumble", keys="size"):
                 "zone without clock changes, such as UTC, or parts of whole days"
             )
 
-    def _whole_parts(self, name: str, part: Any) -> None:
-        length = duration(part, f"the window's {name}")
-        object.__setattr__(self, name, length)
-        if self.size % length or self.size == length:
-            raise InvalidParameter(
-                f"the window's size must be a multiple of its {name}, and more than one; got "
-                f"size={in_words(self.size)}, {name}={in_words(length)}"
-            )
-
 
 @dataclass(frozen=True)
 class Hop(Tumble, identity="hop", keys="slide"):
@@ -253,16 +255,7 @@ class Hop(Tumble, identity="hop", keys="slide"):
     """
 
     slide: Any = field(kw_only=True)
-    kind = "hop"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._whole_parts("slide", self.slide)
-
-    @property
-    def cell(self) -> int:
-        """The slide."""
-        return int(self.slide)
+    kind, part = "hop", "slide"
 
 
 @dataclass(frozen=True)
@@ -273,13 +266,4 @@ class Cumulate(Tumble, identity="cumulate", keys="step"):
     """
 
     step: Any = field(kw_only=True)
-    kind = "cumulate"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._whole_parts("step", self.step)
-
-    @property
-    def cell(self) -> int:
-        """The step."""
-        return int(self.step)
+    kind, part = "cumulate", "step"

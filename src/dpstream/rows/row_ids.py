@@ -219,19 +219,15 @@ def combine(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 
 def _digest(columns: Sequence[NDArray[Any]], key: Words, out: Words | None = None) -> Words:
     """SipHash of each row's words, in the order of the columns."""
-    held = [_regular(column) for column in columns]  # the addresses stay valid
-    addresses = [c.ctypes.data + 8 * word for c in held for word in range(_width(c))]
-    strides = [c.strides[0] for c in held for _ in range(_width(c))]
+    regular = [  # kept until the end: the addresses stay valid; one item for all rows may stay so
+        column if column.strides == (0,) else np.ascontiguousarray(column) for column in columns
+    ]
+    addresses = [c.ctypes.data + 8 * word for c in regular for word in range(_width(c))]
+    strides = [c.strides[0] for c in regular for _ in range(_width(c))]
     if out is None:
-        out = np.empty((len(held[0]), 2), np.uint64)
+        out = np.empty((len(regular[0]), 2), np.uint64)
     hash_rows(np.array(addresses, np.uint64), np.array(strides, np.uint64), key, out)
     return out
-
-
-def _regular(column: NDArray[Any]) -> NDArray[Any]:
-    """The column with its words in order; one item that counts many times may stay so."""
-    once = column.ndim == 1 and column.strides == (0,)
-    return column if once else np.ascontiguousarray(column)
 
 
 def _check_lengths(columns: Sequence[Any]) -> None:

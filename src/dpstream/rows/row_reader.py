@@ -32,6 +32,8 @@ from dpstream.rows.row_ids import RowIds
 
 Codes = npt.NDArray[np.uint8]
 """By row: one more than the place of its `Reason`; 0 for a row that can be used."""
+Once = Callable[..., Any]
+"""once(*what, make=make): what `make` returns, or has returned under this name."""
 
 
 class Reason(StrEnum):
@@ -138,12 +140,17 @@ class ParsedColumns:
     def __init__(self) -> None:
         self._lock, self._known = RLock(), dict[Hashable, Any]()
 
-    def once(self, what: Hashable, make: Callable[[], Any]) -> Any:
+    def once(self, *what: Hashable, make: Callable[[], Any]) -> Any:
         """What was made under this name, or is made now."""
         with self._lock:
             if what not in self._known:
                 self._known[what] = make()
             return self._known[what]
+
+
+def _each_time(*what: Hashable, make: Callable[[], Any]) -> Any:
+    """In place of `ParsedColumns.once`, where no other query reads the same table."""
+    return make()
 
 
 class RowReader:
@@ -183,7 +190,9 @@ class RowReader:
         rejects, prepare = RejectedRows(), self.query.prepare
         table = self._declared(table, where, rejects.rejected)
         declared = sorted((name, str(kind)) for name, kind in self.query.declared.items())
-        once = _Once(parsed, f"{declared} {type(prepare)} {prepare!r}")
+        once: Once = _each_time
+        if parsed is not None:  # shared with queries that prepare the table alike
+            once = partial(parsed.once, f"{declared} {type(prepare)} {prepare!r}")
         if prepare is not None:
             table = once("prepare", make=partial(prepare, table))
         reasons: Codes = np.zeros(len(table), np.uint8)
@@ -208,7 +217,7 @@ class RowReader:
         return in_order(self._identified(columns, rejects)), rejects
 
     def _columns(
-        self, table: pa.Table, reasons: Codes, arrived: int | None, once: _Once
+        self, table: pa.Table, reasons: Codes, arrived: int | None, once: Once
     ) -> dict[str, Any]:
         """Every column that matters, parsed; rows that cannot be used are marked."""
         query = self.query
@@ -246,10 +255,10 @@ class RowReader:
         }
 
     def _hashed_once(
-        self, table: pa.Table, units: pa.Array, keys: pa.Table, once: _Once
+        self, table: pa.Table, units: pa.Array, keys: pa.Table, once: Once
     ) -> dict[str, Words]:
         """Ids of units and groups, where other queries may need them too."""
-        if not once.shared:
+        if once is _each_time:
             return {}
         ids, unit = self.ids, self.query.privacy_unit_column
         names = once("names", ids.common, unit, str(units.type), make=partial(ids.names, units))
@@ -346,7 +355,7 @@ class RowReader:
         rejected += reject(table, reasons, where)
         return typed.filter(pa.array(reasons == 0))
 
-    def _times(self, table: pa.Table, reasons: Codes, once: _Once) -> tuple[Integers, Integers]:
+    def _times(self, table: pa.Table, reasons: Codes, once: Once) -> tuple[Integers, Integers]:
         """The event time and the arrival time of each row."""
         if self.query.time_column is None:
             zero = np.zeros(len(table), np.int64)
@@ -358,7 +367,7 @@ class RowReader:
         return moments, self._parsed_times(table, arrival, Reason.ARRIVAL, reasons, once)
 
     def _parsed_times(
-        self, table: pa.Table, name: str, problem: Reason, reasons: Codes, once: _Once
+        self, table: pa.Table, name: str, problem: Reason, reasons: Codes, once: Once
     ) -> Integers:
         zone, unit = self.query.time_zone, self.query.time_unit_micros
         origin = self.query.time_origin
@@ -378,12 +387,12 @@ class RowReader:
             column, bad = readable_text(table, name)
             table = table.set_column(table.column_names.index(name), name, column)
             flag(reasons, Reason.NOT_UTF8, bad)
-        moments, arrivals = self._times(table, reasons, _Once(None, ""))
+        moments, arrivals = self._times(table, reasons, _each_time)
         steps = self.query.schedule.step_of(arrivals)
         none = (reasons != 0) | (self.query.schedule.window_of(moments) < 0)
         return np.where(none, -1, steps)
 
-    def _values(self, table: pa.Table, reasons: Codes, once: _Once) -> Integers:
+    def _values(self, table: pa.Table, reasons: Codes, once: Once) -> Integers:
         """What each row adds to the measures of values, rows x measures, in grid steps."""
         columns = []
         for measure in self.query.value_measures:
@@ -396,23 +405,6 @@ class RowReader:
             flag(reasons, Reason.NOT_FINITE, np.isinf(values))
             columns.append(measure.on_grid(values))
         return np.stack(columns, axis=1) if columns else np.zeros((len(table), 0), np.int64)
-
-
-class _Once:
-    """What is made of a table's columns, shared with queries that prepare the table alike."""
-
-    def __init__(self, parsed: ParsedColumns | None, prepared: str) -> None:
-        self._parsed, self._prepared = parsed, prepared
-
-    @property
-    def shared(self) -> bool:
-        """Do other queries read the same table?"""
-        return self._parsed is not None
-
-    def __call__(self, *what: Any, make: Callable[[], Any]) -> Any:
-        if self._parsed is None:
-            return make()
-        return self._parsed.once((self._prepared, *what), make)
 
 
 def _filtered(columns: dict[str, Any], kept: parse.Mask) -> dict[str, Any]:

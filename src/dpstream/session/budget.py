@@ -14,7 +14,7 @@ from dpstream.errors import BudgetExceeded
 from dpstream.privacy.amounts import show
 from dpstream.privacy.ledger.charges import Cells, Charge, Terms
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.privacy.ledger.refusals import book_in_words, shown
+from dpstream.privacy.ledger.refusals import amount_in_words, book_in_words
 from dpstream.privacy.query_spend import QuerySpend
 from dpstream.privacy.state import MemoryWindowKeys
 from dpstream.privacy.state.run_directory import is_charged
@@ -82,8 +82,9 @@ def _short_of(query: Query, asked: Fraction, book: dict[str, Any], problem: str)
         return problem.partition(": ")[2]
     return (
         f"it asks for epsilon = {show(query.epsilon)}, delta = {show(query.delta)}, and of the "
-        f"book's {shown(terms, terms.total)} only {shown(terms, left).partition(' = ')[2]} is "
-        "left; lower its epsilon, or agree on a larger book"
+        f"book's {amount_in_words(terms, terms.total)} only "
+        f"{amount_in_words(terms, left).partition(' = ')[2]} is left; lower its epsilon, or agree "
+        "on a larger book"
     )
 
 

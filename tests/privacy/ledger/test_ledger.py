@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpstream.errors import BudgetExceeded, InvalidParameter, LedgerError, NoiseReuse
-from dpstream.privacy.accounting.privacy_events import FloatError
+from dpstream.privacy.accounting.accountant import FloatError
 from dpstream.privacy.accounting.promises import delta_of_terms, own_terms, promise, with_lost_mass
 from dpstream.privacy.amounts import GRID, exact, on_grid, units
 from dpstream.privacy.ledger.balance import Account

@@ -20,16 +20,20 @@ from dpstream.privacy.noise import (
     Address,
     Draws,
     Stream,
-    bernoulli_exp,
     choose,
     discrete_gaussian,
     discrete_laplace,
     exact_samplers,
-    geometric,
     respond,
-    uniform,
 )
-from dpstream.privacy.noise.exact_samplers import ACCEPTED, MARGIN, MAX_SCALE, REJECTED, UNSURE
+from dpstream.privacy.noise.exact_samplers import (
+    ACCEPTED,
+    MARGIN,
+    MAX_SCALE,
+    REJECTED,
+    UNSURE,
+    weighted,
+)
 
 FALSE_ALARM = 1e-6
 ALWAYS_EXACT = 2.0**60  # a margin that leaves every comparison to exact arithmetic
@@ -88,12 +92,6 @@ def gaussian_law(variance: Fraction) -> tuple[Integers, Floats]:
     return support, np.exp(-(support**2) / (2 * float(variance)))
 
 
-def geometric_law(scale: Fraction) -> tuple[Integers, Floats]:
-    """Support and weights of the geometric law."""
-    support = np.arange(int(60 * scale) + 60)
-    return support, np.exp(-support / float(scale))
-
-
 def check(sample: Integers, off: Integers, law: tuple[Integers, Floats]) -> None:
     """The sample fits the law; the one drawn 3% off does not."""
     assert p_value(sample, *law) > FALSE_ALARM
@@ -120,43 +118,29 @@ def test_discrete_gaussian_follows_its_pmf(variance: str):
     check(sample, off, gaussian_law(exact))
 
 
-@pytest.mark.parametrize("scale", ["1/3", "7/2", "1000"])
-def test_geometric_follows_its_pmf(scale: str):
-    """P[X >= k] = exp(-k/scale); a scale 3% off is caught."""
-    exact = Fraction(scale)
-    sample = geometric(fresh(f"geometric {scale}", SAMPLES), exact)
-    off = geometric(fresh(f"geometric off {scale}", SAMPLES), exact * OFF)
-
-    check(sample, off, geometric_law(exact))
-
-
-@pytest.mark.parametrize("rate", ["1/2", "3"])
-def test_bernoulli_exp_has_its_probability(rate: str):
-    """1 comes with probability exp(-rate); a rate 3% off is caught."""
-    exact, once = Fraction(rate), math.exp(-Fraction(rate))
-    sample = bernoulli_exp(fresh(f"bernoulli {rate}", SAMPLES), exact)
-    off = bernoulli_exp(fresh(f"bernoulli off {rate}", SAMPLES), exact * OFF)
-
-    check(sample, off, (np.arange(2), np.array([1 - once, once])))
-
-
 @pytest.mark.parametrize("count", [2, 10, 64, 100, 1000])
-def test_uniform_is_uniform(count: int):
-    """Every number below count is equally likely; a count 3% off is caught."""
-    sample = uniform(fresh(f"uniform {count}", SAMPLES), count)
-    off = uniform(fresh(f"uniform off {count}", SAMPLES), math.ceil(count * OFF))
+def test_candidates_without_preference_are_uniform(count: int):
+    """Every candidate is equally likely; a count 3% off is caught."""
+
+    def uniform(purpose: str, count: int) -> Integers:
+        draws, gaps = fresh(f"{purpose} {count}", SAMPLES), np.zeros(count, np.int64)
+        return weighted(draws, gaps, Fraction(1), MARGIN)
+
+    sample, off = uniform("uniform", count), uniform("uniform off", math.ceil(count * OFF))
 
     check(sample, off, (np.arange(count), np.ones(count)))
 
 
-def test_uniform_rejects_the_uneven_rest():
+def test_candidates_reject_the_uneven_rest():
     """At 3 * 2^61 the word's remainder alone would favour the lower third by 3 to 2."""
     count = 3 << 61
-    sample = uniform(fresh("uniform large", SAMPLES), count)
     words = fresh("uniform words", SAMPLES).blocks(np.arange(SAMPLES), np.zeros(SAMPLES, np.int64))
-    biased = (words[:, 0] % np.uint64(count)).astype(np.int64)
+    status, values = np.empty(SAMPLES, np.int8), np.empty(SAMPLES, np.int64)
+    limit = np.uint64((1 << 64) // count * count)
+    exact_samplers.uniform_kernel(words, np.uint64(count), limit, status, values)
 
-    check(sample >> 57, biased >> 57, (np.arange(48), np.ones(48)))
+    law = (np.arange(48), np.ones(48))
+    check(values[status == ACCEPTED] >> 57, values >> 57, law)
 
 
 @pytest.mark.parametrize("truth", [0, 3])
@@ -257,12 +241,8 @@ SAMPLERS: dict[str, Sampler] = {
         for s in SCALES
     },
     **{
-        f"geometric {s}": lambda draws, margin, s=s: geometric(draws, Fraction(s), margin=margin)
-        for s in SCALES
-    },
-    **{
-        f"bernoulli {r}": lambda draws, margin, r=r: bernoulli_exp(
-            draws, Fraction(r), margin=margin
+        f"weighted {r}": lambda draws, margin, r=r: weighted(
+            draws, np.arange(2), Fraction(r), margin
         )
         for r in ["0", "1/1000", "1/3", "5", "1000000000000"]
     },
@@ -355,34 +335,37 @@ def test_words_on_a_boundary_are_settled_by_further_bits(scale: str, k: int, sig
     exact_samplers.laplace_kernel(words, float(exact), MARGIN, status, values)
     assert status[0] == UNSURE
 
-    def draw(*extensions: int) -> tuple[int, int]:
+    def draw(*extensions: int) -> int:
         draws = Scripted(first, extensions)
         magnitude = abs(int(discrete_laplace(draws, exact)[0]))
         assert [number for _, number in draws.asked] == list(range(1, len(extensions) + 1))
-        return magnitude, int(geometric(Scripted(first, extensions), exact)[0])
+        return magnitude
 
-    below, above = draw(next_bits - 1), draw(next_bits + 1)
-    assert below == (k, k)
-    assert above[1] == k - 1
-    assert above[0] == k - 1 or (sign == 1 and k == 1)  # minus zero goes to the next attempt
-    assert draw(next_bits, last_bits - 1)[1] == k
-    assert draw(next_bits, last_bits + 1)[1] == k - 1
+    assert draw(next_bits - 1) == draw(next_bits, last_bits - 1) == k
+    if sign == 0 or k > 1:  # minus zero goes to the next attempt
+        assert draw(next_bits + 1) == draw(next_bits, last_bits + 1) == k - 1
+
+
+def below_exp(words: list[int], rate: Fraction, margin: float) -> list[int]:
+    """What the float path says of U < exp(-rate), U in [word, word + 1) 2^-64."""
+    status, values = np.empty(len(words), np.int8), np.empty(len(words), np.int64)
+    blocks = np.array([[0, word] for word in words], dtype=np.uint64)
+    rates = np.full(2, float(rate))
+    exact_samplers.weighted_kernel(blocks, rates, np.uint64(0), margin, status, values)
+    return status.tolist()
 
 
 @pytest.mark.parametrize("rate", ["1/1000000", "1/3", "1", "17/2", "40"])
-def test_bernoulli_words_on_the_boundary(rate: str):
-    """A word whose interval holds exp(-rate) is 1 below it and 0 above it, by its further bits."""
+def test_comparisons_on_the_boundary(rate: str):
+    """A word whose interval holds exp(-rate) is kept below it and rejected above it, by its
+    further bits; the next attempt keeps the other candidate."""
     exact = Fraction(rate)
     word, next_bits, last_bits = straddling(mpmath.exp(-as_real(exact)), 64)
-    status = np.empty(1, np.int8)
-    exact_samplers.bernoulli_exp_kernel(
-        np.array([[0, word]], dtype=np.uint64), float(exact), MARGIN, status
-    )
-    assert status[0] == UNSURE
+    assert below_exp([word], exact, MARGIN) == [UNSURE]
 
     def draw(*extensions: int) -> int:
-        draws = Scripted((0, word), extensions)
-        result = int(bernoulli_exp(draws, exact)[0])
+        draws = Scripted((1, word), extensions)
+        result = int(weighted(draws, np.arange(2), exact, MARGIN)[0])
         assert draws.asked == [(1, number) for number in range(1, len(extensions) + 1)]
         return result
 
@@ -414,7 +397,7 @@ def test_gaussian_words_on_the_acceptance_boundary(variance: str):
 def test_the_far_tail_is_exact_and_quick(small: int, scale: str):
     """A word next to zero says little about its logarithm: more bits are read, not more steps."""
     exact, bits = Fraction(scale), (1 << 127) + 12345
-    drawn = int(geometric(Scripted((small << 1, 0), [bits, bits, bits]), exact)[0])
+    drawn = int(discrete_laplace(Scripted((small << 1, 0), [bits, bits, bits]), exact)[0])
     u = mpmath.mpf(small << 128 | bits) / mpmath.mpf(2) ** 191
     u_next = mpmath.mpf((small << 128 | bits) + 1) / mpmath.mpf(2) ** 191
 
@@ -445,7 +428,7 @@ def wrong_magnitudes(scale: Fraction, margin: float) -> tuple[int, int]:
         uppers = [u for u in edge_words(63) + near if 0 <= u < 1 << 63]
         words = np.array([[u << 1, 0] for u in uppers], dtype=np.uint64)
         status, values = np.empty(len(words), np.int8), np.empty(len(words), np.int64)
-        exact_samplers.geometric_kernel(words, float(scale), margin, status, values)
+        exact_samplers.laplace_kernel(words, float(scale), margin, status, values)
         decided = wrong = 0
         for u, state, value in zip(uppers, status.tolist(), values.tolist(), strict=True):
             if state == ACCEPTED:
@@ -476,14 +459,15 @@ def wrong_comparisons(rate: Fraction, margin: float) -> tuple[int, int]:
         bound = mpmath.exp(-as_real(rate)) * mpmath.mpf(2) ** 64
         offsets = (*range(-20, 21), *(s << p for p in range(6, 52) for s in (-1, 1)))
         words = [w for w in edge_words(64) + [int(bound) + o for o in offsets] if 0 <= w < 1 << 64]
-        status = np.empty(len(words), np.int8)
-        block = np.array([[0, w] for w in words], dtype=np.uint64)
-        exact_samplers.bernoulli_exp_kernel(block, float(rate), margin, status)
         right = {
             ACCEPTED: lambda w: w + 1 <= bound,
             REJECTED: lambda w: w >= bound,
         }
-        sure = [(w, s) for w, s in zip(words, status.tolist(), strict=True) if s != UNSURE]
+        sure = [
+            (w, s)
+            for w, s in zip(words, below_exp(words, rate, margin), strict=True)
+            if s != UNSURE
+        ]
         return len(sure), sum(not right[s](w) for w, s in sure)
 
 
@@ -542,29 +526,23 @@ def test_decided_gaussians_are_right(variance: str):
 
 def test_huge_rates_are_decided_at_once():
     """exp(-rate) of a rate beyond 2^43 leaves float64's bound; it is still 0 in no time."""
-    assert not bernoulli_exp(fresh("huge rate", 100), Fraction(1 << 62)).any()
+    assert not weighted(fresh("huge rate", 100), np.arange(2), Fraction(1 << 62), MARGIN).any()
     assert choose(fresh("huge choice", 1), np.array([1 << 62, 0]), Fraction(1)) == 1
 
 
 @pytest.mark.parametrize("scale", [Fraction(0), Fraction(-1), Fraction(MAX_SCALE + 1)])
 def test_scales_out_of_range_are_refused(scale: Fraction):
     """A scale must be positive and at most 2^44."""
-    for sampler in (discrete_laplace, geometric):
-        with pytest.raises(InvalidParameter, match="noise scale must be positive and at most"):
-            sampler(fresh("refused", 1), scale)
+    with pytest.raises(InvalidParameter, match="noise scale must be positive and at most"):
+        discrete_laplace(fresh("refused", 1), scale)
 
 
 def test_other_parameters_out_of_range_are_refused():
-    """Variance, rate, count and candidates are checked before any block is read."""
+    """Variance and candidates are checked before any block is read."""
     with pytest.raises(InvalidParameter, match="variance must be positive"):
         discrete_gaussian(fresh("refused", 1), Fraction(0))
     with pytest.raises(InvalidParameter, match="noise scale"):
         discrete_gaussian(fresh("refused", 1), Fraction(MAX_SCALE) ** 2)
-    with pytest.raises(InvalidParameter, match="must not be negative"):
-        bernoulli_exp(fresh("refused", 1), Fraction(-1))
-    for count in (0, 1 << 63):
-        with pytest.raises(InvalidParameter, match="1 <= count < 2"):
-            uniform(fresh("refused", 1), count)
     with pytest.raises(InvalidParameter, match="2 to 16384 candidates"):
         choose(fresh("refused", 1), np.array([0]), Fraction(1))
     for gaps, slope in ((np.array([1, 2]), Fraction(1)), (np.array([0, 2]), Fraction(-1))):

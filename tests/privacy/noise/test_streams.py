@@ -15,13 +15,10 @@ from dpstream.privacy.noise import (
     Address,
     Stream,
     add_laplace,
-    bernoulli_exp,
     choose,
     discrete_gaussian,
     discrete_laplace,
-    geometric,
     respond,
-    uniform,
 )
 from dpstream.privacy.noise.keyed_draws import ATTEMPTS, EXTENSIONS, LANES, MAX_STEP, counter
 from tests.support.processes import run_python
@@ -167,11 +164,11 @@ def test_no_block_is_used_twice(monkeypatch):
                 draws.extension(299, 0, 1, EXTENSIONS - 1)
                 draws.extension(298, ATTEMPTS - 1, LANES - 1, EXTENSIONS - 1)
             elif step == 1:
-                uniform(draws, 3 << 61)
+                discrete_laplace(draws, Fraction(1, 3))
             elif step == MAX_STEP:
                 respond(draws, np.zeros(300, np.int64), buckets=40, epsilon=Fraction(3))
             else:
-                bernoulli_exp(draws, Fraction(1))
+                discrete_laplace(draws, Fraction(10))
         choices = Stream(KEY, dataclasses.replace(address, purpose=address.purpose + "C"))
         for step in range(20):
             choose(choices.at(step, 1), np.array([0] + [6] * 200), Fraction(1))
@@ -252,7 +249,7 @@ def test_running_out_of_attempts_raises(monkeypatch):
     monkeypatch.setattr(Stream, "encrypt", lambda _, blocks: np.full_like(blocks, (1 << 64) - 1))
 
     with pytest.raises(NoiseExhausted, match="attempts"):
-        uniform(Stream(KEY, HOME).at(0, 1), 10)
+        respond(Stream(KEY, HOME).at(0, 1), np.array([0]), buckets=10, epsilon=Fraction(1))
 
 
 def test_running_out_of_extensions_raises(monkeypatch):
@@ -265,7 +262,7 @@ def test_running_out_of_extensions_raises(monkeypatch):
 
     monkeypatch.setattr(Stream, "encrypt", zeros)
     with pytest.raises(NoiseExhausted, match="too many bits"):
-        geometric(Stream(KEY, HOME).at(0, 1), Fraction(10))
+        discrete_laplace(Stream(KEY, HOME).at(0, 1), Fraction(10))
     # the first block, looked at once per attempt made ahead, and its own lane to the end
     assert max(c for c in read if c % (LANES * EXTENSIONS)) == EXTENSIONS - 1
 
@@ -339,7 +336,7 @@ def test_draws_serve_one_sampler_once():
     discrete_laplace(draws, Fraction(3))
 
     with pytest.raises(NoiseReuse, match="already used"):
-        uniform(draws, 10)
+        discrete_gaussian(draws, Fraction(3))
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 64, 2, 65, 64), (1, 300, 1, 7)])

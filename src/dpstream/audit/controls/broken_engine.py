@@ -242,9 +242,6 @@ class _FreshWindowKeys:
     def mint(self, window: int) -> bytes:
         return derive(self.real.mint(window), b"start %d" % self.start)
 
-    def get(self, window: int) -> bytes:
-        return derive(self.real.get(window), b"start %d" % self.start)
-
     def erase(self, window: int) -> None:
         self.real.erase(window)
 

@@ -146,43 +146,39 @@ class SparseVector:
     """
 
     version: int
-    epsilon: Fraction = Fraction(1)
     count: int = 1
     """How many answers above the threshold there may be (c)."""
     grid: int = 4
 
     def __call__(self, data: Integers, runs: int, secret: bytes) -> Reals:
         """Runs x queries: 1 above (version 3: the noisy answer), 0 below, NaN once stopped."""
-        spend, size = PooledSpend(secret), len(data)
-        threshold = self._noise(spend, self._threshold_scale(), runs)
+        spend, size, (threshold_scale, scale) = PooledSpend(secret), len(data), self._scales()
+        threshold = self._noise(spend, threshold_scale, runs)
         left = np.full(runs, self.count if self.version != 6 else size + 1)
-        found = np.full((runs, size), STOPPED)
+        answers = np.full((runs, size), STOPPED)
         for number in range(size):
-            noisy = int(data[number, 0]) * self.grid + self._noise(spend, self._scale(), runs)
+            noisy = int(data[number, 0]) * self.grid + self._noise(spend, scale, runs)
             above, open_ = noisy >= threshold, left > 0
             shown = noisy / self.grid if self.version == 3 else np.full(runs, ABOVE)
-            found[:, number] = np.where(open_, np.where(above, shown, BELOW), STOPPED)
+            answers[:, number] = np.where(open_, np.where(above, shown, BELOW), STOPPED)
             if self.version == 3:  # "below" must not look like the answer 0
-                found[open_ & ~above, number] = -1e6
+                answers[open_ & ~above, number] = -1e6
             left = left - (above & open_)
             if self.version == 2:
-                again = self._noise(spend, self._threshold_scale(), runs)
+                again = self._noise(spend, threshold_scale, runs)
                 threshold = np.where(above, again, threshold)
-        return found
+        return answers
 
-    def _threshold_scale(self) -> Fraction:
-        one = 1 / self.epsilon
-        return {2: 2 * self.count * one, 4: 4 * one}.get(self.version, 2 * one)
-
-    def _scale(self) -> Fraction | None:
-        one = 1 / self.epsilon
+    def _scales(self) -> tuple[Fraction, Fraction | None]:
+        """Of the threshold's noise and of the queries': the table above, where e = 1."""
+        two, c = Fraction(2), self.count
         return {
-            1: 4 * self.count * one,
-            2: 4 * self.count * one,
-            3: 2 * self.count * one,
-            4: Fraction(4, 3) * one,
-            5: None,
-            6: 2 * one,
+            1: (two, two * 2 * c),
+            2: (two * c, two * 2 * c),
+            3: (two, two * c),
+            4: (two * 2, two * 2 / 3),
+            5: (two, None),
+            6: (two, two),
         }[self.version]
 
     def _noise(self, spend: PooledSpend, scale: Fraction | None, runs: int) -> Integers:

@@ -357,18 +357,7 @@ class DpiPublished(Dpi, identity="control/dpi"):
         return spend.choose(scores.sums, sensitivity=change, epsilon=epsilon, purpose=purpose)
 
 
-def bounded_loss(budgets: Sequence[Fraction]) -> Fraction:
-    """What the printed form can cost a user who is in every slot: the sum of t eps_t.
-
-    >>> sum(float(Fraction(1, t * (t + 1))) for t in range(1, 1001)) < 1
-    True
-    >>> round(float(bounded_loss([Fraction(1, t * (t + 1)) for t in range(1, 1001)])), 2)
-    6.49
-    """
-    return sum((t * budget for t, budget in enumerate(budgets, start=1)), Fraction(0))
-
-
-def path_loss(budgets: Sequence[float], *, printed: bool, candidates: int = 10_000) -> float:
+def path_loss(budgets: Sequence[float], *, printed: bool) -> float:
     """Log ratio of the probabilities of one path of draws, exactly, for one user in every slot.
 
     The user decides every slot: with them one synopsis scores 1 and all others -1, without them
@@ -378,7 +367,7 @@ def path_loss(budgets: Sequence[float], *, printed: bool, candidates: int = 10_0
     total = 0.0
     for t, budget in enumerate(budgets, start=1):
         reach = budget / 4 * (t if printed else 1)
-        fits = np.full(candidates, -reach)
+        fits = np.full(10_000, -reach)
         fits[0] = reach
         total += _log_share(fits) - _log_share(-fits)
     return total

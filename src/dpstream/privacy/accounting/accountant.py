@@ -1,107 +1,74 @@
-"""What privacy events amount to: the (epsilon, delta) of everything that was composed.
+"""What a release amounts to: the delta of its Gaussian noise, its slack and its float error.
 
-Events are first added up, exactly. The sum is then converted by every bound that applies to it and
-the least delta is taken; all of them are sound, also for adaptively chosen mechanisms:
-
-    add        pure epsilons come off epsilon, the rest is converted alone; GDP and zCDP parts meet
-               with epsilon and delta split between them
-    zCDP       pure and GDP parts become zCDP: rho = epsilon tanh(epsilon/2), mu^2 / 2
-    mixture    pure and GDP parts by their joint privacy loss (`mixture_curve`); not with zCDP
-               parts, which have no dominating pair
-
-Proofs: `docs/soundness/accounting.md`.
+mu^2 of Gaussian noise, delta slack and float error (xi, tau) each add up, exactly, also over
+adaptively chosen releases; here a sum is read as (epsilon, delta). Proofs:
+`docs/soundness/accounting.md`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
-from scipy.special import gammaln
-
-from dpstream.privacy.accounting.curves import (
-    ROUND,
-    Number,
-    gdp_delta,
-    gdp_deltas,
-    last_safe,
-    number,
-    probability,
-    pure_rho,
-    zcdp_delta,
-)
-from dpstream.privacy.accounting.privacy_events import Event, Total, total
-
-Floats: TypeAlias = NDArray[np.float64]
-Curve: TypeAlias = Callable[[float], float]
-"""Upper bounds on delta, as a function of epsilon."""
-
-MOST_STATES = 100_000
-"""Number of joint losses up to which the expectation is computed exactly."""
-
-_NEGLIGIBLE = -200.0
-_GRID_POINTS = 200_000
-_FFT_ROUND = 1e-11
-_FFT_ROUND_PER_COPY = 1e-15
-"""Room for the absolute error of the transforms: against exact expectations they fell short by
-up to 6e-12 for 10^5 copies, 6e-17 per copy."""
+from dpstream.errors import InvalidParameter
+from dpstream.privacy.accounting.curves import ROUND, Number, gdp_delta, number
 
 _LARGE = 700.0  # e^700 is still a float
-_NEVER = 1e12  # no larger epsilon is searched for
 
 
-def delta_of(event: Event, *, epsilon: Number) -> float:
-    """An upper bound on the delta of everything in an event, at epsilon.
+@dataclass(frozen=True, kw_only=True)
+class FloatError:
+    """The law sampled in floating point, against the ideal law that mu^2 and slack describe.
 
-    >>> from dpstream.privacy.accounting.privacy_events import Composed, DeltaSlack, Gaussian
-    >>> both = Composed(events=(Gaussian(mu_squared=1), DeltaSlack(delta=0)))
-    >>> f"{delta_of(both, epsilon=1):.9f}"
+    On every dataset their log-ratio is at most xi outside an event of mass at most tau (under both
+    laws). It belongs to a release as a whole: count it once.
+    """
+
+    xi: Fraction
+    tau: Fraction
+
+    def __post_init__(self) -> None:
+        for name in ("xi", "tau"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | Fraction):
+                raise InvalidParameter(
+                    f"{name} must be a Fraction (or int), so that sums stay exact; got {value!r}; "
+                    f"did you forget Fraction(...)?"
+                )
+            if value < 0:
+                raise InvalidParameter(f"{name} must be zero or more; got {value}")
+            object.__setattr__(self, name, Fraction(value))
+        if self.tau > 1:
+            raise InvalidParameter(f"tau is a probability and must be at most 1; got {self.tau}")
+
+
+NO_FLOAT_ERROR = FloatError(xi=Fraction(0), tau=Fraction(0))
+
+
+def delta_of(
+    *,
+    epsilon: Number,
+    mu_squared: Number,
+    delta_slack: Number = 0,
+    error: FloatError = NO_FLOAT_ERROR,
+) -> float:
+    """An upper bound on delta, at epsilon, of all Gaussian noise, slack and float error together.
+
+    `delta_slack`: the probability, under both neighbours, that all the rest fails.
+
+    >>> f"{delta_of(epsilon=1, mu_squared=1):.9f}"
     '0.126936738'
     """
-    return _curve(event)(number("epsilon", epsilon))
-
-
-def epsilon_of(event: Event, *, delta: Number) -> float:
-    """An upper bound on the epsilon of everything in an event, at delta (which may be 0).
-
-    Infinite where no epsilon will do, such as a Gaussian at delta 0.
-
-    >>> from dpstream.privacy.accounting.privacy_events import Pure, Repeated
-    >>> epsilon_of(Repeated(event=Pure(epsilon=1), count=2), delta=0)
-    2.0
-    """
-    bound = number("delta", delta) and probability("delta", delta)
-    curve = _curve(event)
-    if curve(0.0) <= bound:
-        return 0.0
-    enough = max(1.0, float(total(event).epsilon))
-    while curve(enough) > bound:
-        enough *= 2
-        if enough > _NEVER:
-            return math.inf
-    return last_safe(lambda epsilon: curve(epsilon) <= bound, enough, 0.0)
-
-
-def _curve(event: Event) -> Curve:
-    """Delta as a function of epsilon, tails and float error included."""
-    parts = total(event)
-    ideal = _ideal_curve(parts)
-    up = 1 + ROUND
-    extra, xi, tau = float(parts.delta) * up, float(parts.xi) * up, float(parts.tau) * up
-
-    def delta(epsilon: float) -> float:
-        if epsilon < 2 * xi:
-            return 1.0
-        inner = (epsilon - 2 * xi) * (1 - ROUND) if xi else epsilon
-        outer = with_float_error(epsilon=inner, delta=ideal(inner) + extra, xi=xi, tau=tau)[1]
-        return min(1.0, outer)
-
-    return delta
+    budget, up = number("epsilon", epsilon), 1 + ROUND
+    mu = math.sqrt(number("mu_squared", mu_squared)) * up
+    slack = number("delta_slack", delta_slack) * up
+    xi, tau = float(error.xi) * up, float(error.tau) * up
+    if budget < 2 * xi:
+        return 1.0
+    inner = (budget - 2 * xi) * (1 - ROUND) if xi else budget
+    ideal = gdp_delta(mu=mu, epsilon=inner) + slack
+    return min(1.0, with_float_error(epsilon=inner, delta=ideal, xi=xi, tau=tau)[1])
 
 
 def with_float_error(
@@ -126,113 +93,3 @@ def with_float_error(
 def _exp(exponent: float) -> float:
     """An upper bound on e^exponent, infinite instead of an overflow."""
     return math.exp(exponent) * (1 + ROUND * (1 + exponent)) if exponent < _LARGE else math.inf
-
-
-def _ideal_curve(parts: Total) -> Curve:
-    """The least of all bounds on delta, for pure, zCDP and GDP parts."""
-    up, down = 1 + ROUND, 1 - ROUND
-    added, rho = float(parts.epsilon) * up, float(parts.rho) * up
-    mu = math.sqrt(parts.mu_squared) * up
-    pure = sum(pure_rho(epsilon) * count for epsilon, count in parts.pure)
-    concentrated = (rho + mu * mu / 2 + pure * up) * up
-    bounds: list[Curve] = [lambda epsilon: _gaussian_parts(rho, mu, epsilon - added)]
-    if parts.pure or (rho and mu):
-        bounds.append(lambda epsilon: zcdp_delta(rho=concentrated, epsilon=epsilon * down))
-    if parts.pure and not rho:
-        bounds.append(mixture_curve(parts.pure, mu))
-    if not (rho or mu):
-        bounds.append(lambda epsilon: float(epsilon < parts.epsilon))
-    return lambda epsilon: min(bound(epsilon) for bound in bounds)
-
-
-def _gaussian_parts(rho: float, mu: float, epsilon: float) -> float:
-    """A bound on the delta of a zCDP part and a GDP part, each with its share of epsilon."""
-    if epsilon < 0:
-        return 1.0
-    if rho == 0 or mu == 0:
-        return zcdp_delta(rho=rho, epsilon=epsilon) + (
-            gdp_delta(mu=mu, epsilon=epsilon) if mu else 0.0
-        )
-
-    def split(share: float) -> float:
-        left, right = share * epsilon * (1 - ROUND), (1 - share) * epsilon * (1 - ROUND)
-        delta = gdp_delta(mu=mu, epsilon=left) + zcdp_delta(rho=rho, epsilon=right)
-        return math.log(delta)
-
-    best = minimize_scalar(split, bounds=(0, 1), method="bounded")
-    return math.exp(float(best.fun)) * (1 + 2**10 * ROUND)
-
-
-def mixture_curve(
-    pure: Sequence[tuple[Fraction, int]], mu: float, *, most_states: int = MOST_STATES
-) -> Curve:
-    """The curve of pure and GDP parts, by their joint privacy loss.
-
-    An epsilon-DP release is at most as revealing as randomised response, whose privacy loss is
-    epsilon or -epsilon, and a GDP release as a pair of normals. Few parts: the exact expectation
-    over the losses of the responses. Many parts: the privacy loss distribution of `dp-accounting`.
-
-    >>> f"{mixture_curve([(Fraction(1), 2)], 0.0)(0.0):.6f}"  # equals tanh(1/2)
-    '0.462117'
-    """
-    groups = [_responses(float(epsilon), count) for epsilon, count in pure]
-    states = math.prod(len(losses) for losses, _, _ in groups)
-    return _expectation(groups, mu) if states <= most_states else _distribution(pure, mu)
-
-
-def _expectation(groups: Sequence[tuple[Floats, Floats, float]], mu: float) -> Curve:
-    """E[delta_mu(epsilon - L)], L the summed loss of the responses."""
-    losses, logs, dropped = np.zeros(1), np.zeros(1), 0.0
-    for more_losses, more_logs, more_dropped in groups:
-        losses = np.add.outer(losses, more_losses).ravel()
-        logs = np.add.outer(logs, more_logs).ravel()
-        dropped += more_dropped
-    weights = np.exp(logs)
-    shift = ROUND * float(np.abs(losses).max())
-
-    def delta(epsilon: float) -> float:
-        lowered = epsilon * (1 - ROUND) - shift
-        return min(1.0, float(weights @ gdp_deltas(mu, lowered - losses)) * (1 + ROUND) + dropped)
-
-    return delta
-
-
-def _responses(epsilon: float, count: int) -> tuple[Floats, Floats, float]:
-    """Losses of `count` randomised responses, bounds on their log-probabilities, mass left out.
-
-    Losses of negligible probability are left out; their mass counts as failure.
-    """
-    truths = np.arange(count + 1.0)
-    log_truth = -math.log1p(math.exp(-epsilon))
-    ways = gammaln(count + 1) - gammaln(truths + 1) - gammaln(count - truths + 1)
-    room = ROUND * (1 + 3 * gammaln(count + 1) + count * (1 + epsilon))
-    logs = ways + count * log_truth - (count - truths) * epsilon + room
-    kept = logs > _NEGLIGIBLE
-    dropped = float(np.exp(logs[~kept]).sum()) * (1 + count * ROUND)
-    return ((2 * truths - count) * epsilon)[kept], logs[kept], dropped
-
-
-def _distribution(pure: Sequence[tuple[Fraction, int]], mu: float) -> Curve:
-    """The pessimistic distribution on a grid as fine as the width of the loss allows."""
-    from dp_accounting.pld import common, privacy_loss_distribution
-
-    rho = sum(pure_rho(epsilon) * count for epsilon, count in pure) + mu * mu / 2
-    grid = (rho + 10 * math.sqrt(2 * rho)) / _GRID_POINTS
-    parts = [
-        privacy_loss_distribution.from_privacy_parameters(
-            common.DifferentialPrivacyParameters(float(epsilon) * (1 + ROUND), 0),
-            value_discretization_interval=grid,
-        ).self_compose(count)
-        for epsilon, count in pure
-    ]
-    if mu:
-        parts.append(
-            privacy_loss_distribution.from_gaussian_mechanism(
-                1 / mu, value_discretization_interval=grid
-            )
-        )
-    joint = parts[0]
-    for part in parts[1:]:
-        joint = joint.compose(part)
-    room = _FFT_ROUND + _FFT_ROUND_PER_COPY * sum(count for _, count in pure)
-    return lambda epsilon: min(1.0, max(0.0, joint.get_delta_for_epsilon(epsilon)) + room)

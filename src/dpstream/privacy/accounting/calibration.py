@@ -63,22 +63,6 @@ def mu_squared_for(*, epsilon: Number, delta: Number) -> Fraction:
     return round_down(mu * mu)
 
 
-def gaussian_sigma(*, epsilon: Number, delta: Number, sensitivity: Number) -> Fraction:
-    """The standard deviation with which a continuous Gaussian keeps an (epsilon, delta) promise.
-
-    Exact GDP, not the classical bound. `sensitivity` is the L2 sensitivity of all values together,
-    rounded up where it is irrational.
-
-    >>> f"{float(gaussian_sigma(epsilon=1, delta=1e-6, sensitivity=1)):.5f}"
-    '4.22468'
-    """
-    number("sensitivity", sensitivity)
-    mu = gdp_mu(epsilon=epsilon, delta=delta)
-    if mu == 0:
-        raise InvalidParameter(f"no finite noise keeps {epsilon=}, {delta=}; raise one of them")
-    return round_up(Fraction(sensitivity) / Fraction(mu))
-
-
 def split_budget(total: Fraction, *, weights: Sequence[Number]) -> tuple[Fraction, ...]:
     """Share a budget that adds up (mu^2, rho or epsilon) in proportion to `weights`.
 

@@ -88,24 +88,14 @@ def _probabilities(logs: NDArray[np.float64]) -> NDArray[np.float64]:
     return result
 
 
-def gdp_deltas(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Upper bounds on delta of mu-GDP at any real epsilons, by symmetry below 0."""
-    below = np.minimum(epsilons, 0.0)
-    floor: NDArray[np.float64] = -np.expm1(below) * (1 + ROUND)
-    if mu == 0:
-        return floor
-    deltas = _probabilities(gdp_log_deltas(mu, np.abs(epsilons)))
-    result: NDArray[np.float64] = np.minimum(floor + np.exp(below) * deltas, 1.0)
-    return result
-
-
 def gdp_delta(*, mu: Number, epsilon: Number) -> float:
     """The delta of mu-GDP at epsilon: Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2).
 
     >>> f"{gdp_delta(mu=1, epsilon=1):.9f}"
     '0.126936738'
     """
-    return float(gdp_deltas(number("mu", mu), np.array(number("epsilon", epsilon))))
+    mean, budget = number("mu", mu), number("epsilon", epsilon)
+    return float(_probabilities(gdp_log_deltas(mean, np.array(budget)))) if mean else 0.0
 
 
 def _gdp_fits(mu: float, epsilon: float, delta: float) -> bool:
@@ -170,8 +160,8 @@ def zcdp_delta(*, rho: Number, epsilon: Number) -> float:
 
 def _best(objective: Callable[[float], float]) -> float:
     """The least value found over all orders; each objective here has a single valley."""
-    found = minimize_scalar(objective, bounds=_LOG_ORDER, method="bounded", options={"xatol": 1e-9})
-    return float(found.fun)
+    best = minimize_scalar(objective, bounds=_LOG_ORDER, method="bounded", options={"xatol": 1e-9})
+    return float(best.fun)
 
 
 def zcdp_epsilon(*, rho: Number, delta: Number) -> float:
@@ -207,18 +197,6 @@ def zcdp_rho(*, epsilon: Number, delta: Number) -> float:
         return -(sum(terms) - ROUND * (1 + sum(map(abs, terms)))) / (order * less_one)
 
     return max(0.0, -_best(minus_rho))
-
-
-def pure_rho(epsilon: Number) -> float:
-    """The rho of any epsilon-DP release: epsilon tanh(epsilon/2), less than epsilon^2 / 2.
-
-    Attained by randomised response.
-
-    >>> f"{pure_rho(1):.6f}"
-    '0.462117'
-    """
-    budget = number("epsilon", epsilon)
-    return budget * math.tanh(budget / 2) * (1 + ROUND)
 
 
 def pure_rho_above(epsilon: Fraction) -> Fraction:

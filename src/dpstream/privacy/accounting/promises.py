@@ -16,10 +16,9 @@ import math
 from fractions import Fraction
 
 from dpstream.errors import InvalidParameter
-from dpstream.privacy.accounting.accountant import delta_of
+from dpstream.privacy.accounting.accountant import FloatError, delta_of
 from dpstream.privacy.accounting.calibration import mu_squared_for, round_down, round_up
-from dpstream.privacy.accounting.privacy_events import Composed, DeltaSlack, FloatError, Gaussian
-from dpstream.privacy.amounts import Amount, exact, on_grid, positive
+from dpstream.privacy.amounts import Amount, on_grid, positive
 from dpstream.privacy.ledger.charges import Terms
 
 ALL_ROWS = "all its rows"
@@ -133,12 +132,8 @@ def delta_of_terms(terms: Terms) -> float:
             f"{terms.describe()}"
         )
     return delta_of(
-        Composed(
-            events=(
-                Gaussian(mu_squared=terms.total),
-                DeltaSlack(delta=terms.delta_slack),
-                FloatError(xi=terms.rounding_slack, tau=Fraction(0)),
-            )
-        ),
-        epsilon=exact(terms.epsilon),
+        epsilon=terms.epsilon,
+        mu_squared=terms.total,
+        delta_slack=terms.delta_slack,
+        error=FloatError(xi=terms.rounding_slack, tau=Fraction(0)),
     )

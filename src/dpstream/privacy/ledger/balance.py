@@ -27,7 +27,7 @@ from typing import Any
 
 from dpstream.errors import LedgerError, NoiseReuse
 from dpstream.privacy.amounts import GRID, floor_units, show
-from dpstream.privacy.ledger.charges import Cells, Charge, Terms
+from dpstream.privacy.ledger.charges import Charge, Terms
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of bins."""
@@ -75,12 +75,11 @@ class StepLoss:
 class Account:
     """Charges of one book added up, for new charges to step `since` and later.
 
-    Steps that share a window with `since` are kept too, from `kept` on; older ones are settled.
+    Steps that share a window with `since` are kept too, from `oldest` on; older ones are settled.
     """
 
     def __init__(self, terms: Terms, *, since: int = 0) -> None:
         self.terms, self.since, self._width = terms, since, terms.width
-        self.kept = self._oldest_kept()  # the oldest step in a window with one to be charged
         self.total = floor_units(terms.total)
         self.peak = 0
         self.delta_slack, self.rounding_slack = Fraction(0), Fraction(0)
@@ -122,10 +121,10 @@ class Account:
         if charge.kind != "cells":
             self._add_interval(charge)
             return
-        bins = charge.cells.bins
+        bins, oldest = charge.cells.bins, self.oldest
         for offset in range(charge.repeat):
             first, last = charge.cells.first + offset, charge.cells.last + offset
-            for number in range(max(first, self.kept), last + 1):
+            for number in range(max(first, oldest), last + 1):
                 step = self._steps.get(number)
                 if step is None:
                     step = self._steps[number] = StepLoss()
@@ -174,7 +173,7 @@ class Account:
         if step >= self._end:
             return self._sum_at(step) + self._overlapping(step)
         width = self._width
-        low = 0 if width is None else max(self.kept, step - width + 1)
+        low = 0 if width is None else max(self.oldest, step - width + 1)
         tops = sum(self._steps[s].top for s in range(low, step + 1) if s in self._steps)
         return tops + self._overlapping(step)
 
@@ -187,12 +186,12 @@ class Account:
         if step <= self.since or self._width is None:
             return
         self.since = step
-        self.kept = self._oldest_kept()
-        self._steps = {s: loss for s, loss in self._steps.items() if s >= self.kept}
+        oldest = self.oldest
+        self._steps = {s: loss for s, loss in self._steps.items() if s >= oldest}
         self._intervals = {
             key: value
             for key, value in self._intervals.items()
-            if value[1] is None or value[1] >= self.kept
+            if value[1] is None or value[1] >= oldest
         }
 
     def interval(self, key: Key) -> Span | None:
@@ -204,7 +203,9 @@ class Account:
         """The newest step that was charged, or -1."""
         return self._end
 
-    def _oldest_kept(self) -> int:
+    @property
+    def oldest(self) -> int:
+        """The oldest step in a window with one that may still be charged."""
         return 0 if self._width is None else max(0, self.since - self._width + 1)
 
     def _refuse_second_close(self, charge: Charge) -> None:
@@ -279,7 +280,7 @@ class Account:
                 step = steps.get(s, none)
                 total += step.with_charge(more, bins) - step.top
             return total + self._overlapping(max(last, self._end)) + fixed
-        start = max(self.kept, first - width + 1)
+        start = max(self.oldest, first - width + 1)
         tops = [steps[s].top if s in steps else 0 for s in range(start, last + width)]
         for s, more in extra.items():
             tops[s - start] = steps.get(s, none).with_charge(more, bins)
@@ -331,7 +332,7 @@ class Book:
     ) -> list[Charge]:
         """The parts of a charge that were not made yet; a contradiction raises."""
         known = self._known.get(charge.source)
-        if not known or known[-1].step + known[-1].repeat <= charge.step:
+        if not known or known[-1].last_step < charge.step:
             return [_part(charge, charge.step, charge.last_step, digest_at)]
         parts, step = [], charge.step
         index = max(bisect_right(known, charge.step, key=lambda c: c.step) - 1, 0)
@@ -351,7 +352,7 @@ class Book:
         if not (charge.plain and charge.digest):
             return None
         known = self._known.get(charge.source)
-        if known and known[-1].step + known[-1].repeat > charge.step:
+        if known and known[-1].last_step >= charge.step:
             return None
         return self.account.newest_loss_with(charge)
 
@@ -373,7 +374,7 @@ class Book:
         """Apply a charge that is durable; `loss` is what the account said it leads to."""
         if charge.kind == "cells" and charge.step - charge.cells.first > self.reach:
             self.reach = charge.step - charge.cells.first
-        reaches = charge.cells.last + charge.repeat > self.account.kept
+        reaches = charge.cells.last + charge.repeat > self.account.oldest
         if reaches or charge.kind in ("open", "close"):
             self.account.add(charge, loss)
             insort(self._known.setdefault(charge.source, []), charge, key=lambda c: c.step)
@@ -383,10 +384,10 @@ class Book:
 
     def charges(self) -> list[Charge]:
         """The charges still held, oldest first; of a book in memory, all of them."""
-        held = [charge for known in self._known.values() for charge in known]
+        charges = [charge for known in self._known.values() for charge in known]
         if self._settled is not None:
-            held += self._settled.charges()
-        return sorted(held, key=lambda c: (c.step, c.kind == "close"))
+            charges += self._settled.charges()
+        return sorted(charges, key=lambda c: (c.step, c.kind == "close"))
 
     def settle_before(self, step: int) -> None:
         """Keep memory bounded on a stream that never ends: settle what no window meets any more.
@@ -394,16 +395,16 @@ class Book:
         An interval is held for as long as it is open, or its end meets a window.
         """
         self.account.settle_before(step)
-        kept = self.account.kept
+        oldest = self.account.oldest
         for source, charges in self._known.items():
-            held, old = list[Charge](), list[Charge]()
+            current, old = list[Charge](), list[Charge]()
             for charge in charges:
-                alive = max(charge.last_step, charge.cells.last) >= kept or (
+                alive = max(charge.last_step, charge.cells.last) >= oldest or (
                     charge.kind == "open"
                     and self.account.interval((*source[:3], charge.cells.first)) is not None
                 )
-                (held if alive else old).append(charge)
-            self._known[source] = held
+                (current if alive else old).append(charge)
+            self._known[source] = current
             if self._settled is not None:
                 for charge in old:
                     self._settled.add(charge)
@@ -428,14 +429,16 @@ class SettledCharges:
     DIGEST = "settled"
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[Any, ...], array[int]] = {}
+        self._runs: dict[tuple[Any, ...], tuple[Charge, array[int]]] = {}
 
     def add(self, charge: Charge) -> None:
         """Keep a charge; it lengthens the run of equal ones that it follows."""
         step, digest = charge.step, SettledCharges.DIGEST if charge.digest else ""
         slack = charge.delta_slack, charge.rounding_slack
         key = (charge.source, charge.amount, charge.offsets, slack, digest)
-        runs = self._runs.setdefault(key, array("q"))
+        if key not in self._runs:
+            self._runs[key] = dataclasses.replace(charge, digest=digest), array("q")
+        _, runs = self._runs[key]
         single = charge.kind != "cells" or any(slack)
         if runs and not single and runs[-2] + runs[-1] == step:
             runs[-1] += charge.repeat
@@ -444,23 +447,9 @@ class SettledCharges:
 
     def charges(self) -> Iterator[Charge]:
         """All of them, run by run."""
-        for (source, amount, offsets, slack, digest), runs in self._runs.items():
-            first, last, bins = offsets
-            run, query, purpose, kind = source
+        for charge, runs in self._runs.values():
             for step, repeat in zip(runs[::2], runs[1::2], strict=True):
-                yield Charge(
-                    run=run,
-                    query=query,
-                    purpose=purpose,
-                    step=step,
-                    amount=amount,
-                    cells=Cells(first=step + first, last=step + last, bins=bins),
-                    repeat=repeat,
-                    digest=digest,
-                    kind=kind,
-                    delta_slack=slack[0],
-                    rounding_slack=slack[1],
-                )
+                yield charge.at(step, repeat=repeat)
 
 
 def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> None:
@@ -468,19 +457,19 @@ def _agree(old: Charge, new: Charge, digest_at: DigestAt, verified: bool) -> Non
     spent, asked = ((c.amount, c.delta_slack, c.rounding_slack, c.offsets) for c in (old, new))
     if spent != asked:
         raise LedgerError(
-            f"run {new.run[:8]} already charged {_shown(old)} for {new.purpose!r} at step "
-            f"{old.step}; a replay now asks for {_shown(new)}; a replay must be identical"
+            f"run {new.run[:8]} already charged {_amounts(old)} for {new.purpose!r} at step "
+            f"{old.step}; a replay now asks for {_amounts(new)}; a replay must be identical"
         )
     digest = digest_at(old.last_step)
     if old.digest and digest != old.digest and not (verified and not digest):
-        found = "other data" if digest else "data of which this replay brings only a part"
+        data = "other data" if digest else "data of which this replay brings only a part"
         raise NoiseReuse(
-            f"run {new.run[:8]} already published step {old.last_step} from {found}; nothing "
+            f"run {new.run[:8]} already published step {old.last_step} from {data}; nothing "
             "was published; feed the same data to replay, or start a new run"
         )
 
 
-def _shown(charge: Charge) -> str:
+def _amounts(charge: Charge) -> str:
     amount, tail, drift = map(show, (charge.amount, charge.delta_slack, charge.rounding_slack))
     if not (charge.delta_slack or charge.rounding_slack):
         return amount

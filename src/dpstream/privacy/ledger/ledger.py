@@ -16,11 +16,10 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from dpstream.errors import (
@@ -34,7 +33,7 @@ from dpstream.errors import (
 from dpstream.privacy.amounts import GRID
 from dpstream.privacy.ledger.balance import Book, DigestAt, report
 from dpstream.privacy.ledger.charges import Charge, KnownRun, Terms, is_about_run
-from dpstream.privacy.ledger.refusals import in_words, protected, refuse_overspend
+from dpstream.privacy.ledger.refusals import in_words, protection, refuse_overspend
 from dpstream.privacy.state.journal import Journal, Record, this_process
 
 _KEEP = 1 << 14  # steps held in memory beyond the window; older ones are read back if asked for
@@ -53,8 +52,8 @@ class Ledger:
         )
         self._books: dict[str, Book] = {}
         self._runs: dict[str, KnownRun] = {}
-        self._lock = threading.RLock()
-        self._memory_lock = _MemoryLock(self)
+        self._lock, self._process = threading.RLock(), this_process.id
+        self._broken = False  # a change in memory was cut short: nobody is let in
 
     # Books
 
@@ -63,8 +62,7 @@ class Ledger:
         with self._locked():
             book = self._books.get(dataset)
             if book is None:
-                if self._journal is not None:
-                    self._append({"book": dataset, "terms": terms.to_json()})
+                self._append({"book": dataset, "terms": terms.to_json()})
                 self._books[dataset] = Book(terms, in_memory=self._journal is None)
             elif book.terms != terms:
                 raise LedgerError(
@@ -85,7 +83,7 @@ class Ledger:
         book = self.terms(dataset)
         if book is None:
             self.open(dataset, asked)
-        elif "user" in (book.unit, asked.unit) and protected(book) != protected(asked):
+        elif "user" in (book.unit, asked.unit) and protection(book) != protection(asked):
             raise LedgerError(
                 f"the book of {dataset!r} protects {in_words(book)}; {who} protects "
                 f"{in_words(asked)}; use the book's, or another dataset name"
@@ -159,12 +157,6 @@ class Ledger:
         with self._locked():
             return Fraction(self._book(dataset).account.peak, GRID)
 
-    def newest_step(self, dataset: str, run: str) -> int:
-        """The newest step that a run was charged for, or -1."""
-        with self._locked():
-            spent_on = self._book(dataset).spent_on.items()
-            return max((spent.last for key, spent in spent_on if key[0] == run), default=-1)
-
     def report(self) -> list[dict[str, Any]]:
         """What was spent, on what, what is left: one entry per dataset, ready for JSON."""
         with self._locked():
@@ -198,12 +190,6 @@ class Ledger:
         """What is known of a run besides its charges."""
         with self._locked():
             return self._known(run).snapshot()
-
-    def knows(self, dataset: str, run: str) -> bool:
-        """Was this run started under this dataset's book?"""
-        with self._locked():
-            known = self._known(run)
-            return known.dataset == dataset and bool(known.fingerprint or known.epoch)
 
     def begin(self, dataset: str, run: str, epoch: str, *, after: str) -> None:
         """Note that a process starts, or goes on with, a run; another one must stop.
@@ -340,27 +326,32 @@ class Ledger:
 
     # What is in memory, in step with the file
 
-    def _locked(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         """Hold the lock, with every charge of every process applied.
 
         If anything but a refusal cuts a change short (an interrupt, a full disk), what is in
         memory is dropped and read again from the file; without a file, nothing more is admitted.
         """
-        return self._memory_lock if self._journal is None else self._file_lock()
-
-    @contextmanager
-    def _file_lock(self) -> Iterator[None]:
-        """Hold the lock of the file, and apply what was appended to it."""
-        assert self._journal is not None
-        with self._lock, self._journal.locked():
+        if self._journal is None and this_process.id != self._process:
+            raise LedgerError(
+                "this book is in memory and was made before a fork: a copy would be a second "
+                "budget; use a ledger file, and open it in each process"
+            )
+        with self._lock, self._journal.locked() if self._journal else nullcontext():
+            if self._broken:
+                raise LedgerError("a charge to this book was cut short; start a new one")
             try:
-                for record in self._journal.read_new():
+                for record in self._journal.read_new() if self._journal else ():
                     self._apply(record)
                 yield
             except _REFUSALS:
                 raise
             except BaseException:
-                self._start_over()
+                if self._journal is None:
+                    self._broken = True
+                else:
+                    self._start_over()
                 raise
 
     def _start_over(self) -> None:
@@ -383,9 +374,9 @@ class Ledger:
             self._books[record["dataset"]].add(Charge.from_json(record))
 
     def _append(self, record: Record) -> None:
-        """Make a record durable; only a ledger with a file has any."""
-        assert self._journal is not None
-        self._journal.append([record | {"at": _now()}])
+        """Make a record durable, in a ledger with a file."""
+        if self._journal is not None:
+            self._journal.append([record | {"at": _now()}])
 
     def _read_all(self) -> list[Record]:
         """Every record of the file, oldest first, under its lock; none in memory."""
@@ -437,8 +428,7 @@ class Ledger:
     def _note(self, dataset: str, run: str, **facts: Any) -> None:
         """Write down something about a run."""
         record = {"dataset": dataset, "run": run, **facts}
-        if self._journal is not None:
-            self._append(record)
+        self._append(record)
         self._apply(record)
 
     def _refuse_overtaken(self, run: str, epoch: str) -> None:
@@ -447,48 +437,6 @@ class Ledger:
                 f"run {run[:8]} was started again by another process, from a copy of its state "
                 "directory; two would put the same noise on different data, so this one stops"
             )
-
-
-class _MemoryLock(AbstractContextManager[None]):
-    """The lock of a ledger without a file; once a change was cut short it lets nobody in."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger, self._broken, self._process = ledger, False, this_process.id
-        self._file_locks: list[AbstractContextManager[None] | None] = []
-
-    def __enter__(self) -> None:
-        if this_process.id != self._process:
-            raise LedgerError(
-                "this book is in memory and was made before a fork: a copy would be a second "
-                "budget; use a ledger file, and open it in each process"
-            )
-        self._ledger._lock.acquire()
-        try:
-            if self._broken:
-                raise LedgerError("a charge to this book was cut short; start a new one")
-            file = None
-            if self._ledger._journal is not None:  # it has moved while this one waited
-                file = self._ledger._file_lock()
-                file.__enter__()
-        except BaseException:
-            self._ledger._lock.release()
-            raise
-        self._file_locks.append(file)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            file = self._file_locks.pop()
-            if file is not None:
-                file.__exit__(kind, problem, trace)
-            elif not (kind is None or issubclass(kind, _REFUSALS)):
-                self._broken = True
-        finally:
-            self._ledger._lock.release()
 
 
 def warn_of_own_book(what: str, state: str | Path | None, *, stacklevel: int) -> None:

@@ -42,16 +42,16 @@ def as_epsilon(terms: Terms, amount: Fraction) -> float | None:
     delta = gdp_delta(mu=math.sqrt(terms.total), epsilon=terms.epsilon - slack)
     if not 0 < delta < 1:
         return None
-    found = gdp_epsilon(mu=math.sqrt(amount), delta=delta) + float(slack * amount / terms.total)
-    return min(found, float(terms.epsilon))
+    epsilon = gdp_epsilon(mu=math.sqrt(amount), delta=delta) + float(slack * amount / terms.total)
+    return min(epsilon, float(terms.epsilon))
 
 
-def shown(terms: Terms, amount: Fraction) -> str:
+def amount_in_words(terms: Terms, amount: Fraction) -> str:
     """An amount of a book for people: "epsilon = 0.25", or what else the book counts."""
-    found = as_epsilon(terms, amount)
-    if found is None:
+    epsilon = as_epsilon(terms, amount)
+    if epsilon is None:
         return f"{terms.measure} = {show(amount)}"
-    return f"epsilon = {_short(found)}"
+    return f"epsilon = {_short(epsilon)}"
 
 
 def spent_and_left(report: Mapping[str, Any]) -> str:
@@ -69,35 +69,23 @@ def spent_and_left(report: Mapping[str, Any]) -> str:
     """
     terms, left = Terms.from_json(dict(report["terms"])), Fraction(report["left"])
     spent, rest = as_epsilon(terms, terms.total - left), as_epsilon(terms, left)
+    where, then, at_next = "", "", left  # where users are protected, steps do not matter
+    if terms.unit != "user":
+        newest = terms.unit == "event"
+        where = " on the newest step" if newest else f" in the last {terms.window} steps"
+        then, at_next = " at the next step", Fraction(report["left_next_step"])
     if spent is None or rest is None:
         known = f"{terms.measure}: {show(terms.total - left)} of {show(terms.total)} spent"
-        return f"{known}{_where(terms)}, {show(_next(terms, left, report))} left{_then(terms)}"
-    whole = terms.epsilon if terms.measure == "mu_squared" else terms.total
-    assert whole is not None
-    line = f"epsilon: {_short(spent)} of {_short(float(whole))} spent{_where(terms)}"
+        return f"{known}{where}, {show(at_next)} left{then}"
+    budget = terms.epsilon if terms.measure == "mu_squared" else terms.total
+    assert budget is not None
+    line = f"epsilon: {_short(spent)} of {_short(float(budget))} spent{where}"
     if terms.unit != "user":
-        return f"{line}, {_short(float(_next(terms, left, report)))} left{_then(terms)}"
+        return f"{line}, {_short(float(at_next))} left{then}"
     line += f", {_short(rest)} left"
     if terms.measure == "epsilon" or not 0 < left < terms.total:
         return line
     return f"{line} for further queries (epsilons do not simply add up)"
-
-
-def _next(terms: Terms, left: Fraction, report: Mapping[str, Any]) -> Fraction:
-    """What the next step may spend; where users are protected, steps do not matter."""
-    return left if terms.unit == "user" else Fraction(report["left_next_step"])
-
-
-def _where(terms: Terms) -> str:
-    return {
-        "event": " on the newest step",
-        "w_event": f" in the last {terms.window} steps",
-        "user": "",
-    }[terms.unit]
-
-
-def _then(terms: Terms) -> str:
-    return "" if terms.unit == "user" else " at the next step"
 
 
 def _short(amount: float) -> str:
@@ -173,7 +161,7 @@ def _refuse_allowance(which: str, book: Book, charge: Charge) -> None:
             )
 
 
-def protected(terms: Terms) -> tuple[str, ...]:
+def protection(terms: Terms) -> tuple[str, ...]:
     """What a book and a charge must agree on where users are protected."""
     return terms.unit, terms.period, terms.time_zone, terms.measure, terms.change
 

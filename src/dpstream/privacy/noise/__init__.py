@@ -7,17 +7,14 @@ import this package.
 
 from dpstream.privacy.noise.exact_samplers import (
     add_laplace,
-    bernoulli_exp,
     choose,
     discrete_gaussian,
     discrete_laplace,
-    geometric,
     respond,
-    uniform,
     within,
 )
-from dpstream.privacy.noise.keyed_draws import NOISE_VERSION, Address, Draws, Mode, Stream, Words
-from dpstream.privacy.noise.normals import LARGEST, LOST, PRECISION, Reals, normals
+from dpstream.privacy.noise.keyed_draws import NOISE_VERSION, Address, Draws, Mode, Stream
+from dpstream.privacy.noise.normals import LARGEST, LOST, PRECISION, normals
 
 __all__ = [
     "LARGEST",
@@ -27,17 +24,12 @@ __all__ = [
     "Address",
     "Draws",
     "Mode",
-    "Reals",
     "Stream",
-    "Words",
     "add_laplace",
-    "bernoulli_exp",
     "choose",
     "discrete_gaussian",
     "discrete_laplace",
-    "geometric",
     "normals",
     "respond",
-    "uniform",
     "within",
 ]

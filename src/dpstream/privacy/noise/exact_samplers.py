@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter
-from dpstream.privacy.noise.keyed_draws import SMALL, Draws, Words, counter
-from dpstream.records import Integers
+from dpstream.privacy.noise.keyed_draws import SMALL, Draws, counter
+from dpstream.records import Integers, Words
 
 Status = npt.NDArray[np.int8]
 Kernel = Callable[[Words, Status, Integers], int]
@@ -104,49 +104,6 @@ def discrete_gaussian(draws: Draws, variance: Fraction, *, margin: float = MARGI
     )
 
 
-def geometric(draws: Draws, scale: Fraction, *, margin: float = MARGIN) -> Integers:
-    """P[X >= k] = exp(-k / scale), k = 0, 1, ..."""
-    real = _check_scale(scale)
-    return _sample(
-        draws,
-        lambda words, status, values: geometric_kernel(words, real, margin, status, values),
-        lambda word, first, _: (ACCEPTED, first.floor_minus_log(scale)),
-    )
-
-
-def bernoulli_exp(draws: Draws, rate: Fraction, *, margin: float = MARGIN) -> Integers:
-    """1 with probability exp(-rate), else 0."""
-    if rate < 0:
-        raise InvalidParameter(f"the rate of exp(-rate) must not be negative; got {rate}")
-    real = float(rate)
-
-    def kernel(words: Words, status: Status, values: Integers) -> int:
-        bernoulli_exp_kernel(words, real, margin, status)
-        values[:] = status == ACCEPTED
-        status[status == REJECTED] = ACCEPTED
-        return int((status == UNSURE).sum())
-
-    return _sample(draws, kernel, lambda word, _, second: (ACCEPTED, int(second.below_exp(rate))))
-
-
-def uniform(draws: Draws, count: int) -> Integers:
-    """0 .. count - 1, all equally likely."""
-    if not 1 <= count < 1 << 63:
-        raise InvalidParameter(f"a uniform draw needs 1 <= count < 2^63; got {count}")
-    limit = _largest_multiple(count)
-
-    def never(word: int, first: LazyUniform, second: LazyUniform) -> tuple[int, int]:
-        raise AssertionError("a uniform draw is never undecided")
-
-    return _sample(
-        draws,
-        lambda words, status, values: uniform_kernel(
-            words, np.uint64(count), limit, status, values
-        ),
-        never,
-    )
-
-
 def respond(
     draws: Draws, truth: Integers, *, buckets: int, epsilon: Fraction, margin: float = MARGIN
 ) -> Integers:
@@ -154,7 +111,7 @@ def respond(
     _check_candidates(buckets)
     others = np.ones(buckets, dtype=np.int64)  # by distance from the truth, round the ring
     others[0] = 0
-    return (truth + _weighted(draws, others, epsilon, margin)) % buckets
+    return (truth + weighted(draws, others, epsilon, margin)) % buckets
 
 
 def choose(draws: Draws, gaps: Integers, slope: Fraction, *, margin: float = MARGIN) -> int:
@@ -165,10 +122,10 @@ def choose(draws: Draws, gaps: Integers, slope: Fraction, *, margin: float = MAR
             "the best candidate must have gap 0 (subtract the smallest), and slope must be >= 0; "
             f"got a smallest gap of {int(gaps.min())} and slope {slope}"
         )
-    return int(_weighted(draws, gaps, slope, margin)[0])
+    return int(weighted(draws, gaps, slope, margin)[0])
 
 
-def _weighted(draws: Draws, gaps: Integers, slope: Fraction, margin: float) -> Integers:
+def weighted(draws: Draws, gaps: Integers, slope: Fraction, margin: float) -> Integers:
     """Candidate j with probability proportional to exp(-gaps[j] slope), for every draw.
 
     The float64 rates are within 3 * 2^-53 of the exact ones, relatively: inside `margin`.
@@ -368,16 +325,6 @@ def _undone(status):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def geometric_kernel(words, scale, margin, status, values):  # type: ignore[no-untyped-def]
-    """P[X >= k] = exp(-k / scale)."""
-    for row in range(words.shape[0]):
-        magnitude = _magnitude(words[row, 0], scale, margin)
-        status[row] = UNSURE if magnitude < 0 else ACCEPTED
-        values[row] = magnitude
-    return _undone(status)
-
-
-@njit(cache=True, nogil=True)
 def laplace_kernel(words, scale, margin, status, values):  # type: ignore[no-untyped-def]
     """Sign and geometric magnitude; minus zero is rejected, so zero is not counted twice."""
     for row in range(words.shape[0]):
@@ -422,15 +369,6 @@ def gaussian_kernel(words, scale, variance, margin, status, values):  # type: ig
         rate = (size - centre) ** 2 / (2.0 * variance)
         # cancellation in size - centre: its error is relative to size + centre
         rate_error = margin * ((size + centre) ** 2 / (2.0 * variance) + 1.0)
-        status[row] = _below_exp(words[row, 1], rate, rate_error, margin)
-    return _undone(status)
-
-
-@njit(cache=True, nogil=True)
-def bernoulli_exp_kernel(words, rate, margin, status):  # type: ignore[no-untyped-def]
-    """ACCEPTED with probability exp(-rate)."""
-    for row in range(words.shape[0]):
-        rate_error = margin * (rate + 1.0)
         status[row] = _below_exp(words[row, 1], rate, rate_error, margin)
     return _undone(status)
 

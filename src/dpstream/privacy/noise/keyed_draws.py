@@ -20,15 +20,14 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from dpstream.compiled import njit
 from dpstream.errors import InvalidParameter, NoiseExhausted, NoiseReuse
 from dpstream.privacy.state.secret import derive
+from dpstream.records import Integers, Words
 
 Mode = Literal["vector", "keyed"]
-Words = npt.NDArray[np.uint64]
 
 NOISE_VERSION = 1
 """Part of every address: a change to any sampler's use of its bits must change this number."""
@@ -164,7 +163,7 @@ class Draws:
             raise NoiseReuse(f"the draws of step {self.step} were already used by a sampler")
         self._used = True
 
-    def blocks(self, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]) -> Words:
+    def blocks(self, which: Integers, counters: Integers) -> Words:
         """Row i: the two words of draw which[i] at counters[i] (or at the one counter given)."""
         out = np.empty((len(which), 2), dtype="<u8")
         self._fill(out, which, counters)
@@ -187,9 +186,7 @@ class Draws:
         """The blocks of every draw's attempt 0, if they are at most `largest` and a vector's."""
         return None
 
-    def _fill(
-        self, out: Words, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]
-    ) -> None:
+    def _fill(self, out: Words, which: Integers, counters: Integers) -> None:
         raise NotImplementedError  # the two kinds of draws below fill their own way
 
 
@@ -200,9 +197,7 @@ class VectorDraws(Draws):
         """From those that the stream has made, for several steps if draws are few."""
         return self.stream.first_blocks(self.step, self.size) if self.size <= largest else None
 
-    def _fill(
-        self, out: Words, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]
-    ) -> None:
+    def _fill(self, out: Words, which: Integers, counters: Integers) -> None:
         _fill_vector(out, self.step, which, counters)
 
 
@@ -228,9 +223,7 @@ class KeyedDraws(Draws):
 
         return blocks
 
-    def _fill(
-        self, out: Words, which: npt.NDArray[np.int64], counters: npt.NDArray[np.int64]
-    ) -> None:
+    def _fill(self, out: Words, which: Integers, counters: Integers) -> None:
         _fill_keyed(out, self._masked, self.step, which, counters)
 
 
@@ -244,12 +237,12 @@ def counter(attempt: int, lane: int = 0, extension: int = 0) -> int:
 @njit(cache=True, nogil=True)
 def _fill_vector(out, step, which, counters):  # type: ignore[no-untyped-def]
     """Blocks of vector mode: step 48 | coordinate 48 | counter 32."""
-    one = counters.shape[0] == 1
+    single = counters.shape[0] == 1
     for row in range(which.shape[0]):
         coordinate = np.uint64(which[row])
         out[row, 0] = (np.uint64(step) << np.uint64(16)) | (coordinate >> np.uint64(32))
         out[row, 1] = ((coordinate & np.uint64(0xFFFFFFFF)) << np.uint64(32)) | np.uint64(
-            counters[0 if one else row]
+            counters[0 if single else row]
         )
 
 
@@ -267,10 +260,10 @@ def _fill_ahead(out, step, width):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _fill_keyed(out, masked, step, which, counters):  # type: ignore[no-untyped-def]
     """Second blocks of keyed mode: AES(key id) xor (step 64 | counter 32)."""
-    one = counters.shape[0] == 1
+    single = counters.shape[0] == 1
     for row in range(which.shape[0]):
         out[row, 0] = masked[which[row], 0] ^ np.uint64(step)
-        out[row, 1] = masked[which[row], 1] ^ np.uint64(counters[0 if one else row])
+        out[row, 1] = masked[which[row], 1] ^ np.uint64(counters[0 if single else row])
 
 
 @njit(cache=True, nogil=True)

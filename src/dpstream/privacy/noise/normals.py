@@ -17,12 +17,10 @@ from importlib.resources import files
 from io import BytesIO
 
 import numpy as np
-import numpy.typing as npt
 
 from dpstream.compiled import njit
 from dpstream.privacy.noise.keyed_draws import Draws, counter
-
-Reals = npt.NDArray[np.float64]
+from dpstream.records import Reals
 
 PRECISION = 2.0**-48
 LARGEST = 10.2

@@ -68,7 +68,7 @@ class JournalEnd(NamedTuple):
 
 
 class Journal:
-    """Records of one `kind`, described by one `header` fixed at creation.
+    """Records of one `kind`, which the first line of the file names.
 
     Every method but `locked` must be called inside `with journal.locked()`. With `head`, the end
     of the file is kept beside it too, and one record is appended at a time.
@@ -87,12 +87,12 @@ class Journal:
         self.path, self.kind, self._error = Path(path), kind, error
         make_directory(self.path.parent)
         self.place = Path(os.path.abspath(self.path))  # the same after a change of directory
-        self._fd, made = _open_or_create(self.place)
+        self._fd, new = _open_or_create(self.place)
         self._thread_lock, self._depth = threading.RLock(), 0
         self._process = this_process.id
         self._offset, self._tag = 0, _NO_TAG
         self._head = _Head(Path(os.path.realpath(self.place)), error) if head else None
-        if made and self._head is not None:
+        if new and self._head is not None:
             self._begin_anew(self._head)
 
     @classmethod
@@ -113,11 +113,11 @@ class Journal:
         sync_directory(path.parent)
 
     @contextmanager
-    def locked(self, *, wait: bool = True) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Hold the file against other processes and threads."""
         with self._thread_lock:
             if not self._depth:
-                self.acquire(wait=wait)
+                self.acquire()
             self._depth += 1
             try:
                 yield
@@ -143,8 +143,8 @@ class Journal:
             current = os.stat(self.place)
         except FileNotFoundError:
             current = None
-        held = os.fstat(self._fd)
-        if current is None or (current.st_dev, current.st_ino) != (held.st_dev, held.st_ino):
+        opened = os.fstat(self._fd)
+        if current is None or (current.st_dev, current.st_ino) != (opened.st_dev, opened.st_ino):
             fcntl.flock(self._fd, fcntl.LOCK_UN)
             raise self._error(f"{self.path} was replaced or removed while in use; restore it")
 
@@ -160,7 +160,7 @@ class Journal:
         if size < self._offset:
             raise self._error(f"{self.path} became shorter while it was in use; restore it")
         noted = self._noted_end(size)
-        records, ends, torn = self._parsed(size)
+        records, ends, torn = self._parse(size)
         if noted is not None:
             self._compare(noted, ends, torn)
         if not torn and size < ends[-1][0]:
@@ -182,7 +182,7 @@ class Journal:
             batch.insert(0, {"dpstream": self.kind, "format": FORMAT})
             if self._head is not None and self._head.read() is None:
                 self._head.begin()  # before the file: one that holds anything always has a head
-        if self._grown():
+        if self._has_grown():
             raise self._error(f"{self.path} grew since it was read; read it before appending")
         data, tag = _lines(self._tag, batch)
         os.ftruncate(self._fd, self._offset)  # cut a torn tail
@@ -216,7 +216,7 @@ class Journal:
         except self._error:
             noted = None
         self.rewind()
-        _, ends, _ = self._parsed(os.fstat(self._fd).st_size)
+        _, ends, _ = self._parse(os.fstat(self._fd).st_size)
         offset, tag = ends[-1]
         if not offset:
             raise self._error(f"{self.path} is empty: there is nothing to go on with; restore it")
@@ -299,7 +299,7 @@ class Journal:
             raise self._error(f"{self._head.path} went back while it was in use; restore it")
         return noted
 
-    def _parsed(self, size: int) -> tuple[list[Record], list[tuple[int, str]], bool]:
+    def _parse(self, size: int) -> tuple[list[Record], list[tuple[int, str]], bool]:
         """Records from the offset on, where each of them ends (the offset first), and a torn end.
 
         The last record ends where its newline is, or was.
@@ -352,7 +352,7 @@ class Journal:
                 f"{self.kind} as it is: {remedy}"
             )
 
-    def _grown(self) -> bool:
+    def _has_grown(self) -> bool:
         """Is there more than a torn tail after what was read?"""
         tail = self._read(os.fstat(self._fd).st_size)
         return b"\n" in tail or _is_record(self._tag, tail)
@@ -431,9 +431,9 @@ def _open_or_create(path: Path) -> tuple[int, bool]:
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC), False
     except FileNotFoundError:
-        made = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         sync_directory(path.parent)  # who notes which file it is must find it again
-        return made, True
+        return fd, True
 
 
 def _lines(tag: str, records: Iterable[Record]) -> tuple[bytes, str]:
@@ -471,8 +471,8 @@ def _slot(offset: int, tag: str) -> bytes:
 
 
 def _read_slot(slot: bytes) -> JournalEnd | None:
-    facts, found = slot[:38].decode("ascii", "replace"), slot[38:].decode("ascii", "replace")
-    return JournalEnd(int(facts[:20]), facts[21:37]) if found == _checksum(facts) + "\n" else None
+    facts, end = slot[:38].decode("ascii", "replace"), slot[38:].decode("ascii", "replace")
+    return JournalEnd(int(facts[:20]), facts[21:37]) if end == _checksum(facts) + "\n" else None
 
 
 def _checksum(facts: str) -> str:

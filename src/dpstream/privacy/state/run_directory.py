@@ -63,10 +63,10 @@ class RunDirectory:
     log: InputLog
     owns_ledger: bool = False
     """Is the ledger closed with the directory?"""
-    made: tuple[Path, ...] = ()
+    created: tuple[Path, ...] = ()
     """Files and folders that this start has made or will make, the outermost last; none for a run
     that goes on."""
-    seen: str = ""
+    epoch_before: str = ""
     """The ledger's newest epoch of the run when the directory was opened."""
     _keys: WindowKeys | None = field(default=None, init=False)
     _epoch: str = field(default="", init=False)
@@ -94,10 +94,10 @@ class RunDirectory:
         self.log.record(step, digests, ledger=self.ledger.head(), positions=positions)
         last = step + len(digests) - 1
         if last > self._reached:
-            told = [digest.hex() for digest in digests[self._reached - last :]]
+            new = [digest.hex() for digest in digests[self._reached - last :]]
             types = types_digest(self.log.types[-1] if self.log.types else b"")
             run = self.run.hex()
-            self.ledger.reach(self.dataset, run, last, told, epoch=self._epoch, types=types)
+            self.ledger.reach(self.dataset, run, last, new, epoch=self._epoch, types=types)
             self._reached = last
 
     def begin(self) -> None:
@@ -111,7 +111,7 @@ class RunDirectory:
             return
         epoch, run = mint_run_id().hex(), self.run.hex()
         self.log.begin(epoch)
-        self.ledger.begin(self.dataset, run, epoch, after=self.seen)
+        self.ledger.begin(self.dataset, run, epoch, after=self.epoch_before)
         _compare(self)
         if self._keys is not None:
             minted, final = self._keys.minted, self._keys.final
@@ -136,7 +136,6 @@ class RunDirectory:
             self.folder / "windows",
             self.secret,
             run=self.run,
-            ordered=True,
             derived_for_tests=derived_for_tests,
             witness=self.note_windows,
         )
@@ -170,14 +169,14 @@ class RunDirectory:
     @property
     def unused(self) -> bool:
         """Was it made just now, and nothing drawn?"""
-        return bool(self.made) and self.log.unused
+        return bool(self.created) and self.log.unused
 
     def withdraw(self) -> None:
         """Take back what was made just now, if nothing was drawn: a second try begins afresh."""
         if not self.unused:
             return
         self.close()
-        for path in self.made:
+        for path in self.created:
             if path.is_dir():
                 with suppress(OSError):  # it holds something else
                     path.rmdir()
@@ -325,7 +324,12 @@ def open_run(folder: Path, *, about: About, secret: Secret, ledger: Ledger) -> R
         log = undo.enter_context(closing(InputLog(folder / about["log"], run=about["run"])))
         known = ledger.known(about["run"].hex())
         directory = RunDirectory(
-            folder=folder, about=about, secret=secret, ledger=ledger, log=log, seen=known.epoch
+            folder=folder,
+            about=about,
+            secret=secret,
+            ledger=ledger,
+            log=log,
+            epoch_before=known.epoch,
         )
         _compare(directory)
         undo.pop_all()

@@ -53,9 +53,9 @@ class Secret:
 
     def __init__(self, value: Any, *, path: Path | None = None, fresh: bool = False) -> None:
         if not isinstance(value, bytes) or len(value) != 32:
-            found = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
+            given = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
             raise SecretError(
-                f"a secret must be 32 bytes; got {found}; "
+                f"a secret must be 32 bytes; got {given}; "
                 "did you forget that a path must be a str or Path?"
             )
         self._value: bytes = value

@@ -115,9 +115,9 @@ def unpack(
             f"{origin} has format {version}; this version of dpstream reads format {FORMAT}; use "
             "the version that wrote it"
         )
-    found = data[head : head + data[10]]
-    if found != name:
-        raise StateError(f"{origin} holds a {found.decode(errors='replace')!r}, not a {kind!r}")
+    actual = data[head : head + data[10]]
+    if actual != name:
+        raise StateError(f"{origin} holds a {actual.decode(errors='replace')!r}, not a {kind!r}")
     start = head + len(name) + _CHECKSUM_SIZE
     body = memoryview(data)[start:]
     if checksum is not None and checksum_of(data) != checksum:

@@ -28,9 +28,6 @@ class WindowKeySource(Protocol):
     def mint(self, window: int) -> bytes:
         """Make the window's key before its first draw; a second call returns it."""
 
-    def get(self, window: int) -> bytes:
-        """The key of a window that was minted."""
-
     def erase(self, window: int) -> None:
         """Forget the window's key for good."""
 
@@ -41,9 +38,9 @@ class WindowKeys:
     An erased window leaves `<window>.erased`, or, where all windows before it are erased too, only
     a larger number in the file `final`: windows 0 to final - 1 are gone.
 
-    `ordered` says that windows are opened from 0 on, those in between being minted with them. The
-    file `minted` then tells a key that is lost from one that never was, and `mint` refuses the
-    first: another key would publish a second noisy copy.
+    Windows are opened from 0 on, those in between being minted with them. So the file `minted`
+    tells a key that is lost from one that never was, and `mint` refuses the first: another key
+    would publish a second noisy copy.
 
     `run` is in every file, so that those of another run are refused. `witness` is told the two
     numbers, minted and final, whenever they grow and before a new key is used: a ledger that knows
@@ -56,13 +53,12 @@ class WindowKeys:
         secret: Secret,
         *,
         run: bytes = b"",
-        ordered: bool = False,
         derived_for_tests: bool = False,
         witness: Callable[[int, int], None] = lambda minted, final: None,
     ) -> None:
         self._folder, self._secret, self._run = Path(folder), secret, run
         self._tag = run.hex().encode()
-        self._ordered, self._derived, self._witness = ordered, derived_for_tests, witness
+        self._derived, self._witness = secret if derived_for_tests else None, witness
         make_directory(self._folder, mode=0o700)
         for window in self._key_files():
             if self._is_erased(window):  # a kill came between the mark and the key
@@ -71,10 +67,7 @@ class WindowKeys:
     def mint(self, window: int) -> bytes:
         """Make the window's key, durably, before its first draw; a second call returns it."""
         self._refuse_erased(window)
-        if self._ordered:
-            self._mint_up_to(window)
-        else:
-            self._create(window)
+        self._mint_up_to(window)
         return self.get(window)
 
     def get(self, window: int) -> bytes:
@@ -143,19 +136,15 @@ class WindowKeys:
                 return  # the key is there, was erased, or is lost
             for each in range(max(minted, final), window + 1):
                 if not self._is_erased(each):
-                    self._create(each)
+                    wrapped = aes_key_wrap(self._wrapping_key(each), _draw(each, self._derived))
+                    with suppress(FileExistsError):  # a kill left it, never used: use that one
+                        create_exclusive(self._key_file(each), wrapped)
             self._write("minted", window + 1)
         self._witness(window + 1, final)
 
-    def _create(self, window: int) -> None:
-        path = self._key_file(window)
-        if not path.exists():
-            with suppress(FileExistsError):  # another process minted it first: use that one
-                create_exclusive(path, aes_key_wrap(self._wrapping_key(window), self._draw(window)))
-
     @property
     def minted(self) -> int:
-        """Where windows are `ordered`: those from 0 to this one, exclusive, have had a key."""
+        """Windows 0 to this one, exclusive, have had a key."""
         return self._number("minted")
 
     @property
@@ -225,17 +214,12 @@ class WindowKeys:
         """Of the run and of the window: the key of another one does not open."""
         return self._secret.key("window keys", self._run + window.to_bytes(8, "big", signed=True))
 
-    def _draw(self, window: int) -> bytes:
-        if self._derived:
-            return self._secret.key("window key for tests", window.to_bytes(8, "big", signed=True))
-        return token_bytes(32)
-
 
 class MemoryWindowKeys:
     """Random keys of a run that keeps no state: they end with the process, or when erased.
 
     >>> keys = MemoryWindowKeys()
-    >>> keys.mint(0) == keys.get(0) != keys.mint(1)
+    >>> keys.mint(0) == keys.mint(0) != keys.mint(1)
     True
     """
 
@@ -247,16 +231,11 @@ class MemoryWindowKeys:
     def mint(self, window: int) -> bytes:
         """Make the window's key; a second call returns it."""
         with self._lock:
-            self._refuse_erased(window)
-            return self._keys.setdefault(window, self._draw(window))
-
-    def get(self, window: int) -> bytes:
-        """The key of a window that was minted and not erased."""
-        with self._lock:
-            self._refuse_erased(window)
-            if window not in self._keys:
-                raise StateError(f"the key of window {window} was never minted")
-            return self._keys[window]
+            if window in self._erased or 0 <= window < self._final:
+                raise StateError(
+                    f"window {window} is final: its key was erased and no noise is left"
+                )
+            return self._keys.setdefault(window, _draw(window, self._derived))
 
     def erase(self, window: int) -> None:
         """Forget the window's key; it is never minted again."""
@@ -267,11 +246,9 @@ class MemoryWindowKeys:
                 self._erased.remove(self._final)
                 self._final += 1
 
-    def _refuse_erased(self, window: int) -> None:
-        if window in self._erased or 0 <= window < self._final:
-            raise StateError(f"window {window} is final: its key was erased and no noise is left")
 
-    def _draw(self, window: int) -> bytes:
-        if self._derived is None:
-            return token_bytes(32)
-        return self._derived.key("window key for tests", window.to_bytes(8, "big", signed=True))
+def _draw(window: int, derived_for_tests: Secret | None) -> bytes:
+    """32 random bytes; in tests, those that a secret gives for the window."""
+    if derived_for_tests is None:
+        return token_bytes(32)
+    return derived_for_tests.key("window key for tests", window.to_bytes(8, "big", signed=True))
