@@ -12,18 +12,19 @@ from dpstream.bounds_proposal.histograms import (
     BINS,
     COUNTS,
     SIZES,
+    collect_unit_facts,
     count_bins,
     exact_histograms,
     histogram_query,
     noisy_histograms,
     value_bins,
+    value_sums,
 )
 from dpstream.bounds_proposal.propose import (
     count_distribution,
     size_distribution,
     value_distribution,
 )
-from dpstream.bounds_proposal.unit_facts import collect_unit_facts, value_sums
 from dpstream.cli import main
 from dpstream.connectors.registry import open_source
 from dpstream.errors import BudgetExceeded, InvalidParameter
@@ -60,7 +61,7 @@ def facts_of(table, query=None, share=1.0):
     query = reading() if query is None else query
     return collect_unit_facts(
         source, query, secret=SECRET, run=RUN, share=share, progress=lambda *_: None
-    )[0]
+    )
 
 
 def test_facts_are_those_of_the_rows():
@@ -96,7 +97,7 @@ def test_facts_do_not_depend_on_chunks_or_order(tmp_path):
         run=RUN,
         share=1.0,
         progress=lambda *_: None,
-    )[0]
+    )
     for name, bins in exact_histograms(whole).bins.items():
         assert (bins == exact_histograms(mixed).bins[name]).all()
     assert len(facts_of(str(tmp_path / "a.csv")).units) == len(whole.units)
@@ -225,8 +226,8 @@ def test_signs_of_values_are_found():
     """Clamps of a column that is never negative begin at 0."""
     bins = np.zeros(BINS["value"])
     bins[len(SIZES) + 5] = 100
-    values = value_distribution(bins, 1.0)
-    assert (values.negative, values.positive) == (False, True)
+    _, negative, positive = value_distribution(bins, 1.0)
+    assert (negative, positive) == (False, True)
     assert size_distribution(np.zeros(4), np.arange(1, 5), 1.0).total == 0
 
 

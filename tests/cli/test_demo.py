@@ -6,8 +6,8 @@ from contextlib import nullcontext
 import pytest
 from rich.console import Console
 
-from dpstream.cli import demo_command, demo_live
-from dpstream.cli.demo_live import QUICK, Engine, Scene, play
+from dpstream.cli import demo_command
+from dpstream.cli.demo_command import QUICK, Scene, play
 
 pytestmark = pytest.mark.timeout(300)  # 15 s on an idle machine
 
@@ -26,7 +26,7 @@ SCENE = Scene(
 def played(tmp_path_factory):
     """One quick tour, and the scenes that were shown."""
     scenes, folder = [], tmp_path_factory.mktemp("tour")
-    return play(QUICK, folder, scenes.append, engine=Engine(folder)), scenes, folder
+    return play(QUICK, folder, scenes.append), scenes, folder
 
 
 @pytest.fixture
@@ -70,7 +70,9 @@ def test_scripts_read_the_figures(run, told):
     found = run("demo", "--quick", "--json").json
     uniform, sample = found["releases"]
 
-    assert [(len(book["spent_on"]), book["left"]) for book in found["live_ledger"]] == [(1, "0")]
+    charged = [line["charges"] for book in found["live_ledger"] for line in book["spent_on"]]
+
+    assert charged == [1]
     assert found["live"]["identical"] is True
     assert uniform["noise_stddev"] == pytest.approx(2**0.5 * 12, rel=0.01)
     assert 0.5 < uniform["mean_absolute_error"] / 12 < 1.5
@@ -105,9 +107,9 @@ def test_a_difference_is_an_error(run, told, monkeypatch):
 def test_a_served_tour_kills_the_worker_and_goes_on(tmp_path, monkeypatch):
     """The server starts the worker again by itself; the bytes are the same."""
     opened = []
-    monkeypatch.setattr(demo_live.webbrowser, "open", opened.append)
+    monkeypatch.setattr(demo_command.webbrowser, "open", opened.append)
 
-    live = play(QUICK, tmp_path, lambda scene: None, engine=Engine(tmp_path, serve=True))
+    live = play(QUICK, tmp_path, lambda scene: None, serve=True)
 
     assert [address.startswith("http://127.0.0.1:") for address in opened] == [True]
     assert live["identical"]

@@ -31,7 +31,7 @@ LIVE = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9,
 TWO_SIGNALS = """
 import os, signal
 from dpstream.cli.watch import Stopper
-with Stopper(as_json=False).stop_on_signals():
+with Stopper().stop_on_signals():
     os.kill(os.getpid(), signal.SIGTERM)
     print("goes on", flush=True)
     os.kill(os.getpid(), signal.SIGINT)

@@ -4,7 +4,6 @@ Bounds must not come from the data for nothing: they are read off data that the 
 public, or off noisy histograms that are paid for.
 """
 
-from dpstream.bounds_proposal.proposal import Proposal
-from dpstream.bounds_proposal.propose import bounds
+from dpstream.bounds_proposal.propose import Proposal, bounds
 
 __all__ = ["Proposal", "bounds"]

@@ -1,33 +1,47 @@
-"""Histograms of facts about units: exact, or noisy and paid for.
+"""Facts about each unit, from one pass over a source, and their histograms.
 
-The noisy ones are a query like any other: one row per unit and fact, grouped by (fact, bin), all
-groups public. So the charge, the order of ledger and noise, and the noise itself are those of
-`dpstream.run`. The bins are public grids that never depend on the data. Proof:
-`docs/soundness/bounds.md`.
+    groups   how many (key, window) groups it has rows in
+    rows     how many rows it has in one of them, picked by a keyed hash
+    value    the value of one of its rows, picked by a keyed hash
+
+Each is a function of the unit's own rows and of a secret key. Rows are read in chunks; what is kept
+is a table of units and one of (unit, group) pairs, of a public share of the units if asked for.
+
+Histograms are exact, or noisy and paid for. The noisy ones are a query like any other: one row per
+unit and fact, grouped by (fact, bin), all groups public. So the charge, the order of ledger and
+noise, and the noise itself are those of `dpstream.run`. The bins are public grids that never depend
+on the data. Proof: `docs/soundness/bounds.md`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from dpstream.bounds_proposal.unit_facts import UnitFacts
+from dpstream.engines.chunks import ChunkReader, OperatorCounts
+from dpstream.engines.embedded.step_rows import check_columns
+from dpstream.group_by.hash_tables import HashTable
 from dpstream.privacy.ledger.ledger import Ledger
-from dpstream.query.aggregates import Count
+from dpstream.privacy.state import Secret
+from dpstream.query.aggregates import Count, Sum
 from dpstream.query.noise_plan import plan_query
 from dpstream.query.query import Query
-from dpstream.records import Integers, Reals
+from dpstream.records import Integers, Reals, Source, Words
+from dpstream.rows.row_batch import Rows
+from dpstream.rows.row_ids import row_digests
+from dpstream.rows.row_reader import RowReader
 from dpstream.session import run
 
+_ID_BITS: Final = 16  # a share of the units is sampled by so many bits of their ids
 _FINE: Final = 16  # counts up to here have a bin each
 _PER_OCTAVE: Final = 2
 _OCTAVES: Final = 12  # beyond 16; larger counts fall into the last bin
 _DECADES: Final = range(-3, 12)
-
-
 COUNTS: Final[Integers] = np.concatenate(
     [
         np.arange(1, _FINE + 1),
@@ -38,6 +52,119 @@ COUNTS: Final[Integers] = np.concatenate(
 
 SIZES: Final[Reals] = np.array([float(f"{m}e{d}") for d in _DECADES for m in (1, 2, 5)])
 """Sizes that clamps may have: 1, 2 and 5 times a power of ten, 0.001 to 5 * 10^11."""
+BINS: Final = {"groups": len(COUNTS), "rows": len(COUNTS), "value": 2 * len(SIZES) + 1}
+_FACT, _BIN, _UNITS = "dpstream fact", "dpstream bin", "dpstream units"
+
+
+def value_sums(column: str) -> tuple[Sum, Sum]:
+    """Two grids that hold a value between them: thousandths up to a million, thousands beyond."""
+    return (
+        Sum(
+            "fine",
+            column=column,
+            contribution_bounds_per_row=(-(10**6), 10**6),
+            quantum=Fraction(1, 1000),
+        ),
+        Sum("coarse", column=column, contribution_bounds_per_row=(-(10**12), 10**12), quantum=1000),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UnitFacts:
+    """One entry per unit; `values` is None if no value column was asked for."""
+
+    units: Words
+    periods: Integers
+    groups: Integers
+    rows: Integers
+    values: Reals | None
+
+
+class _Tables:
+    """What is known of units and of their groups so far."""
+
+    def __init__(self, key: bytes, share: float, valued: bool) -> None:
+        self._key, self._valued = key, valued
+        self._below = round(share * 2**_ID_BITS)
+        self._units = HashTable(3)  # period, digest of the row picked, its value's bits
+        self._pairs = HashTable(2)  # rows, the unit's place
+
+    def add(self, rows: Rows) -> None:
+        """Add the rows of a chunk."""
+        sampled = (rows.units[:, 1] >> np.uint64(64 - _ID_BITS)).astype(np.int64) < self._below
+        units, groups, windows = rows.units[sampled], rows.groups[sampled], rows.windows[sampled]
+        if not len(units):
+            return
+        known = self._units.used
+        places = self._units.rows(units)
+        numbers = self._units.numbers
+        numbers[known : self._units.used, 1] = np.int64(-1)  # the largest word: any row beats it
+        numbers[places, 0] = rows.periods[sampled]
+        pairs = self._pairs.rows(row_digests([units, groups, windows], self._key))
+        np.add.at(self._pairs.numbers[:, 0], pairs, 1)
+        self._pairs.numbers[pairs, 1] = places
+        if self._valued:
+            self._pick(places, rows.digests[sampled, 0], _values(rows.values[sampled]))
+
+    def _pick(self, places: Integers, digests: Words, values: Reals) -> None:
+        """The row with the least digest so far stands for its unit."""
+        order = np.lexsort((digests, places))
+        firsts = order[np.r_[True, np.diff(places[order]) > 0]]
+        at, least = places[firsts], digests[firsts]
+        words = self._units.words
+        better = least < words[at, 3]
+        words[at[better], 3] = least[better]
+        words[at[better], 4] = values[firsts[better]].view(np.uint64)
+
+    def facts(self) -> UnitFacts:
+        """The facts of each unit."""
+        units, pairs = self._units.used, self._pairs.used
+        of, rows = self._pairs.numbers[:pairs, 1], self._pairs.numbers[:pairs, 0]
+        order = np.lexsort((self._pairs.words[:pairs, 0], of))  # a pair's id is a keyed hash
+        firsts = order[np.r_[True, np.diff(of[order]) > 0]] if pairs else order
+        values = self._units.words[:units, 4].copy().view(np.float64) if self._valued else None
+        return UnitFacts(
+            units=self._units.ids[:units].copy(),
+            periods=self._units.numbers[:units, 0].copy(),
+            groups=np.bincount(of, minlength=units).astype(np.int64),
+            rows=rows[firsts],
+            values=values,
+        )
+
+
+def _values(grids: Integers) -> Reals:
+    """The values that two grids hold between them."""
+    fine, coarse = grids[:, 0] / 1000.0, grids[:, 1] * 1000.0
+    return np.where(np.abs(coarse) >= 10**6, coarse, fine)
+
+
+def collect_unit_facts(
+    source: Source,
+    query: Query,
+    *,
+    secret: Secret,
+    run: bytes,
+    share: float,
+    progress: Callable[[int, int], None],
+) -> UnitFacts:
+    """The facts of all units of a bounded source."""
+    check_columns(source, query)
+    operator = OperatorCounts()
+    reader = ChunkReader(source, RowReader(query, secret, run), operator)
+    key = secret.key("pairs of units and groups", run)[:16]
+    tables = _Tables(key, share, valued=len(query.aggregates) > 1)
+    partitions = source.partitions()
+    for number, partition in enumerate(partitions):
+        progress(number, len(partitions))
+        position, done = None, False
+        while not done:
+            batch = reader.batch(partition, position)
+            rows, rejected = reader.rows(partition, position, batch)
+            operator.reject(f"{partition} {position}", rejected)
+            tables.add(rows)
+            position, done = batch.position, batch.done
+    progress(len(partitions), len(partitions))
+    return tables.facts()
 
 
 def count_bins(counts: Integers) -> Integers:
@@ -59,10 +186,6 @@ def value_bins(values: Reals) -> Integers:
     zero = len(SIZES)
     bins = np.where(values == 0, zero, zero + np.sign(values) * (size + 1))
     return bins.astype(np.int64)
-
-
-BINS: Final = {"groups": len(COUNTS), "rows": len(COUNTS), "value": 2 * len(SIZES) + 1}
-_FACT, _BIN, _UNITS = "dpstream fact", "dpstream bin", "dpstream units"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,8 +12,8 @@ and the bounds with the least error are proposed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -23,14 +23,15 @@ from dpstream.bounds_proposal.histograms import (
     COUNTS,
     SIZES,
     Histograms,
+    collect_unit_facts,
     exact_histograms,
     histogram_query,
     noisy_histograms,
+    value_sums,
 )
-from dpstream.bounds_proposal.proposal import Choice, Proposal
-from dpstream.bounds_proposal.unit_facts import collect_unit_facts, value_sums
 from dpstream.connectors.registry import open_source
 from dpstream.errors import InvalidParameter
+from dpstream.optional import optional
 from dpstream.privacy.amounts import Amount
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import Secret, mint_run_id
@@ -45,6 +46,116 @@ _QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 _FIRST_QUANTILE: Final = 0.99  # where bounds are first taken at
 _GROUP_SIZE: Final = 10.0  # of a group to choose bounds for, in thresholds
 _SURE: Final = 3.0  # standard deviations above which a bin is taken to have units in it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One bound of the trade-off: `groups` a unit, one row each.
+
+    `left_out`: share of rows beyond the bound. `noise`: standard deviation in the last table.
+    `threshold`: noisy units that show a group there. `error`: of a group of the proposal's size.
+    """
+
+    groups: int
+    left_out: float
+    noise: float
+    threshold: int
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """Bounds, and what speaks for them.
+
+    `epsilon`, `delta`: paid for this proposal; None if the data were declared public.
+    """
+
+    privacy_unit_column: str
+    keys: tuple[str, ...]
+    value: str | None
+    epsilon: float | None
+    delta: float | None
+    group_size: float
+    query_epsilon: float
+    query_delta: float
+    triggers: int
+    max_groups_contributed: int
+    max_rows_per_group: int
+    max_rows_contributed: int
+    lo: float | None
+    hi: float | None
+    pre_threshold: int
+    left_out: float
+    noise: float
+    error: float
+    units: float
+    stddev: float
+    quantiles: Mapping[str, Mapping[str, float]]
+    trade_off: Sequence[Choice]
+
+    @property
+    def private(self) -> bool:
+        """May it be shown to anyone?"""
+        return self.epsilon is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, and the snippets."""
+        more = {"private": self.private, "sql": self.sql(), "python": self.python()}
+        return asdict(self) | more
+
+    def sql(self) -> str:
+        """The OPTIONS clause, and the SUM that goes with it."""
+        options = {
+            "epsilon": _number(self.query_epsilon),
+            "delta": _number(self.query_delta),
+            "privacy_unit_column": self.privacy_unit_column,
+            "max_groups_contributed": str(self.max_groups_contributed),
+            "max_rows_per_group": str(self.max_rows_per_group),
+            "pre_threshold": str(self.pre_threshold),
+        }
+        inside = ", ".join(f"{name} = {text}" for name, text in options.items())
+        lines = [f"OPTIONS ({inside})"]
+        if self.value is not None:
+            bounds = f"contribution_bounds_per_row => ({_number(self.lo)}, {_number(self.hi)})"
+            lines.append(f"SUM({self.value}, {bounds})")
+        return "\n".join(lines)
+
+    def python(self) -> str:
+        """The arguments of a Query."""
+        lines = [
+            f"max_groups_contributed={self.max_groups_contributed}",
+            f"max_rows_per_group={self.max_rows_per_group}",
+            f"pre_threshold={self.pre_threshold}",
+        ]
+        if self.value is not None:
+            clamps = f"contribution_bounds_per_row=({_number(self.lo)}, {_number(self.hi)})"
+            lines.append(f"aggregates=[dps.Sum({self.value!r}, column={self.value!r}, {clamps})]")
+        return ", ".join(lines)
+
+    def plot(self, path: str | Path) -> None:
+        """Bias, noise and error over the bound."""
+        drawing = optional("matplotlib.figure", extra="plot", who="a plot")
+        figure = drawing.Figure(figsize=(7, 4), dpi=144, layout="constrained")
+        panel = figure.subplots()
+        groups = [choice.groups for choice in self.trade_off]
+        noise = [choice.noise / self.group_size for choice in self.trade_off]
+        for label, line, values in (
+            ("rows left out (bias)", "--", [choice.left_out for choice in self.trade_off]),
+            (f"noise, group of {self.group_size:,.0f}", ":", noise),
+            ("both", "-", [choice.error for choice in self.trade_off]),
+        ):
+            panel.plot(groups, values, line, marker="o", markersize=3, label=label)
+        panel.axvline(self.max_groups_contributed, color="#8a8f98", linewidth=1)
+        panel.set(xscale="log", xlabel="groups kept of a unit", ylabel="share of a group's count")
+        panel.set_title("bias against noise")
+        panel.legend(frameon=False)
+        panel.grid(alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path)
+
+
+def _number(value: float | None) -> str:
+    return "NULL" if value is None else f"{value:.12g}"
 
 
 def bounds(
@@ -84,8 +195,8 @@ def bounds(
     >>> import pyarrow as pa
     >>> rows = range(6000)
     >>> clicks = pa.table({"user": [n % 500 for n in rows], "page": [n % 7 for n in rows]})
-    >>> found = bounds(clicks, privacy_unit_column="user", keys=["page"], public=True)
-    >>> found.max_groups_contributed, found.max_rows_per_group
+    >>> proposal = bounds(clicks, privacy_unit_column="user", keys=["page"], public=True)
+    >>> proposal.max_groups_contributed, proposal.max_rows_per_group
     (7, 2)
     """
     if public == (epsilon is not None):
@@ -117,7 +228,7 @@ def bounds(
     if not public:
         asked = histogram_query(reading, facts=wanted, epsilon=epsilon, delta=delta)
         plan_query(asked)  # refuses what no noise can keep, before a row is read
-    facts, _ = collect_unit_facts(
+    facts = collect_unit_facts(
         open_source(source),
         reading,
         secret=Secret.of(None),
@@ -181,7 +292,14 @@ def _choose_bounds(
     )
     usual = max(math.ceil(groups.quantile(_FIRST_QUANTILE)), 1)
     size = group_size or _GROUP_SIZE * max(target.noise(usual)[1], 1)
-    choices = [_choice(groups, target, size, count) for count in groups.candidates()]
+    choices = []
+    for count in groups.candidates():
+        noise, threshold, _ = target.noise(count)
+        left_out = 1 - groups.kept(count)
+        error = math.hypot(left_out, noise / size)
+        choices.append(
+            Choice(groups=count, left_out=left_out, noise=noise, threshold=threshold, error=error)
+        )
     max_groups, max_rows = _least_error(choices, rows, size)
     noise, _, pre_threshold = target.noise(max_groups, max_rows)
     left_out = 1 - groups.kept(max_groups) * rows.kept(max_rows)
@@ -207,19 +325,6 @@ def _choose_bounds(
     }
 
 
-def _choice(groups: SizeDistribution, target: _TargetQuery, size: float, count: int) -> Choice:
-    """What keeping `count` groups of each unit leaves out, and the noise it costs."""
-    noise, threshold, _ = target.noise(count)
-    left_out = 1 - groups.kept(count)
-    return Choice(
-        groups=count,
-        left_out=left_out,
-        noise=noise,
-        threshold=threshold,
-        error=math.hypot(left_out, noise / size),
-    )
-
-
 def _least_error(choices: list[Choice], rows: SizeDistribution, size: float) -> tuple[int, int]:
     """Groups of each unit and rows in each: the pair of least error, the smaller one if equal."""
 
@@ -236,16 +341,15 @@ def _clamps(histograms: Histograms, noise: float, size: float) -> tuple[float | 
     """Clamps of least error for a SUM beside the COUNT: as large as the noise they cost allows."""
     if "value" not in histograms.bins:
         return None, None
-    values = value_distribution(histograms.bins["value"], histograms.stddev)
-    sizes = values.sizes
+    bins, stddev = histograms.bins["value"], histograms.stddev
+    sizes, negative, positive = value_distribution(bins, stddev)
     mean = float(sizes.units @ sizes.sizes) / sizes.total if sizes.total else 1.0
 
     def error(edge: float) -> float:
         return math.hypot(1 - sizes.kept(edge), noise * math.sqrt(2) * edge / mean / size)
 
     edge = min(map(float, SIZES), key=error)
-    positive = values.positive or not values.negative
-    return (-edge if values.negative else 0.0), (edge if positive else 0.0)
+    return (-edge if negative else 0.0), (edge if positive or not negative else 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,23 +409,11 @@ def count_distribution(bins: Reals, stddev: float) -> SizeDistribution:
     return size_distribution(bins, (below + 1 + COUNTS) / 2, stddev)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValueDistribution:
-    """Sizes of values, and whether enough units have negative and positive ones."""
-
-    sizes: SizeDistribution
-    negative: bool
-    positive: bool
-
-
-def value_distribution(bins: Reals, stddev: float) -> ValueDistribution:
-    """The distribution of values: sizes of both signs together, zeros left out."""
+def value_distribution(bins: Reals, stddev: float) -> tuple[SizeDistribution, bool, bool]:
+    """Sizes of values of both signs without zeros; whether enough are negative, and positive."""
     zero = len(SIZES)
     below, above = bins[:zero][::-1], bins[zero + 1 :]
     sure = _SURE * stddev * math.sqrt(zero)
     middles = np.concatenate([[SIZES[0]], np.sqrt(SIZES[1:] * SIZES[:-1])])
-    return ValueDistribution(
-        sizes=size_distribution(below + above, middles, stddev * math.sqrt(2)),
-        negative=bool(below.sum() > sure),
-        positive=bool(above.sum() > sure),
-    )
+    sizes = size_distribution(below + above, middles, stddev * math.sqrt(2))
+    return sizes, bool(below.sum() > sure), bool(above.sum() > sure)

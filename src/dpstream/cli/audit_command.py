@@ -10,56 +10,60 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from typer import Argument, Option
 
-from dpstream.cli.output import AsJson, note, people, print_json, progress_bar
+from dpstream.audit import report
+from dpstream.cli.output import AsJson, new_table, note, people, print_json, progress_bar
 from dpstream.errors import InvalidParameter
 from dpstream.evaluate.machine import describe
 
 
 def complete_audit(incomplete: str) -> list[str]:
     """Names for shell completion."""
-    return [name for name in _report().catalogue() if name.startswith(incomplete)]
+    return [name for name in report.catalogue() if name.startswith(incomplete)]
 
 
 def audit(
     name: Annotated[
         str | None,
-        typer.Argument(autocompletion=complete_audit, help="A mechanism, a query or a control."),
+        Argument(autocompletion=complete_audit, help="A mechanism, a query or a control."),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Audit all of them.")] = False,
+    everything: Annotated[bool, Option("--all", help="Audit all of them.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer runs, and one pair of neighbours each.")
+        bool, Option("--quick", help="Fewer runs, and one pair of neighbours each.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Chooses the secrets of the runs.")] = 0,
+    seed: Annotated[int, Option(help="Chooses the secrets of the runs.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Also write DIR/audit.json, for `dpstream bench report`.")
+        Path | None, Option(help="Also write DIR/audit.json, for `dpstream bench report`.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Attack what dpstream ships, and show that the attacks catch what is broken."""
-    report = _report()
     if name is not None and everything:
         raise InvalidParameter(f"give a name or --all, not both; got {name!r} and --all")
-    if name is None and not everything:
-        _list(report, as_json)
+    names = list(report.catalogue()) if everything else [name] if name is not None else []
+    if not names:
+        _list(as_json)
         return
-    names = list(report.catalogue()) if everything else [name]
-    rows = []
-    for number, one in enumerate(names, start=1):
+    rows: list[dict[str, Any]] = []
+    for number, target in enumerate(names, start=1):
         with ExitStack() as bars:
 
             def watch(label: str, bars: ExitStack = bars, number: int = number) -> Any:
                 return bars.enter_context(progress_bar(f"{label} ({number}/{len(names)})"))
 
-            rows += report.audit([one], quick=quick, seed=seed, watch=watch)
+            rows += report.audit([target], quick=quick, seed=seed, watch=watch)
     summary = report.summary(rows)
-    whole = {"rows": rows, "summary": summary, "quick": quick, "seed": seed}
-    if out is not None:
-        _write(out, whole)
+    results = {"rows": rows, "summary": summary, "quick": quick, "seed": seed}
+    if out is not None:  # where the benches' results are, with the machine that they name too
+        facts = {"version": version("dpstream"), "machine": describe()}
+        out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(facts | results, indent=2, allow_nan=False)
+        (out / "audit.json").write_text(text + "\n", encoding="utf-8")
     if as_json:
-        print_json(whole)
+        print_json(results)
     else:
-        people().print(_table(report, rows))
+        people().print(_table(rows))
         for row in rows if len(rows) == 1 else ():
             people().print(f"worst: {_witness(row)}")
     if summary["rejected"] or summary["missed"]:
@@ -67,33 +71,22 @@ def audit(
         raise typer.Exit(1)
 
 
-def _write(out: Path, whole: dict[str, Any]) -> None:
-    """Where the benches' results are, with the machine that they name too."""
-    facts = {"version": version("dpstream"), "machine": describe()}
-    out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(facts | whole, indent=2, allow_nan=False)
-    (out / "audit.json").write_text(text + "\n", encoding="utf-8")
-
-
-def _list(report: Any, as_json: bool) -> None:
+def _list(as_json: bool) -> None:
     targets = [make() for make in report.catalogue().values()]
     if as_json:
         print_json([{"name": t.name, "control": t.control, "about": t.about} for t in targets])
         return
-    table = Table("name", "", "what it is", title="What can be audited", title_justify="left")
+    table = new_table("name", "", "what it is", title="What can be audited")
     for target in targets:
         table.add_row(target.name, "control" if target.control else "", target.about)
     people().print(table)
     note("give a name, or --all; --quick takes a few minutes")
 
 
-def _table(report: Any, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="Lower bounds on what is lost", title_justify="left")
-    table.add_column("name")
-    table.add_column("")
-    for heading in ("claimed", "delta", "at least", "share", "confidence"):
-        table.add_column(heading, justify="right")
-    table.add_column("verdict")
+def _table(rows: list[dict[str, Any]]) -> Table:
+    figures = ("claimed", "delta", "at least", "share", "confidence")
+    title = "Lower bounds on what is lost"
+    table = new_table("name", "", *figures, "verdict", right=figures, title=title)
     for row in rows:
         good, word = report.verdict(row)
         table.add_row(
@@ -120,9 +113,3 @@ def _witness(row: dict[str, Any]) -> str:
         f"({event['order']}) was seen {event['hits']} times against {event['other_hits']}, in "
         f"{event['runs']} runs of each"
     )
-
-
-def _report() -> Any:
-    from dpstream.audit import report  # it imports the engine; other commands start without
-
-    return report

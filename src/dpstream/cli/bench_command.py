@@ -6,9 +6,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from dpstream.cli.output import AsJson, note, people, print_json, progress_bar
 from dpstream.errors import InvalidParameter, MissingDependency
@@ -26,13 +26,13 @@ def complete_bench(incomplete: str) -> list[str]:
 def bench(
     name: Annotated[
         str,
-        typer.Argument(
+        Argument(
             autocompletion=complete_bench, help="A bench, all of them, or report (one HTML page)."
         ),
     ] = "all",
-    quick: Annotated[bool, typer.Option("--quick", help="A short run.")] = False,
+    quick: Annotated[bool, Option("--quick", help="A short run.")] = False,
     as_json: AsJson = False,
-    out: Annotated[Path, typer.Option(help="Folder for JSON and plots.")] = Path("bench-results"),
+    out: Annotated[Path, Option(help="Folder for JSON and plots.")] = Path("bench-results"),
 ) -> None:
     """Measure dpstream, against its peers where they are installed."""
     benches = _benches()
@@ -44,36 +44,32 @@ def bench(
         raise InvalidParameter(
             f"there is no bench {name!r}; choose all, report, or one of: {known}"
         )
-    found = []
+    results = []
     for each in benches.BENCHES if name == "all" else [name]:
         note(f"bench {each}: {benches.BENCHES[each]}")
-        found.append(_measure(benches, each, quick=quick, out=out))
+        with progress_bar(each) as progress:
+            result = benches.run(
+                each, quick=quick, out=out, progress=lambda done, total, what: progress(done, total)
+            )
+        results.append(result)
         if not as_json:
-            people().print(benches.table(found[-1]))
+            people().print(benches.table(result))
     if as_json:
-        print_json({"benches": found} if name == "all" else found[0])
+        print_json({"benches": results} if name == "all" else results[0])
 
 
 def _report(benches: ModuleType, out: Path, *, as_json: bool) -> None:
-    page, found = str(benches.report(out)), benches.collect(out).to_json()
+    page, facts = str(benches.report(out)), benches.collect(out).to_json()
     if as_json:
-        print_json({"report": page} | found)
+        print_json({"report": page} | facts)
         return
     print(page)
     note(
-        f"targets: {found['reached']} reached, {found['missed']} missed, "
-        f"{found['not_measured']} not measured"
+        f"targets: {facts['reached']} reached, {facts['missed']} missed, "
+        f"{facts['not_measured']} not measured"
     )
-    if found["absent"]:
-        note(f"not in {out}: {', '.join(found['absent'])}")
-
-
-def _measure(benches: ModuleType, name: str, *, quick: bool, out: Path) -> dict[str, Any]:
-    with progress_bar(name) as progress:
-        result: dict[str, Any] = benches.run(
-            name, quick=quick, out=out, progress=lambda done, total, what: progress(done, total)
-        )
-    return result
+    if facts["absent"]:
+        note(f"not in {out}: {', '.join(facts['absent'])}")
 
 
 def _benches() -> ModuleType:

@@ -2,79 +2,56 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
-from rich.table import Table
+from typer import Argument, Option
 
 from dpstream.bounds_proposal import Proposal
 from dpstream.bounds_proposal import bounds as propose
-from dpstream.cli.command_options import BUDGET, Payer, SharedLedger
-from dpstream.cli.output import AsJson, note, people, print_json, progress_bar
+from dpstream.cli.command_options import BudgetOption, Payer, SharedLedger
+from dpstream.cli.output import AsJson, new_table, note, people, print_json, progress_bar
 
-_FOR = "The query that bounds are for"
-_SHAPE = "Shape of the data"
+_Target = partial(Option, rich_help_panel="The query that bounds are for")
+_Shape = partial(Option, rich_help_panel="Shape of the data")
 _BAR = 24  # characters of the longest bar
 
 
 def bounds(
     data: Annotated[
-        list[str], typer.Argument(help="Files, a glob or a directory: Parquet, CSV, JSON lines.")
+        list[str], Argument(help="Files, a glob or a directory: Parquet, CSV, JSON lines.")
     ],
     privacy_unit_column: Annotated[
-        str, typer.Option(help="Column of the protected unit, such as user_id.")
+        str, Option(help="Column of the protected unit, such as user_id.")
     ],
-    keys: Annotated[
-        list[str] | None, typer.Option(help="Columns to group by; may be repeated.")
-    ] = None,
-    value: Annotated[str | None, typer.Option(help="Column to sum: clamps are proposed.")] = None,
+    keys: Annotated[list[str] | None, Option(help="Columns to group by; may be repeated.")] = None,
+    value: Annotated[str | None, Option(help="Column to sum: clamps are proposed.")] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="I declare that these data are public.")
+        bool, Option("--public", help="I declare that these data are public.")
     ] = False,
-    epsilon: Annotated[
-        str | None, typer.Option(help="Pay this much for the proposal.", rich_help_panel=BUDGET)
-    ] = None,
-    delta: Annotated[str, typer.Option(help="And this much.", rich_help_panel=BUDGET)] = "1e-9",
+    epsilon: Annotated[str | None, BudgetOption(help="Pay this much for the proposal.")] = None,
+    delta: Annotated[str, BudgetOption(help="And this much.")] = "1e-9",
     ledger: SharedLedger = None,
     dataset: Payer = "stream",
-    query_epsilon: Annotated[float, typer.Option(help="Its epsilon.", rich_help_panel=_FOR)] = 1.0,
-    query_delta: Annotated[float, typer.Option(help="Its delta.", rich_help_panel=_FOR)] = 1e-9,
-    triggers: Annotated[
-        int, typer.Option(min=1, help="Tables of a window.", rich_help_panel=_FOR)
-    ] = 100,
+    query_epsilon: Annotated[float, _Target(help="Its epsilon.")] = 1.0,
+    query_delta: Annotated[float, _Target(help="Its delta.")] = 1e-9,
+    triggers: Annotated[int, _Target(min=1, help="Tables of a window.")] = 100,
     group_size: Annotated[
         float | None,
-        typer.Option(
-            help="Rows of the groups that matter; default: ten times what a group needs to appear.",
-            rich_help_panel=_FOR,
+        _Target(
+            help="Rows of the groups that matter; default: ten times what a group needs to appear."
         ),
     ] = None,
-    sample: Annotated[
-        float, typer.Option(help="Look at this share of the units.", rich_help_panel=_SHAPE)
-    ] = 1.0,
-    time_column: Annotated[
-        str | None, typer.Option(help="Column of the event time.", rich_help_panel=_SHAPE)
-    ] = None,
-    time_unit: Annotated[
-        str | None, typer.Option(help="Of a numeric time: s, ms, ...", rich_help_panel=_SHAPE)
-    ] = None,
-    time_origin: Annotated[
-        str | None, typer.Option(help="What a numeric time counts from.", rich_help_panel=_SHAPE)
-    ] = None,
-    window: Annotated[
-        str | None, typer.Option(help="Windows, such as '1 day'.", rich_help_panel=_SHAPE)
-    ] = None,
-    privacy_unit_period: Annotated[
-        str, typer.Option(help="A user is one unit in each.", rich_help_panel=_SHAPE)
-    ] = "forever",
-    start: Annotated[
-        str | None, typer.Option(help="Public start of the data.", rich_help_panel=_SHAPE)
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option(help="Public end of the data.", rich_help_panel=_SHAPE)
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the trade-off in this file.")] = None,
+    sample: Annotated[float, _Shape(help="Look at this share of the units.")] = 1.0,
+    time_column: Annotated[str | None, _Shape(help="Column of the event time.")] = None,
+    time_unit: Annotated[str | None, _Shape(help="Of a numeric time: s, ms, ...")] = None,
+    time_origin: Annotated[str | None, _Shape(help="What a numeric time counts from.")] = None,
+    window: Annotated[str | None, _Shape(help="Windows, such as '1 day'.")] = None,
+    privacy_unit_period: Annotated[str, _Shape(help="A user is one unit in each.")] = "forever",
+    start: Annotated[str | None, _Shape(help="Public start of the data.")] = None,
+    end: Annotated[str | None, _Shape(help="Public end of the data.")] = None,
+    plot: Annotated[Path | None, Option(help="Draw the trade-off in this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Propose bounds: groups and rows of a unit, clamps, and the pre-threshold."""
@@ -114,12 +91,9 @@ def bounds(
 
 
 def _show(proposal: Proposal) -> None:
-    table = Table(
-        title=f"bias against noise, for a group of {proposal.group_size:,.0f} rows, one row each",
-        title_justify="left",
-    )
-    for heading in ("groups a unit", "rows left out", "", "noise", "", "needs units", "error"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    headings = ("groups a unit", "rows left out", "", "noise", "", "needs units", "error")
+    title = f"bias against noise, for a group of {proposal.group_size:,.0f} rows, one row each"
+    table = new_table(*headings, right=[name for name in headings if name], title=title)
     worst = max(choice.error for choice in proposal.trade_off)
     for choice in proposal.trade_off:
         mine = choice.groups == proposal.max_groups_contributed
@@ -135,15 +109,11 @@ def _show(proposal: Proposal) -> None:
             style="bold" if mine else "",
         )
     people().print(table)
-    about: dict[str, Any] = {
-        "groups a unit": proposal.max_groups_contributed,
-        "rows a group": proposal.max_rows_per_group,
-        "pre-threshold": proposal.pre_threshold,
-    }
+    print(f"groups a unit: {proposal.max_groups_contributed}")
+    print(f"rows a group: {proposal.max_rows_per_group}")
+    print(f"pre-threshold: {proposal.pre_threshold}")
     if proposal.value is not None:
-        about[f"clamps of {proposal.value}"] = f"{proposal.lo:g} to {proposal.hi:g}"
-    for name, text in about.items():
-        print(f"{name}: {text}")
+        print(f"clamps of {proposal.value}: {proposal.lo:g} to {proposal.hi:g}")
     print(
         f"with these {proposal.left_out:.1%} of the rows are left out, noise is "
         f"{proposal.noise:,.1f}: an error of {proposal.error:.1%} for a group of "
@@ -152,10 +122,10 @@ def _show(proposal: Proposal) -> None:
     print(f"\nSQL:\n{proposal.sql()}\n\nPython:\n{proposal.python()}")
 
 
-def _bar(share: float, whole: float) -> str:
+def _bar(share: float, largest: float) -> str:
     """A bar in proportion; nothing at all only for nothing.
 
     >>> _bar(0.5, 1.0), _bar(0.0, 1.0)
     ('████████████', '')
     """
-    return "█" * max(round(_BAR * share / whole), int(share > 0)) if whole else ""
+    return "█" * max(round(_BAR * share / largest), int(share > 0)) if largest else ""

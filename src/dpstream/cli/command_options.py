@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast, get_type_hints
 
-import typer
+from typer import Option
 
 from dpstream.cli.output import note
 from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import find
 from dpstream.mechanisms.base import Mechanism
 
-BUDGET = "Budget and repetition"
+BudgetOption = partial(Option, rich_help_panel="Budget and repetition")
 
 SecretFile = Annotated[
     Path | None,
-    typer.Option(
-        envvar="DPSTREAM_SECRET_FILE",
-        help="Secret file, created on first use.",
-        rich_help_panel=BUDGET,
-    ),
+    BudgetOption(envvar="DPSTREAM_SECRET_FILE", help="Secret file, created on first use."),
 ]
 SharedLedger = Annotated[
     Path | None,
-    typer.Option(
-        envvar="DPSTREAM_LEDGER", help="Ledger file that others share.", rich_help_panel=BUDGET
-    ),
+    BudgetOption(envvar="DPSTREAM_LEDGER", help="Ledger file that others share."),
 ]
-Payer = Annotated[str, typer.Option(help="Whose book in the ledger pays.", rich_help_panel=BUDGET)]
+Payer = Annotated[str, BudgetOption(help="Whose book in the ledger pays.")]
 FLAGS = ("epsilon", "window", "delay", "lo", "hi", "quantum")
 
 
@@ -83,18 +78,19 @@ def read_settings(
 
 def describe_parameters(cls: type[Mechanism]) -> list[dict[str, Any]]:
     """The keyword fields of a mechanism: name, required, default."""
-    fields = dataclasses.fields(cast("Any", cls))
-    return [_describe(field) for field in fields if field.init]
-
-
-def _describe(field: dataclasses.Field[Any]) -> dict[str, Any]:
-    default = field.default
-    if field.default_factory is not dataclasses.MISSING:
-        default = field.default_factory()
-    required = default is dataclasses.MISSING
-    plain = default is None or isinstance(default, bool | int | float | str)
-    shown = None if required else default if plain else str(default)
-    return {"name": field.name, "required": required, "default": shown}
+    parameters = []
+    for field in dataclasses.fields(cast("Any", cls)):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        required = default is dataclasses.MISSING
+        if required:
+            default = None
+        elif not isinstance(default, bool | int | float | str | None):
+            default = str(default)
+        if field.init:
+            parameters.append({"name": field.name, "required": required, "default": default})
+    return parameters
 
 
 def _listing(name: str, fields: Mapping[str, dict[str, Any]]) -> str:

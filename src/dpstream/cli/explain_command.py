@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from dpstream.cli.output import AsJson, print_json
 from dpstream.cli.sql_command import Settings, compile_text
@@ -19,13 +19,13 @@ from dpstream.session.pipeline import load_pipeline
 def explain(
     text: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="SQL",
             help="The query, a .sql file, - for standard input, or a pipeline.toml: all it asks.",
         ),
     ],
     name: Annotated[
-        str | None, typer.Option("--query", help="Of a pipeline.toml: only this query.")
+        str | None, Option("--query", help="Of a pipeline.toml: only this query.")
     ] = None,
     settings: Settings = None,
     as_json: AsJson = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from dpstream.connectors.encode import csv
 from dpstream.data.clicks import clicks
@@ -144,10 +144,9 @@ EMIT EVERY INTERVAL '6' HOUR
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write it.")] = Path(),
+    folder: Annotated[Path, Argument(metavar="DIR", help="Where to write it.")] = Path(),
     live: Annotated[
-        bool,
-        typer.Option("--live", help="A live directory and a feed for it, for dpstream serve."),
+        bool, Option("--live", help="A live directory and a feed for it, for dpstream serve.")
     ] = False,
 ) -> None:
     """Write a commented pipeline.toml and made-up data for it: a file, or a live feed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from fractions import Fraction
 from itertools import pairwise
@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer import Argument, Option
 from typer.core import TyperGroup
 
-from dpstream.cli.output import AsJson, people, print_json, print_whole
+from dpstream.cli.output import AsJson, new_table, people, print_json, print_whole, wants_json
 from dpstream.errors import InvalidParameter, LedgerError
 from dpstream.privacy.accounting.promises import delta_of_terms, promise, rows_of
 from dpstream.privacy.amounts import exact, show
@@ -27,12 +28,10 @@ from dpstream.session.pipeline import load_pipeline
 
 Place = Annotated[
     Path | None,
-    typer.Argument(metavar="FILE", help="A ledger, or a pipeline.toml whose ledgers are meant."),
+    Argument(metavar="FILE", help="A ledger, or a pipeline.toml whose ledgers are meant."),
 ]
-File = Annotated[
-    Path | None, typer.Option("--ledger", envvar="DPSTREAM_LEDGER", help="The ledger file.")
-]
-Dataset = Annotated[str | None, typer.Option(help="Only this dataset.")]
+File = Annotated[Path | None, Option("--ledger", envvar="DPSTREAM_LEDGER", help="The ledger file.")]
+Dataset = Annotated[str | None, Option(help="Only this dataset.")]
 _BAR = 24  # characters
 _ALLOWANCES = {"tail": "of delta to find keys", "drift": "to round noise"}
 
@@ -57,7 +56,7 @@ app = typer.Typer(
 def ledger(context: typer.Context, file: File = None, as_json: AsJson = False) -> None:
     """Show what was spent, on what, when, and what is left."""
     if context.invoked_subcommand is None:
-        show_books(context, file=file, as_json=as_json)
+        show_books(context, file=file)
 
 
 @app.command("show")
@@ -69,19 +68,16 @@ def show_books(
     as_json: AsJson = False,
 ) -> None:
     """Show every book: its promise, what was spent on what, what is left (the default)."""
-    books: list[dict[str, Any]] = []
     paths, wanted = _existing(context, file, place)
-    for path in paths:
-        with closing(Ledger(path)) as book_file:
-            books += books_with_dates(book_file)
     books = [
         book
-        for book in books
+        for book_file in _opened(paths)
+        for book in books_with_dates(book_file)
         if dataset in (None, book["dataset"]) and (not wanted or book["dataset"] in wanted)
     ]
     if dataset is not None and not books:
         raise LedgerError(f"{', '.join(map(str, paths))} has no book for dataset {dataset!r}")
-    if _wants_json(context, as_json):
+    if wants_json():
         print_json(books)
     else:
         print_books(people(), books)
@@ -90,39 +86,37 @@ def show_books(
 @app.command("open")
 def open_book(
     context: typer.Context,
-    dataset: Annotated[str, typer.Option(help="What the book is for.")],
+    dataset: Annotated[str, Option(help="What the book is for.")],
     privacy_unit: Annotated[
-        Literal["event", "w_event", "user"], typer.Option(help="What one promise protects.")
+        Literal["event", "w_event", "user"], Option(help="What one promise protects.")
     ],
     epsilon: Annotated[
-        str, typer.Option(help="What may be spent on one protected unit, in the book's measure.")
+        str, Option(help="What may be spent on one protected unit, in the book's measure.")
     ],
-    window: Annotated[
-        int | None, typer.Option(help="Steps protected together, for w_event.")
-    ] = None,
+    window: Annotated[int | None, Option(help="Steps protected together, for w_event.")] = None,
     measure: Annotated[
         Literal["epsilon", "rho", "mu_squared"],
-        typer.Option(help="What the book counts: pure epsilon, zCDP rho, or GDP mu squared."),
+        Option(help="What the book counts: pure epsilon, zCDP rho, or GDP mu squared."),
     ] = "epsilon",
     change: Annotated[
-        str | None, typer.Option(help="How far one event moves the data, as the mechanism says it.")
+        str | None, Option(help="How far one event moves the data, as the mechanism says it.")
     ] = None,
     clock: Annotated[
-        str, typer.Option(help="What one step is, as a query over windows says it.")
+        str, Option(help="What one step is, as a query over windows says it.")
     ] = "steps",
     delta: Annotated[
         str | None,
-        typer.Option(help="For user: open the book of an (epsilon, delta) promise to each user."),
+        Option(help="For user: open the book of an (epsilon, delta) promise to each user."),
     ] = None,
     privacy_unit_period: Annotated[
-        str, typer.Option(help="For user: rows that are protected together, such as '1 day'.")
+        str, Option(help="For user: rows that are protected together, such as '1 day'.")
     ] = "forever",
-    time_zone: Annotated[str, typer.Option(help="For user: where a period begins.")] = "UTC",
+    time_zone: Annotated[str, Option(help="For user: where a period begins.")] = "UTC",
     privacy_unit_column: Annotated[
-        str | None, typer.Option(help="For user: the column that names the protected unit.")
+        str | None, Option(help="For user: the column that names the protected unit.")
     ] = None,
     time_column: Annotated[
-        str | None, typer.Option(help="For user with a period: the column of the event time.")
+        str | None, Option(help="For user with a period: the column of the event time.")
     ] = None,
     file: File = None,
     as_json: AsJson = False,
@@ -157,7 +151,7 @@ def open_book(
     with closing(Ledger(_path(context, file))) as book_file:
         book_file.open(dataset, terms)
         books = [book for book in book_file.report() if book["dataset"] == dataset]
-    if _wants_json(context, as_json):
+    if wants_json():
         print_json(books)
     else:
         print(f"the book of {dataset!r} is open in {book_file.path}: {promise_in_words(terms)}")
@@ -172,18 +166,14 @@ def history(
     as_json: AsJson = False,
 ) -> None:
     """List every entry, oldest first."""
-    records: list[dict[str, Any]] = []
     paths, wanted = _existing(context, file, place)
-    for path in paths:
-        with closing(Ledger(path)) as book_file:
-            records += [
-                record
-                for record in book_file.history(dataset)
-                if not wanted
-                or "repaired" in record
-                or record.get("dataset", record.get("book")) in wanted
-            ]
-    if _wants_json(context, as_json):
+    records = [
+        record
+        for book_file in _opened(paths)
+        for record in book_file.history(dataset)
+        if not wanted or "repaired" in record or record.get("dataset", record.get("book")) in wanted
+    ]
+    if wants_json():
         print_json(records)
     else:
         print_history(people(), records)
@@ -191,8 +181,8 @@ def history(
 
 @app.command("repair")
 def repair(
-    place: Annotated[Path, typer.Argument(metavar="FILE", help="The ledger.")],
-    because: Annotated[str, typer.Option(help="Why; it is written into the ledger.")],
+    place: Annotated[Path, Argument(metavar="FILE", help="The ledger.")],
+    because: Annotated[str, Option(help="Why; it is written into the ledger.")],
 ) -> None:
     """Take a ledger as it is, although its head is lost or says that it held more.
 
@@ -258,8 +248,11 @@ def _existing(
     return [path], set()
 
 
-def _wants_json(context: typer.Context, as_json: bool) -> bool:
-    return as_json or bool(context.parent and context.parent.params.get("as_json"))
+def _opened(paths: Iterable[Path]) -> Iterator[Ledger]:
+    """Each ledger, open while it is looked at."""
+    for path in paths:
+        with closing(Ledger(path)) as book_file:
+            yield book_file
 
 
 def books_with_dates(book_file: Ledger) -> list[dict[str, Any]]:
@@ -290,13 +283,14 @@ def print_books(console: Console, books: list[dict[str, Any]]) -> None:
     if not books:
         console.print("no book is open yet")
     for book in books:
-        terms = book["terms"]
-        total, left = Fraction(terms["total"]), Fraction(book["left"])
-        console.print(
-            f"{book['dataset']}: {promise_in_words(Terms.from_json(terms))}", style="bold"
-        )
-        console.print(f"{_bar(1 - left / total)} {spent_and_left(book)}", soft_wrap=True)
-        _print_parts(console, book, total, left)
+        terms = Terms.from_json(book["terms"])
+        left = Fraction(book["left"])
+        full = math.ceil((1 - left / terms.total) * _BAR)
+        bar = "█" * full + "░" * (_BAR - full)
+        console.print(f"{book['dataset']}: {promise_in_words(terms)}", style="bold")
+        console.print(f"{bar} {spent_and_left(book)}", soft_wrap=True)
+        if terms.measure != "epsilon":
+            console.print(f"counted as {_parts(book, terms.total, left)}", soft_wrap=True)
         if book["spent_on"]:
             print_whole(console, _spent_on(book["spent_on"]))
         console.print()
@@ -317,23 +311,19 @@ def _opening(terms: Terms) -> str:
     return shown if shown == counted else f"{shown} ({counted.partition(' for ')[0]})"
 
 
-def _print_parts(console: Console, book: dict[str, Any], total: Fraction, left: Fraction) -> None:
+def _parts(book: dict[str, Any], total: Fraction, left: Fraction) -> str:
     """What a book counts instead of epsilon, and what it allows for besides noise."""
-    if book["terms"]["measure"] == "epsilon":
-        return
     parts = [f"{book['terms']['measure']} {show(total - left)} of {show(total)}"]
     for name, what in _ALLOWANCES.items():
         if name in book:
             spent, rest = Fraction(book[name]["spent"]), Fraction(book[name]["left"])
             parts.append(f"{show(spent)} of {show(spent + rest)} {what} ({name})")
-    console.print(f"counted as {', '.join(parts)}", soft_wrap=True)
+    return ", ".join(parts)
 
 
 def print_history(console: Console, records: Iterable[dict[str, Any]]) -> None:
     """One line per entry, oldest first."""
-    table = Table(box=None, pad_edge=False)
-    for title in ("when (UTC)", "dataset", "what", "amount", "steps"):
-        table.add_column(title)
+    table = new_table("when (UTC)", "dataset", "what", "amount", "steps")
     for record, after in pairwise([*records, {}]):
         goes_on = "reached" in record and "reached" in after and record["run"] == after["run"]
         if not goes_on:
@@ -341,20 +331,12 @@ def print_history(console: Console, records: Iterable[dict[str, Any]]) -> None:
     console.print(table)
 
 
-def _bar(share: Fraction) -> str:
-    full = math.ceil(share * _BAR)
-    return "█" * full + "░" * (_BAR - full)
-
-
 def _spent_on(lines: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for title in ("run", "query", "purpose", "steps"):
-        table.add_column(title)
-    for title in ("charges", "each"):
-        table.add_column(title, justify="right")
+    headings = ["run", "query", "purpose", "steps", "charges", "each"]
     when = any(line.get("last_at") for line in lines)
     if when:
-        table.add_column("last charged (UTC)")
+        headings.append("last charged (UTC)")
+    table = new_table(*headings, right=("charges", "each"))
     for line in lines:
         each = Fraction(line["amount"]) / max(line["charges"], 1)
         cells = [line["run"][:8], line["query"] or "-", line["purpose"]]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Argument
 
 from dpstream.cli.command_options import describe_parameters
 from dpstream.cli.output import AsJson, people, print_json
@@ -16,7 +17,7 @@ _SECTIONS = ("Guarantee", "Unit", "Delay", "Paper")
 
 
 def mechanisms(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Only these.")] = None,
+    names: Annotated[list[str] | None, Argument(metavar="NAME", help="Only these.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the mechanisms with their guarantee, protected unit and delay."""
@@ -39,7 +40,10 @@ def about(name: str) -> dict[str, Any]:
     """A mechanism's docstring and parameters as data."""
     cls = find(name)
     text = inspect.getdoc(cls) or ""
-    sections = {section.lower(): _section(text, section) for section in _SECTIONS}
+    sections = {}
+    for section in _SECTIONS:  # from `Name:` to the next line that is not indented
+        written = re.search(rf"^{section}:(.*(?:\n .*)*)", text, re.MULTILINE)
+        sections[section.lower()] = " ".join(written[1].split()) if written else ""
     summary = text.partition("\n")[0]
     return {"name": name, "summary": summary, **sections, "parameters": describe_parameters(cls)}
 
@@ -53,16 +57,3 @@ def parameter_line(parameters: list[dict[str, Any]]) -> str:
 def complete_mechanism(incomplete: str) -> list[str]:
     """Names for shell completion."""
     return [name for name in sorted(REGISTRY) if name.startswith(incomplete)]
-
-
-def _section(text: str, name: str) -> str:
-    """What follows `Name:` up to the next section or blank line, as one line."""
-    lines: list[str] = []
-    for line in text.splitlines():
-        if line.startswith(f"{name}:"):
-            lines = [line.partition(":")[2].strip()]
-        elif lines and not line.startswith(" "):
-            break
-        elif lines:
-            lines.append(line.strip())
-    return " ".join(lines)

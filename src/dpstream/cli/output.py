@@ -6,16 +6,25 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from rich.box import HEAVY_HEAD
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from dpstream import errors
 
@@ -54,7 +63,7 @@ _EVERY = 256  # steps between two updates of the progress bar
 _FEW = 4096  # below it every one is drawn
 _PIPE_WIDTH = 160
 _WIDEST = 10_000
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 _as_json = False
 
 
@@ -74,12 +83,26 @@ def set_json(wanted: bool) -> None:
     _as_json = wanted
 
 
+def wants_json() -> bool:
+    """Does a program read along?"""
+    return _as_json
+
+
 def people() -> Console:
     """Where tables for people go; a pipe gets lines that do not wrap at 80 columns."""
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PIPE_WIDTH
     return console
+
+
+def new_table(*headings: str, right: Collection[str] = (), title: str | None = None) -> Table:
+    """A table with a frame and a title, or without both; the columns `right` are of figures."""
+    frame = None if title is None else HEAVY_HEAD
+    table = Table(box=frame, pad_edge=frame is not None, title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left")
+    return table
 
 
 def print_whole(console: Console, table: Table) -> None:
@@ -127,17 +150,8 @@ def report_error(problem: BaseException) -> None:
 @contextmanager
 def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     """A callback (done, total) that draws a bar, where somebody watches."""
-    console = Console(stderr=True)
-    if _as_json or not console.is_terminal:
-        yield lambda done, total: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with terminal_progress(*columns, TimeRemainingColumn()) as bar:
         task = bar.add_task(label, total=None)
 
         def update(done: int, total: int) -> None:
@@ -145,6 +159,16 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
                 bar.update(task, completed=done, total=total)
 
         yield update
+
+
+def terminal_progress(*columns: ProgressColumn) -> Progress:
+    """Bars that are drawn only where somebody watches; what is printed goes above them."""
+    console = Console(stderr=True)
+    console.quiet = _as_json or not console.is_terminal
+    inside = sys.stdout.isatty()  # what goes elsewhere stays there
+    return Progress(
+        *columns, console=console, transient=True, redirect_stdout=inside, disable=console.quiet
+    )
 
 
 def _to_stderr(record: dict[str, Any], label: str, style: str, message: str) -> None:

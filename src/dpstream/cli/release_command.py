@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from dpstream.cli.command_options import (
-    BUDGET,
+    BudgetOption,
     Payer,
     SecretFile,
     SharedLedger,
@@ -28,25 +29,24 @@ from dpstream.cli.series_files import (
     records,
     write_series,
 )
-from dpstream.errors import InvalidInput, InvalidParameter
+from dpstream.errors import InvalidParameter
 from dpstream.mechanisms import name_of
-from dpstream.mechanisms.base import Mechanism
 from dpstream.mechanisms.release import Series
 from dpstream.mechanisms.runner import Runner
 from dpstream.optional import optional
 from dpstream.privacy.amounts import show
 from dpstream.privacy.state.secret import beside
 
-_PARAMETERS = "Parameters of the mechanism"
+_Parameter = partial(Option, rich_help_panel="Parameters of the mechanism")
 _DEFAULT = "pacer"  # the w-event mechanism that is nowhere far from the best
 _DELAYED = "block_smoother"  # the same for series that may be late
 
 
 def release(
-    source: Annotated[Path, typer.Argument(metavar="SERIES", help="A .csv or .parquet file.")],
+    source: Annotated[Path, Argument(metavar="SERIES", help="A .csv or .parquet file.")],
     mechanism: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--mechanism",
             "-m",
             autocompletion=complete_mechanism,
@@ -54,56 +54,35 @@ def release(
             f"with --delay, {_DELAYED}.",
         ),
     ] = None,
-    epsilon: Annotated[str | None, typer.Option(rich_help_panel=_PARAMETERS)] = None,
-    window: Annotated[
-        str | None, typer.Option(help="Steps protected together (w).", rich_help_panel=_PARAMETERS)
-    ] = None,
-    delay: Annotated[
-        str | None, typer.Option(help="Steps to wait.", rich_help_panel=_PARAMETERS)
-    ] = None,
-    lo: Annotated[
-        str | None, typer.Option(help="Lowest value (public).", rich_help_panel=_PARAMETERS)
-    ] = None,
-    hi: Annotated[
-        str | None, typer.Option(help="Highest value (public).", rich_help_panel=_PARAMETERS)
-    ] = None,
-    quantum: Annotated[
-        str | None, typer.Option(help="Grid of the values.", rich_help_panel=_PARAMETERS)
-    ] = None,
+    epsilon: Annotated[str | None, _Parameter()] = None,
+    window: Annotated[str | None, _Parameter(help="Steps protected together (w).")] = None,
+    delay: Annotated[str | None, _Parameter(help="Steps to wait.")] = None,
+    lo: Annotated[str | None, _Parameter(help="Lowest value (public).")] = None,
+    hi: Annotated[str | None, _Parameter(help="Highest value (public).")] = None,
+    quantum: Annotated[str | None, _Parameter(help="Grid of the values.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Any other parameter; may be repeated.",
-            rich_help_panel=_PARAMETERS,
-        ),
+        _Parameter("--set", metavar="NAME=VALUE", help="Any other parameter; may be repeated."),
     ] = None,
     columns: Annotated[
-        list[str] | None,
-        typer.Option("--column", help="Publish only this column; may be repeated."),
+        list[str] | None, Option("--column", help="Publish only this column; may be repeated.")
     ] = None,
-    time_column: Annotated[str | None, typer.Option(help="Column that orders the steps.")] = None,
+    time_column: Annotated[str | None, Option(help="Column that orders the steps.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="A .csv, .parquet or .jsonl file instead of stdout.")
+        Path | None, Option(help="A .csv, .parquet or .jsonl file instead of stdout.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the first column with its error band (.png, .svg).")
+        Path | None, Option(help="Draw the first column with its error band (.png, .svg).")
     ] = None,
     state: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory that lets this release be repeated and extended.",
-            rich_help_panel=BUDGET,
-        ),
+        Path | None, BudgetOption(help="Directory that lets this release be repeated and extended.")
     ] = None,
     final: Annotated[
         bool,
-        typer.Option(
+        BudgetOption(
             "--final",
             help="The series has ended: publish what a delay still holds back. Without --state "
             "that is always so.",
-            rich_help_panel=BUDGET,
         ),
     ] = False,
     secret: SecretFile = None,
@@ -120,8 +99,21 @@ def release(
     if plot is not None:
         optional("matplotlib.pyplot", extra="plot", who="--plot")
     rows = read_series(source, columns=columns or [], time_column=time_column)
-    _check(chosen, rows, source)
-    runner = _start(chosen, state=state, secret=secret, ledger=ledger, dataset=dataset)
+    rows.check(chosen)  # before a state directory, a book or a secret is made for them
+    secret_file = secret if secret is not None or state is None else beside(state)
+    existed = secret_file is None or secret_file.exists()
+    runner = Runner(
+        chosen,
+        state=state,
+        secret=secret,
+        ledger=ledger,
+        dataset=dataset,
+        name=name_of(chosen),
+        replay=state is not None,
+    )
+    tell_storage("release", state, ledger)
+    if not existed:
+        note(f"created the secret {secret_file}; back it up: without it nothing can be repeated")
     try:
         before = _charges(runner)
         series = _publish(runner, rows, final=final or state is None)
@@ -137,18 +129,31 @@ def release(
         stamps = None if rows.stamps is None else rows.stamps[: len(series)]
         dataclasses.replace(series, times=stamps).plot(path=str(plot))
     waiting = len(rows.block) - len(series)
-    about = _about(chosen, series, book) | {"new_charges": new_charges, "waiting": waiting}
     if as_json:
-        print_json(about | ({"out": str(out)} if out else {"rows": [*records(series)]}))
+        fields = dataclasses.fields(chosen)  # type: ignore[arg-type]
+        facts = {
+            "mechanism": name_of(chosen),
+            "parameters": {field.name: str(getattr(chosen, field.name)) for field in fields},
+            "run": series.run,
+            "dataset": book["dataset"],
+            "promise": book["promise"],
+            "left_next_step": book["left_next_step"],
+            "steps": len(series),
+            "paid_steps": sum(series.paid),
+            "columns": list(series.names),
+            "new_charges": new_charges,
+            "waiting": waiting,
+        }
+        print_json(facts | ({"out": str(out)} if out else {"rows": [*records(series)]}))
         return
     if out is None:
         sys.stdout.write(as_csv(series))
         sys.stdout.flush()
     where = f" to {out}" if out else ""
     note(
-        f"published {about['steps']} steps{where}, {new_charges or 'no'} new "
+        f"published {len(series)} steps{where}, {new_charges or 'no'} new "
         f"charge{'s' * (new_charges != 1)}; the book "
-        f"{dataset!r} promises {about['promise']}; {show(Fraction(about['left_next_step']))} is "
+        f"{dataset!r} promises {book['promise']}; {show(Fraction(book['left_next_step']))} is "
         "left at the next step"
     )
     if waiting:
@@ -170,40 +175,6 @@ def _default(window: str | None, delay: str | None) -> str:
     return chosen
 
 
-def _start(
-    mechanism: Mechanism,
-    *,
-    state: Path | None,
-    secret: Path | None,
-    ledger: Path | None,
-    dataset: str,
-) -> Runner:
-    """A new run, or (with a state directory) the same one again; tell what was created."""
-    kept = secret if secret is not None or state is None else beside(state)
-    existed = kept is None or kept.exists()
-    runner = Runner(
-        mechanism,
-        state=state,
-        secret=secret,
-        ledger=ledger,
-        dataset=dataset,
-        name=name_of(mechanism),
-        replay=state is not None,
-    )
-    tell_storage("release", state, ledger)
-    if not existed:
-        note(f"created the secret {kept}; back it up: without it nothing can be repeated")
-    return runner
-
-
-def _check(mechanism: Mechanism, rows: SeriesRows, source: Path) -> None:
-    """Refuse unusable data before a state directory, a book or a secret is made for them."""
-    try:
-        mechanism.check(rows.block)
-    except InvalidInput as problem:
-        raise InvalidInput(f"{rows.where(source)}: {problem}") from None
-
-
 def _charges(runner: Runner) -> int:
     """How often the ledger has charged this run so far."""
     lines = (line for book in runner.ledger.report() for line in book["spent_on"])
@@ -219,18 +190,3 @@ def _publish(runner: Runner, rows: SeriesRows, *, final: bool) -> Series:
         if final or runner.ended:
             releases += runner.finish()
     return Series.of(releases, run=runner.run_id.hex(), names=rows.names, times=rows.times)
-
-
-def _about(mechanism: Mechanism, series: Series, book: dict[str, Any]) -> dict[str, Any]:
-    fields = dataclasses.fields(mechanism)  # type: ignore[arg-type]
-    return {
-        "mechanism": name_of(mechanism),
-        "parameters": {field.name: str(getattr(mechanism, field.name)) for field in fields},
-        "run": series.run,
-        "dataset": book["dataset"],
-        "promise": book["promise"],
-        "left_next_step": book["left_next_step"],
-        "steps": len(series),
-        "paid_steps": sum(series.paid),
-        "columns": list(series.names),
-    }

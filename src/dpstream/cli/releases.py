@@ -9,11 +9,9 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
-from rich.table import Table
 
-from dpstream.cli.output import people, print_whole
+from dpstream.cli.output import new_table, people, print_whole, wants_json
 from dpstream.connectors.encode import jsonl
-from dpstream.session.budget import AnyQuery
 
 _OF_RELEASE = ("window_start", "window_end", "trigger_time", "release_index")
 _MOST = 100  # rows that are shown of a release, unless all are asked for
@@ -35,11 +33,6 @@ def as_json(release: pa.Table, *, rows: bool = True) -> str:
     return f'{head}, "rows": [{", ".join(lines)}]}}'
 
 
-def zone_of(query: AnyQuery) -> str:
-    """The time zone that a query's days and windows are of."""
-    return query.time_zone
-
-
 def in_words(release: pa.Table, zone: str = "UTC") -> str:
     """One line for people: which window, which trigger, how many rows; times are the zone's."""
     facts = about(release)
@@ -57,18 +50,14 @@ def in_full(release: pa.Table, *, zone: str = "UTC", everything: bool = False) -
     """The line and a table; a figure with twice the standard deviation of its noise."""
     names = _without_place(release).column_names
     spreads = {f"{name}_stddev" for name in names} & set(names)
-    table = Table(box=None, pad_edge=False)
-    figures = {}
-    for name in (name for name in names if name not in spreads):
-        figures[name] = f"{name}_stddev" in spreads
-        table.add_column(f"{name} (± 2 stddev)" if figures[name] else name, justify="left")
+    noisy = {name: f"{name}_stddev" in spreads for name in names if name not in spreads}
+    table = new_table(*(f"{name} (± 2 stddev)" if noisy[name] else name for name in noisy))
     for row in (release if everything else release.slice(0, _MOST)).to_pylist():
-        table.add_row(
-            *(
-                _figure(row[name], row[f"{name}_stddev"]) if noisy else _key(row[name])
-                for name, noisy in figures.items()
-            )
+        cells = (
+            _figure(row[name], row[f"{name}_stddev"]) if noisy[name] else _key(row[name])
+            for name in noisy
         )
+        table.add_row(*cells)
     console = people()
     with console.capture() as captured:
         print_whole(console, table)
@@ -79,15 +68,16 @@ def in_full(release: pa.Table, *, zone: str = "UTC", everything: bool = False) -
     return "\n".join(line for line in lines if line) + "\n"
 
 
-def show(release: pa.Table, *, as_lines: bool, zone: str = "UTC", everything: bool = False) -> None:
+def show(release: pa.Table, *, zone: str = "UTC", everything: bool = False) -> None:
     """Print a release: for people the last one of a window in full, earlier ones in a line."""
-    if as_lines:
-        print(as_json(release), flush=True)
-        return
     facts = about(release)
-    whole = everything or facts["release_index"] == facts["releases"]
-    full = whole and in_full(release, zone=zone, everything=everything)
-    print(full or in_words(release, zone), flush=True)
+    if wants_json():
+        text = as_json(release)
+    elif everything or facts["release_index"] == facts["releases"]:
+        text = in_full(release, zone=zone, everything=everything)
+    else:
+        text = in_words(release, zone)
+    print(text, flush=True)
 
 
 def _without_place(release: pa.Table) -> pa.Table:

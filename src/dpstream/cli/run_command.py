@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from dpstream.cli.output import INTERRUPTED, note
-from dpstream.cli.releases import about, as_json, in_words, show, zone_of
+from dpstream.cli.output import INTERRUPTED, note, wants_json
+from dpstream.cli.releases import about, as_json, in_words, show
 from dpstream.cli.watch import (
     Stopper,
     charged_runs,
@@ -32,13 +33,13 @@ from dpstream.session.start_pipeline import open_book, refuse_lost_secret, start
 
 
 def run(
-    path: Annotated[Path, typer.Argument(metavar="PIPELINE", help="A pipeline.toml file.")],
+    path: Annotated[Path, Argument(metavar="PIPELINE", help="A pipeline.toml file.")],
     once: Annotated[
-        bool, typer.Option("--once", help="Stop after the next trigger of each query.")
+        bool, Option("--once", help="Stop after the next trigger of each query.")
     ] = False,
     erase_unit: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--erase-unit",
             metavar="UNIT",
             help="Do not run: erase one unit (such as a user id) from the state of all queries.",
@@ -46,23 +47,22 @@ def run(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", help="embedded (this process) or spark; default: the file's."),
+        Option("--engine", help="embedded (this process) or spark; default: the file's."),
     ] = None,
-    as_lines: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_lines: Annotated[bool, Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Run a pipeline's queries; started again, they go on where they stopped."""
     pipeline = with_engine(load_pipeline(path), engine)
     if erase_unit is not None:
-        _erase_unit(pipeline, erase_unit, as_lines=as_lines)
+        _erase_unit(pipeline, erase_unit)
         return
     for words in pipeline.remarks:
         note(words)
     terms = [book.terms() for book in pipeline.books]
-    folders = pipeline.folders
-    refuse_lost_secret(pipeline.secret, list(folders.values()))
+    refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
     existed = pipeline.secret.exists()
     make_directory(pipeline.state, mode=0o700)
-    stopper = Stopper(as_json=as_lines)
+    stopper = Stopper()
     with _open_ledgers(pipeline) as ledgers:
         keep_freed_memory()
         runs = start(pipeline, ledgers, clock=stopper)
@@ -75,7 +75,7 @@ def run(
                 f"created the secret {pipeline.secret}; back it up: without it the pipeline cannot "
                 "go on"
             )
-        count = _publish(pipeline, runs, stopper, once=once, as_lines=as_lines)
+        count = _publish(pipeline, runs, stopper, once=once)
         new = sum(
             tell_charges(book.queries, was, ledgers[book.ledger], book.dataset)
             for book, was in zip(pipeline.books, before, strict=True)
@@ -85,7 +85,7 @@ def run(
     places = [sink for sink in pipeline.sinks if sink != "-" and not is_uri(sink)]
     if count and places:
         note(f"the releases are in {' and '.join(places)}")
-    _finish(pipeline, runs, stopper, folders, new=new, as_lines=as_lines)
+    _finish(pipeline, runs, stopper, new)
 
 
 @contextmanager
@@ -96,13 +96,13 @@ def _open_ledgers(pipeline: Pipeline) -> Iterator[dict[Path, Ledger]]:
         yield {path: stack.enter_context(closing(Ledger(path))) for path in paths}
 
 
-def _erase_unit(pipeline: Pipeline, unit: str, *, as_lines: bool) -> None:
+def _erase_unit(pipeline: Pipeline, unit: str) -> None:
     """Erase a unit from every query that has state, and say in how many groups it was."""
     refuse_lost_secret(pipeline.secret, list(pipeline.folders.values()))
     with _open_ledgers(pipeline) as ledgers:
-        runs = start(pipeline, ledgers, clock=Stopper(as_json=as_lines))
+        runs = start(pipeline, ledgers, clock=Stopper())
         places = {name: one.erase_unit(unit) for name, one in runs.runs.items()}
-    if as_lines:
+    if wants_json():
         print(json.dumps({"erased": unit, "groups": places, "operator_only": True}))
         return
     for name, count in places.items():
@@ -112,23 +112,23 @@ def _erase_unit(pipeline: Pipeline, unit: str, *, as_lines: bool) -> None:
         )
 
 
-def _publish(
-    pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool, as_lines: bool
-) -> int:
+def _publish(pipeline: Pipeline, runs: Runs, stopper: Stopper, *, once: bool) -> int:
     """Publish until the end, a signal, or (once) the first trigger from now on."""
     began, count = stopper.now(), 0
     try:
-        with stopper.stop_on_signals(), progress([*runs.runs.values()], as_json=as_lines) as draw:
+        with stopper.stop_on_signals(), progress([*runs.runs.values()]) as draw:
             for name, release in runs:
                 count += 1
-                zone = zone_of(runs.runs[name].query)
+                zone = runs.runs[name].query.time_zone
                 if not pipeline.sinks:
-                    show(release, as_lines=as_lines, zone=zone)
+                    show(release, zone=zone)
                 elif "-" not in pipeline.sinks:
-                    line = as_json(release, rows=False) if as_lines else in_words(release, zone)
+                    line = as_json(release, rows=False) if wants_json() else in_words(release, zone)
                     print(line, flush=True)
                 draw()
-                if once and (not pipeline.feeds[name].live or _time(release) >= began):
+                at = about(release)["trigger_time"]
+                live = pipeline.feeds[name].live
+                if once and (not live or instant(at, "trigger_time", "UTC") >= began):
                     runs.runs[name].stop()
                 if stopper.signals:
                     runs.stop()
@@ -142,49 +142,33 @@ def _publish(
     return count
 
 
-def _time(release: Any) -> int:
-    return int(instant(about(release)["trigger_time"], "trigger_time", "UTC"))
-
-
-def _finish(
-    pipeline: Pipeline,
-    runs: Runs,
-    stopper: Stopper,
-    folders: dict[str, Path],
-    *,
-    new: int,
-    as_lines: bool,
-) -> None:
+def _finish(pipeline: Pipeline, runs: Runs, stopper: Stopper, new_charges: int) -> None:
     """The last lines: what became of the rows, what is left to do, and how to go on."""
     each = [*runs.runs.values()]
-    tell_operator(each, {name: folder / "dead-letters" for name, folder in folders.items()})
+    tell_operator(
+        each, {name: folder / "dead-letters" for name, folder in pipeline.folders.items()}
+    )
     tell_lag(each, runs.warn_starved())
     left = is_unfinished(each)
-    if as_lines:
-        queries = {
-            one.query.name: {
-                "triggers_done": one.steps_done,
-                "triggers": one.query.schedule.steps,
-                "operator_only": one.operator_facts(),
+    if wants_json():
+        queries: dict[str, dict[str, Any]] = {}
+        for name, run_ in runs.runs.items():
+            queries[name] = {
+                "triggers_done": run_.steps_done,
+                "triggers": run_.query.schedule.steps,
+                "operator_only": run_.operator_facts(),
             }
-            | _failure(runs, one.query.name)
-            for one in each
-        }
+            if problem := runs.failures.get(name):
+                failed = {"error": type(problem).__name__, "message": str(problem)}
+                queries[name]["failed"] = failed
         datasets = [book.dataset for book in pipeline.books]
         facts = {"pipeline": str(pipeline.path), "dataset": datasets[0], "finished": not left}
         if len(datasets) > 1:
             facts |= {"dataset": datasets}
-        print(json.dumps(facts | {"new_charges": new, "queries": queries}), flush=True)
+        print(json.dumps(facts | {"new_charges": new_charges, "queries": queries}), flush=True)
     if left:
         note(f"not finished; go on with: dpstream run {pipeline.path}")
     if runs.failures:
         raise next(iter(runs.failures.values()))
     if left and stopper.signals:
         raise typer.Exit(INTERRUPTED)
-
-
-def _failure(runs: Runs, name: str) -> dict[str, Any]:
-    problem = runs.failures.get(name)
-    if problem is None:
-        return {}
-    return {"failed": {"error": type(problem).__name__, "message": str(problem)}}

@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.errors import InvalidInput, InvalidParameter, no_column
-from dpstream.mechanisms.release import Series, as_steps, check_times
-from dpstream.records import Reals
+from dpstream.mechanisms.base import Mechanism
+from dpstream.mechanisms.release import RESERVED, Series, as_steps, check_times
+from dpstream.records import Integers, Reals
 
 FORMATS = (".csv", ".parquet", ".jsonl")
 
@@ -32,11 +33,15 @@ class SeriesRows:
     names: list[str]
     times: list[Any] | None = None
     stamps: list[Any] | None = None
-    first_line: int | None = None
+    where: str
+    """The file, and how a row number of an error translates to its lines."""
 
-    def where(self, path: Path) -> str:
-        """How a row number of an error translates to a line of the file."""
-        return f"{path} (row 0 is line {self.first_line})" if self.first_line else str(path)
+    def check(self, mechanism: Mechanism) -> Integers:
+        """The steps as a mechanism takes them; what it cannot use is refused with its place."""
+        try:
+            return mechanism.check(self.block)
+        except InvalidInput as problem:
+            raise InvalidInput(f"{self.where}: {problem}") from None
 
 
 def read_series(
@@ -49,7 +54,7 @@ def read_series(
     if not path.is_file():
         raise InvalidInput(f"there is no file {path}")
     rows = reader(path, list(dict.fromkeys(columns)), time_column)
-    taken = {"step", "time", "paid", "held", *(f"{name}_stddev" for name in rows.names)}
+    taken = RESERVED.union(f"{name}_stddev" for name in rows.names)
     if clash := taken.intersection(rows.names):
         raise InvalidInput(
             f"{path}: the result has its own column {min(clash)!r}; rename that of the input, "
@@ -66,43 +71,56 @@ def _read_parquet(path: Path, columns: list[str], time: str | None) -> SeriesRow
         raise InvalidInput(f"{path} cannot be read as Parquet: {reason}") from None
     _require(path, [*columns, *([time] if time else [])], table.column_names)
     if columns:
-        stamps = [f.name for f in table.schema if pa.types.is_temporal(f.type)]
-        kept = [name for name in table.column_names if name in (*columns, time, *stamps[:1])]
+        temporal = [f.name for f in table.schema if pa.types.is_temporal(f.type)]
+        kept = [name for name in table.column_names if name in (*columns, time, *temporal[:1])]
         table = table.select(kept)
     if table.num_rows == 0:
         raise InvalidInput(f"{path} has no rows")
-    block, names, times = as_steps(table, time_column=time)
-    shown = None if times is None else [_plain_time(value) for value in times]
-    return SeriesRows(block=block, names=names or [], times=shown, stamps=times)
+    block, names, stamps = as_steps(table, time_column=time)
+    times = stamps and [str(t) if isinstance(t, np.datetime64) else t.item() for t in stamps]
+    return SeriesRows(block=block, names=names or [], times=times, stamps=stamps, where=str(path))
 
 
 def _read_csv(path: Path, columns: list[str], time: str | None) -> SeriesRows:
     header, lines, rows = _cells(path)
     _require(path, [*columns, *([time] if time else [])], header)
+    cells = {name: list(column) for name, *column in zip(header, *rows, strict=True)}
     if time is None:
-        first = dict(zip(header, rows[0], strict=True))
         others = (name for name in header if name not in columns)
-        time = next((name for name in others if _is_date(first[name])), None)
+        time = next((name for name in others if _is_date(cells[name][0])), None)
     names = columns or [name for name in header if name != time]
     if not names:
         raise InvalidInput(f"{path} has no column to publish besides its time {time!r}")
-    place = {name: header.index(name) for name in [*names, *([time] if time else [])]}
-    block = np.empty((len(rows), len(names)))
-    for j, name in enumerate(names):
-        cells = [row[place[name]] for row in rows]
-        block[:, j] = _numbers(cells, lines, path=path, name=name, time=time)
+
+    def convert(name: str, parse: Callable[[str], Any], advice: str, kind: str = "") -> list[Any]:
+        values = []
+        for cell, line in zip(cells[name], lines, strict=True):
+            try:
+                values.append(parse(cell))
+            except ValueError:
+                shown = f"is {cell!r}{kind}" if cell.strip() or not kind else "is empty"
+                place = f"{path}, line {line}, column {name!r}"
+                raise InvalidInput(f"{place} {shown}; {advice}") from None
+        return values
+
+    advice = "name the columns to publish with --column"
+    advice += ", the time column with --time-column" if time is None else ""
+    kind = ", which is not a finite number"
+    block = np.column_stack([convert(name, _finite, advice, kind) for name in names])
+    where = f"{path} (row 0 is line {lines[0]})"
     if time is None:
-        return SeriesRows(block=block, names=names, first_line=lines[0])
-    times = [row[place[time]].strip() for row in rows]
-    stamps = _stamps(times, lines, path=path, name=time)
-    rows_read = SeriesRows(
-        block=block, names=names, times=times, stamps=stamps, first_line=lines[0]
-    )
+        return SeriesRows(block=block, names=names, where=where)
+    times = cells[time] = [cell.strip() for cell in cells[time]]
+    if times[0].isdecimal():
+        stamps = convert(time, int, "it must be a whole number, as the first row")
+    else:
+        advice = "it must be a date or time such as 2024-01-31 or 2024-01-31T12:00:00"
+        stamps = convert(time, _stamp, advice)
     try:
         check_times(stamps, time)
     except InvalidInput as problem:
-        raise InvalidInput(f"{rows_read.where(path)}: {problem}") from None
-    return rows_read
+        raise InvalidInput(f"{where}: {problem}") from None
+    return SeriesRows(block=block, names=names, times=times, stamps=stamps, where=where)
 
 
 def _cells(path: Path) -> tuple[list[str], list[int], list[list[str]]]:
@@ -154,40 +172,6 @@ def _require(path: Path, wanted: Sequence[str], there: Sequence[str]) -> None:
             raise no_column(str(path), name, there)
 
 
-def _numbers(
-    cells: list[str], lines: list[int], *, path: Path, name: str, time: str | None
-) -> list[float]:
-    numbers = []
-    for cell, line in zip(cells, lines, strict=True):
-        if not _is_number(cell):
-            hint = "name the columns to publish with --column"
-            if time is None:
-                hint += ", the time column with --time-column"
-            shown = f"is {cell!r}, which is not a finite number" if cell.strip() else "is empty"
-            raise InvalidInput(f"{path}, line {line}, column {name!r} {shown}; {hint}")
-        numbers.append(float(cell))
-    return numbers
-
-
-def _stamps(cells: list[str], lines: list[int], *, path: Path, name: str) -> list[Any]:
-    """Whole numbers as they are, everything else as UTC time."""
-    convert: Callable[[str], Any] = int if cells[0].isdecimal() else _stamp
-    wanted = (
-        "a whole number, as the first row"
-        if convert is int
-        else "a date or time such as 2024-01-31 or 2024-01-31T12:00:00"
-    )
-    stamps: list[Any] = []
-    for cell, line in zip(cells, lines, strict=True):
-        try:
-            stamps.append(convert(cell))
-        except ValueError:
-            raise InvalidInput(
-                f"{path}, line {line}, column {name!r} is {cell!r}; it must be {wanted}"
-            ) from None
-    return stamps
-
-
 def _stamp(text: str) -> np.datetime64:
     try:
         moment = datetime.fromisoformat(text)
@@ -198,25 +182,25 @@ def _stamp(text: str) -> np.datetime64:
     return np.datetime64(moment, "s")
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
 def _is_number(text: str) -> bool:
     try:
-        return bool(np.isfinite(float(text)))
+        return _finite(text) is not None
     except ValueError:
         return False
 
 
 def _is_date(text: str) -> bool:
-    if _is_number(text) or not text.strip():
-        return False
     try:
-        return not np.isnat(_stamp(text.strip()))
+        return not (_is_number(text) or np.isnat(_stamp(text.strip())))
     except ValueError:
         return False
-
-
-def _plain_time(value: Any) -> Any:
-    """A time of an Arrow column, ready for CSV and JSON."""
-    return str(value) if isinstance(value, np.datetime64) else value.item()
 
 
 def check_target(path: Path | None, formats: tuple[str, ...] = FORMATS) -> None:
@@ -237,7 +221,9 @@ def write_series(series: Series, path: Path) -> None:
     if path.suffix.lower() == ".parquet":
         pq.write_table(pa.table(series.columns()), temporary)
     else:
-        text = as_csv(series) if path.suffix.lower() == ".csv" else as_jsonl(series)
+        text = as_csv(series)
+        if path.suffix.lower() == ".jsonl":
+            text = "".join(json.dumps(record) + "\n" for record in records(series))
         temporary.write_text(text, encoding="utf-8", newline="")
     os.replace(temporary, path)
 
@@ -248,13 +234,9 @@ def as_csv(series: Series) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(series.columns())
     for record in records(series):
-        writer.writerow(_cell(value) for value in record.values())
+        cells = record.values()
+        writer.writerow(json.dumps(cell) if isinstance(cell, bool) else cell for cell in cells)
     return text.getvalue()
-
-
-def as_jsonl(series: Series) -> str:
-    """One JSON object a line and step."""
-    return "".join(json.dumps(record) + "\n" for record in records(series))
 
 
 def records(series: Series) -> Iterator[dict[str, Any]]:
@@ -269,7 +251,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isnan(value) else int(value) if value.is_integer() else value
     return value
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, bool) else value

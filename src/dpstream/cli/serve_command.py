@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from dpstream.cli.output import note
 from dpstream.errors import InvalidParameter, MissingDependency
@@ -16,71 +17,48 @@ from dpstream.privacy.state.durable_files import make_directory
 from dpstream.session.pipeline import load_pipeline
 from dpstream.session.start_pipeline import check_engine, with_engine
 
-_PUBLIC, _OPERATOR = "Public side", "Operator side"
+_Public = partial(Option, rich_help_panel="Public side")
+_Operator = partial(Option, rich_help_panel="Operator side")
 
 
 def serve(
-    path: Annotated[Path, typer.Argument(metavar="PIPELINE", help="A pipeline.toml file.")],
-    host: Annotated[
-        str, typer.Option(help="Where the public side listens.", rich_help_panel=_PUBLIC)
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Its port; 0: any.", rich_help_panel=_PUBLIC)
-    ] = 8000,
-    operator_host: Annotated[
-        str, typer.Option(help="Where the operator side listens.", rich_help_panel=_OPERATOR)
-    ] = "127.0.0.1",
-    operator_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Its port; 0: any.", rich_help_panel=_OPERATOR)
-    ] = 8001,
+    path: Annotated[Path, Argument(metavar="PIPELINE", help="A pipeline.toml file.")],
+    host: Annotated[str, _Public(help="Where the public side listens.")] = "127.0.0.1",
+    port: Annotated[int, _Public(min=0, max=65535, help="Its port; 0: any.")] = 8000,
+    operator_host: Annotated[str, _Operator(help="Where the operator side listens.")] = "127.0.0.1",
+    operator_port: Annotated[int, _Operator(min=0, max=65535, help="Its port; 0: any.")] = 8001,
     token_file: Annotated[
         Path | None,
-        typer.Option(
+        _Operator(
             help="The operator's token, made on first use (default: in the state directory; "
-            "DPSTREAM_OPERATOR_TOKEN goes before it).",
-            rich_help_panel=_OPERATOR,
+            "DPSTREAM_OPERATOR_TOKEN goes before it)."
         ),
     ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="Certificate, for https on both sides.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    tls_cert: Annotated[Path | None, Option(help="Certificate, for https on both sides.")] = None,
+    tls_key: Annotated[Path | None, Option(help="Its key.")] = None,
     allow_plain_http: Annotated[
-        bool,
-        typer.Option("--allow-plain-http", help="Listen where others can reach it without https."),
+        bool, Option("--allow-plain-http", help="Listen where others can reach it without https.")
     ] = False,
     behind_proxy: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--behind-proxy", help="Count requests by X-Forwarded-For, which a proxy here sets."
         ),
     ] = False,
     no_run: Annotated[
-        bool, typer.Option("--no-run", help="Show what was published, without running it.")
+        bool, Option("--no-run", help="Show what was published, without running it.")
     ] = False,
     grid: Annotated[
-        float,
-        typer.Option(min=0.05, max=3600, help="Releases appear on a grid of so many seconds."),
+        float, Option(min=0.05, max=3600, help="Releases appear on a grid of so many seconds.")
     ] = 1.0,
-    rate: Annotated[
-        float,
-        typer.Option(min=1, help="Requests a second of one address.", rich_help_panel=_PUBLIC),
-    ] = 200.0,
-    clients: Annotated[
-        int, typer.Option(min=1, help="The most that follow the events.", rich_help_panel=_PUBLIC)
-    ] = 1000,
-    clients_per_address: Annotated[
-        int, typer.Option(min=1, help="The same for one address.", rich_help_panel=_PUBLIC)
-    ] = 100,
-    max_body: Annotated[
-        int,
-        typer.Option(min=1, help="The most bytes in one post.", rich_help_panel=_OPERATOR),
-    ] = 16 << 20,
+    rate: Annotated[float, _Public(min=1, help="Requests a second of one address.")] = 200.0,
+    clients: Annotated[int, _Public(min=1, help="The most that follow the events.")] = 1000,
+    clients_per_address: Annotated[int, _Public(min=1, help="The same for one address.")] = 100,
+    max_body: Annotated[int, _Operator(min=1, help="The most bytes in one post.")] = 16 << 20,
     engine: Annotated[
-        str | None,
-        typer.Option("--engine", help="embedded or spark; default: the file's."),
+        str | None, Option("--engine", help="embedded or spark; default: the file's.")
     ] = None,
-    as_lines: Annotated[bool, typer.Option("--json", help="Print the addresses as JSON.")] = False,
+    as_lines: Annotated[bool, Option("--json", help="Print the addresses as JSON.")] = False,
 ) -> None:
     """Run a pipeline and serve its releases: a page, a feed, and a side for the operator."""
     if (tls_cert is None) != (tls_key is None):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Annotated
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
+from typer import Argument, Option
 
 from dpstream.cli.command_options import (
-    BUDGET,
+    BudgetOption,
     Payer,
     SecretFile,
     SharedLedger,
@@ -22,7 +22,7 @@ from dpstream.cli.command_options import (
     tell_storage,
 )
 from dpstream.cli.output import INTERRUPTED, AsJson, note, print_json
-from dpstream.cli.releases import show, zone_of
+from dpstream.cli.releases import about, show
 from dpstream.cli.watch import (
     Books,
     Stopper,
@@ -44,11 +44,11 @@ from dpstream.session.start_pipeline import refuse_lost_secret
 from dpstream.sql_compiler.compile_sql import Compiled, compile_sql, remarks
 
 Text = Annotated[
-    str, typer.Argument(metavar="SQL", help="The query, a .sql file, or - for standard input.")
+    str, Argument(metavar="SQL", help="The query, a .sql file, or - for standard input.")
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="OPTION=VALUE",
         help="An option of the privacy clause, before that of the text; may be repeated.",
@@ -90,13 +90,6 @@ class PrintedReleases:
         self._folder = folder
         self._sink: DirectorySink | None = None
 
-    @classmethod
-    def beside(cls, state: Path | None, query: AnyQuery) -> PrintedReleases | None:
-        """In a state directory; None without one, and for a query that never ends."""
-        if state is None or query.schedule.steps is None:
-            return None
-        return cls(state / "released")
-
     def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Keep a release, unless it is there."""
         if self._sink is None:
@@ -108,14 +101,12 @@ class PrintedReleases:
 
     def releases(self, query: str) -> list[pa.Table]:
         """What is there, in the order in which it was published."""
-        releases = [
-            pq.read_table(path) for path in self._folder.glob(f"{safe_name(query)}-w*.parquet")
-        ]
-        return sorted(releases, key=_place)
+        paths = self._folder.glob(f"{safe_name(query)}-w*.parquet")
+        return sorted(map(pq.read_table, paths), key=_trigger_and_window)
 
 
-def _place(release: pa.Table) -> tuple[str, int]:
-    facts = json.loads(release.schema.metadata[b"dpstream"])
+def _trigger_and_window(release: pa.Table) -> tuple[str, int]:
+    facts = about(release)
     return facts["trigger_time"] or "", facts["window"]
 
 
@@ -123,7 +114,7 @@ def sql(
     text: Text,
     sources: Annotated[
         list[str],
-        typer.Option(
+        Option(
             "--source",
             metavar="TABLE=PATH",
             help="What the table in FROM is: files, a glob, a directory, - for standard input, or "
@@ -132,21 +123,18 @@ def sql(
     ],
     sink: Annotated[
         list[str] | None,
-        typer.Option(help="A directory, database or server for the releases; may be repeated."),
+        Option(help="A directory, database or server for the releases; may be repeated."),
     ] = None,
     settings: Settings = None,
-    name: Annotated[str | None, typer.Option(help="What its releases are called.")] = None,
+    name: Annotated[str | None, Option(help="What its releases are called.")] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Read a directory that grows, by the clock.")
+        bool, Option("--live", help="Read a directory that grows, by the clock.")
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Print every release in full, not only a window's last.")
+        bool, Option("--all", help="Print every release in full, not only a window's last.")
     ] = False,
     state: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory that lets this query go on after a stop.", rich_help_panel=BUDGET
-        ),
+        Path | None, BudgetOption(help="Directory that lets this query go on after a stop.")
     ] = None,
     secret: SecretFile = None,
     ledger: SharedLedger = None,
@@ -163,9 +151,11 @@ def sql(
     if secret_file is not None and state is not None:
         refuse_lost_secret(secret_file, [state])
     existed = secret_file is None or secret_file.exists()
-    kept = None if sink else PrintedReleases.beside(state, query)
+    kept = None
+    if not sink and state is not None and query.schedule.steps is not None:  # it ends some day
+        kept = PrintedReleases(state / "released")
     book: Books = ledger or (Ledger() if state is None else state / "ledger")
-    stopper = Stopper(as_json=as_json)
+    stopper = Stopper()
     keep_freed_memory()
     running = run(
         query,
@@ -183,14 +173,14 @@ def sql(
     for words in remarks(compiled):
         note(words)
     shown = None if sink else query
-    count = _publish(running, stopper, shown, as_json=as_json, everything=everything)
+    count = _publish(running, stopper, shown, everything=everything)
     if not existed:
         note(f"created the secret {secret_file}; back it up: without it this query cannot go on")
     new = tell_charges([query], before, book, dataset)
     tell_operator([running], {query.name: None if state is None else state / "dead-letters"})
     interrupted = bool(stopper.signals) and is_unfinished([running])
     if sink and as_json:
-        about = {
+        facts = {
             "query": query.name,
             "releases": count,
             "sink": sink,
@@ -199,11 +189,11 @@ def sql(
             "finished": not interrupted,
             "operator_only": running.operator.counts(),
         }
-        print_json(about)
+        print_json(facts)
     elif sink:
         note(f"published {count} releases to {', '.join(sink)}")
     if not count and not interrupted:
-        _show_again(kept, query, sink, as_json=as_json, everything=everything)
+        _show_again(kept, query, sink, everything=everything)
     if interrupted:
         anew = "without --state it cannot go on: it would begin anew, and be charged anew"
         note(f"stopped; {'the same command again goes on from here' if state else anew}")
@@ -228,16 +218,14 @@ def _source(compiled: Compiled, sources: Sequence[str]) -> list[str]:
     return paths
 
 
-def _publish(
-    running: Run, stopper: Stopper, query: AnyQuery | None, *, as_json: bool, everything: bool
-) -> int:
+def _publish(running: Run, stopper: Stopper, query: AnyQuery | None, *, everything: bool) -> int:
     """Run it to its end, or until it is stopped; how many releases. A `query`'s are shown."""
     count = 0
-    with running, stopper.stop_on_signals(), progress([running], as_json=as_json) as draw:
+    with running, stopper.stop_on_signals(), progress([running]) as draw:
         for release in running:
             count += 1
             if query is not None:
-                show(release, as_lines=as_json, zone=zone_of(query), everything=everything)
+                show(release, zone=query.time_zone, everything=everything)
             draw()
             if stopper.signals:
                 running.stop()
@@ -249,7 +237,6 @@ def _show_again(
     query: AnyQuery,
     sink: Sequence[str] | None,
     *,
-    as_json: bool,
     everything: bool,
 ) -> None:
     """What an earlier run has published: showing it again costs nothing."""
@@ -257,7 +244,7 @@ def _show_again(
     if releases:
         note("this was published before; here it is again, the same numbers, at no cost")
         for release in releases:
-            show(release, as_lines=as_json, zone=zone_of(query), everything=everything)
+            show(release, zone=query.time_zone, everything=everything)
     elif sink:
         note(f"this was published before; {', '.join(sink)} has it if that run wrote there")
     else:

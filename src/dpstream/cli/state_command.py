@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from dpstream.cli.ledger_command import File
 from dpstream.cli.output import AsJson, UsageError, print_json
@@ -26,23 +27,21 @@ def state() -> None:
 @app.command("adopt")
 def adopt_directory(
     folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="A state directory, of one run or of a pipeline."),
+        Path, Argument(metavar="DIR", help="A state directory, of one run or of a pipeline.")
     ],
-    because: Annotated[str, typer.Option(help="Why; it is written into the ledger.")],
+    because: Annotated[str, Option(help="Why; it is written into the ledger.")],
     only_copy: Annotated[
-        bool,
-        typer.Option("--only-copy", help="Your word that the original, and every copy, is gone."),
+        bool, Option("--only-copy", help="Your word that the original, and every copy, is gone.")
     ] = False,
     nothing_since: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--nothing-since",
             help="Your word that nothing was published since this copy was made.",
         ),
     ] = False,
     file: File = None,
-    who: Annotated[str, typer.Option(help="Who says so; by default the login name.")] = "",
+    who: Annotated[str, Option(help="Who says so; by default the login name.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Go on with a state directory, or a ledger, that was moved to another file system.

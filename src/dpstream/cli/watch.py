@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
 from types import FrameType
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
-from dpstream.cli.output import INTERRUPTED, note
+from dpstream.cli.output import INTERRUPTED, note, terminal_progress, wants_json
 from dpstream.engines.clock import SystemClock
 from dpstream.privacy.amounts import show
 from dpstream.privacy.ledger.ledger import Ledger
@@ -38,11 +36,11 @@ class Stopper(SystemClock):
     The handler itself only counts: anything with a lock may be held by what it interrupts.
     """
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.signals = 0
         text = "stopping at the next occasion; once more to leave at once"
-        line = json.dumps({"note": text}) if as_json else f"note: {text}"
+        line = json.dumps({"note": text}) if wants_json() else f"note: {text}"
         self._told = f"{line}\n".encode()
 
     def wait(self, until: int, stop: Event) -> None:
@@ -81,21 +79,17 @@ def is_unfinished(runs: Iterable[Run]) -> bool:
 
 
 @contextmanager
-def progress(runs: list[Run], *, as_json: bool) -> Iterator[Any]:
+def progress(runs: list[Run]) -> Iterator[Callable[[], None]]:
     """A callback that draws how far the runs are, and what they have read."""
-    console = Console(stderr=True)
-    if as_json or not console.is_terminal:
-        yield lambda: None
-        return
     steps = [run.query.schedule.steps for run in runs]
     total = None if None in steps else sum(step or 0 for step in steps)
     columns = (BarColumn(8), MofNCompleteColumn(), TextColumn("{task.fields[seen]}"))
-    # what is printed meanwhile goes above the bar, unless stdout goes elsewhere
-    inside = sys.stdout.isatty()
-    with Progress(*columns, console=console, transient=True, redirect_stdout=inside) as bar:
+    with terminal_progress(*columns) as bar:
         task = bar.add_task("triggers", total=total, seen="")
 
         def update() -> None:
+            if bar.disable:
+                return
             done = sum(run.steps_done for run in runs)
             most = _most(runs)
             seen = ", ".join(f"{most[name]:,} {name}" for name in ("read", "late", "rejected"))

@@ -8,13 +8,8 @@ from __future__ import annotations
 import html
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
-
-import pyarrow as pa
-
-from dpstream.query.row_spec import Finish, RowSpec
-from dpstream.query.windows import in_words
 
 _LINE = "above: exact, never leaves; below: noisy, may be published"
 _WIDTH, _HEIGHT, _GAP = 460, 18, 26  # pixels: a box, a line of text in it, the way to the next
@@ -91,15 +86,6 @@ def as_svg(stages: Sequence[Stage]) -> str:
     )
 
 
-NOT_PROTECTED = (
-    "the query itself: bounds, windows, schedule, noise and thresholds are public",
-    "that and when a table is published: every trigger publishes one, also an empty one",
-    "truths about groups: what many units have in common is what is published",
-    "dead letters, row counts and the state directory: they are for the operator alone",
-    "bounds, ranges and options that were chosen by looking at the data",
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
     """Facts by topic; `text` draws them, `to_json` hands them on, a notebook shows both."""
@@ -115,7 +101,7 @@ class Explanation:
     memory: dict[str, Any]
     schema: list[dict[str, str]]
     """Name and type of every column of every release, and what fixes a type that may differ."""
-    not_protected: list[str] = field(default_factory=lambda: list(NOT_PROTECTED))
+    not_protected: list[str]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for scripts; `drawing` is a Mermaid flow chart."""
@@ -146,42 +132,6 @@ class Explanation:
         """The drawn plan, and the rest as text."""
         rest = self.text().partition("\n\n")[2]
         return f"{as_svg(self.stages)}<pre>{html.escape(rest, quote=False)}</pre>"
-
-
-def lateness(query: RowSpec) -> str:
-    """How late rows may be, in words; empty if they may not."""
-    allowed = query.allowed_lateness
-    return f", rows up to {in_words(allowed)} late" if allowed else ""
-
-
-def schema_facts(schema: pa.Schema, query: RowSpec) -> list[dict[str, str]]:
-    """Names and types of the columns of a query's releases; types of keys may be the source's."""
-    read = query.source_columns
-    facts = []
-    for name, kind in zip(schema.names, schema.types, strict=True):
-        note = ""
-        if name in query.keys and name in query.declared:
-            note = " (declared)"
-        elif name in query.keys and name in read:
-            note = " (or as the source's first schema says; declare it in column_types)"
-        elif name in query.keys and set(read) - query.declared.keys():
-            note = " (computed; it may depend on the types of the source's columns)"
-        facts.append({"name": name, "type": str(kind), "note": note})
-    return facts
-
-
-def computed_columns(finish: Finish | None) -> list[dict[str, Any]]:
-    """The noise of columns that SELECT computes from noisy ones."""
-    columns = []
-    for name, has_bar in ({} if finish is None else finish.computed).items():
-        note = "computed from noisy columns; its error bar follows from theirs"
-        if not has_bar:
-            note = (
-                "computed from noisy columns, without an error bar: only sums and quotients of "
-                "aggregates that share no noise have one"
-            )
-        columns.append({"column": name, "first": None, "last": None, "note": note})
-    return columns
 
 
 def _noise(column: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from dpstream.connectors.storage import safe_name
 from dpstream.engines.query_run import AnyQuery
 from dpstream.errors import InvalidParameter
 from dpstream.explanation import explain
-from dpstream.explanation.explain_group_by import measure_name
+from dpstream.explanation.explain_query import measure_name
 from dpstream.group_by.release_table import release_schema, series_schema
 from dpstream.mechanisms import name_of
 from dpstream.privacy.ledger.charges import Terms

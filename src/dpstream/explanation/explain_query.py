@@ -1,78 +1,154 @@
-"""What a continual GROUP BY will do and cost: all of it follows from the query and its plan."""
+"""What a query will do and cost: all of it follows from the query and its plan."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dpstream.explanation.plan_facts import (
-    NOT_PROTECTED,
-    Explanation,
-    Stage,
-    computed_columns,
-    lateness,
-    schema_facts,
-)
-from dpstream.group_by.release_table import release_schema
+import numpy as np
+import pyarrow as pa
+
+from dpstream.explanation.plan_facts import Explanation, Stage
+from dpstream.group_by.release_table import release_schema, series_schema
+from dpstream.mechanisms import name_of
+from dpstream.mechanisms.runner import Runner
 from dpstream.privacy.amounts import show
 from dpstream.query.aggregates import Measure
 from dpstream.query.noise_plan import NoisePlan, plan_query
 from dpstream.query.query import Query
+from dpstream.query.row_spec import Finish, RowSpec
+from dpstream.query.series_query import SeriesQuery
 from dpstream.query.windows import Tumble, in_words, iso
 from dpstream.rows.column_values import types_before_rows
 
 _UNIT_BYTES = (46, 59)  # state and index of a unit
 _PAIR_BYTES = (37, 45)  # of a (unit, group), index included: one row per group, several
 _GROUP_BYTES, _NOISE_BYTES = 16, 40
+_SEEN_BYTES = 16  # of a unit in an open window of a series
 _LOOKED_AT = 48  # windows; cumulating ones differ in how often they are published
+_TRIED = 400  # steps of a made-up stream that tell a mechanism's noise
+_NOISY = ("latch", "select", "perturb", "mechanism", "finish")  # stages
+_NOT_PROTECTED = (
+    "the query itself: bounds, windows, schedule, noise and thresholds are public",
+    "that and when a table is published: every trigger publishes one, also an empty one",
+    "truths about groups: what many units have in common is what is published",
+    "dead letters, row counts and the state directory: they are for the operator alone",
+    "bounds, ranges and options that were chosen by looking at the data",
+)
+_KINDS = {
+    "round": "units since a key was last published",
+    "offered": "rows before bounding",
+    "kept": "rows after bounding",
+}
 
 
-def explain_group_by(query: Query) -> Explanation:
+def explain(query: Query | SeriesQuery) -> Explanation:
     """Explain a query; one that runs live is taken to begin with its first window."""
-    plan = plan_query(query.starting(0))
+    if isinstance(query, SeriesQuery):
+        return _explain_series(query.starting(0))
+    return _explain_group_by(plan_query(query.starting(0)))
+
+
+def _explain_group_by(plan: NoisePlan) -> Explanation:
     query = plan.query
     first = range(min(query.schedule.windows or _LOOKED_AT, _LOOKED_AT))
     releases = max([query.schedule.releases(window) for window in first] + [1])
     window = plan.window(releases)
     return Explanation(
-        stages=_stages(query, releases),
+        stages=_group_by_stages(query, releases),
         unit=_unit(query),
         bounds={
             "groups": query.bounds.groups,
             "rows_per_group": query.bounds.rows_per_group,
             "rows": query.bounds.rows,
         },
-        schedule={
-            "window": None if query.window is None else in_words(query.window.size),
-            "every": None if query.every is None else in_words(query.every),
-            "start": None if query.live else iso(query.start),
-            "end": iso(query.end),
-            "releases_per_window": releases,
-        },
+        schedule=_schedule(query, query.window, query.every, releases),
         budget=_budget(plan),
         measures=_measures(plan),
-        columns=[*_columns(plan, releases), *computed_columns(query.finish)],
+        columns=[*_columns(plan, releases), *_computed_columns(query.finish)],
         keys=_keys(query, window.thresholds, window.pre_threshold),
         memory=_memory(query),
-        schema=schema_facts(release_schema(plan, types_before_rows(query)), query),
+        schema=_schema(release_schema(plan, types_before_rows(query)), query),
         not_protected=_not_protected(query),
     )
 
 
-def _stages(query: Query, releases: int) -> list[Stage]:
-    read = f"read {', '.join(query.source_columns)}"
-    bounds = query.bounds
-    stages = [("source", read)]
+def _explain_series(query: SeriesQuery) -> Explanation:
+    terms = query.mechanism.terms()
+    bins = len(query.public_groups or ())
+    return Explanation(
+        stages=_series_stages(query),
+        unit=_series_unit(query),
+        bounds={"groups": 1, "rows_per_group": 1, "rows": 1},
+        schedule=_schedule(query, query.window, None, 1),
+        budget={
+            "measure": terms.measure,
+            "total": float(terms.total),
+            "windows": terms.window or 1,
+            "mechanism": name_of(query.mechanism),
+            "words": f"{terms.measure} = {show(terms.total)} within any {terms.window or 1} "
+            "successive windows, charged as it is spent, before each noise",
+        },
+        measures=[
+            {
+                "measure": query.count.name,
+                "sensitivity": 1.0,
+                "quantum": 1.0,
+                "derivation": "one row per unit and window: one count changes by 1",
+                "share": "",
+            }
+        ],
+        columns=[_series_noise(query, bins), *_computed_columns(query.finish)],
+        keys=_public_keys(query, "in every window"),
+        memory={
+            "bytes_per_unit": [_SEEN_BYTES, _SEEN_BYTES],
+            "words": f"about {_SEEN_BYTES} bytes per unit of a window that is not published yet, "
+            f"and the mechanism's state: {bins} bin{'s' * (bins != 1)}",
+        },
+        schema=_schema(series_schema(query, types_before_rows(query)), query),
+        not_protected=[
+            f"what one {query.privacy_unit_column} does over more windows than that, together",
+            *(["which groups exist: they were listed as public"] if query.keys else []),
+            *_NOT_PROTECTED,
+        ],
+    )
+
+
+def _schedule(
+    query: Query | SeriesQuery, window: Tumble | None, every: int | None, releases: int
+) -> dict[str, Any]:
+    return {
+        "window": None if window is None else in_words(window.size),
+        "every": None if every is None else in_words(every),
+        "start": None if query.live else iso(query.start),
+        "end": iso(query.end),
+        "releases_per_window": releases,
+    }
+
+
+def _stages(query: RowSpec, windows: str, own: list[tuple[str, str]]) -> list[Stage]:
+    """The plan from source to release; `own` are the stages of this kind of query."""
+    stages = [("source", f"read {', '.join(query.source_columns)}")]
     if query.prepare is not None:
         stages.append(("prepare", query.prepare.text))
     if query.time_column is not None:
-        size = "one window" if query.window is None else _window_words(query.window)
-        stages.append(
-            ("window", f"{size} by {query.time_column} in {query.time_zone}{lateness(query)}")
-        )
+        allowed = query.allowed_lateness
+        late = f", rows up to {in_words(allowed)} late" if allowed else ""
+        where = f"{windows} by {query.time_column} in {query.time_zone}{late}"
+        stages.append(("window", where))
+    stages += own
+    if query.finish is not None:
+        stages.append(("finish", f"{query.finish!r} (of noisy values: costs nothing)"))
+    return [Stage(name, does, noisy=name in _NOISY) for name, does in stages]
+
+
+def _group_by_stages(query: Query, releases: int) -> list[Stage]:
+    bounds = query.bounds
     most = f"{bounds.rows} rows, in at most {bounds.groups} groups, {bounds.rows_per_group} in each"
-    stages.append(("bound", f"keep of each unit at most {most}"))
     by = ", ".join(query.keys) or "nothing (one group)"
-    stages.append(("aggregate", f"{', '.join(a.name for a in query.aggregates)} by {by}"))
+    stages = [
+        ("bound", f"keep of each unit at most {most}"),
+        ("aggregate", f"{', '.join(a.name for a in query.aggregates)} by {by}"),
+    ]
     if query.in_rounds:
         does = "publish a key when enough units have come to it since the last time"
         stages.append(("select", does))
@@ -81,10 +157,19 @@ def _stages(query: Query, releases: int) -> list[Stage]:
         stages.append(("latch", does))
     times = "once" if releases == 1 else f"{releases} times"
     stages.append(("perturb", f"add noise; publish each window {times}"))
-    if query.finish is not None:
-        stages.append(("finish", f"{query.finish!r} (of noisy values: costs nothing)"))
-    noisy = ("latch", "select", "perturb", "finish")
-    return [Stage(name, does, noisy=name in noisy) for name, does in stages]
+    windows = "one window" if query.window is None else _window_words(query.window)
+    return _stages(query, windows, stages)
+
+
+def _series_stages(query: SeriesQuery) -> list[Stage]:
+    by = ", ".join(query.keys) or "nothing (one bin)"
+    does = f"{name_of(query.mechanism)} spends, adds noise or repeats"
+    stages = [
+        ("bound", f"keep of each {query.privacy_unit_column} one row in each window"),
+        ("count", f"{query.count.name} by {by}: each window is one step"),
+        ("mechanism", f"{does}; each window is published once"),
+    ]
+    return _stages(query, f"windows of {in_words(query.window.size)}", stages)
 
 
 def _window_words(window: Tumble) -> str:
@@ -112,11 +197,15 @@ def _unit(query: Query) -> str:
     )
 
 
-_KINDS = {
-    "round": "units since a key was last published",
-    "offered": "rows before bounding",
-    "kept": "rows after bounding",
-}
+def _series_unit(query: SeriesQuery) -> str:
+    several = (query.mechanism.terms().window or 1) > 1
+    beyond = "windows further apart" if several else "other windows"
+    return (
+        f"Protected are {query.protected}, there or not: that changes the chance of anything that "
+        "is published only within the budget. Other rows in their place count as two such changes. "
+        f"What the same {query.privacy_unit_column} does in {beyond} is not protected "
+        "together with it."
+    )
 
 
 def measure_name(measure: Measure) -> str:
@@ -190,13 +279,51 @@ def _columns(plan: NoisePlan, releases: int) -> list[dict[str, Any]]:
     return columns
 
 
+def _series_noise(query: SeriesQuery, bins: int) -> dict[str, Any]:
+    """From a run over made-up counts that never change: no data are needed, or read."""
+    steps = min(_TRIED, query.schedule.steps or _TRIED)
+    # made-up data and a fixed draw: the same answer for the same query, every time
+    runner = Runner(query.mechanism, secret=bytes(32), run_id=bytes(16))
+    releases = [r for batch in runner.feed(np.full((steps, bins), 1000)) for r in batch]
+    releases += runner.finish()
+    spreads = [float(np.mean(r.stddev)) for r in releases if r.stddev is not None]
+    known = [spread for spread in spreads if np.isfinite(spread)]
+    column: dict[str, Any] = {"column": query.count.name, "first": None, "last": None}
+    if not known:
+        return column | {"note": "its releases do not say: the mechanism knows no noise of its own"}
+    return column | {
+        "note": f"{known[0]:.4g} in the first window, {known[-1]:.4g} in window {len(known)} of a "
+        "stream that never changes; the more it changes the more; each release says its own, and "
+        "`held` where an earlier value is repeated",
+        "tried": {"windows": len(known), "first": known[0], "last": known[-1]},
+    }
+
+
+def _computed_columns(finish: Finish | None) -> list[dict[str, Any]]:
+    """The noise of columns that SELECT computes from noisy ones."""
+    columns = []
+    for name, has_bar in ({} if finish is None else finish.computed).items():
+        note = "computed from noisy columns; its error bar follows from theirs"
+        if not has_bar:
+            note = (
+                "computed from noisy columns, without an error bar: only sums and quotients of "
+                "aggregates that share no noise have one"
+            )
+        columns.append({"column": name, "first": None, "last": None, "note": note})
+    return columns
+
+
+def _public_keys(query: Query | SeriesQuery, when: str) -> dict[str, Any]:
+    count = len(query.public_groups or ())
+    words = f"the {count} public groups are shown {when}; others are dropped"
+    if not query.keys:
+        words = "there is one group, all rows, and it is always shown"
+    return {"public": True, "words": words}
+
+
 def _keys(query: Query, thresholds: Any, pre: int) -> dict[str, Any]:
     if query.public_groups is not None:
-        count = len(query.public_groups)
-        words = f"the {count} public groups are shown from the first release on; others are dropped"
-        if not query.keys:
-            words = "there is one group, all rows, and it is always shown"
-        return {"public": True, "words": words}
+        return _public_keys(query, "from the first release on")
     first, last = int(thresholds[0]), int(thresholds[-1])
     least, most = int(min(thresholds)), int(max(thresholds))
     stays = "once shown it stays"
@@ -229,18 +356,18 @@ def _threshold_range(thresholds: Any, least: int, most: int) -> str:
 
 
 def _budget(plan: NoisePlan) -> dict[str, Any]:
-    query, tail = plan.query, plan.delta_slack
+    query, delta_slack = plan.query, plan.delta_slack
     words = (
         f"epsilon = {show(query.epsilon)}, delta = {show(query.delta)} for the whole run, charged "
         f"once before the first noise: mu^2 = {show(plan.calibrated.mu_squared)}"
     )
-    if tail:
-        words += f", and {show(tail)} of delta for finding keys"
+    if delta_slack:
+        words += f", and {show(delta_slack)} of delta for finding keys"
     return {
         "epsilon": float(query.epsilon),
         "delta": float(query.delta),
         "mu_squared": float(plan.calibrated.mu_squared),
-        "tail": float(tail),
+        "tail": float(delta_slack),
         "words": words,
     }
 
@@ -267,8 +394,24 @@ def _memory(query: Query) -> dict[str, Any]:
     }
 
 
+def _schema(schema: pa.Schema, query: RowSpec) -> list[dict[str, str]]:
+    """Names and types of the columns of a query's releases; types of keys may be the source's."""
+    read = query.source_columns
+    facts = []
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        note = ""
+        if name in query.keys and name in query.declared:
+            note = " (declared)"
+        elif name in query.keys and name in read:
+            note = " (or as the source's first schema says; declare it in column_types)"
+        elif name in query.keys and set(read) - query.declared.keys():
+            note = " (computed; it may depend on the types of the source's columns)"
+        facts.append({"name": name, "type": str(kind), "note": note})
+    return facts
+
+
 def _not_protected(query: Query) -> list[str]:
-    facts = list(NOT_PROTECTED)
+    facts = list(_NOT_PROTECTED)
     if query.privacy_unit_period != "forever":
         period = in_words(query.privacy_unit_period)
         facts.insert(0, f"what a user does in several periods of {period} together")
