@@ -17,7 +17,7 @@ from sqlglot import exp
 from dpstream.errors import DpstreamError, InvalidParameter
 from dpstream.mechanisms import REGISTRY, find
 from dpstream.mechanisms.base import HistogramMechanism, Mechanism, SeriesMechanism
-from dpstream.mechanisms.parts.factorised_counter import CountingParameters
+from dpstream.mechanisms.counters.factorised_counter import CountingParameters
 from dpstream.query.query import Query
 from dpstream.query.row_spec import RowSpec
 from dpstream.query.series_query import SeriesQuery
