@@ -97,7 +97,8 @@ class Run(ABC):
     steps_done: int = field(init=False, default=0)
     """How many triggers have been published."""
     _iterator: Generator[pa.Table, None, None] | None = field(init=False, default=None)
-    _stop: Event = field(init=False, default_factory=Event)
+    stopped: Event = field(init=False, default_factory=Event)
+    """Set when it is to end at the next occasion."""
 
     def _begin(self, kept: About | None) -> None:
         """Fix the start of the query, and refuse what cannot run; `kept`: of an earlier start."""
@@ -137,7 +138,7 @@ class Run(ABC):
 
     def stop(self) -> None:
         """End at the next occasion, durably; a later run goes on from there."""
-        self._stop.set()
+        self.stopped.set()
 
     def close(self) -> None:
         """Leave it where it is; a run with the same state directory goes on from there."""
@@ -193,6 +194,11 @@ class Run(ABC):
         """It reads no more: what it has not read is not held for it."""
         if isinstance(self.source, LiveView):
             self.source.close()
+
+    def _finish_reading(self) -> None:
+        """It has published all it ever will, and needs no rows any more."""
+        if isinstance(self.source, LiveView):
+            self.source.finish()
 
     def operator_facts(self) -> dict[str, Any]:
         """What became of the rows, and how far behind it is: for the operator alone."""

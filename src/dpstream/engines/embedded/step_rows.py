@@ -20,6 +20,7 @@ import numpy as np
 from dpstream.engines.chunks import ChunkReader, OperatorCounts
 from dpstream.engines.clock import Clock
 from dpstream.engines.embedded.arrivals import Arrivals, ArrivedChunk, LiveView, Positions
+from dpstream.engines.query_run import Run
 from dpstream.errors import InvalidInput, NoiseReuse
 from dpstream.privacy.state import InputLog
 from dpstream.query.column_types import Types
@@ -41,24 +42,22 @@ _UNPARSED = 3  # chunks that are read and not made into rows: read, waiting, in 
 _LETTERS = 10_000  # rows that cannot be used, in one file
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunSources:
-    """What a run reads: a source, live unless it is bounded, and files before and beside it."""
+class RunInput:
+    """What a run reads: files by event time, a live source by the clock, or both.
 
-    source: Source | None
-    history: Source | None = None
+    `source` is live unless it is bounded; `history` is files before and beside it.
+    """
 
-    @property
-    def _all(self) -> list[Source]:
-        return [source for source in (self.source, self.history) if source is not None]
-
-    @property
-    def _bounded(self) -> list[Source]:
-        return [source for source in self._all[::-1] if source.bounded]
+    def __init__(self, source: Source | None, history: Source | None = None) -> None:
+        self._sources = [each for each in (source, history) if each is not None]
+        self._bounded = [each for each in self._sources[::-1] if each.bounded]
+        self._growing = None if source is None or source.bounded else source
+        self.files: FileInput | None = None
+        self.live: LiveInput | None = None
 
     def check_columns(self, query: RowSpec) -> None:
         """Refuse sources that declare other columns before anything is paid for."""
-        for source in self._all:
+        for source in self._sources:
             check_columns(source, query)
 
     def partitions(self) -> list[str]:
@@ -67,7 +66,7 @@ class RunSources:
 
     def schemas(self) -> list[Types | None]:
         """What the first partition of each source declares, as far as there is one by now."""
-        return [source.columns(name) for source in self._all for name in source.partitions()[:1]]
+        return [s.columns(name) for s in self._sources for name in s.partitions()[:1]]
 
     def refuse_others(self, was: list[str]) -> None:
         """Refuse other files than those that the run began with."""
@@ -82,27 +81,49 @@ class RunSources:
                 "new state directory"
             )
 
-    def inputs(
-        self,
-        reader: RowReader,
-        operator: OperatorCounts,
-        clock: Clock,
-        stop: Event,
-        *,
-        memory: int,
-    ) -> tuple[FileInput | None, LiveInput | None]:
-        """Rows by event time, and rows by the clock; types that a source tells are fixed now."""
+    def open(self, run: Run, reader: RowReader) -> None:
+        """Begin to read; types that a source tells are fixed now."""
         for schema in self.schemas():
             reader.learn(schema)
-        bounded = self._bounded
-        if len(bounded) > 1:
+        if len(self._bounded) > 1:
             raise InvalidInput("history goes with a live source; join two bounded ones in a list")
-        files = live = None
-        if bounded:
-            files = FileInput(ChunkReader(bounded[0], reader, operator), memory=memory)
-        if self.source is not None and not self.source.bounded:
-            live = LiveInput(ChunkReader(self.source, reader, operator), clock, stop)
-        return files, live
+        for source in self._bounded:
+            chunks = ChunkReader(source, reader, run.operator)
+            self.files = FileInput(chunks, memory=run.options.memory)
+        if self._growing is not None:
+            chunks = ChunkReader(self._growing, reader, run.operator)
+            self.live = LiveInput(chunks, run.clock, run.stopped)
+        self._stopped = run.stopped
+
+    def read(self, step: int, log: InputLog | None) -> list[RowSlice] | None:
+        """A step's rows, those of a logged one to where the log says; None if stopped."""
+        slices: list[RowSlice] | None = []
+        if self.live is not None:
+            logged = None if log is None else log.positions.get(step)
+            slices = self.live.take(step) if logged is None else self.live.replay(step, logged)
+        elif self._stopped.is_set():
+            return None
+        return slices if slices is None or self.files is None else slices + self.files.take(step)
+
+    @property
+    def positions(self) -> Positions:
+        """How far the live source was read, by partition."""
+        return {} if self.live is None else dict(self.live.positions)
+
+    def go_on_from(self, positions: Positions) -> None:
+        """Read the live source from there on."""
+        if self.live is not None:
+            self.live.positions = dict(positions)
+
+    def moved(self) -> Positions | None:
+        """The positions that the last step has changed; None if nothing is live."""
+        return None if self.live is None else self.live.moved()
+
+    def close(self) -> None:
+        """Stop reading."""
+        for rows in (self.files, self.live):
+            if rows is not None:
+                rows.close()
 
 
 def check_columns(source: Source, query: RowSpec) -> None:
@@ -130,25 +151,6 @@ def check_columns(source: Source, query: RowSpec) -> None:
             )
 
 
-def read_step(
-    step: int,
-    files: FileInput | None,
-    live: LiveInput | None,
-    log: InputLog | None,
-    stop: Event,
-) -> list[RowSlice] | None:
-    """The rows of a step, those of a logged one to where the log says; None if stopped."""
-    slices: list[RowSlice] | None = []
-    if live is not None:
-        logged = None if log is None else log.positions.get(step)
-        slices = live.take(step) if logged is None else live.replay(step, logged)
-    elif stop.is_set():
-        return None
-    if slices is None or files is None:
-        return slices
-    return slices + files.take(step)
-
-
 class LiveInput:
     """Rows of a source that grows: those that arrived before a trigger belong to it."""
 
@@ -174,23 +176,12 @@ class LiveInput:
 
     def take(self, step: int) -> list[RowSlice] | None:
         """Rows that come until the trigger's time; None if stopped, or if no more can come."""
-        view, time = self._view, self._time_of(step)
-        tail = view.tail or view.join(self.positions)
-        if tail.is_over(view.next):
+        if not self._view.follow(self.positions):
             return None
         slices: list[RowSlice] = []
         self._begin(step, replayed=False)
-        while view.missed and view.missed[0].time < time and not self._stop.is_set():
-            slices += self._rows_of(view.missed.pop(0), step)
-        number = view.next
-        while not self._stop.is_set():
-            number, chunk = tail.pending(number, time)
-            if chunk is not None:
-                slices += self._rows_of(chunk, step)
-                number += 1
-                view.advance(number)
-            elif not tail.wait(number, time, self._stop):
-                break
+        for chunk in self._view.chunks_before(self._time_of(step)):
+            slices += self._rows_of(chunk, step)
         return self._end(None if self._stop.is_set() else slices)
 
     def replay(self, step: int, logged: Positions) -> list[RowSlice] | None:

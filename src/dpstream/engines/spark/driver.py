@@ -169,7 +169,7 @@ class SparkRun(QueryRun):
             self._read_stream()
         steps, at_once = self.query.schedule.steps, self.steps_at_once
         assert steps is not None
-        while self.steps_done < steps and not self._stop.is_set():
+        while self.steps_done < steps and not self.stopped.is_set():
             tables = self._publish(min(self.steps_done + at_once, steps))
             yield from tables
             shown = max((len(table) for table in tables), default=0)
@@ -180,7 +180,7 @@ class SparkRun(QueryRun):
         query = self._intake.stream(self.source, availableNow=True)
         try:
             while query.isActive:
-                if self._stop.wait(_LOOK):
+                if self.stopped.wait(_LOOK):
                     return
             self._intake.raise_failure(query)
         finally:
@@ -199,13 +199,13 @@ class SparkRun(QueryRun):
                 time = schedule.time_of(self.steps_done)
                 assert time is not None
                 while self.clock.now() < time:
-                    if self._stop.is_set():
+                    if self.stopped.is_set():
                         return
                     if query is None:
                         self._intake.look(source)
                     else:
                         self._intake.raise_failure(query)
-                    self.clock.wait(time, self._stop)
+                    self.clock.wait(time, self.stopped)
                 with self._intake.lock:
                     tables = self._publish(self.steps_done + 1)
                 yield from tables
