@@ -8,7 +8,7 @@ import dpstream as dps
 from dpstream.engines.spark import bucket_files
 from dpstream.engines.spark.bucket_files import DriverProgress, SharedFiles
 from dpstream.engines.spark.driver import Intake
-from dpstream.engines.spark.jobs import IntakeResult, _collect
+from dpstream.engines.spark.jobs import _collect
 from dpstream.engines.spark.packets import Shape
 from dpstream.engines.spark.tasks import ShippedPlan, TaskFailed, translate_error
 from dpstream.errors import InvalidParameter, MissingDependency, NoiseReuse, StateError
@@ -186,7 +186,7 @@ def test_progress_of_another_run(tmp_path):
     """A run goes on from its own progress alone, and a new one never begins beside another's."""
     path = tmp_path / "state" / "spark.dps"
     path.parent.mkdir()
-    DriverProgress(run="one", step=3).save(path)
+    DriverProgress(path=path, run="one", step=3).save()
     assert DriverProgress.load(path, "one").step == 3
     with pytest.raises(StateError, match="belongs to another run"):
         DriverProgress.load(path, "two")
@@ -207,7 +207,7 @@ class Rereading:
 
     def take(self, *_, arrived, **__):
         self.asked.append(arrived)
-        return IntakeResult(waiting=[], digests={}, chunks=[])
+        return []
 
 
 def test_a_batch_that_comes_again_is_read_for_its_own_step(tmp_path):
@@ -218,9 +218,7 @@ def test_a_batch_that_comes_again_is_read_for_its_own_step(tmp_path):
         intake = Intake(
             jobs=jobs,
             progress=progress,
-            save=lambda progress=progress: progress.save(path),
             operator=None,
-            name_job=str,
             reader=None,
             arrival_step=lambda now=now: now,
             checkpoint="",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dpstream.records import Batch, Position, Rejected, Source
-from dpstream.rows.row_batch import Rows
+from dpstream.rows.row_batch import RejectedRows, Rows
 from dpstream.rows.row_reader import ParsedColumns, RowReader
 
 
@@ -39,12 +39,12 @@ class OperatorCounts:
         if self.dead_letters is not None and rows:
             self.dead_letters.write(chunk, rows)
 
-    def count(self, *, read: int, outside: int, late: int, other_keys: int) -> None:
+    def count(self, read: int, unused: RejectedRows) -> None:
         """Count the rows that were read, and those that the query's own rules dropped."""
         self.read += read
-        self.outside += outside
-        self.late += late
-        self.other_keys += other_keys
+        self.outside += unused.outside
+        self.late += unused.late
+        self.other_keys += unused.other_keys
 
     def note_lag(self, seconds: float) -> None:
         """Note how long after its trigger a step of a live run was out."""
@@ -94,10 +94,5 @@ class ChunkReader:
         """
         where = batch.where or (partition if position is None else f"{partition} from {position}")
         rows, unused = self.reader.read(batch.table, where, arrived=arrived, parsed=parsed)
-        self.operator.count(
-            read=len(batch.table) + len(batch.rejected),
-            outside=unused.outside,
-            late=unused.late,
-            other_keys=unused.other_keys,
-        )
+        self.operator.count(len(batch.table) + len(batch.rejected), unused)
         return rows, [*batch.rejected, *unused.rejected]

@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -52,6 +52,7 @@ class SeriesRun(Run):
     """A running query through a mechanism: a table per window."""
 
     query: SeriesQuery
+    counts_class: ClassVar[type[StepCounts]] = StepCounts
     _input: RunInput = field(init=False)
     _runner: Runner = field(init=False)
     _settled: dict[str, Any] | None = field(init=False, default=None)
@@ -80,7 +81,7 @@ class SeriesRun(Run):
             undo.callback(self._close_ends)
             secret = self._open_runner(undo)
             undo.enter_context(writing(self.folder or Path()))
-            counts = StepCounts(self.query, secret, self._runner.run_id)
+            counts = self.counts_class(self.query, secret, self._runner.run_id)
             if self._log is not None:
                 keep_types(counts.reader, self._log)
             undo.callback(self._input.close)

@@ -70,7 +70,7 @@ class SparkEngine:
         from pyspark.sql import DataFrame
 
         if isinstance(spec, DataFrame):
-            return spec
+            return FrameSource(spec)
         if isinstance(spec, str) and spec == "-":
             raise InvalidParameter(
                 "standard input cannot be read by executors; write it to files, or use the "
@@ -83,6 +83,36 @@ class SparkEngine:
         if not callable(spec) or isinstance(spec, Sink):
             return None
         return FrameSink(session=self.session, function=spec)
+
+
+@dataclass(frozen=True)
+class FrameSource:
+    """A DataFrame as a run's source, with one partition; its rows are read by Spark."""
+
+    frame: DataFrame
+
+    @property
+    def bounded(self) -> bool:
+        """Has it an end?"""
+        return not self.frame.isStreaming
+
+    def partitions(self) -> list[str]:
+        """The name is for errors."""
+        return ["the DataFrame"]
+
+    def columns(self, partition: str) -> dict[str, pa.DataType]:
+        """The types of the frame's columns."""
+        return {column.name: column.type for column in arrow_schema(self.frame)}
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def arrow_schema(frame: DataFrame) -> pa.Schema:
+    """The types that a frame declares."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(frame.schema, timezone="UTC")  # instants, whatever the session shows
 
 
 @dataclass(frozen=True, kw_only=True)
