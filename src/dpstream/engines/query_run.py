@@ -29,7 +29,7 @@ from dpstream.engines.chunks import OperatorCounts
 from dpstream.engines.clock import Clock, SystemClock
 from dpstream.engines.collected import Releases
 from dpstream.engines.embedded.arrivals import BUFFER, Arrivals, LiveView
-from dpstream.engines.run_storage import KIND, OpenWindows, RunStorage, known_types, open_directory
+from dpstream.engines.run_storage import KIND, OpenWindows, RunStorage, known_types, open_storage
 from dpstream.errors import BudgetExceeded, InvalidInput, InvalidParameter, LedgerError, StateError
 from dpstream.group_by.release_table import release_schema
 from dpstream.privacy.query_spend import QuerySpend
@@ -294,17 +294,16 @@ class QueryRun(Run):
         directory.withdraw()
 
     def _open_storage(self) -> None:
-        given: dict[str, Any] = {
-            "buckets": self._default_buckets(),
-            "given_secret": self.secret,
-            "given_ledger": self.ledger,
-            "run_id": self.options.run_id,
-        }
-        if self.folder is None:
-            self._storage = RunStorage.in_memory(**given)
-        else:
-            given |= {"facts": self._facts(), "dataset": self.dataset, "notes": self._notes()}
-            self._storage = open_directory(self.folder, **given)
+        self._storage = open_storage(
+            self.folder,
+            facts=self._facts(),
+            dataset=self.dataset,
+            buckets=self._default_buckets(),
+            given_secret=self.secret,
+            given_ledger=self.ledger,
+            notes=self._notes(),
+            run_id=self.options.run_id,
+        )
         self._reader = self._storage.reader(self.query)
         self._windows = OpenWindows(self.query.schedule.last_step, self._erase)
         if self._storage.directory is not None:

@@ -68,26 +68,6 @@ class RunStorage:
     owns_ledger: bool
     directory: RunDirectory | None = None
 
-    @classmethod
-    def in_memory(
-        cls,
-        *,
-        buckets: int,
-        given_secret: GivenSecret,
-        given_ledger: GivenLedger,
-        run_id: bytes | None,
-    ) -> RunStorage:
-        """For a run that ends with its process."""
-        secret = Secret.of(given_secret)
-        return cls(
-            run=mint_run_id() if run_id is None else run_id,
-            secret=secret,
-            ledger=given_ledger if isinstance(given_ledger, Ledger) else Ledger(given_ledger),
-            keys=MemoryWindowKeys(derived_for_tests=None if run_id is None else secret),
-            buckets=buckets,
-            owns_ledger=not isinstance(given_ledger, Ledger),
-        )
-
     @property
     def run_tag(self) -> str:
         """See `run_tag`."""
@@ -136,8 +116,8 @@ def run_tag(run: bytes) -> str:
     return hashlib.sha256(b"run mark" + run).hexdigest()[:16]
 
 
-def open_directory(
-    folder: Path,
+def open_storage(
+    folder: Path | None,
     *,
     facts: Facts,
     dataset: str,
@@ -149,8 +129,20 @@ def open_directory(
 ) -> RunStorage:
     """Open a query's directory, or make it; another query, secret or ledger is refused.
 
-    With `run_id`, which is for tests, window keys are derived instead of drawn.
+    Without a folder the run ends with its process. With `run_id`, which is for tests, window keys
+    are derived instead of drawn.
     """
+    owns_ledger = not isinstance(given_ledger, Ledger)
+    if folder is None:
+        secret = Secret.of(given_secret)
+        return RunStorage(
+            run=mint_run_id() if run_id is None else run_id,
+            secret=secret,
+            ledger=given_ledger if isinstance(given_ledger, Ledger) else Ledger(given_ledger),
+            keys=MemoryWindowKeys(derived_for_tests=None if run_id is None else secret),
+            buckets=buckets,
+            owns_ledger=owns_ledger,
+        )
     missing = tuple(path for path in _paths(folder, given_ledger) if not path.exists())
     about, secret = find_run(
         folder,
@@ -160,7 +152,6 @@ def open_directory(
         dataset=dataset,
         given_secret=given_secret,
     )
-    owns_ledger = not isinstance(given_ledger, Ledger)
     with ExitStack() as undo, writing(folder):
         ledger = open_ledger(folder, about, given_ledger)
         if owns_ledger:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pyarrow as pa
+
 from dpstream.connectors.dead_letters import DeadLetters
+from dpstream.connectors.files.source import GrowingDirectory
 from dpstream.connectors.options import ServerOptions, is_uri
 from dpstream.connectors.registry import open_sink, open_source
-from dpstream.connectors.shared import SharedSink, shared_sinks
+from dpstream.connectors.shared import SharedSink, SharedSource, shared_sinks
 from dpstream.connectors.storage import safe_name
+from dpstream.connectors.write_ahead import PUSHED, PushedSource, WriteAhead, pushed_folder
 from dpstream.engines.chunks import OperatorCounts
 from dpstream.engines.clock import Clock, SystemClock
+from dpstream.engines.embedded.arrivals import Arrivals, LiveView
 from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.embedded.series_run import SeriesRun
 from dpstream.engines.query_run import AnyQuery, Engine, EngineOptions, QueryRun, Run
@@ -26,22 +32,30 @@ from dpstream.privacy.state.durable_files import make_directory
 from dpstream.privacy.state.run_directory import ANEW, keep_book, read_about
 from dpstream.privacy.state.secret import beside
 from dpstream.query.series_query import SeriesQuery
-from dpstream.records import Sink
+from dpstream.records import Frame, Sink, Source
 from dpstream.session.budget import refuse_early
-from dpstream.session.feeds import (
-    Feed,
-    Place,
-    SourceSpec,
-    absolute_paths,
-    feeds_by_query,
-    follow_source,
-    open_feed,
-    views_by_query,
-)
 from dpstream.session.runs import Runs
 
+Place: TypeAlias = str | os.PathLike[str]
+SourceSpec: TypeAlias = Source | Frame | pa.Table | pa.RecordBatch | Place | Sequence[Place]
+"""What `open_source` takes; on Spark a DataFrame too."""
 SinkSpec: TypeAlias = "Sink | Place | Callable[..., None] | Sequence[SinkSpec]"
 """What `open_sink` takes; on Spark a `SparkSink` or another function of a DataFrame too."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Feed:
+    """What queries read together: a source, live or not, and files that came before it."""
+
+    source: SourceSpec
+    live: bool = False
+    history: SourceSpec | None = None
+    name: str = ""
+    options: Mapping[str, Any] | None = None
+    """Of a server that a URI names."""
+    buffer: int | None = None
+    """Bytes of a live source's rows that are held for queries that lag; None: as the run's options
+    say."""
 
 
 def run(
@@ -115,11 +129,12 @@ def run(
     }
     if engine is not None:
         return _start_on_engine(engine, query, source, history, live, sink, parts)
-    parts |= {
-        "source": follow_source(open_feed(source, live, folder), clock, options),
-        "sink": open_sink(sink),
-        "history": None if history is None else open_source(history),
-    }
+    parts["source"] = opened = _open_feed(source, live, folder)
+    if opened is not None and not opened.bounded and not isinstance(opened, LiveView):
+        # read while the query is busy, too
+        parts["source"] = Arrivals(opened, clock, buffer=options.buffer).views[0]
+    parts["history"] = None if history is None else open_source(history)
+    parts["sink"] = open_sink(sink)
     if isinstance(query, SeriesQuery):
         return SeriesRun(query=query, **parts)
     return LocalRun(query=query, **parts)
@@ -159,14 +174,13 @@ def run_all(
     if ledger is None:
         warn_of_own_book("set of queries", folder, stacklevel=2)
     folders = {name: None if folder is None else folder / safe_name(name) for name in names}
-    feeds = feeds_by_query(names, source, Feed(source=source, live=live, history=history))
+    feeds = _feeds_by_query(names, source, Feed(source=source, live=live, history=history))
     given = own_ledger(ledger, folder)
     own = _ledger_path(None, folder)
     if given is not None and own is not None and own.exists():
         given.persist(own)
     if check_budget:
-        several = [(query, folders[query.name]) for query in queries]
-        refuse_early(given or Ledger(), dataset, several)
+        refuse_early(given or Ledger(), dataset, [(q, folders[q.name]) for q in queries])
     if folder is not None:
         make_directory(folder, mode=0o700)
     book = given or _new_book(_ledger_path(ledger, folder), folders.values())
@@ -176,7 +190,7 @@ def run_all(
     clock, sink = clock or SystemClock(), sink if engine is not None else shared_sinks(sink)
     views: dict[str, tuple[Any, Any]]
     if engine is None:
-        views = views_by_query(queries, feeds, folder, clock, options or EngineOptions())
+        views = _views_by_query(queries, feeds, folder, clock, options or EngineOptions())
     else:
         views = {name: (feeds[name].source, feeds[name].history) for name in names}
 
@@ -199,8 +213,85 @@ def run_all(
     return Runs(
         [begin(query) for query in queries],
         again={query.name: partial(begin, query, again=True) for query in queries},
-        held=[one for one in _listed(sink) if isinstance(one, SharedSink)],
+        sinks=[each for each in _listed(sink) if isinstance(each, SharedSink)],
     )
+
+
+def _feeds_by_query(names: Sequence[str], source: Any, common: Feed) -> dict[str, Feed]:
+    """What each query reads, by its name."""
+    if not (isinstance(source, Mapping) and any(isinstance(f, Feed) for f in source.values())):
+        return dict.fromkeys(names, source if isinstance(source, Feed) else common)
+    for name in names:
+        if not isinstance(source.get(name), Feed):
+            raise InvalidParameter(f"source has no Feed for the query {name!r}; add it")
+    return {name: source[name] for name in names}
+
+
+def _views_by_query(
+    queries: Sequence[AnyQuery],
+    feeds: Mapping[str, Feed],
+    folder: Path | None,
+    clock: Clock,
+    options: EngineOptions,
+) -> dict[str, tuple[Any, Any]]:
+    """Each query's view of what its feed reads once for all."""
+    by_query: dict[str, tuple[Any, Any]] = {}
+    for feed in dict.fromkeys(feeds.values()):
+        readers = [query for query in queries if feeds[query.name] is feed]
+        columns = [query.source_columns for query in readers]
+        source = _open_feed(feed.source, feed.live, folder, feed.name, feed.options)
+        assert source is not None
+        views: Sequence[Any]
+        if source.bounded:
+            views = SharedSource(source, columns).views()
+        else:
+            together = list(dict.fromkeys(name for wanted in columns for name in wanted))
+            buffer = feed.buffer or options.buffer
+            views = Arrivals(source, clock, together, views=len(readers), buffer=buffer).views
+        before: Sequence[Any] = [None] * len(readers)
+        if feed.history is not None:
+            before = SharedSource(open_source(feed.history), columns).views()
+        pairs = zip(readers, views, before, strict=True)
+        by_query |= {query.name: (view, earlier) for query, view, earlier in pairs}
+    return by_query
+
+
+def _open_feed(
+    source: Any,
+    live: bool,
+    folder: Path | None,
+    name: str = "",
+    options: Mapping[str, Any] | None = None,
+) -> Source | None:
+    """The source; one that cannot be read twice is kept in the state directory."""
+    if source is None:
+        return None
+    if isinstance(source, str) and source == PUSHED:
+        if folder is None:
+            raise InvalidParameter(f"the source {PUSHED!r} needs a state directory")
+        return PushedSource(pushed_folder(folder, name))
+    if live and isinstance(source, list | tuple):
+        raise InvalidParameter(
+            f"live reads one directory, and not the list {source!r:.200}; move the files into one, "
+            "name older ones as history, or leave live out"
+        )
+    growing = live and _is_path(source)
+    opened = GrowingDirectory(Path(source)) if growing else open_source(source, options=options)
+    if not opened.replayable and folder is not None:
+        place = f"arrived-{safe_name(name)}" if name else "arrived"
+        return WriteAhead(opened, folder / place)
+    return opened
+
+
+def _absolute_paths(source: Any) -> Any:
+    """Paths as other processes see them, which work in other folders."""
+    if isinstance(source, list | tuple):
+        return [_absolute_paths(each) for each in source]
+    return str(Path(source).absolute()) if _is_path(source) else source
+
+
+def _is_path(source: Any) -> bool:
+    return isinstance(source, str | Path) and source != "-" and not is_uri(source)
 
 
 def _start_on_engine(
@@ -231,7 +322,7 @@ def _start_on_engine(
         if opened is None and is_uri(spec):
             raise _not_by_one_process(ServerOptions(spec))
         if spec is not None and opened is None:
-            opened = open_feed(absolute_paths(spec), growing, None)
+            opened = _open_feed(_absolute_paths(spec), growing, None)
         sources.append(opened)
     known = engine.sink(sink)
     return engine.start(

@@ -63,9 +63,14 @@ class Snapshots:
         self._writer = ThreadPoolExecutor(1)
         self._pending: Future[None] | None = None
 
-    def save(self, flow: Flow, facts: dict[str, Any]) -> None:
-        """Begin to write the state of now; the one before must be durable first."""
+    def save(self, flow: Flow, facts: dict[str, Any], *, whole: bool = False) -> None:
+        """Begin to write the state of now; the one before must be durable first.
+
+        `whole`: with nothing taken over from the snapshots before.
+        """
         self.wait()
+        if whole:
+            self._chains, self._watermarks = {}, {}
         self._number += 1
         current = owners(flow)
         parts = []
@@ -78,11 +83,6 @@ class Snapshots:
         for owner in [owner for owner in self._chains if owner not in current]:
             del self._chains[owner], self._watermarks[owner]
         self._pending = self._writer.submit(self._write, self._number, parts, facts)
-
-    def save_whole(self, flow: Flow, facts: dict[str, Any]) -> None:
-        """As `save`, with nothing taken over from the snapshots before."""
-        self._chains, self._watermarks = {}, {}
-        self.save(flow, facts)
 
     def wait(self) -> None:
         """Return when the last snapshot is durable; raise what went wrong with it."""
@@ -204,7 +204,8 @@ def erase_unit(flow: Flow, directory: RunDirectory, unit: Any, *, digest_key: by
         # What follows depends on this: a replay without it must not pass for the same input.
         content = b"forgot" + b"".join(unit_id.tobytes() for unit_id in ids)
         chain = chain_digest(digest_key, facts["chain"], content)
-        snapshots.save_whole(flow, facts | {"chain": chain, "before_erasures": before})
+        facts |= {"chain": chain, "before_erasures": before}
+        snapshots.save(flow, facts, whole=True)
         snapshots.finish(overwrite=True)
         about, run = directory.about, directory.run.hex()
         directory.ledger.note_erasure(about["dataset"], run, facts["step"], chain.hex())

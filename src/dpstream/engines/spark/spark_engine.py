@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -15,6 +14,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
+from dpstream.engines.collected import release_facts
 from dpstream.errors import InvalidParameter, MissingDependency
 from dpstream.records import Sink
 
@@ -167,8 +167,8 @@ class FrameSink:
 
     def write(self, name: str, window: int, trigger: int, table: pa.Table) -> None:
         """Idempotent if the function is."""
-        about = json.loads((table.schema.metadata or {}).get(b"dpstream", b"{}"))
-        release = ReleaseName(name=name, window=window, trigger=trigger, run=about.get("run", ""))
+        run = release_facts(table).get("run", "")
+        release = ReleaseName(name=name, window=window, trigger=trigger, run=run)
         plain = table.replace_schema_metadata(None)
         self.function(self.session.createDataFrame(plain), release)
 
