@@ -21,7 +21,7 @@ from dpstream.connectors.storage import safe_name
 from dpstream.connectors.write_ahead import PUSHED, PushedSource, WriteAhead, pushed_folder
 from dpstream.engines.chunks import OperatorCounts
 from dpstream.engines.clock import Clock, SystemClock
-from dpstream.engines.embedded.arrivals import Arrivals, LiveView
+from dpstream.engines.embedded.arrivals import Arrivals
 from dpstream.engines.embedded.embedded_engine import LocalRun
 from dpstream.engines.embedded.series_run import SeriesRun
 from dpstream.engines.query_run import AnyQuery, Engine, EngineOptions, QueryRun, Run
@@ -117,24 +117,22 @@ def run(
             given.close()
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
     operator = OperatorCounts(dead_letters=None if place is None else DeadLetters(Path(place)))
-    clock, options = clock or SystemClock(), options or EngineOptions()
     parts: dict[str, Any] = {
         "operator": operator,
         "folder": folder,
         "secret": secret,
         "ledger": ledger,
         "dataset": dataset,
-        "clock": clock,
-        "options": options,
+        "clock": clock or SystemClock(),
+        "options": options or EngineOptions(),
     }
     if engine is not None:
         return _start_on_engine(engine, query, source, history, live, sink, parts)
-    parts["source"] = opened = _open_feed(source, live, folder)
-    if opened is not None and not opened.bounded and not isinstance(opened, LiveView):
-        # read while the query is busy, too
-        parts["source"] = Arrivals(opened, clock, buffer=options.buffer).views[0]
-    parts["history"] = None if history is None else open_source(history)
-    parts["sink"] = open_sink(sink)
+    parts |= {
+        "source": _open_feed(source, live, folder),
+        "sink": open_sink(sink),
+        "history": None if history is None else open_source(history),
+    }
     if isinstance(query, SeriesQuery):
         return SeriesRun(query=query, **parts)
     return LocalRun(query=query, **parts)

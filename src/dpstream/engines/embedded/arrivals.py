@@ -68,8 +68,7 @@ class ArrivedChunk:
 
     def free(self) -> int:
         """Give its memory back; how many bytes that was."""
-        freed = self.bytes
-        self.batch, self.parsed = None, ParsedColumns()
+        freed, self.batch, self.parsed = self.bytes, None, ParsedColumns()
         return freed
 
 
@@ -381,8 +380,8 @@ class SourceTail:
 class LiveView:
     """What one query sees of a live source, and how far it is.
 
-    Of the source's abilities it has those that are asked of a view: `commit` (for this query),
-    `partitions_end` and `inferred`. `SourceTail` asks the source itself for its end and offsets.
+    Of the source's abilities it has those that are asked of a view: `commit` (for this query) and
+    `inferred`. `SourceTail` asks the source itself for its end and offsets.
     """
 
     bounded = False
@@ -391,7 +390,6 @@ class LiveView:
         source = shared.source
         self.shared, self.read = shared, shared.read
         self.replayable = source.replayable
-        self.partitions_end = isinstance(source, FinitePartitions) and source.partitions_end
         self.inferred = source.inferred if isinstance(source, InferredTypes) else {}
         self.closed, self.finished = False, False
         self.settled: Positions = {}

@@ -47,8 +47,7 @@ class LocalRun(QueryRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._input = RunInput(self.source, self.history)
-        self._input.check_columns(self.query)
+        self._input = RunInput(self)
 
     def _schemas(self) -> list[Types | None]:
         return self._input.schemas()
@@ -86,7 +85,7 @@ class LocalRun(QueryRun):
         undo.enter_context(writing(self.folder or Path()))
         self._open_flow(undo, threads=self.options.threads or len(os.sched_getaffinity(0)))
         undo.callback(self._input.close)
-        self._input.open(self, self._reader)
+        self._input.open(self._reader)
         self._bounder = undo.enter_context(ThreadPoolExecutor(1))
         self._logger = undo.enter_context(ThreadPoolExecutor(1))
         # A short run does not run away from who reads it, and may want to stop it.

@@ -59,8 +59,7 @@ class SeriesRun(Run):
 
     def __post_init__(self) -> None:
         self._begin(None if self.folder is None else read_about(self.folder, kind=KIND))
-        self._input = RunInput(self.source, self.history)
-        self._input.check_columns(self.query)
+        self._input = RunInput(self)
 
     @property
     def schema(self) -> pa.Schema:
@@ -85,7 +84,7 @@ class SeriesRun(Run):
             if self._log is not None:
                 keep_types(counts.reader, self._log)
             undo.callback(self._input.close)
-            self._input.open(self, counts.reader)
+            self._input.open(counts.reader)
             yield from self._publish_steps(counts)
 
     def _open_runner(self, undo: ExitStack) -> Secret:
