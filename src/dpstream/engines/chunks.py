@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from dpstream.records import Batch, Position, Rejected, Source
 from dpstream.rows.row_batch import RejectedRows, Rows
 from dpstream.rows.row_reader import ParsedColumns, RowReader
 
 
-class DeadLetterStore(Protocol):
-    """Keeps rows that cannot be used."""
-
-    def write(self, chunk: str, rows: list[Rejected]) -> None:
-        """Keep them under their chunk's name; the same rows may come again."""
-
-
 @dataclass(kw_only=True)
 class OperatorCounts:
     """What only the operator may see: rows read and rows that were not used. Not private."""
 
-    dead_letters: DeadLetterStore | None = None
+    keep_rejected: Callable[[str, list[Rejected]], None] | None = None
+    """Keeps rows that cannot be used, by their chunk's name; the same rows may come again."""
     read: int = 0
     rejected_rows: int = 0
     outside: int = 0
@@ -36,8 +30,8 @@ class OperatorCounts:
         """Keep rows that cannot be used, under a name that the same rows always have."""
         self.rejected_rows += len(rows)
         self.latest = [*self.latest, *rows][-100:]
-        if self.dead_letters is not None and rows:
-            self.dead_letters.write(chunk, rows)
+        if self.keep_rejected is not None and rows:
+            self.keep_rejected(chunk, rows)
 
     def count(self, read: int, unused: RejectedRows) -> None:
         """Count the rows that were read, and those that the query's own rules dropped."""

@@ -116,7 +116,9 @@ def run(
         if given is not ledger:
             given.close()
     place = dead_letters if dead_letters is not None else folder and folder / "dead-letters"
-    operator = OperatorCounts(dead_letters=None if place is None else DeadLetters(Path(place)))
+    operator = OperatorCounts(
+        keep_rejected=None if place is None else DeadLetters(Path(place)).write
+    )
     parts: dict[str, Any] = {
         "operator": operator,
         "folder": folder,

@@ -224,7 +224,11 @@ class SparkRun(QueryRun):
         """Log the steps' input, draw, send, and make the new state the current one."""
         progress, schedule = self._progress, self.query.schedule
         spend = self._charge()
-        chain = self._log(end)
+        contents = (
+            step_content(step, progress.digests.get(step, (0, 0)))
+            for step in range(progress.step, end)
+        )
+        chain = self._storage.log_steps(progress.step, contents, progress.chain)
         spend.begin(end - 1)
         windows = {due.window for step in range(progress.step, end) for due in schedule.due(step)}
         self._windows.add(*windows)
@@ -242,15 +246,6 @@ class SparkRun(QueryRun):
         if self._storage.directory is not None:
             self._storage.directory.log.forget_before(end)
         return [publication.table for publication in publications]
-
-    def _log(self, end: int) -> bytes:
-        """Make the input of the steps up to `end` durable; the chain of digests that it ends."""
-        progress = self._progress
-        contents = (
-            step_content(step, progress.digests.get(step, (0, 0)))
-            for step in range(progress.step, end)
-        )
-        return self._storage.log_steps(progress.step, contents, progress.chain)
 
     def _clean(self) -> None:
         """Remove what is over, and what was left by tasks whose output was not accepted."""
@@ -331,14 +326,23 @@ class Intake:
 
     def _one_batch(self, frame: DataFrame, number: int) -> None:
         """A batch of the stream; one that comes again must be what it was."""
-        progress = self.progress
+        progress, where = self.progress, f"batch {number}"
         if number < progress.batch:
             raise NoiseReuse(
                 f"the stream begins again with batch {number}, and batch {progress.batch} was read "
                 "before; restore the stream's checkpoint, or use a new state directory (a new run)"
             )
+        arrived = progress.batch_arrived if number == progress.batch else self.arrival_step()
         if number == progress.batch:
-            self._refuse_other_rows(frame, number)
+            notes = self.jobs.take(
+                FrameSource(frame), [], job="", where=where, arrived=arrived, write=False
+            )
+            if _digests_of(notes) != progress.batch_digests:
+                raise NoiseReuse(
+                    f"{where} was read before with other rows; the same noise over other data "
+                    "would reveal the difference, so nothing was published; use a source that can "
+                    "be read again"
+                )
             return
         if number > progress.batch + 1:
             raise StateError(
@@ -346,23 +350,10 @@ class Intake:
                 "taken in: the run's progress is older than the stream's checkpoint; restore the "
                 "newest spark.dps, or use a new state directory (a new run, charged anew)"
             )
-        arrived = self.arrival_step()
-        digests = self._take(FrameSource(frame), [], f"batch {number}", arrived)
+        digests = self._take(FrameSource(frame), [], where, arrived)
         progress.batch, progress.batch_digests = number, digests
         progress.batch_arrived = arrived
         progress.save()
-
-    def _refuse_other_rows(self, frame: DataFrame, number: int) -> None:
-        where, arrived = f"batch {number}", self.progress.batch_arrived
-        notes = self.jobs.take(
-            FrameSource(frame), [], job="", where=where, arrived=arrived, write=False
-        )
-        if _digests_of(notes) != self.progress.batch_digests:
-            raise NoiseReuse(
-                f"batch {number} was read before with other rows; the same noise over other data "
-                "would reveal the difference, so nothing was published; use a source that can be "
-                "read again"
-            )
 
     def _take(
         self, source: Any, partitions: list[str], name: str, arrived: int | None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from dpstream.engines.spark import tasks
 from dpstream.engines.spark.bucket_files import DriverProgress, SharedFiles
 from dpstream.engines.spark.packets import IN_SPARK, Shape, ids, numbers, unpack_packets
 from dpstream.engines.spark.spark_engine import FrameSource, arrow_schema
-from dpstream.engines.spark.tasks import Keys, PublishTask, ReadTask, ShippedPlan, Task
+from dpstream.engines.spark.tasks import Keys, PublishTask, ReadTask, ShippedPlan, Task, Work
 from dpstream.errors import StateError
 from dpstream.group_by.flow import Publication
 from dpstream.group_by.release_table import ReleaseTables
@@ -61,8 +60,7 @@ class Jobs:
         write: bool = True,
     ) -> list[Note]:
         """Read rows and write them where their steps will find them; or only tell digests."""
-        opener, sealed = Keys(rows=self.row_keys).seal()
-        common = self._common(job, opener, self.plan) | {"where": where, "arrived": arrived}
+        common = self._common(job, self.plan) | {"where": where, "arrived": arrived}
         source.close()  # open files do not travel
         if isinstance(source, FrameSource):
             frame = source.frame.select(*self.plan.query.source_columns)
@@ -74,11 +72,8 @@ class Jobs:
             frame = self.session.range(0, size, 1, max(min(size, most), 1))
             task = ReadTask(**common, source=source, partitions=tuple(partitions))
             read = tasks.read_source
-        with self._shipped(task, sealed) as does:
-            rows = frame.mapInArrow(does(read), IN_SPARK)
-            placed = rows.repartitionById(self.buckets, "bucket")
-            work = tasks.keep_rows if write else tasks.digest_rows
-            return _collect(placed.mapInArrow(does(work), IN_SPARK))[0]
+        work = tasks.keep_rows if write else tasks.digest_rows
+        return self._run(frame, task, Keys(rows=self.row_keys), read, work)[0]
 
     def publish(
         self, progress: DriverProgress, end: int, lent: WindowKeyGrant, *, job: str
@@ -87,20 +82,17 @@ class Jobs:
         first, schedule = progress.step, self.plan.query.schedule
         due = [(step, release) for step in range(first, end) for release in schedule.due(step)]
         plan = ShippedPlan.of(self.plan, (release for _, release in due))
-        opener, sealed = Keys(rows=self.row_keys, lent=lent).seal()
         task = PublishTask(
-            **self._common(job, opener, plan),
+            **self._common(job, plan),
             first=first,
             end=end,
             waiting=[w for w in progress.waiting if w.first < end],
             units=progress.units,
             groups=progress.groups,
         )
-        with self._shipped(task, sealed) as does:
-            buckets = self.session.range(0, self.buckets, 1, self.buckets)
-            kept = buckets.mapInArrow(does(tasks.bound), IN_SPARK)
-            placed = kept.repartitionById(self.buckets, "bucket")
-            notes, table = _collect(placed.mapInArrow(does(tasks.publish), IN_SPARK))
+        buckets = self.session.range(0, self.buckets, 1, self.buckets)
+        keys = Keys(rows=self.row_keys, lent=lent)
+        notes, table = self._run(buckets, task, keys, tasks.bound, tasks.publish)
         saved = [note for note in notes if "stage" in note]
         places = {(note["stage"], note["bucket"]) for note in saved}
         if not len(saved) == len(places) == 2 * self.buckets:
@@ -117,28 +109,31 @@ class Jobs:
         nothing = (np.zeros((0, task.shape.measures), np.int64), None)
         publications = []
         for step, release in due:
-            sums, keys = noisy.get((step, release.window), nothing)
+            sums, groups = noisy.get((step, release.window), nothing)
             share = shares.get((step, release.window), (1.0, 0.0))
-            table = tables.table(step, release, sums, keys, share)
+            table = tables.table(step, release, sums, groups, share)
             publications.append(Publication(due=release, table=table))
         return publications, saved
 
-    def _common(self, job: str, opener: bytes, plan: NoisePlan) -> dict[str, Any]:
-        return {
-            "plan": plan,
-            "types": self.types,
-            "buckets": self.buckets,
-            "files": self.files,
-            "job": job,
-            "opener": opener,
-        }
+    def _common(self, job: str, plan: NoisePlan) -> dict[str, Any]:
+        common = {"types": self.types, "buckets": self.buckets, "files": self.files}
+        return common | {"plan": plan, "job": job}
 
-    @contextmanager
-    def _shipped(self, task: Task, sealed: bytes) -> Iterator[Callable[[Any], Any]]:
-        """Makes functions for Spark; what they share is gone from all machines afterwards."""
-        shared = self.session.sparkContext.broadcast(tasks.serializer().dumps(task))
+    def _run(
+        self, frame: DataFrame, task: Task, keys: Keys, first: Work, second: Work
+    ) -> tuple[list[Note], pa.Table | None]:
+        """Run a job of two stages; between them rows move to their buckets.
+
+        What its tasks share is gone from all machines afterwards.
+        """
+        opener, sealed = keys.seal()
+        content = tasks.serializer().dumps(replace(task, opener=opener))
+        shared = self.session.sparkContext.broadcast(content)
         try:
-            yield lambda work: partial(tasks.run_task, work, shared, sealed)
+            rows = frame.mapInArrow(partial(tasks.run_task, first, shared, sealed), IN_SPARK)
+            placed = rows.repartitionById(self.buckets, "bucket")
+            last = placed.mapInArrow(partial(tasks.run_task, second, shared, sealed), IN_SPARK)
+            return _collect(last)
         finally:
             shared.destroy()
 

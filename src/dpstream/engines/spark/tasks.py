@@ -53,6 +53,8 @@ _LOG: Final = logging.getLogger("dpstream.spark")
 _ROWS = 1 << 16  # rows that are read at a time
 
 Batches = Iterator[pa.RecordBatch]
+Work = Callable[[Any, Batches], Batches]
+"""One stage of a job: a task, and what comes to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ class Task:
     files: SharedFiles
     job: str
     """Names the files that this job writes; no other job has it."""
-    opener: bytes = field(repr=False)
+    opener: bytes = field(default=b"", repr=False)
     """Opens the keys."""
     keys: Keys | None = field(default=None, repr=False)
     """Added where the task is done."""
@@ -167,9 +169,7 @@ class ShippedPlan(NoisePlan):
         return self.of_totals[releases]
 
 
-def run_task(
-    work: Callable[[Any, Batches], Batches], shared: Any, sealed: bytes, batches: Batches
-) -> Batches:
+def run_task(work: Work, shared: Any, sealed: bytes, batches: Batches) -> Batches:
     """Do a task: all that is public comes as a broadcast, the sealed keys with the function."""
     try:
         task = serializer().loads(shared.value)
@@ -291,11 +291,14 @@ def bound(task: PublishTask, batches: Batches) -> Batches:
 
 
 def _bound(task: PublishTask, bucket: int) -> Batches:
-    flow, shape = task.flow(bucket), task.shape
+    flow = task.flow(bucket)
     chain = task.units.get(bucket, ())
     watermarks = bucket_files.load_segments(task.files, flow, "units", chain)
-    mine = [w for w in task.waiting if w.bucket == bucket]
-    parts = [bucket_files.load_waiting(task.files, shape, w, task.first, task.end) for w in mine]
+    parts = [
+        bucket_files.load_waiting(task.files, task.shape, file, task.first, task.end)
+        for file in task.waiting
+        if file.bucket == bucket
+    ]
     totals: list[dict[str, Any]] = []
     kept_rows: list[pa.Table] = []
     for step in range(task.first, task.end):
