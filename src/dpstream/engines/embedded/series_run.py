@@ -34,13 +34,7 @@ from dpstream.privacy.ledger.charges import Terms
 from dpstream.privacy.ledger.ledger import Ledger
 from dpstream.privacy.state import InputLog, Secret, read_packed, write_packed
 from dpstream.privacy.state.durable_files import writing
-from dpstream.privacy.state.run_directory import (
-    ANEW,
-    drop_unbegun,
-    find_run,
-    open_ledger,
-    read_about,
-)
+from dpstream.privacy.state.run_directory import ANEW, drop_unbegun, read_about
 from dpstream.query.series_query import SeriesQuery
 from dpstream.records import CommittingSource, Release, fence
 
@@ -89,21 +83,10 @@ class SeriesRun(Run):
 
     def _open_runner(self, undo: ExitStack) -> Secret:
         """Begin a run, or go on with the one of a directory; another query or secret is refused."""
-        query, folder, about = self.query, self.folder, None
-        if folder is None:
-            secret = Secret.of(self.secret)
-            ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
-        else:
+        query, folder = self.query, self.folder
+        if folder is not None:
             drop_unbegun(folder)
-            about, secret = find_run(
-                folder,
-                kind=KIND,
-                facts=query.facts(),
-                names=query.names_of_keys(),
-                dataset=self.dataset,
-                given_secret=self.secret,
-            )
-            ledger = open_ledger(folder, about, self.ledger)
+        about, secret, ledger = self._find_run(KIND, query.facts())
         if not isinstance(self.ledger, Ledger):
             undo.callback(ledger.close)
         refuse_other_steps(ledger, self.dataset, query.terms())

@@ -16,7 +16,6 @@ taken the unit in long ago, and leave the process with noise only; nothing of th
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,7 +37,7 @@ from dpstream.records import Integers, Words
 from dpstream.rows.column_values import in_type
 from dpstream.rows.row_batch import id_pairs
 
-_MANIFEST = re.compile(r"manifest-(\d+)\.dps")
+_MANIFESTS = "manifest-*.dps"
 _AT_ONCE = 4  # files that are removed
 
 Stored = tuple[str, int, bytes]
@@ -168,8 +167,8 @@ class Snapshots:
             self._settled(min(facts, key=lambda known: known["step"]))
 
     def _manifests(self) -> list[int]:
-        names = (_MANIFEST.fullmatch(path.name) for path in self._folder.iterdir())
-        return [int(name[1]) for name in names if name]
+        names = (path.stem.removeprefix("manifest-") for path in self._folder.glob(_MANIFESTS))
+        return [int(number) for number in names if number.isdecimal()]
 
 
 def _remove(path: Path, *, overwrite: bool) -> None:
